@@ -76,16 +76,7 @@ _CONSUMER_STEPS = ("celery_dlq.worker.bootsteps:TickStep",)
 
 
 class Assembly:
-    """One app's settings, events and backend, and the parts made from them.
-
-    Args:
-        app: The Celery app.
-        clock: Returns the present, aware UTC.
-
-    Attributes:
-        events: Receives what happens in this process.
-        measuring: Counts what operators do in this process.
-    """
+    """One app's settings, events and backend, and the parts made from them."""
 
     def __init__(self, app: Any, clock: Clock) -> None:
         self.app = app
@@ -158,11 +149,7 @@ class Assembly:
                 self._backend = self._backend.separate()
 
     def validate(self) -> None:
-        """Check all settings and the policies of all registered tasks.
-
-        Raises:
-            SettingsError: A setting or policy is wrong; the message names it.
-        """
+        """Check all settings and the policies of all registered tasks."""
         self._settings = None  # as they are now, e.g. in a test that changed them
         settings, table = self.settings, self._policy_table()
         check_broker_url(self.app.conf.broker_read_url)
@@ -428,17 +415,7 @@ class Assembly:
     # -- for workers --------------------------------------------------------------
 
     def make_guard(self, *, hostname: str, pid: int, flags_redelivery: bool) -> Guard:
-        """Make the guard of one worker, and check its store.
-
-        Args:
-            hostname: Node name of the worker.
-            pid: Process id of the worker's main process.
-            flags_redelivery: True if the broker marks redelivered messages.
-
-        Raises:
-            SettingsError: A setting is wrong, or the store's password, permissions or version.
-            StoreUnavailable: The store is away, and ``dlq_start`` is ``refuse``.
-        """
+        """Make the guard of one worker, and check its store."""
         from celery_dlq.contrib import sentry
         from celery_dlq.operations.publisher import broker_name
         from celery_dlq.operations.retention import Retention
@@ -598,12 +575,7 @@ class Assembly:
         backend: Backend,
         warnings: Callable[[ServerMemory], Sequence[str]] | None = None,
     ) -> MemoryLimit:
-        """What keeps letters from filling Redis; on another store, it does nothing.
-
-        Args:
-            backend: Reads the memory.
-            warnings: Returns what to warn of at the first reading.
-        """
+        """What keeps letters from filling Redis; on another store, it does nothing."""
         from celery_dlq.worker.memory_limit import MemoryLimit
 
         share = self.settings.memory_limit if self.settings.store == "redis" else 0.0
@@ -624,16 +596,7 @@ class Assembly:
         return ReliableFetch(self.settings, options)
 
     def make_adopters(self, consumed: Iterable[str], *, hostname: str, pid: int) -> list[Adopter]:
-        """Make the adopters of the setting ``dlq_adopt``; they have their own connections.
-
-        Args:
-            consumed: The queues that the worker consumes.
-            hostname: Node name of the worker.
-            pid: Process id of the worker's main process.
-
-        Raises:
-            SettingsError: The worker consumes a queue of ``dlq_adopt``.
-        """
+        """Make the adopters of the setting ``dlq_adopt``; they have their own connections."""
         from celery_dlq.adopt.run import consumed_already
 
         orders = self.settings.adopt
@@ -700,11 +663,7 @@ class Assembly:
         return ExchangeOutbox(backend.outbox, targets) if targets.exchanges() else None
 
     def exchange_publisher(self) -> ExchangePublisher | None:
-        """The publisher of letters to exchanges; ``None`` if no policy names an exchange.
-
-        Raises:
-            SettingsError: Two policies give one exchange different types.
-        """
+        """The publisher of letters to exchanges; ``None`` if no policy names an exchange."""
         from celery_dlq.dlx.publisher import ExchangePublisher, Targets
 
         with self._lock:
@@ -726,11 +685,7 @@ class Assembly:
             warn_of_exceptions(where, policy)
 
     def check_exchanges(self) -> None:
-        """Check that the broker's exchanges and queues match the policies.
-
-        Raises:
-            SettingsError: One does not; the message names it and what the broker has.
-        """
+        """Check that the broker's exchanges and queues match the policies."""
         publisher = self.exchange_publisher()
         try:
             if publisher is not None:
@@ -764,15 +719,7 @@ class Assembly:
 
 
 def backend_for(settings: Settings, app: Any) -> Backend:
-    """Make the backend that the settings name; nothing is sent yet.
-
-    Args:
-        settings: The checked settings.
-        app: The Celery app; its broker keeps the letters if ``dlq_url`` is not set.
-
-    Raises:
-        SettingsError: No usable URL is set, or the broker cannot keep letters.
-    """
+    """Make the backend that the settings name; nothing is sent yet."""
     if settings.store == "memory":
         from celery_dlq.backends.memory import MemoryBackend
 
@@ -840,11 +787,7 @@ def _trimming(
 
 
 def _check_consumed(table: PolicyTable, queues: Iterable[str]) -> None:
-    """Refuse to take letters for tasks.
-
-    Raises:
-        SettingsError: One of the queues is a dead-letter queue on the broker.
-    """
+    """Refuse to take letters for tasks."""
     for queue in queues:
         if table.is_dead_letter_queue(queue):
             raise SettingsError(

@@ -36,22 +36,15 @@ MAX_EQUAL = 10_000
 
 @dataclass(slots=True)
 class AdoptReport:
-    """Result of adopting the messages of one queue.
+    """Result of adopting the messages of one queue."""
 
-    Attributes:
-        queue: The queue that was emptied.
-        adopted: New letters.
-        known: Messages whose letter was already stored; only removed from the queue.
-        maybe_twice: Of the new letters, how many are of messages without an id that were delivered
-            before and equal an earlier letter: copies, if an adoption was killed.
-        by_queue: New letters by dead-letter queue.
-    """
-
-    queue: str
-    adopted: int = 0
-    known: int = 0
+    queue: str  # The queue that was emptied
+    adopted: int = 0  # New letters
+    known: int = 0  # Messages whose letter was already stored; only removed from the queue
+    # Of the new letters, how many are of messages without an id that were delivered before and
+    # equal an earlier letter: copies, if an adoption was killed
     maybe_twice: int = 0
-    by_queue: Counter[str] = field(default_factory=Counter)
+    by_queue: Counter[str] = field(default_factory=Counter)  # New letters by dead-letter queue
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names."""
@@ -65,19 +58,7 @@ class AdoptReport:
 
 
 class Adopter:
-    """Adopts the messages of one queue.
-
-    Args:
-        queue: Its name.
-        source: Takes its messages.
-        adoption: Makes their letters.
-        store: Keeps letters.
-        counter: Has the counts of the messages, which end with their letters.
-        outbox: Keeps entries for dead-letter exchanges; ``None`` if no policy names one.
-        limit: Decides if the store has room.
-        clock: Returns the current time, aware UTC.
-        adopted: Called with every new letter, and true if its group was resolved until then.
-    """
+    """Adopts the messages of one queue."""
 
     def __init__(
         self,
@@ -104,16 +85,7 @@ class Adopter:
         self._equal: MutableMapping[str, tuple[int, bool]] = LRUCache(MAX_EQUAL)  # type: ignore[no-untyped-call]
 
     def drain(self, most: int | None = None) -> int:
-        """Adopt until the queue is empty, or ``most`` messages were adopted.
-
-        Returns:
-            The number of messages removed from the queue.
-
-        Raises:
-            NotFound: There is no such queue.
-            BrokerUnavailable: The broker is down.
-            StoreUnavailable: The store is down or has no room; the message stays in its queue.
-        """
+        """Adopt until the queue is empty, or ``most`` messages were adopted."""
         self._limit.tick()
         count = 0
         while most is None or count < most:
@@ -170,12 +142,7 @@ class Adopter:
 
 
 def follow(adopters: Sequence[Adopter], stop: threading.Event) -> None:
-    """Adopt until stopped; errors of a queue, the broker or the store are logged and retried.
-
-    Args:
-        adopters: One per queue; they take turns.
-        stop: Ends the loop.
-    """
+    """Adopt until stopped; errors of a queue, the broker or the store are logged and retried."""
     rests = [_Rest() for _ in adopters]
     while not stop.is_set():
         busy = False

@@ -40,15 +40,10 @@ _TRAVEL_HEADERS = ("redelivered", "x-delivery-count", "x-acquired-count")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Identity of a message.
+    """Identity of a message."""
 
-    Attributes:
-        task_id: The task's id, the message's id, or a hash of the content.
-        certain: True for an id. If not, only a number distinguishes equal messages.
-    """
-
-    task_id: str
-    certain: bool
+    task_id: str  # The task's id, the message's id, or a hash of the content
+    certain: bool  # True for an id. If not, only a number distinguishes equal messages
 
     def numbered(self, number: int) -> Identity:
         """The identity of the next message with equal content; 0 is the first."""
@@ -56,19 +51,7 @@ class Identity:
 
 
 class Adoption:
-    """Makes letters of the messages of one queue.
-
-    Args:
-        app: The Celery app, for its queues and tasks.
-        policies: The app's queue policies.
-        queue: The queue that is emptied, e.g. ``orders.dead``.
-        target: The dead-letter queue of all its letters; ``None`` for that of each
-            message's own source queue.
-        counter: Has the deliveries that workers counted before the broker ended the message.
-        hostname: Name of the worker or host that adopts.
-        pid: Process id of the adopter.
-        redaction: Masks the letters' descriptive fields.
-    """
+    """Makes letters of the messages of one queue."""
 
     def __init__(
         self,
@@ -109,19 +92,7 @@ class Adoption:
     def letter(
         self, message: Any, identity: Identity, now: datetime
     ) -> tuple[DeadLetter, MessageKey, MessageKey]:
-        """Make the letter of a message, however malformed the message is.
-
-        Returns:
-            The letter, its key, and the key under which workers counted the message.
-
-        Args:
-            message: The kombu message.
-            identity: Its `identity`.
-            now: The current time, aware UTC.
-
-        Raises:
-            StoreUnavailable: The store does not answer.
-        """
+        """Make the letter of a message, however malformed the message is."""
         try:
             return self._letter(message, identity, now)
         except StoreUnavailable:

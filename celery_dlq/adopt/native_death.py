@@ -36,25 +36,18 @@ _DELAY_QUEUE = re.compile(r"(?:^|_)celery_delayed_\d+$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeDeath:
-    """A death as the broker reports it.
+    """A death as the broker reports it."""
 
-    Attributes:
-        queue: Queue of the first death, without Celery's delay queues; ``None`` if unknown.
-        sqs_queue: Name in SQS of the queue that SQS moved it from; ``None`` if unknown.
-        reason: The broker's reason for the last death, e.g. ``expired``; ``None`` if unknown.
-        at: Time of the last death, aware UTC; ``None`` if unknown.
-        deliveries: The broker's receive count; 0 if it does not count.
-        history: The whole record as JSON text; ``None`` if there is none.
-        readable: True if the history has the shape that the broker documents.
-    """
-
+    # Queue of the first death, without Celery's delay queues; `None` if unknown
     queue: str | None = None
+    # Name in SQS of the queue that SQS moved it from; `None` if unknown
     sqs_queue: str | None = None
+    # The broker's reason for the last death, e.g. `expired`; `None` if unknown
     reason: str | None = None
-    at: datetime | None = None
-    deliveries: int = 0
-    history: str | None = None
-    readable: bool = True
+    at: datetime | None = None  # Time of the last death, aware UTC; `None` if unknown
+    deliveries: int = 0  # The broker's receive count; 0 if it does not count
+    history: str | None = None  # The whole record as JSON text; `None` if there is none
+    readable: bool = True  # True if the history has the shape that the broker documents
 
     @property
     def words(self) -> str:
@@ -71,12 +64,7 @@ class NativeDeath:
 
 
 def native_death(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> NativeDeath:
-    """Read a broker's record of a message's death; never raises.
-
-    Args:
-        headers: The message's headers.
-        properties: Its properties.
-    """
+    """Read a broker's record of a message's death; never raises."""
     said = {name: headers[name] for name in _DEATH_HEADERS if name in headers}
     return _from_rabbitmq(said) if said else _from_sqs(properties)
 

@@ -22,15 +22,7 @@ logger = get_logger("celery_dlq.adopt")
 
 
 class AdoptRun:
-    """Adopts for an operator.
-
-    Args:
-        settings: The checked settings.
-        backend: Keeps letters, workers and the audit.
-        make_adopter: Makes the adopter of a queue and its dead-letter queue.
-        publisher: Makes the publisher to dead-letter exchanges, if a policy names one.
-        clock: Returns the current time, aware UTC.
-    """
+    """Adopts for an operator."""
 
     def __init__(
         self,
@@ -59,20 +51,6 @@ class AdoptRun:
 
         A letter is stored before its message is acknowledged; once, however often the message is
         redelivered, if it has an id. Of messages without one, equal letters may be copies.
-
-        Args:
-            queue: The broker's queue of dead messages; on Redis a list.
-            dead_letter_queue: Dead-letter queue of all letters; ``None`` for that of each
-                message's own queue.
-            follow: True to continue until ``KeyboardInterrupt``; errors are logged and retried.
-            limit: Maximum number of messages; ``None`` for all. Ignored with ``follow``.
-            progress: Called with the number of letters stored.
-
-        Raises:
-            SettingsError: The queue is one whose tasks are guarded, or that a worker consumes.
-            NotFound: The broker has no such queue.
-            BrokerUnavailable: The broker is down.
-            StoreUnavailable: The store is down.
         """
         from celery_dlq.adopt.adopter import follow as follow_queues  # noqa: PLC0415 - publishers import this module
 
@@ -134,13 +112,7 @@ class AdoptRun:
 
 
 def consumed_already(queue: str, hostname: str, *, by: str) -> SettingsError:
-    """Make the error for a queue that a worker consumes.
-
-    Args:
-        queue: Its name.
-        hostname: The worker that consumes it.
-        by: The setting or command that names it.
-    """
+    """Make the error for a queue that a worker consumes."""
     return SettingsError(
         f"expected {by} to name a queue of messages that are dead, got {queue!r}, which worker "
         f"{hostname} consumes; all its tasks would become letters"

@@ -27,19 +27,13 @@ _CONNECT: dict[str, Any] = {"max_retries": 3, "interval_start": 0.2, "interval_s
 
 @dataclass(frozen=True, slots=True)
 class TakenMessage:
-    """A message of a queue.
+    """A message of a queue."""
 
-    Attributes:
-        message: The kombu message.
-        fresh: True if it was never delivered before, so it has no letter yet. False proves nothing.
-        entry: Its bytes in a Redis list.
-        key: The key of that list.
-    """
-
-    message: Any
+    message: Any  # The kombu message
+    # True if it was never delivered before, so it has no letter yet. False proves nothing
     fresh: bool = False
-    entry: bytes = b""
-    key: str = ""
+    entry: bytes = b""  # Its bytes in a Redis list
+    key: str = ""  # The key of that list
 
 
 class Source(Protocol):
@@ -65,12 +59,7 @@ def source_of(app: Any, queue: str) -> Source:
 
 
 class BrokerQueue:
-    """A queue that kombu reads.
-
-    Args:
-        connection: A connection that is not shared.
-        queue: Its name.
-    """
+    """A queue that kombu reads."""
 
     def __init__(self, connection: Any, queue: str) -> None:
         self._connection = connection
@@ -123,12 +112,7 @@ class BrokerQueue:
 
 
 class SqsQueue(BrokerQueue):
-    """A queue of Amazon SQS; a message that kombu cannot read is taken, too.
-
-    Args:
-        connection: A connection that is not shared.
-        queue: Its name, without the prefix of ``queue_name_prefix``.
-    """
+    """A queue of Amazon SQS; a message that kombu cannot read is taken, too."""
 
     def __init__(self, connection: Any, queue: str) -> None:
         from celery_dlq.transport.sqs import receiving  # noqa: PLC0415 - only users of SQS have it
@@ -151,12 +135,7 @@ class SqsQueue(BrokerQueue):
 
 
 class RedisList:
-    """A list in Redis, filled by kombu or by another program.
-
-    Args:
-        connection: A connection that is not shared.
-        queue: Its name.
-    """
+    """A list in Redis, filled by kombu or by another program."""
 
     def __init__(self, connection: Any, queue: str) -> None:
         self._connection = connection

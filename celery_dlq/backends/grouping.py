@@ -21,15 +21,7 @@ def groups_of(
     most: int | None,
     by: GroupOrder,
 ) -> list[Group]:
-    """Group letters by their fingerprints.
-
-    Args:
-        letters: With the times of storing, in their order; the last letter of a group describes
-            it.
-        now: The current time by the same clock.
-        most: Maximum number of groups; ``None`` for all.
-        by: Their order.
-    """
+    """Group letters by their fingerprints."""
     groups: dict[str, Group] = {}
     hours: dict[str, Counter[int]] = {}
     recent: dict[str, Counter[int]] = {}

@@ -60,12 +60,7 @@ def chosen(
     *,
     everything: bool,
 ) -> LetterFilter:
-    """The filter of a command that changes letters: IDs, filter options, or ``--all``.
-
-    Raises:
-        UsageError: None of them was given.
-        NotFound: No letter has one of the IDs.
-    """
+    """The filter of a command that changes letters: IDs, filter options, or ``--all``."""
     where = letter_filter(fields, letter_ids)
     if not where and not everything:
         raise click.UsageError(

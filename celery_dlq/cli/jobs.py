@@ -102,18 +102,7 @@ def in_background(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Hand an operation on many letters to another process.
-
-    Args:
-        ctx: The command.
-        kind: The kind of the job.
-        queue: The dead-letter queue.
-        where: The letters.
-        how: The options of the operation.
-        start_at: Returns when it may start; ``None``: at once. A wrong time is refused first.
-        yes: True if nobody is asked.
-        as_json: True for a program.
-    """
+    """Hand an operation on many letters to another process."""
     dead_letters = dead_letters_of(ctx)
     if start_at is not None:
         now = dead_letters.job_store.now()

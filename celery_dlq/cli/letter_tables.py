@@ -43,17 +43,11 @@ _LETHAL = frozenset({"max_deliveries_exceeded", "worker_lost", "time_limit_excee
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
-    """An entry of a queue that is not a letter.
+    """An entry of a queue that is not a letter."""
 
-    Attributes:
-        position: Its place, by which it can be shown and discarded.
-        error: What is wrong with it.
-        fields: Names and values, as far as they can be shown.
-    """
-
-    position: str
-    error: str
-    fields: dict[str, str]
+    position: str  # Its place, by which it can be shown and discarded
+    error: str  # What is wrong with it
+    fields: dict[str, str]  # Names and values, as far as they can be shown
 
 
 def queues(console: Console, summaries: Sequence[QueueSummary]) -> None:

@@ -102,12 +102,7 @@ def letters_text(count: int) -> str:
 
 
 class Count:
-    """A count on the screen; called with the number of letters to add.
-
-    Args:
-        progress: Shows it; ``None`` where there is no terminal.
-        task: Its line of the progress.
-    """
+    """A count on the screen; called with the number of letters to add."""
 
     def __init__(self, progress: Progress | None = None, task: TaskID | None = None) -> None:
         self._progress = progress

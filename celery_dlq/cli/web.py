@@ -102,12 +102,7 @@ def web(ctx: click.Context, /, **options: Any) -> None:
 
 
 def _check(options: dict[str, Any], *, loopback: bool) -> None:
-    """Refuse what cannot be meant.
-
-    Raises:
-        UsageError: Options contradict each other.
-        DLQError: Others could reach the pages without saying who they are.
-    """
+    """Refuse what cannot be meant."""
     if options["auth_file"] and options["trusted_header"]:
         raise click.UsageError("take --auth-file or --trusted-header, not both")
     if options["trusted_header"] and not options["trusted_proxy"]:
@@ -120,11 +115,7 @@ def _check(options: dict[str, Any], *, loopback: bool) -> None:
 
 
 def _check_root_path(path: str, routes: Routes) -> None:
-    """Refuse a path that is also one of a page: with a proxy that removes it, neither is known.
-
-    Raises:
-        UsageError: It is, or it is no path.
-    """
+    """Refuse a path that is also one of a page: with a proxy that removes it, neither is known."""
     first = path.strip("/").partition("/")[0]
     if path and (
         not path.startswith("/") or first in {one.pattern.split("/")[1] for one in routes.all}

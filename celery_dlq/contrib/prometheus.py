@@ -44,13 +44,7 @@ class Queues(Protocol):
 
 
 class Collector:
-    """Reads the store at every scrape; ``celery_dlq_up`` is 0 if it does not answer.
-
-    Args:
-        queues: Lists the dead-letter queues, and knows the memory of Redis.
-        store: Keeps the counts of all processes.
-        clock: Returns the present, aware UTC.
-    """
+    """Reads the store at every scrape; ``celery_dlq_up`` is 0 if it does not answer."""
 
     def __init__(self, queues: Queues, store: MetricsStore, clock: Clock) -> None:
         self._queues = queues
@@ -89,15 +83,7 @@ class Collector:
 
 
 def serve(collector: Collector, *, port: int, address: str) -> Any:
-    """Serve ``/metrics`` in a thread.
-
-    Returns:
-        The server; its ``server_port`` is the port, ``shutdown()`` ends it.
-
-    Raises:
-        MissingExtra: prometheus-client is not installed.
-        DLQError: The port is taken, or the address is not one of this machine.
-    """
+    """Serve ``/metrics`` in a thread."""
     try:
         from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415
     except ImportError as exc:

@@ -71,13 +71,7 @@ def event_id_of(letter: DeadLetter) -> str:
 
 
 class SentryReporter:
-    """Marks letters that will be reported, and reports them once they are stored.
-
-    Args:
-        reports: Decides which letters to report, for all workers together.
-        redaction: Masks what Sentry gets.
-        used_up: Returns text if the message of a letter is redriven no more by its policy.
-    """
+    """Marks letters that will be reported, and reports them once they are stored."""
 
     def __init__(
         self,
@@ -149,13 +143,6 @@ class SentryDeduplicator:
     """Drops events of Sentry's integrations that would duplicate a report.
 
     Made in the worker's main process before the pool starts, so that pool processes inherit it.
-
-    Args:
-        keeps: Returns true if a failure, given as task, ``delivery_info`` and ``exc_info``,
-            will be a letter.
-        handling: Returns true while Celery handles the end of a guarded delivery.
-        instead: Drop CeleryIntegration's event of such a failure, and the events that Sentry's
-            logging integration makes from Celery's log lines about it.
     """
 
     def __init__(self, keeps: Keeps, handling: Callable[[], bool], *, instead: bool) -> None:
@@ -206,11 +193,7 @@ class SentryDeduplicator:
 
 
 class RateLimit:
-    """Passes one log line per template and minute.
-
-    Args:
-        clock: Monotonic seconds.
-    """
+    """Passes one log line per template and minute."""
 
     _PAUSE_SECONDS = 60.0
     MAX_TEMPLATES = 200
@@ -288,13 +271,7 @@ def _carry_event_id(sender: Any = None, einfo: Any = None, **_: Any) -> None:
 
 
 def event_of(letter: DeadLetter, report: Report, *, with_values: bool) -> dict[str, Any]:
-    """The Sentry event of a letter and its group.
-
-    Args:
-        letter: The letter.
-        report: The reason of the report.
-        with_values: Include arguments and body.
-    """
+    """The Sentry event of a letter and its group."""
     event: dict[str, Any] = {
         "event_id": letter.sentry_event_id,
         "timestamp": letter.dead_lettered_at,

@@ -27,21 +27,13 @@ _ASKED_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayedMessage:
-    """A message that is not to be executed yet.
+    """A message that is not to be executed yet."""
 
-    Attributes:
-        task_id: Its task.
-        task_name: The name of the task.
-        eta: When it may be executed, aware UTC.
-        place: ``queue``: no worker has it yet. ``worker``: a worker holds it.
-        worker: That worker, if it said so.
-    """
-
-    task_id: str
-    task_name: str
-    eta: datetime
-    place: str
-    worker: str | None = None
+    task_id: str  # Its task
+    task_name: str  # The name of the task
+    eta: datetime  # When it may be executed, aware UTC
+    place: str  # `queue`: no worker has it yet. `worker`: a worker holds it
+    worker: str | None = None  # That worker, if it said so
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names."""
@@ -50,19 +42,13 @@ class DelayedMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayedMessages:
-    """The messages of one queue that wait for their time.
+    """The messages of one queue that wait for their time."""
 
-    Attributes:
-        messages: Those that are due first.
-        total: Number of messages that were seen.
-        levels: Number of messages by delay queue of RabbitMQ, of all queues together.
-        unseen: What could not be seen, and why.
-    """
-
-    messages: tuple[DelayedMessage, ...]
-    total: int
+    messages: tuple[DelayedMessage, ...]  # Those that are due first
+    total: int  # Number of messages that were seen
+    # Number of messages by delay queue of RabbitMQ, of all queues together
     levels: Mapping[str, int]
-    unseen: tuple[str, ...]
+    unseen: tuple[str, ...]  # What could not be seen, and why
 
     def to_json(self) -> Iterator[dict[str, Any]]:
         """One JSON-ready mapping for each message, each delay queue, and each thing unseen."""
@@ -73,13 +59,7 @@ class DelayedMessages:
 
 
 class DelayedRun:
-    """Lists delayed messages; see `DeadLetters.delayed`.
-
-    Args:
-        app: The Celery app.
-        queues: Returns the queues that are known.
-        now: Returns the present, aware UTC.
-    """
+    """Lists delayed messages; see `DeadLetters.delayed`."""
 
     def __init__(
         self, app: Any, queues: Callable[[], frozenset[str]], now: Callable[[], datetime]

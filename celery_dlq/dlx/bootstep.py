@@ -48,12 +48,7 @@ class PublishStep(ThreadStep):
 
 
 def publish(publisher: ExchangePublisher, stop: threading.Event) -> None:
-    """Publish until stopped; errors of the broker or the store are logged and retried.
-
-    Args:
-        publisher: Publishes.
-        stop: Ends the loop; set ``publisher.wake`` too, to end it at once.
-    """
+    """Publish until stopped; errors of the broker or the store are logged and retried."""
     rest, swept_at = 1.0, -SWEEP_SECONDS
     while True:
         try:

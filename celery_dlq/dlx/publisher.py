@@ -64,12 +64,7 @@ class _Refused(BrokerUnavailable):
 
 
 class Targets:
-    """Maps letters to exchanges.
-
-    Args:
-        app: The Celery app, for the policies of its tasks.
-        policies: Its queue policies.
-    """
+    """Maps letters to exchanges."""
 
     def __init__(self, app: Any, policies: PolicyTable) -> None:
         self._app = app
@@ -91,11 +86,7 @@ class Targets:
         )
 
     def exchanges(self) -> dict[str, DeadLetterExchange]:
-        """All exchanges of all policies, by name.
-
-        Raises:
-            SettingsError: Two policies name one exchange with two types.
-        """
+        """All exchanges of all policies, by name."""
         found: dict[str, tuple[str, DeadLetterExchange]] = {}
         for where, policy in self._named():
             exchange = policy.dead_letter_exchange
@@ -110,11 +101,7 @@ class Targets:
         return {name: exchange for name, (_where, exchange) in found.items()}
 
     def queues_by_name(self) -> list[tuple[str, str]]:
-        """Queues to publish to by the default exchange, each with the policy that names it.
-
-        Raises:
-            SettingsError: A policy names no queue, or a queue that has a policy itself.
-        """
+        """Queues to publish to by the default exchange, each with the policy that names it."""
         found = []
         for where, policy in self._named():
             if not policy.dead_letter_exchange or policy.dead_letter_exchange.name:
@@ -139,12 +126,7 @@ class Targets:
 
 
 class ExchangeOutbox:
-    """The `LetterOutbox` of all policies that name an exchange.
-
-    Args:
-        outbox: Keeps the entries.
-        targets: Maps letters to exchanges.
-    """
+    """The `LetterOutbox` of all policies that name an exchange."""
 
     def __init__(self, outbox: Outbox, targets: Targets) -> None:
         self._outbox = outbox
@@ -158,13 +140,7 @@ class ExchangeOutbox:
 
 
 class ExchangePublisher:
-    """Publishes the letters of outbox entries.
-
-    Args:
-        app: The Celery app; its broker has the exchanges.
-        backend: Keeps letters and entries; not shared, because the publisher runs in a thread.
-        targets: Maps letters to exchanges.
-    """
+    """Publishes the letters of outbox entries."""
 
     def __init__(self, app: Any, backend: Backend, targets: Targets) -> None:
         self.backend = backend
@@ -182,13 +158,7 @@ class ExchangePublisher:
         self.wake = threading.Event()
 
     def check(self) -> None:
-        """Declare all exchanges, and check that the queues of the default exchange exist.
-
-        Raises:
-            SettingsError: The broker has an exchange of that name with another type, refuses
-                it, or has no such queue.
-            BrokerUnavailable: The broker is down.
-        """
+        """Declare all exchanges, and check that the queues of the default exchange exist."""
         exchanges, queues = self._targets.exchanges(), self._targets.queues_by_name()
         if not exchanges:
             return
@@ -215,15 +185,7 @@ class ExchangePublisher:
             self._deliver(self._new.pop())
 
     def deliver(self, dead_letter_queues: Iterable[str] | None = None) -> None:
-        """Publish all entries that are due.
-
-        Args:
-            dead_letter_queues: Only entries of these queues; ``None`` for all.
-
-        Raises:
-            BrokerUnavailable: The broker does not accept a letter; its entry and the rest stay.
-            StoreUnavailable: The store is down.
-        """
+        """Publish all entries that are due."""
         names = self._store.names() if dead_letter_queues is None else [*dead_letter_queues]
         for name in self._outbox.holding(names):
             self._deliver(name)

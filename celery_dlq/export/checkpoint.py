@@ -40,31 +40,21 @@ _START = "0-0"
 
 @dataclass(slots=True)
 class Checkpoint:
-    """The progress of one queue's export.
+    """The progress of one queue's export."""
 
-    Attributes:
-        destination: The folder that keeps the checkpoint.
-        queue: The dead-letter queue.
-        position: Letters up to this position are in the files, each once.
-        intent: Last position of the files that are being put in place; ``None``: there are none.
-        since: The filter's ``since`` of the intent, in microseconds since 1970.
-        trimmed: Letters up to this position were removed from the queue.
-        store: The id of the store that gave the positions.
-        generation: How often the queue was begun again; a part of the names of files.
-        compared: Letters up to the second position are looked for in the files of earlier
-            generations that end after the first one.
-        leases: The store's copy, written first, so that exports of other machines stay out.
-    """
-
-    destination: Destination
-    queue: str
-    position: str | None = None
+    destination: Destination  # The folder that keeps the checkpoint
+    queue: str  # The dead-letter queue
+    position: str | None = None  # Letters up to this position are in the files, each once
+    # Last position of the files that are being put in place; `None`: there are none
     intent: str | None = None
-    since: int | None = None
-    trimmed: str | None = None
-    store: str | None = None
-    generation: int = 0
+    since: int | None = None  # The filter's `since` of the intent, in microseconds since 1970
+    trimmed: str | None = None  # Letters up to this position were removed from the queue
+    store: str | None = None  # The id of the store that gave the positions
+    generation: int = 0  # How often the queue was begun again; a part of the names of files
+    # Letters up to the second position are looked for in the files of earlier generations that
+    # end after the first one
     compared: Sequence[str] | None = None
+    # The store's copy, written first, so that exports of other machines stay out
     leases: ExportLeases | None = None
 
     @classmethod
@@ -75,22 +65,7 @@ class Checkpoint:
         leases: ExportLeases | None,
         noted: Callable[[], str | None],
     ) -> tuple[Checkpoint, Checkpoint | None]:
-        """Acquire the queue's lease, and return the later checkpoint of store and folder.
-
-        Args:
-            destination: The folder.
-            queue: The dead-letter queue.
-            leases: Those of this run; ``None``: the store keeps no state.
-            noted: Returns where the last export of all letters to any folder ended, as the store
-                knows it.
-
-        Returns:
-            The checkpoint; and another one to `begin_again` at if the store does not know what
-            the folder has.
-
-        Raises:
-            ExportError: Another export holds the lease, or the checkpoint's file is not one.
-        """
+        """Acquire the queue's lease, and return the later checkpoint of store and folder."""
         stored = None if leases is None else leases.take(queue)
         found = cls.read(destination, queue)
         if leases is None:
@@ -117,11 +92,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, destination: Destination, queue: str) -> Checkpoint:
-        """The checkpoint in the folder; a new one at the beginning if there is none.
-
-        Raises:
-            ExportError: The checkpoint's file is not one.
-        """
+        """The checkpoint in the folder; a new one at the beginning if there is none."""
         state = _load(destination, _place(queue))
         if state is None:
             return cls(destination, queue)
@@ -157,12 +128,7 @@ class Checkpoint:
         return ordered(self.position or _START) < ordered(self.compared[1])
 
     def begin_again(self, known: Checkpoint | None, end: str | None) -> None:
-        """Begin a new generation, in which no letter of the files is written again.
-
-        Args:
-            known: The store's copy, if it is older; ``None``: nothing is known of the queue.
-            end: Where the queue ends.
-        """
+        """Begin a new generation, in which no letter of the files is written again."""
         first = None if known is None or known.comparing else known.position
         until = max((self.last or _START, end or _START), key=ordered)
         self.generation += 1
@@ -219,21 +185,6 @@ def agree(
 
     A checkpoint means "all letters up to this position are exported". After a change of the
     filter, the letters that the first filter left out would be missing without a trace.
-
-    Args:
-        destination: The folder.
-        where: The filter. ``since`` may become later; ``until`` only ends a run.
-        redacted: The redacted paths and the key's id; JSON-ready, no secrets.
-        of: The kind of rows, if they are not letters.
-        store: The id of the store; ``None``: it has none.
-        take_over: The folder may be another store's, and is this one's from now on.
-
-    Returns:
-        The folder's random id.
-
-    Raises:
-        ExportError: The folder has another filter, redaction or kind of rows, or is of another
-            store.
     """
     now: dict[str, Any] = {
         "where": _identity(where),

@@ -46,16 +46,7 @@ _UPLOADS = frozenset(
 
 
 class Destination:
-    """A folder that letters are exported to.
-
-    Args:
-        place: A local path, or a URL such as ``s3://bucket/letters``.
-        filesystem: A file system of pyarrow or fsspec that ``place`` is a path in; ``None``:
-            derived from ``place``.
-
-    Raises:
-        ExportError: The URL cannot be used.
-    """
+    """A folder that letters are exported to."""
 
     def __init__(self, place: str | Path, filesystem: Any | None = None) -> None:
         self.name = shown(place)
@@ -88,9 +79,6 @@ class Destination:
         """Lock the folder on this machine: two exports could write a letter twice.
 
         `celery_dlq.export.lease` keeps other machines out.
-
-        Raises:
-            ExportError: Another export is writing there, or the folder is not an export's.
         """
         self._check_ours()
         with self._lock_file().open("a") as lock:
@@ -151,11 +139,7 @@ class Destination:
         return sorted(info.path[cut:] for info in self._fs.get_file_info(below) if info.is_file)
 
     def copy_letters(self, folder: Path) -> int:
-        """Copy the files of letters, and nothing else, to a local folder; return their number.
-
-        Raises:
-            ExportError: They cannot be read.
-        """
+        """Copy the files of letters, and nothing else, to a local folder; return their number."""
         try:
             names = [name for name in self.files("") if _LETTERS.fullmatch(name)]
             for name in names:
@@ -237,12 +221,7 @@ class Destination:
 
 
 class Draft:
-    """A file that is being written.
-
-    Args:
-        filesystem: The file system it is written to.
-        path: Its path there.
-    """
+    """A file that is being written."""
 
     def __init__(self, filesystem: Any, path: str) -> None:
         self._fs = filesystem

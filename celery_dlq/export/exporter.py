@@ -59,34 +59,25 @@ Progress = Callable[[int], None]
 
 @dataclass(slots=True)
 class ExportReport:
-    """The result of an export.
+    """The result of an export."""
 
-    Attributes:
-        destination: The folder, without credentials.
-        letters: Letters written by this run.
-        files: Files written by this run.
-        bytes: Their size.
-        by_queue: Letters written, by dead-letter queue.
-        trimmed: Letters removed from their queues after their files were read back.
-        unreadable: Entries that are not letters or cannot be read: they are left out of the
-            files and stay in their queue.
-        unreadable_at: The first `MAX_LISTED_ENTRIES` of them, as ``queue position``.
-        waiting: Queues with letters that died at or after ``until``; a later run exports them.
-        compared: Queues that were read again, because the store came back from a snapshot, was
-            replaced, or took the folder over; letters that the files have were left out.
-        foreign: Names in the folder that no export made; some readers fail on them.
-    """
-
-    destination: str
-    letters: int = 0
-    files: int = 0
-    bytes: int = 0
-    by_queue: dict[str, int] = field(default_factory=dict)
-    trimmed: int = 0
+    destination: str  # The folder, without credentials
+    letters: int = 0  # Letters written by this run
+    files: int = 0  # Files written by this run
+    bytes: int = 0  # Their size
+    by_queue: dict[str, int] = field(default_factory=dict)  # Letters written, by dead-letter queue
+    trimmed: int = 0  # Letters removed from their queues after their files were read back
+    # Entries that are not letters or cannot be read: they are left out of the files and stay in
+    # their queue
     unreadable: int = 0
+    # The first `MAX_LISTED_ENTRIES` of them, as `queue position`
     unreadable_at: list[str] = field(default_factory=list)
+    # Queues with letters that died at or after `until`; a later run exports them
     waiting: list[str] = field(default_factory=list)
+    # Queues that were read again, because the store came back from a snapshot, was replaced, or
+    # took the folder over; letters that the files have were left out
     compared: list[str] = field(default_factory=list)
+    # Names in the folder that no export made; some readers fail on them
     foreign: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -110,17 +101,11 @@ class ExportReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rolling:
-    """The limits at which files are closed and put in place, whichever is reached first.
+    """The limits at which files are closed and put in place, whichever is reached first."""
 
-    Attributes:
-        rows: Letters in one range.
-        bytes: Their bytes before compression.
-        seconds: Time since the range was begun; used only by `ParquetExport.follow`.
-    """
-
-    rows: int = 500_000
-    bytes: int = 256 * 1024 * 1024
-    seconds: float = 60.0
+    rows: int = 500_000  # Letters in one range
+    bytes: int = 256 * 1024 * 1024  # Their bytes before compression
+    seconds: float = 60.0  # Time since the range was begun; used only by `ParquetExport.follow`
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -131,20 +116,7 @@ class Rolling:
 
 
 class ParquetExport:
-    """Writes the new letters of a store to a folder.
-
-    Args:
-        store: The store of the letters.
-        destination: A local folder, made if it is missing; or a URL.
-        where: Selects letters; ``None`` for all.
-        rolling: The limits at which files are closed.
-        redaction: Replaces values; ``None`` for none.
-        filesystem: The file system that the destination is a path in; ``None``: derived from it.
-        of: The kind of rows, if they are not letters; a folder holds one kind only.
-        trimmed: Called with a queue and the number of letters removed from it after their
-            files were read back; ``None`` removes nothing.
-        take_over: Also export to a folder of another store, which is this one's from now on.
-    """
+    """Writes the new letters of a store to a folder."""
 
     def __init__(
         self,
@@ -194,9 +166,6 @@ class ParquetExport:
         """Export letters as they arrive, until ``stop`` is set; then write those already read.
 
         It waits for a store that does not answer.
-
-        Raises:
-            StoreUnavailable: The store does not answer at first, or when ``stop`` is set.
         """
         with self._opened(progress) as work:
             pause, told, away = _POLL_SECONDS, set[str](), False
@@ -304,12 +273,7 @@ class _Work:
     failures: dict[str, DLQError] = field(default_factory=dict)
 
     def export(self, name: str, older: float = 0.0) -> None:
-        """Read a queue; commit what was read ``older`` seconds ago. It fails alone.
-
-        Raises:
-            StoreUnavailable: The store does not answer; what was read is read again.
-            ExportError: Another export is writing to the folder.
-        """
+        """Read a queue; commit what was read ``older`` seconds ago. It fails alone."""
         if name in self.failures:
             return
         with self._alone(name):
@@ -338,11 +302,7 @@ class _Work:
         self.queues.clear()
 
     def raise_failures(self) -> None:
-        """Raise the errors of the queues that failed, as one.
-
-        Raises:
-            DLQError: There was one.
-        """
+        """Raise the errors of the queues that failed, as one."""
         failures = list(self.failures.values())
         if len(failures) == 1:
             raise failures[0]

@@ -36,19 +36,7 @@ _POLL_SECONDS = 0.2
 
 
 class ExportLeases:
-    """The leases of one run of an export, kept until it ends.
-
-    Args:
-        store: The store that all machines share.
-        destination: The folder. A local one has a file lock, which keeps others out: its leases
-            only keep the state, and are free at once.
-        store_id: The id of the store.
-        folder: The folder's random id, which a deleted folder of the same name had not.
-
-    Attributes:
-        refused: True if another export was found at work.
-        is_local: True for a folder of this machine.
-    """
+    """The leases of one run of an export, kept until it ends."""
 
     def __init__(
         self, store: ExportLeaseStore, destination: Destination, store_id: str, folder: str
@@ -69,11 +57,7 @@ class ExportLeases:
         self._keeper = threading.Thread(target=self._keep, name="celery_dlq-leases", daemon=True)
 
     def take(self, queue: str) -> Mapping[str, Any] | None:
-        """Acquire a queue's lease, waiting until a dead owner's expires; return the saved state.
-
-        Raises:
-            ExportError: Another export holds the lease and renews it.
-        """
+        """Acquire a queue's lease, waiting until a dead owner's expires; return the saved state."""
         first = lease = self._ask(queue, "take")
         until = time.monotonic() + self._seconds + 1
         while not lease.acquired:
@@ -90,11 +74,7 @@ class ExportLeases:
         return state if isinstance(state, dict) else None
 
     def note(self, queue: str, state: Mapping[str, Any]) -> None:
-        """Save a checkpoint in the store, if the lease is still held.
-
-        Raises:
-            ExportError: Another export acquired the lease.
-        """
+        """Save a checkpoint in the store, if the lease is still held."""
         lease = self._ask(queue, "note", json.dumps(state))
         if not lease.acquired:
             raise self._taken(lease)

@@ -33,16 +33,7 @@ class OddEntry(Exception):  # noqa: N818 - a signal to the caller
 def layout_columns(
     layout: EntryLayout, rows: Sequence[Sequence[bytes]], wanted: frozenset[bytes]
 ) -> dict[bytes, Any]:
-    """Make Arrow arrays of bytes from the parts of entries.
-
-    Args:
-        layout: The layout of all entries.
-        rows: The parts of each entry; at least one entry.
-        wanted: The fields to return; the result may have others too.
-
-    Raises:
-        OddEntry: An entry does not match its layout.
-    """
+    """Make Arrow arrays of bytes from the parts of entries."""
     needed = wanted | {source for name, source in layout.same if name in wanted}
     needed |= {source for name, source in layout.places if name in needed}
     found: dict[bytes, Any] = {}

@@ -58,27 +58,14 @@ Fields = Mapping[bytes, bytes]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Redaction:
-    """Replaces values in letters.
+    """Replaces values in letters."""
 
-    Attributes:
-        rules: What is redacted.
-        key: The secret key of the tokens.
-    """
-
-    rules: Rules
-    key: bytes
+    rules: Rules  # What is redacted
+    key: bytes  # The secret key of the tokens
 
     @classmethod
     def parse(cls, paths: Sequence[str], key: bytes | None) -> Redaction:
-        """Check rules and key.
-
-        Args:
-            paths: E.g. ``["kwargs.card", "headers.auth", "traceback"]``.
-            key: The secret, 16 bytes or more.
-
-        Raises:
-            ExportError: A rule is malformed, or the key is missing or short.
-        """
+        """Check rules and key."""
         try:
             rules = Rules.parse(paths)
         except RuleError as exc:

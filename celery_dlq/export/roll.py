@@ -84,13 +84,7 @@ WRITING: dict[str, Any] = {
 
 
 class Roll:
-    """Collects letters and writes them in the background, one file per day of death.
-
-    Args:
-        destination: The folder of the export.
-        checkpoint: The progress of the queue; moved by `commit`.
-        background: Runs one job at a time; Arrow releases the GIL while it writes.
-    """
+    """Collects letters and writes them in the background, one file per day of death."""
 
     def __init__(
         self, destination: Destination, checkpoint: Checkpoint, background: Executor
@@ -125,12 +119,7 @@ class Roll:
             self._flush()
 
     def commit(self, last: str, since: datetime | None) -> tuple[int, int]:
-        """Put all files in place, then move the checkpoint; return files and their bytes.
-
-        Args:
-            last: The position of the last letter read.
-            since: The filter's ``since``, saved for the run that finishes a killed export.
-        """
+        """Put all files in place, then move the checkpoint; return files and their bytes."""
         if not self._days and self._checkpoint.intent is None:
             self._checkpoint.pass_to(last)
             return 0, 0

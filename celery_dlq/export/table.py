@@ -69,13 +69,6 @@ def table(
     """Make a table of raw store entries, without decoding each letter.
 
     Rows of one layout are next to each other, in their order.
-
-    Args:
-        entries: Fields by name, as the store keeps them. Unknown fields are left out.
-        refused: Called with the index of each entry that is not a letter, and the error; the
-            entry is left out. ``None`` makes a row of its readable fields.
-        columns: Only these, in the order of the schema; ``None`` for all.
-        required: An entry without one of these fields is refused.
     """
     chosen = schema() if columns is None else _part(frozenset(columns))
     groups, others = _sorted(entries, refused, required)
@@ -94,15 +87,7 @@ def table(
 
 
 def write_file(path: Path, groups: Iterable[Sequence[Mapping[bytes, bytes]]]) -> int:
-    """Write raw store entries to one Parquet file.
-
-    Args:
-        path: The file.
-        groups: The entries of each row group.
-
-    Returns:
-        Number of rows.
-    """
+    """Write raw store entries to one Parquet file."""
     import pyarrow.parquet as pq  # noqa: PLC0415 - Spark's live reader writes no files
 
     rows = 0

@@ -21,12 +21,6 @@ def trim(store: DeadLetterStore, destination: Destination, checkpoint: Checkpoin
 
     Only the content of the files counts: every page of a file is read back and its checksum
     verified before its letters are removed. Letters of a file that was deleted stay in the queue.
-
-    Returns:
-        The number of letters removed.
-
-    Raises:
-        ExportError: A file cannot be read back; its letters stay in their queue.
     """
     until, after = checkpoint.position, checkpoint.trimmed
     if until is None or until == after:
@@ -45,11 +39,7 @@ def trim(store: DeadLetterStore, destination: Destination, checkpoint: Checkpoin
 
 
 def earlier_ids(destination: Destination, checkpoint: Checkpoint) -> set[str]:
-    """Return the ids in the files that a queue's letters are compared with.
-
-    Raises:
-        ExportError: A file cannot be read.
-    """
+    """Return the ids in the files that a queue's letters are compared with."""
     after = ordered(checkpoint.compared[0]) if checkpoint.compared else ()
     ids: set[str] = set()
     for name in destination.files(partition.queue_folder(checkpoint.queue)):

@@ -17,12 +17,6 @@ def replacing(path: Path) -> Iterator[Path]:
 
     The temporary name is hidden, because Spark would read ``x.parquet.tmp``, and ends in ``.tmp``,
     because DuckDB's ``*.parquet`` would match it otherwise.
-
-    Args:
-        path: The file; its folder is made if it is missing.
-
-    Yields:
-        The temporary file to write.
     """
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,11 +31,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def save(target: Path, content: bytes) -> Path:
-    """Replace a regular file atomically; write directly to a device or pipe.
-
-    Raises:
-        ExportError: The file cannot be written; the previous content is kept.
-    """
+    """Replace a regular file atomically; write directly to a device or pipe."""
     try:
         if target.exists() and not target.is_file():  # such as /dev/stdout
             target.write_bytes(content)

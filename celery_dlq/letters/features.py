@@ -63,13 +63,7 @@ _DECODER = json.JSONDecoder(parse_int=_Number, parse_float=_Number, parse_consta
 
 
 def pairs_of(text_of: Callable[[str], str], masked: Masked | None = None) -> set[Pair]:
-    """The pairs of a message; never raises, whatever its arguments.
-
-    Args:
-        text_of: Returns a field of the storage form as text, empty if there is none.
-        masked: Masks the arguments before they are looked into; ``None``: nothing is masked.
-            Numbers are texts.
-    """
+    """The pairs of a message; never raises, whatever its arguments."""
     found: set[Pair] = {
         (feature, value[:MAX_VALUE_CHARS])
         for feature, name in FIELDS.items()

@@ -39,17 +39,7 @@ _TRACEBACK_TAIL_CHARS = 64 * 1024
 def fingerprint(
     *, task_name: str, reason: str, exception_type: str | None, traceback: str | None
 ) -> str:
-    """Hash the cause of a death.
-
-    Args:
-        task_name: Registered name of the task.
-        reason: The `Reason` value; used only without an exception.
-        exception_type: Qualified name of the exception class, if one was raised.
-        traceback: Its traceback as text; only the last 64 KiB are read.
-
-    Returns:
-        16 hexadecimal digits.
-    """
+    """Hash the cause of a death."""
     if exception_type is None:
         cause = ["reason", reason, task_name]
     else:

@@ -36,14 +36,7 @@ _DECODERS: dict[str, Any] = {
 
 
 def dumps(value: object) -> str:
-    """Encode a value as compact JSON text; never raises, whatever the value.
-
-    Args:
-        value: Anything found in message headers or properties.
-
-    Returns:
-        JSON text. Keys that are not strings become strings, as JSON demands.
-    """
+    """Encode a value as compact JSON text; never raises, whatever the value."""
     try:
         return _dumps(value)
     except ValueError:  # NaN and infinities are not JSON; or a structure contains itself
@@ -60,9 +53,6 @@ def moment(text: str) -> datetime:
 
     Publishers in other languages write fractions of one, seven or nine digits, and ``Z``;
     Python 3.10 parses only three or six digits, and no ``Z``.
-
-    Raises:
-        ValueError: The text is not a time.
     """
     text = text.replace("Z", "+00:00")
     try:
@@ -76,27 +66,12 @@ def _microseconds(fraction: re.Match[str]) -> str:
 
 
 def loads(text: str) -> Any:
-    """Decode what `dumps` wrote.
-
-    Args:
-        text: JSON text.
-
-    Returns:
-        The value, with tagged types restored.
-
-    Raises:
-        ValueError: The text is not JSON.
-    """
+    """Decode what `dumps` wrote."""
     return json.loads(text, object_hook=_untagged)
 
 
 def safe_repr(value: object, limit: int = 10_000) -> str:
-    """``repr`` that never raises and never exceeds ``limit``.
-
-    Args:
-        value: Anything, including objects whose ``__repr__`` raises.
-        limit: Maximum length of the result in characters.
-    """
+    """``repr`` that never raises and never exceeds ``limit``."""
     try:
         text = repr(value)
     except Exception as exc:  # noqa: BLE001 - that is the point of this function

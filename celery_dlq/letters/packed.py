@@ -148,35 +148,26 @@ _NOTHING: Mapping[bytes, int] = {}
 
 
 class EntryPart(NamedTuple):
-    """A part of an entry: one value, or several.
+    """A part of an entry: one value, or several."""
 
-    Attributes:
-        names: The fields that its values belong to, in order; an empty name marks a value to skip.
-        joined: Whether values are joined by the separator (which no value contains).
-        decode: Decompresses the values; ``None`` if they are not compressed. Raises
-            ``ValueError`` for corrupt data.
-    """
-
+    # The fields that its values belong to, in order; an empty name marks a value to skip
     names: tuple[bytes, ...]
-    joined: bool = False
+    joined: bool = False  # Whether values are joined by the separator (which no value contains)
+    # Decompresses the values; `None` if they are not compressed. Raises `ValueError` for corrupt
+    # data
     decode: Callable[[bytes], bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EntryLayout:
-    """The layout that entries of one kind share, for readers of whole columns.
+    """The layout that entries of one kind share, for readers of whole columns."""
 
-    Attributes:
-        pieces: The parts of an entry, in order; ``None`` for a part without a value (a name).
-        separator: The byte between joined values.
-        places: Fields whose value is a place, ``start:length``, in the value of another field.
-        same: Fields with the value of another field, and that field.
-    """
-
+    # The parts of an entry, in order; `None` for a part without a value (a name)
     pieces: tuple[EntryPart | None, ...]
-    separator: bytes
+    separator: bytes  # The byte between joined values
+    # Fields whose value is a place, `start:length`, in the value of another field
     places: tuple[tuple[bytes, bytes], ...]
-    same: tuple[tuple[bytes, bytes], ...]
+    same: tuple[tuple[bytes, bytes], ...]  # Fields with the value of another field, and that field
 
 
 def packed(fields: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -193,9 +184,6 @@ def fields_of(parts: Sequence[bytes]) -> Mapping[bytes, bytes]:
 
     The fields of an entry that cannot be unpacked are those of the entry, so that people can
     look at it.
-
-    Args:
-        parts: Names and values in turn, as Redis returns them.
     """
     if parts[0] == INLINE or INLINE in parts[::2]:
         return PackedFields(parts)
@@ -207,9 +195,6 @@ class PackedFields(Mapping[bytes, bytes]):
 
     A field is looked up by itself, without building a dictionary of all. Looking up a compressed
     one decompresses all of them; one that cannot be read counts as missing.
-
-    Args:
-        parts: Names and values in turn, as Redis returns them.
     """
 
     __slots__ = ("_all", "_at", "_index", "_parts", "_values")
@@ -225,9 +210,6 @@ class PackedFields(Mapping[bytes, bytes]):
         """The layout, and the parts of the entry.
 
         Entries of one kind share one layout object, so that columns can be read together.
-
-        Raises:
-            CorruptLetter: The head of ``+`` cannot be read.
         """
         try:
             at = _inline_at(self._parts)
@@ -240,11 +222,7 @@ class PackedFields(Mapping[bytes, bytes]):
         return layout, self._parts
 
     def fields(self) -> dict[bytes, bytes]:
-        """Unpack all fields.
-
-        Raises:
-            CorruptLetter: The entry cannot be unpacked.
-        """
+        """Unpack all fields."""
         try:
             layout, values, data = _split(self._parts)
             if layout.compressed:
@@ -325,17 +303,12 @@ class PackedFields(Mapping[bytes, bytes]):
 
 
 class _Index(NamedTuple):
-    """Where the fields of an entry are that need no decompression.
+    """Where the fields of an entry are that need no decompression."""
 
-    Attributes:
-        at: The index of a field's value.
-        places: The index of a field's place, and of the value that it points into.
-        names: All fields, also the compressed ones.
-    """
-
-    at: Mapping[bytes, int]
+    at: Mapping[bytes, int]  # The index of a field's value
+    # The index of a field's place, and of the value that it points into
     places: Mapping[bytes, tuple[int, int]]
-    names: frozenset[bytes]
+    names: frozenset[bytes]  # All fields, also the compressed ones
 
 
 @dataclass(slots=True)
@@ -394,24 +367,15 @@ class _Layout:
 
     The head has five lists of letters, separated by full stops: plain fields (``?`` for one
     without a letter), inline values, places, compressed values, values equal to another.
-
-    Attributes:
-        names: All fields, in the order of the head.
-        early: Number of values that are not compressed.
-        compressed: Number of values that are.
-        places: Index of a place, and of the value that it points into.
-        same: Indexes of the values that the fields at the end equal.
-        index: Where the values are that need no decompression.
-        entry_layout: The same for readers of whole columns.
     """
 
-    names: tuple[bytes, ...]
-    early: int
-    compressed: int
-    places: tuple[tuple[int, int], ...]
-    same: tuple[int, ...]
-    index: _Index
-    entry_layout: EntryLayout
+    names: tuple[bytes, ...]  # All fields, in the order of the head
+    early: int  # Number of values that are not compressed
+    compressed: int  # Number of values that are
+    places: tuple[tuple[int, int], ...]  # Index of a place, and of the value that it points into
+    same: tuple[int, ...]  # Indexes of the values that the fields at the end equal
+    index: _Index  # Where the values are that need no decompression
+    entry_layout: EntryLayout  # The same for readers of whole columns
 
     @classmethod
     def of(cls, head: bytes, plain: tuple[bytes, ...], before: int) -> _Layout:
@@ -500,11 +464,7 @@ def _laid_out(head: bytes, stored: tuple[bytes, ...], before: int) -> _Layout:
 
 
 def _decompress(data: bytes) -> bytes:
-    """Decompress the joined values.
-
-    Raises:
-        ValueError: The data are corrupt.
-    """
+    """Decompress the joined values."""
     reader = zlib.decompressobj(wbits=-15, zdict=_DICTIONARY)
     try:
         text = reader.decompress(data)

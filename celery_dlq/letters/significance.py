@@ -66,19 +66,12 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Significant:
-    """A value that is more frequent inside than chance makes it.
+    """A value that is more frequent inside than chance makes it."""
 
-    Attributes:
-        against: What the letters were compared with.
-        counts: The counts.
-        p_value: The probability that chance makes it as frequent.
-        q_value: The same after correction for all tests.
-    """
-
-    against: str
-    counts: Candidate
-    p_value: float
-    q_value: float
+    against: str  # What the letters were compared with
+    counts: Candidate  # The counts
+    p_value: float  # The probability that chance makes it as frequent
+    q_value: float  # The same after correction for all tests
 
     @property
     def share_here(self) -> float:
@@ -140,18 +133,7 @@ def candidates(
     least: int = LEAST,
     most: int = MOST_TESTED,
 ) -> tuple[list[Candidate], int]:
-    """Count every value inside and outside.
-
-    Args:
-        inside: The pairs of each message inside.
-        outside: The pairs of each message outside.
-        against: What the messages outside are.
-        least: Values of fewer messages are left out.
-        most: At most this many candidates.
-
-    Returns:
-        The candidates that stand out most, and the number of all.
-    """
+    """Count every value inside and outside."""
     here, there = Counter(chain.from_iterable(inside)), Counter(chain.from_iterable(outside))
     found, tests = [], 0
     for pair in here.keys() | there.keys():
@@ -175,15 +157,7 @@ def candidates(
 def significant(
     tested: Sequence[Candidate], tests: int, against: str, alpha: float = ALPHA
 ) -> Iterator[Significant]:
-    """The candidates of one comparison that are significant.
-
-    Args:
-        tested: The candidates.
-        tests: The number of all, of which some may not be here: they count with p = 1. Those less
-            frequent inside have p of 0.5 or more, so this changes no q below 0.5.
-        against: What the letters were compared with.
-        alpha: The tolerated share of false findings.
-    """
+    """The candidates of one comparison that are significant."""
     ranked = sorted(((chance(*one[2:]), one) for one in tested), reverse=True)
     q_value = 1.0
     for place, (p_value, one) in enumerate(ranked):
@@ -194,14 +168,7 @@ def significant(
 
 
 def chance(a: int, c: int, n: int, m: int) -> float:
-    """Fisher's exact test, one-sided: the probability of ``a`` or more inside by chance.
-
-    Args:
-        a: Messages inside with the value.
-        c: Messages outside with the value.
-        n: Messages inside.
-        m: Messages outside.
-    """
+    """Fisher's exact test, one-sided: the probability of ``a`` or more inside by chance."""
     total = a + c
     first = _log_ways(n, a) + _log_ways(m, c) - _log_ways(n + m, total)
     term = terms = 1.0

@@ -20,36 +20,22 @@ _RAISED = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?:: (?P<said>.*))?$", re.DOTAL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One frame.
+    """One frame."""
 
-    Attributes:
-        file: Path of the source.
-        line: Number of the line.
-        function: Name of the function.
-        code: Text of the line, if known.
-        own: True if it belongs to the application, not to a library.
-    """
-
-    file: str
-    line: int
-    function: str
-    code: str | None
-    own: bool
+    file: str  # Path of the source
+    line: int  # Number of the line
+    function: str  # Name of the function
+    code: str | None  # Text of the line, if known
+    own: bool  # True if it belongs to the application, not to a library
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raised:
-    """One exception of a chain.
+    """One exception of a chain."""
 
-    Attributes:
-        name: Dotted name of its class.
-        said: Its text.
-        frames: Its frames, outermost first.
-    """
-
-    name: str
-    said: str
-    frames: tuple[Frame, ...]
+    name: str  # Dotted name of its class
+    said: str  # Its text
+    frames: tuple[Frame, ...]  # Its frames, outermost first
 
 
 def raised(traceback: str) -> list[Raised]:

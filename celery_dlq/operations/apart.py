@@ -78,14 +78,7 @@ class Apart:
 
 
 class Comparison:
-    """Finds what sets letters apart; `DeadLetters` describes the arguments that methods share.
-
-    Args:
-        backend: Keeps the letters and the sampled successes.
-        reading: Knows the queues.
-        masked: Masks arguments before they are compared; ``None``: nothing is masked.
-        monotonic: Returns seconds that only grow.
-    """
+    """Finds what sets letters apart; `DeadLetters` describes the arguments that methods share."""
 
     def __init__(
         self,
@@ -118,15 +111,6 @@ class Comparison:
         And with the newest sampled successes of the same tasks, one fifth (see
         ``dlq_sample_successes``). Arguments of more than 65,536 characters of JSON are not
         looked into.
-
-        Args:
-            most: Messages to compare, at most; 5 or more.
-            deadline_seconds: Stop reading after 7/10 of this time and compare what was read.
-
-        Raises:
-            NotFound: The queue does not exist.
-            StoreUnavailable: The store does not answer.
-            DLQError: An option or a field of the filter is not usable.
         """
         where = filter_of(where, fields)
         if most < _LEAST_MESSAGES or not deadline_seconds > 0:
@@ -181,11 +165,7 @@ def compared(
 
 
 class _Reader:
-    """Reads messages newest first, until a time.
-
-    Attributes:
-        cut: True if it stopped for lack of time or room.
-    """
+    """Reads messages newest first, until a time."""
 
     def __init__(
         self,

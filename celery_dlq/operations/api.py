@@ -28,11 +28,6 @@ class Operations:
     """Redrives and edits letters; shows and cancels jobs, and shows the audit.
 
     The methods are those of `DeadLetters`, which describes the arguments that they share.
-
-    Args:
-        backend: Keeps letters, jobs and the audit.
-        reading: Finds the letters.
-        running: Runs the jobs.
     """
 
     def __init__(self, backend: Backend, reading: Reading, running: Running) -> None:
@@ -79,27 +74,6 @@ class Operations:
         to anybody, or that no live worker that consumes the queue has its task. The others are
         redriven. If ``to_queue`` is such a queue, nothing is. Each queue and task is checked
         once, when its first letter is met.
-
-        Args:
-            rate: At most this many letters per second; ``None`` for no limit.
-            to_queue: Publish to this queue instead of each message's own.
-            delay: Seconds, or a timedelta, before the messages may run.
-            new_id: Give each task a new id.
-            keep_count: Count earlier deliveries: a message is executed as often as its
-                ``max_deliveries`` has left. If none is left, its letter stays, unless ``force``
-                gives it one more.
-            force: Publish also what would be lost; the job and the audit have it.
-            canary: First redrive this many letters, taken from all groups in turn, and watch
-                how they end.
-            max_failures: Continue if at most this many letters of the canary die again or do
-                not end in time.
-            canary_wait: Seconds, or a timedelta, to watch the canary.
-
-        Raises:
-            NotFound: The queue does not exist.
-            StoreUnavailable: The store does not answer.
-            RedriveError: All messages would be lost in ``to_queue``.
-            DLQError: An option or a field of the filter is not usable.
         """
         where = filter_of(where, fields)
         options = redrive_options(
@@ -136,17 +110,6 @@ class Operations:
 
         The header ``dlq_edited`` records who changed what, when, and the old values. If the
         message dies again, the new letter has it too. The options are those of `redrive`.
-
-        Args:
-            letter_id: As for `get`.
-            change: The change.
-            dead_letter_queue: The letter's queue; ``None`` searches all queues.
-
-        Raises:
-            NotFound: The letter does not exist.
-            DLQError: Its body is not plain JSON, or the change does not fit it.
-            RedriveError: The message would be lost.
-            StoreUnavailable: The store does not answer.
         """
         options = redrive_options(
             to_queue=to_queue, delay=delay, new_id=new_id, keep_count=keep_count, force=force
@@ -172,12 +135,7 @@ class Operations:
         scanned: Progress | None = None,
         **fields: Unpack[FilterFields],
     ) -> DryRun:
-        """Report what a redrive would do, and whether its queues and tasks exist.
-
-        Raises:
-            NotFound: The queue does not exist.
-            StoreUnavailable: The store does not answer.
-        """
+        """Report what a redrive would do, and whether its queues and tasks exist."""
         RedriveOptions(limit=limit, to_queue=to_queue)  # checks them
         self._checks.check_target(to_queue)
         found = self._reading.entries(
@@ -196,9 +154,6 @@ class Operations:
 
         A new letter's header names the redrive of its message. Workers count successes, on
         guarded queues only.
-
-        Raises:
-            NotFound: The job does not exist.
         """
         job = self._jobs.get(job_id)
         if job.kind not in REDRIVES or not job.run:
@@ -210,12 +165,7 @@ class Operations:
         return replace(job, counts={**job.counts, **ends})
 
     def cancel(self, job_id: str) -> Job:
-        """End a job after its current batch; no letter is left half done.
-
-        Raises:
-            NotFound: The job does not exist.
-            DLQError: The job has ended.
-        """
+        """End a job after its current batch; no letter is left half done."""
         return self._jobs.cancel(job_id)
 
     def changes(self, limit: int = 100) -> list[Change]:

@@ -68,15 +68,10 @@ Stopping = Callable[[], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
-    """Which letters a job takes.
+    """Which letters a job takes."""
 
-    Attributes:
-        redrives: Those of messages that were redriven so often.
-        reasons: Those with these reasons; ``None`` for all.
-    """
-
-    redrives: int
-    reasons: tuple[str, ...] | None = None
+    redrives: int  # Those of messages that were redriven so often
+    reasons: tuple[str, ...] | None = None  # Those with these reasons; `None` for all
 
     def __call__(self, found: RawEntry) -> bool:
         """True if a job takes an entry."""
@@ -108,19 +103,14 @@ class Due:
 
 
 class Cursor(NamedTuple):
-    """How far the letters of one number of redrives are done.
+    """How far the letters of one number of redrives are done."""
 
-    Attributes:
-        position: They are done up to here; ``None``: from the beginning.
-        back_to: Go back to here later, because letters were left behind; empty: to the beginning.
-        back_at: When, in microseconds since 1970; 0 for never.
-        rest_until: The queue rests until then, in microseconds; the canary died, or a person or
-            the broker stopped the job.
-    """
-
-    position: str | None = None
+    position: str | None = None  # They are done up to here; `None`: from the beginning
+    # Go back to here later, because letters were left behind; empty: to the beginning
     back_to: str = ""
-    back_at: int = 0
+    back_at: int = 0  # When, in microseconds since 1970; 0 for never
+    # The queue rests until then, in microseconds; the canary died, or a person or the broker
+    # stopped the job
     rest_until: int = 0
 
     def at(self, now: datetime) -> Cursor:
@@ -143,14 +133,7 @@ class Cursor(NamedTuple):
 
 
 class AutoRedrives:
-    """Redrives the letters that are due, a job at a time.
-
-    Args:
-        store: Keeps the letters.
-        jobs: Keeps the jobs.
-        new_job: Makes the run of a new job on a queue, with these options.
-        run: Runs a job to its end.
-    """
+    """Redrives the letters that are due, a job at a time."""
 
     def __init__(
         self,
@@ -167,15 +150,7 @@ class AutoRedrives:
     def due(
         self, rule_of: Callable[[str], AutoRedrive | None], stopping: Stopping
     ) -> Generator[Job, None, None]:
-        """Visit each queue once, and run a job for what is due there; yields it when it ended.
-
-        Args:
-            rule_of: Returns what the policy of a dead-letter queue says; ``None`` for nothing.
-            stopping: Asked between batches; once it is true, a job waits for the next process.
-
-        Raises:
-            StoreUnavailable: The store does not answer.
-        """
+        """Visit each queue once, and run a job for what is due there; yields it when it ended."""
         if not (isinstance(self._store, ExportLeaseStore) and self._store.capabilities.overviews):
             return  # in memory, for tests; or on a broker, where settings refuse the policy
         rules = {name: rule for name in self._store.names() if (rule := rule_of(name)) is not None}

@@ -20,17 +20,11 @@ PASSED = "passed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Canary:
-    """The options of a canary.
+    """The options of a canary."""
 
-    Attributes:
-        letters: Number of letters to redrive first.
-        max_failures: Continue if at most this many of them die again or do not end in time.
-        wait_seconds: Seconds to watch them.
-    """
-
-    letters: int
-    max_failures: int = 0
-    wait_seconds: float = 60.0
+    letters: int  # Number of letters to redrive first
+    max_failures: int = 0  # Continue if at most this many of them die again or do not end in time
+    wait_seconds: float = 60.0  # Seconds to watch them
 
     def __post_init__(self) -> None:
         if not 1 <= self.letters <= _MAX_LETTERS:
@@ -48,11 +42,7 @@ class Canary:
 
     @classmethod
     def from_json(cls, value: object) -> Canary | None:
-        """The canary of a resumed job; ``None`` if it has none, or if the canary passed.
-
-        Args:
-            value: The result of `to_json`, with ``passed`` once the canary passed.
-        """
+        """The canary of a resumed job; ``None`` if it has none, or if the canary passed."""
         if not isinstance(value, Mapping) or value.get("passed"):
             return None
         return cls(**{f.name: value[f.name] for f in fields(cls) if f.name in value})
@@ -60,23 +50,14 @@ class Canary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryResult:
-    """The outcome of a canary, in numbers of letters.
+    """The outcome of a canary, in numbers of letters."""
 
-    Attributes:
-        redriven: Redriven and watched.
-        succeeded: Their tasks succeeded.
-        died: They have a new letter.
-        open: They had not ended when the watch did.
-        held: Of these, the number that a hold has, or an open circuit breaker.
-        holds: The ids of those holds.
-    """
-
-    redriven: int
-    succeeded: int
-    died: int
-    open: int
-    held: int = 0
-    holds: tuple[str, ...] = ()
+    redriven: int  # Redriven and watched
+    succeeded: int  # Their tasks succeeded
+    died: int  # They have a new letter
+    open: int  # They had not ended when the watch did
+    held: int = 0  # Of these, the number that a hold has, or an open circuit breaker
+    holds: tuple[str, ...] = ()  # The ids of those holds
 
     @classmethod
     def of(cls, outcomes: Sequence[RedriveOutcome], holds: Sequence[str] = ()) -> CanaryResult:

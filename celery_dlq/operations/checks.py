@@ -21,15 +21,7 @@ from celery_dlq.redaction.masking import Redaction
 
 
 class Checks:
-    """Refuses what would lose letters, or cannot be done.
-
-    Args:
-        app: The Celery app.
-        settings: Its checked settings.
-        backend: Keeps letters, and knows the workers.
-        policies: Knows the policies in force.
-        clock: Returns the present, aware UTC.
-    """
+    """Refuses what would lose letters, or cannot be done."""
 
     def __init__(
         self, app: Any, settings: Settings, backend: Backend, policies: PolicyAdmin, clock: Clock
@@ -76,11 +68,7 @@ class Checks:
         return [one for one in self._holds.all() if one.in_force(now) and one.broker in brokers]
 
     def loss(self, to_queue: str | None) -> Callable[[RawEntry], str]:
-        """What says why the message of a letter would be lost.
-
-        Raises:
-            RedriveError: All would be, because nobody knows the queue.
-        """
+        """What says why the message of a letter would be lost."""
         targets = self.targets(to_queue)
         if to_queue is not None:
             there, why = targets.queue(to_queue)

@@ -42,14 +42,7 @@ BreakerOf = Callable[[str, str | None], tuple[str, CircuitBreaker | None]]
 
 
 class Circuits:
-    """Changes the states of circuit breakers.
-
-    Args:
-        backend: Keeps holds, ends of executions, and the audit.
-        events: Receives every opening and closing.
-        counts: Metrics.
-        broker: The name of the broker; breakers of others are left alone.
-    """
+    """Changes the states of circuit breakers."""
 
     def __init__(self, backend: Backend, events: Events, counts: Counts, broker: str) -> None:
         self._store = backend.holds
@@ -69,22 +62,7 @@ class Circuits:
         actor: str = ACTOR,
         reason: str = "",
     ) -> tuple[Hold | None, bool]:
-        """Let something happen to a breaker.
-
-        Args:
-            task: Name of the task.
-            queue: Its queue.
-            happened: What happened.
-            breaker: The policy, which matters for an opening.
-            actor: Who lets it happen.
-            reason: Why, of an opening.
-
-        Returns:
-            The hold of the breaker, ``None`` if it is closed; and whether this call changed it.
-
-        Raises:
-            StoreUnavailable: The store does not answer.
-        """
+        """Let something happen to a breaker."""
         hold_id, breaker = hold_id_of(task, queue, self.broker), breaker or CircuitBreaker()
         for _ in range(_ATTEMPTS):
             now, holds = self._store.now(), self._store.all()
@@ -148,14 +126,7 @@ class Circuits:
 
 
 class Breakers:
-    """Circuit breakers for operators; `DeadLetters` describes the arguments that methods share.
-
-    Args:
-        circuits: Changes them.
-        holds: Knows their messages.
-        breaker_of: Returns the queue of a task, the one given or that of its route, and the
-            circuit breaker of its policy there.
-    """
+    """Circuit breakers for operators; `DeadLetters` describes the arguments that methods share."""
 
     def __init__(self, circuits: Circuits, holds: Holds, breaker_of: BreakerOf) -> None:
         self._circuits = circuits
@@ -163,27 +134,13 @@ class Breakers:
         self._breaker_of = breaker_of
 
     def breakers(self) -> list[HeldMessages]:
-        """The circuit breakers that are open, or closed and still releasing; as `holds`.
-
-        Raises:
-            StoreUnavailable: The store does not answer.
-        """
+        """The circuit breakers that are open, or closed and still releasing; as `holds`."""
         return [one for one in self._holds.holds() if one.hold.circuit is not None]
 
     def open_breaker(self, task: str, queue: str | None = None, *, reason: str = "") -> Hold:
         """Open the circuit breaker of a task: its messages are held, and probes begin.
 
         Use `hold` to hold messages until somebody releases them.
-
-        Args:
-            task: Name of the task.
-            queue: Its queue; ``None`` for the one that it is routed to.
-            reason: Why, for people.
-
-        Raises:
-            NotFound: Neither the app nor a live worker knows such a task or queue.
-            DLQError: The task's policy has no ``circuit_breaker``.
-            StoreUnavailable: The store does not answer.
         """
         self._holds.preview(escape(task), queue=queue and escape(queue))  # refuses the unknown
         queue, breaker = self._breaker_of(task, queue)
@@ -203,14 +160,6 @@ class Breakers:
         """Close the circuit breaker of a task: workers release its messages, slowly at first.
 
         To release them at once, use `release`.
-
-        Args:
-            task: Name of the task.
-            queue: Its queue; ``None`` for all.
-
-        Raises:
-            NotFound: No circuit breaker of the task is open.
-            StoreUnavailable: The store does not answer.
         """
         closed = []
         for one in self.breakers():

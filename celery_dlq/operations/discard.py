@@ -30,16 +30,11 @@ Progress = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscardOptions:
-    """The options of a discard.
+    """The options of a discard."""
 
-    Attributes:
-        forever: Remove the letters permanently; else the bin keeps them for 24 hours.
-        limit: At most this many letters; ``None`` for all.
-        export_path: Write them to this new Parquet file first; ``None`` for no export.
-    """
-
-    forever: bool = False
-    limit: int | None = None
+    forever: bool = False  # Remove the letters permanently; else the bin keeps them for 24 hours
+    limit: int | None = None  # At most this many letters; `None` for all
+    # Write them to this new Parquet file first; `None` for no export
     export_path: str | None = None
 
     def __post_init__(self) -> None:
@@ -59,11 +54,7 @@ class DiscardOptions:
 
 
 class Discarder:
-    """Removes letters, each completely or not at all.
-
-    Args:
-        store: Keeps the letters.
-    """
+    """Removes letters, each completely or not at all."""
 
     def __init__(self, store: DeadLetterStore) -> None:
         self._store = store

@@ -26,19 +26,12 @@ Finding = tuple[bool | None, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A queue or task that a redrive needs.
+    """A queue or task that a redrive needs."""
 
-    Attributes:
-        name: The queue or the task.
-        letters: Number of letters that need it.
-        found: True if it exists; ``None`` if that is unknown.
-        why: The place where it was found, or the places that were searched.
-    """
-
-    name: str
-    letters: int
-    found: bool | None
-    why: str
+    name: str  # The queue or the task
+    letters: int  # Number of letters that need it
+    found: bool | None  # True if it exists; `None` if that is unknown
+    why: str  # The place where it was found, or the places that were searched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +75,6 @@ class Targets:
     A message is lost if no queue takes it, if its queue is one that nobody consumes and nobody
     knows, or if none of the live workers that consume its queue has its task. What is unknown is
     not missing: without a live worker, a letter's own queue and task count as there.
-
-    Args:
-        app: The Celery app.
-        workers: The infos of live workers.
-        configured: The queues in the app's configuration.
-        guarded: The queues that have a policy, or letters.
-        holds: Returns the holds that are in force.
-        to_queue: The queue that an operator chose; ``None`` for each message's own.
     """
 
     def __init__(
@@ -206,12 +191,7 @@ def _end_of(hold: Hold) -> str:
 
 
 def dry_run(found: Iterable[RawEntry], targets: Targets) -> DryRun:
-    """Report what a redrive would do; changes nothing.
-
-    Args:
-        found: The letters.
-        targets: Their queues and tasks.
-    """
+    """Report what a redrive would do; changes nothing."""
     needed: Counter[tuple[str, str]] = Counter()
     waits_for: Counter[str] = Counter()
     letters = corrupt = size = chords = 0
@@ -244,15 +224,7 @@ def dry_run(found: Iterable[RawEntry], targets: Targets) -> DryRun:
 
 
 def refuse_lost(plan: DryRun, *, force: bool = False) -> None:
-    """Refuse a redrive of which a queue or task is known to be missing.
-
-    Args:
-        plan: What it would do.
-        force: True to allow it.
-
-    Raises:
-        RedriveError: A queue or task is missing, and ``force`` is false.
-    """
+    """Refuse a redrive of which a queue or task is known to be missing."""
     kinds = (("queue", plan.queues), ("task", plan.tasks))
     missing = [
         f"{kind} {check.name!r} is {check.why}"

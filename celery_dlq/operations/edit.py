@@ -92,11 +92,7 @@ class Edit:
 def arguments(
     content_type: str, body: bytes, headers: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any], Any]:
-    """The parts of a message's body: args, kwargs and the links of its workflow.
-
-    Raises:
-        DLQError: The body is not plain JSON of protocol 2.
-    """
+    """The parts of a message's body: args, kwargs and the links of its workflow."""
     found = None
     if content_type in _JSON_TYPES and not headers.get("compression"):
         try:

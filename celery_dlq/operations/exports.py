@@ -20,14 +20,7 @@ if TYPE_CHECKING:
 
 
 class Exports:
-    """Exports letters.
-
-    Args:
-        backend: Keeps the letters and the audit.
-        reading: Knows the queues.
-        events: Receives every trimming.
-        clock: Returns the present, aware UTC.
-    """
+    """Exports letters."""
 
     def __init__(self, backend: Backend, reading: Reading, events: Events, clock: Clock) -> None:
         self._backend = backend
@@ -63,37 +56,6 @@ class Exports:
         letter that died at or after ``until``; a later one continues there. A folder belongs to
         one store. If that came back from an older snapshot, its letters are compared with the
         files, and only those that are new are written.
-
-        Args:
-            destination: A local folder, created if missing; or a URL of a file system
-                that pyarrow or fsspec knows, e.g. ``s3://bucket/letters``.
-            dead_letter_queues: One queue or several; ``None`` for all.
-            where: The letters to export; or pass the fields of `LetterFilter` as keywords.
-            redact: Paths of values to replace by tokens, e.g. ``["kwargs.card"]``.
-            redact_key: The secret of the tokens, 16 bytes or more.
-            follow: Export new letters as they arrive, until this event is set.
-            roll_rows: Close a file after this many letters; ``None`` for 500,000.
-            roll_bytes: Or after this many bytes before compression; ``None`` for 256 MiB.
-            roll_seconds: Or, when following, after this many seconds; ``None`` for 60.
-            then_trim: Read the files back, then remove their letters from the queues.
-            successes: Write the sample of messages that succeeded (``dlq_sample_successes``)
-                instead of letters, in the same columns; not with a filter or ``then_trim``.
-            take_over: Also export to a folder of another store, or of this Redis before it was
-                emptied; the other store cannot export there afterwards.
-            filesystem: The pyarrow or fsspec file system in which ``destination`` is a path.
-            progress: Called with the number of letters in every page read.
-            expected: Called before the first page with the number of letters to read, if it
-                is known: in a first export of the queues that does not follow.
-            **fields: Fields of `LetterFilter`, e.g. ``reason="failed"``.
-
-        Raises:
-            NotFound: A named queue does not exist.
-            MissingExtra: pyarrow is not installed.
-            ExportError: The destination cannot be written, or belongs to another store or to
-                something else; or an option is not usable. If it concerns one queue, the others
-                were exported.
-            SettingsError: ``successes`` with a filter or ``then_trim``.
-            StoreUnavailable: The store does not answer.
         """
         from celery_dlq.export.exporter import SUCCESSES, ParquetExport, Rolling  # noqa: PLC0415 - pyarrow is an extra
         from celery_dlq.export.redaction import Redaction  # noqa: PLC0415 - needed here only

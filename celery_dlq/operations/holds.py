@@ -45,21 +45,14 @@ Names = Callable[[], Iterable[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldMessages:
-    """A hold and its messages.
+    """A hold and its messages."""
 
-    Attributes:
-        hold: The hold.
-        state: ``holding``; of a circuit breaker ``open`` or ``releasing``; ``full``: it has
-            ``dlq_held_max`` messages, and workers do not consume the queues of the next ones;
-            ``ended``: it takes no more.
-        held: Number of its messages.
-        oldest_at: When it took the oldest of them.
-    """
-
-    hold: Hold
+    hold: Hold  # The hold
+    # `holding`; of a circuit breaker `open` or `releasing`; `full`: it has `dlq_held_max`
+    # messages, and workers do not consume the queues of the next ones; `ended`: it takes no more
     state: str
-    held: int
-    oldest_at: datetime | None = None
+    held: int  # Number of its messages
+    oldest_at: datetime | None = None  # When it took the oldest of them
 
     def shown(self, redaction: Redaction) -> HeldMessages:
         """These as people may see them: the hold's conditions and reason may quote messages."""
@@ -73,17 +66,7 @@ class HeldMessages:
 
 
 class Holds:
-    """Holds and releases messages; `DeadLetters` describes the arguments that its methods share.
-
-    Args:
-        backend: Keeps holds, their messages, jobs and the audit.
-        running: Runs the jobs.
-        events: Receives every hold and release.
-        most: The setting ``dlq_held_max``.
-        tasks: Returns the tasks that the app knows.
-        queues: Returns the queues that it knows.
-        broker: Returns the name of its broker.
-    """
+    """Holds and releases messages; `DeadLetters` describes the arguments that its methods share."""
 
     def __init__(
         self,
@@ -121,21 +104,6 @@ class Holds:
         Workers know it within 2 seconds. A message whose turn it is then leaves its queue for that
         of the hold, in order, and is neither counted nor dead-lettered, and its task gets no
         result. Tasks that run already go on. A worker that cannot reach the store executes.
-
-        Args:
-            task: Name of the tasks, or a pattern such as ``shop.*``; ``None`` for all.
-            queue: Name of the queues, or a pattern; ``None`` for all.
-            conditions: Conditions that the message meets all, e.g. ``kwargs.tenant=42``. They hold
-                for messages with plain JSON bodies only.
-            span: Time until the hold ends and workers release its messages; at most 30 days.
-                ``None`` for no end.
-            reason: Why, for people.
-
-        Raises:
-            DLQError: Neither task nor queue is given, or a value is not usable, or there are
-                100 holds.
-            NotFound: Neither the app nor a live worker knows such a task or queue.
-            StoreUnavailable: The store does not answer.
         """
         where = _checked(task, queue, conditions, span)
         self._matching(task, queue)
@@ -167,13 +135,7 @@ class Holds:
         conditions: Sequence[str] = (),
         span: timedelta | None = None,
     ) -> tuple[list[str], list[str]]:
-        """What `hold` would hold: names of tasks and of queues, of those known. Holds nothing.
-
-        Raises:
-            DLQError: As `hold`.
-            NotFound: As `hold`.
-            StoreUnavailable: The store does not answer.
-        """
+        """What `hold` would hold: names of tasks and of queues, of those known. Holds nothing."""
         _checked(task, queue, conditions, span)
         return self._matching(task, queue)
 
@@ -189,11 +151,7 @@ class Holds:
         return f"No live worker has registered a task {task!r}; only the app knows it."
 
     def holds(self) -> list[HeldMessages]:
-        """The holds that are in force, and those that have ended and still have messages.
-
-        Raises:
-            StoreUnavailable: The store does not answer.
-        """
+        """The holds that are in force, and those that have ended and still have messages."""
         now = self._store.now()
         queues = {queue.name: queue for queue in self._held.queues()}
         found = [self._seen(hold, queues.pop(hold.id, None), now) for hold in self._store.all()]
@@ -216,17 +174,6 @@ class Holds:
         They are as they came: id, arguments, retries, ETA, priority. Exactly once where the store
         is in the database of the Redis broker; elsewhere as `redrive`. A job: it can be watched,
         cancelled, and resumed after a crash. A message that would be lost stays, as in `redrive`.
-
-        Args:
-            hold_id: The hold.
-            rate: At most this many messages per second; ``None`` for no limit.
-            limit: Release only so many, the oldest; the hold then goes on.
-
-        Raises:
-            NotFound: There is no such hold.
-            DLQError: An option is not usable, another release of this hold runs, or there is
-                nothing to release: it has ended, or goes on, and has no messages.
-            StoreUnavailable: The store does not answer.
         """
         options = RedriveOptions(rate=rate, limit=limit).to_json()
         hold = self._get(hold_id)
@@ -255,13 +202,7 @@ class Holds:
         return self._run(hold, run, progress, scanned)
 
     def end(self, hold_id: str) -> Hold:
-        """End a hold now; a worker releases its messages, 500 a second.
-
-        Raises:
-            NotFound: There is no such hold.
-            DLQError: Another process has just changed it.
-            StoreUnavailable: The store does not answer.
-        """
+        """End a hold now; a worker releases its messages, 500 a second."""
         hold, now = self._get(hold_id), self._store.now()
         if not hold.in_force(now):
             return hold
@@ -275,9 +216,6 @@ class Holds:
         """Release the messages of holds that have ended, one after the other; for workers.
 
         Goes on with a release whose process died, and leaves one alone that was cancelled.
-
-        Args:
-            stopping: Asked between batches; once it is true, the release waits for another worker.
         """
         now = self._store.now()
         self._tidy(now)
@@ -418,11 +356,7 @@ def _left(job: Job) -> int:
 def _checked(
     task: str | None, queue: str | None, texts: Sequence[str], span: timedelta | None
 ) -> tuple[str, ...]:
-    """The checked conditions.
-
-    Raises:
-        DLQError: A value is not usable.
-    """
+    """The checked conditions."""
     if task is None and queue is None:
         raise DLQError("expected the task or the queue to hold, got neither")
     for kind, name in (("task", task), ("queue", queue)):

@@ -44,11 +44,7 @@ _BEAT_SECONDS = 1.0
 
 
 class CancelledError(Exception):
-    """The job was cancelled or paused.
-
-    Attributes:
-        state: How its run ended.
-    """
+    """The job was cancelled or paused."""
 
     state = CANCELLED
 
@@ -60,11 +56,7 @@ class TakenOverError(CancelledError):
 
 
 def check_start(at: datetime, now: datetime) -> None:
-    """Refuse a time at which no job can start.
-
-    Raises:
-        DLQError: It is past, or more than 366 days ahead.
-    """
+    """Refuse a time at which no job can start."""
     if at <= now:
         raise DLQError(
             f"expected a time in the future to start the job at, got {iso(at)}; now it is "
@@ -78,11 +70,7 @@ def check_start(at: datetime, now: datetime) -> None:
 
 
 class Jobs:
-    """The jobs of an app.
-
-    Args:
-        store: Keeps them; its clock decides which have died.
-    """
+    """The jobs of an app."""
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
@@ -99,20 +87,11 @@ class Jobs:
                 yield state, job
 
     def get(self, job_id: str) -> Job:
-        """One job.
-
-        Raises:
-            NotFound: The store has no job with this id (any more).
-        """
+        """One job."""
         return self._read(job_id)[1]
 
     def cancel(self, job_id: str) -> Job:
-        """End a job after its current batch; one that does not run, at once.
-
-        Raises:
-            NotFound: The job does not exist.
-            DLQError: The job has ended.
-        """
+        """End a job after its current batch; one that does not run, at once."""
         while True:
             state, job = self._read(job_id)
             if job.state == RUNNING:
@@ -177,17 +156,7 @@ class Jobs:
         return planned
 
     def start(self, job_id: str, check: Callable[[Job], object], at: datetime | None = None) -> Job:
-        """Let a plan wait for a process that runs jobs; a job that was started is only returned.
-
-        Args:
-            job_id: The plan.
-            check: Raises an error if it must not be started.
-            at: Time before which it is not run, by the store's clock; ``None`` for none.
-
-        Raises:
-            NotFound: The job does not exist.
-            DLQError: The plan has expired, or the time is past or more than 366 days ahead.
-        """
+        """Let a plan wait for a process that runs jobs; a job that was started is only returned."""
         if at is not None:
             check_start(at, self._store.now())
         state, job = self._read(job_id)
@@ -216,12 +185,7 @@ class Jobs:
     # -- running ------------------------------------------------------------------
 
     def again(self, job_id: str) -> JobRun:
-        """Resume a job whose process has died, or that waits, was cancelled or stopped.
-
-        Raises:
-            NotFound: The job does not exist.
-            DLQError: The job is planned, running or done.
-        """
+        """Resume a job whose process has died, or that waits, was cancelled or stopped."""
         state, job = self._resumable(job_id)
         run = self._take(state, replace(job, actor=whoami()))
         if run is None:
@@ -242,11 +206,7 @@ class Jobs:
                 return waiting
 
     def next_run(self, may_run: Callable[[Job], bool]) -> JobRun | None:
-        """Begin the job that waits longest; ``None`` if none waits.
-
-        Args:
-            may_run: False for a job that another process must run.
-        """
+        """Begin the job that waits longest; ``None`` if none waits."""
         for job_id in self._store.due():
             try:
                 state, job = self._read(job_id)
@@ -304,16 +264,7 @@ class Jobs:
 
 
 class JobRun:
-    """One run of a job, in one process.
-
-    Args:
-        store: Keeps the job.
-        job: The job in its current state.
-        begun: True if the store has it.
-
-    Attributes:
-        stopping: Returns true once the process wants to end; the job then waits for another.
-    """
+    """One run of a job, in one process."""
 
     def __init__(self, store: JobStore, job: Job, *, begun: bool = False) -> None:
         self._store = store
@@ -349,11 +300,7 @@ class JobRun:
         failed: Mapping[str, str] | None = None,
         now: bool = False,
     ) -> None:
-        """Send a heartbeat with the results so far, at most once a second.
-
-        Raises:
-            CancelledError: The job was cancelled, another process resumed it, or this one ends.
-        """
+        """Send a heartbeat with the results so far, at most once a second."""
         self.job = replace(
             self.job,
             counts=self.job.counts if counts is None else dict(counts),

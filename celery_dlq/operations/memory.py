@@ -18,15 +18,7 @@ _REDIS_PORT = 6379
 
 
 class MemoryCheck:
-    """Finds what endangers an app's letters in the memory of Redis.
-
-    Args:
-        settings: The checked settings.
-        table: All policies of the app.
-        queues: The names of the app's queues.
-        conf: ``app.conf``.
-        read: Returns the memory of Redis; ``None`` if that is unknown.
-    """
+    """Finds what endangers an app's letters in the memory of Redis."""
 
     def __init__(
         self,
@@ -43,19 +35,11 @@ class MemoryCheck:
         self._read = read
 
     def memory(self) -> ServerMemory | None:
-        """The memory of the Redis that keeps counts and letters; ``None`` if unknown.
-
-        Raises:
-            StoreUnavailable: Redis does not answer.
-        """
+        """The memory of the Redis that keeps counts and letters; ``None`` if unknown."""
         return self._read()
 
     def warnings(self) -> list[str]:
-        """What endangers letters or counts, a line each with what to do; empty if unknown.
-
-        Raises:
-            StoreUnavailable: Redis does not answer.
-        """
+        """What endangers letters or counts, a line each with what to do; empty if unknown."""
         memory = self._read()
         return [] if memory is None else self.warnings_of(memory)
 

@@ -54,27 +54,18 @@ _decode = json.JSONDecoder().raw_decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedriveOptions:
-    """The options of a redrive.
+    """The options of a redrive."""
 
-    Attributes:
-        rate: At most this many letters per second; ``None`` for no limit.
-        limit: At most this many letters; ``None`` for all.
-        to_queue: Publish to this queue; ``None`` for each message's own.
-        delay_seconds: Seconds before the messages may run.
-        new_id: Give each task a new id.
-        keep_count: Count earlier deliveries: a message is executed as often as its
-            ``max_deliveries`` has left; if none is left, its letter stays.
-        force: Publish also what would be lost; with ``keep_count``, for one more delivery.
-        growing: Publish one letter in the first second, about twice as many in each later one.
-    """
-
-    rate: float | None = None
-    limit: int | None = None
-    to_queue: str | None = None
-    delay_seconds: float = 0.0
-    new_id: bool = False
+    rate: float | None = None  # At most this many letters per second; `None` for no limit
+    limit: int | None = None  # At most this many letters; `None` for all
+    to_queue: str | None = None  # Publish to this queue; `None` for each message's own
+    delay_seconds: float = 0.0  # Seconds before the messages may run
+    new_id: bool = False  # Give each task a new id
+    # Count earlier deliveries: a message is executed as often as its `max_deliveries` has left;
+    # if none is left, its letter stays
     keep_count: bool = False
-    force: bool = False
+    force: bool = False  # Publish also what would be lost; with `keep_count`, for one more delivery
+    # Publish one letter in the first second, about twice as many in each later one
     growing: bool = False
 
     def __post_init__(self) -> None:
@@ -101,31 +92,21 @@ class RedriveOptions:
 
 @dataclass(slots=True, kw_only=True)
 class Outgoing:
-    """A message that is about to be published.
+    """A message that is about to be published."""
 
-    Attributes:
-        letter_id: Id of its letter.
-        task_id: Task id under which it will run.
-        redrives: Number of its redrives, this one included.
-        queue: The queue to publish to.
-        body: The original bytes.
-        content_type: Content type of the body.
-        content_encoding: Content encoding of the body.
-        headers: The original headers with our markers, without those of the broker.
-        properties: The original properties, without those that kombu sets.
-        headers_text: The headers as JSON text if the letter's text could be kept, which is
-            faster than making it; empty if not, or once the headers are changed.
-    """
-
-    letter_id: str
-    task_id: str
-    redrives: int
-    queue: str
-    body: bytes
-    content_type: str
-    content_encoding: str
+    letter_id: str  # Id of its letter
+    task_id: str  # Task id under which it will run
+    redrives: int  # Number of its redrives, this one included
+    queue: str  # The queue to publish to
+    body: bytes  # The original bytes
+    content_type: str  # Content type of the body
+    content_encoding: str  # Content encoding of the body
+    # The original headers with our markers, without those of the broker
     headers: dict[str, Any] = field(default_factory=dict)
+    # The original properties, without those that kombu sets
     properties: dict[str, Any] = field(default_factory=dict)
+    # The headers as JSON text if the letter's text could be kept, which is faster than making it;
+    # empty if not, or once the headers are changed
     headers_text: str = ""
 
 
@@ -136,10 +117,6 @@ def outgoing(
 
     Body bytes, id, callbacks, chain, chord and group are the original's. Deliveries and
     retries are counted from 0 again; marker headers name the redrive and the letter.
-
-    Raises:
-        CorruptLetter: The letter cannot be read.
-        RedriveError: An option cannot be applied to this message.
     """
     raw = found.fields
     if not found.is_letter:
@@ -191,18 +168,7 @@ def released(
     now: datetime,
     marker: str = "",
 ) -> Outgoing:
-    """The message of a held entry, as it came; markers name the hold and the entry.
-
-    Args:
-        found: The entry.
-        options: Not used, like the others: those of a redrive.
-        redrive_id: Not used.
-        now: Not used.
-        marker: The marker, if it is not the id of the hold.
-
-    Raises:
-        CorruptLetter: The entry cannot be read.
-    """
+    """The message of a held entry, as it came; markers name the hold and the entry."""
     del options, redrive_id, now
     raw = found.fields
     if not found.is_letter:

@@ -24,13 +24,7 @@ _ACTIONS = {
 
 
 class Notes:
-    """Writes and reads notes, and sets the states of groups.
-
-    Args:
-        backend: Keeps the notes, the states and the audit.
-        reading: Finds the groups.
-        events: Receives every change.
-    """
+    """Writes and reads notes, and sets the states of groups."""
 
     def __init__(self, backend: Backend, reading: Reading, events: Events) -> None:
         self._notes: GroupNotes = backend.notes
@@ -43,16 +37,6 @@ class Notes:
 
         A group keeps its newest 50 notes: while it has letters, and for 90 days after. If the
         letters are on the broker: for 90 days after the last note.
-
-        Args:
-            dead_letter_queue: The queue's name.
-            fingerprint: The whole fingerprint of the group.
-            text: At most 2,000 characters.
-
-        Raises:
-            NotFound: The queue knows no such group; see `group`.
-            DLQError: The text is empty or too long.
-            StoreUnavailable: The store does not answer.
         """
         text = _checked(text)
         self._check(dead_letter_queue, fingerprint)
@@ -63,12 +47,7 @@ class Notes:
         return note
 
     def notes(self, dead_letter_queue: str, fingerprint: str) -> list[Note]:
-        """The notes on a group of letters, newest first.
-
-        Raises:
-            NotFound: The queue knows no such group; see `group`.
-            StoreUnavailable: The store does not answer.
-        """
+        """The notes on a group of letters, newest first."""
         return self._check(dead_letter_queue, fingerprint)
 
     def resolve(
@@ -83,19 +62,6 @@ class Notes:
 
         If a task dies of it again, the group becomes *regressed*: see `DeadLettered.regressed`.
         The state is kept as long as a note, also while the group has no letters.
-
-        Args:
-            dead_letter_queue: The queue's name.
-            fingerprint: The whole fingerprint of the group.
-            release: The release that has the fix, as ``dlq_release`` will name it. Then letters
-                of the other releases in which the group died before are no regression: those
-                workers have not been deployed yet. ``None``: every new letter is one.
-            note: A note on the group; empty for none.
-
-        Raises:
-            NotFound: The queue knows no such group; see `group`.
-            DLQError: The release or the note is too long.
-            StoreUnavailable: The store does not answer.
         """
         release = (release or "").strip() or None
         if release is not None and len(release) > MAX_RELEASE_CHARS:
@@ -114,19 +80,7 @@ class Notes:
         until: datetime | None = None,
         note: str = "",
     ) -> GroupStatus:
-        """Stop reports of a group to Sentry; its letters are stored and counted all the same.
-
-        Args:
-            dead_letter_queue: The queue's name.
-            fingerprint: The whole fingerprint of the group.
-            until: When it opens again by itself, with a time zone; ``None``: never.
-            note: A note on the group; empty for none.
-
-        Raises:
-            NotFound: The queue knows no such group; see `group`.
-            DLQError: The time is past or has no time zone, or the note is too long.
-            StoreUnavailable: The store does not answer.
-        """
+        """Stop reports of a group to Sentry; its letters are stored and counted all the same."""
         if until is not None and until.tzinfo is None:
             raise DLQError(f"expected until to have a time zone, got {until}")
         now = self._registry.now()
@@ -135,18 +89,7 @@ class Notes:
         return self._set(GroupState.MUTED, dead_letter_queue, fingerprint, note, {"until": until})
 
     def reopen(self, dead_letter_queue: str, fingerprint: str, *, note: str = "") -> GroupStatus:
-        """Take back what `resolve` or `mute` said, or accept a regression as open.
-
-        Args:
-            dead_letter_queue: The queue's name.
-            fingerprint: The whole fingerprint of the group.
-            note: A note on the group; empty for none.
-
-        Raises:
-            NotFound: The queue knows no such group; see `group`.
-            DLQError: The note is too long.
-            StoreUnavailable: The store does not answer.
-        """
+        """Take back what `resolve` or `mute` said, or accept a regression as open."""
         return self._set(GroupState.OPEN, dead_letter_queue, fingerprint, note, {})
 
     def _set(

@@ -35,13 +35,7 @@ class Prepared(NamedTuple):
 
 
 class OneStep:
-    """Redrives batches of letters, each in one step; the next is prepared meanwhile.
-
-    Args:
-        store: Keeps the letters.
-        run: The job.
-        envelopes: Makes the entries of the broker's queues.
-    """
+    """Redrives batches of letters, each in one step; the next is prepared meanwhile."""
 
     def __init__(self, store: DeadLetterStore, run: JobRun, envelopes: Envelopes) -> None:
         self._store = store
@@ -69,12 +63,7 @@ class OneStep:
         return not any(map(self._envelopes.expires, queues))
 
     def entry(self, prepared: Prepared) -> QueueEntry:
-        """Return what the letter becomes.
-
-        Raises:
-            TypeError: The message cannot be encoded.
-            ValueError: So, too.
-        """
+        """Return what the letter becomes."""
         found, message, seed = prepared
         queue, properties = message.queue, message.properties
         entry: str | bytes = message.body
@@ -112,14 +101,7 @@ class OneStep:
             self._call.send()
 
     def finish(self) -> tuple[Sequence[Prepared], Sequence[ClaimState] | None]:
-        """Wait for the last batch; return it with the states in which its letters were found.
-
-        Returns:
-            The batch, empty if there is none, and its states: ``None`` if the store refused.
-
-        Raises:
-            StoreUnavailable: The store does not answer; the batch may have been redriven.
-        """
+        """Wait for the last batch; return it with the states in which its letters were found."""
         if not self._batch:
             return (), ()
         states = None if self._call is None else self._call.states()

@@ -60,19 +60,12 @@ class LetterCount(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cursor:
-    """Where a page begins.
+    """Where a page begins."""
 
-    Attributes:
-        older: True for the letters before the position, False for those after it.
-        position: The position.
-        newest: The newest position when the first page was read; later ones are left out.
-        stored: Number of letters ever stored at that time; ``None`` if unknown.
-    """
-
-    older: bool
-    position: str
-    newest: str
-    stored: int | None
+    older: bool  # True for the letters before the position, False for those after it
+    position: str  # The position
+    newest: str  # The newest position when the first page was read; later ones are left out
+    stored: int | None  # Number of letters ever stored at that time; `None` if unknown
 
     def __str__(self) -> str:
         stored = "" if self.stored is None else self.stored

@@ -42,13 +42,7 @@ class PlanOptions(RedriveKeys, total=False):
 
 
 class Plans:
-    """Makes plans and starts them; the methods are those of `DeadLetters`.
-
-    Args:
-        backend: Keeps letters and jobs.
-        reading: Finds the letters.
-        running: Makes the jobs, for a process that runs them.
-    """
+    """Makes plans and starts them; the methods are those of `DeadLetters`."""
 
     def __init__(self, backend: Backend, reading: Reading, running: Running) -> None:
         self._store = backend.letters
@@ -74,25 +68,6 @@ class Plans:
         The job works on the letters that match now, and with a limit on the oldest of them: those
         that go meanwhile are left out and counted in its note, no others take their place. The
         newest 50 plans are kept.
-
-        Args:
-            kind: ``redrive``, ``edit``, ``discard`` or ``purge``.
-            where: The letters; ``None`` for all. For an edit, the id of one letter.
-            change: The change of an edit.
-            force: Publish also what would be lost.
-            seconds: Time for the dry run; after it, the plan counts *at least* so many letters.
-                With a limit, the plan has those that were found in time, and its note says so.
-            **options: As of the method with the name of the kind.
-
-        Returns:
-            The plan; its ``preview`` has what the dry run found.
-
-        Raises:
-            NotFound: The queue or letter does not exist.
-            NotSupported: The store has no bin.
-            StoreUnavailable: The store does not answer.
-            DLQError: The kind, an option or the change is not usable; or there is a limit, and no
-                letter was found in time.
         """
         run, _ = self.prepare(
             kind, dead_letter_queue, where, change=change, force=force, seconds=seconds, **options
@@ -146,25 +121,11 @@ class Plans:
 
         Whoever calls it second, or clicks twice, gets the same job. What would be lost is looked
         for again when it is run.
-
-        Args:
-            job_id: The plan.
-            at: Aware time, by the store's clock, before which it is not run; ``None`` for none.
-
-        Raises:
-            NotFound: The job does not exist.
-            DLQError: The plan has expired, or the time is past.
-            RedriveError: All its messages would be lost, and it was made without ``force``.
         """
         return self._jobs.start(job_id, _refuse_lost, at)
 
     def edited_arguments(self, job_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """``args`` and ``kwargs`` of a letter before and after an edit that is planned.
-
-        Raises:
-            NotFound: The job or the letter does not exist (any more).
-            DLQError: The job is no edit.
-        """
+        """``args`` and ``kwargs`` of a letter before and after an edit that is planned."""
         job = self._jobs.get(job_id)
         if not job.change:
             raise DLQError(f"expected a planned edit, got job {job_id}, a {job.kind}")

@@ -27,19 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyView:
-    """The policy of one queue, or of one task in its queue, with every key.
+    """The policy of one queue, or of one task in its queue, with every key."""
 
-    Attributes:
-        queue: The queue, or the pattern.
-        task: The task; ``None`` for the queue itself.
-        dead_letter_queue: The queue of its letters.
-        fields: Value and source by policy key.
-    """
-
-    queue: str
-    task: str | None
-    dead_letter_queue: str
-    fields: Mapping[str, Sourced]
+    queue: str  # The queue, or the pattern
+    task: str | None  # The task; `None` for the queue itself
+    dead_letter_queue: str  # The queue of its letters
+    fields: Mapping[str, Sourced]  # Value and source by policy key
 
     @property
     def dead_letter_queues(self) -> tuple[str, ...]:
@@ -66,14 +59,10 @@ class PolicyView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyReport:
-    """All policies of an app, with warnings.
+    """All policies of an app, with warnings."""
 
-    Attributes:
-        views: Queues, then tasks.
-        warnings: Unknown queues, limits of RabbitMQ that are too low, and live workers that differ.
-    """
-
-    views: tuple[PolicyView, ...]
+    views: tuple[PolicyView, ...]  # Queues, then tasks
+    # Unknown queues, limits of RabbitMQ that are too low, and live workers that differ
     warnings: tuple[str, ...]
 
     def to_json(self) -> Iterator[dict[str, Any]]:
@@ -88,17 +77,7 @@ _PATTERN = re.compile(r"[*?\[{}]")
 
 
 class PolicyAdmin:
-    """Shows and changes the policies in force.
-
-    Args:
-        table: The configured policies.
-        registry: Keeps overrides, the infos of workers, and the audit.
-        events: Receives every change.
-        known_queues: Returns the queues in the app's configuration.
-        task_queues: Returns the queue of each task with a policy of its own.
-        dead_letter_queues: Returns the dead-letter queues in the store.
-        low_limits: Returns where a limit of RabbitMQ would end messages before a policy does.
-    """
+    """Shows and changes the policies in force."""
 
     def __init__(
         self,
@@ -122,19 +101,7 @@ class PolicyAdmin:
         self._low_limits = low_limits
 
     def policies(self, queue: str | None = None) -> PolicyReport:
-        """The policy in force of every queue and task, with the source of each value.
-
-        Args:
-            queue: Only this queue; ``None`` for all queues of the app and of live workers.
-
-        Returns:
-            The policies, and warnings: policies for unknown queues, limits of RabbitMQ that are too
-            low, live workers that differ.
-
-        Raises:
-            NotFound: No policy applies to that queue.
-            StoreUnavailable: The store does not answer.
-        """
+        """The policy in force of every queue and task, with the source of each value."""
         report = self._report(queue)
         if queue is None:
             return report
@@ -167,12 +134,7 @@ class PolicyAdmin:
     def after(
         self, made: Iterable[Override] = (), lifted: Iterable[tuple[str, str]] = ()
     ) -> PolicyTable:
-        """The policies that would be in force after changes, once these have begun.
-
-        Args:
-            made: Overrides that would be set.
-            lifted: Queue and key of overrides that would be lifted.
-        """
+        """The policies that would be in force after changes, once these have begun."""
         gone = set(lifted)
         left = [o for o in self._registry.overrides() if (o.queue, o.key) not in gone]
         return applied(self._table, [*left, *made], MAX_TIME)
@@ -210,17 +172,6 @@ class PolicyAdmin:
         ``dead_letter_ttl``, ``dead_letter_max_length``, ``keep_until_exported`` and
         ``auto_redrive`` begin one minute later. Until then the queue's letters are neither
         trimmed nor redriven by policy, and `lift_policy` undoes the change.
-
-        Args:
-            queue: The exact name of the queue.
-            span: The duration; at most 30 days.
-            **values: Policy keys, e.g. ``max_deliveries=3``; ``None`` ends a key.
-
-        Raises:
-            SettingsError: A key, a value or the duration is not usable, or the queue is a
-                dead-letter queue; nothing changed.
-            NotFound: Neither the app, nor a live worker, nor a letter knows the queue.
-            StoreUnavailable: The store does not answer.
         """
         made = self.check_override(queue, span, **values)
         detail = {"values": {o.key: o.value for o in made}, "until": iso(made[0].until)}
@@ -247,17 +198,6 @@ class PolicyAdmin:
 
         The keys that begin one minute late end at once, and their configured values count one
         minute later.
-
-        Args:
-            queue: The queue.
-            *keys: Policy keys; none for all overridden keys.
-
-        Returns:
-            The keys that have their configured values again.
-
-        Raises:
-            NotFound: The queue has no such override.
-            StoreUnavailable: The store does not answer.
         """
         wanted = self.check_lift(queue, *keys)
         self._record(Action.POLICY_UNSET, queue, {"keys": wanted})

@@ -20,16 +20,7 @@ class _LateError(Exception):
 
 
 class Preview:
-    """Reads letters until a deadline, for a dry run, and counts what the dry run does not.
-
-    Args:
-        select: Finds the letters; its argument is to be called for each page that it reads.
-        seconds: Time to read them.
-        scanned: Called with the number of entries in every page read.
-
-    Attributes:
-        exact: False if there are more letters than could be read in time.
-    """
+    """Reads letters until a deadline, for a dry run, and counts what the dry run does not."""
 
     def __init__(
         self,

@@ -42,14 +42,7 @@ class Right(Protocol):
     """The right to publish messages, which may be lost during every wait."""
 
     def keep(self, waiting_for: str = "") -> None:
-        """Renew it; called before each message, and about every second of a wait.
-
-        Args:
-            waiting_for: What the broker lets us wait for, if that is more than a reply.
-
-        Raises:
-            CancelledError: Nothing more must be published.
-        """
+        """Renew it; called before each message, and about every second of a wait."""
 
     def has(self, letter_id: str) -> bool:
         """False if another operation has taken the letter over."""
@@ -57,18 +50,15 @@ class Right(Protocol):
 
 @dataclass(slots=True)
 class Sent:
-    """The results of publishing; filled message by message, so that an interrupt loses none.
+    """The results of publishing; filled message by message, so that an interrupt loses none."""
 
-    Attributes:
-        confirmed: Ids of letters whose message the broker has.
-        refused: Ids of letters whose message the broker does not have, with the error.
-        doubtful: Ids of letters whose message the broker may have, with the error.
-        again: Ids of confirmed ones whose message an earlier attempt may have published, too.
-    """
-
+    # Ids of letters whose message the broker has
     confirmed: list[str] = field(default_factory=list)
+    # Ids of letters whose message the broker does not have, with the error
     refused: dict[str, str] = field(default_factory=dict)
+    # Ids of letters whose message the broker may have, with the error
     doubtful: dict[str, str] = field(default_factory=dict)
+    # Ids of confirmed ones whose message an earlier attempt may have published, too
     again: set[str] = field(default_factory=set)
 
     @property
@@ -78,27 +68,16 @@ class Sent:
 
 
 class _Failure(NamedTuple):
-    """An attempt that failed: whether to try again, and what it left behind.
+    """An attempt that failed: whether to try again, and what it left behind."""
 
-    Attributes:
-        error: The error.
-        again: True to try again.
-        maybe: True if the broker may have the message.
-        away: True if the next message would fail as well.
-    """
-
-    error: Exception
-    again: bool
-    maybe: bool
-    away: bool
+    error: Exception  # The error
+    again: bool  # True to try again
+    maybe: bool  # True if the broker may have the message
+    away: bool  # True if the next message would fail as well
 
 
 class Publisher:
-    """Publishes to the app's broker; a context manager that holds one connection.
-
-    Args:
-        app: The Celery app.
-    """
+    """Publishes to the app's broker; a context manager that holds one connection."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -132,11 +111,7 @@ class Publisher:
             return None
 
     def publish(self, messages: Sequence[Outgoing], sent: Sent, right: Right) -> None:
-        """Publish messages and wait until the broker has them; fills ``sent``.
-
-        Raises:
-            BrokerUnavailable: It blocks publishers for too long; the next ones were not tried.
-        """
+        """Publish messages and wait until the broker has them; fills ``sent``."""
         if self._producer is None:
             self._open()
         if self._can_batch:
@@ -361,11 +336,7 @@ def broker_name(app: Any) -> str:
 
 
 class GrowingPace:
-    """One letter in the first second, about twice as many in each later one; as `Pace`.
-
-    Args:
-        beat: Called at least every 2 seconds during a wait; may raise to end it.
-    """
+    """One letter in the first second, about twice as many in each later one; as `Pace`."""
 
     def __init__(self, beat: Callable[[], object]) -> None:
         self._beat = beat
@@ -385,12 +356,7 @@ class GrowingPace:
 
 
 class Pace:
-    """Limits a redrive to ``rate`` letters per second.
-
-    Args:
-        rate: Letters per second; ``None`` for no limit.
-        beat: Called at least every 2 seconds during a wait; may raise to end it.
-    """
+    """Limits a redrive to ``rate`` letters per second."""
 
     def __init__(self, rate: float | None, beat: Callable[[], object]) -> None:
         self._gap = 0.0 if rate is None else 1.0 / rate

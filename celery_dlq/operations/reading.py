@@ -46,13 +46,7 @@ Progress = Callable[[int], object]
 
 
 class Reading:
-    """Finds letters; `DeadLetters` describes the arguments that its methods share.
-
-    Args:
-        store: Keeps the letters.
-        redaction: Masks the arguments that are to be edited.
-        notes: Keeps the states of the groups; ``None`` to leave them out.
-    """
+    """Finds letters; `DeadLetters` describes the arguments that its methods share."""
 
     def __init__(
         self,
@@ -65,11 +59,7 @@ class Reading:
         self._notes = notes
 
     def queues(self) -> list[QueueSummary]:
-        """All dead-letter queues: name, number of letters, ages, letters by reason.
-
-        Raises:
-            StoreUnavailable: The store does not answer.
-        """
+        """All dead-letter queues: name, number of letters, ages, letters by reason."""
         return self._store.queues()
 
     def letters(
@@ -87,14 +77,6 @@ class Reading:
 
         Leaves out letters that arrive while you iterate, and entries that are no letters
         (`entries` returns those too).
-
-        Args:
-            newest_first: Reverse the order.
-
-        Raises:
-            NotFound: The queue does not exist.
-            StoreUnavailable: The store does not answer.
-            DLQError: A field of the filter is not usable.
         """
         found = self.entries(
             dead_letter_queue, where, newest_first=newest_first, scanned=scanned, **fields
@@ -135,18 +117,6 @@ class Reading:
 
         Letters that arrive after the first page was read are on none of its pages, so no letter
         moves from one page to the next. A page with large letters is shorter.
-
-        Args:
-            cursor: Where the page begins: ``newer`` or ``older`` of another page of the same
-                queue and filter. ``None`` for the newest letters.
-            size: Maximum number of letters.
-            deadline_seconds: Time after which the search ends with what it has found. A queue on
-                the broker is always read to its end.
-
-        Raises:
-            NotFound: The queue does not exist.
-            StoreUnavailable: The store does not answer.
-            DLQError: The cursor, the size or a field of the filter is not usable.
         """
         where = filter_of(where, fields)
         self.check_queue(dead_letter_queue)
@@ -173,18 +143,6 @@ class Reading:
 
         Without a filter, or with nothing but a whole fingerprint, no letter is read and the
         number is exact. A queue on the broker is always read, and to its end.
-
-        Args:
-            most: Count no further than to this number.
-            deadline_seconds: Time after which the counting ends.
-
-        Returns:
-            The number, and whether it is exact or there may be more.
-
-        Raises:
-            NotFound: The queue does not exist.
-            StoreUnavailable: The store does not answer.
-            DLQError: A field of the filter is not usable.
         """
         where = filter_of(where, fields)
         self.check_queue(dead_letter_queue)
@@ -234,30 +192,11 @@ class Reading:
             time.sleep(pause)
 
     def get(self, letter_id: str, dead_letter_queue: str | None = None) -> DeadLetter:
-        """One letter by its id.
-
-        Args:
-            letter_id: The letter's id, or a unique prefix of 6 characters or more.
-            dead_letter_queue: Its queue; ``None`` searches all queues.
-
-        Raises:
-            NotFound: No queue has the letter, or the prefix fits several letters.
-            CorruptLetter: The entry is no letter; `entry` returns it raw.
-            StoreUnavailable: The store does not answer.
-        """
+        """One letter by its id."""
         return self.entry(letter_id, dead_letter_queue)[1].letter()
 
     def entry(self, letter_id: str, dead_letter_queue: str | None = None) -> tuple[str, RawEntry]:
-        """The queue of a letter, and the raw letter; also for an entry that is no letter.
-
-        Args:
-            letter_id: As for `get`; or the position of an entry that is no letter.
-            dead_letter_queue: Its queue; ``None`` searches all queues.
-
-        Raises:
-            NotFound: No queue has the letter, or the prefix fits several letters.
-            StoreUnavailable: The store does not answer.
-        """
+        """The queue of a letter, and the raw letter; also for an entry that is no letter."""
         if dead_letter_queue is not None:
             self.check_queue(dead_letter_queue)
         names = [dead_letter_queue] if dead_letter_queue else self._store.names()
@@ -288,20 +227,7 @@ class Reading:
         by: GroupOrder = "letters",
         state: GroupState | str | None = None,
     ) -> list[Group]:
-        """The letters of a queue by fingerprint.
-
-        Args:
-            dead_letter_queue: The queue's name.
-            limit: At most this many groups; ``None`` for all.
-            by: ``letters`` for the largest group first, ``newest`` for the last seen first.
-            state: Only groups in this state; muted, resolved and regressed ones also without
-                letters.
-
-        Raises:
-            NotFound: The queue does not exist.
-            StoreUnavailable: The store does not answer.
-            DLQError: ``by`` or ``state`` is something else.
-        """
+        """The letters of a queue by fingerprint."""
         if by not in get_args(GroupOrder):
             raise DLQError(f"expected by to be letters or newest, got {by!r}")
         known = [one.value for one in GroupState]
@@ -335,10 +261,6 @@ class Reading:
 
         It is known by a state or a note for 90 days, and by its letters for 90 days after the last
         one left, unless those were on the broker.
-
-        Raises:
-            NotFound: The queue does not exist, or knows no such group.
-            StoreUnavailable: The store does not answer.
         """
         self.check_queue(dead_letter_queue)
         status = OPEN_GROUP
@@ -365,10 +287,6 @@ class Reading:
         """Args and kwargs of a letter, as `edit` changes them.
 
         What ``dlq_redact`` masks is ``[redacted]``; `edit` puts the values back.
-
-        Raises:
-            NotFound: The letter does not exist.
-            DLQError: Its body is not plain JSON.
         """
         letter = self.get(letter_id, dead_letter_queue)
         args, kwargs, _links = arguments(
@@ -377,12 +295,7 @@ class Reading:
         return self._redaction.arguments(args, kwargs)
 
     def check_queue(self, name: str) -> None:
-        """Check that a dead-letter queue exists.
-
-        Raises:
-            NotFound: It does not.
-            StoreUnavailable: The store does not answer.
-        """
+        """Check that a dead-letter queue exists."""
         names = self._store.names()
         if name not in names:
             known = _some_of(names) or "none yet"

@@ -32,15 +32,7 @@ _LOOK_SECONDS = 2.0
 
 
 class Recovery:
-    """Sends probes and releases messages; of many workers, one does each.
-
-    Args:
-        backend: Keeps holds, their messages, and jobs.
-        running: Publishes the messages.
-        circuits: Changes the states.
-        most: The setting ``dlq_held_max``.
-        off: The queues whose circuit breakers an override has ended.
-    """
+    """Sends probes and releases messages; of many workers, one does each."""
 
     def __init__(
         self,
@@ -59,14 +51,7 @@ class Recovery:
         self._off = off
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Do what is due now.
-
-        Args:
-            stopping: Asked between batches; once it is true, another worker goes on.
-
-        Raises:
-            StoreUnavailable: The store does not answer.
-        """
+        """Do what is due now."""
         with on_behalf_of(ACTOR):
             self._each(self._probe)
             self._each(lambda hold: self._release(hold, stopping))

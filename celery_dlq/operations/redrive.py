@@ -72,30 +72,19 @@ class _BrokerGoneError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Work:
-    """The state of a running redrive.
+    """The state of a running redrive."""
 
-    Attributes:
-        queue: The dead-letter queue.
-        options: The options of the redrive.
-        run: The job.
-        report: The results so far.
-        transform: Changes each message before it is published.
-        loss: Says why the message of a letter would be lost; ``None`` if nobody asks.
-        due: Chooses among the letters of an automatic redrive; ``None`` for all.
-        background: Removes letters that were published step by step.
-        one_step: Publishes and removes them, if both are in one database.
-        published: The messages published so far, if they are to be watched.
-    """
-
-    queue: str
-    options: RedriveOptions
-    run: JobRun
-    report: RedriveReport
-    transform: Transform | None = None
+    queue: str  # The dead-letter queue
+    options: RedriveOptions  # The options of the redrive
+    run: JobRun  # The job
+    report: RedriveReport  # The results so far
+    transform: Transform | None = None  # Changes each message before it is published
+    # Says why the message of a letter would be lost; `None` if nobody asks
     loss: Loss | None = None
-    due: Chooses | None = None
-    background: Background
-    one_step: OneStep | None = None
+    due: Chooses | None = None  # Chooses among the letters of an automatic redrive; `None` for all
+    background: Background  # Removes letters that were published step by step
+    one_step: OneStep | None = None  # Publishes and removes them, if both are in one database
+    # The messages published so far, if they are to be watched
     published: list[Outgoing] | None = None
 
     def counts(self) -> dict[str, int]:
@@ -123,12 +112,6 @@ class Claims:
 
     A slow broker may let a batch outlast its lease, and a paused machine the patience of others
     with its job: so both are renewed, and asked for again, between two messages.
-
-    Args:
-        store: Keeps the claims.
-        work: The redrive.
-        letter_ids: The letters to claim.
-        lease_seconds: Seconds after which others may take them over.
     """
 
     def __init__(
@@ -174,20 +157,7 @@ class Claims:
 
 
 class Redriver:
-    """Publishes letters' original messages again and removes the letters.
-
-    Args:
-        app: The Celery app; its broker gets the messages.
-        store: Keeps the letters.
-        clock: Returns the present, aware UTC.
-        counted_in: Returns the dead-letter queue beside whose letters a message is counted; see
-            `celery_dlq.policies.table.PolicyTable.counted_in`.
-        lease_seconds: Seconds for which a claim holds after its process has died.
-        confirmed: Called for each batch that the broker took, with the queue, the letters and
-            the id of the redrive.
-        message_of: Makes the message of a letter.
-        held: Returns the ids of the holds that have some of the redriven messages.
-    """
+    """Publishes letters' original messages again and removes the letters."""
 
     def __init__(
         self,

@@ -34,13 +34,6 @@ class Removal:
     """Removes letters, and restores those in the bin.
 
     The methods are those of `DeadLetters`, which describes the arguments that they share.
-
-    Args:
-        backend: Keeps letters and the audit.
-        reading: Finds the letters.
-        policies: Knows the policies in force.
-        running: Runs the jobs.
-        events: Receives every change.
     """
 
     def __init__(
@@ -72,18 +65,7 @@ class Removal:
         scanned: Progress | None = None,
         **fields: Unpack[FilterFields],
     ) -> DiscardReport:
-        """Remove letters from their queue; `restore` puts them back within 24 hours.
-
-        Args:
-            forever: Remove them permanently.
-            export_first: Write them to this Parquet file first, or to a new file in this folder.
-
-        Raises:
-            NotFound: The queue does not exist.
-            ExportError: The file cannot be written; nothing was removed.
-            StoreUnavailable: The store does not answer.
-            DLQError: An option or a field of the filter is not usable.
-        """
+        """Remove letters from their queue; `restore` puts them back within 24 hours."""
         return self._discard(
             "discard",
             dead_letter_queue,
@@ -132,20 +114,7 @@ class Removal:
         return report
 
     def restore(self, letter_id: str, dead_letter_queue: str | None = None) -> str:
-        """Put a discarded letter back, as the newest of its queue.
-
-        Args:
-            letter_id: The letter's id, or a prefix of 6 characters or more.
-            dead_letter_queue: Its queue; ``None`` searches the bins of all queues.
-
-        Returns:
-            The name of its queue.
-
-        Raises:
-            NotFound: No bin has the letter, or the prefix fits several discarded letters.
-            DLQError: The queue has a letter with this id again.
-            StoreUnavailable: The store does not answer.
-        """
+        """Put a discarded letter back, as the newest of its queue."""
         self._checks.check_bin()
         if dead_letter_queue is not None:
             self._reading.check_queue(dead_letter_queue)
@@ -176,20 +145,7 @@ class Removal:
         limit: int | None = None,
         **fields: Unpack[FilterFields],
     ) -> tuple[int, int]:
-        """Put discarded letters back, those discarded first as the oldest of them.
-
-        Args:
-            limit: At most this many letters, the last discarded; ``None`` for all.
-
-        Returns:
-            The number of restored letters; and of those that stay in the bin, because the queue
-            has a letter with their id again.
-
-        Raises:
-            NotFound: The queue does not exist.
-            StoreUnavailable: The store does not answer; another call restores the others.
-            DLQError: The limit or a field of the filter is not usable.
-        """
+        """Put discarded letters back, those discarded first as the oldest of them."""
         name, where = dead_letter_queue, filter_of(where, fields)
         DiscardOptions(limit=limit)  # checks it
         found = (
@@ -219,11 +175,7 @@ class Removal:
                 yield found
 
     def binned(self, letter_id: str, dead_letter_queue: str) -> RawEntry:
-        """The letter in the bin of a queue.
-
-        Raises:
-            NotFound: It is not among the newest 100,000 there.
-        """
+        """The letter in the bin of a queue."""
         for entry in islice(self.discarded(dead_letter_queue), _MAX_DISCARDED_SCANNED):
             if entry.key == letter_id:
                 return entry
@@ -237,19 +189,6 @@ class Removal:
 
         Workers trim on their own; call this for queues that no worker consumes. For 24 hours
         `restore` brings the letters back, if the store has a bin.
-
-        Args:
-            *dead_letter_queues: The queues to trim; none for all.
-            dry_run: Return what the next pass would trim, up to 500 letters per queue and
-                cause, and change nothing.
-
-        Returns:
-            One change per queue and cause.
-
-        Raises:
-            NotFound: A queue does not exist.
-            DLQError: The policy of a queue that is named was changed less than a minute ago.
-            StoreUnavailable: The store does not answer.
         """
         for name in dead_letter_queues:
             self._reading.check_queue(name)
@@ -269,16 +208,7 @@ class Removal:
         return [change for changes in trimmed for change in changes]
 
     def effect(self, queue: str, keys: frozenset[str], after: PolicyTable) -> PolicyEffect:
-        """What a change of a queue's policy would do to its letters; see `PolicyAdmin.after`.
-
-        Args:
-            queue: The queue.
-            keys: The keys that are changed.
-            after: The policies after the change.
-
-        Raises:
-            StoreUnavailable: The store does not answer.
-        """
+        """What a change of a queue's policy would do to its letters; see `PolicyAdmin.after`."""
         name, removed, redriven = after.dead_letter_queue_of(queue), 0, 0
         policy = after.of_dead_letter_queue(name) or Policy()
         if not self._store.capabilities.random_access:

@@ -109,17 +109,11 @@ class DiscardReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyEffect:
-    """What a change of a policy would do to the letters that are there now.
+    """What a change of a policy would do to the letters that are there now."""
 
-    Attributes:
-        dead_letter_queue: Their queue.
-        removed: Letters that retention would remove.
-        redriven: Letters that would be redriven automatically, sooner or later.
-    """
-
-    dead_letter_queue: str
-    removed: int = 0
-    redriven: int = 0
+    dead_letter_queue: str  # Their queue
+    removed: int = 0  # Letters that retention would remove
+    redriven: int = 0  # Letters that would be redriven automatically, sooner or later
 
     def __str__(self) -> str:
         """In words; empty for nothing."""

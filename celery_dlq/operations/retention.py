@@ -50,14 +50,7 @@ _TRIMMABLE = (ClaimState.CLAIMED, ClaimState.RECLAIMED, ClaimState.PUBLISHED)
 
 
 class Retention:
-    """Trims dead-letter queues by their policies.
-
-    Args:
-        store: Keeps the letters.
-        registry: Keeps the audit.
-        events: Receives every trimming.
-        actor: The name in the audit: a worker's node name, or a person.
-    """
+    """Trims dead-letter queues by their policies."""
 
     def __init__(
         self, store: DeadLetterStore, registry: WorkerRegistry, events: Events, actor: str
@@ -75,45 +68,21 @@ class Retention:
         dry_run: bool = False,
         to_bin: bool = False,
     ) -> list[Change]:
-        """Trim a queue in one bounded pass.
-
-        Args:
-            dead_letter_queue: The queue's name.
-            policy: Its policy; ``None`` trims only messages past their own expiry.
-            dry_run: Return what would be trimmed, and change nothing.
-            to_bin: Put the letters into the bin, if the store has one.
-
-        Returns:
-            One change per cause that trimmed letters.
-
-        Raises:
-            StoreUnavailable: The store does not answer.
-        """
+        """Trim a queue in one bounded pass."""
         try:
             return self._trim(dead_letter_queue, policy or Policy(), dry_run=dry_run, to_bin=to_bin)
         finally:
             self._store.done()
 
     def due(self, policies: Mapping[str, Policy | None]) -> list[str]:
-        """The queues that have something to trim, judged by their length and oldest times.
-
-        Args:
-            policies: The policy of each queue.
-
-        Raises:
-            StoreUnavailable: The store does not answer.
-        """
+        """The queues that have something to trim, judged by their length and oldest times."""
         if not self._store.capabilities.random_access:
             return list(policies)
         found = self._store.glances(list(policies))
         return [glance.name for glance in found if _is_due(glance, policies[glance.name])]
 
     def count(self, dead_letter_queue: str, policy: Policy, at: datetime, most: int) -> int:
-        """How many of the letters there are now would be trimmed at a time; counted up to a bound.
-
-        Raises:
-            StoreUnavailable: The store does not answer.
-        """
+        """How many of the letters there are now would be trimmed at a time; counted up to a bound."""
         found: set[str] = set()
         for _cause, summaries in self._causes(dead_letter_queue, policy, at, most):
             chosen = self._allowed(dead_letter_queue, policy, summaries(), most)
@@ -283,13 +252,7 @@ def _is_due(glance: Glance, policy: Policy | None) -> bool:
 
 
 class RetentionRound:
-    """Visits the dead-letter queues of an app in turn, some of them in every third tick.
-
-    Args:
-        retention: Trims a queue.
-        store: Lists the queues.
-        table: Returns the policies in force.
-    """
+    """Visits the dead-letter queues of an app in turn, some of them in every third tick."""
 
     def __init__(
         self, retention: Retention, store: DeadLetterStore, table: Callable[[], PolicyTable]
@@ -302,11 +265,7 @@ class RetentionRound:
         self._rest = 0
 
     def tick(self) -> None:
-        """Visit the next queues; do not rest after a trimming, because the queue may have more.
-
-        Raises:
-            StoreUnavailable: The store does not answer.
-        """
+        """Visit the next queues; do not rest after a trimming, because the queue may have more."""
         if self._rest > 0:
             self._rest -= 1
             return

@@ -30,10 +30,6 @@ class Runner:
 
     Several processes may have one: each job is run by one of them. A job whose runner was closed
     waits for another; a job whose process was killed is ``interrupted`` until it is resumed.
-
-    Args:
-        make: Makes what runs the jobs of one thread, with connections of their own.
-        threads: Number of jobs that run at once.
     """
 
     def __init__(
@@ -58,14 +54,7 @@ class Runner:
         self._wake.release()
 
     def close(self, timeout: float = 30.0) -> bool:
-        """End after the current batches; unfinished jobs wait for the next runner.
-
-        Args:
-            timeout: Seconds to wait; later, an unfinished job ends like one that was killed.
-
-        Returns:
-            True if all threads have ended.
-        """
+        """End after the current batches; unfinished jobs wait for the next runner."""
         self._closing.set()
         for _ in self._threads:
             self._wake.release()

@@ -44,20 +44,7 @@ _ACTIONS = {
 
 
 class Running:
-    """Makes and runs jobs; safe against crashes and other operators.
-
-    Args:
-        app: The Celery app.
-        backend: Keeps letters, held messages, jobs and the audit.
-        policies: Knows the policies in force.
-        checks: Finds what would be lost, and applies edits.
-        events: Receives every redriven letter and every change.
-        measuring: Counts redriven letters.
-        clock: Returns the present, aware UTC.
-
-    Attributes:
-        checks: As given.
-    """
+    """Makes and runs jobs; safe against crashes and other operators."""
 
     def __init__(
         self,
@@ -176,11 +163,6 @@ class Running:
         """Continue a job here whose process died, or that waits, was cancelled or stopped.
 
         A redrive that has not passed its canary starts with a new canary.
-
-        Raises:
-            NotFound: The job does not exist.
-            DLQError: The job is planned, running or done, or is an edit whose change was too
-                long to be kept.
         """
         _check_change(self._jobs.get(job_id))
         report: RedriveReport | DiscardReport = self.run(
@@ -189,27 +171,12 @@ class Running:
         return report
 
     def resume_in_background(self, job_id: str) -> Job:
-        """Like `resume`, but by a process that runs jobs; also from there if it has ended.
-
-        Returns:
-            The job, which waits; unchanged if it waits or runs already.
-
-        Raises:
-            NotFound: The job does not exist.
-            DLQError: As `resume`.
-        """
+        """Like `resume`, but by a process that runs jobs; also from there if it has ended."""
         _check_change(self._jobs.get(job_id))
         return self._jobs.wait_again(job_id)
 
     def run_next(self, stopping: Callable[[], bool]) -> Job | None:
-        """Run the job that waits longest, on behalf of who started it; for `Runner`.
-
-        Args:
-            stopping: Asked between batches; once it is true, the job waits for the next process.
-
-        Returns:
-            The job as it ended; ``None`` if none waits.
-        """
+        """Run the job that waits longest, on behalf of who started it; for `Runner`."""
         run = self._jobs.next_run(self._may_run)
         if run is None:
             return None
@@ -221,15 +188,7 @@ class Running:
     def redrive_due(
         self, table: PolicyTable, stopping: Callable[[], bool]
     ) -> Generator[Job, None, None]:
-        """Redrive what is due by the policy key ``auto_redrive``; yields each job when it ended.
-
-        Args:
-            table: The policies in force.
-            stopping: As for `run_next`.
-
-        Raises:
-            StoreUnavailable: The store does not answer.
-        """
+        """Redrive what is due by the policy key ``auto_redrive``; yields each job when it ended."""
 
         def new_job(queue: str, options: Mapping[str, Any]) -> JobRun:
             return self.new("redrive", queue, LetterFilter(), options)

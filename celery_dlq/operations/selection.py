@@ -37,14 +37,7 @@ Scanned = Callable[[int], object]
 
 
 class RawEntry:
-    """One entry of the store, not decoded.
-
-    Attributes:
-        position: Its position in the queue.
-        fields: Its raw fields.
-        is_letter: True if it has the required fields of a letter; they may be unreadable.
-        key: The letter's id; the position if the entry is no letter.
-    """
+    """One entry of the store, not decoded."""
 
     __slots__ = ("fields", "is_letter", "key", "position")
 
@@ -67,11 +60,7 @@ class RawEntry:
         return self.fields.get(name.encode(), b"").decode("utf-8", "replace")
 
     def letter(self) -> DeadLetter:
-        """The decoded letter.
-
-        Raises:
-            CorruptLetter: The entry is no letter, or cannot be read.
-        """
+        """The decoded letter."""
         try:
             return letter_from(self.fields)
         except CorruptLetter as exc:
@@ -80,15 +69,10 @@ class RawEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PositionRange:
-    """A range of positions in a queue, fixed before an operation begins.
+    """A range of positions in a queue, fixed before an operation begins."""
 
-    Attributes:
-        after: The position before the first one; ``None`` for the start.
-        until: The last position; ``None`` for the end.
-    """
-
-    after: str | None = None
-    until: str | None = None
+    after: str | None = None  # The position before the first one; `None` for the start
+    until: str | None = None  # The last position; `None` for the end
 
 
 def select(
@@ -104,14 +88,6 @@ def select(
 
     Entries that are no letters match only an empty filter, or a filter with their position as
     an id.
-
-    Args:
-        store: Keeps the letters.
-        queue: The dead-letter queue.
-        where: The filter.
-        span: The range of positions; ``None`` for the whole queue.
-        newest_first: Reverse the order.
-        scanned: Called with the number of entries in every page read.
     """
     if where.ids is not None:
         yield from _named(store, queue, where)

@@ -25,44 +25,30 @@ CRASHES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """A message is about to be executed.
+    """A message is about to be executed."""
 
-    Attributes:
-        retries: Its ``retries`` header.
-        deliveries: How often it was delivered before, or ``None`` if that is not known
-            (a first delivery, or the store does not answer).
-        crashes: The outcomes of those that crashed, as `crashes_of` returns them.
-    """
-
-    retries: int
+    retries: int  # Its `retries` header
+    # How often it was delivered before, or `None` if that is not known (a first delivery, or the
+    # store does not answer)
     deliveries: int | None = None
+    # The outcomes of those that crashed, as `crashes_of` returns them
     crashes: tuple[Outcome, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """A delivery ended otherwise than by success.
+    """A delivery ended otherwise than by success."""
 
-    Attributes:
-        outcome: How.
-        final: Celery is done with the message: it acknowledges or drops it.
-        demanded: The task raised `RejectToDLQ`: dead-letter whatever the policy says.
-        retries_spent: The exception came out of ``Task.retry()`` refusing one more.
-        retry_not_published: The exception came out of ``Task.retry()`` failing to publish.
-        exception_names: Dotted names of the exception's class and its bases, in the order in
-            which Python looks for their attributes.
-        expected: The exception is one of the task's own ``throws``.
-        text: What the rejecter or the exception said.
-    """
-
-    outcome: Outcome
-    final: bool = True
-    demanded: bool = False
-    retries_spent: bool = False
-    retry_not_published: bool = False
+    outcome: Outcome  # How
+    final: bool = True  # Celery is done with the message: it acknowledges or drops it
+    demanded: bool = False  # The task raised `RejectToDLQ`: dead-letter whatever the policy says
+    retries_spent: bool = False  # The exception came out of `Task.retry()` refusing one more
+    retry_not_published: bool = False  # The exception came out of `Task.retry()` failing to publish
+    # Dotted names of the exception's class and its bases, in the order in which Python looks for
+    # their attributes
     exception_names: tuple[str, ...] = ()
-    expected: bool = False
-    text: str = ""
+    expected: bool = False  # The exception is one of the task's own `throws`
+    text: str = ""  # What the rejecter or the exception said
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +68,12 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Die:
-    """Dead-letter the message, then settle and acknowledge it.
+    """Dead-letter the message, then settle and acknowledge it."""
 
-    Attributes:
-        reason: Why.
-        description: The same in words.
-        kept: Whether it becomes a letter; the policy's ``reasons`` may say no.
-        rule: What the policy says about the exception, if it does.
-    """
-
-    reason: Reason
-    description: str
-    kept: bool = True
-    rule: ExceptionRule | None = None
+    reason: Reason  # Why
+    description: str  # The same in words
+    kept: bool = True  # Whether it becomes a letter; the policy's `reasons` may say no
+    rule: ExceptionRule | None = None  # What the policy says about the exception, if it does
 
 
 _REASON_OF_OUTCOME = {
@@ -136,12 +115,6 @@ def crashes_of(
 
     A delivery without a recorded end counts as vanished; when is not known, so the latest moment
     that is possible counts: the start of the next delivery.
-
-    Args:
-        policy: Its policy.
-        retries: Its ``retries`` header; a retry is another message.
-        history: The deliveries of its task, oldest first.
-        now: The time, aware UTC.
     """
     found: list[Outcome] = []
     until = now
@@ -158,20 +131,7 @@ def crashes_of(
 def decide_redelivery(
     policy: Policy, retries: int, count: Count, crashes: tuple[Outcome, ...] = ()
 ) -> Run | PutOff | Leave | Die:
-    """Whether a message that was, or may have been, delivered before may be executed.
-
-    Args:
-        policy: What guards it; its ``max_retries`` was looked at before, by `decide_start`.
-        retries: Its ``retries`` header.
-        count: What counting this delivery found. Limit and count are compared where they are
-            kept, in one step with the count.
-        crashes: The outcomes of its deliveries that crashed; see `crashes_of`.
-
-    Returns:
-        `PutOff` while its last delivery may still run, or while another message that may have
-        killed its worker runs here. `Leave` for a late copy of a message whose letter is stored.
-        A copy of one that runs elsewhere runs too, and is not charged.
-    """
+    """Whether a message that was, or may have been, delivered before may be executed."""
     if count.status in (CountStatus.UNCERTAIN, CountStatus.SUSPECT):
         return PutOff()
     if count.status is CountStatus.DEAD:

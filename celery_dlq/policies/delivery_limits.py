@@ -27,15 +27,11 @@ _DEFAULT_LIMIT = 20
 
 @dataclass(frozen=True, slots=True)
 class LowLimit:
-    """A queue whose own limit may end a message before ``max_deliveries`` does.
+    """A queue whose own limit may end a message before ``max_deliveries`` does."""
 
-    Attributes:
-        text: What is wrong, and the mend.
-        vanishes: True if poison certainly vanishes: the limit is declared, is not above
-            ``max_deliveries``, and nothing is known to take what RabbitMQ ends.
-    """
-
-    text: str
+    text: str  # What is wrong, and the mend
+    # True if poison certainly vanishes: the limit is declared, is not above `max_deliveries`, and
+    # nothing is known to take what RabbitMQ ends
     vanishes: bool
 
 
@@ -54,15 +50,7 @@ def low_limits(
     adopts: bool,
     default: Callable[[], int | None],
 ) -> Iterator[LowLimit]:
-    """Compare the quorum queues that an app declares with its policies.
-
-    Args:
-        table: The policies.
-        queues: ``app.amqp.queues``.
-        task_queues: The queue of each task with a policy of its own.
-        adopts: True if ``dlq_adopt`` is set.
-        default: Returns the limit where none is declared; called only if that may be too low.
-    """
+    """Compare the quorum queues that an app declares with its policies."""
     for name, queue in queues.items():
         arguments = queue.queue_arguments or {}
         if arguments.get("x-queue-type") != "quorum":

@@ -34,12 +34,7 @@ def qualified_name(cls: type) -> str:
 
 
 def why_never(name: str, *, ends: bool = False) -> str:
-    """Why a name can never act in any process; empty if it may.
-
-    Args:
-        name: The name.
-        ends: What a worker reports counts, too, as for the policy key ``ignore``.
-    """
+    """Why a name can never act in any process; empty if it may."""
     module, _, last = name.rpartition(".")
     why = _NEVER.get(last, "") if module in _OURS else ""
     if why and not (ends and module and why == _REPORTED):

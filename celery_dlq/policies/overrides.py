@@ -47,20 +47,7 @@ _ELSEWHERE = {
 def checked(
     queue: str, key: str, value: Any, span: timedelta, actor: str, now: datetime
 ) -> Override:
-    """Check an override and build it.
-
-    Args:
-        queue: The queue, by its exact name.
-        key: A policy key of `KEYS`.
-        value: As in ``dlq_queues``, or text of the command line (``3``, ``14d``, ``a,b``);
-            ``None`` ends the key.
-        span: How long it is in force.
-        actor: Who sets it.
-        now: The time by the store's clock.
-
-    Raises:
-        SettingsError: The key cannot be overridden, or the value is not usable.
-    """
+    """Check an override and build it."""
     if key in _ELSEWHERE:
         raise SettingsError(
             f"expected a policy key that can be overridden, got {key!r}: {_ELSEWHERE[key]}"

@@ -19,9 +19,6 @@ class QueueNames:
 
     They equal the queue only for direct routing. Other messages are matched with the bindings
     of the queues that the app knows.
-
-    Args:
-        queues: ``app.amqp.queues``.
     """
 
     def __init__(self, queues: Any) -> None:
@@ -52,15 +49,11 @@ class QueueNames:
 
 @dataclass(frozen=True, slots=True)
 class KnownQueues:
-    """The queues in an app's configuration.
+    """The queues in an app's configuration."""
 
-    Attributes:
-        names: Declared, routed to, of a task or an entry of ``beat_schedule``, and the default.
-        complete: False if a route is a function, which may name any other.
-    """
-
+    # Declared, routed to, of a task or an entry of `beat_schedule`, and the default
     names: frozenset[str]
-    complete: bool
+    complete: bool  # False if a route is a function, which may name any other
 
     @classmethod
     def of(cls, app: Any) -> KnownQueues:

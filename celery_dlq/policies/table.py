@@ -29,32 +29,24 @@ OF_WHOLE_QUEUES = (*RETENTION, "auto_redrive")
 
 @dataclass(frozen=True, slots=True)
 class Sourced:
-    """The value of one policy key and its source.
+    """The value of one policy key and its source."""
 
-    Attributes:
-        value: The value; ``False`` if the source ends the key, ``None`` if no policy sets it.
-        source: E.g. ``dlq_queues['orders']``, or ``default``.
-    """
-
-    value: Any
-    source: str
+    value: Any  # The value; `False` if the source ends the key, `None` if no policy sets it
+    source: str  # E.g. `dlq_queues['orders']`, or `default`
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyTable:
-    """All policies of one app; finds the one that guards a message.
+    """All policies of one app; finds the one that guards a message."""
 
-    Attributes:
-        queues: Policies by queue name or glob pattern (``*``, ``?``, ``[…]``).
-        tasks: Policies of task decorators by task name; used for whole dead-letter queues,
-            because `resolve` gets the policy of a message's task.
-        overrides: Policies made at run time, by queue name, with who made them.
-        resting: Queues for which such a change has yet to begin: their letters are left alone.
-    """
-
+    # Policies by queue name or glob pattern (`*`, `?`, `[…]`)
     queues: Mapping[str, Policy] = field(default_factory=dict)
+    # Policies of task decorators by task name; used for whole dead-letter queues, because
+    # `resolve` gets the policy of a message's task
     tasks: Mapping[str, Policy] = field(default_factory=dict)
+    # Policies made at run time, by queue name, with who made them
     overrides: Mapping[str, tuple[Policy, str]] = field(default_factory=dict)
+    # Queues for which such a change has yet to begin: their letters are left alone
     resting: frozenset[str] = frozenset()
     lifted: frozenset[str] = frozenset()
     _resolve: Callable[[str, Policy | None], Policy | None] = field(
@@ -71,15 +63,7 @@ class PolicyTable:
         yield from ((f"dead_letter_policy of {name}", p) for name, p in self.tasks.items())
 
     def resolve(self, queue: str, task_policy: Policy | None = None) -> Policy | None:
-        """The policy of a message, or ``None`` if no policy guards it.
-
-        Args:
-            queue: The queue that the message came from.
-            task_policy: The policy of its task's decorator.
-
-        Returns:
-            One merged policy; the same object for the same arguments.
-        """
+        """The policy of a message, or ``None`` if no policy guards it."""
         return self._resolve(queue, task_policy)
 
     def explain(self, queue: str, task_name: str | None = None) -> dict[str, Sourced]:
@@ -95,12 +79,7 @@ class PolicyTable:
         return found
 
     def dead_letter_queue_of(self, queue: str, task_policy: Policy | None = None) -> str:
-        """The queue of the letters of a message; that of a dead-letter queue is itself: no chain.
-
-        Args:
-            queue: The queue that the message came from.
-            task_policy: The policy of its task's decorator.
-        """
+        """The queue of the letters of a message; that of a dead-letter queue is itself: no chain."""
         if self.is_dead_letter_queue(queue):
             return queue
         policy = self.resolve(queue, task_policy) or Policy()
@@ -141,11 +120,7 @@ class PolicyTable:
         return [policy.auto_redrive for policy in policies if policy.auto_redrive]
 
     def unbounded(self, known: Iterable[str]) -> list[str]:
-        """The dead-letter queues, or patterns of them, whose letters no policy ever removes.
-
-        Args:
-            known: The queues of the app; a task's policy may make letters of any of them.
-        """
+        """The dead-letter queues, or patterns of them, whose letters no policy ever removes."""
         found = {
             policy.dead_letter_queue_of(where)
             for where, policy in self._targeting()
@@ -181,14 +156,7 @@ class PolicyTable:
         return frozenset(name for policy in policies for name in policy.other_dead_letter_queues)
 
     def counted_in(self, letter_queue: str | None, queue: str, task_name: str) -> str:
-        """The dead-letter queue beside whose letters a redriven message is counted.
-
-        Args:
-            letter_queue: The queue that its letter is in; ``None`` if it goes to another queue
-                than it came from.
-            queue: The queue that it goes to.
-            task_name: Its task.
-        """
+        """The dead-letter queue beside whose letters a redriven message is counted."""
         if letter_queue is not None and letter_queue not in self.by_exception:
             return letter_queue
         return self.dead_letter_queue_of(queue, self.tasks.get(task_name))
@@ -201,11 +169,7 @@ class PolicyTable:
         return {name: suggestion(name, known.names) for name in exact if name not in known.names}
 
     def check(self) -> None:
-        """Refuse policies that contradict each other.
-
-        Raises:
-            SettingsError: A dead-letter queue has a policy itself, or two different retentions.
-        """
+        """Refuse policies that contradict each other."""
         check_targets(self.queues)
         for task, policy in self.tasks.items():
             _check_task(task, policy, self.queues)
@@ -283,11 +247,7 @@ class PolicyTable:
 
 
 def check_targets(queues: Mapping[str, Policy]) -> None:
-    """Refuse chains: a dead-letter queue must not itself be a guarded queue.
-
-    Raises:
-        SettingsError: A queue is its own DLQ, or a DLQ has a policy of its own.
-    """
+    """Refuse chains: a dead-letter queue must not itself be a guarded queue."""
     for name, policy in queues.items():
         if policy.dead_letter_queue == name:
             raise SettingsError(

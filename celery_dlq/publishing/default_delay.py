@@ -74,10 +74,6 @@ def install(app: Any, owner: Any) -> None:
 
     Looks up the original ``send_task`` at each call, so that a later replacement of
     ``Celery.send_task``, by an SDK or a test, is called too.
-
-    Args:
-        app: The Celery app.
-        owner: Has the checked ``settings``; read at each publish.
     """
     replaced = vars(app).get("send_task")  # on this app alone, before us
     delays: DefaultDelays | None = None
@@ -117,26 +113,15 @@ def _method(target: Any, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class DelayRule:
-    """The delay rule for messages of one task to one queue.
+    """The delay rule for messages of one task to one queue."""
 
-    Attributes:
-        seconds: Delay of a message without its own; 0 for none.
-        source: The policy that sets it, e.g. ``dlq_queues['orders']``.
-        ignores: Ignore a message's own delay.
-    """
-
-    seconds: float = 0.0
-    source: str = ""
-    ignores: bool = False
+    seconds: float = 0.0  # Delay of a message without its own; 0 for none
+    source: str = ""  # The policy that sets it, e.g. `dlq_queues['orders']`
+    ignores: bool = False  # Ignore a message's own delay
 
 
 class DefaultDelays:
-    """Decides the delay of each message that is about to be published.
-
-    Args:
-        app: The Celery app.
-        settings: Its checked settings.
-    """
+    """Decides the delay of each message that is about to be published."""
 
     def __init__(self, app: Any, settings: Settings) -> None:
         self._app = app
@@ -149,16 +134,7 @@ class DefaultDelays:
     def changes(
         self, name: str, given: tuple[Any, ...], options: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The arguments of ``send_task`` to replace for the message's delay.
-
-        Args:
-            name: The task's name.
-            given: The positional arguments after the name.
-            options: The keyword arguments.
-
-        Returns:
-            Keyword arguments; empty for a message that is published unchanged.
-        """
+        """The arguments of ``send_task`` to replace for the message's delay."""
         task = options.get("task_type") or self._registered(name)
         policy = policy_of(task) if task is not None else None
         if not self._queues_say_delay and not (policy and policy.says_delay):
@@ -249,10 +225,6 @@ def _asked_once(
 
     A route may be a function of the arguments, or random. Evaluated again by Celery, it could
     name another queue than the one whose delay the message got.
-
-    Returns:
-        The router itself if its routes are fixed; else a copy whose only route is the result.
-        Queues, defaults and precedence stay those of the router.
     """
     if all(isinstance(route, MapRoute) for route in router.routes):
         return router

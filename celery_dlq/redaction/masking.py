@@ -57,12 +57,9 @@ class Redaction:
 
     None of the methods raises because of what a publisher wrote: what cannot be looked into is
     masked as a whole. Without rules, all return what they were given.
-
-    Attributes:
-        rules: What is masked.
     """
 
-    rules: Rules = field(default_factory=Rules)
+    rules: Rules = field(default_factory=Rules)  # What is masked
 
     @classmethod
     def of(cls, settings: HasRules) -> Redaction:
@@ -117,13 +114,7 @@ class Redaction:
     def value(
         self, value: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """A JSON-ready value of other origin, e.g. a job's options, or an event of a task.
-
-        Args:
-            value: What is masked; objects in it that JSON does not know stay.
-            args: The task's positional arguments, if it may repeat them.
-            kwargs: The task's keyword arguments.
-        """
+        """A JSON-ready value of other origin, e.g. a job's options, or an event of a task."""
         if not self:
             return value
         found = self._replacement()
@@ -135,12 +126,7 @@ class Redaction:
             return MARKER
 
     def shown(self, found: _Shown, *names: str) -> _Shown:
-        """What people wrote, e.g. a note: a dataclass with what patterns match in it masked.
-
-        Args:
-            found: Has the texts.
-            names: Its fields that may have some: of JSON, or tuples of texts.
-        """
+        """What people wrote, e.g. a note: a dataclass with what patterns match in it masked."""
         if not self:
             return found
         return replace(found, **{name: self._people(getattr(found, name)) for name in names})
@@ -176,13 +162,6 @@ class Redaction:
         """Arguments as somebody edited them, with the values that they could not see.
 
         Masked values are put back by their place, so a list that has some keeps its length.
-
-        Args:
-            before: Args and kwargs of the message.
-            after: Args and kwargs as they were edited, from what `arguments` returned.
-
-        Raises:
-            DLQError: A masked value was changed or moved.
         """
         if not self:
             return list(after[0]), dict(after[1])

@@ -52,13 +52,7 @@ def encoded(value: Any) -> str:
 
 
 class Replacement:
-    """Replaces values in the parts of one letter, and remembers them for its other texts.
-
-    Args:
-        rules: What is redacted.
-        token: Returns what stands in place of a value.
-        most: Remember at most this many values; with more, other texts are replaced as a whole.
-    """
+    """Replaces values in the parts of one letter, and remembers them for its other texts."""
 
     def __init__(self, rules: Rules, token: Callable[[Any], str], most: int | None = None) -> None:
         self._rules = rules

@@ -35,29 +35,15 @@ class RuleError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What is redacted.
+    """What is redacted."""
 
-    Attributes:
-        paths: Paths of values, e.g. ``("kwargs", "card")``.
-        whole: Texts of the letter that are replaced as a whole.
-        patterns: Regular expressions.
-    """
-
-    paths: tuple[Path, ...] = ()
-    whole: tuple[str, ...] = ()
-    patterns: tuple[re.Pattern[str], ...] = ()
+    paths: tuple[Path, ...] = ()  # Paths of values, e.g. `("kwargs", "card")`
+    whole: tuple[str, ...] = ()  # Texts of the letter that are replaced as a whole
+    patterns: tuple[re.Pattern[str], ...] = ()  # Regular expressions
 
     @classmethod
     def parse(cls, texts: Sequence[str], where: str = "") -> Rules:
-        """Check and parse rules.
-
-        Args:
-            texts: E.g. ``["kwargs.card", "headers.auth", "traceback"]``.
-            where: Name of the list in errors, e.g. ``dlq_redact``.
-
-        Raises:
-            RuleError: One is malformed, too long, or there are too many.
-        """
+        """Check and parse rules."""
         if len(texts) > MAX_RULES:
             raise RuleError(
                 f"expected {where or 'a redaction'} to have {MAX_RULES} entries or fewer, "

@@ -39,12 +39,7 @@ class Decisions(WriterCommitMessage):
 
 
 class DecisionWriter(DataSourceWriter):
-    """Collects decisions on executors and carries them out on the driver.
-
-    Args:
-        options: The app, and the queue if the rows do not name it.
-        columns: The columns of the rows.
-    """
+    """Collects decisions on executors and carries them out on the driver."""
 
     def __init__(self, options: WriteOptions, columns: tuple[str, ...]) -> None:
         self._options = options
@@ -88,14 +83,7 @@ class DecisionWriter(DataSourceWriter):
 
 
 def apply_decisions(app: Any, decisions: Iterable[Decision]) -> None:
-    """Redrive and discard letters of an app; letters that are gone already are skipped.
-
-    Raises:
-        NotFound: There is no such dead-letter queue.
-        RedriveError: Some messages were refused by the broker, or would be lost; their letters
-            stay in their queues.
-        StoreUnavailable: Redis does not answer.
-    """
+    """Redrive and discard letters of an app; letters that are gone already are skipped."""
     from celery_dlq import DeadLetters  # noqa: PLC0415 - only the driver needs Celery
 
     dlq = DeadLetters.of(app)

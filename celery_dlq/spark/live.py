@@ -42,14 +42,7 @@ class PositionRange:
 
 
 class LiveLetters:
-    """Reads the letters of dead-letter queues in parts.
-
-    Args:
-        options: The Redis and the queues. The first command connects.
-
-    Raises:
-        MissingExtra: redis-py is not installed.
-    """
+    """Reads the letters of dead-letter queues in parts."""
 
     def __init__(self, options: ReadOptions) -> None:
         try:
@@ -85,12 +78,7 @@ class LiveLetters:
         return None
 
     def queues(self) -> list[str]:
-        """The names of the queues to read.
-
-        Raises:
-            NotFound: There is no queue of that name.
-            StoreUnavailable: Redis does not answer.
-        """
+        """The names of the queues to read."""
         names = self._store.names()
         if self._options.queue is None:
             return names

@@ -51,12 +51,7 @@ def itself(target: Any) -> Any:
 
 
 class EagerRequest:
-    """The part of Celery's Request that the guard uses, for one eager execution.
-
-    Args:
-        task: The task.
-        message: The message that would have been published.
-    """
+    """The part of Celery's Request that the guard uses, for one eager execution."""
 
     def __init__(self, task: Any, message: Message) -> None:
         self.task = task
@@ -94,12 +89,7 @@ _: type[GuardedRequest] = EagerRequest  # checked by mypy
 
 
 class EagerGuards:
-    """Guards the eager executions of all watched apps.
-
-    Attributes:
-        used: True after the first eager execution.
-        problems: Errors in this class; Celery drops errors of signal receivers.
-    """
+    """Guards the eager executions of all watched apps."""
 
     def __init__(self) -> None:
         self.used = False

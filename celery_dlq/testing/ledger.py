@@ -21,9 +21,6 @@ class Ledger:
     A guarded message is finished when the guard stores its letter or deletes its count; any
     other message when its task has run. The task's result comes too early: Celery stores it
     before the letter is stored and the message acknowledged.
-
-    Attributes:
-        used: True after the first publish.
     """
 
     def __init__(self) -> None:

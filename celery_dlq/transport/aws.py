@@ -33,11 +33,7 @@ def broker_errors(connection: Any) -> tuple[type[Exception], ...]:
 
 
 def only_once(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Transport options with which botocore sends nothing again by itself, and waits shortly.
-
-    Args:
-        options: The app's; its own waits are kept.
-    """
+    """Transport options with which botocore sends nothing again by itself, and waits shortly."""
     waits = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": _REPLY_SECONDS}
     given = options.get("client-config") or {}
     return {"client-config": {**waits, **given, "retries": {"total_max_attempts": 1}}}
@@ -94,17 +90,7 @@ def renamed(queue: str, properties: dict[str, Any], letter_id: str) -> dict[str,
 
 
 def send_body(channel: Any, queue: str, body: bytes, properties: Mapping[str, Any]) -> None:
-    """Send what was received, without kombu's envelope.
-
-    Args:
-        channel: kombu's channel.
-        queue: The queue's name in Celery.
-        body: The bytes; SQS takes text only.
-        properties: For FIFO queues: ``MessageGroupId`` and ``MessageDeduplicationId``.
-
-    Raises:
-        UnicodeDecodeError: The bytes are no text, so SQS never had them.
-    """
+    """Send what was received, without kombu's envelope."""
     names = ("MessageGroupId", "MessageDeduplicationId")
     more = {name: properties[name] for name in names if properties.get(name)}
     if queue.endswith(".fifo"):

@@ -29,29 +29,17 @@ _FOR_NOW_TEXTS = ("BUSY ", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READON
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broker:
-    """A Redis as kombu's channel uses it.
+    """A Redis as kombu's channel uses it."""
 
-    Attributes:
-        client: A client with the channel's settings and no prefix.
-        url: Shown in messages; without a password.
-        unacked: Full name of kombu's hash of unacknowledged messages.
-        index: Full name of kombu's sorted set of them.
-        prefix: The setting ``global_keyprefix``.
-        sep: Separates a queue's name from its priority.
-        steps: The priorities that have a list.
-        priority_of: Returns the priority of an envelope.
-        decode_body: Decodes the body of an envelope, given its encoding.
-    """
-
-    client: Any
-    url: str
-    unacked: str
-    index: str
-    prefix: str
-    sep: str
-    steps: Sequence[int]
-    priority_of: Callable[[Any], int]
-    decode_body: Callable[..., Any]
+    client: Any  # A client with the channel's settings and no prefix
+    url: str  # Shown in messages; without a password
+    unacked: str  # Full name of kombu's hash of unacknowledged messages
+    index: str  # Full name of kombu's sorted set of them
+    prefix: str  # The setting `global_keyprefix`
+    sep: str  # Separates a queue's name from its priority
+    steps: Sequence[int]  # The priorities that have a list
+    priority_of: Callable[[Any], int]  # Returns the priority of an envelope
+    decode_body: Callable[..., Any]  # Decodes the body of an envelope, given its encoding
 
     @property
     def leases(self) -> str:
@@ -69,13 +57,7 @@ class Broker:
         return (self.unacked, self.index, self.leases)
 
     def list_of(self, queue: str, envelope: Any, tag: str) -> str:
-        """The list to which a message belongs.
-
-        Args:
-            queue: Its queue.
-            envelope: Its envelope; ``None`` if it is unreadable.
-            tag: The tag of the delivery, from a worker of this app or of another one.
-        """
+        """The list to which a message belongs."""
         try:
             priority = 0 if envelope is None else self.priority_of(envelope)
         except OverflowError:  # Infinity
@@ -91,11 +73,7 @@ class Broker:
 
 
 class _Connections:
-    """A channel's connections to Redis, with bounded waits.
-
-    Args:
-        pool: The channel's pool; knows where Redis is, with Sentinel too.
-    """
+    """A channel's connections to Redis, with bounded waits."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
@@ -138,19 +116,7 @@ def restore(
     first: bool = True,
     expired: bool = False,
 ) -> bool | None:
-    """Return one message to its queue, marked as redelivered.
-
-    Args:
-        call: Sends a command and returns its reply.
-        broker: The Redis.
-        tag: The message's.
-        first: True to make it the next that is fetched.
-        expired: True to leave it if its lease was renewed.
-
-    Returns:
-        True if it was restored, False if its lease was renewed or others were faster, ``None``
-        if no worker fetched it by script.
-    """
+    """Return one message to its queue, marked as redelivered."""
     record = call("HGET", broker.unacked, tag)
     found = recorded(record) if record is not None else None
     if found is None:

@@ -466,13 +466,7 @@ class ReliableTransport(kombu_redis.Transport):
 
 @cache
 def reliable(transport: type, leases: Leases, connected: Callable[[Any], None]) -> type:
-    """A transport class of kombu's Redis kind, with reliable fetch and leases.
-
-    Args:
-        transport: kombu's class.
-        leases: What the worker holds.
-        connected: Called with the first channel of each new connection.
-    """
+    """A transport class of kombu's Redis kind, with reliable fetch and leases."""
     channel = type(
         f"Reliable{transport.Channel.__name__}",  # type: ignore[attr-defined]
         (ReliableChannel, transport.Channel),  # type: ignore[attr-defined]

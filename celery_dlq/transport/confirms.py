@@ -52,25 +52,14 @@ class Confirms:
         }
 
     def ready(self, connection: Any, waiting: Waiting) -> None:
-        """Wait while the connection is blocked: what is written to it is published afterwards.
-
-        Raises:
-            BrokerUnavailable: It is blocked for too long.
-            OSError: It was closed since it was used last.
-        """
+        """Wait while the connection is blocked: what is written to it is published afterwards."""
         began = time.monotonic()
         while _heard(connection, _STEP_SECONDS if self._blocked else 0.0) or self._blocked:
             if self._blocked:
                 self._wait(began, waiting)
 
     def wait(self, channel: Any, waiting: Waiting) -> None:
-        """Wait until the broker has confirmed the message that was just published.
-
-        Raises:
-            RedriveError: It refused it.
-            BrokerUnavailable: It blocks the connection for too long; it may have the message.
-            TimeoutError: It is silent for too long; it may have the message.
-        """
+        """Wait until the broker has confirmed the message that was just published."""
         began = time.monotonic()
         while True:
             try:

@@ -32,11 +32,7 @@ _CONNECT: dict[str, Any] = {"max_retries": 3, "interval_start": 0.2, "interval_s
 
 
 class DelayQueues:
-    """Reads the delay queues of an app's broker.
-
-    Args:
-        app: The Celery app.
-    """
+    """Reads the delay queues of an app's broker."""
 
     def __init__(self, app: Any) -> None:
         self._connection = app.connection_for_read()
@@ -47,23 +43,12 @@ class DelayQueues:
         return bool(self._connection.transport.driver_type == "amqp")
 
     def lengths(self) -> dict[str, int]:
-        """The number of messages in each queue that has some, lowest first.
-
-        Raises:
-            BrokerUnavailable: The broker does not answer.
-        """
+        """The number of messages in each queue that has some, lowest first."""
         with self._channel() as channel:
             return self._lengths(channel)
 
     def messages(self) -> tuple[list[Any], str]:
-        """The first messages of each queue, put back when they are returned.
-
-        Returns:
-            Messages of kombu; and why there are none, if they cannot be read now.
-
-        Raises:
-            BrokerUnavailable: The broker does not answer.
-        """
+        """The first messages of each queue, put back when they are returned."""
         found: list[Any] = []
         with self._channel() as channel:
             try:

@@ -29,14 +29,7 @@ _BEFORE_LISTS = "-["
 
 
 class Entry(dict[str, Any]):
-    """A fetched envelope; empty if the entry is none.
-
-    Attributes:
-        raw: The entry as it lay in the list.
-        tag: Tag of this delivery.
-        queue: The queue.
-        error: The reason why the entry cannot be read; ``None`` if it can.
-    """
+    """A fetched envelope; empty if the entry is none."""
 
     def __init__(self, raw: bytes, tag: str, queue: str) -> None:
         self.raw = raw
@@ -77,9 +70,6 @@ class EntryMessage(virtual.Message):
         """Become the whole entry if its body is more than what was decoded of it.
 
         kombu ignores characters that are no base64.
-
-        Returns:
-            True if it did.
         """
         entry: Any = self._raw
         if not isinstance(entry, Entry) or self.body is entry.raw:
@@ -149,10 +139,6 @@ def redelivered(entry: bytes, decode_body: Callable[..., Any]) -> tuple[bytes, A
 
     An entry that is no message stays as it is, so that it is the same letter after each delivery;
     its envelope is then ``None``.
-
-    Args:
-        entry: The entry.
-        decode_body: The channel's.
     """
     try:
         envelope = _envelope(entry)

@@ -34,9 +34,6 @@ class Envelopes:
     headers and properties. Making it without the producer takes a third of the time, and it can
     be written by a script.
 
-    Args:
-        producer: A producer of `supported`.
-
     Source: ``Channel._put`` in https://github.com/celery/kombu/blob/main/kombu/transport/redis.py
     """
 
@@ -86,20 +83,7 @@ class Envelopes:
         headers: Mapping[str, Any] | str,
         properties: Mapping[str, Any],
     ) -> str:
-        """Return the entry for a message.
-
-        Args:
-            body: Its bytes.
-            queue: The queue to publish to.
-            content_type: Content type of the body.
-            content_encoding: Content encoding of the body.
-            headers: Its headers, or their JSON text.
-            properties: Its properties, without those that kombu sets.
-
-        Raises:
-            TypeError: A header or property cannot be encoded.
-            ValueError: So, too.
-        """
+        """Return the entry for a message."""
         channel = self._channel
         encoding = channel.body_encoding
         if encoding == "base64":  # as `supported` knows, kombu's, which takes twice the time

@@ -38,12 +38,7 @@ _TRANSPORTS = tuple(
 
 
 class ReliableFetch(WatchedFetch):
-    """Turns reliable fetch on for the connections of one worker's consumer.
-
-    Args:
-        settings: The checked settings.
-        options: ``broker_transport_options``.
-    """
+    """Turns reliable fetch on for the connections of one worker's consumer."""
 
     def __init__(self, settings: Settings, options: Mapping[str, Any] | None) -> None:
         super().__init__()

@@ -32,9 +32,6 @@ def read_ahead(consumer: Any) -> None:
 
     Not with TLS, whose socket cannot be asked for what is there without waiting. Not with solo:
     tasks run while their message is handled, and the event loop must have its turn in between.
-
-    Args:
-        consumer: Celery's consumer, just connected.
     """
     connection = consumer.connection.connection
     if not isinstance(connection, Connection) or type(connection.transport) is not TCPTransport:
@@ -48,11 +45,7 @@ def read_ahead(consumer: Any) -> None:
 
 
 class Frames:
-    """The frames that arrive on a connection.
-
-    Args:
-        connection: An open connection of py-amqp.
-    """
+    """The frames that arrive on a connection."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -76,11 +69,7 @@ class Frames:
             pass
 
     def drain_events(self, timeout: float | None = None) -> None:
-        """Handle frames until one ends a message, as py-amqp does it.
-
-        Args:
-            timeout: Longest wait for bytes, in seconds; ``None``: no limit.
-        """
+        """Handle frames until one ends a message, as py-amqp does it."""
         ended: bool | None = False
         while not ended:
             ended = self._handle_next()

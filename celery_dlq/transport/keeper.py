@@ -30,15 +30,7 @@ _LOG_SECONDS = 10.0
 
 
 class Keeper:
-    """Renews, confirms and restores, on a connection of its own.
-
-    Args:
-        leases: What the worker holds.
-
-    Attributes:
-        restored: Messages of workers that gave no sign of life, back in their queues.
-        errors: Attempts that failed.
-    """
+    """Renews, confirms and restores, on a connection of its own."""
 
     def __init__(self, leases: Leases) -> None:
         self._leases = leases

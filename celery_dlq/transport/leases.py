@@ -30,12 +30,6 @@ class Leases:
     """What one worker holds.
 
     A tag is in exactly one of: asked (its fetch was sent), held, returning.
-
-    Args:
-        lease_seconds: How long a message stays with a worker that gives no sign of life.
-
-    Attributes:
-        taken: Messages that others took, as far as this worker has found out.
     """
 
     def __init__(self, lease_seconds: float) -> None:
@@ -156,12 +150,7 @@ class Leases:
         return tag not in self._unknown
 
     def restore(self, tag: str, *, first: bool) -> None:
-        """Give a message back to its queue; if Redis does not answer, the thread does it later.
-
-        Args:
-            tag: The message's.
-            first: True to make it the next that is fetched.
-        """
+        """Give a message back to its queue; if Redis does not answer, the thread does it later."""
         self._claims.forget(tag)
         if self._held.pop(tag, None) is None:
             return
@@ -169,11 +158,7 @@ class Leases:
             self._returning.append(tag)
 
     def restore_of_another(self, tag: str, *, first: bool = True) -> bool | None:
-        """Give a message back to its queue, whoever fetched it by script.
-
-        Returns:
-            False if Redis did not answer, ``None`` if it has no record of a fetch by script.
-        """
+        """Give a message back to its queue, whoever fetched it by script."""
         if self._connection is None or self._broker is None:
             return False
         try:
@@ -207,11 +192,7 @@ class Leases:
         return waits
 
     def connection_closes(self, tags: Iterable[str]) -> None:
-        """Go on holding the messages that are at work; let the thread give back the others.
-
-        Args:
-            tags: The messages that the connection delivered.
-        """
+        """Go on holding the messages that are at work; let the thread give back the others."""
         for tag in tags:
             if tag in self._held and self._claims.connection_closes(tag):
                 self._give_back(tag)

@@ -15,13 +15,9 @@ from celery_dlq.transport.wake import LOOK_SECONDS, WakeConnection
 
 
 class ReliablePoller(kombu_redis.MultiChannelPoller):
-    """Fetches by script while there are messages, else waits to be woken.
+    """Fetches by script while there are messages, else waits to be woken."""
 
-    Attributes:
-        loop: The worker's event loop; ``None`` without one, e.g. in gevent.
-    """
-
-    loop: Any = None
+    loop: Any = None  # The worker's event loop; `None` without one, e.g. in gevent
 
     def _register_BRPOP(self, channel: Any) -> None:  # noqa: N802 - kombu's name
         if not channel.is_asleep():

@@ -39,13 +39,7 @@ _OFF = (
 
 
 class SqsEntry(Entry):
-    """A received message: kombu's envelope, or empty if the message has another form.
-
-    Attributes:
-        about: The parts of SQS's message that kombu keeps with it, without the body.
-        group: Its message group; ``None`` if it has none.
-        asked_at: When it was asked for.
-    """
+    """A received message: kombu's envelope, or empty if the message has another form."""
 
     def __init__(self, message: Mapping[str, Any], text: bytes, queue: str, url: str) -> None:
         super().__init__(text, str(message["ReceiptHandle"]), queue)
@@ -213,13 +207,7 @@ class ReceiptChannel(SQS.Channel):
 
 
 def receiving(receipts: Receipts | None = None, default_timeout: int = 0) -> type:
-    """A transport class for SQS that takes messages of any form.
-
-    Args:
-        receipts: What the worker holds.
-        default_timeout: The visibility timeout of a queue whose own cannot be read, in seconds.
-            0 if nothing is renewed.
-    """
+    """A transport class for SQS that takes messages of any form."""
     channel = type(
         "ReceiptChannel",
         (ReceiptChannel,),
@@ -232,13 +220,7 @@ def receiving(receipts: Receipts | None = None, default_timeout: int = 0) -> typ
 
 
 class VisibilityRenewal(WatchedFetch):
-    """Turns the renewal on for the connections of one worker's consumer.
-
-    Args:
-        settings: The checked settings.
-        options: ``broker_transport_options``.
-        connect: Makes a kombu connection to the broker, given transport options.
-    """
+    """Turns the renewal on for the connections of one worker's consumer."""
 
     def __init__(
         self,

@@ -43,35 +43,18 @@ _GONE = ("InvalidParameterValue", "MessageNotInflight", "ReceiptHandleIsInvalid"
 
 @dataclass(slots=True, kw_only=True)
 class Receipt:
-    """One delivery of a message to this worker. Times are of `seconds_since_boot`.
+    """One delivery of a message to this worker. Times are of `seconds_since_boot`."""
 
-    Attributes:
-        queue: The queue's name in Celery.
-        url: The queue's URL.
-        received_at: When SQS gave it away, or a little later.
-        until: When SQS shows the message to others.
-        renewed_at: The last renewal; at first ``received_at``.
-        lost: True once it was found out that ``until`` has passed.
-    """
-
-    queue: str
-    url: str
-    received_at: float
-    until: float
-    renewed_at: float
-    lost: bool = False
+    queue: str  # The queue's name in Celery
+    url: str  # The queue's URL
+    received_at: float  # When SQS gave it away, or a little later
+    until: float  # When SQS shows the message to others
+    renewed_at: float  # The last renewal; at first `received_at`
+    lost: bool = False  # True once it was found out that `until` has passed
 
 
 class Receipts:
-    """What one worker holds, by receipt handle, which is kombu's delivery tag.
-
-    Args:
-        now: Returns the time in seconds; `seconds_since_boot`.
-
-    Attributes:
-        timeouts: The visibility timeout of each queue in seconds, by its URL.
-        taken: Messages that returned to their queues while they were held here.
-    """
+    """What one worker holds, by receipt handle, which is kombu's delivery tag."""
 
     def __init__(self, now: Callable[[], float] = seconds_since_boot) -> None:
         self._now = now
@@ -88,15 +71,7 @@ class Receipts:
     # -- the event loop, and the threads of a pool ----------------------------------
 
     def received(self, tag: str, queue: str, url: str, asked_at: float, waits: float) -> None:
-        """Hold a message.
-
-        Args:
-            tag: Its receipt handle.
-            queue: The queue's name in Celery.
-            url: The queue's URL.
-            asked_at: When it was asked for.
-            waits: The longest time SQS waits for a message before it replies, in seconds.
-        """
+        """Hold a message."""
         timeout = self.timeouts.get(url, 0)
         if timeout > 0:
             # A late reply lay in the socket while this process was busy: nobody knows since when.
@@ -165,25 +140,14 @@ class Receipts:
         return False
 
     def connection_closes(self, tags: Iterable[str]) -> list[str]:
-        """Go on holding the messages that are at work.
-
-        Args:
-            tags: What the connection delivered.
-
-        Returns:
-            The tags that go on being held.
-        """
+        """Go on holding the messages that are at work."""
         if self._closed:
             return []
         held = [tag for tag in tags if tag in self._held]
         return [tag for tag in held if not self._claims.connection_closes(tag)]
 
     def settle(self, tag: str, *, delete: bool) -> bool:
-        """Let the thread delete, or give back, a message of a lost connection.
-
-        Returns:
-            False if the message is none of these.
-        """
+        """Let the thread delete, or give back, a message of a lost connection."""
         if tag not in self._claims.orphans:
             return False
         self._claims.forget(tag)
@@ -279,15 +243,7 @@ class Receipts:
 
 
 class VisibilityKeeper:
-    """Renews receipts on a connection of its own.
-
-    Args:
-        receipts: What the worker holds.
-        connect: Makes a kombu connection to SQS.
-
-    Attributes:
-        errors: Attempts that failed.
-    """
+    """Renews receipts on a connection of its own."""
 
     def __init__(self, receipts: Receipts, connect: Callable[[], Any]) -> None:
         self._receipts = receipts

@@ -32,28 +32,18 @@ _CONNECT: dict[str, Any] = {"max_retries": 3, "interval_start": 0.2, "interval_s
 
 @dataclass(frozen=True, slots=True)
 class WaitingEntry:
-    """A message in a list, or one that a worker holds.
+    """A message in a list, or one that a worker holds."""
 
-    Attributes:
-        queue: Its queue.
-        entry: Its bytes.
-        key: The key of its list; empty if a worker holds it.
-        tag: The tag of the delivery by which a worker holds it; else empty.
-    """
-
-    queue: str
-    entry: bytes
-    key: str = ""
-    tag: str = ""
+    queue: str  # Its queue
+    entry: bytes  # Its bytes
+    key: str = ""  # The key of its list; empty if a worker holds it
+    tag: str = ""  # The tag of the delivery by which a worker holds it; else empty
 
 
 class WaitingMessages:
     """Finds messages on a Redis broker, and takes single ones as a worker does.
 
     Every method may raise `BrokerUnavailable`.
-
-    Args:
-        app: The Celery app.
     """
 
     def __init__(self, app: Any) -> None:
@@ -113,11 +103,7 @@ class WaitingMessages:
             return None
 
     def take(self, found: WaitingEntry, lease_seconds: float) -> str | None:
-        """Take an entry out of its list; it is unacknowledged then, and comes back if this dies.
-
-        Returns:
-            The tag by which it is held; ``None`` if a worker was faster.
-        """
+        """Take an entry out of its list; it is unacknowledged then, and comes back if this dies."""
         broker, script = self._broker(), script_text("take", SCRIPTS)
         tag = f"{uuid4().hex}-operator{broker.tag_end}"
         keys = (*broker.keys, found.key)

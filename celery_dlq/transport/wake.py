@@ -35,12 +35,6 @@ class WakeConnection:
 
     redis-py connects and authenticates; its versions differ in how they read messages that are
     no replies, so these are read here.
-
-    Args:
-        make: Returns a new connection of redis-py that speaks RESP3.
-
-    Attributes:
-        connection: The connection; ``None`` while closed.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -49,11 +43,7 @@ class WakeConnection:
         self._reader: Any = None
 
     def open(self) -> Any:
-        """Connect and return the socket.
-
-        Raises:
-            RedisError: Redis refuses, or cannot be reached.
-        """
+        """Connect and return the socket."""
         if hiredis is None:
             raise RedisError("hiredis is not installed")
         connection = self._make()
@@ -74,11 +64,7 @@ class WakeConnection:
         self.connection.send_command("EXISTS", *lists, check_health=False)
 
     def read(self) -> Iterator[int | None]:
-        """What has arrived: an ``int`` is the reply to `ask`, ``None`` means "look".
-
-        Raises:
-            RedisError: The connection is lost, or Redis refused.
-        """
+        """What has arrived: an ``int`` is the reply to `ask`, ``None`` means "look"."""
         sock = self.connection._sock  # noqa: SLF001
         timeout = sock.gettimeout()
         try:

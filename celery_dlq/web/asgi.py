@@ -45,14 +45,7 @@ AppAccess = Callable[[StarletteRequest], "User | Awaitable[User | None] | None"]
 
 
 class Proxies:
-    """The proxies whose headers are believed.
-
-    Args:
-        addresses: IP addresses or networks.
-
-    Raises:
-        SettingsError: One is neither.
-    """
+    """The proxies whose headers are believed."""
 
     def __init__(self, addresses: Iterable[str] = ()) -> None:
         try:
@@ -82,15 +75,7 @@ class Proxies:
 
 
 class DeadLettersApp:
-    """An ASGI app of the pages.
-
-    Args:
-        web: The pages.
-        proxies: The proxies whose headers are believed; a server such as uvicorn may do that
-            before (``--forwarded-allow-ips``).
-        root_path: Path at which a proxy serves them, if it is not said by the server or a mount.
-        scheme: Scheme that browsers use, if it is not said by the server or a proxy.
-    """
+    """An ASGI app of the pages."""
 
     def __init__(
         self, web: Web, proxies: Proxies | None = None, *, root_path: str = "", scheme: str = ""
@@ -250,11 +235,7 @@ async def _awaited(answer: Awaitable[User | None]) -> User | None:
 
 
 async def _form_of(raw: StarletteRequest) -> Fields:
-    """Read an urlencoded form.
-
-    Raises:
-        RequestError: It is another kind of form, too large, or does not come.
-    """
+    """Read an urlencoded form."""
     kind = raw.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in ("", "application/x-www-form-urlencoded"):
         raise RequestError(415, "expected a form of application/x-www-form-urlencoded")

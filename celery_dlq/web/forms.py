@@ -33,13 +33,7 @@ class Forms(Protocol):
 
 
 class SignedForms:
-    """Tokens signed with a secret, bound to a cookie of the browser.
-
-    Args:
-        secret: Shared by all processes that serve the pages at one address.
-        origin: Scheme, host and port of the pages as browsers see them; ``None`` for those of the
-            request.
-    """
+    """Tokens signed with a secret, bound to a cookie of the browser."""
 
     field = FIELD
 
@@ -56,12 +50,7 @@ class SignedForms:
         return str(self._signer.dumps(session))
 
     def check(self, request: Request) -> None:
-        """Check where the form came from.
-
-        Raises:
-            RequestError: It came from another site, or its token is missing, old or another
-                browser's; the text says which.
-        """
+        """Check where the form came from."""
         site = request.headers.get("sec-fetch-site")
         origin = request.headers.get("origin")
         expected = self._origin or request.origin

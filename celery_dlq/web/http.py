@@ -29,16 +29,12 @@ class Permission(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """Who asks.
+    """Who asks."""
 
-    Attributes:
-        name: For the audit; empty for somebody who did not log in.
-        permissions: What they may do, as `Permission` or its text; by default, to look.
-        why_not: Sentence for a page that offers what they may not do.
-    """
-
-    name: str = ""
+    name: str = ""  # For the audit; empty for somebody who did not log in
+    # What they may do, as `Permission` or its text; by default, to look
     permissions: Iterable[Permission | str] = frozenset({Permission.VIEW})
+    # Sentence for a page that offers what they may not do
     why_not: str = "You may look, but not change anything."
 
     def __post_init__(self) -> None:
@@ -55,12 +51,7 @@ class User:
 
 
 class RequestError(DLQError):
-    """A request that cannot be answered.
-
-    Args:
-        status: HTTP status.
-        text: What was expected and what came.
-    """
+    """A request that cannot be answered."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -72,33 +63,19 @@ Fields = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request.
+    """One request."""
 
-    Attributes:
-        method: ``GET``, ``HEAD`` or ``POST``.
-        path: The path below the mount path, percent-decoded once, as servers give it.
-        root: The mount path, without a slash at its end.
-        query: Values by name from the URL.
-        form: Values by name from the body.
-        headers: By lower-case name.
-        scheme: ``http`` or ``https``, as the browser sees it.
-        client: Address of the browser, or of the last proxy that is not trusted.
-        proxied: True if a trusted proxy passed the request on.
-        home: Link back to the application, where it differs from request to request.
-        raw: The adapter's own request.
-    """
-
-    method: str
-    path: str
-    root: str = ""
-    query: Fields = field(default_factory=dict)
-    form: Fields = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
-    scheme: str = "http"
-    client: str = ""
-    proxied: bool = False
-    home: str = ""
-    raw: Any = None
+    method: str  # `GET`, `HEAD` or `POST`
+    path: str  # The path below the mount path, percent-decoded once, as servers give it
+    root: str = ""  # The mount path, without a slash at its end
+    query: Fields = field(default_factory=dict)  # Values by name from the URL
+    form: Fields = field(default_factory=dict)  # Values by name from the body
+    headers: Mapping[str, str] = field(default_factory=dict)  # By lower-case name
+    scheme: str = "http"  # `http` or `https`, as the browser sees it
+    client: str = ""  # Address of the browser, or of the last proxy that is not trusted
+    proxied: bool = False  # True if a trusted proxy passed the request on
+    home: str = ""  # Link back to the application, where it differs from request to request
+    raw: Any = None  # The adapter's own request
 
     @property
     def host(self) -> str:
@@ -137,29 +114,17 @@ Access = Callable[[Request], User | None]
 
 @dataclass(slots=True, kw_only=True)
 class Response:
-    """One answer.
+    """One answer."""
 
-    Attributes:
-        status: HTTP status.
-        content_type: Type of the body.
-        body: The body; or parts of it, made while they are sent.
-        headers: Further headers.
-        live: True for the stream of `Live`, which the adapter sends.
-    """
-
-    status: int = 200
-    content_type: str = "text/html; charset=utf-8"
-    body: bytes | Iterable[bytes] = b""
-    headers: list[tuple[str, str]] = field(default_factory=list)
-    live: bool = False
+    status: int = 200  # HTTP status
+    content_type: str = "text/html; charset=utf-8"  # Type of the body
+    body: bytes | Iterable[bytes] = b""  # The body; or parts of it, made while they are sent
+    headers: list[tuple[str, str]] = field(default_factory=list)  # Further headers
+    live: bool = False  # True for the stream of `Live`, which the adapter sends
 
 
 def fields_of(text: str) -> dict[str, list[str]]:
-    """Read a query string or an urlencoded form.
-
-    Raises:
-        RequestError: It has more than `MAX_FIELDS` fields.
-    """
+    """Read a query string or an urlencoded form."""
     found: dict[str, list[str]] = {}
     try:
         pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_FIELDS)

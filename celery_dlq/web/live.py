@@ -32,13 +32,7 @@ _LIVE_STATES = ("planned", "running", "waiting", "interrupted")
 
 
 class Live:
-    """The state that pages are told, read while somebody listens.
-
-    Args:
-        assembly: Makes what is read.
-        seconds: Time between two readings.
-        most: Most streams at the same time.
-    """
+    """The state that pages are told, read while somebody listens."""
 
     def __init__(
         self, assembly: Assembly, *, seconds: float = SECONDS, most: int = MAX_STREAMS

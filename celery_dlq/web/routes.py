@@ -19,31 +19,18 @@ _PART = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One kind of request.
+    """One kind of request."""
 
-    Attributes:
-        name: For links.
-        method: ``GET``, which never changes anything, or ``POST``.
-        pattern: The path, with ``{name}`` for a part.
-        permission: Needed for it; ``None`` for what has no data in it.
-        page: Answers it.
-        seconds: Longest wait for the answer; 0 for what asks no store.
-    """
-
-    name: str
-    method: str
-    pattern: str
-    permission: Permission | None
-    page: Callable[..., Any]
-    seconds: float = 2.0
+    name: str  # For links
+    method: str  # `GET`, which never changes anything, or `POST`
+    pattern: str  # The path, with `{name}` for a part
+    permission: Permission | None  # Needed for it; `None` for what has no data in it
+    page: Callable[..., Any]  # Answers it
+    seconds: float = 2.0  # Longest wait for the answer; 0 for what asks no store
 
 
 class Routes:
-    """All routes.
-
-    Args:
-        routes: The routes.
-    """
+    """All routes."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self.all = tuple(routes)
@@ -51,11 +38,7 @@ class Routes:
         self._matchers = [(route, _matcher(route.pattern)) for route in routes]
 
     def find(self, method: str, path: str) -> tuple[Route | None, Mapping[str, str], list[str]]:
-        """Find the route of a request.
-
-        Returns:
-            The route, or ``None``; the parts of the path; and the methods that the path has.
-        """
+        """Find the route of a request."""
         method = "GET" if method == "HEAD" else method
         methods: list[str] = []
         for route, matcher in self._matchers:
@@ -74,14 +57,7 @@ class Routes:
         return name in self._named
 
     def link(self, root: str, name: str, parts: Mapping[str, Any], query: Any = ()) -> str:
-        """Return the path of a route.
-
-        Args:
-            root: The mount path.
-            name: The route's name.
-            parts: Values for the parts of its path.
-            query: Pairs for the query string; empty values are left out.
-        """
+        """Return the path of a route."""
         pattern = self._named[name].pattern
         path = _PART.sub(lambda found: _encoded(str(parts[found[1]])), pattern)
         pairs = query.items() if isinstance(query, Mapping) else query

@@ -31,11 +31,7 @@ _OTHER_FILES = 64  # of Redis, the log, and Python itself
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Listen.
-
-    Raises:
-        DLQError: The port is taken, or the address is not one of this machine.
-    """
+    """Listen."""
     try:
         family, kind, protocol, _, address = _resolved(host, port)[0]
         found = socket.socket(family, kind, protocol)
@@ -56,11 +52,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """True if only this machine reaches an address.
-
-    Raises:
-        DLQError: The name is unknown.
-    """
+    """True if only this machine reaches an address."""
     try:
         return all(
             ip_address(str(address[0]).partition("%")[0]).is_loopback

@@ -19,23 +19,15 @@ _SHOWN_KEYS = ("max_deliveries", "max_retries", "dead_letter_ttl", "dead_letter_
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What changes seldom, and is read every few seconds for all pages.
+    """What changes seldom, and is read every few seconds for all pages."""
 
-    Attributes:
-        workers: Live workers and the queues that they consume.
-        sources: Source queues by dead-letter queue.
-        policies: Policy in a line by dead-letter queue.
-        problems: Drift, unknown queues, open circuit breakers, and what endangers the letters.
-        memory: The memory of the letters' Redis; ``None`` if unknown.
-        guarded: False if no queue and no task has a policy.
-    """
-
-    workers: Mapping[str, frozenset[str]]
-    sources: Mapping[str, tuple[str, ...]]
-    policies: Mapping[str, str]
+    workers: Mapping[str, frozenset[str]]  # Live workers and the queues that they consume
+    sources: Mapping[str, tuple[str, ...]]  # Source queues by dead-letter queue
+    policies: Mapping[str, str]  # Policy in a line by dead-letter queue
+    # Drift, unknown queues, open circuit breakers, and what endangers the letters
     problems: tuple[str, ...]
-    memory: Any
-    guarded: bool = True
+    memory: Any  # The memory of the letters' Redis; `None` if unknown
+    guarded: bool = True  # False if no queue and no task has a policy
 
     @classmethod
     def read(cls, dlq: Any) -> Surroundings:

@@ -32,40 +32,24 @@ MAX_TEXT = 2000
 
 @dataclass(slots=True, kw_only=True)
 class Node:
-    """One value.
+    """One value."""
 
-    Attributes:
-        key: Its name in its mapping, or its number in its list.
-        path: How a filter or an edit names it, e.g. ``kwargs.order.id``.
-        text: The value as JSON; empty for a mapping or list.
-        kind: ``mapping``, ``list`` or ``value``.
-        size: Number of children, shown or not.
-        children: Those that are shown.
-        filter: A condition that finds letters with this value; empty if there is none.
-    """
-
-    key: str
-    path: str
-    text: str = ""
-    kind: str = "value"
-    size: int = 0
-    children: list[Node] = field(default_factory=list)
-    filter: str = ""
+    key: str  # Its name in its mapping, or its number in its list
+    path: str  # How a filter or an edit names it, e.g. `kwargs.order.id`
+    text: str = ""  # The value as JSON; empty for a mapping or list
+    kind: str = "value"  # `mapping`, `list` or `value`
+    size: int = 0  # Number of children, shown or not
+    children: list[Node] = field(default_factory=list)  # Those that are shown
+    filter: str = ""  # A condition that finds letters with this value; empty if there is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """What a letter says of its arguments.
+    """What a letter says of its arguments."""
 
-    Attributes:
-        nodes: Positional and keyword arguments, if the letter has them as JSON.
-        text: Celery's description, else.
-        note: Why there is no tree.
-    """
-
-    nodes: list[Node]
-    text: str = ""
-    note: str = ""
+    nodes: list[Node]  # Positional and keyword arguments, if the letter has them as JSON
+    text: str = ""  # Celery's description, else
+    note: str = ""  # Why there is no tree
 
 
 class _Budget:

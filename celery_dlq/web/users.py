@@ -51,25 +51,15 @@ _MOST_ADDRESSES = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """One line of the file.
+    """One line of the file."""
 
-    Attributes:
-        name: The user's name.
-        permissions: What they may do.
-        hashed: Their password's hash, and how it was made.
-    """
-
-    name: str
-    permissions: frozenset[Permission]
-    hashed: str
+    name: str  # The user's name
+    permissions: frozenset[Permission]  # What they may do
+    hashed: str  # Their password's hash, and how it was made
 
     @classmethod
     def parse(cls, line: str) -> Account:
-        """Read a line.
-
-        Raises:
-            ValueError: It is none; the text says why, without the line.
-        """
+        """Read a line."""
         name, _, rest = line.partition(":")
         permissions, _, hashed = rest.partition(":")
         if not _NAME.fullmatch(name):
@@ -119,11 +109,7 @@ def _scrypt(password: str, salt: bytes, log_n: int, r: int, p: int) -> bytes:
 
 
 class UsersFile:
-    """The users of a file, which is read again when it changes.
-
-    Args:
-        path: The file.
-    """
+    """The users of a file, which is read again when it changes."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
@@ -132,11 +118,7 @@ class UsersFile:
         self._accounts: dict[str, Account] = {}
 
     def load(self) -> dict[str, Account]:
-        """Read the file.
-
-        Raises:
-            SettingsError: It cannot be read, or a line of it; the message has the line's number.
-        """
+        """Read the file."""
         try:
             text = self.path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as exc:
@@ -173,11 +155,7 @@ class UsersFile:
             return self._accounts.get(name)
 
     def put(self, name: str, password: str, permissions: Iterable[Permission]) -> None:
-        """Add a user, or replace them; the file is replaced as a whole.
-
-        Raises:
-            SettingsError: The name or password is unusable, or the file.
-        """
+        """Add a user, or replace them; the file is replaced as a whole."""
         if not _NAME.fullmatch(name):
             raise SettingsError(
                 f"expected a name of at most 100 letters, digits and . _ @ + -, got {name!r}"
@@ -192,12 +170,7 @@ class UsersFile:
         self._write({**self._existing(), name: account})
 
     def remove(self, name: str) -> None:
-        """Remove a user; their sessions end.
-
-        Raises:
-            NotFound: There is no such user.
-            SettingsError: The file is unusable.
-        """
+        """Remove a user; their sessions end."""
         accounts = self.load()
         if accounts.pop(name, None) is None:
             raise NotFound(f"there is no user {name!r} in {self.path}")
@@ -243,11 +216,7 @@ class Attempts:
         self._all = (float(_TRIES_OF_ALL), clock())
 
     def take(self, address: str) -> None:
-        """Use up one try.
-
-        Raises:
-            RequestError: There is none left; 429.
-        """
+        """Use up one try."""
         with self._lock:
             now, key = self._clock(), _network(address)
             left, at = self._addresses.pop(key, (float(_TRIES), now))
@@ -285,14 +254,7 @@ def _network(address: str) -> str:
 
 
 class Login:
-    """Logs users of a file in, and knows their sessions.
-
-    Args:
-        users: The file.
-        secret: Signs the cookies.
-        allow_changes: False leaves everybody only the permission to look.
-        why_not: What is said to those who may not change anything.
-    """
+    """Logs users of a file in, and knows their sessions."""
 
     def __init__(self, users: UsersFile, secret: str, *, allow_changes: bool, why_not: str) -> None:
         self._users = users
@@ -314,14 +276,7 @@ class Login:
         return User(name=account.name, permissions=account.permissions & may, why_not=self._why_not)
 
     def log_in(self, request: Request) -> tuple[str, str] | None:
-        """Check a name and a password; a wrong name costs as much as a wrong password.
-
-        Returns:
-            A header with the cookie of a new session; ``None`` if one of them is wrong.
-
-        Raises:
-            RequestError: The address has tried too often; 429.
-        """
+        """Check a name and a password; a wrong name costs as much as a wrong password."""
         self._attempts.take(request.client)
         name, password = request.value("name"), request.value("password")[:MAX_PASSWORD]
         account = self._users.account(name)
@@ -335,11 +290,7 @@ class Login:
         return request.set_cookie(COOKIE, str(token), MAX_AGE_SECONDS)
 
     def log_out(self, request: Request) -> tuple[str, str]:
-        """End the session; a copy of its cookie is worth nothing from now on.
-
-        Returns:
-            A header that takes the cookie from the browser.
-        """
+        """End the session; a copy of its cookie is worth nothing from now on."""
         found = self._session(request)
         if found is not None:
             now = time.monotonic()
@@ -364,24 +315,14 @@ class Login:
 
 @dataclass(frozen=True, kw_only=True)
 class TrustedHeader:
-    """Users named by a proxy that has checked them.
+    """Users named by a proxy that has checked them."""
 
-    Attributes:
-        name: The header, in lower case.
-        permissions: What they may do.
-        why_not: What is said to those who may not change anything.
-    """
-
-    name: str
-    permissions: frozenset[Permission]
-    why_not: str
+    name: str  # The header, in lower case
+    permissions: frozenset[Permission]  # What they may do
+    why_not: str  # What is said to those who may not change anything
 
     def __call__(self, request: Request) -> User | None:
-        """Who asks.
-
-        Raises:
-            RequestError: The request did not come from a trusted proxy, or without a user.
-        """
+        """Who asks."""
         if not request.proxied:
             raise RequestError(
                 403,

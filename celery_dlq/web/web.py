@@ -94,41 +94,24 @@ _TITLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class WebOptions:
-    """How pages are served.
+    """How pages are served."""
 
-    Attributes:
-        access: Returns who asks. The default lets everybody look and nobody change anything.
-        forms: Protects forms; ``None`` if nothing can be changed.
-        login: Answers the form for a name and a password; ``None`` if there is none.
-        hosts: Host names under which browsers may ask, beside ``localhost``, IP addresses, and the
-            name of ``dlq_web_url``; ``None`` if the framework checks that. Ports are ignored.
-        title: Name of the environment, e.g. ``production``, in the title of each page.
-        home: Link back to the application that the pages are mounted in.
-        stream: True if the adapter can send events; else pages poll.
-        runs_jobs: True if jobs that wait are run in this process.
-    """
-
+    # Returns who asks. The default lets everybody look and nobody change anything
     access: Access = field(default=lambda request: User())  # noqa: ARG005
-    forms: Forms | None = None
+    forms: Forms | None = None  # Protects forms; `None` if nothing can be changed
+    # Answers the form for a name and a password; `None` if there is none
     login: Login | None = None
+    # Host names under which browsers may ask, beside `localhost`, IP addresses, and the name of
+    # `dlq_web_url`; `None` if the framework checks that. Ports are ignored
     hosts: Iterable[str] | None = ()
-    title: str = ""
-    home: str = ""
-    stream: bool = False
-    runs_jobs: bool = False
+    title: str = ""  # Name of the environment, e.g. `production`, in the title of each page
+    home: str = ""  # Link back to the application that the pages are mounted in
+    stream: bool = False  # True if the adapter can send events; else pages poll
+    runs_jobs: bool = False  # True if jobs that wait are run in this process
 
 
 class Web:
-    """The pages of one app.
-
-    Args:
-        assembly: Makes the parts that the pages show.
-        routes: The table of routes.
-        options: How they are served.
-
-    Attributes:
-        types: The module with `Request`, `User` and so on, for adapters that may not import it.
-    """
+    """The pages of one app."""
 
     types = http
 
@@ -191,12 +174,7 @@ class Web:
         self._surroundings_until = 0.0
 
     def handle(self, request: Request, refused: RequestError | None = None) -> Response:
-        """Answer a request. Never raises.
-
-        Args:
-            request: The request.
-            refused: What the adapter found wrong with it.
-        """
+        """Answer a request. Never raises."""
         try:
             response = self.failed(request, refused) if refused else self._answer(request)
         except Exception as exc:  # noqa: BLE001 - a page of its own
@@ -314,19 +292,12 @@ class Web:
 
 @dataclass(kw_only=True)
 class Call:
-    """One request on its way to a page.
+    """One request on its way to a page."""
 
-    Attributes:
-        web: The pages.
-        request: The request.
-        user: Who asks.
-        parts: The parts of the path.
-    """
-
-    web: Web
-    request: Request
-    user: User
-    parts: dict[str, str] | Any = field(default_factory=dict)
+    web: Web  # The pages
+    request: Request  # The request
+    user: User  # Who asks
+    parts: dict[str, str] | Any = field(default_factory=dict)  # The parts of the path
 
     @property
     def dlq(self) -> Assembly:

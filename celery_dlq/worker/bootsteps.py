@@ -266,14 +266,7 @@ class RetryLater:
 
 
 class TaskGuard:
-    """Mixes the guard into the Request class of every task, also of tasks registered later.
-
-    Args:
-        guard: The worker's guard.
-        room: Keeps requests that were put off.
-        held_back: Keeps requests whose holds are full.
-        here: True if tasks run in this process; see `celery_dlq.worker.dispatched.starts_here`.
-    """
+    """Mixes the guard into the Request class of every task, also of tasks registered later."""
 
     def __init__(
         self,

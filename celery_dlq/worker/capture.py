@@ -48,12 +48,7 @@ class Message:
 
 
 def captured(message: Any, request: Mapping[str, Any]) -> Message:
-    """Capture the part of a message that a letter keeps.
-
-    Args:
-        message: The kombu message as the worker received it.
-        request: The headers in the form of protocol 2, whatever the protocol.
-    """
+    """Capture the part of a message that a letter keeps."""
     delivery = message.delivery_info or {}
     headers = dict(message.headers) if isinstance(message.headers, Mapping) else {}
     # A body that could not be decompressed is still compressed.
@@ -124,12 +119,7 @@ def _encoded(body: str, encoding: Any) -> bytes:
 
 
 def json_parts(body: bytes, content_type: str) -> tuple[str | None, str | None]:
-    """Cut the texts of args and kwargs out of a JSON body, without encoding them again.
-
-    Returns:
-        Two JSON texts, or ``(None, None)`` for any body that is not Celery's
-        ``[args, kwargs, embed]`` in JSON.
-    """
+    """Cut the texts of args and kwargs out of a JSON body, without encoding them again."""
     if content_type not in _JSON_TYPES or len(body) > _MAX_JSON_BYTES:
         return None, None
     try:

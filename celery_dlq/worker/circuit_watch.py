@@ -34,14 +34,6 @@ class CircuitWatch:
     A success is counted in memory and told to the store once a second; a letter at once, with the
     successes so far. So the share of executions that died may leave out the successes of other
     workers in the last second.
-
-    Args:
-        circuits: Changes the states.
-        ends: Counts how executions ended, for all workers.
-        holds: Keeps the holds of open breakers.
-        policies: Has the successes.
-        holding: Applies holds in this worker.
-        counts: Metrics.
     """
 
     def __init__(
@@ -62,11 +54,7 @@ class CircuitWatch:
         holding.probe = self._probe
 
     def tick(self) -> None:
-        """Tell the store of successes.
-
-        Raises:
-            StoreUnavailable: The store is down; the successes are told later.
-        """
+        """Tell the store of successes."""
         found = [one for one in list(self._policies.executions.values()) if one.succeeded]
         told = [self._taken(one) for one in found]
         if told:
@@ -81,12 +69,7 @@ class CircuitWatch:
         """Do nothing: the successes of a last second change nothing."""
 
     def died(self, executions: Executions, letter: DeadLetter) -> None:
-        """Count an execution that became a letter; perhaps the breaker opens, or stays open.
-
-        Args:
-            executions: Of its task.
-            letter: The letter, which is stored.
-        """
+        """Count an execution that became a letter; perhaps the breaker opens, or stays open."""
         if letter.reason in _NOT_EXECUTED:
             return
         with _Away(self._counts):
@@ -103,13 +86,7 @@ class CircuitWatch:
                 self._change(executions, died, why(died, breaker.window))
 
     def ended(self, executions: Executions, marker: object, *, succeeded: bool) -> None:
-        """Look at the end of an execution that became no letter, while something is held.
-
-        Args:
-            executions: Of its task.
-            marker: The header of its message that names the hold it was released from.
-            succeeded: False if it was retried or returned to its queue.
-        """
+        """Look at the end of an execution that became no letter, while something is held."""
         circuit = self._circuit(executions)
         if circuit is not None and circuit.state == OPEN and _is_released(circuit, marker):
             with _Away(self._counts):

@@ -28,13 +28,6 @@ class Demands:
     """The demands that a worker knows of; it learns new ones by its heartbeat.
 
     A demand stays until its message was acknowledged: a worker may be killed before that.
-
-    Args:
-        store: Keeps the demands of the app.
-        jobs: Knows when a redrive began.
-
-    Attributes:
-        known: Task id to demand; mostly empty, and then nothing else here is called.
     """
 
     def __init__(self, store: DemandStore, jobs: JobStore) -> None:

@@ -96,9 +96,6 @@ class AtWork:
 
         It forgets a job that was written to a process and not accepted yet, and version 5.4 every
         job. Those that look accepted stay.
-
-        Returns:
-            What `kept` puts right again: the jobs with their processes.
         """
         inner: Any = getattr(pool, "_pool", None)
         if not hasattr(inner, "outbound_buffer"):
@@ -112,9 +109,6 @@ class AtWork:
         """Give the kept jobs back to the pool as they were, and find what it dropped.
 
         A process that retires leaves the job that it did not take to another one.
-
-        Returns:
-            The requests that never start.
         """
         inner: Any = getattr(pool, "_pool", None)
         for job, process in jobs:
@@ -183,13 +177,7 @@ def _put_back(inner: Any, job: Any, process: Any) -> None:
 
 
 def flush_queues(inner: Any, hub: Any, process: Any) -> None:
-    """Read what a dead process reported; takes the place of ``AsynPool.process_flush_queues``.
-
-    Args:
-        inner: The pool's ``AsynPool``.
-        hub: The worker's event loop, which may have read a part of the next message.
-        process: A process of the pool.
-    """
+    """Read what a dead process reported; takes the place of ``AsynPool.process_flush_queues``."""
     for message in _reported(inner, hub, process.outq._reader):  # noqa: SLF001 - as the pool does
         inner._result_handler.on_state_change(message)  # noqa: SLF001
 

@@ -33,11 +33,6 @@ def watch(consumer: Any, guard: Guard, on_close: Callable[[], None]) -> None:
     """Wrap a consumer's handlers of dropped messages.
 
     Call it before the consumer builds its message handler; a second call changes nothing.
-
-    Args:
-        consumer: Celery's consumer.
-        guard: The worker's guard.
-        on_close: Called when the connection is lost or closed.
     """
     if getattr(consumer, "dlq_watched", False):
         return

@@ -37,14 +37,7 @@ _RETRY_CODE = getattr(Task.retry, "__code__", None)  # an app's tools may have r
 
 
 class ExceptionRules:
-    """What the policies of one worker say about exceptions.
-
-    Args:
-        policies: Resolves the policy of a message.
-
-    Attributes:
-        place: Returns the exchange and routing key of the message that a request is about.
-    """
+    """What the policies of one worker say about exceptions."""
 
     def __init__(self, policies: PolicyCache) -> None:
         self._policies = policies
@@ -53,12 +46,7 @@ class ExceptionRules:
         signals.task_failure.connect(_send_names, weak=False, dispatch_uid="celery_dlq.exceptions")
 
     def install(self, task: Any) -> None:
-        """Carry out what the policies say when this task raises; before Celery builds its tracer.
-
-        Args:
-            task: A registered task. Its ``run`` is wrapped if a policy with ``exceptions`` could
-                guard its messages.
-        """
+        """Carry out what the policies say when this task raises; before Celery builds its tracer."""
         if vars(task).get(_ATTRIBUTE) is not self:
             setattr(task, _ATTRIBUTE, self)
             self._tasks.append(task)
@@ -91,14 +79,7 @@ class ExceptionRules:
         return None if rule is None or rule is IGNORE else (policy, rule)
 
     def mark(self, info: Any, task: Any, delivery_info: dict[str, Any], kind: type) -> None:
-        """Put the names of an exception on billiard's ``ExceptionInfo`` of it.
-
-        Args:
-            info: What the pool reports.
-            task: The task.
-            delivery_info: Exchange and routing key of its message.
-            kind: The class of what it raised.
-        """
+        """Put the names of an exception on billiard's ``ExceptionInfo`` of it."""
         policy = self._policies.of(delivery_info, task).policy
         if policy is not None and (policy.exceptions or policy.ignore):
             setattr(info, EXCEPTION_NAMES, exception_names(kind, named_exceptions(policy)))
@@ -114,13 +95,7 @@ class ExceptionRules:
 
 
 def exception_names(kind: type, keys: Iterable[str] = ()) -> tuple[str, ...]:
-    """The names of an exception's class and its bases, the class first.
-
-    Args:
-        kind: The class.
-        keys: Names as users write them. A class may have several (``requests.ConnectionError`` is
-            defined in ``requests.exceptions``); they are looked up among the imported modules.
-    """
+    """The names of an exception's class and its bases, the class first."""
     others = [(key, found) for key in keys if (found := imported(key)) is not None]
     names: dict[str, None] = {}
     for base in kind.__mro__:
@@ -198,12 +173,7 @@ def _unpacking(task: Any, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _carry_out(task: Any, exc: Exception, policy: Policy, rule: ExceptionRule) -> None:
-    """Retry, if the rule says so and the task did not give up itself.
-
-    Raises:
-        Retry: The retry is published.
-        Exception: The task's own: no retry is left.
-    """
+    """Retry, if the rule says so and the task did not give up itself."""
     if rule.action is not Action.RETRY or _out_of_retries(exc):
         return
     try:

@@ -54,34 +54,22 @@ is down) also has its frames in the traceback."""
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The end of a delivery, with its exception as text.
+    """The end of a delivery, with its exception as text."""
 
-    Attributes:
-        end: The facts for `celery_dlq.policies.decisions.decide_end`; ``None`` if the message did
-            not die (ignored or revoked).
-        exception_type: Dotted name of the exception's class.
-        exception_message: Its text, at most `MESSAGE_LIMIT` characters.
-        traceback: Its traceback, cut in the middle to about `TRACEBACK_LIMIT` characters.
-        sentry_event_id: The event that the pool process sent to Sentry, if it did.
-        sentry_trace: The trace that Sentry's integration had of the task, if it had one.
-    """
-
+    # The facts for `celery_dlq.policies.decisions.decide_end`; `None` if the message did not die
+    # (ignored or revoked)
     end: End | None
-    exception_type: str | None = None
-    exception_message: str | None = None
+    exception_type: str | None = None  # Dotted name of the exception's class
+    exception_message: str | None = None  # Its text, at most `MESSAGE_LIMIT` characters
+    # Its traceback, cut in the middle to about `TRACEBACK_LIMIT` characters
     traceback: str | None = None
-    sentry_event_id: str | None = None
+    sentry_event_id: str | None = None  # The event that the pool process sent to Sentry, if it did
+    # The trace that Sentry's integration had of the task, if it had one
     sentry_trace: str | None = None
 
 
 def failure_of(exc_info: Any, throws: tuple[type, ...]) -> Failure:
-    """Describe a failure that a pool reported.
-
-    Args:
-        exc_info: billiard's ``ExceptionInfo``, or anything with ``exception`` and
-            ``traceback``.
-        throws: The task's expected exception types.
-    """
+    """Describe a failure that a pool reported."""
     exc = unwrapped(exc_info.exception)
     traceback = _capped_traceback(exc_info)
     shown = exc.exc if isinstance(exc, Retry) and exc.exc is not None else exc
@@ -96,12 +84,7 @@ def failure_of(exc_info: Any, throws: tuple[type, ...]) -> Failure:
 
 
 def dropped_failure(exc: BaseException | None, text: str) -> Failure:
-    """Describe why Celery drops a message that never became a request.
-
-    Args:
-        exc: The error, if there is one.
-        text: The description if there is none.
-    """
+    """Describe why Celery drops a message that never became a request."""
     if exc is None:
         return Failure(None, None, text, None)
     said = _message(exc)

@@ -70,39 +70,16 @@ _MAX_REDRIVE_ID_CHARS = 64
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The decision not to execute a message.
+    """The decision not to execute a message."""
 
-    Attributes:
-        verdict: ``Die`` at a limit; ``Leave`` for a late copy of a message whose letter is stored.
-        dead_letter_queue: The queue of its letter.
-        state: ``STORED``, ``WAITING_FOR_STORE`` or, for a late copy, ``DONE``.
-    """
-
+    # `Die` at a limit; `Leave` for a late copy of a message whose letter is stored
     verdict: Die | Leave
-    dead_letter_queue: str
-    state: DeliveryState
+    dead_letter_queue: str  # The queue of its letter
+    state: DeliveryState  # `STORED`, `WAITING_FOR_STORE` or, for a late copy, `DONE`
 
 
 class Guard:
-    """Guards the messages of one worker.
-
-    Args:
-        policy_cache: Resolves the policy of a message.
-        letter_writer: Stores letters.
-        counter: Counts deliveries.
-        clock: Returns the current time, aware UTC.
-        hostname: Node name of the worker.
-        pid: Process id of the worker's main process.
-        flags_redelivery: True if the broker marks redelivered messages; if not, the worker
-            waits for every count.
-        release: Version of the user's code, for deliveries and letters.
-        counts: Metrics: deliveries by outcome, and internal errors.
-        sampler: Called with each message whose task returned; ``None`` if none is sampled.
-        redaction: Masks the letters' descriptive fields.
-        holding: Takes the messages that are held.
-        circuits: Counts for circuit breakers.
-        demands: Knows the messages that operators want dead-lettered.
-    """
+    """Guards the messages of one worker."""
 
     def __init__(
         self,
@@ -155,11 +132,7 @@ class Guard:
         return self._policies.of(request.delivery_info, request.task).queue
 
     def begin(self, request: GuardedRequest) -> Run | PutOff | Refusal:
-        """Count a start of execution and decide whether it may happen.
-
-        Args:
-            request: Celery's request, about to be handed to the pool.
-        """
+        """Count a start of execution and decide whether it may happen."""
         resolved = self._policies.of(request.delivery_info, request.task)
         if resolved.policy is None:
             return _RUN
@@ -247,17 +220,7 @@ class Guard:
                 self._redrive_succeeded(request.request_dict.get(REDRIVE_HEADER))
 
     def end(self, request: GuardedRequest, failure: Failure, *, requeued: bool) -> DeliveryState:
-        """Decide a delivery that ended without success and that Celery is about to settle.
-
-        Args:
-            request: Celery's request; its ``dlq_wait_is_over`` is called if the letter waits.
-            failure: The end.
-            requeued: True if Celery returns the message to its queue.
-
-        Returns:
-            ``DONE``: it did not die, or no letter can be made; Celery goes on.
-            ``STORED``: acknowledge it. ``WAITING_FOR_STORE``: do not acknowledge it.
-        """
+        """Decide a delivery that ended without success and that Celery is about to settle."""
         if failure.end is None:
             self.succeeded(request)
             return DeliveryState.DONE
@@ -280,15 +243,7 @@ class Guard:
         return DeliveryState.DONE
 
     def demanded(self, request: GuardedRequest, failure: Failure | None = None) -> Refusal | None:
-        """Dead-letter a message because an operator wants it, before its start or while it runs.
-
-        Args:
-            request: Celery's request.
-            failure: The end of its delivery; ``None`` if it has not started.
-
-        Returns:
-            ``None`` if nobody wants it, or no letter can be made.
-        """
+        """Dead-letter a message because an operator wants it, before its start or while it runs."""
         demand = self.demands.of(request)
         if demand is None:
             return None
@@ -306,11 +261,7 @@ class Guard:
         return Refusal(verdict, in_flight.key.dead_letter_queue, state)
 
     def expired(self, request: GuardedRequest) -> DeliveryState:
-        """Decide a message that is past its expiry and will never run; returns as `end` does.
-
-        Args:
-            request: Celery's request.
-        """
+        """Decide a message that is past its expiry and will never run; returns as `end` does."""
         resolved = self._policies.of(request.delivery_info, request.task)
         verdict = decide_drop(
             resolved.policy, Reason.EXPIRED, f"expired at {request.expires} before it could run"
@@ -328,15 +279,7 @@ class Guard:
         failure: Failure,
         waits: WaitsForStore,
     ) -> DeliveryState:
-        """Decide a message that Celery is about to drop unexecuted; returns as `end` does.
-
-        Args:
-            message: The kombu message.
-            headers: Its headers in the form of protocol 2, as far as known.
-            reason: The reason for its letter.
-            failure: The error.
-            waits: Its ``dlq_wait_is_over`` is called if the letter waits.
-        """
+        """Decide a message that Celery is about to drop unexecuted; returns as `end` does."""
         resolved = self._policies.of(message.delivery_info or {})
         verdict = decide_drop(resolved.policy, reason, failure.exception_message or reason.value)
         if isinstance(verdict, Leave):
@@ -370,11 +313,6 @@ class Guard:
         """True if an exception will end in a letter; changes nothing.
 
         Also called in pool processes, which know the configured policies but no override.
-
-        Args:
-            task: The task that raised it.
-            delivery_info: Exchange and routing key of its message.
-            exc_info: The exception, as ``sys.exc_info()`` has it.
         """
         info = ExceptionInfo(exc_info)
         self.exceptions.mark(info, task, delivery_info, info.type)

@@ -34,23 +34,7 @@ ObeyHolds = Callable[[Sequence[Hold], datetime], None]
 
 
 class Heartbeat:
-    """Keeps one worker registered; sends a heartbeat at each tick, once a second.
-
-    Args:
-        registry: Keeps worker infos and overrides.
-        info: This worker's `WorkerInfo`.
-        holds: Keeps holds.
-        demands: Keeps demands.
-        obey: Called with all overrides, and the present by the store's clock, whenever they change
-            or one begins or ends.
-        obey_holds: Called with all holds, and the present by the store's clock, whenever they
-            change or one ends.
-        obey_demands: Called with the demands in force whenever there are new ones.
-        clock: Returns monotonic seconds.
-        job_waits: Called while a job waits to be run.
-        queues: Returns the queues that the worker consumes now, sorted, which ``celery control
-            cancel_consumer`` and ``add_consumer`` change; ``None`` while that is not known.
-    """
+    """Keeps one worker registered; sends a heartbeat at each tick, once a second."""
 
     def __init__(
         self,
@@ -83,11 +67,7 @@ class Heartbeat:
         self._warned: set[str] = set()
 
     def tick(self) -> None:
-        """Send a heartbeat, apply overrides, and now and then compare with other workers.
-
-        Raises:
-            StoreUnavailable: The store is down.
-        """
+        """Send a heartbeat, apply overrides, and now and then compare with other workers."""
         self._ticks += 1
         self._alive()  # first: it detects a hanging store at no extra wait
         if self._ticks % HEARTBEATS_PER_LOOK == 1:

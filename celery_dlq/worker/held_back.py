@@ -24,11 +24,7 @@ class GivesBack(Protocol):
 
 
 class HeldBack:
-    """Messages on their way back to their queues, and the queues that are not consumed.
-
-    Args:
-        holding: Knows whether a hold has room again.
-    """
+    """Messages on their way back to their queues, and the queues that are not consumed."""
 
     def __init__(self, holding: Holding) -> None:
         self._holding = holding

@@ -19,14 +19,7 @@ HISTORY_IN_LETTER = 50
 def history_of(
     counter: DeliveryCounter, in_flight: InFlight, *, with_current: bool
 ) -> tuple[Delivery, ...]:
-    """All deliveries of a message so far, oldest first.
-
-    Args:
-        counter: Keeps earlier deliveries; read only if there can be any. If it is down, the
-            history is the current delivery alone.
-        in_flight: The message.
-        with_current: True if its current delivery has started.
-    """
+    """All deliveries of a message so far, oldest first."""
     key = in_flight.key
     earlier: tuple[Delivery, ...] = ()
     if not (in_flight.first and key.retries == 0):
@@ -41,11 +34,7 @@ def history_of(
 
 
 def history_of_adopted(counter: DeliveryCounter, key: MessageKey) -> tuple[Delivery, ...]:
-    """All deliveries of a message that no worker has any more, oldest first.
-
-    Raises:
-        StoreUnavailable: The store does not answer.
-    """
+    """All deliveries of a message that no worker has any more, oldest first."""
     return _capped([_closed(delivery, key) for delivery in counter.history(key)])
 
 

@@ -30,41 +30,17 @@ _COUNTED_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A message that is not executed now.
+    """A message that is not executed now."""
 
-    Attributes:
-        hold: The hold that it matches.
-        queue: Its queue.
-        stored: True if it is in the queue of the hold: acknowledge it. False if that is full: it
-            goes back to its own, which is not consumed for now.
-    """
-
-    hold: Hold
-    queue: str
+    hold: Hold  # The hold that it matches
+    queue: str  # Its queue
+    # True if it is in the queue of the hold: acknowledge it. False if that is full: it goes back
+    # to its own, which is not consumed for now
     stored: bool
 
 
 class Holding:
-    """Holds the messages of one worker.
-
-    Args:
-        policies: Knows the queue of a message.
-        store: Keeps held messages.
-        broker: The name of the broker; holds of others are ignored.
-        most: About how many messages a hold takes.
-        fit: Raises `MemoryLimitReached` if the store has no room for an entry.
-        clock: Returns the current time, aware UTC.
-        hostname: Node name of the worker.
-        pid: Process id of the worker's main process.
-        counts: Metrics.
-        redaction: Masks the descriptive fields of entries.
-
-    Attributes:
-        holds: Those in force; mostly empty, and then nothing else here is called.
-        ended: Those that ended and are not forgotten.
-        probe: Returns the marker of a probe if this worker may run one of a full hold's messages
-            now; else ``None``.
-    """
+    """Holds the messages of one worker."""
 
     def __init__(
         self,
@@ -97,12 +73,7 @@ class Holding:
         self._ahead = timedelta(0)  # the store's clock minus this one's
 
     def obey(self, holds: Sequence[Hold], now: datetime) -> None:
-        """Apply the holds of the app, in place of those before.
-
-        Args:
-            holds: All, oldest first.
-            now: The present by the clock of the store.
-        """
+        """Apply the holds of the app, in place of those before."""
         before = {hold.id for hold in self.holds}
         self._ahead = now - self._clock()
         ours = [hold for hold in holds if hold.broker in ("", self._broker)]
@@ -125,11 +96,7 @@ class Holding:
             logger.warning("%s has ended", hold_id)
 
     def take(self, request: GuardedRequest) -> Held | None:
-        """Put a message that is about to start into the queue of the first hold that it matches.
-
-        Returns:
-            ``None`` if it is to be executed: it matches none, or the store is away.
-        """
+        """Put a message that is about to start into the queue of the first hold that it matches."""
         resolved = self._policies.of(request.delivery_info, request.task)
         hold, message = self._match(request, resolved.queue)
         if hold is None or message is None:
@@ -159,9 +126,6 @@ class Holding:
 
         True also if one of its messages is to run as a probe: a probe out of a full hold would
         have to wait behind all that are on the broker.
-
-        Raises:
-            StoreUnavailable: The store does not answer.
         """
         known = next((one for one in self.holds if one.id == hold.id), None)
         return known is None or self._is_below(known) or self.probe_is_due(known)

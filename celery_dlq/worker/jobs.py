@@ -26,12 +26,7 @@ _NOT_FOR_US_SECONDS = 10.0  # after a wake-up by a job that only others may run
 
 
 class WorkerJobs:
-    """Runs jobs on behalf of those who started them, while this worker lives.
-
-    Args:
-        make: Makes what runs them, with connections of their own.
-        table: Returns the policies in force.
-    """
+    """Runs jobs on behalf of those who started them, while this worker lives."""
 
     def __init__(
         self,
@@ -57,11 +52,7 @@ class WorkerJobs:
         self._woken.set()
 
     def run(self, stop: threading.Event) -> None:
-        """Run jobs until the event is set; a job that is not done then waits for the next worker.
-
-        Args:
-            stop: Asked between two batches of a job.
-        """
+        """Run jobs until the event is set; a job that is not done then waits for the next worker."""
         self._look_at = time.monotonic() + self._pause()
         while not stop.is_set():
             self._woken.wait(max(0.0, self._look_at - time.monotonic()))

@@ -40,35 +40,20 @@ _FROM_MESSAGE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """The facts of a death.
+    """The facts of a death."""
 
-    Attributes:
-        resolved: The policy and queues that apply.
-        key: The message's identity.
-        message: The captured message.
-        verdict: Reason and description.
-        failure: The end of its last delivery; ``None`` if no delivery led to the death.
-        history: Its deliveries, oldest first.
-        deliveries: Number of deliveries.
-        now: Time of death, aware UTC.
-        hostname: Node name of the worker that dead-letters it.
-        pid: Process of the last delivery, else of the worker.
-        release: Version of the user's code that ran the last delivery, if it is known.
-        redaction: Masks the letter's descriptive fields.
-    """
-
-    resolved: ResolvedPolicy
-    key: MessageKey
-    message: Message
-    verdict: Die
-    failure: Failure | None
-    history: tuple[Delivery, ...]
-    deliveries: int
-    now: datetime
-    hostname: str
-    pid: int | None
-    release: str | None
-    redaction: Redaction = NO_REDACTION
+    resolved: ResolvedPolicy  # The policy and queues that apply
+    key: MessageKey  # The message's identity
+    message: Message  # The captured message
+    verdict: Die  # Reason and description
+    failure: Failure | None  # The end of its last delivery; `None` if no delivery led to the death
+    history: tuple[Delivery, ...]  # Its deliveries, oldest first
+    deliveries: int  # Number of deliveries
+    now: datetime  # Time of death, aware UTC
+    hostname: str  # Node name of the worker that dead-letters it
+    pid: int | None  # Process of the last delivery, else of the worker
+    release: str | None  # Version of the user's code that ran the last delivery, if it is known
+    redaction: Redaction = NO_REDACTION  # Masks the letter's descriptive fields
 
 
 def letter_of(death: Death) -> DeadLetter:

@@ -42,39 +42,16 @@ _NO_TASK = {Reason.UNKNOWN_TASK, Reason.INVALID_MESSAGE, Reason.UNDECODABLE_MESS
 
 @dataclass(frozen=True, slots=True)
 class PendingLetter:
-    """A letter that must be stored.
+    """A letter that must be stored."""
 
-    Attributes:
-        letter: The letter.
-        key: The message's identity.
-        acknowledged: True if the broker no longer has the message.
-        waits: The message's owner; called when a letter that had to wait is stored.
-    """
-
-    letter: DeadLetter
-    key: MessageKey
-    acknowledged: bool
-    waits: WaitsForStore
+    letter: DeadLetter  # The letter
+    key: MessageKey  # The message's identity
+    acknowledged: bool  # True if the broker no longer has the message
+    waits: WaitsForStore  # The message's owner; called when a letter that had to wait is stored
 
 
 class LetterWriter:
-    """Stores letters, and retries those that wait.
-
-    Args:
-        store: Keeps letters.
-        spool: Keeps letters of acknowledged messages while the store is down or has no room.
-        limit: Decides if the store has room; ``None`` if it always has.
-        durable_spool: True if messages may be acknowledged because their letters are in the
-            spool.
-        forget: Deletes the counts of a message whose letter went to the spool.
-        outbox: Keeps an entry for each letter that goes to a dead-letter exchange; ``None`` if
-            no policy names one.
-        events: Emits an event for each stored letter.
-        mark: Adds the id of the letter's Sentry event, if there will be one.
-        counts: Metrics: letters and errors.
-        used_up: Returns what the letter of a message says that is redriven no more by its policy;
-            asked for messages that were redriven.
-    """
+    """Stores letters, and retries those that wait."""
 
     def __init__(
         self,
@@ -105,15 +82,7 @@ class LetterWriter:
         self._waiting: deque[PendingLetter] = deque()
 
     def write(self, pending: PendingLetter) -> DeliveryState:
-        """Store a letter.
-
-        Returns:
-            ``STORED``: the letter is in the store or in the spool. ``WAITING_FOR_STORE``: it is
-            in memory; do not acknowledge its message.
-
-        Raises:
-            Exception: An internal error; no letter of this message can be stored.
-        """
+        """Store a letter."""
         try:
             self._save_or_plain(pending.letter, pending.key)
         except StoreUnavailable as exc:
@@ -241,11 +210,7 @@ class LetterWriter:
         )
 
     def _spooled(self, pending: PendingLetter, exc: StoreUnavailable) -> bool:
-        """Put a letter into the spool, if it may wait there.
-
-        Raises:
-            OSError: The spool takes no more.
-        """
+        """Put a letter into the spool, if it may wait there."""
         no_room = isinstance(exc, MemoryLimitReached)
         if not (pending.acknowledged or (no_room and self._durable_spool)):
             return False

@@ -83,26 +83,17 @@ For observers of log records, which see no request: the letter reports this end 
 
 @dataclass(slots=True)
 class InFlight:
-    """One guarded message between its start and its end.
+    """One guarded message between its start and its end."""
 
-    Attributes:
-        resolved: The policy and queues that apply.
-        key: The message's identity.
-        delivery: The current delivery.
-        first: True if it was never delivered before.
-        charged: True from the start to the end of a delivery that counts, also if the store
-            could not count it; not if the message already runs elsewhere.
-        seen_at: Time it was first put off, in monotonic seconds.
-        suspect: True if its last delivery vanished: it may have killed its worker.
-    """
-
-    resolved: ResolvedPolicy
-    key: MessageKey
-    delivery: Delivery
-    first: bool
+    resolved: ResolvedPolicy  # The policy and queues that apply
+    key: MessageKey  # The message's identity
+    delivery: Delivery  # The current delivery
+    first: bool  # True if it was never delivered before
+    # True from the start to the end of a delivery that counts, also if the store could not count
+    # it; not if the message already runs elsewhere
     charged: bool = False
-    seen_at: float | None = None
-    suspect: bool = False
+    seen_at: float | None = None  # Time it was first put off, in monotonic seconds
+    suspect: bool = False  # True if its last delivery vanished: it may have killed its worker
 
 
 def is_held(message: Any) -> bool:
@@ -126,15 +117,10 @@ class WaitsForStore(Protocol):
 
 
 class GuardedRequest(WaitsForStore, Protocol):
-    """Celery's request as the guard uses it.
+    """Celery's request as the guard uses it."""
 
-    Attributes:
-        dlq_state: The delivery's state.
-        dlq_in_flight: The guarded message, from its start on.
-    """
-
-    dlq_state: DeliveryState
-    dlq_in_flight: InFlight | None
+    dlq_state: DeliveryState  # The delivery's state
+    dlq_in_flight: InFlight | None  # The guarded message, from its start on
 
     @property
     def id(self) -> Any:
@@ -177,15 +163,11 @@ class GuardedRequest(WaitsForStore, Protocol):
 
 
 class PooledRequest(GuardedRequest, Protocol):
-    """A request that a pool was given.
+    """A request that a pool was given."""
 
-    Attributes:
-        dlq_starts_here: True if the pool runs tasks in this process.
-        dlq_job: What the pool made of it: a future, or a weak reference to its job or greenlet;
-            ``None`` until it was given to the pool.
-    """
-
-    dlq_starts_here: bool
+    dlq_starts_here: bool  # True if the pool runs tasks in this process
+    # What the pool made of it: a future, or a weak reference to its job or greenlet; `None` until
+    # it was given to the pool
     dlq_job: Any
 
     def dlq_put_off(self) -> bool:

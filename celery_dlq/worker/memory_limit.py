@@ -47,12 +47,6 @@ class MemoryLimit:
     of the room that was left. N workers, who do not see each other's letters in between, overshoot
     by at most N hundredths of the room that was left a second before, or by 64 kB (or a letter)
     each where that is more.
-
-    Args:
-        read: Returns the server's memory; ``None`` if that is unknown.
-        share: The setting ``dlq_memory_limit``; 0 for no limit.
-        warnings: Returns what to warn of, once, at the first reading.
-        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -73,11 +67,7 @@ class MemoryLimit:
         self._logged, self._logged_at = _Level.ROOM, -_LOG_SECONDS
 
     def tick(self) -> None:
-        """Read the memory; called once a second. A worker that stores nothing reads it seldom.
-
-        Raises:
-            StoreUnavailable: The server does not answer.
-        """
+        """Read the memory; called once a second. A worker that stores nothing reads it seldom."""
         if self._share or self._warnings is not None:
             with self._lock:
                 if self._written or self._is_short() or self._age() >= _IDLE_SECONDS:
@@ -87,15 +77,7 @@ class MemoryLimit:
         """Do nothing: the connection is the backend's."""
 
     def fit(self, letter: DeadLetter, *, whole: bool = False) -> DeadLetter:
-        """Return the letter as it may be stored now.
-
-        Args:
-            letter: The letter.
-            whole: True if it can wait until there is room for all of it.
-
-        Raises:
-            MemoryLimitReached: There is no room; nothing was stored.
-        """
+        """Return the letter as it may be stored now."""
         size = _size(letter)
         with self._lock:
             level = self._level(size)

@@ -25,49 +25,30 @@ _MAX_RESOLVED = 4096
 
 @dataclass(slots=True)
 class Executions:
-    """Executions of one task from one queue, for its circuit breaker.
+    """Executions of one task from one queue, for its circuit breaker."""
 
-    Attributes:
-        task: The task's name.
-        queue: The queue.
-        breaker: The policy's circuit breaker.
-        succeeded: Those that succeeded and are not in the store yet. Threads of a thread pool
-            may now and then lose one.
-    """
-
-    task: str
-    queue: str
-    breaker: CircuitBreaker
+    task: str  # The task's name
+    queue: str  # The queue
+    breaker: CircuitBreaker  # The policy's circuit breaker
+    # Those that succeeded and are not in the store yet. Threads of a thread pool may now and then
+    # lose one
     succeeded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedPolicy:
-    """The policy and queues of the messages of one task from one queue.
+    """The policy and queues of the messages of one task from one queue."""
 
-    Attributes:
-        queue: Their source queue.
-        dead_letter_queue: The queue of their letters, also of those from `RejectToDLQ`.
-        policy: The merged policy; ``None`` if they are not guarded.
-        max_retries: The policy's limit, else the task's own; for the letter.
-        executions: Counted for the circuit breaker; ``None`` if the policy has none.
-    """
-
-    queue: str
-    dead_letter_queue: str
-    policy: Policy | None
-    max_retries: int | None
+    queue: str  # Their source queue
+    dead_letter_queue: str  # The queue of their letters, also of those from `RejectToDLQ`
+    policy: Policy | None  # The merged policy; `None` if they are not guarded
+    max_retries: int | None  # The policy's limit, else the task's own; for the letter
+    # Counted for the circuit breaker; `None` if the policy has none
     executions: Executions | None = None
 
 
 class PolicyCache:
-    """Resolves policies and caches the results.
-
-    Args:
-        policies: The app's queue policies.
-        queues: ``app.amqp.queues``.
-        default_queue: The setting ``task_default_queue``.
-    """
+    """Resolves policies and caches the results."""
 
     def __init__(self, policies: PolicyTable, queues: Any, default_queue: str = "celery") -> None:
         self.policies = policies
@@ -100,13 +81,7 @@ class PolicyCache:
         return any(policy is not None and policy.exceptions for policy in policies)
 
     def of_death(self, resolved: ResolvedPolicy, rule: ExceptionRule | None) -> ResolvedPolicy:
-        """The resolved policy of a message that died by an exception.
-
-        Args:
-            resolved: That of the message.
-            rule: What its policy says about the exception. It may name another dead-letter
-                queue, which does not count for what came from one.
-        """
+        """The resolved policy of a message that died by an exception."""
         if rule is None:
             return resolved
         target, limit = rule.dead_letter_queue, rule.max_retries
@@ -118,12 +93,7 @@ class PolicyCache:
         return replace(resolved, dead_letter_queue=target, max_retries=min(limits, default=None))
 
     def of(self, delivery_info: dict[str, Any], task: Any = None) -> ResolvedPolicy:
-        """The resolved policy of a message.
-
-        Args:
-            delivery_info: Its exchange and routing key.
-            task: Its task; ``None`` if this worker does not know it.
-        """
+        """The resolved policy of a message."""
         exchange, routing_key = delivery_info.get("exchange"), delivery_info.get("routing_key")
         place = (
             "" if task is None else task.name,

@@ -15,12 +15,7 @@ _STOP_SECONDS = 5.0
 
 
 class Releases:
-    """Starts a thread while there are holds that ended; one worker of many does the work.
-
-    Args:
-        holding: Knows which holds have ended.
-        release: Releases their messages; asks whether the worker is stopping.
-    """
+    """Starts a thread while there are holds that ended; one worker of many does the work."""
 
     ticks = 5  # seconds between two looks
     thread_name = "dlq-releases"

@@ -111,27 +111,18 @@ _S = DeliveryState
 
 
 class DeadLetterRequest(_Base):
-    """Mixed in front of a task's own ``Request`` class.
+    """Mixed in front of a task's own ``Request`` class."""
 
-    Attributes:
-        dlq_guard: The worker's guard.
-        dlq_later: Hands a request to the pool again at the next tick.
-        dlq_held_back: Returns a message whose hold is full to its queue at the next tick.
-        dlq_counted: True if starts are counted: some policy could guard the task.
-        dlq_starts_here: True if the pool reports a start right before the task, where it runs.
-        dlq_state: The delivery's state; changed by `dlq_move` only.
-        dlq_in_flight: The guarded message, from its start on.
-        dlq_job: What the pool made of it; see `celery_dlq.worker.dispatched.has`.
-    """
-
-    dlq_guard: Guard
+    dlq_guard: Guard  # The worker's guard
+    # Hands a request to the pool again at the next tick
     dlq_later: Callable[[GuardedRequest], None]
+    # Returns a message whose hold is full to its queue at the next tick
     dlq_held_back: Callable[[GivesBack, Held], None]
     dlq_counted = False
     dlq_starts_here = False
     dlq_state = DeliveryState.NEW
-    dlq_in_flight: InFlight | None = None
-    dlq_job: Any = None
+    dlq_in_flight: InFlight | None = None  # The guarded message, from its start on
+    dlq_job: Any = None  # What the pool made of it; see `celery_dlq.worker.dispatched.has`
 
     _dlq_cancelled = False  # by a lost connection or a shutdown
     _dlq_terminated = False  # an operator had it terminated, and its letter is made
@@ -369,11 +360,7 @@ class DeadLetterRequest(_Base):
         return False
 
     def _dlq_may_start(self, *, begins: bool = True) -> bool:
-        """False if another worker owns the message, an operator ends it, or a hold takes it.
-
-        Args:
-            begins: The pool gets it now, or has it; from now on a lost connection leaves it here.
-        """
+        """False if another worker owns the message, an operator ends it, or a hold takes it."""
         if not self._dlq_is_ours() or (begins and not self._dlq_is_begun()):
             return False
         guard = self.dlq_guard
@@ -575,11 +562,7 @@ class DeadLetterRequest(_Base):
             logger.exception("Task %s is not executed again, but could not be ended", self.id)
 
     def dlq_refuse(self, exc: Exception) -> bool:
-        """Dead-letter a message that Celery cannot read and that would stop the worker.
-
-        Returns:
-            True if that was done; else Celery handles the error.
-        """
+        """Dead-letter a message that Celery cannot read and that would stop the worker."""
         failure = dropped_failure(exc, "not a Celery task message")
 
         def decide() -> DeliveryState:
@@ -597,11 +580,7 @@ class DeadLetterRequest(_Base):
         super().acknowledge()
 
     def dlq_not_started(self, pool: Any, exc: Exception) -> bool:
-        """End a delivery that the pool could not take; the message may be tried again.
-
-        Returns:
-            True if that was done; else Celery handles the error.
-        """
+        """End a delivery that the pool could not take; the message may be tried again."""
         drop_failed(pool, self.id)
         in_flight = self.dlq_in_flight
         if in_flight is None or in_flight.resolved.policy is None:
@@ -809,15 +788,7 @@ def guarded_request_class(
     *,
     starts_here: bool = False,
 ) -> type:
-    """Make the Request class for a task: its own, with the mix-in in front.
-
-    Args:
-        task: A Celery task; its ``Request`` may be a class or a dotted name.
-        guard: The worker's guard.
-        later: Hands a request to the pool again at the next tick.
-        held_back: Returns a message whose hold is full to its queue at the next tick.
-        starts_here: Tasks run in this process; see `celery_dlq.worker.dispatched.starts_here`.
-    """
+    """Make the Request class for a task: its own, with the mix-in in front."""
     base = symbol_by_name(task.Request)
     if issubclass(base, DeadLetterRequest):
         base = base.__mro__[base.__mro__.index(DeadLetterRequest) + 1]
@@ -838,13 +809,7 @@ _RESULTS: dict[Reason, type[Exception]] = {
 
 
 def refusal_error(task: str, verdict: Die, dead_letter_queue: str) -> Exception:
-    """Make the result of a message that a limit or an operator keeps from running.
-
-    Args:
-        task: The task's name and id.
-        verdict: Its death.
-        dead_letter_queue: The queue of its letter, if its policy keeps one.
-    """
+    """Make the result of a message that a limit or an operator keeps from running."""
     kind = _RESULTS.get(verdict.reason, MaxDeliveriesExceeded)
     where = f"is in {dead_letter_queue}" if verdict.kept else "ended"
     return kind(f"{task} {where}: {verdict.description}")

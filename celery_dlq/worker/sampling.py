@@ -57,15 +57,6 @@ class Sampler:
     """Samples a share of the guarded messages that succeeded.
 
     A message that is not chosen costs one random number. Samples are sent with a tick.
-
-    Args:
-        samples: Keeps the samples.
-        share: The share that is chosen, above 0 and at most 1.
-        clock: Returns the current time, aware UTC.
-        hostname: Node name of the worker.
-        release: Version of the user's code.
-        chance: Returns random numbers from 0 to below 1.
-        redaction: Masks args and kwargs.
     """
 
     def __init__(

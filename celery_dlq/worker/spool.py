@@ -38,13 +38,7 @@ Save = Callable[[DeadLetter, MessageKey], None]
 
 
 class Spool:
-    """The spool of one store on this host.
-
-    Args:
-        parent: The setting ``dlq_spool_dir``; ``None`` for a private folder among the
-            system's temporary files.
-        store: Identity of the store, e.g. its URL and key prefix; only its hash is used.
-    """
+    """The spool of one store on this host."""
 
     def __init__(self, parent: str | None, store: str) -> None:
         place = Path(parent or Path(tempfile.gettempdir()) / f"celery-dlq-{os.getuid()}")
@@ -55,11 +49,7 @@ class Spool:
         self._found: deque[str] = deque()
 
     def add(self, letter: DeadLetter, key: MessageKey) -> None:
-        """Write a letter durably.
-
-        Raises:
-            OSError: The disk is nearly full, the folder is not writable, or too many files wait.
-        """
+        """Write a letter durably."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._check_bounds()
         fields = {n: base64.b64encode(v).decode("ascii") for n, v in letter.to_fields().items()}
@@ -81,14 +71,7 @@ class Spool:
         self._may_hold = True
 
     def flush(self, save: Save) -> int:
-        """Store waiting letters, oldest first, and remove their files; never raises.
-
-        Args:
-            save: Stores one letter; its `StoreUnavailable` ends the flush.
-
-        Returns:
-            The number of letters stored.
-        """
+        """Store waiting letters, oldest first, and remove their files; never raises."""
         now = time.monotonic()
         if not self._may_hold and now - self._looked_at < _LOOK_SECONDS:
             return 0

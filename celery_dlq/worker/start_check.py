@@ -16,15 +16,7 @@ _REST_TICKS = 30
 
 
 class StartCheck:
-    """Checks the store at the start; a store that was away then, again when it is back.
-
-    Args:
-        check: Checks the store; raises `StoreUnavailable` if it is away, and `SettingsError` if
-            that will not pass by itself.
-        wait_seconds: How long to wait for a store that is away before giving up; ``None``: the
-            worker starts without it.
-        counts: Metrics: the store was away.
-    """
+    """Checks the store at the start; a store that was away then, again when it is back."""
 
     def __init__(
         self, check: Callable[[], None], wait_seconds: float | None, counts: Counts
@@ -36,12 +28,7 @@ class StartCheck:
         self._rest = 0
 
     def run(self) -> None:
-        """Check before the worker starts.
-
-        Raises:
-            StoreUnavailable: The store is away, and was waited for.
-            SettingsError: Its password, permissions, version or kind is wrong.
-        """
+        """Check before the worker starts."""
         deadline = time.monotonic() + (self._wait or 0.0)
         while True:
             try:
@@ -55,11 +42,7 @@ class StartCheck:
             time.sleep(min(_PAUSE_SECONDS, max(0.0, deadline - time.monotonic())))
 
     def tick(self) -> None:
-        """Check a store that was away, until it has passed; called once a second.
-
-        Raises:
-            StoreUnavailable: It is still away.
-        """
+        """Check a store that was away, until it has passed; called once a second."""
         if not self._away:
             return
         if self._rest > 0:

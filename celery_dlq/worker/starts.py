@@ -73,18 +73,7 @@ class KnownDeliveries:
 
 
 class Starts:
-    """Counts the starts of one worker.
-
-    Args:
-        counter: Counts deliveries.
-        clock: Returns the current time, aware UTC.
-        counts: Metrics.
-        flags_redelivery: True if the broker marks redelivered messages.
-        running: Returns the messages that run on this worker, or are about to.
-
-    Attributes:
-        known: Deliveries that this worker knows of.
-    """
+    """Counts the starts of one worker."""
 
     def __init__(
         self,
@@ -108,13 +97,7 @@ class Starts:
     def decide(
         self, policy: Policy, in_flight: InFlight, request: GuardedRequest
     ) -> Run | PutOff | Leave | Die:
-        """Count a start and decide whether it may happen.
-
-        Args:
-            policy: The message's policy.
-            in_flight: The message.
-            request: Celery's request for it.
-        """
+        """Count a start and decide whether it may happen."""
         verdict: Run | Die = _RUN
         in_flight.charged = False
         if policy.max_retries is not None:

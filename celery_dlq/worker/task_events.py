@@ -18,9 +18,6 @@ class TaskEvents:
     It is sent by Celery's own dispatcher, buffered with its events and lost when they are lost.
     Source: ``EventDispatcher.send`` in
     https://github.com/celery/celery/blob/main/celery/events/dispatcher.py
-
-    Args:
-        consumer: Celery's consumer; it makes a new dispatcher with each connection.
     """
 
     def __init__(self, consumer: Any) -> None:

@@ -125,22 +125,6 @@ class Backend(Protocol):
     """Everything an app stores; each process has one backend.
 
     Its parts share connections, which are opened when the first command is sent.
-
-    Attributes:
-        counter: Counts deliveries.
-        letters: Dead letters.
-        workers: Live workers, policy overrides and the audit log.
-        jobs: States of redrives and discards.
-        outbox: Letters that are still to be published to dead-letter exchanges.
-        metrics: Counts of all processes, added up.
-        samples: Records samples of messages that succeeded.
-        sampled: The same samples, read like letters.
-        reports: Decides which letters are reported to an error tracker.
-        notes: Notes of operators on groups of letters, and the groups' states.
-        demands: Demands of operators that a message become a letter.
-        holds: Holds: which messages are not executed for now.
-        circuits: Counts how executions ended, for circuit breakers.
-        held: The messages that they hold, read like letters; the queue is named by the hold.
     """
 
     @property
@@ -173,11 +157,7 @@ class Backend(Protocol):
     def circuits(self) -> CircuitStore: ...  # noqa: D102
 
     def memory(self) -> ServerMemory | None:
-        """Return the memory of the server that counts and keeps letters; ``None`` if unknown.
-
-        Raises:
-            StoreUnavailable: The server does not answer.
-        """
+        """Return the memory of the server that counts and keeps letters; ``None`` if unknown."""
 
     def separate(self) -> Backend:
         """Return a backend on the same data with its own connections.

@@ -17,58 +17,35 @@ class Circuit:
     """The state of a circuit breaker that is not closed; its `Hold` has it.
 
     Times are in microseconds since 1970, by the store's clock.
-
-    Attributes:
-        task: Name of the task.
-        queue: Its queue.
-        state: ``open`` or ``releasing``.
-        opened_at: When it opened; marks the messages that were released since, which run.
-        fingerprint: The group of letters that opened it; empty if a person did.
-        letter: Id of one of them.
-        probe_every: Seconds between two probes.
-        probes: Probes that must succeed in a row.
-        probed_at: When the newest probe was sent, or when it opened.
-        successes: Probes that succeeded in a row.
     """
 
-    task: str = ""
-    queue: str = ""
-    state: str = OPEN
-    opened_at: int
-    fingerprint: str = ""
-    letter: str = ""
-    probe_every: float
-    probes: int
-    probed_at: int
-    successes: int = 0
+    task: str = ""  # Name of the task
+    queue: str = ""  # Its queue
+    state: str = OPEN  # `open` or `releasing`
+    opened_at: int  # When it opened; marks the messages that were released since, which run
+    fingerprint: str = ""  # The group of letters that opened it; empty if a person did
+    letter: str = ""  # Id of one of them
+    probe_every: float  # Seconds between two probes
+    probes: int  # Probes that must succeed in a row
+    probed_at: int  # When the newest probe was sent, or when it opened
+    successes: int = 0  # Probes that succeeded in a row
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Executions of a task that ended for good within a window.
+    """Executions of a task that ended for good within a window."""
 
-    Attributes:
-        died: Those that became letters of one fingerprint.
-        all: Those that succeeded or became letters.
-    """
-
-    died: int
-    all: int
+    died: int  # Those that became letters of one fingerprint
+    all: int  # Those that succeeded or became letters
 
 
 @dataclass(frozen=True, slots=True)
 class Succeeded:
-    """Executions of a task that succeeded in one process since it last told.
+    """Executions of a task that succeeded in one process since it last told."""
 
-    Attributes:
-        breaker: Id of the hold that its breaker makes.
-        window: Seconds for which they count.
-        number: How many.
-    """
-
-    breaker: str
-    window: float
-    number: int
+    breaker: str  # Id of the hold that its breaker makes
+    window: float  # Seconds for which they count
+    number: int  # How many
 
 
 class CircuitStore(Protocol):
@@ -78,15 +55,7 @@ class CircuitStore(Protocol):
     """
 
     def died(self, fingerprint: str, with_successes: Succeeded) -> Ends:
-        """Count an execution that became a letter.
-
-        Args:
-            fingerprint: The letter's.
-            with_successes: Breaker and window, and successes that are counted with it.
-
-        Returns:
-            All that ended within the window.
-        """
+        """Count an execution that became a letter."""
 
     def succeeded(self, tasks: list[Succeeded]) -> None:
         """Count executions that succeeded."""

@@ -12,21 +12,13 @@ from celery_dlq.record import Delivery, letter_id
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageKey:
-    """Identifies one message; the task id alone does not, since ``Task.retry()`` re-uses it.
+    """Identifies one message; the task id alone does not, since ``Task.retry()`` re-uses it."""
 
-    Attributes:
-        dead_letter_queue: Where its letter would go; counters are kept beside the letters.
-        task_id: The task's id.
-        retries: The message's ``retries`` header.
-        redrives: Number of times the message was redriven.
-        nesting: Number of times ``Task.replace`` passed the id on before.
-    """
-
-    dead_letter_queue: str
-    task_id: str
-    retries: int = 0
-    redrives: int = 0
-    nesting: int = 0
+    dead_letter_queue: str  # Where its letter would go; counters are kept beside the letters
+    task_id: str  # The task's id
+    retries: int = 0  # The message's `retries` header
+    redrives: int = 0  # Number of times the message was redriven
+    nesting: int = 0  # Number of times `Task.replace` passed the id on before
 
     @property
     def letter_id(self) -> str:
@@ -49,16 +41,11 @@ class CountStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Reply to `DeliveryCounter.count`.
+    """Reply to `DeliveryCounter.count`."""
 
-    Attributes:
-        status: The result.
-        number: The number of this delivery, or of the last one counted.
-        suspect: True if the last delivery vanished: it may have killed its worker.
-    """
-
-    status: CountStatus
-    number: int
+    status: CountStatus  # The result
+    number: int  # The number of this delivery, or of the last one counted
+    # True if the last delivery vanished: it may have killed its worker
     suspect: bool = field(default=False, compare=False)
 
 
@@ -66,11 +53,7 @@ class DeliveryCounter(Protocol):
     """Counts the deliveries of messages and records how each ended."""
 
     def count_first(self, key: MessageKey, delivery: Delivery) -> bool:
-        """Count a first delivery without waiting for the store. Never raises.
-
-        Returns:
-            True if the count was sent. If the store refuses it, it is sent again later.
-        """
+        """Count a first delivery without waiting for the store. Never raises."""
 
     def count(
         self,
@@ -84,25 +67,7 @@ class DeliveryCounter(Protocol):
         alone: bool = True,
         unless_dead: bool = False,
     ) -> Count:
-        """Count a delivery and wait for the reply.
-
-        Args:
-            key: The message.
-            delivery: The start; its ``number`` is ignored.
-            limit: ``max_deliveries``; a message that has reached it is not counted.
-                ``None`` for no limit.
-            known: The deliveries that this worker knows of. They count if fewer are on record: some
-                could not be recorded, or a failover has lost them.
-            here: True if another delivery of it runs on this very worker. If not, one that this
-                worker has started is over, though its end may not be on record yet.
-            waited_seconds: Time since this delivery was first postponed; ``None`` if never.
-            alone: True if a message whose last delivery vanished may be counted now.
-            unless_dead: Do not count if its letter was stored before. False for new messages
-                that re-use a task id.
-
-        Raises:
-            StoreUnavailable: The store does not answer.
-        """
+        """Count a delivery and wait for the reply."""
 
     def ended(self, key: MessageKey, delivery: Delivery, *, charged: bool = True) -> None:
         """Record how a delivery ended; with ``charged=False`` take its count back.
@@ -116,11 +81,6 @@ class DeliveryCounter(Protocol):
         """Delete the counts of a message that is done; may be postponed until `flush`.
 
         Another message that runs under the same task id keeps its count. Never raises.
-
-        Args:
-            key: The message.
-            delivery: Its last delivery.
-            first: True if that was its first: earlier starts belong to another message.
         """
 
     def forget(self, key: MessageKey) -> None:
@@ -133,21 +93,13 @@ class DeliveryCounter(Protocol):
         """
 
     def is_dead(self, key: MessageKey) -> bool:
-        """True if a letter of this message was stored beside these counts, not long ago.
-
-        Raises:
-            StoreUnavailable: The store does not answer.
-        """
+        """True if a letter of this message was stored beside these counts, not long ago."""
 
     def redrive_succeeded(self, redrive_id: str) -> None:
         """Count a success for a redrive; may be postponed until `flush`. Never raises."""
 
     def history(self, key: MessageKey) -> tuple[Delivery, ...]:
-        """Return all recorded deliveries of the task, over its retries, oldest first.
-
-        Raises:
-            StoreUnavailable: The store does not answer.
-        """
+        """Return all recorded deliveries of the task, over its retries, oldest first."""
 
     def heartbeat(self, dead_letter_queues: Iterable[str]) -> None:
         """Record with the next `flush` that this worker is alive, for the counters of these queues.

@@ -15,21 +15,14 @@ MOST_DEMANDS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """An operator wants the message of a task to be dead-lettered.
+    """An operator wants the message of a task to be dead-lettered."""
 
-    Attributes:
-        task_id: The task.
-        reason: Why, for people; the description of the letter.
-        actor: Who wants it.
-        at: When, aware UTC, by the store's clock. A redrive that began later is not affected.
-        until: Its end, by the same clock.
-    """
-
-    task_id: str
-    reason: str = ""
-    actor: str = ""
+    task_id: str  # The task
+    reason: str = ""  # Why, for people; the description of the letter
+    actor: str = ""  # Who wants it
+    # When, aware UTC, by the store's clock. A redrive that began later is not affected
     at: datetime
-    until: datetime
+    until: datetime  # Its end, by the same clock
 
     @property
     def text(self) -> str:
@@ -65,9 +58,6 @@ class DemandStore(Protocol):
         """Add a demand, in place of an earlier one for the task.
 
         Workers notice by the revision in `WorkerRegistry.heartbeat`.
-
-        Returns:
-            False if there are `MOST_DEMANDS`; nothing was done.
         """
 
     def get(self, task_id: str) -> Demand | None:

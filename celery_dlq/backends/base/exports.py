@@ -6,15 +6,10 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 
 class ExportLease(NamedTuple):
-    """Result of asking for the lease on a place that a queue is exported to.
+    """Result of asking for the lease on a place that a queue is exported to."""
 
-    Attributes:
-        acquired: True if the caller holds the lease.
-        state: The last state noted, if acquired; else ``owner|end``, the end in milliseconds
-            since 1970.
-    """
-
-    acquired: bool
+    acquired: bool  # True if the caller holds the lease
+    # The last state noted, if acquired; else `owner|end`, the end in milliseconds since 1970
     state: str
 
 
@@ -26,9 +21,6 @@ class ExportLeaseStore(Protocol):
         """Return a random id, made by the first call, that the store keeps for ever.
 
         A restarted or restored store, and a replica, have the same; an emptied one has not.
-
-        Raises:
-            StoreUnavailable: The store does not answer.
         """
 
     def export_lease(
@@ -41,17 +33,4 @@ class ExportLeaseStore(Protocol):
         lease_seconds: float,
         state: str = "",
     ) -> ExportLease:
-        """Acquire, renew, annotate or end a lease.
-
-        Args:
-            dead_letter_queue: The queue that is exported.
-            what: ``take``: acquire it if it is free; ``keep``: renew it; ``note``: renew it and
-                store ``state``; ``end``: give it up. The last three need the lease.
-            place: Where the files go.
-            owner: The caller's name, without ``|``.
-            lease_seconds: Time after which the lease is free unless renewed.
-            state: Text to store; every later owner gets it.
-
-        Raises:
-            StoreUnavailable: The store does not answer.
-        """
+        """Acquire, renew, annotate or end a lease."""

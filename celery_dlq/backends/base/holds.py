@@ -19,34 +19,22 @@ _TIMES = ("created_at", "until")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """Messages of a task or a queue that are not executed for now.
+    """Messages of a task or a queue that are not executed for now."""
 
-    Attributes:
-        id: Its id; the name of the queue that has its messages in `Backend.held`.
-        task: Name of the tasks, or a pattern such as ``shop.*``.
-        queue: Name of their queues, or a pattern.
-        where: Conditions on the message that hold all, e.g. ``kwargs.tenant=42``.
-        created_at: Its start, aware UTC.
-        until: Its end, by the store's clock; ``None`` while nobody knows.
-        reason: Why, for people.
-        actor: Who made it.
-        broker: The broker whose messages it holds, as in `celery_dlq.operations.job.Job`; workers
-            of another one ignore it. Empty for any.
-        job: Id of the job that releases its messages once it has ended; ``None`` before.
-        circuit: The circuit breaker that made it; ``None`` if a person did.
-    """
-
-    id: str
-    task: str = "*"
-    queue: str = "*"
-    where: tuple[str, ...] = ()
-    created_at: datetime
-    until: datetime | None = None
-    reason: str = ""
-    actor: str = ""
+    id: str  # Its id; the name of the queue that has its messages in `Backend.held`
+    task: str = "*"  # Name of the tasks, or a pattern such as `shop.*`
+    queue: str = "*"  # Name of their queues, or a pattern
+    where: tuple[str, ...] = ()  # Conditions on the message that hold all, e.g. `kwargs.tenant=42`
+    created_at: datetime  # Its start, aware UTC
+    until: datetime | None = None  # Its end, by the store's clock; `None` while nobody knows
+    reason: str = ""  # Why, for people
+    actor: str = ""  # Who made it
+    # The broker whose messages it holds, as in `celery_dlq.operations.job.Job`; workers of
+    # another one ignore it. Empty for any
     broker: str = ""
+    # Id of the job that releases its messages once it has ended; `None` before
     job: str | None = None
-    circuit: Circuit | None = None
+    circuit: Circuit | None = None  # The circuit breaker that made it; `None` if a person did
 
     def in_force(self, now: datetime) -> bool:
         """True before its end."""
@@ -114,12 +102,4 @@ class HoldStore(Protocol):
 
         So one process of many opens, changes or ends a hold, at one moment. Workers notice by
         the revision in `WorkerRegistry.heartbeat`.
-
-        Args:
-            known: The hold as `all` returned it; ``None`` to add one whose id is new.
-            hold: The new one, with the same id; ``None`` removes it, and its queue, which must
-                be empty.
-
-        Returns:
-            False if another process has changed it, or its queue is not empty; nothing was done.
         """

@@ -50,12 +50,4 @@ class JobStore(Protocol):
         """Save a state if the job still has the ``state`` and ``run`` of the known one.
 
         So one process of many starts, resumes or cancels a job, at one moment.
-
-        Args:
-            job_id: The job.
-            known: What `read` returned.
-            state: The new state; ``None`` deletes the job.
-
-        Returns:
-            False if another process has changed the job; nothing was saved.
         """

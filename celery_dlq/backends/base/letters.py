@@ -60,21 +60,13 @@ class QueueSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glance:
-    """A queue as retention first sees it, to decide if there is anything to remove.
+    """A queue as retention first sees it, to decide if there is anything to remove."""
 
-    Attributes:
-        name: The dead-letter queue.
-        at: The current time by the store's clock.
-        letters: Number of letters.
-        oldest_stored_at: When the oldest letter was stored, by the same clock.
-        first_end_at: Earliest expiry of a letter's message, past or future.
-    """
-
-    name: str
-    at: datetime
-    letters: int
-    oldest_stored_at: datetime | None
-    first_end_at: datetime | None
+    name: str  # The dead-letter queue
+    at: datetime  # The current time by the store's clock
+    letters: int  # Number of letters
+    oldest_stored_at: datetime | None  # When the oldest letter was stored, by the same clock
+    first_end_at: datetime | None  # Earliest expiry of a letter's message, past or future
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,20 +118,14 @@ class StoredLetter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterSummary:
-    """A letter as retention sees it.
+    """A letter as retention sees it."""
 
-    Attributes:
-        position: Its position.
-        letter_id: Its id.
-        dead_lettered_at: When it died, by its worker's clock. ``None`` if the entry is not a
-            letter, and from `DeadLetterStore.ended`.
-        stored_at: When it was stored, by the store's clock; ``None`` if unknown.
-    """
-
-    position: str
-    letter_id: str
+    position: str  # Its position
+    letter_id: str  # Its id
+    # When it died, by its worker's clock. `None` if the entry is not a letter, and from
+    # `DeadLetterStore.ended`
     dead_lettered_at: datetime | None
-    stored_at: datetime | None
+    stored_at: datetime | None  # When it was stored, by the store's clock; `None` if unknown
 
 
 class Restored(Enum):
@@ -160,22 +146,18 @@ class RedriveOutcome(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """Features of a store, declared on its class.
+    """Features of a store, declared on its class."""
 
-    Attributes:
-        random_access: True if a letter, or the oldest ones, can be read without reading all.
-        overviews: True if `DeadLetterStore.queues` knows ages and reasons, not only lengths,
-            and `DeadLetterStore.glances` is supported.
-        bin: True if discarded letters are kept for some time and can be restored.
-        tells_twins: True if storing a letter twice is detected. If not, the queue may hold two
-            copies, which reads deduplicate.
-        most_letters: Maximum number of letters of a queue that can be read; ``None``: no limit.
-    """
-
+    # True if a letter, or the oldest ones, can be read without reading all
     random_access: bool = True
+    # True if `DeadLetterStore.queues` knows ages and reasons, not only lengths, and
+    # `DeadLetterStore.glances` is supported
     overviews: bool = True
-    bin: bool = True
+    bin: bool = True  # True if discarded letters are kept for some time and can be restored
+    # True if storing a letter twice is detected. If not, the queue may hold two copies, which
+    # reads deduplicate
     tells_twins: bool = True
+    # Maximum number of letters of a queue that can be read; `None`: no limit
     most_letters: int | None = None
 
 
@@ -188,25 +170,15 @@ class Seed(NamedTuple):
 
 
 class QueueEntry(NamedTuple):
-    """The entry of a broker's queue that a letter becomes.
+    """The entry of a broker's queue that a letter becomes."""
 
-    Attributes:
-        letter_id: Id of the letter.
-        position: Its position.
-        reason: Its reason.
-        fingerprint: Its fingerprint.
-        list_key: Key of the queue in the broker's database.
-        entry: The message as the broker's transport writes it.
-        seed: The count with which the message begins; ``None`` for 0.
-    """
-
-    letter_id: str
-    position: str
-    reason: bytes
-    fingerprint: bytes
-    list_key: bytes
-    entry: str | bytes
-    seed: Seed | None = None
+    letter_id: str  # Id of the letter
+    position: str  # Its position
+    reason: bytes  # Its reason
+    fingerprint: bytes  # Its fingerprint
+    list_key: bytes  # Key of the queue in the broker's database
+    entry: str | bytes  # The message as the broker's transport writes it
+    seed: Seed | None = None  # The count with which the message begins; `None` for 0
 
 
 class RedriveCall(Protocol):
@@ -216,16 +188,7 @@ class RedriveCall(Protocol):
         """Send the call and do not wait; never raises for a failure of the store."""
 
     def states(self) -> list[ClaimState] | None:
-        """Wait for the states in which the letters were found; make the call if need be.
-
-        Returns:
-            The states in the order of the entries. Letters that were claimed or
-            reclaimed are published and removed, published ones only removed, the others
-            untouched. ``None`` if the store refused; then nothing was changed.
-
-        Raises:
-            StoreUnavailable: The store does not answer; the letters may have been redriven.
-        """
+        """Wait for the states in which the letters were found; make the call if need be."""
 
 
 RawPage = Sequence[tuple[str, Mapping[bytes, bytes]]]
@@ -238,23 +201,12 @@ class DeadLetterStore(Protocol):
     Every method may raise `StoreUnavailable`, and `NotSupported` where `capabilities` says no.
     An *entry* may be something other than a letter, put into the queue by another program; it
     has a position but no id. Methods that take letter ids accept a position in its place.
-
-    Attributes:
-        capabilities: The features of this store.
     """
 
-    capabilities: Capabilities
+    capabilities: Capabilities  # The features of this store
 
     def check(self, dead_letter_queues: Iterable[str] = ()) -> None:
-        """Check that letters can be stored here; leaves nothing behind.
-
-        Args:
-            dead_letter_queues: Names of queues that will be used.
-
-        Raises:
-            StoreUnavailable: Not now: the store does not answer, is read-only or full.
-            SettingsError: Never, until somebody changes its URL, its user's rights or its version.
-        """
+        """Check that letters can be stored here; leaves nothing behind."""
 
     def now(self) -> datetime:
         """Return the current time by the store's clock, by which letters age and leases end."""
@@ -268,11 +220,7 @@ class DeadLetterStore(Protocol):
         """
 
     def get(self, dead_letter_queue: str, letter_id: str) -> DeadLetter | None:
-        """Return one letter, or ``None``.
-
-        Raises:
-            CorruptLetter: The entry is not a readable letter.
-        """
+        """Return one letter, or ``None``."""
 
     def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
         """Return the first of the given queues that has this letter, or ``None``."""
@@ -280,11 +228,7 @@ class DeadLetterStore(Protocol):
     def ids(
         self, dead_letter_queues: Sequence[str], prefix: str, *, most: int
     ) -> list[tuple[str, str]]:
-        """Find letters whose ids begin with a prefix; reads ids only where it can.
-
-        Returns:
-            At most ``most`` pairs of queue and id.
-        """
+        """Find letters whose ids begin with a prefix; reads ids only where it can."""
 
     def letters(self, dead_letter_queue: str, *, newest_first: bool) -> Iterator[StoredLetter]:
         """Iterate over all letters, reading bounded pages.
@@ -302,15 +246,7 @@ class DeadLetterStore(Protocol):
         page_size: int,
         newest_first: bool = False,
     ) -> Iterator[RawPage]:
-        """Iterate over raw pages, bounded in entries and bytes; includes entries of any kind.
-
-        Args:
-            dead_letter_queue: The queue.
-            after: Exclusive lower bound; ``None`` for the beginning.
-            until: Inclusive upper bound; ``None`` for the newest position now.
-            page_size: Maximum number of entries per page.
-            newest_first: True for descending positions.
-        """
+        """Iterate over raw pages, bounded in entries and bytes; includes entries of any kind."""
 
     def entry(
         self, dead_letter_queue: str, letter_id: str
@@ -393,17 +329,6 @@ class DeadLetterStore(Protocol):
         """Claim letters for an operation, so that no two operations take the same letter.
 
         Idempotent: a repetition by the same owner returns the same states.
-
-        Args:
-            dead_letter_queue: The queue.
-            letter_ids: The letters.
-            owner: The claiming process; every process of an operation has its own name.
-            lease_seconds: Time after which another owner may take the letters over.
-            previous_run_prefix: Claims of owners with this prefix may be taken over at once
-                (earlier runs of the same job). Empty: none.
-
-        Returns:
-            One state per letter id, in their order.
         """
 
     def mark_published(
@@ -445,16 +370,6 @@ class DeadLetterStore(Protocol):
 
         Only if the letters are in the broker's database; see `marker`. No letter has to be
         claimed before; the claims of others are respected as by `claim`.
-
-        Args:
-            dead_letter_queue: The queue.
-            entries: The letters' messages, at most 500.
-            job_id: The job, for `redriven`.
-            owner: As for `claim`.
-            previous_run_prefix: As for `claim`.
-
-        Returns:
-            The call, which is not sent yet; ``None`` if the store never can.
         """
 
     def redriven(self, dead_letter_queue: str, job_id: str) -> Mapping[ClaimState, int]:
@@ -479,11 +394,7 @@ class DeadLetterStore(Protocol):
         owner: str,
         keep_seconds: float,
     ) -> int:
-        """Move letters that ``owner`` has claimed to the bin, to be kept for ``keep_seconds``.
-
-        Returns:
-            The number of letters moved.
-        """
+        """Move letters that ``owner`` has claimed to the bin, to be kept for ``keep_seconds``."""
 
     def restore(self, dead_letter_queue: str, letter_id: str) -> Restored:
         """Put a discarded letter back as the newest of its queue, in one atomic step."""
@@ -504,13 +415,7 @@ class DeadLetterStore(Protocol):
         """Return the outcomes of watched messages, in the order of the keys."""
 
     def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
-        """Set the count with which a redriven message begins; called before it is published.
-
-        Args:
-            key: The redriven message.
-            deliveries: Number of deliveries it had before.
-            last: The last of them; its ``number`` is ignored.
-        """
+        """Set the count with which a redriven message begins; called before it is published."""
 
     def done(self) -> None:
         """End an operation that claimed or removed letters; release held queues. Never raises."""

@@ -7,17 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerMemory:
-    """What a server says of its memory.
+    """What a server says of its memory."""
 
-    Attributes:
-        used: Bytes in use, as the server compares them with its maximum.
-        maximum: Bytes it may use (``maxmemory``); 0 for no limit.
-        policy: What it does at the maximum (``maxmemory-policy``); empty if unknown.
-    """
-
-    used: int
-    maximum: int
-    policy: str = ""
+    used: int  # Bytes in use, as the server compares them with its maximum
+    maximum: int  # Bytes it may use (`maxmemory`); 0 for no limit
+    policy: str = ""  # What it does at the maximum (`maxmemory-policy`); empty if unknown
 
     @property
     def share(self) -> float | None:

@@ -31,41 +31,27 @@ class GroupState(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStatus:
-    """The state of a group, since when, and by whom.
+    """The state of a group, since when, and by whom."""
 
-    Attributes:
-        state: The state.
-        at: When the group was muted or resolved, aware UTC; of a regressed group, when it had been
-            resolved. ``None`` for an open one.
-        actor: Who did that.
-        until: When a muted group opens by itself; ``None``: never.
-        release: The release in which a group is, or was, resolved; ``None``: in all that run.
-        releases: Releases in which it had died before.
-        regressed_at: When the letter died that ended the resolution.
-        regressed_in: The release of that letter, if known.
-        letter_id: Its id.
-        task_name: The task of the group, as it was when it was muted or resolved. This and the
-            following describe a group that has no letters any more.
-        reason: Its reason.
-        exception_type: Its exception.
-        first_seen_at: When its first letter had died.
-        last_seen_at: When its newest letter had died.
-    """
-
-    state: GroupState = GroupState.OPEN
+    state: GroupState = GroupState.OPEN  # The state
+    # When the group was muted or resolved, aware UTC; of a regressed group, when it had been
+    # resolved. `None` for an open one
     at: datetime | None = None
-    actor: str = ""
-    until: datetime | None = None
+    actor: str = ""  # Who did that
+    until: datetime | None = None  # When a muted group opens by itself; `None`: never
+    # The release in which a group is, or was, resolved; `None`: in all that run
     release: str | None = None
-    releases: tuple[str, ...] = ()
-    regressed_at: datetime | None = None
-    regressed_in: str | None = None
-    letter_id: str | None = None
+    releases: tuple[str, ...] = ()  # Releases in which it had died before
+    regressed_at: datetime | None = None  # When the letter died that ended the resolution
+    regressed_in: str | None = None  # The release of that letter, if known
+    letter_id: str | None = None  # Its id
+    # The task of the group, as it was when it was muted or resolved. This and the following
+    # describe a group that has no letters any more
     task_name: str = ""
-    reason: str = ""
-    exception_type: str | None = None
-    first_seen_at: datetime | None = None
-    last_seen_at: datetime | None = None
+    reason: str = ""  # Its reason
+    exception_type: str | None = None  # Its exception
+    first_seen_at: datetime | None = None  # When its first letter had died
+    last_seen_at: datetime | None = None  # When its newest letter had died
 
     def __post_init__(self) -> None:
         for name in _TIMES:

@@ -11,19 +11,12 @@ from celery_dlq.record import DeadLetter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxEntry:
-    """A letter that is still to be published to a dead-letter exchange.
+    """A letter that is still to be published to a dead-letter exchange."""
 
-    Attributes:
-        letter_id: The letter's id.
-        exchange: The name of the exchange.
-        routing_key: The routing key to publish with.
-        tries: How often it was published without a confirmation.
-    """
-
-    letter_id: str
-    exchange: str
-    routing_key: str
-    tries: int = 0
+    letter_id: str  # The letter's id
+    exchange: str  # The name of the exchange
+    routing_key: str  # The routing key to publish with
+    tries: int = 0  # How often it was published without a confirmation
 
 
 class Outbox(Protocol):
@@ -55,7 +48,4 @@ class LetterOutbox(Protocol):
 
         Called before the letter is stored: if the process is killed in between, the exchange
         still gets the letter.
-
-        Raises:
-            StoreUnavailable: The store does not answer.
         """

@@ -9,11 +9,7 @@ from celery_dlq.record import from_micros, to_micros
 
 
 def ordered(position: str) -> tuple[int, ...]:
-    """Return a position as numbers, which sort in the order of storing.
-
-    Raises:
-        ValueError: The text is not a position.
-    """
+    """Return a position as numbers, which sort in the order of storing."""
     return tuple(int(part) for part in position.split("-"))
 
 

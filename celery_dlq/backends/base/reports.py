@@ -47,28 +47,15 @@ class Why(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Decision to report a letter.
+    """Decision to report a letter."""
 
-    Attributes:
-        why: The reason.
-        number: The letter's number in its group, counted since the group was new or came back.
-        letter_ids: Ids of the group's newest letters, this one first.
-    """
-
-    why: Why
-    number: int
-    letter_ids: tuple[str, ...]
+    why: Why  # The reason
+    number: int  # The letter's number in its group, counted since the group was new or came back
+    letter_ids: tuple[str, ...]  # Ids of the group's newest letters, this one first
 
 
 class Reports(Protocol):
     """Decides, for all processes of an app, which letters are reported."""
 
     def of(self, letter: DeadLetter) -> Report | None:
-        """Decide about a letter that is about to be stored; repeated calls give the same result.
-
-        Returns:
-            The report to make, or ``None``.
-
-        Raises:
-            StoreUnavailable: The store does not answer.
-        """
+        """Decide about a letter that is about to be stored; repeated calls give the same result."""

@@ -16,61 +16,38 @@ MAX_TASKS = 5000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """A worker's description of itself for all processes of its app.
+    """A worker's description of itself for all processes of its app."""
 
-    Attributes:
-        hostname: Its node name, e.g. ``celery@web-1``.
-        pid: Process id of its main process.
-        version: Version of celery_dlq.
-        started_at: When it started, aware UTC.
-        queues: The queues it consumes.
-        tasks: The names of its registered tasks.
-        policies: Policy by queue or pattern, and by task as ``task:<name>``; JSON-ready.
-    """
-
-    hostname: str
-    pid: int
-    version: str
-    started_at: datetime
-    queues: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ()
+    hostname: str  # Its node name, e.g. `celery@web-1`
+    pid: int  # Process id of its main process
+    version: str  # Version of celery_dlq
+    started_at: datetime  # When it started, aware UTC
+    queues: tuple[str, ...] = ()  # The queues it consumes
+    tasks: tuple[str, ...] = ()  # The names of its registered tasks
+    # Policy by queue or pattern, and by task as `task:<name>`; JSON-ready
     policies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
-    """A temporary change of one key of a queue's policy.
+    """A temporary change of one key of a queue's policy."""
 
-    Attributes:
-        queue: The queue, by its exact name.
-        key: The policy key.
-        value: The new value, JSON-ready; validated like a configured one.
-        until: End of the override, aware UTC, by the store's clock.
-        actor: Who set it.
-        since: Its beginning, by the same clock. Until then, the letters of the queue are left
-            alone; one that ends as it begins is an override that was lifted.
-    """
-
-    queue: str
-    key: str
-    value: Any
-    until: datetime
-    actor: str
+    queue: str  # The queue, by its exact name
+    key: str  # The policy key
+    value: Any  # The new value, JSON-ready; validated like a configured one
+    until: datetime  # End of the override, aware UTC, by the store's clock
+    actor: str  # Who set it
+    # Its beginning, by the same clock. Until then, the letters of the queue are left alone; one
+    # that ends as it begins is an override that was lifted
     since: datetime = EPOCH
 
 
 class HeartbeatReply(NamedTuple):
-    """What a worker learns with its heartbeat.
+    """What a worker learns with its heartbeat."""
 
-    Attributes:
-        known: True if its info is stored; else it registers again.
-        revision: The revision of the overrides, which changes with every `override` and `lift`.
-        job_waits: True if a job waits for a process that runs jobs, and may start now.
-    """
-
-    known: bool
-    revision: int
-    job_waits: bool
+    known: bool  # True if its info is stored; else it registers again
+    revision: int  # The revision of the overrides, which changes with every `override` and `lift`
+    job_waits: bool  # True if a job waits for a process that runs jobs, and may start now
 
 
 class WorkerRegistry(Protocol):

@@ -27,17 +27,11 @@ _FASTEST_LEVEL = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterMessage:
-    """A letter as a message.
+    """A letter as a message."""
 
-    Attributes:
-        letter_id: The letter's id, also the message id.
-        body: The encoded letter.
-        headers: Headers for other consumers.
-    """
-
-    letter_id: str
-    body: bytes
-    headers: Mapping[str, Any] = field(default_factory=dict)
+    letter_id: str  # The letter's id, also the message id
+    body: bytes  # The encoded letter
+    headers: Mapping[str, Any] = field(default_factory=dict)  # Headers for other consumers
 
 
 def letter_message(letter: DeadLetter, position: str) -> LetterMessage:
@@ -51,14 +45,7 @@ def letter_message(letter: DeadLetter, position: str) -> LetterMessage:
 
 
 def publish(producer: Any, queue: str, letter: LetterMessage, **options: Any) -> None:
-    """Publish a letter to a queue through the default exchange; one attempt.
-
-    Args:
-        producer: Kombu's producer on an open channel.
-        queue: The queue.
-        letter: The letter.
-        **options: Options of the transport.
-    """
+    """Publish a letter to a queue through the default exchange; one attempt."""
     producer.publish(
         letter.body,
         exchange="",

@@ -58,13 +58,7 @@ _REFUSED, _NOT_ALLOWED = 403, 530
 
 
 class QueueDriver:
-    """Dead-letter queues of one broker.
-
-    Args:
-        connect: Opens a connection; takes ``transport_options`` and ``heartbeat``.
-        timeout_seconds: Maximum wait for one reply.
-        most_letters: See `MAX_LETTERS`; only tests set it.
-    """
+    """Dead-letter queues of one broker."""
 
     def __init__(
         self, connect: Connect, timeout_seconds: float, most_letters: int = MAX_LETTERS
@@ -82,12 +76,7 @@ class QueueDriver:
         self._lock = threading.RLock()
 
     def check(self) -> None:
-        """Connect.
-
-        Raises:
-            StoreUnavailable: The broker does not answer.
-            SettingsError: It refuses the user, or has no such virtual host.
-        """
+        """Connect."""
         try:
             self._tried(self._open)
         except StoreUnavailable as exc:
@@ -99,11 +88,7 @@ class QueueDriver:
             raise
 
     def put(self, queue: str, letter: LetterMessage) -> None:
-        """Publish a letter and wait until the broker has confirmed it.
-
-        Raises:
-            StoreUnavailable: It was not confirmed.
-        """
+        """Publish a letter and wait until the broker has confirmed it."""
         self._tried(lambda: self._put(queue, letter), queue)
 
     def length(self, queue: str) -> int:
@@ -112,12 +97,7 @@ class QueueDriver:
         return 0 if found is None else int(found.message_count)
 
     def read(self, queue: str) -> tuple[Snapshot, HeldQueue | None]:
-        """Copy all messages of a queue and requeue them; see `hold`.
-
-        Returns:
-            The snapshot; and the queue, still held, if it has more letters than can be read:
-            requeued, they would come last, and the next reading would find others.
-        """
+        """Copy all messages of a queue and requeue them; see `hold`."""
         held = self.hold(queue)
         if not held.snapshot.complete:
             return held.snapshot, held
@@ -125,12 +105,7 @@ class QueueDriver:
         return held.snapshot, None
 
     def hold(self, queue: str) -> HeldQueue:
-        """Read a queue and keep its messages from other readers until they are requeued.
-
-        Raises:
-            StoreUnavailable: Another process reads it, or the broker does not answer.
-            StoreError: The queue is declared in a way in which reading might lose letters.
-        """
+        """Read a queue and keep its messages from other readers until they are requeued."""
         present, kind = self._tried(lambda: self._kind_of(queue))
         if present and kind is None:
             raise StoreError(
@@ -242,15 +217,7 @@ class QueueDriver:
 
 
 class HeldQueue:
-    """The unacknowledged messages of one queue.
-
-    Args:
-        connection: A connection for this object only; if it ends, the broker requeues all.
-        queue: The queue.
-        kind: ``quorum`` or ``classic``.
-        most_letters: Maximum number of messages to take.
-        present: True if the queue exists.
-    """
+    """The unacknowledged messages of one queue."""
 
     def __init__(
         self, connection: Any, queue: str, kind: str, most_letters: int, *, present: bool
@@ -282,11 +249,7 @@ class HeldQueue:
         threading.Thread(target=self._beat, name="dlq-heartbeat", daemon=True).start()
 
     def refresh(self) -> None:
-        """Take the messages that arrived meanwhile.
-
-        Raises:
-            StoreUnavailable: The connection is lost; all messages are in the queue again.
-        """
+        """Take the messages that arrived meanwhile."""
         if self.present:
             with self._lock, _translated(self._connection):
                 self._fill()
@@ -295,11 +258,7 @@ class HeldQueue:
         return sum(len(entry.tags) for entry in self.snapshot.ordered())
 
     def remove(self, entries: Sequence[Entry]) -> None:
-        """Acknowledge messages and wait until the broker has processed that.
-
-        Raises:
-            StoreUnavailable: The connection is lost; all of them may be in the queue again.
-        """
+        """Acknowledge messages and wait until the broker has processed that."""
         if not entries:
             return
         gone = {tag for entry in entries for tag in entry.tags}

@@ -26,22 +26,14 @@ _POSITION = re.compile(r"\d{1,20}-\d{1,20}")
 
 @dataclass(slots=True)
 class Entry:
-    """One entry of a queue: a letter or another message.
+    """One entry of a queue: a letter or another message."""
 
-    Attributes:
-        key: The letter's id; the position of another message.
-        position: Its place in the order of storing.
-        offset: Start of the message's body in the file.
-        size: Size of the body in bytes.
-        compressed: True if the body is compressed.
-        tags: Delivery tags of the message and of copies of it.
-    """
-
-    key: str
-    position: str
-    offset: int
-    size: int
-    compressed: bool
+    key: str  # The letter's id; the position of another message
+    position: str  # Its place in the order of storing
+    offset: int  # Start of the message's body in the file
+    size: int  # Size of the body in bytes
+    compressed: bool  # True if the body is compressed
+    # Delivery tags of the message and of copies of it
     tags: list[Any] = field(default_factory=list)
 
     @property
@@ -69,13 +61,7 @@ class Snapshot:
         return key in self._entries
 
     def add(self, about: Mapping[str, Any], tag: Any, body: bytes) -> None:
-        """Add a message; of a copy of a known one only the tag is kept.
-
-        Args:
-            about: The headers.
-            tag: The delivery tag.
-            body: The body.
-        """
+        """Add a message; of a copy of a known one only the tag is kept."""
         key, position = _name_of(about, body)
         known = self._entries.get(key)
         if known is not None:

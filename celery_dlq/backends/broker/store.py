@@ -48,13 +48,7 @@ _READ_ONLY_SECONDS = 60.0
 
 
 class BrokerStore:
-    """The `DeadLetterStore` on a broker.
-
-    Args:
-        driver: Access to the queues.
-        index: Their state in Redis: positions, claims, export positions.
-        expected: Names of queues that may exist, known to Redis or not.
-    """
+    """The `DeadLetterStore` on a broker."""
 
     capabilities = Capabilities(
         random_access=False,

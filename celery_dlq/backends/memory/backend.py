@@ -26,11 +26,7 @@ class MemorySamples:
 
 
 class MemoryBackend:
-    """The `Backend` in memory, for an app that is one process.
-
-    Args:
-        letters: The store of letters, with its counter; ``None`` for a new one.
-    """
+    """The `Backend` in memory, for an app that is one process."""
 
     def __init__(self, letters: MemoryStore | None = None) -> None:
         self.letters = letters or MemoryStore()

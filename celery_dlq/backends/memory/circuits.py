@@ -11,11 +11,7 @@ from celery_dlq.backends.base import Ends, Succeeded
 
 
 class MemoryCircuits:
-    """The `CircuitStore` in memory.
-
-    Args:
-        clock: Returns monotonic seconds.
-    """
+    """The `CircuitStore` in memory."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -10,11 +10,7 @@ from celery_dlq.backends.base import MOST_DEMANDS, Demand
 
 
 class MemoryDemands:
-    """The `DemandStore` in memory.
-
-    Args:
-        changed: Called when a demand was added.
-    """
+    """The `DemandStore` in memory."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed

@@ -10,12 +10,7 @@ from celery_dlq.backends.base import Hold
 
 
 class MemoryHolds:
-    """The `HoldStore` in memory.
-
-    Args:
-        changed: Called when a hold has changed.
-        length: Returns the number of messages of a hold.
-    """
+    """The `HoldStore` in memory."""
 
     def __init__(self, changed: Callable[[], None], length: Callable[[str], int]) -> None:
         self._changed = changed

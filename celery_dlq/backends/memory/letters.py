@@ -36,11 +36,7 @@ _MOST_GONE = 1000
 
 
 class MemoryStore:
-    """The `DeadLetterStore` in memory.
-
-    Args:
-        counter: The counter of the messages; ``None`` for a new one.
-    """
+    """The `DeadLetterStore` in memory."""
 
     capabilities = Capabilities()
 

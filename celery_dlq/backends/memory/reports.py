@@ -11,11 +11,7 @@ from celery_dlq.record import DeadLetter
 
 
 class MemoryReports:
-    """The `Reports` in memory; groups never come back, and there is no allowance.
-
-    Args:
-        notes: The states of the groups.
-    """
+    """The `Reports` in memory; groups never come back, and there is no allowance."""
 
     def __init__(self, notes: MemoryNotes | None = None) -> None:
         self._notes = notes or MemoryNotes()

@@ -15,11 +15,7 @@ _MAX_CHANGES = 10_000
 
 
 class MemoryWorkerRegistry:
-    """The `WorkerRegistry` in memory; infos never expire.
-
-    Args:
-        jobs: Knows if a job waits; ``None`` for none.
-    """
+    """The `WorkerRegistry` in memory; infos never expire."""
 
     def __init__(self, jobs: JobStore | None = None) -> None:
         self._jobs = jobs or MemoryJobStore()

@@ -58,20 +58,16 @@ OPTIONS = (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Address:
-    """The URLs of one store, with what they do not say. Make it with `address_of`.
+    """The URLs of one store, with what they do not say. Make it with `address_of`."""
 
-    Attributes:
-        urls: The URLs.
-        tls: Arguments of redis-py's TLS connections, for URLs without their own; ``None``: no TLS
-            unless a URL asks for it.
-        options: Transport options; others than `OPTIONS` are ignored.
-        of_broker: Read the URLs as kombu does, which does not verify the certificate of a
-            ``rediss://`` that has no TLS arguments.
-    """
-
-    urls: tuple[str, ...]
+    urls: tuple[str, ...]  # The URLs
+    # Arguments of redis-py's TLS connections, for URLs without their own; `None`: no TLS unless a
+    # URL asks for it
     tls: Mapping[str, Any] | None = None
+    # Transport options; others than `OPTIONS` are ignored
     options: Mapping[str, Any] = field(default_factory=dict)
+    # Read the URLs as kombu does, which does not verify the certificate of a `rediss://` that has
+    # no TLS arguments
     of_broker: bool = False
 
     def __str__(self) -> str:
@@ -89,9 +85,6 @@ class Address:
         """The arguments of redis-py's connections to each URL.
 
         One with TLS has ``ssl``, one over a unix socket has ``path``.
-
-        Raises:
-            ValueError: A credential provider, a database or an option cannot be used.
         """
         return [self._connection(url) for url in self.urls]
 
@@ -151,19 +144,7 @@ def address_of(
     options: Mapping[str, Any] | None = None,
     of_broker: bool = False,
 ) -> Address:
-    """Check URLs and options.
-
-    Args:
-        urls: A list of URLs, or a text in which ``;`` separates them.
-        where: Their name in the error.
-        options_where: The name of the options in the error.
-        use_ssl: TLS arguments of redis-py; True for TLS that verifies the certificate.
-        options: Transport options.
-        of_broker: See `Address`.
-
-    Raises:
-        SettingsError: They cannot be used; the message shows no password.
-    """
+    """Check URLs and options."""
     listed = urls.split(";") if isinstance(urls, str) else list(urls)
     names = {urlsplit(url).scheme if isinstance(url, str) else "" for url in listed}
     if not listed or not names <= SCHEMES.keys():

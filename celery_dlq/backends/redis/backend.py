@@ -34,15 +34,7 @@ MakeLetters = Callable[["RedisBackend"], DeadLetterStore]
 
 
 class RedisBackend:
-    """The `Backend` in Redis; connects when the first command is sent.
-
-    Args:
-        where: The Redis, or its URLs alone.
-        prefix: The setting ``dlq_key_prefix``.
-        timeout_seconds: Maximum wait for a connection and for a reply.
-        count_ttl_seconds: Time after its last delivery for which a message's counts are kept.
-        make_letters: Makes the store of letters if they are kept elsewhere; called once.
-    """
+    """The `Backend` in Redis; connects when the first command is sent."""
 
     def __init__(
         self,

@@ -31,20 +31,14 @@ _CLUSTER = "begin its URL with redis+cluster:// (with TLS: rediss+cluster://)"
 
 
 class _Fault(NamedTuple):
-    """What an error of Redis means.
+    """What an error of Redis means."""
 
-    Attributes:
-        signs: Matches the class and the text of such an error; redis-py has cut the error's code
-            off the text if it has a class for it, and each version has others.
-        expected: What was expected of the store.
-        remedy: What to do.
-        error: What is raised.
-    """
-
+    # Matches the class and the text of such an error; redis-py has cut the error's code off the
+    # text if it has a class for it, and each version has others
     signs: str
-    expected: str
-    remedy: str
-    error: type[SettingsError | StoreUnavailable] = SettingsError
+    expected: str  # What was expected of the store
+    remedy: str  # What to do
+    error: type[SettingsError | StoreUnavailable] = SettingsError  # What is raised
 
 
 _FAULTS = (
@@ -119,20 +113,7 @@ def check(
     dead_letter_queues: Iterable[str] = (),
     connection: PipelinedConnection | None = None,
 ) -> None:
-    """Check that a Redis does all that is asked of it; leaves nothing behind but its format.
-
-    Args:
-        client: A redis-py client.
-        url: Shown in messages, without its password.
-        keys: Key names.
-        dead_letter_queues: Names of queues whose keys must be allowed.
-        connection: A connection of the same process; tried first, because its circuit breaker
-            spares others the time-out of a Redis that hangs.
-
-    Raises:
-        StoreUnavailable: Redis does not answer, is a replica, or full.
-        SettingsError: Its password, permissions, version or kind is wrong.
-    """
+    """Check that a Redis does all that is asked of it; leaves nothing behind but its format."""
     try:
         if connection is not None:
             _check_connection(connection, keys)

@@ -32,16 +32,7 @@ class RedisClaims(RedisPart):
         previous_run_prefix: str = "",
         elsewhere: bool = False,
     ) -> list[ClaimState]:
-        """Claim letters; see `DeadLetterStore.claim`.
-
-        Args:
-            dead_letter_queue: The queue.
-            letter_ids: The letters.
-            owner: The claiming process.
-            lease_seconds: Time after which another owner may take the letters over.
-            previous_run_prefix: Claims of owners with this prefix may be taken over at once.
-            elsewhere: True if the letters are kept elsewhere and the caller has seen them.
-        """
+        """Claim letters; see `DeadLetterStore.claim`."""
         name, keys = dead_letter_queue, self._keys
         places = [keys.claims(name)]
         if not elsewhere:

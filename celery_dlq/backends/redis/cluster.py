@@ -22,11 +22,6 @@ class LazyCluster:
 
     redis-py's own asks the cluster for its slots as soon as it is made, so that a cluster which is
     away would be an error where nothing is stored yet.
-
-    Args:
-        connections: The arguments of the connections to the nodes that are known; they differ in
-            ``host`` and ``port`` only.
-        check: Called with the client when it is made; may raise.
     """
 
     connection_pool = None  # each node has its own
@@ -52,11 +47,7 @@ class LazyCluster:
         return self.client_for("{app}").time()
 
     def client_for(self, key: str) -> Any:
-        """A client of the master that holds a key, as far as is known.
-
-        Raises:
-            redis.ConnectionError: The cluster does not answer, or no node holds the key.
-        """
+        """A client of the master that holds a key, as far as is known."""
         cluster = self._cluster()
         try:
             return cluster.get_redis_connection(cluster.get_node_from_key(key))

@@ -32,18 +32,7 @@ def connect(
     retries: int = 1,
     keys: Keys | None = None,
 ) -> Any:
-    """Return a client; nothing is sent yet. No other module makes one.
-
-    Args:
-        where: The address, or its URLs alone.
-        timeout_seconds: Maximum wait for a connection and for a reply; ``None``: no limit.
-        retries: Number of times a command is sent again after a lost connection; 0 where it
-            must not run twice. A cluster's client has a number of its own.
-        keys: Names the key of the format: a connection to a store of a later one fails.
-
-    Raises:
-        SettingsError: The address cannot be used.
-    """
+    """Return a client; nothing is sent yet. No other module makes one."""
     address = address_of(where) if isinstance(where, str) else where
     common = {
         "socket_timeout": timeout_seconds,
@@ -80,11 +69,7 @@ def _check_cluster(keys: Keys, cluster: Any) -> None:
 
 
 def _check_format(found: Any) -> None:
-    """Refuse a format that this version does not know.
-
-    Raises:
-        LaterFormatError: The store has one.
-    """
+    """Refuse a format that this version does not know."""
     if found is not None and found != b"%d" % FORMAT:
         raise LaterFormatError(found.decode("utf-8", "backslashreplace")[:20])
 

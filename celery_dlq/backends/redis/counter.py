@@ -45,14 +45,7 @@ _Done = tuple[MessageKey, Delivery, bool]
 
 
 class RedisCounter:
-    """The `DeliveryCounter` in Redis.
-
-    Args:
-        connection: The connection for writes that do not wait for replies.
-        keys: Key names.
-        ttl_seconds: Time after its last delivery for which a message's counts are kept.
-        stale_seconds: Time without a heartbeat after which a worker counts as dead.
-    """
+    """The `DeliveryCounter` in Redis."""
 
     _CLEAN_UPS_PER_WRITE = 32
     _MAX_CLEAN_UPS = 4096  # expiry cleans up the rest

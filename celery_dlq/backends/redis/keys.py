@@ -17,15 +17,11 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Key names under one prefix.
+    """Key names under one prefix."""
 
-    Attributes:
-        prefix: The setting ``dlq_key_prefix``.
-        successes_only: Use the samples of successes in place of letters, with an export position
-            of their own; for a store that an export reads.
-    """
-
-    prefix: str = "dlq"
+    prefix: str = "dlq"  # The setting `dlq_key_prefix`
+    # Use the samples of successes in place of letters, with an export position of their own; for
+    # a store that an export reads
     successes_only: bool = False
 
     def queues(self) -> str:

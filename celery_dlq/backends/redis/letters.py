@@ -80,16 +80,7 @@ _RESTORED = {
 
 
 class RedisStore(RedisPart):
-    """The `DeadLetterStore` in Redis.
-
-    Args:
-        client: A redis-py client that returns bytes.
-        url: Shown in messages, without its password.
-        keys: Key names.
-        ttl_seconds: Time for which late copies of a dead-lettered message are recognised.
-        connection: The worker's connection for counts. Storing a letter through it takes one
-            write and one read: a third of the cost of two commands of the client.
-    """
+    """The `DeadLetterStore` in Redis."""
 
     capabilities = Capabilities()
 

@@ -12,16 +12,7 @@ _QUEUES_PER_WRITE = 25
 def of_each(
     client: Any, names: Sequence[str], *asks: Callable[[Any, str], object]
 ) -> Iterator[tuple[str, list[Any]]]:
-    """Send the same commands for many queues, in pipelines.
-
-    Args:
-        client: A redis-py client.
-        names: The queues.
-        *asks: Each adds one command about a queue to a pipeline.
-
-    Yields:
-        Each queue with its replies.
-    """
+    """Send the same commands for many queues, in pipelines."""
     for start in range(0, len(names), _QUEUES_PER_WRITE):
         some = names[start : start + _QUEUES_PER_WRITE]
         pipe = client.pipeline(transaction=False)

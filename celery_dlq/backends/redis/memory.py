@@ -20,24 +20,14 @@ logger = get_logger("celery_dlq.store")
 
 
 class RedisMemory(RedisPart):
-    """Reads the memory of Redis; in a cluster, that of the fullest master.
-
-    Args:
-        client: A redis-py client.
-        url: Shown in messages, without its password.
-        keys: Key names.
-    """
+    """Reads the memory of Redis; in a cluster, that of the fullest master."""
 
     def __init__(self, client: Any, url: str, keys: Keys) -> None:
         super().__init__(client, url, keys)
         self._refused = False
 
     def read(self) -> ServerMemory | None:
-        """Return the memory; ``None`` where the user may not run ``INFO``, which is asked once.
-
-        Raises:
-            StoreUnavailable: Redis does not answer.
-        """
+        """Return the memory; ``None`` where the user may not run ``INFO``, which is asked once."""
         if self._refused:
             return None
         with translated(self._url):

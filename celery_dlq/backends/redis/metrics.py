@@ -23,15 +23,7 @@ _MOST_FIELDS = 5_000
 
 
 class RedisMetrics(RedisPart):
-    """The `MetricsStore` in Redis.
-
-    Args:
-        client: A redis-py client that returns bytes.
-        url: Shown in messages, without its password.
-        keys: Key names.
-        connection: The connection for writes that do not wait for replies: metrics must not
-            delay a worker.
-    """
+    """The `MetricsStore` in Redis."""
 
     def __init__(self, client: Any, url: str, keys: Keys, connection: PipelinedConnection) -> None:
         super().__init__(client, url, keys)

@@ -16,15 +16,7 @@ from celery_dlq.record import from_micros
 
 
 class RedisPart:
-    """Base class with the client, the key names, the scripts and the clock.
-
-    Args:
-        client: A redis-py client that returns bytes.
-        url: Shown in messages, without its password.
-        keys: Key names.
-        connection: The worker's connection for counts. Its circuit breaker spares what a worker
-            writes the time-outs of a Redis that hangs: each would stop the tasks.
-    """
+    """Base class with the client, the key names, the scripts and the clock."""
 
     def __init__(
         self, client: Any, url: str, keys: Keys, connection: PipelinedConnection | None = None

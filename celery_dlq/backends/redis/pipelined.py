@@ -43,14 +43,7 @@ _NO_REPLY_PACKED = b"*3\r\n$6\r\nCLIENT\r\n$5\r\nREPLY\r\n$4\r\nSKIP\r\n"
 
 
 class Breaker:
-    """Circuit breaker for Redis, so that not every task waits for a timeout.
-
-    Args:
-        rest_seconds: Time after a failure in which nothing is sent; doubles with every further
-            failure.
-        most_rest_seconds: Upper bound of that time.
-        clock: Returns monotonic seconds.
-    """
+    """Circuit breaker for Redis, so that not every task waits for a timeout."""
 
     def __init__(
         self,
@@ -109,16 +102,6 @@ class PipelinedConnection:
     To a user who may not run ``CLIENT REPLY``, Redis replies all the same; each reply is awaited.
 
     Thread-safe.
-
-    Args:
-        client: Has the connection's settings.
-        url: Shown in messages, without its password.
-        breaker: The circuit breaker.
-        failing: Consequence of a failure, for the log.
-
-    Attributes:
-        errors: Number of failures.
-        is_replicated: True if a replica takes over when the master dies.
     """
 
     _MAX_UNCONFIRMED = 1024  # then wait for a reply; usually a second's worth
@@ -157,15 +140,6 @@ class PipelinedConnection:
 
         Errors of the server are not seen. So scripts must be sent as text, and `probe_writes` must
         be called now and then to see if Redis accepts writes.
-
-        Args:
-            commands: The commands with their arguments.
-            again: Commands to send on a new connection if this one breaks before a later
-                reply; they must change nothing if ``commands`` were executed.
-            keep: Send ``again`` until Redis has accepted it, also if nothing can be written now.
-
-        Returns:
-            True if the commands were written.
 
         Source: https://redis.io/docs/latest/commands/client-reply/
         """
@@ -214,18 +188,7 @@ class PipelinedConnection:
     def call(
         self, *command: Any, before: Command | None = None, again: Command | None = None
     ) -> Any:
-        """Send one command and wait for its reply; try once more if the connection was closed.
-
-        Args:
-            *command: The command.
-            before: A command to send first, in the same write; its error is raised too.
-            again: The command for the second attempt; must have the same effect if the first
-                was executed. ``None``: the same command.
-
-        Raises:
-            StoreUnavailable: Redis does not answer or refuses.
-            NoScriptError: Redis does not know the script.
-        """
+        """Send one command and wait for its reply; try once more if the connection was closed."""
         commands = [command] if before is None else [before, command]
         with self._lock:
             self._settle()
@@ -245,15 +208,7 @@ class PipelinedConnection:
         before: Command | None = None,
         again: Sequence[Any] | None = None,
     ) -> Any:
-        """`call` a script by its digest, or by its text if Redis does not know it.
-
-        Args:
-            script: The script.
-            keys: Its keys.
-            *args: Its arguments.
-            before: As in `call`.
-            again: Its arguments for the second attempt.
-        """
+        """`call` a script by its digest, or by its text if Redis does not know it."""
         call = (len(keys), *keys)
         second = None if again is None else ("EVAL", script.text, *call, *again)
         try:
@@ -268,12 +223,6 @@ class PipelinedConnection:
         Sentinel says so, what was written does not count, and the next attempt asks anew who the
         master is. After that, and without replicas from the beginning, the master's word is
         enough, for half a minute at a time.
-
-        Args:
-            key: What was written.
-
-        Raises:
-            StoreUnavailable: The write may be lost.
 
         Source: https://redis.io/docs/latest/commands/wait/
         """

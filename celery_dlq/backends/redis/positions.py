@@ -29,18 +29,6 @@ class PositionIndex(RedisPart):
     A letter gets its position before it is put into its queue. Several workers do so at once,
     so the queue is complete only up to the first letter that is still being put: `settled`
     returns that position, and exports read up to it.
-
-    Args:
-        client: A redis-py client that returns bytes.
-        url: Shown in messages, without its password.
-        keys: Key names.
-        ttl_seconds: Time for which late copies of a dead-lettered message are recognised.
-
-    Attributes:
-        claims: Claims of letters by operations.
-        exports: Export positions and leases.
-        overviews: Names of queues, and their letters of the last hour.
-        redriven: Outcomes of redriven messages.
     """
 
     def __init__(self, client: Any, url: str, keys: Keys, ttl_seconds: float = 72 * 3600.0) -> None:
@@ -64,11 +52,7 @@ class PositionIndex(RedisPart):
         return str(position.decode())
 
     def placed(self, letter: DeadLetter, key: MessageKey) -> bool:
-        """Record that a letter is in its queue, and delete the message's counters.
-
-        Returns:
-            True if its group was resolved, and is regressed now.
-        """
+        """Record that a letter is in its queue, and delete the message's counters."""
         keys, name = self._keys, letter.dead_letter_queue
         with translated(self._url):
             reply = self._scripts.placed(

@@ -30,14 +30,7 @@ _STATES = {ord("0") + reply: state for reply, state in STATES.items()}  # by dig
 
 
 class RedrivenMessages(RedisPart):
-    """Publishes messages of letters; marks and reads redriven ones in the hash of their counts.
-
-    Args:
-        client: A redis-py client that returns bytes.
-        url: Shown in messages, without its password.
-        keys: Key names.
-        ttl_seconds: Time for which a message is remembered.
-    """
+    """Publishes messages of letters; marks and reads redriven ones in the hash of their counts."""
 
     def __init__(self, client: Any, url: str, keys: Keys, ttl_seconds: float) -> None:
         super().__init__(client, url, keys)
@@ -128,23 +121,14 @@ class RedrivenMessages(RedisPart):
 
 @dataclass(slots=True)
 class _Call:
-    """A call of the script; see `RedriveCall`.
+    """A call of the script; see `RedriveCall`."""
 
-    Attributes:
-        url: Shown in messages, without its password.
-        script: The script.
-        keys: Its keys.
-        args: Its arguments.
-        idle: Connections of earlier calls.
-        sent: The connection on which the reply will come.
-    """
-
-    url: str
-    script: Any
-    keys: list[str | bytes]
-    args: list[Any]
-    idle: list[ReadAhead]
-    sent: ReadAhead | None = None
+    url: str  # Shown in messages, without its password
+    script: Any  # The script
+    keys: list[str | bytes]  # Its keys
+    args: list[Any]  # Its arguments
+    idle: list[ReadAhead]  # Connections of earlier calls
+    sent: ReadAhead | None = None  # The connection on which the reply will come
 
     def send(self) -> None:
         """Send the call over a connection of its own; if that fails, `states` makes it."""

@@ -30,16 +30,7 @@ _WHY = {
 
 
 class RedisReports(RedisPart):
-    """The `Reports` in Redis.
-
-    Args:
-        client: A redis-py client that returns bytes.
-        url: Shown in messages, without its password.
-        keys: Key names.
-        connection: As for `RedisPart`.
-        tallied: True if letters are stored in this Redis, which then knows if a group is empty.
-        gap_seconds: Minimum time between two reports that a group came back.
-    """
+    """The `Reports` in Redis."""
 
     def __init__(
         self,

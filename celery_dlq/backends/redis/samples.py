@@ -17,12 +17,7 @@ KEPT_SECONDS = 30 * 24 * 3600
 
 
 class RedisSamples:
-    """The `Samples` in Redis.
-
-    Args:
-        connection: The connection for writes that do not wait for replies.
-        keys: Key names.
-    """
+    """The `Samples` in Redis."""
 
     _MAX_WAITING = 1000  # between two flushes; further samples are dropped
     _SAMPLES_PER_WRITE = 50

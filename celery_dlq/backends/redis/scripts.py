@@ -162,15 +162,10 @@ _COMMENT = re.compile(r"^\s*--.*\n|^\s+|  --.*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class ScriptText:
-    """A script as it is sent.
+    """A script as it is sent."""
 
-    Attributes:
-        text: Its text without comments and indentation, to save bytes with every task.
-        digest: SHA-1 of the text, for ``EVALSHA``.
-    """
-
-    text: str
-    digest: str
+    text: str  # Its text without comments and indentation, to save bytes with every task
+    digest: str  # SHA-1 of the text, for `EVALSHA`
 
     def command(self, keys: Sequence[str], *args: Any) -> tuple[Any, ...]:
         """Return the ``EVAL`` command, which works whether Redis knows the script or not."""

@@ -18,12 +18,7 @@ _MOST_CONNECTIONS = 256
 
 
 def pipelined(client: Any, url: str) -> PipelinedConnection:
-    """Return the connection for writes that do not wait for replies.
-
-    Args:
-        client: The client that has the connection's settings.
-        url: Shown in messages, without its password.
-    """
+    """Return the connection for writes that do not wait for replies."""
     kind = ClusterConnection if isinstance(client, LazyCluster) else PipelinedConnection
     return kind(client, url)
 

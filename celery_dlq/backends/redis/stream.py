@@ -21,12 +21,7 @@ _MAX_GROWTH = 5  # a page has at most this many times the entries of the one bef
 
 
 class StreamReader:
-    """Reads streams without redis-py's reply callback, which costs more than Redis itself.
-
-    Args:
-        client: Has the settings of the connections, which are the reader's own.
-        url: Shown in messages, without its password.
-    """
+    """Reads streams without redis-py's reply callback, which costs more than Redis itself."""
 
     def __init__(self, client: Any, url: str) -> None:
         self._client = client
@@ -44,15 +39,7 @@ class StreamReader:
     def pages(
         self, stream: str, after: str | None, until: str, page_size: int, *, newest_first: bool
     ) -> Iterator[RawPage]:
-        """Iterate over the entries of a range, page by page.
-
-        Args:
-            stream: The key of the stream.
-            after: Exclusive lower bound; ``None`` for the beginning.
-            until: Inclusive upper bound; ``+`` for the end.
-            page_size: Maximum number of entries per page.
-            newest_first: True for descending ids.
-        """
+        """Iterate over the entries of a range, page by page."""
         low, high = (f"({after}" if after else "-"), until
         count = min(_FIRST_PAGE_ENTRIES, page_size)
         ahead = ReadAhead(self._client, self._url)
@@ -104,10 +91,6 @@ class ReadAhead:
     """Lets Redis work on a command while the caller does something else.
 
     It has a connection of its own, because a reply may be left unread.
-
-    Args:
-        client: Has the connection's settings.
-        url: Shown in messages, without its password.
     """
 
     def __init__(self, client: Any, url: str) -> None:
@@ -117,11 +100,7 @@ class ReadAhead:
         self.asked: tuple[Any, ...] | None = None
 
     def ask(self, *command: Any) -> None:
-        """Send a command.
-
-        Raises:
-            StoreUnavailable: The command cannot be sent.
-        """
+        """Send a command."""
         with translated(self._url):
             if self._connection is None:
                 client = client_for(self._client, command[1])
@@ -131,11 +110,7 @@ class ReadAhead:
         self.asked = command
 
     def answer(self) -> Any:
-        """Wait for the reply to the command.
-
-        Raises:
-            StoreUnavailable: Redis does not answer or refuses.
-        """
+        """Wait for the reply to the command."""
         self.asked = None
         with translated(self._url):
             return self._connection.read_response()

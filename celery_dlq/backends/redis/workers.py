@@ -28,15 +28,7 @@ _REVISION = b"revision"
 
 
 class RedisWorkerRegistry(RedisPart):
-    """The `WorkerRegistry` in Redis.
-
-    Args:
-        client: A redis-py client that returns bytes.
-        url: Shown in messages, without its password.
-        keys: Key names.
-        connection: The worker's connection for counts; heartbeats use it too, because of its
-            circuit breaker.
-    """
+    """The `WorkerRegistry` in Redis."""
 
     def __init__(
         self, client: Any, url: str, keys: Keys, connection: PipelinedConnection | None = None

@@ -91,19 +91,7 @@ _STYLE = {
 
 
 def draw(triage: Triage, path: Path | str) -> Path:
-    """Draw the largest groups, reasons, letters over time and deliveries before death.
-
-    Args:
-        triage: The rows, as `celery_dlq.spark.triage.rows.triage` returns them.
-        path: The PNG file, which is replaced; its folder is made if it is missing.
-
-    Returns:
-        The file.
-
-    Raises:
-        MissingExtra: matplotlib is not installed.
-        ExportError: The file cannot be written.
-    """
+    """Draw the largest groups, reasons, letters over time and deliveries before death."""
     buffer = BytesIO()
     with _style():
         _dashboard(triage).savefig(buffer, format="png", facecolor="white")
@@ -111,20 +99,12 @@ def draw(triage: Triage, path: Path | str) -> Path:
 
 
 def timeline_svg(triage: Triage) -> str:
-    """Draw letters over time as SVG; the legend is on the page.
-
-    Raises:
-        MissingExtra: matplotlib is not installed.
-    """
+    """Draw letters over time as SVG; the legend is on the page."""
     return _svg(_timeline, triage, *_TIMELINE)
 
 
 def deliveries_svg(triage: Triage) -> str:
-    """Draw deliveries before death as SVG.
-
-    Raises:
-        MissingExtra: matplotlib is not installed.
-    """
+    """Draw deliveries before death as SVG."""
     tasks = len({row.task_name for row in triage.deliveries})
     return _svg(_deliveries, triage, _DELIVERIES, _drawn(tasks) * _ROW + 0.4)
 

@@ -31,20 +31,7 @@ _MIN_SHOWN_CHANCE = 1e-12
 
 
 def write_page(found: Findings, path: Path | str, now: datetime) -> Path:
-    """Write the page.
-
-    Args:
-        found: The rows, as `celery_dlq.spark.triage.rows.findings` returns them.
-        path: The file, which is replaced; its folder is made if it is missing.
-        now: The present, aware; the page shows it.
-
-    Returns:
-        The file.
-
-    Raises:
-        MissingExtra: Jinja2 or matplotlib is not installed.
-        ExportError: The file cannot be written.
-    """
+    """Write the page."""
     return save(Path(path), page(found, now).encode("utf-8", "replace"))
 
 

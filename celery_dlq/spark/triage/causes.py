@@ -155,27 +155,6 @@ def why(
 
     A finding is a correlation: a host that got all the bad orders is found as well as the
     orders.
-
-    Args:
-        df: Letters, with the columns `COLUMNS` at least.
-        cluster: The fingerprint, or its first digits if they are unique.
-        successes: Messages that succeeded, with the same columns except ``fingerprint``.
-        alpha: The tolerated share of false findings among all findings.
-        least: Values of fewer messages, both sides together, are not tested.
-
-    Returns:
-        ``feature`` string (``kwargs.currency``, ``args[0].id``, ``kwargs.items[]``, ``release``,
-        ``queue``, ``origin``, ``host``, ``retries``), ``value`` string (``(given)``: the argument
-        was given), ``against`` string (``same tasks``, ``same queues`` or ``successes``),
-        ``letters`` bigint (of the cluster), ``support`` double (their share),
-        ``share_of_others`` double, ``lift`` double (``support`` divided by ``share_of_others``; if
-        no other has the value, as if half of one had), ``p_value`` double, ``q_value`` double
-        (after correction for all tests); the largest difference of the shares first, of nearly
-        equal ones arguments before release before host.
-
-    Raises:
-        DLQError: The fingerprint is unknown or not unique, or ``alpha`` or ``least`` is out of
-            range.
     """
     found = why_each(df, [cluster], successes, alpha=alpha, least=least)
     names = [column.split()[0] for column in _DDL.split(", ")]
@@ -191,14 +170,7 @@ def why_each(
     alpha: float = ALPHA,
     least: int = LEAST,
 ) -> list[dict[str, Any]]:
-    """Answer `why` for several causes, 15 at most, in one pass over the letters.
-
-    Returns:
-        Rows with the columns of `why` and ``fingerprint``, ordered as there for each cause.
-
-    Raises:
-        DLQError: As `why`.
-    """
+    """Answer `why` for several causes, 15 at most, in one pass over the letters."""
     if not 0 < alpha < 1 or least < 1:
         raise DLQError(
             f"expected alpha between 0 and 1 and least of 1 or more, got {alpha} and {least}"
@@ -243,13 +215,7 @@ def _row(found: Significant, fingerprint: str) -> dict[str, Any]:
 def candidates_of(
     df: DataFrame, comparisons: Sequence[Comparison], successes: DataFrame | None, least: int
 ) -> DataFrame:
-    """Count every value inside and outside of each comparison, in one pass over the letters.
-
-    Returns:
-        ``fingerprint``, ``against``, ``feature``, ``value`` string, ``a`` of ``n`` inside and ``c``
-        of ``m`` outside with the value bigint, ``tests`` bigint (candidates of the comparison); of
-        each comparison the `MOST_TESTED` rows that stand out most.
-    """
+    """Count every value inside and outside of each comparison, in one pass over the letters."""
     letters = _with_sides(df, [one.of_letters() for one in comparisons])
     if successes is not None:
         good = _with_sides(successes, [one.of_successes() for one in comparisons])

@@ -73,30 +73,8 @@ def limits(
     messages that succeeded, about 3,840 of a task for the default ``lost``. A limit that is in
     force hides the successes that a higher one would allow.
 
-    Args:
-        df: Letters, with ``task_name``, ``deliveries`` and ``history`` at least.
-        successes: Messages that succeeded, one row each, with ``task_name`` and
-            ``deliveries`` (the delivery that succeeded); see `celery_dlq.spark.triage.successes`.
-        sample: The sampled share of all successes, e.g. 0.001. ``None``: taken from the
-            column ``headers``, else 1.
-        lost: The share of successes that a lower limit may cost, above 0.
-
-    Returns:
-        One row for each task and delivery that ended a message: ``task_name`` string,
-        ``delivery`` bigint, ``reached`` double (messages that got this delivery), ``succeeded``
-        double and ``died`` bigint (by this delivery), ``share`` double (succeeded of
-        reached), ``cumulative_share`` double (of all successes; null: no success is known),
-        ``samples`` bigint (successes of the task that were counted), ``lost_at_most`` double (the
-        share of successes beyond this delivery: the upper end of Wilson's 95 % interval, as of
-        independent messages; null: no success is known), ``advised_max_deliveries`` bigint (the
-        lowest limit with ``lost_at_most`` up to ``lost``; null: there are too few samples), ordered
-        by task and delivery.
-
     Source: E. B. Wilson, "Probable Inference, the Law of Succession, and Statistical
     Inference", J. Amer. Statist. Assoc. 22 (1927).
-
-    Raises:
-        DLQError: ``sample`` or ``lost`` is out of range.
     """
     if (sample is not None and not 0 < sample <= 1) or not 0 < lost < 1:
         raise DLQError(

@@ -41,12 +41,7 @@ _WORD = re.compile(r"(?:[^\W\d]|#)+")
 
 
 def alike(causes: Sequence[Mapping[str, Any]], threshold: float = 0.6) -> list[dict[str, Any]]:
-    """The rows of `celery_dlq.spark.triage.similar`.
-
-    Args:
-        causes: Rows of `celery_dlq.spark.triage.groups`, `COMPARED` at least, the largest first.
-        threshold: Least similarity, 0 to 1.
-    """
+    """The rows of `celery_dlq.spark.triage.similar`."""
     messages = [_message(cause) for cause in causes]
     found = []
     for *places, similarity in pairs(messages, threshold):
@@ -65,13 +60,6 @@ def pairs(messages: Sequence[str], threshold: float) -> Iterator[tuple[int, int,
 
     Messages with the same words are each paired with the first of them, which alone is compared
     with other messages.
-
-    Args:
-        messages: One per cause, the largest cause first.
-        threshold: Least number of words in common, divided by the number of all words of both.
-
-    Yields:
-        The indexes of the two messages, the smaller one first, and their similarity.
     """
     first: dict[frozenset[str], int] = {}
     for place, text in enumerate(messages):

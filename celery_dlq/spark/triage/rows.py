@@ -107,32 +107,20 @@ class DeliveriesRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Triage:
-    """The answers to the plain questions about a folder.
+    """The answers to the plain questions about a folder."""
 
-    Attributes:
-        path: The folder.
-        letters: Letters in it.
-        queues: Names of their dead-letter queues, sorted.
-        first_seen_at: Time of the first death, aware UTC; ``None``: no letter has a time.
-        last_seen_at: Time of the last death.
-        bucket: Width of the buckets of ``timeline``, e.g. ``"10 minutes"``.
-        groups: By cause, the largest first.
-        reasons: By reason, the most frequent first.
-        timeline: By time and reason, the oldest first.
-        deliveries: By task and number of deliveries.
-        picture: The PNG of it, if one was drawn; see `celery_dlq.spark.render.charts`.
-    """
-
-    path: str
-    letters: int
-    queues: tuple[str, ...]
+    path: str  # The folder
+    letters: int  # Letters in it
+    queues: tuple[str, ...]  # Names of their dead-letter queues, sorted
+    # Time of the first death, aware UTC; `None`: no letter has a time
     first_seen_at: datetime | None
-    last_seen_at: datetime | None
-    bucket: str
-    groups: tuple[GroupRow, ...]
-    reasons: tuple[ReasonRow, ...]
-    timeline: tuple[TimelineRow, ...]
-    deliveries: tuple[DeliveriesRow, ...]
+    last_seen_at: datetime | None  # Time of the last death
+    bucket: str  # Width of the buckets of `timeline`, e.g. `"10 minutes"`
+    groups: tuple[GroupRow, ...]  # By cause, the largest first
+    reasons: tuple[ReasonRow, ...]  # By reason, the most frequent first
+    timeline: tuple[TimelineRow, ...]  # By time and reason, the oldest first
+    deliveries: tuple[DeliveriesRow, ...]  # By task and number of deliveries
+    # The PNG of it, if one was drawn; see `celery_dlq.spark.render.charts`
     picture: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -215,31 +203,24 @@ class LimitRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """The answers to all questions about a folder.
+    """The answers to all questions about a folder."""
 
-    Attributes:
-        triage: The rows of the plain triage.
-        news_from: Start of the period in which causes count as new: the last half of the
-            letters' time, seven days at most; ``None``: the letters have no or one time.
-        new: The largest causes that are new or came back since then, `MAX_ROWS` at most.
-        new_causes: Number of all causes that are new or came back.
-        spikes: The strongest flood of each cause, the strongest first.
-        similar: Pairs of causes that look alike, the most similar first.
-        causes: The findings of `why` for the largest groups, by fingerprint.
-        others: For each of these groups, with what it was compared: the number of letters of the
-            same tasks or queues, and of successes.
-        limits: The outcome of each delivery, for tasks with known successes; empty
-            without a sample of successes.
-    """
-
-    triage: Triage
+    triage: Triage  # The rows of the plain triage
+    # Start of the period in which causes count as new: the last half of the letters' time, seven
+    # days at most; `None`: the letters have no or one time
     news_from: datetime | None
+    # The largest causes that are new or came back since then, `MAX_ROWS` at most
     new: tuple[NewRow, ...]
-    new_causes: int
-    spikes: tuple[SpikeRow, ...]
-    similar: tuple[SimilarRow, ...]
+    new_causes: int  # Number of all causes that are new or came back
+    spikes: tuple[SpikeRow, ...]  # The strongest flood of each cause, the strongest first
+    similar: tuple[SimilarRow, ...]  # Pairs of causes that look alike, the most similar first
+    # The findings of `why` for the largest groups, by fingerprint
     causes: dict[str, tuple[CauseRow, ...]]
+    # For each of these groups, with what it was compared: the number of letters of the same tasks
+    # or queues, and of successes
     others: dict[str, dict[str, int]]
+    # The outcome of each delivery, for tasks with known successes; empty without a sample of
+    # successes
     limits: tuple[LimitRow, ...] = ()
 
 
@@ -247,19 +228,6 @@ def triage(path: Path | str, spark: SparkSession | None = None) -> Triage:
     """Answer the plain questions about an exported folder with Spark.
 
     It stops only a session that it started itself.
-
-    Args:
-        path: The folder that ``dlq export`` wrote, or its URL. A session that is there reads the
-            URL itself; for a new one, the files are copied to this machine meanwhile.
-        spark: The session to use; ``None``: this process's, or a new one on this machine.
-
-    Returns:
-        The rows of all questions.
-
-    Raises:
-        ExportError: The folder is missing, holds no letters or cannot be read.
-        MissingExtra: PySpark or Java is not installed.
-        DLQError: Spark did not start.
     """
     name = _shown(path)
     with (
@@ -276,21 +244,7 @@ def findings(
     *,
     successes: Path | str | None = None,
 ) -> Findings:
-    """Answer all questions about an exported folder with Spark.
-
-    Args:
-        path: As for `triage`.
-        spark: The session to use; ``None``: this process's, or a new one on this machine.
-        successes: The folder that ``dlq export --successes`` wrote; ``None``: there is none.
-
-    Returns:
-        The rows of all answers.
-
-    Raises:
-        ExportError: The folder is missing, holds no letters or cannot be read.
-        MissingExtra: PySpark or Java is not installed.
-        DLQError: Spark did not start.
-    """
+    """Answer all questions about an exported folder with Spark."""
     name = _shown(path)
     if successes is not None:
         check_folder(successes)
@@ -373,11 +327,7 @@ def _shown(path: Path | str) -> str:
 
 @contextmanager
 def _here(path: Path | str, spark: SparkSession | None) -> Iterator[Path | str]:
-    """Where Spark finds the files: a new session cannot read a bucket, so they are copied.
-
-    Raises:
-        ExportError: The URL has no letters or cannot be read.
-    """
+    """Where Spark finds the files: a new session cannot read a bucket, so they are copied."""
     scheme = str(path).partition("://")[0].lower() if is_remote(path) else "file"
     if spark is not None or is_running() or scheme in _READ_BY_SPARK:
         yield path
@@ -409,16 +359,7 @@ def session_for(given: SparkSession | None, size: int) -> Iterator[SparkSession]
 
 
 def ask(spark: SparkSession, path: Path | str, df: DataFrame) -> Triage:
-    """Collect the answers to the plain questions.
-
-    Args:
-        spark: The session.
-        path: The folder, for error texts.
-        df: Its letters, with the columns `COLUMNS` at least.
-
-    Raises:
-        ExportError: There are no letters, or rows that are not letters.
-    """
+    """Collect the answers to the plain questions."""
     total = next(rows_of(overview(df)))
     strangers = total.pop("strangers")
     if strangers == total["letters"]:

@@ -114,14 +114,7 @@ _SPIKES = """
 
 
 def bucket_for(seconds: float) -> str:
-    """The smallest width that divides a time span into at most `MOST_BUCKETS` buckets.
-
-    Args:
-        seconds: The time from the first letter to the last.
-
-    Returns:
-        One of `BUCKETS`; the widest one for longer spans, too.
-    """
+    """The smallest width that divides a time span into at most `MOST_BUCKETS` buckets."""
     for bucket in BUCKETS:
         if seconds <= bucket_width(bucket).total_seconds() * MOST_BUCKETS:
             return bucket
@@ -129,11 +122,7 @@ def bucket_for(seconds: float) -> str:
 
 
 def bucket_width(bucket: str) -> timedelta:
-    """Parse a width such as ``"10 minutes"``.
-
-    Raises:
-        DLQError: The text is not a width.
-    """
+    """Parse a width such as ``"10 minutes"``."""
     found = _WIDTH.fullmatch(bucket)
     if found is None:
         raise DLQError(f"expected bucket to be a width such as '10 minutes', got {bucket!r}")
@@ -141,22 +130,7 @@ def bucket_width(bucket: str) -> timedelta:
 
 
 def new_since(df: DataFrame, since: datetime, quiet: str = "7 days") -> DataFrame:
-    """Find causes that appeared at or after a time, or came back after a pause.
-
-    Args:
-        df: Letters, with the columns `celery_dlq.spark.triage.COLUMNS` at least.
-        since: The time, aware, e.g. of the last release.
-        quiet: Shortest pause after which a cause counts as returned, e.g. ``"7 days"``.
-
-    Returns:
-        ``fingerprint`` string, ``kind`` string (``new`` or ``returned``), ``letters`` bigint
-        (since then), ``first_seen_at`` (since then), ``last_seen_at`` and ``gone_since``
-        timestamp (the last letter before, null: there was none), ``task_name``,
-        ``exception_type`` and ``example_id`` string. The most letters first.
-
-    Raises:
-        DLQError: ``since`` is naive, or ``quiet`` is not a width.
-    """
+    """Find causes that appeared at or after a time, or came back after a pause."""
     if since.tzinfo is None:
         raise DLQError(f"expected since to be an aware datetime, got the naive {since.isoformat()}")
     gone = bucket_width(quiet) // _MICROSECOND
@@ -179,22 +153,6 @@ def spikes(
     least. The more letters there are, the higher is the least score, so that chance alone makes a
     spike in one of a hundred folders. The first six buckets of all letters have too little before
     them and are never spikes.
-
-    Args:
-        df: Letters, with ``fingerprint``, ``task_name`` and ``dead_lettered_at`` at least.
-        bucket: Width of a bucket, as in `celery_dlq.spark.triage.timeline`.
-        window: Number of earlier buckets that a bucket is compared with.
-        least_letters: Least letters of a spike.
-        least_score: Least score of a spike.
-        least_factor: Least letters of a spike, as a multiple of the most letters of any of the
-            buckets before: what comes back every day is no spike.
-
-    Returns:
-        ``fingerprint``, ``task_name`` string, ``bucket_start`` timestamp, ``letters`` bigint,
-        ``expected`` double (the mean before), ``score`` double; the highest score first.
-
-    Raises:
-        DLQError: ``bucket`` is not a width, or ``window`` or ``least_letters`` is below 1.
     """
     for name, number in {"window": window, "least_letters": least_letters}.items():
         if number < 1:

@@ -51,17 +51,7 @@ def confirm(
     section: str = "overview",
     problem: str = "",
 ) -> Response:
-    """Say what a form would do, before it does; the form comes back with ``confirmed``.
-
-    Args:
-        call: The form.
-        title: The question.
-        button: What its button says.
-        facts: What would happen: names and values.
-        back: Where to go if nothing is to be done.
-        section: Of the menu.
-        problem: Why it would be refused; there is no button then.
-    """
+    """Say what a form would do, before it does; the form comes back with ``confirmed``."""
     forms = call.web.options.forms
     ours = {"confirmed", forms.field if forms else ""}
     return call.page(
@@ -82,11 +72,7 @@ def confirm(
 
 
 def check_text(what: str, text: str, limit: int) -> str:
-    """Check a text that somebody typed.
-
-    Raises:
-        RequestError: It is empty or too long.
-    """
+    """Check a text that somebody typed."""
     text = text.strip()
     if not text or len(text) > limit:
         raise RequestError(
@@ -96,11 +82,7 @@ def check_text(what: str, text: str, limit: int) -> str:
 
 
 def filter_of(call: Call) -> LetterFilter:
-    """The filter in the URL or the form; ticked letters are its ids.
-
-    Raises:
-        RequestError: A field is malformed.
-    """
+    """The filter in the URL or the form; ticked letters are its ids."""
     fields = {**call.request.query, **call.request.form}
     query = {
         **_carried(call),
@@ -126,11 +108,7 @@ def filter_of(call: Call) -> LetterFilter:
 
 
 def _carried(call: Call) -> dict[str, list[str]]:
-    """The filter of the page from which a form comes, byte for byte.
-
-    Raises:
-        RequestError: It is none.
-    """
+    """The filter of the page from which a form comes, byte for byte."""
     text = call.request.value("where")
     try:
         found = json.loads(text or "{}")

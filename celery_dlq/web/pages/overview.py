@@ -22,25 +22,15 @@ MINUTES_PER_BAR = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One dead-letter queue.
+    """One dead-letter queue."""
 
-    Attributes:
-        queue: Its size, age and reasons.
-        columns: Letters by reason for each part of the last hour.
-        reasons: The reasons with their letters, the most frequent first.
-        policy: The policy of its source, in a line.
-        sources: The queues whose messages it gets.
-        workers: Live workers that consume one of them.
-        jobs: Jobs that have not ended.
-    """
-
-    queue: QueueSummary
-    columns: Columns
-    reasons: Sequence[tuple[str, int]]
-    policy: str
-    sources: Sequence[str]
-    workers: Sequence[str]
-    jobs: Sequence[Job]
+    queue: QueueSummary  # Its size, age and reasons
+    columns: Columns  # Letters by reason for each part of the last hour
+    reasons: Sequence[tuple[str, int]]  # The reasons with their letters, the most frequent first
+    policy: str  # The policy of its source, in a line
+    sources: Sequence[str]  # The queues whose messages it gets
+    workers: Sequence[str]  # Live workers that consume one of them
+    jobs: Sequence[Job]  # Jobs that have not ended
 
 
 def overview(call: Call) -> Response:

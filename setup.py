@@ -113,9 +113,9 @@ setup(
     packages=find_packages(include=["celery_dlq", "celery_dlq.*"]),
     package_data={
         "celery_dlq": ["py.typed"],
-        "celery_dlq.backends.redis": ["lua/*.lua", "lua/parts/*.lua", "lua/README.md"],
+        "celery_dlq.store": ["lua/*.lua", "lua/parts/*.lua", "lua/README.md"],
         "celery_dlq.spark.render": ["*.j2"],
-        "celery_dlq.transport": ["lua/*.lua"],
+        "celery_dlq.transport.redis": ["lua/*.lua"],
         "celery_dlq.web": ["static/*", "templates/*.html"],
     },
     install_requires=[

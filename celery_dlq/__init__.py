@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from celery_dlq.decorators import RejectToDLQ, dead_letter_policy
     from celery_dlq.errors import DLQError
-    from celery_dlq.filters import LetterFilter
+    from celery_dlq.letters.filters import LetterFilter
+    from celery_dlq.letters.record import DeadLetter, Delivery, Outcome, Reason
     from celery_dlq.loader import Loader
     from celery_dlq.plugin import DeadLetters
     from celery_dlq.policies.policy import Policy
-    from celery_dlq.record import DeadLetter, Delivery, Outcome, Reason
 
 __version__ = "0.1.0"
 
 _HOME = {
     "DLQError": "errors",
-    "DeadLetter": "record",
+    "DeadLetter": "letters.record",
     "DeadLetters": "plugin",
-    "Delivery": "record",
-    "LetterFilter": "filters",
+    "Delivery": "letters.record",
+    "LetterFilter": "letters.filters",
     "Loader": "loader",
-    "Outcome": "record",
+    "Outcome": "letters.record",
     "Policy": "policies.policy",
-    "Reason": "record",
+    "Reason": "letters.record",
     "RejectToDLQ": "decorators",
     "dead_letter_policy": "decorators",
 }

@@ -17,36 +17,35 @@ from typing import TYPE_CHECKING, Any
 from kombu.utils.url import maybe_sanitize_url
 
 from celery_dlq import __version__, signals
-from celery_dlq.backends.base import Backend, Clock, DeadLetterStore, ServerMemory
 from celery_dlq.config import Settings, check_broker_url
 from celery_dlq.decorators import task_policies
 from celery_dlq.errors import BrokerUnavailable, SettingsError
 from celery_dlq.events import DeadLettered, Event, Events
+from celery_dlq.features.circuit_breaker.policy import CircuitBreaker
+from celery_dlq.features.redaction.masking import Redaction
+from celery_dlq.letters.record import DeadLetter
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import Counts, Measuring, WorkerGauges
-from celery_dlq.policies.circuit_breaker import CircuitBreaker
 from celery_dlq.policies.delivery_limits import LowLimit, default_limit, low_limits
 from celery_dlq.policies.policy import ends
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.publishing import default_delay
-from celery_dlq.record import DeadLetter
-from celery_dlq.redaction.masking import Redaction
+from celery_dlq.store.base import Backend, Clock, DeadLetterStore, ServerMemory
+from celery_dlq.transport import default_delay
 
 if TYPE_CHECKING:
-    from celery_dlq.adopt.adopter import Adopter
-    from celery_dlq.adopt.run import AdoptRun
-    from celery_dlq.backends.redis.backend import RedisBackend
-    from celery_dlq.demands.run import DemandRun
-    from celery_dlq.demands.waiting_letters import WaitingLetters
-    from celery_dlq.dlx.publisher import ExchangeOutbox, ExchangePublisher
-    from celery_dlq.operations.apart import Comparison
+    from celery_dlq.features.adopt.adopter import Adopter
+    from celery_dlq.features.adopt.run import AdoptRun
+    from celery_dlq.features.circuit_breaker.operations import Breakers, Circuits
+    from celery_dlq.features.dead_letter.operations import DemandRun
+    from celery_dlq.features.dead_letter.waiting_letters import WaitingLetters
+    from celery_dlq.features.differences.operations import Comparison
+    from celery_dlq.features.exchange.publisher import ExchangeOutbox, ExchangePublisher
+    from celery_dlq.features.groups.operations import Notes
+    from celery_dlq.features.hold.operations import Holds
     from celery_dlq.operations.api import Operations
-    from celery_dlq.operations.circuits import Breakers, Circuits
     from celery_dlq.operations.exports import Exports
-    from celery_dlq.operations.holds import Holds
     from celery_dlq.operations.memory import MemoryCheck
-    from celery_dlq.operations.notes import Notes
     from celery_dlq.operations.plans import Plans
     from celery_dlq.operations.policies import PolicyAdmin
     from celery_dlq.operations.reading import Progress, Reading
@@ -54,11 +53,12 @@ if TYPE_CHECKING:
     from celery_dlq.operations.retention import Retention, RetentionRound
     from celery_dlq.operations.runner import Runner
     from celery_dlq.operations.running import Running
+    from celery_dlq.policies.resolved import PolicyCache
+    from celery_dlq.store.backend import RedisBackend
     from celery_dlq.transport.watched import WatchedFetch
     from celery_dlq.worker.guard import Guard
-    from celery_dlq.worker.letter_writer import LetterWriter
-    from celery_dlq.worker.memory_limit import MemoryLimit
-    from celery_dlq.worker.policy_cache import PolicyCache
+    from celery_dlq.writing.memory_limit import MemoryLimit
+    from celery_dlq.writing.writer import LetterWriter
 
 logger = get_logger("celery_dlq")
 
@@ -69,8 +69,8 @@ _BROKER_SECONDS = 10.0  # a quorum of nodes writes a large letter to its discs
 _WORKER_STEPS = (
     "celery_dlq.worker.bootsteps:GuardStep",
     "celery_dlq.worker.bootsteps:JobStep",
-    "celery_dlq.adopt.bootstep:AdoptStep",
-    "celery_dlq.dlx.bootstep:PublishStep",
+    "celery_dlq.features.adopt.bootstep:AdoptStep",
+    "celery_dlq.features.exchange.bootstep:PublishStep",
 )
 _CONSUMER_STEPS = ("celery_dlq.worker.bootsteps:TickStep",)
 
@@ -188,7 +188,7 @@ class Assembly:
 
     def comparison(self) -> Comparison:
         """Finds what sets letters apart."""
-        from celery_dlq.operations.apart import Comparison
+        from celery_dlq.features.differences.operations import Comparison
 
         return Comparison(self.backend, self.reading(), masked=self.redaction.arguments)
 
@@ -247,7 +247,7 @@ class Assembly:
             backend.close()
 
     def _running(self, backend: Backend, measuring: Measuring) -> Running:
-        from celery_dlq.operations.checks import Checks
+        from celery_dlq.operations.redrive.checks import Checks
         from celery_dlq.operations.running import Running
 
         policies = self.policy_admin()
@@ -266,8 +266,8 @@ class Assembly:
         return self._holds(self.backend, self.running())
 
     def _holds(self, backend: Backend, running: Running) -> Holds:
-        from celery_dlq.operations.holds import Holds
-        from celery_dlq.operations.publisher import broker_name
+        from celery_dlq.features.hold.operations import Holds
+        from celery_dlq.operations.redrive.publisher import broker_name
 
         return Holds(
             backend,
@@ -281,14 +281,14 @@ class Assembly:
 
     def breakers(self) -> Breakers:
         """Opens and closes circuit breakers by hand."""
-        from celery_dlq.operations.circuits import Breakers
+        from celery_dlq.features.circuit_breaker.operations import Breakers
 
         circuits = self._circuits(self.backend, self.measuring.counts)
         return Breakers(circuits, self.holds(), self._breaker_of)
 
     def _circuits(self, backend: Backend, counts: Counts) -> Circuits:
-        from celery_dlq.operations.circuits import Circuits
-        from celery_dlq.operations.publisher import broker_name
+        from celery_dlq.features.circuit_breaker.operations import Circuits
+        from celery_dlq.operations.redrive.publisher import broker_name
 
         return Circuits(backend, self.events, counts, broker_name(self.app))
 
@@ -302,14 +302,14 @@ class Assembly:
 
     def demand_run(self) -> DemandRun:
         """Dead-letters messages that operators name."""
-        from celery_dlq.demands.run import DemandRun
+        from celery_dlq.features.dead_letter.operations import DemandRun
 
         return DemandRun(
             self.app, self.settings, self.backend, self.events, self._waiting_letters, self._queues
         )
 
     def _waiting_letters(self) -> WaitingLetters:
-        from celery_dlq.demands.waiting_letters import WaitingLetters
+        from celery_dlq.features.dead_letter.waiting_letters import WaitingLetters
 
         backend = self.backend
         return WaitingLetters(
@@ -334,7 +334,7 @@ class Assembly:
 
     def notes(self) -> Notes:
         """Writes and reads notes on groups, and sets their states."""
-        from celery_dlq.operations.notes import Notes
+        from celery_dlq.features.groups.operations import Notes
 
         return Notes(self.backend, self.reading(), self.events)
 
@@ -402,7 +402,7 @@ class Assembly:
 
     def adopt_run(self) -> AdoptRun:
         """Adopts messages when an operator asks for it."""
-        from celery_dlq.adopt.run import AdoptRun
+        from celery_dlq.features.adopt.run import AdoptRun
 
         return AdoptRun(
             self.settings, self.backend, self.adopter, self.exchange_publisher, self.clock
@@ -416,24 +416,24 @@ class Assembly:
 
     def make_guard(self, *, hostname: str, pid: int, flags_redelivery: bool) -> Guard:
         """Make the guard of one worker, and check its store."""
-        from celery_dlq.contrib import sentry
-        from celery_dlq.operations.publisher import broker_name
+        from celery_dlq.features.circuit_breaker.observer import CircuitWatch, Recoveries
+        from celery_dlq.features.dead_letter.observer import Demands
+        from celery_dlq.features.differences.sampling import Sampler
+        from celery_dlq.features.hold.holding import Holding
+        from celery_dlq.features.hold.releases import Releases
+        from celery_dlq.features.redaction import masked_log
+        from celery_dlq.features.sentry import observer as sentry
+        from celery_dlq.operations.redrive.publisher import broker_name
         from celery_dlq.operations.retention import Retention
-        from celery_dlq.worker import masked_log
-        from celery_dlq.worker.circuit_watch import CircuitWatch, Recoveries
-        from celery_dlq.worker.demands import Demands
+        from celery_dlq.policies.resolved import PolicyCache
         from celery_dlq.worker.guard import Guard
         from celery_dlq.worker.heartbeat import Heartbeat
-        from celery_dlq.worker.holding import Holding
         from celery_dlq.worker.info import worker_info
         from celery_dlq.worker.jobs import WorkerJobs
-        from celery_dlq.worker.letter_writer import LetterWriter
-        from celery_dlq.worker.lifecycle import HANDLING
-        from celery_dlq.worker.policy_cache import PolicyCache
-        from celery_dlq.worker.releases import Releases
-        from celery_dlq.worker.sampling import Sampler
-        from celery_dlq.worker.spool import Spool
         from celery_dlq.worker.start_check import StartCheck
+        from celery_dlq.writing.lifecycle import HANDLING
+        from celery_dlq.writing.spool import Spool
+        from celery_dlq.writing.writer import LetterWriter
 
         self.validate()
         settings, backend = self.settings, self.backend.separate()
@@ -557,7 +557,7 @@ class Assembly:
 
     def _recover(self, stopping: Callable[[], bool]) -> None:
         """Send probes and release the messages of circuit breakers, in a thread of a worker."""
-        from celery_dlq.operations.recovery import Recovery
+        from celery_dlq.features.circuit_breaker.recovery import Recovery
 
         with self._separate_backend() as (backend, running, counts):
             circuits = self._circuits(backend, counts)
@@ -576,7 +576,7 @@ class Assembly:
         warnings: Callable[[ServerMemory], Sequence[str]] | None = None,
     ) -> MemoryLimit:
         """What keeps letters from filling Redis; on another store, it does nothing."""
-        from celery_dlq.worker.memory_limit import MemoryLimit
+        from celery_dlq.writing.memory_limit import MemoryLimit
 
         share = self.settings.memory_limit if self.settings.store == "redis" else 0.0
         return MemoryLimit(backend.memory, share, warnings)
@@ -588,16 +588,16 @@ class Assembly:
             return None
         options = self.app.conf.broker_transport_options
         if self.app.connection_for_read().transport_cls == "sqs":
-            from celery_dlq.transport.sqs import VisibilityRenewal
+            from celery_dlq.transport.sqs.channel import VisibilityRenewal
 
             return VisibilityRenewal(self.settings, options, self.app.connection_for_read)
-        from celery_dlq.transport.fetch import ReliableFetch
+        from celery_dlq.transport.redis.fetch import ReliableFetch
 
         return ReliableFetch(self.settings, options)
 
     def make_adopters(self, consumed: Iterable[str], *, hostname: str, pid: int) -> list[Adopter]:
         """Make the adopters of the setting ``dlq_adopt``; they have their own connections."""
-        from celery_dlq.adopt.run import consumed_already
+        from celery_dlq.features.adopt.run import consumed_already
 
         orders = self.settings.adopt
         for queue in sorted(set(consumed).intersection(orders)):
@@ -621,9 +621,9 @@ class Assembly:
         progress: Progress | None = None,
     ) -> Adopter:
         """Make the adopter of one queue; nothing is sent yet."""
-        from celery_dlq.adopt.adopter import Adopter
-        from celery_dlq.adopt.letter import Adoption
-        from celery_dlq.adopt.sources import source_of
+        from celery_dlq.features.adopt.adopter import Adopter
+        from celery_dlq.features.adopt.letter import Adoption
+        from celery_dlq.features.adopt.sources import source_of
 
         def adopted(letter: DeadLetter, regressed: bool) -> None:  # noqa: FBT001 - one of two
             self.events.emit(DeadLettered(at=self.clock(), letter=letter, regressed=regressed))
@@ -657,14 +657,14 @@ class Assembly:
 
     def letter_outbox(self, backend: Backend) -> ExchangeOutbox | None:
         """The outbox of dead-letter exchanges; ``None`` if no policy names an exchange."""
-        from celery_dlq.dlx.publisher import ExchangeOutbox, Targets
+        from celery_dlq.features.exchange.publisher import ExchangeOutbox, Targets
 
         targets = Targets(self.app, self.settings.policies)
         return ExchangeOutbox(backend.outbox, targets) if targets.exchanges() else None
 
     def exchange_publisher(self) -> ExchangePublisher | None:
         """The publisher of letters to exchanges; ``None`` if no policy names an exchange."""
-        from celery_dlq.dlx.publisher import ExchangePublisher, Targets
+        from celery_dlq.features.exchange.publisher import ExchangePublisher, Targets
 
         with self._lock:
             targets = Targets(self.app, self.settings.policies)
@@ -675,7 +675,7 @@ class Assembly:
 
     def _warn_of_names(self, table: PolicyTable) -> None:
         """Warn of queues and exceptions in policies that nothing here has."""
-        from celery_dlq.worker.policy_cache import warn_of_exceptions
+        from celery_dlq.policies.resolved import warn_of_exceptions
 
         for name, hint in table.unknown_queues(KnownQueues.of(self.app)).items():
             logger.warning(
@@ -706,7 +706,7 @@ class Assembly:
 
         Subscribes late, because the app may initialise Sentry after the guard is made.
         """
-        from celery_dlq.contrib import sentry
+        from celery_dlq.features.sentry import observer as sentry
 
         reporter = sentry.SentryReporter(backend.reports, self.redaction, used_up)
 
@@ -721,10 +721,10 @@ class Assembly:
 def backend_for(settings: Settings, app: Any) -> Backend:
     """Make the backend that the settings name; nothing is sent yet."""
     if settings.store == "memory":
-        from celery_dlq.backends.memory import MemoryBackend
+        from celery_dlq.store.in_memory import MemoryBackend
 
         return MemoryBackend()
-    from celery_dlq.backends.redis.backend import RedisBackend
+    from celery_dlq.store.backend import RedisBackend
 
     broker = settings.store == "broker"
     address, prefix = settings.store_at(app.conf)
@@ -739,9 +739,9 @@ def backend_for(settings: Settings, app: Any) -> Backend:
 
 def _letters_on_broker(settings: Settings, app: Any, redis: RedisBackend) -> DeadLetterStore:
     """A store of letters in queues of the broker; Redis has their positions and claims."""
-    from celery_dlq.backends.broker.queue import QueueDriver
-    from celery_dlq.backends.broker.store import BrokerStore
-    from celery_dlq.backends.redis.positions import PositionIndex
+    from celery_dlq.store.broker.queue import QueueDriver
+    from celery_dlq.store.broker.store import BrokerStore
+    from celery_dlq.store.positions import PositionIndex
 
     settings.check_broker(app.connection_for_write().transport.driver_type)
     index = PositionIndex(redis.client, redis.url, redis.keys, redis.count_ttl)

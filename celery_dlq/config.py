@@ -18,9 +18,8 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
-from celery_dlq.backends.redis.address import OPTIONS as TRANSPORT_OPTIONS
-from celery_dlq.backends.redis.address import SCHEMES, Address, address_of
 from celery_dlq.errors import SettingsError
+from celery_dlq.features.redaction.rules import RuleError, Rules
 from celery_dlq.letters.json_codec import safe_repr
 from celery_dlq.policies.policy import (
     Policy,
@@ -32,7 +31,8 @@ from celery_dlq.policies.policy import (
     text,
 )
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.redaction.rules import RuleError, Rules
+from celery_dlq.store.address import OPTIONS as TRANSPORT_OPTIONS
+from celery_dlq.store.address import SCHEMES, Address, address_of
 
 PREFIX = "dlq_"
 ENVIRONMENT = "CELERY_DLQ_SETTINGS"

@@ -18,8 +18,8 @@ from enum import Enum
 from typing import Any
 
 from celery_dlq.letters.printable import one_line, shortened
+from celery_dlq.letters.record import DeadLetter, check_aware, from_micros, iso, to_micros
 from celery_dlq.logs import get_logger
-from celery_dlq.record import DeadLetter, check_aware, from_micros, iso, to_micros
 
 __all__ = [
     "Action",

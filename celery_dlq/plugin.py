@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 from celery.local import Proxy
 
 from celery_dlq.assembly import Assembly
-from celery_dlq.backends.base import Clock, DeadLetterStore, JobStore, WorkerRegistry
 from celery_dlq.config import Settings
 from celery_dlq.errors import MissingExtra
-from celery_dlq.filters import FilterFields
+from celery_dlq.features.redaction.masking import Redaction
+from celery_dlq.letters.filters import FilterFields
 from celery_dlq.policies.policy import check_names
-from celery_dlq.redaction.masking import Redaction
+from celery_dlq.store.base import Clock, DeadLetterStore, JobStore, WorkerRegistry
 
 if TYPE_CHECKING:
-    from celery_dlq.adopt.run import AdoptRun
-    from celery_dlq.demands.run import DemandRun
-    from celery_dlq.operations.apart import Comparison
+    from celery_dlq.features.adopt.run import AdoptRun
+    from celery_dlq.features.circuit_breaker.operations import Breakers
+    from celery_dlq.features.dead_letter.operations import DemandRun
+    from celery_dlq.features.differences.operations import Comparison
+    from celery_dlq.features.groups.operations import Notes
+    from celery_dlq.features.hold.operations import Holds
     from celery_dlq.operations.api import Operations
-    from celery_dlq.operations.circuits import Breakers
     from celery_dlq.operations.exports import Exports
-    from celery_dlq.operations.holds import Holds
     from celery_dlq.operations.memory import MemoryCheck
-    from celery_dlq.operations.notes import Notes
     from celery_dlq.operations.plans import Plans
     from celery_dlq.operations.policies import PolicyAdmin
     from celery_dlq.operations.reading import Reading
@@ -66,15 +66,15 @@ class _Imported:
 
 
 if not TYPE_CHECKING:  # whoever publishes imports this module, and needs none of these
-    AdoptRun = _Imported("celery_dlq.adopt.run", "AdoptRun")
-    DemandRun = _Imported("celery_dlq.demands.run", "DemandRun")
-    Comparison = _Imported("celery_dlq.operations.apart", "Comparison")
+    AdoptRun = _Imported("celery_dlq.features.adopt.run", "AdoptRun")
+    DemandRun = _Imported("celery_dlq.features.dead_letter.operations", "DemandRun")
+    Comparison = _Imported("celery_dlq.features.differences.operations", "Comparison")
     Operations = _Imported("celery_dlq.operations.api", "Operations")
-    Breakers = _Imported("celery_dlq.operations.circuits", "Breakers")
+    Breakers = _Imported("celery_dlq.features.circuit_breaker.operations", "Breakers")
     Exports = _Imported("celery_dlq.operations.exports", "Exports")
-    Holds = _Imported("celery_dlq.operations.holds", "Holds")
+    Holds = _Imported("celery_dlq.features.hold.operations", "Holds")
     MemoryCheck = _Imported("celery_dlq.operations.memory", "MemoryCheck")
-    Notes = _Imported("celery_dlq.operations.notes", "Notes")
+    Notes = _Imported("celery_dlq.features.groups.operations", "Notes")
     Plans = _Imported("celery_dlq.operations.plans", "Plans")
     PolicyAdmin = _Imported("celery_dlq.operations.policies", "PolicyAdmin")
     Reading = _Imported("celery_dlq.operations.reading", "Reading")
@@ -347,7 +347,7 @@ class DeadLetters:
             MissingExtra: prometheus-client is not installed.
             DLQError: The port is taken.
         """
-        from celery_dlq.contrib.prometheus import Collector, serve  # noqa: PLC0415 - an extra
+        from celery_dlq.features.prometheus.exporter import Collector, serve  # noqa: PLC0415 - an extra
 
         metrics = self.assembly.backend.metrics
         return serve(Collector(self, metrics, self.assembly.clock), port=port, address=address)

@@ -10,8 +10,8 @@ from celery import Celery
 from kombu import Queue
 from kombu.message import Message as KombuMessage
 
-from celery_dlq.backends.base import MessageKey
-from celery_dlq.record import DeadLetter, Delivery, Outcome, Reason, letter_id
+from celery_dlq.letters.record import DeadLetter, Delivery, Outcome, Reason, letter_id
+from celery_dlq.store.base import MessageKey
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

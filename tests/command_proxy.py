@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from servers import _free_port
 
-from celery_dlq.backends.redis.scripts import script_text
-from celery_dlq.transport.broker import SCRIPTS
+from celery_dlq.store.scripts import script_text
+from celery_dlq.transport.redis.broker import SCRIPTS
 
 Command = Sequence[bytes]
 Matches = Callable[[Command], bool]

@@ -53,8 +53,8 @@ _URLS = """
 from django.contrib import admin
 from django.urls import path
 
-from celery_dlq.contrib.django.admin import DeadLettersAdmin
-from celery_dlq.contrib.django.models import DeadLetters
+from celery_dlq.web.django.admin import DeadLettersAdmin
+from celery_dlq.web.django.models import DeadLetters
 
 second = admin.AdminSite(name="second")
 second.register(DeadLetters, DeadLettersAdmin)

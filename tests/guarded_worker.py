@@ -9,11 +9,11 @@ from builders import a_message, a_request, an_app
 from celery.worker.request import create_request_cls
 
 from celery_dlq import DeadLetters
-from celery_dlq.backends.memory import MemoryMetrics
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.store.in_memory import MemoryMetrics
 from celery_dlq.worker.guard import Guard
-from celery_dlq.worker.lifecycle import DeliveryState
 from celery_dlq.worker.request import guarded_request_class
+from celery_dlq.writing.lifecycle import DeliveryState
 
 
 class Pool:

@@ -16,8 +16,8 @@ from celery_dlq.errors import StoreUnavailable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_dlq.backends.redis.backend import RedisBackend
-    from celery_dlq.record import DeadLetter
+    from celery_dlq.letters.record import DeadLetter
+    from celery_dlq.store.backend import RedisBackend
 
 QUEUES = [f"orders{n}-DLQ" for n in range(6)]
 

@@ -17,31 +17,22 @@ import click
 
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.printable import one_line
+from celery_dlq.registry import Feature, features
 
 _MODULES = {
     "apart": "reading",
     "audit": "reading",
-    "breaker": "breaker",
-    "dead-letter": "dead_letter",
-    "delayed": "delayed",
     "discard": "removal",
     "export": "export",
     "exporter": "prometheus",
     "groups": "reading",
-    "hold": "holds",
-    "holds": "holds",
     "import": "import_",
     "jobs": "jobs",
     "list": "reading",
-    "mute": "note",
-    "note": "note",
     "policies": "policies",
     "purge": "removal",
     "queues": "reading",
     "redrive": "redrive",
-    "release": "holds",
-    "reopen": "note",
-    "resolve": "note",
     "restore": "removal",
     "show": "reading",
     "tail": "reading",
@@ -51,7 +42,6 @@ _MODULES = {
     "web-user": "web",
 }
 _OTHER_NAMES = {
-    "dead-letter": "dead_letter",
     "import": "import_",
     "list": "list_",
     "web-user": "web_user",
@@ -79,15 +69,23 @@ class LazyCommands(PlainErrors):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of all commands."""
-        return sorted({*_MODULES, *super().list_commands(ctx)})
+        return sorted({*_MODULES, *_of_features(), *super().list_commands(ctx)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a name; ``None`` if there is none."""
+        if cmd_name in (added := _of_features()):
+            feature, place = added[cmd_name]
+            found: click.Command = feature.load(place)
+            return found
         if cmd_name not in _MODULES:
             return super().get_command(ctx, cmd_name)
         module = import_module(f"celery_dlq.cli.{_MODULES[cmd_name]}")
         command: click.Command = getattr(module, _OTHER_NAMES.get(cmd_name, cmd_name))
         return command
+
+
+def _of_features() -> dict[str, tuple[Feature, str]]:
+    return {name: (one, place) for one in features() for name, place in one.commands.items()}
 
 
 def _escape_unencodable() -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from celery_dlq.cli.options import FILTER_NAMES
 from celery_dlq.cli.terminal import letters_text
-from celery_dlq.filters import LetterFilter
+from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import json_text, one_line
 from celery_dlq.plugin import DeadLetters
 

@@ -19,7 +19,7 @@ from celery_dlq.cli.context import (
 )
 from celery_dlq.cli.options import FILTER_NAMES, filter_options, json_option
 from celery_dlq.cli.terminal import counting
-from celery_dlq.redaction.rules import PATTERN_PREFIX
+from celery_dlq.features.redaction.rules import PATTERN_PREFIX
 
 
 @click.command(short_help="Write letters to Parquet files; later runs add what is new.")

@@ -21,7 +21,7 @@ from celery_dlq.cli.terminal import counting, say
 from celery_dlq.operations.jobs import check_start
 
 if TYPE_CHECKING:
-    from celery_dlq.filters import LetterFilter
+    from celery_dlq.letters.filters import LetterFilter
     from celery_dlq.operations.job import Job
     from celery_dlq.operations.jobs import JobRun
 

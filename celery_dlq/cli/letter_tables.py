@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from celery_dlq.backends.base import Group, GroupState, Note, QueueSummary, ServerMemory
 from celery_dlq.cli.terminal import (
     Table,
     age,
@@ -21,11 +20,12 @@ from celery_dlq.cli.terminal import (
     two_lines,
     utc,
 )
+from celery_dlq.features.differences.operations import Apart
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.links import WHEN, links_of
 from celery_dlq.letters.printable import shortened
-from celery_dlq.operations.apart import Apart
-from celery_dlq.record import DeadLetter, Delivery
+from celery_dlq.letters.record import DeadLetter, Delivery
+from celery_dlq.store.base import Group, GroupState, Note, QueueSummary, ServerMemory
 
 _MAX_DESCRIPTION_CHARS = 300
 _MAX_BODY_CHARS = 4_000

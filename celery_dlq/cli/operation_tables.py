@@ -15,8 +15,8 @@ from celery_dlq.letters.printable import json_text, one_line, shortened
 if TYPE_CHECKING:
     from celery_dlq.events import Change
     from celery_dlq.export.exporter import ExportReport
-    from celery_dlq.operations.dry_run import Check, DryRun
     from celery_dlq.operations.job import Job
+    from celery_dlq.operations.redrive.dry_run import Check, DryRun
     from celery_dlq.operations.results import DiscardReport, RedriveReport
 
 _MAX_DETAIL_CHARS = 200

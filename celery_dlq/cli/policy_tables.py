@@ -9,9 +9,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from celery_dlq.cli.terminal import Table, line, say
+from celery_dlq.features.exceptions.policy import ExceptionRule
+from celery_dlq.features.exchange.policy import DeadLetterExchange
 from celery_dlq.operations.policies import PolicyReport, PolicyView
-from celery_dlq.policies.exceptions import ExceptionRule
-from celery_dlq.policies.exchange import DeadLetterExchange
 
 _IN_SECONDS = {"default_delay", "dead_letter_ttl", "crash_window"}
 

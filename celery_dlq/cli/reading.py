@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_dlq.backends.base import OPEN_GROUP, Group, GroupState, QueueSummary
-from celery_dlq.cli import hold_tables, letter_tables, operation_tables
+from celery_dlq.cli import letter_tables, operation_tables
 from celery_dlq.cli.context import (
     console_of,
     dead_letters_of,
@@ -23,13 +22,15 @@ from celery_dlq.cli.letter_tables import Unreadable
 from celery_dlq.cli.options import filter_options, json_option
 from celery_dlq.cli.terminal import counting, letters_text, say
 from celery_dlq.errors import CorruptLetter
+from celery_dlq.features.hold import tables as hold_tables
+from celery_dlq.features.redaction.masking import Redaction
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.printable import one_line
-from celery_dlq.record import DeadLetter, iso
-from celery_dlq.redaction.masking import Redaction
+from celery_dlq.letters.record import DeadLetter, iso
+from celery_dlq.store.base import OPEN_GROUP, Group, GroupState, QueueSummary
 
 if TYPE_CHECKING:
-    from celery_dlq.operations.selection import RawEntry
+    from celery_dlq.operations.redrive.selection import RawEntry
 
 _MAX_VALUE_CHARS = 1000
 _APART_SECONDS = 10.0

@@ -28,11 +28,11 @@ from celery_dlq.cli.options import (
     yes_option,
 )
 from celery_dlq.cli.terminal import counting
-from celery_dlq.filters import LetterFilter
 from celery_dlq.letters.conditions import assignment
+from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import json_text
-from celery_dlq.operations.checks import redrive_options
 from celery_dlq.operations.edit import Edit
+from celery_dlq.operations.redrive.checks import redrive_options
 from celery_dlq.plugin import DeadLetters
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from celery_dlq.cli.jobs import StartAt, agreed, in_background
 from celery_dlq.cli.options import background_options, filter_options, json_option, yes_option
 from celery_dlq.cli.terminal import counting, letters_text, say
 from celery_dlq.errors import DLQError, StoreUnavailable
-from celery_dlq.filters import LetterFilter
+from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import one_line
 from celery_dlq.operations.results import DiscardReport
 

@@ -21,14 +21,14 @@ from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
-from celery_dlq.backends.base import ordered
 from celery_dlq.errors import ExportError
 from celery_dlq.export import partition
 from celery_dlq.export.destination import NOTES, Destination
 from celery_dlq.export.lease import ExportLeases
-from celery_dlq.filters import LetterFilter
+from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.letters.record import from_micros, iso, to_micros
 from celery_dlq.logs import get_logger, readable
-from celery_dlq.record import from_micros, iso, to_micros
+from celery_dlq.store.base import ordered
 
 logger = get_logger("celery_dlq.export")
 

@@ -19,17 +19,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from celery_dlq.backends.base import DeadLetterStore, ExportLeaseStore, ordered
 from celery_dlq.errors import CorruptLetter, DLQError, ExportError, MissingExtra, StoreUnavailable
 from celery_dlq.export import checkpoint, table, trim
 from celery_dlq.export.checkpoint import Checkpoint
 from celery_dlq.export.destination import Destination
 from celery_dlq.export.lease import ExportLeases
-from celery_dlq.export.redaction import Redaction
 from celery_dlq.export.roll import Roll
-from celery_dlq.filters import LetterFilter
+from celery_dlq.features.redaction.columns import Redaction
+from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.letters.record import from_micros, letter_from, to_micros
 from celery_dlq.logs import get_logger
-from celery_dlq.record import from_micros, letter_from, to_micros
+from celery_dlq.store.base import DeadLetterStore, ExportLeaseStore, ordered
 
 try:
     import pyarrow as pa

@@ -24,10 +24,10 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from celery_dlq.backends.base import ExportLease, ExportLeaseStore
 from celery_dlq.errors import ExportError, StoreUnavailable
 from celery_dlq.export.destination import Destination
 from celery_dlq.logs import readable
+from celery_dlq.store.base import ExportLease, ExportLeaseStore
 
 LEASE_SECONDS = 15.0
 """A killed export keeps others out for this long; a paused one loses its lease after it."""

@@ -11,7 +11,7 @@ from typing import Any
 from celery_dlq.errors import CorruptLetter, MissingExtra
 from celery_dlq.export.packed_columns import OddEntry, layout_columns
 from celery_dlq.letters.packed import EntryLayout, PackedFields
-from celery_dlq.record import FIRST_MICROS, LAST_MICROS, SCHEMA_VERSION, Kind, field_kinds
+from celery_dlq.letters.record import FIRST_MICROS, LAST_MICROS, SCHEMA_VERSION, Kind, field_kinds
 
 try:
     import pyarrow as pa
@@ -46,7 +46,7 @@ SUCCESS = frozenset(
 """Fields that every sample of a success has."""
 
 LETTER = SUCCESS | {b"fingerprint"}
-"""Fields that every letter has, in all versions of the record; see `celery_dlq.record`."""
+"""Fields that every letter has, in all versions of the record; see `celery_dlq.letters.record`."""
 
 Rows = tuple[list[int], list[Sequence[bytes]]]
 Refused = Callable[[int, CorruptLetter], object]

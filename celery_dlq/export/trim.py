@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from celery_dlq.backends.base import DeadLetterStore, ordered
 from celery_dlq.errors import ExportError, MissingExtra
 from celery_dlq.export import partition
 from celery_dlq.export.checkpoint import Checkpoint
 from celery_dlq.export.destination import Destination
+from celery_dlq.store.base import DeadLetterStore, ordered
 
 try:
     import pyarrow as pa

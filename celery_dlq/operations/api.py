@@ -6,19 +6,19 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from celery_dlq.backends.base import Backend
 from celery_dlq.events import Change
-from celery_dlq.filters import FilterFields, LetterFilter, filter_of
-from celery_dlq.operations.checks import redrive_options
-from celery_dlq.operations.dry_run import DryRun, dry_run, refuse_lost
+from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.edit import Edit
 from celery_dlq.operations.job import REDRIVES, RUNNING, Job
 from celery_dlq.operations.jobs import Jobs
-from celery_dlq.operations.message import RedriveOptions
 from celery_dlq.operations.reading import Progress, Reading
-from celery_dlq.operations.redrive import died_again
+from celery_dlq.operations.redrive.checks import redrive_options
+from celery_dlq.operations.redrive.dry_run import DryRun, dry_run, refuse_lost
+from celery_dlq.operations.redrive.message import RedriveOptions
+from celery_dlq.operations.redrive.redrive import died_again
 from celery_dlq.operations.results import RedriveReport
 from celery_dlq.operations.running import Running
+from celery_dlq.store.base import Backend
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

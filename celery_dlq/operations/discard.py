@@ -10,14 +10,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from celery_dlq.backends.base import ClaimState, DeadLetterStore
 from celery_dlq.errors import DLQError, ExportError
-from celery_dlq.filters import LetterFilter
+from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.letters.record import iso
 from celery_dlq.operations.job import DONE
 from celery_dlq.operations.jobs import CancelledError, JobRun
+from celery_dlq.operations.redrive.selection import PositionRange, RawEntry, batches, select
 from celery_dlq.operations.results import DiscardReport
-from celery_dlq.operations.selection import PositionRange, RawEntry, batches, select
-from celery_dlq.record import iso
+from celery_dlq.store.base import ClaimState, DeadLetterStore
 
 KEPT_IN_BIN = timedelta(hours=24)
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.backends.base import Backend, Clock
 from celery_dlq.errors import SettingsError
 from celery_dlq.events import Action, Change, Events, whoami
-from celery_dlq.filters import FilterFields, LetterFilter, filter_of
+from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.reading import Reading
+from celery_dlq.store.base import Backend, Clock
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -58,7 +58,7 @@ class Exports:
         files, and only those that are new are written.
         """
         from celery_dlq.export.exporter import SUCCESSES, ParquetExport, Rolling  # noqa: PLC0415 - pyarrow is an extra
-        from celery_dlq.export.redaction import Redaction  # noqa: PLC0415 - needed here only
+        from celery_dlq.features.redaction.columns import Redaction  # noqa: PLC0415 - needed here only
 
         rolling: dict[str, Any] = {
             "rows": roll_rows,

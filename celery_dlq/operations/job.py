@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from celery_dlq.record import from_micros, iso, to_micros
-from celery_dlq.redaction.masking import Redaction
+from celery_dlq.features.redaction.masking import Redaction
+from celery_dlq.letters.record import from_micros, iso, to_micros
 
 SILENT = timedelta(seconds=15)
 """A running job without a heartbeat for this long has died."""

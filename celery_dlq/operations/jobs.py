@@ -12,9 +12,9 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
-from celery_dlq.backends.base import JobStore
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import whoami
+from celery_dlq.letters.record import iso
 from celery_dlq.logs import get_logger, readable
 from celery_dlq.operations.job import (
     CANCELLED,
@@ -28,7 +28,7 @@ from celery_dlq.operations.job import (
     WAITING,
     Job,
 )
-from celery_dlq.record import iso
+from celery_dlq.store.base import JobStore
 
 logger = get_logger("celery_dlq")
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import NamedTuple
 
-from celery_dlq.backends.base import DeadLetterStore, Group, RawPage, ordered
 from celery_dlq.errors import DLQError
-from celery_dlq.filters import LetterFilter
+from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.fingerprint import DIGITS
-from celery_dlq.operations.selection import CLOCK_SKEW, RawEntry, later, matcher, select
+from celery_dlq.operations.redrive.selection import CLOCK_SKEW, RawEntry, later, matcher, select
+from celery_dlq.store.base import DeadLetterStore, Group, RawPage, ordered
 
 _SCANNED_PER_PAGE = 500
 _MAX_PAGE_BYTES = 8 * 1024 * 1024

@@ -8,23 +8,23 @@ from datetime import datetime
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.backends.base import Backend
 from celery_dlq.errors import DLQError
-from celery_dlq.filters import LetterFilter
 from celery_dlq.letters import json_codec
-from celery_dlq.operations.canary import too_late
-from celery_dlq.operations.checks import RedriveKeys, redrive_options
+from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.operations.discard import DiscardOptions
-from celery_dlq.operations.dry_run import DryRun, dry_run, refuse_lost
 from celery_dlq.operations.edit import MAX_CHANGE_CHARS, Edit, arguments
 from celery_dlq.operations.job import REDRIVES, REMOVALS, Job
 from celery_dlq.operations.jobs import JobRun, Jobs
-from celery_dlq.operations.message import Outgoing
 from celery_dlq.operations.preview import Preview, dry_run_of
 from celery_dlq.operations.reading import Progress, Reading
+from celery_dlq.operations.redrive.canary import too_late
+from celery_dlq.operations.redrive.checks import RedriveKeys, redrive_options
+from celery_dlq.operations.redrive.dry_run import DryRun, dry_run, refuse_lost
+from celery_dlq.operations.redrive.message import Outgoing
+from celery_dlq.operations.redrive.selection import PositionRange, RawEntry, select
 from celery_dlq.operations.running import Running
-from celery_dlq.operations.selection import PositionRange, RawEntry, select
 from celery_dlq.policies.policy import check_names
+from celery_dlq.store.base import Backend
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

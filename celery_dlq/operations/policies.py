@@ -9,9 +9,9 @@ from datetime import datetime, timedelta, timezone
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.backends.base import Override, WorkerInfo, WorkerRegistry
 from celery_dlq.errors import NotFound, SettingsError
 from celery_dlq.events import Action, Change, Events, whoami
+from celery_dlq.letters.record import iso
 from celery_dlq.operations.discard import KEPT_IN_BIN
 from celery_dlq.policies.delivery_limits import LowLimit
 from celery_dlq.policies.drift import differences
@@ -19,7 +19,7 @@ from celery_dlq.policies.overrides import MAX_OVERRIDE, applied, begins, checked
 from celery_dlq.policies.policy import DLQ_SUFFIX, Policy, PolicyKeys
 from celery_dlq.policies.queue_names import KnownQueues, did_you_mean
 from celery_dlq.policies.table import PolicyTable, Sourced
-from celery_dlq.record import iso
+from celery_dlq.store.base import Override, WorkerInfo, WorkerRegistry
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from celery_dlq.operations.dry_run import Check, DryRun, Progress
-from celery_dlq.operations.selection import RawEntry
+from celery_dlq.operations.redrive.dry_run import Check, DryRun, Progress
+from celery_dlq.operations.redrive.selection import RawEntry
 
 _MOST_EXAMPLES = 10
 _MOST_NAMES = 20

@@ -9,7 +9,17 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, get_args
 
-from celery_dlq.backends.base import (
+from celery_dlq.errors import CorruptLetter, DLQError, NotFound, StoreUnavailable
+from celery_dlq.features.redaction.masking import NO_REDACTION, Redaction
+from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
+from celery_dlq.letters.record import DeadLetter, from_micros
+from celery_dlq.logs import get_logger
+from celery_dlq.operations import paging
+from celery_dlq.operations.edit import arguments
+from celery_dlq.operations.paging import LetterCount, LetterPage
+from celery_dlq.operations.redrive.selection import PositionRange, RawEntry, select
+from celery_dlq.policies.queue_names import did_you_mean
+from celery_dlq.store.base import (
     OPEN_GROUP,
     DeadLetterStore,
     Group,
@@ -19,17 +29,7 @@ from celery_dlq.backends.base import (
     GroupStatus,
     QueueSummary,
 )
-from celery_dlq.backends.grouping import in_order
-from celery_dlq.errors import CorruptLetter, DLQError, NotFound, StoreUnavailable
-from celery_dlq.filters import FilterFields, LetterFilter, filter_of
-from celery_dlq.logs import get_logger
-from celery_dlq.operations import paging
-from celery_dlq.operations.edit import arguments
-from celery_dlq.operations.paging import LetterCount, LetterPage
-from celery_dlq.operations.selection import PositionRange, RawEntry, select
-from celery_dlq.policies.queue_names import did_you_mean
-from celery_dlq.record import DeadLetter, from_micros
-from celery_dlq.redaction.masking import NO_REDACTION, Redaction
+from celery_dlq.store.grouping import in_order
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -7,22 +7,22 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from celery_dlq.backends.base import Backend, Restored
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Action, Change, Events, whoami
-from celery_dlq.filters import FilterFields, LetterFilter, filter_of
-from celery_dlq.operations.auto_redrive import numbers
+from celery_dlq.features.auto_redrive.operations import numbers
+from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.discard import DiscardOptions
 from celery_dlq.operations.jobs import JobRun
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX, Progress, Reading
+from celery_dlq.operations.redrive.selection import RawEntry, select
 from celery_dlq.operations.results import MOST_COUNTED, DiscardReport, PolicyEffect
 from celery_dlq.operations.retention import Retention
 from celery_dlq.operations.running import Running
-from celery_dlq.operations.selection import RawEntry, select
 from celery_dlq.policies.overrides import GRACE
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import RETENTION, PolicyTable
+from celery_dlq.store.base import Backend, Restored
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

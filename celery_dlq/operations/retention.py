@@ -16,7 +16,13 @@ from itertools import islice
 from typing import Any
 from uuid import uuid4
 
-from celery_dlq.backends.base import (
+from celery_dlq.events import Action, Change, Events
+from celery_dlq.letters.record import iso
+from celery_dlq.logs import get_logger
+from celery_dlq.operations.discard import KEPT_IN_BIN
+from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.table import PolicyTable
+from celery_dlq.store.base import (
     ClaimState,
     DeadLetterStore,
     Glance,
@@ -24,12 +30,6 @@ from celery_dlq.backends.base import (
     WorkerRegistry,
     ordered,
 )
-from celery_dlq.events import Action, Change, Events
-from celery_dlq.logs import get_logger
-from celery_dlq.operations.discard import KEPT_IN_BIN
-from celery_dlq.policies.policy import Policy
-from celery_dlq.policies.table import PolicyTable
-from celery_dlq.record import iso
 
 logger = get_logger("celery_dlq.operations.retention")
 
@@ -82,7 +82,7 @@ class Retention:
         return [glance.name for glance in found if _is_due(glance, policies[glance.name])]
 
     def count(self, dead_letter_queue: str, policy: Policy, at: datetime, most: int) -> int:
-        """How many of the letters there are now would be trimmed at a time; counted up to a bound."""
+        """How many of today's letters would be trimmed at a time; counted up to a bound."""
         found: set[str] = set()
         for _cause, summaries in self._causes(dead_letter_queue, policy, at, most):
             chosen = self._allowed(dead_letter_queue, policy, summaries(), most)

@@ -10,28 +10,28 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from celery_dlq.backends.base import Backend, Clock, MessageKey
 from celery_dlq.errors import CorruptLetter, DLQError
 from celery_dlq.events import Action, Change, Events, Redriven, on_behalf_of, whoami
-from celery_dlq.filters import LetterFilter
+from celery_dlq.features.auto_redrive.operations import AutoRedrives, Due, numbers
+from celery_dlq.features.auto_redrive.policy import AutoRedrive
+from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.letters.record import from_micros
 from celery_dlq.metrics import Measuring
-from celery_dlq.operations.auto_redrive import AutoRedrives, Due, numbers
-from celery_dlq.operations.canary import Canary, why_stopped
-from celery_dlq.operations.checks import Checks
 from celery_dlq.operations.discard import Discarder, DiscardOptions
 from celery_dlq.operations.edit import Edit
 from celery_dlq.operations.job import DONE, FAILED, REDRIVES, STOPPED, WAITING, Job
 from celery_dlq.operations.jobs import CancelledError, JobRun, Jobs
-from celery_dlq.operations.message import Outgoing, RedriveOptions, released
 from celery_dlq.operations.policies import PolicyAdmin
-from celery_dlq.operations.publisher import broker_name
 from celery_dlq.operations.reading import Progress
-from celery_dlq.operations.redrive import Loss, Redriver, first_failures
+from celery_dlq.operations.redrive.canary import Canary, why_stopped
+from celery_dlq.operations.redrive.checks import Checks
+from celery_dlq.operations.redrive.message import Outgoing, RedriveOptions, released
+from celery_dlq.operations.redrive.publisher import broker_name
+from celery_dlq.operations.redrive.redrive import Loss, Redriver, first_failures
+from celery_dlq.operations.redrive.selection import RawEntry
 from celery_dlq.operations.results import DiscardReport, RedriveReport
-from celery_dlq.operations.selection import RawEntry
-from celery_dlq.policies.auto_redrive import AutoRedrive
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.record import from_micros
+from celery_dlq.store.base import Backend, Clock, MessageKey
 
 _LOOK_SECONDS = 0.5
 _ACTIONS = {

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from celery_dlq.backends.base import Count, CountStatus
-from celery_dlq.policies.exceptions import Action, ExceptionRule
+from celery_dlq.features.exceptions.policy import Action, ExceptionRule
+from celery_dlq.letters.record import Delivery, Outcome, Reason
 from celery_dlq.policies.policy import Policy
-from celery_dlq.record import Delivery, Outcome, Reason
+from celery_dlq.store.base import Count, CountStatus
 
 CRASHES = {
     Outcome.WORKER_LOST: Reason.WORKER_LOST,

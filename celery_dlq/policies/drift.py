@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from celery_dlq.backends.base import WorkerInfo
 from celery_dlq.errors import SettingsError
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
+from celery_dlq.store.base import WorkerInfo
 
 TASK_PREFIX = "task:"
 

@@ -18,8 +18,7 @@ from enum import Enum
 from typing import Any, Literal, TypedDict, TypeVar
 
 from celery_dlq.errors import DLQError, SettingsError
-from celery_dlq.letters.json_codec import safe_repr
-from celery_dlq.policies.auto_redrive import (
+from celery_dlq.features.auto_redrive.policy import (
     MOST_CANARY,
     MOST_TIMES,
     AutoRedrive,
@@ -27,15 +26,22 @@ from celery_dlq.policies.auto_redrive import (
     backoff,
     count,
 )
-from celery_dlq.policies.circuit_breaker import CircuitBreaker, circuit_breaker
-from celery_dlq.policies.exception_names import qualified_name, why_never
-from celery_dlq.policies.exceptions import IGNORE, KEYS_OF_ACTION, Action, Backoff, ExceptionRule
-from celery_dlq.policies.exchange import (
+from celery_dlq.features.circuit_breaker.policy import CircuitBreaker, circuit_breaker
+from celery_dlq.features.exceptions.names import qualified_name, why_never
+from celery_dlq.features.exceptions.policy import (
+    IGNORE,
+    KEYS_OF_ACTION,
+    Action,
+    Backoff,
+    ExceptionRule,
+)
+from celery_dlq.features.exchange.policy import (
     DeadLetterExchange,
     dead_letter_exchange,
     dead_letter_routing_key,
 )
-from celery_dlq.record import Reason
+from celery_dlq.letters.json_codec import safe_repr
+from celery_dlq.letters.record import Reason
 
 DLQ_SUFFIX = "-DLQ"
 
@@ -110,7 +116,7 @@ class Policy:
             with one of them is no death. Unset: none.
         exceptions: What to do about an exception, by its class or dotted name, for subclasses
             too: a mapping of names to mappings with the keys of
-            `celery_dlq.policies.exceptions.ExceptionRule`. Unset: as Celery does.
+            `celery_dlq.features.exceptions.policy.ExceptionRule`. Unset: as Celery does.
         circuit_breaker: When nearly all executions of a task die of one cause, its messages are
             held, and probes find out when they may run again: a mapping with any of ``deaths``
             (20 letters of one fingerprint), ``window`` (within 60 seconds), ``share`` (0.9 of

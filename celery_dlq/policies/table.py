@@ -16,7 +16,7 @@ from itertools import takewhile
 from typing import Any
 
 from celery_dlq.errors import SettingsError
-from celery_dlq.policies.auto_redrive import AutoRedrive
+from celery_dlq.features.auto_redrive.policy import AutoRedrive
 from celery_dlq.policies.policy import DLQ_SUFFIX, Policy, ends, suggestion
 from celery_dlq.policies.queue_names import KnownQueues
 
@@ -79,7 +79,7 @@ class PolicyTable:
         return found
 
     def dead_letter_queue_of(self, queue: str, task_policy: Policy | None = None) -> str:
-        """The queue of the letters of a message; that of a dead-letter queue is itself: no chain."""
+        """The queue of a message's letters; that of a dead-letter queue is itself: no chain."""
         if self.is_dead_letter_queue(queue):
             return queue
         policy = self.resolve(queue, task_policy) or Policy()

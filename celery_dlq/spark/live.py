@@ -13,12 +13,12 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
-from celery_dlq.backends.base import RawPage, ordered
 from celery_dlq.errors import MissingExtra, NotFound, StoreUnavailable
-from celery_dlq.filters import LetterFilter
+from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.packed import PackedFields
 from celery_dlq.policies.policy import suggestion
 from celery_dlq.spark.options import ReadOptions
+from celery_dlq.store.base import RawPage, ordered
 
 START = "0-0"
 """The position before the first letter of every queue."""
@@ -46,12 +46,12 @@ class LiveLetters:
 
     def __init__(self, options: ReadOptions) -> None:
         try:
-            from celery_dlq.backends.redis.connect import (  # noqa: PLC0415 - where tasks run
+            from celery_dlq.store.connect import (  # noqa: PLC0415 - where tasks run
                 connect,
                 translated,
             )
-            from celery_dlq.backends.redis.keys import Keys  # noqa: PLC0415
-            from celery_dlq.backends.redis.letters import RedisStore  # noqa: PLC0415
+            from celery_dlq.store.keys import Keys  # noqa: PLC0415
+            from celery_dlq.store.letters import RedisStore  # noqa: PLC0415
         except ImportError as exc:
             feature = "reading live letters with Spark"
             raise MissingExtra(feature, "redis", "spark") from exc

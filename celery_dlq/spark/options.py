@@ -12,62 +12,80 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
-from celery_dlq.backends.redis.address import Address, address_of
 from celery_dlq.errors import DLQError, SettingsError
 from celery_dlq.letters import conditions, json_codec
 from celery_dlq.letters.printable import url_without_secrets
+from celery_dlq.letters.record import field_kinds
 from celery_dlq.policies.policy import suggestion
-from celery_dlq.record import field_kinds
+from celery_dlq.store.address import Address, address_of
 
 T = TypeVar("T", "ReadOptions", "WriteOptions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """The options of ``spark.read.format("celery_dlq")`` and ``readStream``."""
+    """The options of ``spark.read.format("celery_dlq")`` and ``readStream``.
 
-    # The Redis that keeps the letters, as the setting `dlq_url`. Required. Plans, logs and errors
-    # never show it
+    Attributes:
+        url: The Redis that keeps the letters, as the setting ``dlq_url``. Required. Plans,
+            logs and errors never show it.
+        usessl: The setting ``dlq_use_ssl`` as JSON; defaults to none.
+        transportoptions: The setting ``dlq_transport_options`` as JSON; defaults to none.
+        queue: Only this dead-letter queue; ``None``: all of them.
+        keyprefix: The setting ``dlq_key_prefix``. Defaults to ``dlq``.
+        columns: Only these columns, in this order, separated by commas; by default all.
+            Spark does not pass the columns it needs to a Python source: without this
+            option, bodies and tracebacks are read, too.
+        since: Only letters dead-lettered at or after this ISO 8601 time (UTC if it has no
+            offset).
+        until: Only letters dead-lettered before it.
+        where: Only letters for which these conditions on arguments and headers hold, e.g.
+            ``kwargs.tenant=42``, as with ``dlq list --where``; several on a line each.
+        partitions: Number of tasks that read one queue, 64 at most; 0: one per 20,000
+            letters. Defaults to 0.
+        clockskewseconds: Largest difference of clocks, in seconds: reading begins this long
+            before ``since`` in the stream. Defaults to 3600.
+        timeoutseconds: Longest wait for a reply of Redis, in seconds; 0: no limit. Defaults
+            to 10.
+        startingoffset: Streams only: the start of a stream without a checkpoint,
+            ``earliest`` or ``latest``. Defaults to ``earliest``.
+        maxletterspertrigger: Streams only: most letters in a micro-batch; 0: no limit.
+            Defaults to 0.
+    """
+
     url: str
-    # The setting `dlq_use_ssl` as JSON; defaults to none
     usessl: Mapping[str, Any] | bool | None = None
-    # The setting `dlq_transport_options` as JSON; defaults to none
     transportoptions: Mapping[str, Any] = field(default_factory=dict)
-    queue: str | None = None  # Only this dead-letter queue; `None`: all of them
-    keyprefix: str = "dlq"  # The setting `dlq_key_prefix`. Defaults to `dlq`
-    # Only these columns, in this order, separated by commas; by default all. Spark does not pass
-    # the columns it needs to a Python source: without this option, bodies and tracebacks are
-    # read, too
+    queue: str | None = None
+    keyprefix: str = "dlq"
     columns: tuple[str, ...] = tuple(field_kinds())
-    # Only letters dead-lettered at or after this ISO 8601 time (UTC if it has no offset)
     since: datetime | None = None
-    until: datetime | None = None  # Only letters dead-lettered before it
-    # Only letters for which these conditions on arguments and headers hold, e.g.
-    # `kwargs.tenant=42`, as with `dlq list --where`; several on a line each
+    until: datetime | None = None
     where: tuple[str, ...] | None = None
-    # Number of tasks that read one queue, 64 at most; 0: one per 20,000 letters. Defaults to 0
     partitions: int = 0
-    # Largest difference of clocks, in seconds: reading begins this long before `since` in the
-    # stream. Defaults to 3600
     clockskewseconds: float = 3600.0
-    # Longest wait for a reply of Redis, in seconds; 0: no limit. Defaults to 10
     timeoutseconds: float = 10.0
-    # Streams only: the start of a stream without a checkpoint, `earliest` or `latest`. Defaults
-    # to `earliest`
     startingoffset: str = "earliest"
-    # Streams only: most letters in a micro-batch; 0: no limit. Defaults to 0
     maxletterspertrigger: int = 0
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
-        """Check the options of a reader."""
+        """Check the options of a reader.
+
+        Raises:
+            SettingsError: One is missing, unknown or has an unusable value.
+        """
         parsed = _parsed(cls, options, _READ)
         _ = parsed.address
         return parsed
 
     @property
     def address(self) -> Address:
-        """Where the letters are."""
+        """Where the letters are.
+
+        Raises:
+            SettingsError: The URL, or what goes with it, cannot be used.
+        """
         return address_of(
             self.url,
             "the option 'url'",
@@ -88,19 +106,28 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """The options of ``df.write.format("celery_dlq")``."""
+    """The options of ``df.write.format("celery_dlq")``.
 
-    # The Celery app as for `celery -A`, e.g. `proj` or `proj.app:app`; the driver must be able to
-    # import it. Required
+    Attributes:
+        app: The Celery app as for ``celery -A``, e.g. ``proj`` or ``proj.app:app``; the
+            driver must be able to import it. Required.
+        queue: The dead-letter queue of all rows; ``None``: the column
+            ``dead_letter_queue`` names it.
+        maxdecisions: Most rows in one write: the driver holds all of them in memory.
+            Defaults to 1,000,000.
+    """
+
     app: str
-    # The dead-letter queue of all rows; `None`: the column `dead_letter_queue` names it
     queue: str | None = None
-    # Most rows in one write: the driver holds all of them in memory. Defaults to 1,000,000
     maxdecisions: int = 1_000_000
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
-        """Check the options of a writer."""
+        """Check the options of a writer.
+
+        Raises:
+            SettingsError: One is missing, unknown or has an unusable value.
+        """
         return _parsed(cls, options, _WRITE)
 
 

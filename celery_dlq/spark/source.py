@@ -27,9 +27,9 @@ from pyspark.sql.datasource import (
 )
 
 from celery_dlq.errors import SettingsError, StoreError
-from celery_dlq.filters import LetterFilter
+from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.letters.record import Reason
 from celery_dlq.policies.policy import suggestion
-from celery_dlq.record import Reason
 from celery_dlq.spark.live import START, LiveLetters, PositionRange, older
 from celery_dlq.spark.options import ReadOptions, WriteOptions
 from celery_dlq.spark.triage.questions import column_ddl
@@ -331,7 +331,7 @@ def _positions(offset: Offset) -> dict[str, str]:
 
 
 def _columns(schema: StructType) -> tuple[str, ...]:
-    from celery_dlq.record import field_kinds  # noqa: PLC0415 - small, and only here
+    from celery_dlq.letters.record import field_kinds  # noqa: PLC0415 - small, and only here
 
     for name in schema.fieldNames():
         if name not in field_kinds():

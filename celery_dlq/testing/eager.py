@@ -37,10 +37,10 @@ from kombu.serialization import dumps
 
 from celery_dlq.plugin import DeadLetters
 from celery_dlq.policies.decisions import Die, Run
-from celery_dlq.worker.failure import failure_of
 from celery_dlq.worker.guard import Guard, Refusal
-from celery_dlq.worker.lifecycle import DeliveryState, GuardedRequest, InFlight
 from celery_dlq.worker.request import refusal_error
+from celery_dlq.writing.failure import failure_of
+from celery_dlq.writing.lifecycle import DeliveryState, GuardedRequest, InFlight
 
 _FOR_ROUTING = ("queue", "exchange", "routing_key")
 

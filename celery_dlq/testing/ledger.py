@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 from celery import signals
 
-from celery_dlq.backends.base import Count, CountStatus, MessageKey, Stored
-from celery_dlq.backends.memory import MemoryStore
 from celery_dlq.decorators import RejectToDLQ
-from celery_dlq.record import DeadLetter, Delivery, Outcome
+from celery_dlq.letters.record import DeadLetter, Delivery, Outcome
+from celery_dlq.store.base import Count, CountStatus, MessageKey, Stored
+from celery_dlq.store.in_memory import MemoryStore
 
 
 class Ledger:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.printable import printable
+from celery_dlq.letters.record import iso
 from celery_dlq.logs import get_logger
-from celery_dlq.record import iso
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly

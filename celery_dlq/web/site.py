@@ -7,13 +7,13 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.features.groups import pages as groups
+from celery_dlq.features.hold import pages as holds
 from celery_dlq.web.http import Permission, RequestError, Response
 from celery_dlq.web.pages import (
     changes,
     events,
     exports,
-    groups,
-    holds,
     jobs,
     letters,
     login,

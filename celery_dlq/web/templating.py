@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from celery_dlq.letters.printable import one_line, printable, shortened
-from celery_dlq.record import Reason
+from celery_dlq.letters.record import Reason
 
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _BYTES = 1024

@@ -23,9 +23,9 @@ from celery_dlq.errors import (
     StoreUnavailable,
 )
 from celery_dlq.events import acting_as
+from celery_dlq.features.redaction.masking import Redaction
 from celery_dlq.letters.printable import one_line
 from celery_dlq.logs import get_logger
-from celery_dlq.redaction.masking import Redaction
 from celery_dlq.web import http
 from celery_dlq.web.http import Access, Permission, Request, RequestError, Response, User
 from celery_dlq.web.live import Live

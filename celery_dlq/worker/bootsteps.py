@@ -15,18 +15,18 @@ from celery.worker import state
 
 from celery_dlq.errors import DLQError
 from celery_dlq.events import DeadLettered
+from celery_dlq.features.hold.held_back import HeldBack
 from celery_dlq.logs import get_logger
-from celery_dlq.transport.frames import read_ahead
-from celery_dlq.worker.amqp_properties import read_leniently
+from celery_dlq.transport.amqp.frames import read_ahead
 from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, read_on, starts_here
 from celery_dlq.worker.dropped import watch
 from celery_dlq.worker.guard import Guard
-from celery_dlq.worker.held_back import HeldBack
 from celery_dlq.worker.jobs import WorkerJobs
-from celery_dlq.worker.lifecycle import GuardedRequest
 from celery_dlq.worker.request import guarded_request_class
 from celery_dlq.worker.shutdown_signals import install
 from celery_dlq.worker.task_events import TaskEvents
+from celery_dlq.writing.amqp_properties import read_leniently
+from celery_dlq.writing.lifecycle import GuardedRequest
 
 logger = get_logger("celery_dlq.worker")
 

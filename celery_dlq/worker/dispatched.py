@@ -23,7 +23,7 @@ from typing import Any
 from celery import VERSION
 from celery.concurrency import prefork
 
-from celery_dlq.worker.lifecycle import DeliveryState, PooledRequest
+from celery_dlq.writing.lifecycle import DeliveryState, PooledRequest
 
 _RUN, _TERMINATE = 0, 2  # billiard.pool.RUN and TERMINATE
 _BEING_SETTLED = (DeliveryState.ENDING, DeliveryState.WAITING_FOR_STORE)

@@ -19,12 +19,12 @@ from celery.utils.log import get_logger
 from kombu.exceptions import ContentDisallowed
 
 from celery_dlq import logs
-from celery_dlq.record import Reason
-from celery_dlq.worker.amqp_properties import are_unreadable
-from celery_dlq.worker.failure import dropped_failure
+from celery_dlq.letters.record import Reason
 from celery_dlq.worker.guard import Guard
-from celery_dlq.worker.lifecycle import HANDLING, DeliveryState, is_held
 from celery_dlq.worker.shutdown_signals import is_stopping
+from celery_dlq.writing.amqp_properties import are_unreadable
+from celery_dlq.writing.failure import dropped_failure
+from celery_dlq.writing.lifecycle import HANDLING, DeliveryState, is_held
 
 logger = logs.get_logger("celery_dlq.worker")
 

@@ -13,14 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionInfo
 
-from celery_dlq.backends.base import Clock, DeliveryCounter, MessageKey
-from celery_dlq.headers import (
+from celery_dlq.features.circuit_breaker.observer import CircuitWatch
+from celery_dlq.features.dead_letter.observer import Demands
+from celery_dlq.features.exceptions.observer import ExceptionRules
+from celery_dlq.features.hold.holding import Holding
+from celery_dlq.features.redaction.masking import MARKER, NO_REDACTION, Redaction
+from celery_dlq.letters.headers import (
     HOLD_HEADER,
     REDRIVE_HEADER,
     REDRIVES_HEADER,
     REPLACED_TASK_NESTING,
     whole_number,
 )
+from celery_dlq.letters.record import DeadLetter, Delivery, Outcome, Reason
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import (
     DELIVERIES,
@@ -36,28 +41,23 @@ from celery_dlq.policies.decisions import (
     decide_drop,
     decide_end,
 )
-from celery_dlq.record import DeadLetter, Delivery, Outcome, Reason
-from celery_dlq.redaction.masking import MARKER, NO_REDACTION, Redaction
-from celery_dlq.worker.capture import Message, captured, message_id
-from celery_dlq.worker.circuit_watch import CircuitWatch
-from celery_dlq.worker.demands import Demands
+from celery_dlq.policies.resolved import Executions, PolicyCache, ResolvedPolicy
+from celery_dlq.store.base import Clock, DeliveryCounter, MessageKey
 from celery_dlq.worker.dispatched import AtWork
-from celery_dlq.worker.exceptions import ExceptionRules
-from celery_dlq.worker.failure import Failure, failure_of
-from celery_dlq.worker.history import history_of, last_number
-from celery_dlq.worker.holding import Holding
-from celery_dlq.worker.letter import Death, bare, letter_of
-from celery_dlq.worker.letter_writer import LetterWriter, PendingLetter
-from celery_dlq.worker.lifecycle import (
+from celery_dlq.worker.periodic import PeriodicTasks
+from celery_dlq.worker.starts import Starts
+from celery_dlq.writing.capture import Message, captured, message_id
+from celery_dlq.writing.failure import Failure, failure_of
+from celery_dlq.writing.history import history_of, last_number
+from celery_dlq.writing.letter import Death, bare, letter_of
+from celery_dlq.writing.lifecycle import (
     DeliveryState,
     GuardedRequest,
     InFlight,
     PooledRequest,
     WaitsForStore,
 )
-from celery_dlq.worker.periodic import PeriodicTasks
-from celery_dlq.worker.policy_cache import Executions, PolicyCache, ResolvedPolicy
-from celery_dlq.worker.starts import Starts
+from celery_dlq.writing.writer import LetterWriter, PendingLetter
 
 if TYPE_CHECKING:
     from celery_dlq.worker.jobs import WorkerJobs

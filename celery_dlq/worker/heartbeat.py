@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from celery_dlq.backends.base import (
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.logs import get_logger
+from celery_dlq.policies.drift import differences
+from celery_dlq.store.base import (
     Demand,
     DemandStore,
     Hold,
@@ -16,9 +19,6 @@ from celery_dlq.backends.base import (
     WorkerInfo,
     WorkerRegistry,
 )
-from celery_dlq.errors import StoreUnavailable
-from celery_dlq.logs import get_logger
-from celery_dlq.policies.drift import differences
 
 logger = get_logger("celery_dlq.worker")
 

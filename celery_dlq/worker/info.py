@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_dlq.backends.base import MAX_TASKS, WorkerInfo
 from celery_dlq.config import Settings
 from celery_dlq.decorators import task_policies
+from celery_dlq.letters.record import EPOCH
 from celery_dlq.policies.drift import TASK_PREFIX
-from celery_dlq.record import EPOCH
+from celery_dlq.store.base import MAX_TASKS, WorkerInfo
 
 
 def worker_info(app: Any, settings: Settings) -> WorkerInfo:

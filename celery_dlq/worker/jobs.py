@@ -52,7 +52,7 @@ class WorkerJobs:
         self._woken.set()
 
     def run(self, stop: threading.Event) -> None:
-        """Run jobs until the event is set; a job that is not done then waits for the next worker."""
+        """Run jobs until the event is set; an unfinished job waits for the next worker."""
         self._look_at = time.monotonic() + self._pause()
         while not stop.is_set():
             self._woken.wait(max(0.0, self._look_at - time.monotonic()))

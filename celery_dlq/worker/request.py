@@ -32,11 +32,15 @@ from celery.utils.imports import symbol_by_name
 from celery.worker.state import task_ready
 
 from celery_dlq.errors import MaxDeliveriesExceeded
+from celery_dlq.features.hold.held_back import GivesBack
+from celery_dlq.features.hold.holding import Held
+from celery_dlq.letters.record import Outcome, Reason
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.decisions import Die, End, PutOff, Run
-from celery_dlq.record import Outcome, Reason
 from celery_dlq.worker.dispatched import ENDED, drop_failed, is_closed
-from celery_dlq.worker.failure import (
+from celery_dlq.worker.guard import Guard, Refusal
+from celery_dlq.worker.shutdown_signals import is_stopping, nothing_starts
+from celery_dlq.writing.failure import (
     Failure,
     dropped_failure,
     failure_of,
@@ -44,10 +48,7 @@ from celery_dlq.worker.failure import (
     result_not_stored,
     time_limit_failure,
 )
-from celery_dlq.worker.guard import Guard, Refusal
-from celery_dlq.worker.held_back import GivesBack
-from celery_dlq.worker.holding import Held
-from celery_dlq.worker.lifecycle import (
+from celery_dlq.writing.lifecycle import (
     DECIDED,
     HANDLING,
     HELD,
@@ -58,7 +59,6 @@ from celery_dlq.worker.lifecycle import (
     InFlight,
     is_held,
 )
-from celery_dlq.worker.shutdown_signals import is_stopping, nothing_starts
 
 if TYPE_CHECKING:
 
@@ -143,7 +143,7 @@ class DeadLetterRequest(_Base):
     def dlq_move(self, state: DeliveryState) -> None:
         """Change the state; an illegal transition is logged and counted, and changes nothing.
 
-        See `celery_dlq.worker.lifecycle`.
+        See `celery_dlq.writing.lifecycle`.
         """
         before = self.dlq_state
         if state in NEXT[before]:

@@ -13,8 +13,8 @@ from dataclasses import replace
 from threading import Lock
 from weakref import ref
 
-from celery_dlq.backends.base import Clock, Count, CountStatus, DeliveryCounter, MessageKey
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.letters.record import Outcome
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import DELIVERIES, DUPLICATES, STORE_ERRORS, UNCOUNTED, Counts
 from celery_dlq.policies.decisions import (
@@ -28,8 +28,8 @@ from celery_dlq.policies.decisions import (
     decide_start,
 )
 from celery_dlq.policies.policy import Policy
-from celery_dlq.record import Outcome
-from celery_dlq.worker.lifecycle import OVER, GuardedRequest, InFlight
+from celery_dlq.store.base import Clock, Count, CountStatus, DeliveryCounter, MessageKey
+from celery_dlq.writing.lifecycle import OVER, GuardedRequest, InFlight
 
 logger = get_logger("celery_dlq.worker")
 

@@ -19,15 +19,16 @@ from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
-from celery_dlq import errors, headers
-from celery_dlq.backends.base import MessageKey
-from celery_dlq.backends.redis.keys import Keys
+from celery_dlq import errors
 from celery_dlq.config import PREFIX, Settings
 from celery_dlq.export.table import schema
+from celery_dlq.letters import headers
+from celery_dlq.letters.record import DeadLetter, Delivery, Kind, Outcome, Reason
 from celery_dlq.policies.overrides import KEYS as OVERRIDABLE
 from celery_dlq.policies.policy import Policy
-from celery_dlq.record import DeadLetter, Delivery, Kind, Outcome, Reason
 from celery_dlq.spark.options import ReadOptions, WriteOptions
+from celery_dlq.store.base import MessageKey
+from celery_dlq.store.keys import Keys
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -106,7 +107,7 @@ def message_headers() -> str:
         (f"`{getattr(headers, name)}`", f"`{name}`", text)
         for name, text in documented_constants(headers)
     ]
-    return table(("header", "in `celery_dlq.headers`", "meaning"), rows)
+    return table(("header", "in `celery_dlq.letters.headers`", "meaning"), rows)
 
 
 def redis_keys() -> str:

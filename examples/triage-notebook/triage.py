@@ -31,7 +31,7 @@ SUCCESSES = os.environ.get("SUCCESSES", "successes")  # empty: no sample is reco
 import matplotlib.pyplot as plt
 
 from celery_dlq.errors import ExportError
-from celery_dlq.record import from_micros
+from celery_dlq.letters.record import from_micros
 from celery_dlq.spark import triage
 from celery_dlq.spark.render.charts import COLOURS, OTHER
 from celery_dlq.spark.session import local_session

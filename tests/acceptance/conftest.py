@@ -39,9 +39,14 @@ def report_of(tmp_path: Path) -> Callable[..., dict[str, Any]]:
             require(rabbitmq_executable(), "rabbitmq-server (a system package)")
         report = tmp_path / "report.json"
         options = {"broker": broker, **options, "report": report}
+        path = f"{HERE.parent}{os.pathsep}{HERE.parent / 'programs'}"
         done = subprocess.run(
             [sys.executable, "-m", program, *(f"--{k}={v}" for k, v in options.items())],
-            env={**os.environ, "PYTHONPATH": str(HERE.parent), "COLUMNS": "120"},
+            env={
+                **os.environ,
+                "PYTHONPATH": path,
+                "COLUMNS": "120",
+            },
             cwd=tmp_path,
             capture_output=True,
             text=True,

@@ -14,14 +14,16 @@ import celery_dlq
 _REGION = "    region: str | None = _text('where the worker ran')\n"
 _CHANGES = {
     "__init__.py": [('__version__ = "0.', '__version__ = "99.0.')],
-    "record.py": [
+    "letters/record.py": [
         ("SCHEMA_VERSION = 1\n", "SCHEMA_VERSION = 2\n"),
         (
             "    extra: Mapping[str, bytes] = field(default_factory=dict)\n",
             _REGION + "    extra: Mapping[str, bytes] = field(default_factory=dict)\n",
         ),
     ],
-    "worker/letter.py": [("    letter = DeadLetter(\n", '    letter = DeadLetter(region="süd",\n')],
+    "writing/letter.py": [
+        ("    letter = DeadLetter(\n", '    letter = DeadLetter(region="süd",\n')
+    ],
 }
 
 

@@ -419,7 +419,7 @@ stops_at_receipt.Request = StopsAtReceipt
 
 def die_after_storing() -> None:
     """Make the worker SIGKILL itself between storing a letter and acknowledging the message."""
-    from celery_dlq.backends.redis.letters import RedisStore
+    from celery_dlq.store.letters import RedisStore
 
     store = RedisStore.dead_letter
 

@@ -19,7 +19,7 @@ from waiting import poll
 from workers import Worker
 
 from celery_dlq import DeadLetter, Reason
-from celery_dlq.headers import CONTENT_TYPE_OF_ENTRY
+from celery_dlq.letters.headers import CONTENT_TYPE_OF_ENTRY
 
 Letters = Callable[..., list[DeadLetter]]
 Ran = Callable[[str], int]
@@ -158,7 +158,7 @@ def test_an_entry_that_is_no_message_is_a_letter_with_its_bytes(
 def test_every_part_of_every_type_runs_or_is_a_letter(
     poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran, broker: redis.Redis
 ) -> None:
-    """Each once, and the worker lives on; ``tests/fuzz`` tells which of the two."""
+    """Each once, and the worker lives on; ``tests/programs/fuzz`` tells which of the two."""
     entries = {
         f"case-{place}-{number}-": replaced(envelope(f"case-{place}-{number}-"), path, value)
         for place, path in enumerate(PLACES)

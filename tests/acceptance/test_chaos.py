@@ -1,4 +1,4 @@
-"""Everything is killed at random, and the books must balance; see ``tests/chaos``.
+"""Everything is killed at random, and the books must balance; see ``tests/programs/chaos``.
 
 With ``CELERY_DLQ_TEST_LONG=1`` for ten minutes, on every broker, in every pool, and also with a
 limit of 1.

@@ -17,9 +17,9 @@ from waiting import poll
 from workers import Place, Worker, run_python
 
 from celery_dlq import DeadLetter, Outcome, Reason
-from celery_dlq.demands.waiting_letters import WaitingLetters
 from celery_dlq.errors import NotFound, StoreUnavailable
-from celery_dlq.transport import delay_queues
+from celery_dlq.features.dead_letter.waiting_letters import WaitingLetters
+from celery_dlq.transport.amqp import delay_queues
 
 Start = Callable[..., Worker]
 Ran = Callable[[str], int]

@@ -32,7 +32,7 @@ CONF: dict[str, Any] = {
 # A publisher that is killed with its worker, where a message should be published.
 DIES = """
 import os, signal
-from celery_dlq.dlx.publisher import ExchangePublisher
+from celery_dlq.features.exchange.publisher import ExchangePublisher
 ExchangePublisher._publish = lambda *_: os.killpg(os.getpgid(0), signal.SIGKILL)
 from poison_app import *
 """

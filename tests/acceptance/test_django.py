@@ -597,7 +597,7 @@ def test_the_pages_need_no_server_of_ours(project: Project) -> None:
         "import sys, django; django.setup()\n"
         "for name in ('starlette', 'anyio', 'uvicorn'): assert name not in sys.modules\n"
         "for name in ('starlette', 'anyio', 'uvicorn'): sys.modules[name] = None\n"
-        "from celery_dlq.contrib.django.admin import pages\n"
+        "from celery_dlq.web.django.admin import pages\n"
         "from celery_dlq.web import Request\n"
         "print(pages().handle(Request(method='GET', path='/healthz')).status)\n"
     )

@@ -1,4 +1,4 @@
-"""Plain Celery is the oracle of odd messages; see ``tests/fuzz``."""
+"""Plain Celery is the oracle of odd messages; see ``tests/programs/fuzz``."""
 
 from __future__ import annotations
 

@@ -130,8 +130,8 @@ def test_a_poison_task_becomes_a_letter_on_the_broker_and_goes_back(
 
 DIES = """
 import os, signal, sys
-from celery_dlq.backends.broker import BrokerStore
-from celery_dlq.operations.publisher import Publisher
+from celery_dlq.store.broker import BrokerStore
+from celery_dlq.operations.redrive.publisher import Publisher
 import poison_app
 
 name = sys.argv[1]

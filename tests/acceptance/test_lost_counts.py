@@ -15,7 +15,7 @@ from servers import RedisServer
 from waiting import poll
 from workers import QUEUES, Worker
 
-from celery_dlq.backends.redis.scripts import script_text
+from celery_dlq.store.scripts import script_text
 
 Ran = Callable[[str], int]
 Start = Callable[..., Worker]

@@ -23,12 +23,12 @@ from waiting import poll
 from workers import HERE, Worker, environment, run_python
 
 from celery_dlq import DeadLetter, DLQError, LetterFilter
-from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.errors import NotFound, RedriveError
 from celery_dlq.events import Action, Change
-from celery_dlq.operations.canary import Canary
+from celery_dlq.features.circuit_breaker.policy import CircuitBreaker, Opened
 from celery_dlq.operations.edit import Edit
-from celery_dlq.policies.circuit_breaker import CircuitBreaker, Opened
+from celery_dlq.operations.redrive.canary import Canary
+from celery_dlq.store.keys import Keys
 
 Letters = Callable[..., list[DeadLetter]]
 Start = Callable[..., Worker]
@@ -515,9 +515,9 @@ def test_every_change_is_in_the_audit_and_on_the_bus(poison: ModuleType) -> None
 
 DIES = """
 import os, signal, sys, time
-from celery_dlq.backends.redis.jobs import RedisJobStore
-from celery_dlq.backends.redis.letters import RedisStore
-from celery_dlq.operations.publisher import Publisher
+from celery_dlq.store.jobs import RedisJobStore
+from celery_dlq.store.letters import RedisStore
+from celery_dlq.operations.redrive.publisher import Publisher
 import poison_app
 
 owner, name, when = sys.argv[1], sys.argv[2], sys.argv[3]

@@ -18,7 +18,7 @@ from waiting import poll
 from workers import Worker
 
 from celery_dlq import DeadLetter
-from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.store.keys import Keys
 
 CARD, TOKEN, MAIL = "4111111111111111", "s3cret-token", "ada@example.com"
 SECRETS = (CARD, CARD[:10], TOKEN, MAIL)

@@ -14,8 +14,8 @@ from test_holds import publish
 from waiting import poll
 from workers import Place, Worker
 
-from celery_dlq.backends.redis.scripts import script_text
-from celery_dlq.headers import HOLD_HEADER
+from celery_dlq.letters.headers import HOLD_HEADER
+from celery_dlq.store.scripts import script_text
 
 Start = Callable[..., Worker]
 Ran = Callable[[str], int]

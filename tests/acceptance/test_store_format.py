@@ -18,8 +18,8 @@ from command_line import Dlq
 from waiting import poll
 from workers import Worker
 
-from celery_dlq.backends.redis.keys import FORMAT, Keys
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.store.keys import FORMAT, Keys
 
 sys.path.append(str(Path(__file__).parents[1] / "wire"))
 

@@ -17,16 +17,16 @@ from waiting import poll
 from workers import Worker
 
 from celery_dlq import DeadLetter
-from celery_dlq.backends.redis import samples
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.errors import ExportError, SettingsError
+from celery_dlq.features.differences.sampling import LONGEST_ARGUMENTS, Sampler
 from celery_dlq.plugin import utc_now
 from celery_dlq.policies.policy import Policy
-from celery_dlq.worker.lifecycle import InFlight
-from celery_dlq.worker.policy_cache import ResolvedPolicy
-from celery_dlq.worker.sampling import LONGEST_ARGUMENTS, Sampler
+from celery_dlq.policies.resolved import ResolvedPolicy
+from celery_dlq.store import samples
+from celery_dlq.store.connect import connect
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.pipelined import PipelinedConnection
+from celery_dlq.writing.lifecycle import InFlight
 
 Letters = Callable[..., list[DeadLetter]]
 Start = Callable[..., Worker]

@@ -23,8 +23,8 @@ from servers import RedisServer
 from waiting import poll
 from workers import Worker, run_python
 
-from celery_dlq.backends.redis.scripts import script_text
-from celery_dlq.transport.entries import redelivered
+from celery_dlq.store.scripts import script_text
+from celery_dlq.transport.redis.entries import redelivered
 
 Start = Callable[..., Worker]
 Ran = Callable[[str], int]

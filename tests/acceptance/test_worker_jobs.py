@@ -17,7 +17,7 @@ from waiting import poll
 from workers import Place, Worker, run_python
 
 from celery_dlq import DeadLetter, DLQError
-from celery_dlq.operations.auto_redrive import ACTOR
+from celery_dlq.features.auto_redrive.operations import ACTOR
 from celery_dlq.policies import overrides
 
 Start = Callable[..., Worker]
@@ -245,8 +245,10 @@ def test_a_worker_killed_in_a_redrive_by_policy_is_followed_by_another(
 DIES = """
 import os, signal, sys
 import poison_app
-from celery_dlq.operations import auto_redrive, jobs, publisher
-from celery_dlq.backends.redis.letters import RedisStore
+from celery_dlq.operations import jobs
+from celery_dlq.features.auto_redrive import operations as auto_redrive
+from celery_dlq.operations.redrive.redrive import publisher
+from celery_dlq.store.letters import RedisStore
 
 owner, name, when, number, elsewhere = sys.argv[1:]
 place = {"RedisStore": RedisStore, "JobRun": jobs.JobRun, "Publisher": publisher.Publisher}[owner]

@@ -12,8 +12,8 @@ from uuid import UUID
 from builders import a_letter, a_request, key_of
 from celery.canvas import Signature
 
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.record import DeadLetter, Delivery, Outcome, Reason
+from celery_dlq.letters.record import DeadLetter, Delivery, Outcome, Reason
+from celery_dlq.store.keys import Keys
 
 if TYPE_CHECKING:
     from celery_dlq import DeadLetters

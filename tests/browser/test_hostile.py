@@ -16,7 +16,7 @@ from looking import Watched, press, sideways, violations
 from served import Pages
 
 from celery_dlq import DeadLetters
-from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.store.keys import Keys
 
 MOST_BYTES = 1_500_000
 SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(2)>"

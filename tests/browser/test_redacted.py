@@ -15,7 +15,7 @@ from looking import Watched, expect, press
 from served import Pages
 
 from celery_dlq import DeadLetter, DeadLetters
-from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.store.keys import Keys
 
 CARD, TOKEN, MAIL = "4111111111111111", "s3cret-token", "ada@example.com"
 SECRETS = (CARD, CARD[:10], TOKEN, MAIL)

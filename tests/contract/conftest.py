@@ -1,4 +1,4 @@
-"""The backends that keep the contracts of `celery_dlq.backends.base`."""
+"""The backends that keep the contracts of `celery_dlq.store.base`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from functools import partial
 import pytest
 from kombu.connection import Connection
 
-from celery_dlq.backends import base
-from celery_dlq.backends.base import DeadLetterStore, DeliveryCounter
-from celery_dlq.backends.broker import BrokerStore
-from celery_dlq.backends.broker.queue import QueueDriver
-from celery_dlq.backends.memory import MemoryBackend, MemoryCounter, MemoryStore
-from celery_dlq.backends.redis.backend import RedisBackend
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.counter import RedisCounter
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.letters import RedisStore
-from celery_dlq.backends.redis.positions import PositionIndex
-from celery_dlq.backends.redis.slots import pipelined
+from celery_dlq.store import base
+from celery_dlq.store.backend import RedisBackend
+from celery_dlq.store.base import DeadLetterStore, DeliveryCounter
+from celery_dlq.store.broker import BrokerStore
+from celery_dlq.store.broker.queue import QueueDriver
+from celery_dlq.store.connect import connect
+from celery_dlq.store.counter import RedisCounter
+from celery_dlq.store.in_memory import MemoryBackend, MemoryCounter, MemoryStore
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.positions import PositionIndex
+from celery_dlq.store.slots import pipelined
 
 TTL_SECONDS = 3600.0
 BACKENDS = {

@@ -9,11 +9,11 @@ from typing import Any
 from builders import NOW
 from waiting import poll
 
-from celery_dlq.backends.base import Backend, Circuit, Ends, Hold, Succeeded
 from celery_dlq.events import Action, Events
+from celery_dlq.features.circuit_breaker.operations import Circuits, hold_id_of
+from celery_dlq.features.circuit_breaker.policy import CircuitBreaker, Closed, Died, Emptied, Opened
 from celery_dlq.metrics import Counts
-from celery_dlq.operations.circuits import Circuits, hold_id_of
-from celery_dlq.policies.circuit_breaker import CircuitBreaker, Closed, Died, Emptied, Opened
+from celery_dlq.store.base import Backend, Circuit, Ends, Hold, Succeeded
 
 TASK, QUEUE, BROKER = "shop.süß", "orders", "redis://here/0"
 HOLD = hold_id_of(TASK, QUEUE, BROKER)

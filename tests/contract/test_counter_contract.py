@@ -16,12 +16,12 @@ import pytest
 from builders import DLQ, NOW, a_delivery, a_key, an_ended_delivery
 from servers import RedisServer
 
-from celery_dlq.backends.base import Count, CountStatus, DeliveryCounter, MessageKey
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.counter import HISTORY_LIMIT, RedisCounter
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.pipelined import PipelinedConnection
-from celery_dlq.record import Delivery, Outcome
+from celery_dlq.letters.record import Delivery, Outcome
+from celery_dlq.store.base import Count, CountStatus, DeliveryCounter, MessageKey
+from celery_dlq.store.connect import connect
+from celery_dlq.store.counter import HISTORY_LIMIT, RedisCounter
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.pipelined import PipelinedConnection
 
 TTL_SECONDS = 3600
 _SECONDS = count()

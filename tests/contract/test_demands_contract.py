@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_dlq.backends.base import Backend, Demand, DemandStore
+from celery_dlq.store.base import Backend, Demand, DemandStore
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def test_workers_notice_a_new_demand(parts: Backend) -> None:
 
 def test_the_number_of_demands_is_bounded(parts: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every worker keeps all of them in memory; one that is there can still be changed."""
-    for kind in ("memory", "redis"):
-        monkeypatch.setattr(f"celery_dlq.backends.{kind}.demands.MOST_DEMANDS", 2)
+    for kind in ("in_memory.", ""):
+        monkeypatch.setattr(f"celery_dlq.store.{kind}demands.MOST_DEMANDS", 2)
     demands = parts.demands
     assert [demands.add(a_demand(demands, name)) for name in "abca"] == [True, True, False, True]
     assert {one.task_id for one in demands.all()} == {"a", "b"}

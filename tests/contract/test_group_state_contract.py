@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from builders import DLQ, NOW, a_letter, key_of
 
-from celery_dlq.backends.base import OPEN_GROUP, Backend, GroupState, GroupStatus, Note, Stored
-from celery_dlq.backends.base.reports import Why
-from celery_dlq.backends.redis.backend import RedisBackend
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Action, Event, Events, acting_as
-from celery_dlq.operations.notes import Notes
+from celery_dlq.features.groups.operations import Notes
+from celery_dlq.letters.record import DeadLetter
 from celery_dlq.operations.reading import Reading
-from celery_dlq.record import DeadLetter
+from celery_dlq.store.backend import RedisBackend
+from celery_dlq.store.base import OPEN_GROUP, Backend, GroupState, GroupStatus, Note, Stored
+from celery_dlq.store.base.reports import Why
 
 GROUP = "0123456789abcdef"
 OTHER = "fedcba9876543210"
@@ -194,7 +194,7 @@ def test_states_go_long_after_their_letters(
 ) -> None:
     """When the next one is set; a group that has letters keeps its own."""
     backend = RedisBackend(redis_url, timeout_seconds=2.0)
-    monkeypatch.setattr("celery_dlq.backends.redis.notes._KEPT_MILLIS", -1000)  # all are overdue
+    monkeypatch.setattr("celery_dlq.store.notes._KEPT_MILLIS", -1000)  # all are overdue
     dies(backend, fingerprint="alive")
     muted = GroupStatus(state=GroupState.MUTED, at=NOW, actor="ann")
     for group in ("alive", "gone", "new"):

@@ -9,11 +9,11 @@ import pytest
 from builders import DLQ, NOW, a_letter, key_of
 
 from celery_dlq.errors import DLQError, NotFound
+from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.operations.reading import Reading
-from celery_dlq.record import DeadLetter, Reason
 
 if TYPE_CHECKING:
-    from celery_dlq.backends.base import DeadLetterStore
+    from celery_dlq.store.base import DeadLetterStore
 
 MINUTE = timedelta(minutes=1)
 

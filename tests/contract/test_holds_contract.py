@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from builders import NOW, a_delivery, a_letter, key_of
 
-from celery_dlq.backends.base import Backend, Hold, Stored
-from celery_dlq.backends.redis.backend import RedisBackend
+from celery_dlq.store.backend import RedisBackend
+from celery_dlq.store.base import Backend, Hold, Stored
 
 HOLD = "hold-0a1b2c3d"
 

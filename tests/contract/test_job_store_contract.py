@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from celery_dlq.backends.base import MOST_JOBS, Backend, JobStore
-from celery_dlq.backends.redis.jobs import RedisJobStore
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.record import to_micros
+from celery_dlq.letters.record import to_micros
+from celery_dlq.store.base import MOST_JOBS, Backend, JobStore
+from celery_dlq.store.jobs import RedisJobStore
+from celery_dlq.store.keys import Keys
 
 
 @pytest.fixture

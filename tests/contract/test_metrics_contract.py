@@ -8,10 +8,6 @@ from contextlib import contextmanager
 import pytest
 import redis
 
-from celery_dlq.backends.base import Backend
-from celery_dlq.backends.redis.backend import RedisBackend
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.metrics import _MOST_FIELDS, RedisMetrics
 from celery_dlq.metrics import (
     DELIVERIES,
     DUPLICATES,
@@ -23,6 +19,10 @@ from celery_dlq.metrics import (
     MetricsStore,
     WorkerGauges,
 )
+from celery_dlq.store.backend import RedisBackend
+from celery_dlq.store.base import Backend
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.metrics import _MOST_FIELDS, RedisMetrics
 
 
 @contextmanager

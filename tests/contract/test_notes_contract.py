@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from builders import DLQ, NOW, a_letter, key_of
 
-from celery_dlq.backends.base import Backend, GroupNotes, Note
-from celery_dlq.backends.redis.backend import RedisBackend
-from celery_dlq.backends.redis.notes import RedisNotes
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Action, Event, Events, whoami
-from celery_dlq.operations.notes import Notes
+from celery_dlq.features.groups.operations import Notes
 from celery_dlq.operations.reading import Reading
+from celery_dlq.store.backend import RedisBackend
+from celery_dlq.store.base import Backend, GroupNotes, Note
+from celery_dlq.store.notes import RedisNotes
 
 GROUP = "0123456789abcdef"
 
@@ -62,7 +62,7 @@ def test_a_group_keeps_its_newest_notes(notes: GroupNotes) -> None:
 def test_notes_go_long_after_their_letters(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the next note is written; a group that has letters keeps its own."""
     backend = RedisBackend(redis_url, timeout_seconds=2.0)
-    monkeypatch.setattr("celery_dlq.backends.redis.notes._KEPT_MILLIS", -1000)  # all are overdue
+    monkeypatch.setattr("celery_dlq.store.notes._KEPT_MILLIS", -1000)  # all are overdue
     letter = a_letter(fingerprint="alive")
     backend.letters.dead_letter(letter, key_of(letter))
     for group in ("alive", "gone", "new"):

@@ -8,7 +8,7 @@ import pytest
 from builders import DLQ
 from waiting import poll
 
-from celery_dlq.backends.base import Backend, Outbox, OutboxEntry
+from celery_dlq.store.base import Backend, Outbox, OutboxEntry
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.operations.reading import Reading
 
 if TYPE_CHECKING:
-    from celery_dlq.backends.base import DeadLetterStore
     from celery_dlq.operations.paging import LetterPage
+    from celery_dlq.store.base import DeadLetterStore
 
 
 def stored(store: DeadLetterStore, **changes: Any) -> str:

@@ -11,15 +11,15 @@ import pytest
 import redis
 from builders import DLQ, NOW, a_letter, key_of
 
-from celery_dlq.backends.base import Backend
-from celery_dlq.backends.base.reports import BURST, MOST_IDS, Report, Reports, Why
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.letters import RedisStore
-from celery_dlq.backends.redis.reports import RedisReports
-from celery_dlq.backends.redis.scripts import ReportReply, whole
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.record import DeadLetter
+from celery_dlq.letters.record import DeadLetter
+from celery_dlq.store.base import Backend
+from celery_dlq.store.base.reports import BURST, MOST_IDS, Report, Reports, Why
+from celery_dlq.store.connect import connect
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.reports import RedisReports
+from celery_dlq.store.scripts import ReportReply, whole
 
 
 def redis_reports(url: str, **options: Any) -> RedisReports:

@@ -11,12 +11,8 @@ import redis
 from builders import DLQ, NOW, a_letter, key_of
 from waiting import poll
 
-from celery_dlq.backends.base import ClaimState, DeadLetterStore
-from celery_dlq.backends.memory import MemoryWorkerRegistry
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.events import Action, Change, Event, Events
+from celery_dlq.letters.record import DeadLetter
 from celery_dlq.operations.retention import (
     MAX_LETTERS_PER_PASS,
     QUEUES_PER_GLANCE,
@@ -26,7 +22,11 @@ from celery_dlq.operations.retention import (
 )
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.record import DeadLetter
+from celery_dlq.store.base import ClaimState, DeadLetterStore
+from celery_dlq.store.connect import connect
+from celery_dlq.store.in_memory import MemoryWorkerRegistry
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.letters import RedisStore
 
 HOUR = timedelta(hours=1)
 

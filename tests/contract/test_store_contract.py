@@ -10,7 +10,8 @@ import pytest
 from builders import DLQ, NOW, a_delivery, a_key, a_letter, an_ended_delivery, key_of
 from waiting import poll
 
-from celery_dlq.backends.base import (
+from celery_dlq.letters.record import DeadLetter, Reason
+from celery_dlq.store.base import (
     ClaimState,
     Count,
     CountStatus,
@@ -22,9 +23,8 @@ from celery_dlq.backends.base import (
     Restored,
     Stored,
 )
-from celery_dlq.backends.redis.letters import PAGE
-from celery_dlq.backends.redis.scripts import MOST_IDS
-from celery_dlq.record import DeadLetter, Reason
+from celery_dlq.store.letters import PAGE
+from celery_dlq.store.scripts import MOST_IDS
 
 if TYPE_CHECKING:
     from conftest import Backend

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from builders import NOW
 
-from celery_dlq.backends.base import Backend, Override, WorkerInfo, WorkerRegistry
 from celery_dlq.events import Action, Change
-from celery_dlq.record import to_micros
+from celery_dlq.letters.record import to_micros
+from celery_dlq.store.base import Backend, Override, WorkerInfo, WorkerRegistry
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from page_runner import PageRunner, lend_shop, own_shop
 from tiers import DEFAULT_TIER, in_default_tier
 
 from celery_dlq import Reason
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.letters import RedisStore
+from celery_dlq.store.connect import connect
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.letters import RedisStore
 
 BUILT = re.compile(r"\{[\w-]+\}.*")
 """Fences that Sphinx carries out when it builds the pages; `tox -e docs` fails if it cannot."""

@@ -13,20 +13,21 @@ from typing import Any
 import click
 
 import celery_dlq
-from celery_dlq import headers, metrics
-from celery_dlq.backends.base import MessageKey
-from celery_dlq.backends.redis.keys import Keys
+from celery_dlq import metrics
 from celery_dlq.config import Settings
+from celery_dlq.letters import headers
 from celery_dlq.policies.policy import Policy
+from celery_dlq.store.base import MessageKey
+from celery_dlq.store.keys import Keys
 
 # Those that the README, the docs and the examples name; all others may change at any time.
 PUBLIC = (
     "celery_dlq",
     "celery_dlq.errors",
     "celery_dlq.events",
-    "celery_dlq.headers",
+    "celery_dlq.letters.headers",
     "celery_dlq.operations.edit",
-    "celery_dlq.record",
+    "celery_dlq.letters.record",
     "celery_dlq.signals",
     "celery_dlq.testing",
     "celery_dlq.web",

@@ -27,13 +27,13 @@ from typing import Any
 import pyarrow.parquet as pq
 from builders import DLQ, NOW, a_letter, key_of
 
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.errors import ExportError
 from celery_dlq.export import checkpoint, lease, roll, trim
 from celery_dlq.export.destination import Destination, Draft
 from celery_dlq.export.exporter import ParquetExport, Rolling
+from celery_dlq.store.connect import connect
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.letters import RedisStore
 
 LETTERS, MORE, ROWS = 24, 7, 10
 REFUSED = 3

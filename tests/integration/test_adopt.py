@@ -22,11 +22,11 @@ from servers import RedisServer
 from waiting import poll
 
 from celery_dlq import DeadLetter, DeadLetters, Reason
-from celery_dlq.backends.base import ServerMemory, WorkerInfo
-from celery_dlq.backends.redis.memory import RedisMemory
 from celery_dlq.config import Settings
 from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, SettingsError, StoreUnavailable
 from celery_dlq.events import Action, DeadLettered
+from celery_dlq.store.base import ServerMemory, WorkerInfo
+from celery_dlq.store.memory import RedisMemory
 
 QUEUES = ("orders", "orders.dead", "orders-DLQ")
 
@@ -248,8 +248,8 @@ DIES = """
 import os, signal, sys
 from celery import Celery
 from celery_dlq import DeadLetters
-from celery_dlq.adopt import sources
-from celery_dlq.backends.redis.letters import RedisStore
+from celery_dlq.features.adopt import sources
+from celery_dlq.store.letters import RedisStore
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 for kind in (sources.BrokerQueue, sources.RedisList):
@@ -378,7 +378,7 @@ def test_following_waits_for_queues_stores_and_brokers(
     broker: Broker, rabbit_server: RabbitServer
 ) -> None:
     """A queue that is not there yet is no reason to end."""
-    from celery_dlq.adopt.adopter import follow
+    from celery_dlq.features.adopt.adopter import follow
 
     rabbit_server.delete_queues("orders.dead")
     adopter = broker.dlq.assembly.adopter(

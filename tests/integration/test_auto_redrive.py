@@ -15,12 +15,12 @@ from builders import DLQ, a_letter, a_request, an_app, key_of
 from waiting import poll
 
 from celery_dlq import DeadLetters
-from celery_dlq.backends.base import RedriveOutcome
-from celery_dlq.operations import auto_redrive as module
-from celery_dlq.operations.auto_redrive import ACTOR, MOST_LETTERS, Cursor
+from celery_dlq.features.auto_redrive import operations as module
+from celery_dlq.features.auto_redrive.operations import ACTOR, MOST_LETTERS, Cursor
+from celery_dlq.letters.record import EPOCH, Reason
 from celery_dlq.operations.job import Job
 from celery_dlq.policies import overrides
-from celery_dlq.record import EPOCH, Reason
+from celery_dlq.store.base import RedriveOutcome
 
 Make = Callable[..., DeadLetters]
 SOON = {"after": 0.05, "times": 3, "backoff": 1}
@@ -189,7 +189,7 @@ def test_what_would_be_lost_stays_and_is_tried_after_the_wait(
     def loss(checks: Any, to_queue: str | None) -> Callable[[Any], str]:
         return lambda found: "no such queue" if found.text("source_queue") == "gone" else ""
 
-    monkeypatch.setattr("celery_dlq.operations.checks.Checks.loss", loss)
+    monkeypatch.setattr("celery_dlq.operations.redrive.checks.Checks.loss", loss)
     aged(dlq, 0.5)
     (job,) = look(dlq)
     assert (job.counts["published"], job.counts["refused"]) == (3, 1)
@@ -208,7 +208,7 @@ def test_if_the_canary_dies_the_rest_waits(make: Make, monkeypatch: pytest.Monke
     put(dlq, 4)
     died = RedriveOutcome.DIED
     monkeypatch.setattr(
-        "celery_dlq.backends.redis.letters.RedisStore.outcomes",
+        "celery_dlq.store.letters.RedisStore.outcomes",
         lambda _, keys: [died for _ in keys],
     )
     aged(dlq, 1)
@@ -230,7 +230,7 @@ def test_there_is_one_canary_at_a_time(make: Make, monkeypatch: pytest.MonkeyPat
         put(dlq, 4, redrives=redrives)
     died = RedriveOutcome.DIED
     monkeypatch.setattr(
-        "celery_dlq.backends.redis.letters.RedisStore.outcomes",
+        "celery_dlq.store.letters.RedisStore.outcomes",
         lambda _, keys: [died for _ in keys],
     )
     aged(dlq, 1)
@@ -273,8 +273,8 @@ def test_a_job_whose_process_was_killed_is_resumed(
     with monkeypatch.context() as dying:
         dying.setattr(module._Lease, "end", lambda _: None)
         dying.setattr("celery_dlq.operations.jobs.JobRun.end", killed)
-        dying.setattr("celery_dlq.operations.redrive.Redriver._count", killed)
-        dying.setattr("celery_dlq.operations.redrive.Redriver._settle", killed)
+        dying.setattr("celery_dlq.operations.redrive.redrive.Redriver._count", killed)
+        dying.setattr("celery_dlq.operations.redrive.redrive.Redriver._settle", killed)
         with pytest.raises(KeyboardInterrupt):
             look(one)
     (job,) = one.jobs()

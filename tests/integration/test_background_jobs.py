@@ -22,8 +22,6 @@ from slow_proxy import SlowProxy
 from waiting import poll
 
 from celery_dlq import DeadLetters, DLQError, LetterFilter
-from celery_dlq.backends.broker import BrokerStore
-from celery_dlq.backends.memory import MemoryBackend
 from celery_dlq.errors import NotFound
 from celery_dlq.events import Redriven, acting_as
 from celery_dlq.operations import jobs as jobs_module
@@ -31,6 +29,8 @@ from celery_dlq.operations import preview as preview_module
 from celery_dlq.operations.edit import Edit
 from celery_dlq.operations.jobs import MOST_PLANS, CancelledError, Jobs
 from celery_dlq.operations.runner import Runner
+from celery_dlq.store.broker import BrokerStore
+from celery_dlq.store.in_memory import MemoryBackend
 
 Operators = Callable[[], DeadLetters]
 STORES = ["memory", "redis", "elsewhere", "broker"]
@@ -367,7 +367,7 @@ app = an_app(dlq_url=url, **({"broker_url": url} if broker == "redis" else {}))
 app.conf.task_default_queue = "orders"
 dlq = DeadLetters(app)
 if dlq.job(job).kind == "redrive":
-    from celery_dlq.operations.redrive import Redriver
+    from celery_dlq.operations.redrive.redrive import Redriver
     inner = Redriver._wait
     def wait(self, publisher, work):
         inner(self, publisher, work)

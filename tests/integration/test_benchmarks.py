@@ -32,7 +32,7 @@ def test_a_quick_look_writes_figures_tables_and_plots(tmp_path: Path) -> None:
     """One command, as people type it."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "worker", "--quick", "--out", tmp_path],
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS / 'programs'}"},
         capture_output=True,
         text=True,
         timeout=240,

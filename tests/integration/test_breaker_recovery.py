@@ -21,15 +21,17 @@ from servers import RedisServer
 from waiting import poll
 
 from celery_dlq import DeadLetters
-from celery_dlq.backends.base import Hold
-from celery_dlq.backends.redis.holds import RedisHolds
 from celery_dlq.errors import DLQError
-from celery_dlq.operations import holds, job, recovery
+from celery_dlq.features.circuit_breaker import recovery
+from celery_dlq.features.circuit_breaker.policy import Probed
+from celery_dlq.features.hold import operations as holds
+from celery_dlq.letters.record import Reason
+from celery_dlq.operations import job
 from celery_dlq.operations.jobs import JobRun, Jobs
-from celery_dlq.operations.publisher import GrowingPace
+from celery_dlq.operations.redrive.publisher import GrowingPace
 from celery_dlq.operations.running import Running
-from celery_dlq.policies.circuit_breaker import Probed
-from celery_dlq.record import Reason
+from celery_dlq.store.base import Hold
+from celery_dlq.store.holds import RedisHolds
 
 TASK = "shop.charge"
 POLICIES = {
@@ -236,7 +238,7 @@ import sys
 sys.path.insert(0, sys.argv[2])
 from builders import an_app
 from celery_dlq import DeadLetters
-from celery_dlq.operations import redrive
+from celery_dlq.operations.redrive.redrive import redrive
 redrive.MOST_LETTERS = redrive._MOST_AT_ONCE = 3
 dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[1]))
 print("ready", flush=True)

@@ -19,14 +19,14 @@ from kombu.connection import Connection
 from rabbit import RabbitServer
 
 from celery_dlq import DeadLetter, DeadLetters
-from celery_dlq.backends.base import ClaimState, GroupState, Stored
-from celery_dlq.backends.broker import BrokerStore, queue
-from celery_dlq.backends.broker.message import decoded
-from celery_dlq.backends.broker.queue import QueueDriver
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.positions import PositionIndex
 from celery_dlq.errors import ExportError, NotSupported, SettingsError, StoreError, StoreUnavailable
+from celery_dlq.store.base import ClaimState, GroupState, Stored
+from celery_dlq.store.broker import BrokerStore, queue
+from celery_dlq.store.broker.message import decoded
+from celery_dlq.store.broker.queue import QueueDriver
+from celery_dlq.store.connect import connect
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.positions import PositionIndex
 
 MANY = 100  # more than RabbitMQ keeps in order when they come back in one lot
 

@@ -22,11 +22,11 @@ from kombu import Queue
 from waiting import poll
 
 from celery_dlq import DeadLetters
-from celery_dlq.backends.redis.counter import SCRIPTS
-from celery_dlq.backends.redis.pipelined import PipelinedConnection
-from celery_dlq.backends.redis.scripts import script_text
 from celery_dlq.metrics import Measuring
 from celery_dlq.policies.decisions import Run
+from celery_dlq.store.counter import SCRIPTS
+from celery_dlq.store.pipelined import PipelinedConnection
+from celery_dlq.store.scripts import script_text
 from celery_dlq.worker.guard import Guard
 
 TASKS = 96

@@ -13,8 +13,8 @@ from rabbit import RabbitServer
 from waiting import poll
 
 from celery_dlq.errors import BrokerUnavailable
-from celery_dlq.transport import delay_queues
-from celery_dlq.transport.delay_queues import DelayQueues
+from celery_dlq.transport.amqp import delay_queues
+from celery_dlq.transport.amqp.delay_queues import DelayQueues
 
 LEVEL = 3  # 8 seconds
 SECONDS = float(2**LEVEL)

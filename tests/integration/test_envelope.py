@@ -14,9 +14,9 @@ from kombu.transport import virtual
 from kombu.transport.redis import Channel
 from servers import RedisServer
 
-from celery_dlq.operations.message import Outgoing
-from celery_dlq.operations.publisher import Publisher, Sent
-from celery_dlq.transport.envelope import Envelopes
+from celery_dlq.operations.redrive.message import Outgoing
+from celery_dlq.operations.redrive.publisher import Publisher, Sent
+from celery_dlq.transport.redis.envelope import Envelopes
 
 Make = Callable[..., Publisher]
 

@@ -18,11 +18,11 @@ from tcp_proxy import TcpProxy
 from waiting import poll
 
 from celery_dlq import DeadLetter, DeadLetters
-from celery_dlq.backends.base import OutboxEntry
-from celery_dlq.dlx import publisher as publisher_module
-from celery_dlq.dlx.bootstep import publish
 from celery_dlq.errors import BrokerUnavailable, SettingsError
 from celery_dlq.events import DeadLettered
+from celery_dlq.features.exchange import publisher as publisher_module
+from celery_dlq.features.exchange.bootstep import publish
+from celery_dlq.store.base import OutboxEntry
 
 HEADERS = '{"task":"shop.charge","id":"t-1","nothing":null,"deep":{"list":[1,2.5]}}'
 EXCHANGES = ("deaths", "letters")
@@ -186,7 +186,7 @@ def test_while_the_broker_is_down_letters_are_stored_and_published_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The letter does not wait for the broker."""
-    monkeypatch.setattr("celery_dlq.dlx.publisher.LEASE_SECONDS", 1.0)
+    monkeypatch.setattr("celery_dlq.features.exchange.publisher.LEASE_SECONDS", 1.0)
     subscriber = Subscriber(connection, Exchange("deaths", "fanout"), "")
     with TcpProxy(rabbit_server.port) as proxy:
         url = rabbit_server.url.replace(str(rabbit_server.port), str(proxy.port))
@@ -229,10 +229,10 @@ def test_an_entry_without_a_letter_is_kept_for_its_wait_and_then_reported(
     dlq.store.remove("orders-DLQ", [letter.id])
     publisher = dlq.assembly.exchange_publisher()
     assert publisher is not None
-    monkeypatch.setattr("celery_dlq.dlx.publisher.LEASE_SECONDS", 0.0)
+    monkeypatch.setattr("celery_dlq.features.exchange.publisher.LEASE_SECONDS", 0.0)
     publisher.deliver()
     assert waiting(dlq) == 1
-    monkeypatch.setattr("celery_dlq.dlx.publisher._MISSING_SECONDS", 0.0)
+    monkeypatch.setattr("celery_dlq.features.exchange.publisher._MISSING_SECONDS", 0.0)
     publisher.deliver()
     assert waiting(dlq) == 0
     assert f"Letter {letter.id} was never published" in caplog.text
@@ -247,7 +247,7 @@ def test_one_that_is_refused_holds_up_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An exchange that another release named and nobody has; headers that AMQP cannot carry."""
-    monkeypatch.setattr("celery_dlq.dlx.publisher.LEASE_SECONDS", 0.0)
+    monkeypatch.setattr("celery_dlq.features.exchange.publisher.LEASE_SECONDS", 0.0)
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "deaths"))
     subscriber = Subscriber(connection, Exchange("deaths"), "orders")
     gone = stored(dlq)
@@ -291,7 +291,7 @@ def test_a_subscriber_that_refuses_gives_the_others_few_copies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """RabbitMQ refuses what one of the queues refuses, and the others have it; it ends."""
-    monkeypatch.setattr("celery_dlq.dlx.publisher.LEASE_SECONDS", 0.0)
+    monkeypatch.setattr("celery_dlq.features.exchange.publisher.LEASE_SECONDS", 0.0)
     subscriber = Subscriber(connection, Exchange("deaths", "fanout"), "")
     exchange = {"name": "deaths", "type": "fanout"}
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, exchange))
@@ -321,7 +321,7 @@ def test_a_letter_that_is_refused_waits_longer_each_time(
     full: Queue, rabbit_server: RabbitServer, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And holds up no other; the next worker goes on counting."""
-    monkeypatch.setattr("celery_dlq.dlx.publisher.LEASE_SECONDS", 10.0)
+    monkeypatch.setattr("celery_dlq.features.exchange.publisher.LEASE_SECONDS", 10.0)
     exchange = {"name": "deaths", "type": "fanout"}
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, exchange))
     stored(dlq)
@@ -349,8 +349,8 @@ def test_a_slow_broker_gives_no_copies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What a worker took and cannot publish in time, it puts back; two workers publish once."""
-    monkeypatch.setattr("celery_dlq.dlx.publisher.LEASE_SECONDS", 3.0)
-    monkeypatch.setattr("celery_dlq.dlx.publisher._ROUND_SECONDS", 0.5)
+    monkeypatch.setattr("celery_dlq.features.exchange.publisher.LEASE_SECONDS", 3.0)
+    monkeypatch.setattr("celery_dlq.features.exchange.publisher._ROUND_SECONDS", 0.5)
     publish = publisher_module.ExchangePublisher._publish
 
     def slowly(*args: Any) -> None:
@@ -402,7 +402,7 @@ def test_a_queue_behind_the_default_exchange_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It was there at the start, and somebody deleted it; nobody has copies, so it never ends."""
-    monkeypatch.setattr("celery_dlq.dlx.publisher.LEASE_SECONDS", 0.0)
+    monkeypatch.setattr("celery_dlq.features.exchange.publisher.LEASE_SECONDS", 0.0)
     queue = Queue("alerts", channel=connection.channel())
     queue.declare()
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "", "alerts"))

@@ -26,18 +26,18 @@ from pyarrow import fs as pafs
 from servers import RedisServer
 from waiting import poll
 
-from celery_dlq.backends.memory import MemoryStore
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.errors import ExportError, NotFound
 from celery_dlq.export import table
 from celery_dlq.export.destination import Destination
 from celery_dlq.export.exporter import ParquetExport, Rolling
-from celery_dlq.export.redaction import Redaction
-from celery_dlq.filters import LetterFilter
+from celery_dlq.features.redaction.columns import Redaction
+from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.letters.record import DeadLetter
 from celery_dlq.plugin import DeadLetters
-from celery_dlq.record import DeadLetter
+from celery_dlq.store.connect import connect
+from celery_dlq.store.in_memory import MemoryStore
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.letters import RedisStore
 
 KEY = b"k" * 32
 
@@ -382,9 +382,9 @@ def test_a_broken_checkpoint_is_named(store: Any, tmp_path: Path) -> None:
 
 _FULL = """
 import resource, sys
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.letters import RedisStore
+from celery_dlq.store.connect import connect
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.letters import RedisStore
 from celery_dlq.export.exporter import ParquetExport
 import signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from servers import RedisServer
 
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.letters import RedisStore
+from celery_dlq.store.connect import connect
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.letters import RedisStore
 
 
 def test_a_full_redis_takes_the_note_that_lets_letters_go() -> None:

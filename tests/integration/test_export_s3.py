@@ -16,13 +16,13 @@ from pyarrow import fs as pafs
 from s3 import s3_server, url_of
 from servers import RedisServer
 
-from celery_dlq.backends.memory import MemoryStore
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.errors import ExportError
 from celery_dlq.export import lease
 from celery_dlq.export.exporter import ParquetExport, Rolling
+from celery_dlq.store.connect import connect
+from celery_dlq.store.in_memory import MemoryStore
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.letters import RedisStore
 
 HERE = Path(__file__).parent
 

@@ -21,13 +21,13 @@ from pyarrow import fs as pafs
 from servers import RedisServer
 from waiting import poll
 
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.errors import ExportError
 from celery_dlq.export.exporter import ParquetExport, Rolling
-from celery_dlq.filters import LetterFilter
-from celery_dlq.record import DeadLetter
+from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.letters.record import DeadLetter
+from celery_dlq.store.connect import connect
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.letters import RedisStore
 
 QUIET, LATER = "a-quiet-DLQ", "z-later-DLQ"
 
@@ -383,9 +383,9 @@ def test_following_waits_for_a_redis_that_is_away(
 
 _FOLLOW = """
 import signal, sys, threading
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.letters import RedisStore
+from celery_dlq.store.connect import connect
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.letters import RedisStore
 from celery_dlq.cli.export import _stop_event
 from celery_dlq.export.exporter import ParquetExport
 store = RedisStore(connect(sys.argv[1], 2.0), sys.argv[1], Keys())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.overviews import _group
-from celery_dlq.backends.redis.scripts import source
-from celery_dlq.record import from_micros
+from celery_dlq.letters.record import from_micros
+from celery_dlq.store.connect import connect
+from celery_dlq.store.overviews import _group
+from celery_dlq.store.scripts import source
 
 HOUR = 3_600_000
 

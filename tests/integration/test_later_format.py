@@ -7,9 +7,9 @@ from builders import a_letter, key_of
 from cluster import ClusterServers
 from servers import RedisServer
 
-from celery_dlq.backends.redis.backend import RedisBackend
-from celery_dlq.backends.redis.keys import FORMAT, Keys
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.store.backend import RedisBackend
+from celery_dlq.store.keys import FORMAT, Keys
 
 LATER = "got '2', which a later celery_dlq wrote; install that version here"
 

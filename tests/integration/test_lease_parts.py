@@ -14,10 +14,10 @@ import redis
 from servers import RedisServer
 from waiting import poll
 
-from celery_dlq.backends.redis.scripts import script_text
-from celery_dlq.transport.broker import SCRIPTS, Broker
-from celery_dlq.transport.keeper import Keeper
-from celery_dlq.transport.leases import Leases
+from celery_dlq.store.scripts import script_text
+from celery_dlq.transport.redis.broker import SCRIPTS, Broker
+from celery_dlq.transport.redis.keeper import Keeper
+from celery_dlq.transport.redis.leases import Leases
 
 LEASE = 0.3
 

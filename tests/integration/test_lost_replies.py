@@ -11,18 +11,18 @@ from builders import a_letter, key_of
 from command_proxy import CommandProxy, Matches, sends
 from servers import RedisServer
 
-from celery_dlq.backends.base import OPEN, Ends, Hold, Stored, WorkerInfo
-from celery_dlq.backends.memory.metrics import MemoryMetrics
-from celery_dlq.backends.redis.backend import RedisBackend
-from celery_dlq.backends.redis.scripts import script_text
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Action, Events
+from celery_dlq.features.circuit_breaker.operations import Circuits
+from celery_dlq.features.circuit_breaker.policy import CircuitBreaker, Closed, Died, Opened, Probed
+from celery_dlq.letters.record import EPOCH
 from celery_dlq.metrics import CIRCUITS, Counts
-from celery_dlq.operations.circuits import Circuits
 from celery_dlq.operations.job import DONE, RUNNING, WAITING
 from celery_dlq.operations.jobs import Jobs
-from celery_dlq.policies.circuit_breaker import CircuitBreaker, Closed, Died, Opened, Probed
-from celery_dlq.record import EPOCH
+from celery_dlq.store.backend import RedisBackend
+from celery_dlq.store.base import OPEN, Ends, Hold, Stored, WorkerInfo
+from celery_dlq.store.in_memory.metrics import MemoryMetrics
+from celery_dlq.store.scripts import script_text
 from celery_dlq.worker.heartbeat import Heartbeat
 
 TASK, QUEUE, BROKER = "shop.charge", "orders", "broker"

@@ -11,8 +11,8 @@ from builders import a_letter, key_of
 from celery import Celery
 
 from celery_dlq import DeadLetters
-from celery_dlq.contrib.prometheus import Collector
 from celery_dlq.errors import NotFound
+from celery_dlq.features.prometheus.exporter import Collector
 
 QUEUES = 350
 MOST_WRITES = QUEUES // 9

@@ -14,11 +14,11 @@ from cluster import ClusterServers
 from servers import RedisServer
 
 from celery_dlq import DeadLetters, dead_letter_policy
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.memory import RedisMemory
 from celery_dlq.cli.commands import dlq as commands
 from celery_dlq.operations.memory import MemoryCheck
 from celery_dlq.policies.table import PolicyTable
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.memory import RedisMemory
 from celery_dlq.worker.guard import Guard
 
 MEGABYTES = 64

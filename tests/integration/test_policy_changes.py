@@ -14,12 +14,12 @@ from waiting import poll
 from web_pages import SAME_SITE, form_of, get, post
 
 from celery_dlq import DeadLetters
-from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Events
+from celery_dlq.letters.record import Reason
 from celery_dlq.operations.retention import Retention, RetentionRound
 from celery_dlq.policies import overrides
-from celery_dlq.record import Reason
+from celery_dlq.store.keys import Keys
 from celery_dlq.web.forms import SignedForms
 from celery_dlq.web.http import Permission, User
 

@@ -19,12 +19,12 @@ from sqs import SqsServer
 from waiting import poll
 
 from celery_dlq import DeadLetters
-from celery_dlq.backends.base import Hold
-from celery_dlq.operations import holds as operations
+from celery_dlq.features.hold import operations
+from celery_dlq.letters.record import Reason
 from celery_dlq.operations import job as jobs
-from celery_dlq.operations.redrive import Redriver
-from celery_dlq.record import Reason
-from celery_dlq.transport import confirms
+from celery_dlq.operations.redrive.redrive import Redriver
+from celery_dlq.store.base import Hold
+from celery_dlq.transport.amqp import confirms
 
 QUEUE = "orders-DLQ"
 

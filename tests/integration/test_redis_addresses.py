@@ -17,16 +17,16 @@ from waiting import poll
 from watched import WatchedServers
 
 from celery_dlq import DeadLetters
-from celery_dlq.backends.base import Stored
-from celery_dlq.backends.redis.address import address_of
-from celery_dlq.backends.redis.backend import RedisBackend
-from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.store.address import address_of
+from celery_dlq.store.backend import RedisBackend
+from celery_dlq.store.base import Stored
+from celery_dlq.store.pipelined import PipelinedConnection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_dlq.record import DeadLetter
+    from celery_dlq.letters.record import DeadLetter
 
 NOBODY = "redis://127.0.0.1:1/0"
 

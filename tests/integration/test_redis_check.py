@@ -15,11 +15,11 @@ from cluster import ClusterServers
 from servers import RedisServer
 from waiting import poll
 
-from celery_dlq.backends.base import CountStatus, MessageKey, OutboxEntry
-from celery_dlq.backends.redis.backend import RedisBackend
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.errors import SettingsError, StoreUnavailable
+from celery_dlq.store.backend import RedisBackend
+from celery_dlq.store.base import CountStatus, MessageKey, OutboxEntry
+from celery_dlq.store.connect import connect
+from celery_dlq.store.pipelined import PipelinedConnection
 
 QUEUES = (DLQ, "payments-DLQ")
 TIMEOUT_SECONDS = 0.5

@@ -11,8 +11,8 @@ from letter_writers import QUEUES, more, writing
 from redis.crc import key_slot
 from waiting import poll
 
-from celery_dlq.backends.redis.backend import RedisBackend
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.store.backend import RedisBackend
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,15 +19,15 @@ from builders import DLQ, NOW, a_delivery, a_key, a_letter, an_ended_delivery, k
 from servers import RedisServer
 from waiting import poll
 
-from celery_dlq.backends.base import ClaimState, CountStatus, MessageKey
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.counter import RedisCounter
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.letters import RedisStore
-from celery_dlq.backends.redis.pipelined import Breaker, PipelinedConnection
-from celery_dlq.backends.redis.stream import ReadAhead
 from celery_dlq.errors import SettingsError, StoreUnavailable
-from celery_dlq.record import Delivery, Outcome
+from celery_dlq.letters.record import Delivery, Outcome
+from celery_dlq.store.base import ClaimState, CountStatus, MessageKey
+from celery_dlq.store.connect import connect
+from celery_dlq.store.counter import RedisCounter
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.pipelined import Breaker, PipelinedConnection
+from celery_dlq.store.stream import ReadAhead
 
 KEYS = Keys()
 TIMEOUT_SECONDS = 0.5

@@ -16,11 +16,11 @@ from builders import DLQ, NOW, a_delivery, a_key, an_ended_delivery
 from servers import RedisServer
 from waiting import poll
 
-from celery_dlq.backends.base import Count, CountStatus, MessageKey
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.counter import RedisCounter
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.pipelined import PipelinedConnection
+from celery_dlq.store.base import Count, CountStatus, MessageKey
+from celery_dlq.store.connect import connect
+from celery_dlq.store.counter import RedisCounter
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.pipelined import PipelinedConnection
 
 KEYS = Keys()
 STALE_SECONDS = 1.0

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 from builders import a_delivery, a_key, a_letter
 
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.counter import RedisCounter
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.letters import RedisStore
-from celery_dlq.backends.redis.pipelined import PipelinedConnection
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.store.connect import connect
+from celery_dlq.store.counter import RedisCounter
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.pipelined import PipelinedConnection
 
 LOADING = b"-LOADING Redis is loading the dataset in memory\r\n"
 

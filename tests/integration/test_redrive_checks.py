@@ -12,11 +12,11 @@ from builders import DLQ, NOW, a_letter, a_request, an_app, key_of
 from kombu import Exchange, Queue
 
 from celery_dlq import DeadLetter, DeadLetters
-from celery_dlq.backends.base import WorkerInfo
 from celery_dlq.errors import RedriveError
 from celery_dlq.events import Action
-from celery_dlq.operations import dry_run as module
 from celery_dlq.operations.edit import Edit
+from celery_dlq.operations.redrive import dry_run as module
+from celery_dlq.store.base import WorkerInfo
 
 QUEUES = ("orders", "other", "ordres", "empty")
 

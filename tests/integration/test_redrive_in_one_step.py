@@ -26,13 +26,13 @@ from servers import RedisServer, _free_port, redis_executable
 from waiting import poll
 
 from celery_dlq import DeadLetter, DeadLetters
-from celery_dlq.backends.base import ClaimState, MessageKey, QueueEntry, Seed
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.letters import RedisStore
-from celery_dlq.backends.redis.stream import ReadAhead
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.headers import CONTENT_TYPE_OF_ENTRY
-from celery_dlq.record import Delivery
+from celery_dlq.letters.headers import CONTENT_TYPE_OF_ENTRY
+from celery_dlq.letters.record import Delivery
+from celery_dlq.store.base import ClaimState, MessageKey, QueueEntry, Seed
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.stream import ReadAhead
 
 Make = Callable[..., DeadLetters]
 ALWAYS = ("letters", "ids", "tally", "groups", "claims", "ends")
@@ -440,7 +440,7 @@ import sys
 sys.path.insert(0, sys.argv[2])
 from builders import DLQ, an_app
 from celery_dlq import DeadLetters
-from celery_dlq.operations import redrive
+from celery_dlq.operations.redrive.redrive import redrive
 redrive.MOST_LETTERS = 20
 dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[1]))
 print("ready", flush=True)

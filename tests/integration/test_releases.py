@@ -24,13 +24,13 @@ from servers import RedisServer
 from waiting import poll
 
 from celery_dlq import DeadLetters
-from celery_dlq.backends.base import Hold, WorkerInfo
-from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.cli.commands import dlq as commands
 from celery_dlq.errors import DLQError, NotFound
-from celery_dlq.operations import holds as operations
-from celery_dlq.operations.holds import Holds
-from celery_dlq.record import Reason
+from celery_dlq.features.hold import operations
+from celery_dlq.features.hold.operations import Holds
+from celery_dlq.letters.record import Reason
+from celery_dlq.store.base import Hold, WorkerInfo
+from celery_dlq.store.letters import RedisStore
 
 Make = Callable[..., DeadLetters]
 # Of a publish, not of a message; the expiry itself is a header.
@@ -275,7 +275,8 @@ sys.path.insert(0, sys.argv[2])
 from datetime import timedelta
 from builders import an_app
 from celery_dlq import DeadLetters
-from celery_dlq.operations import holds, redrive
+from celery_dlq.features.hold import operations as holds
+from celery_dlq.operations.redrive.redrive import redrive
 holds.NOTICED, holds.RELEASE_RATE = timedelta(0), 5000.0
 redrive.MOST_LETTERS = 20
 dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[1]))

@@ -13,9 +13,9 @@ from kombu import Exchange, Queue
 from kombu.transport import redis as kombu_redis
 from waiting import poll
 
-from celery_dlq.transport.broker import broker_of
-from celery_dlq.transport.channel import reliable
-from celery_dlq.transport.leases import Leases
+from celery_dlq.transport.redis.broker import broker_of
+from celery_dlq.transport.redis.channel import reliable
+from celery_dlq.transport.redis.leases import Leases
 
 Connect = Callable[..., kombu.Connection]
 Got = list[tuple[str, str]]

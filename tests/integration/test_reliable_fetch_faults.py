@@ -16,10 +16,10 @@ from command_proxy import CommandProxy, runs, sends
 from servers import RedisServer
 from waiting import poll
 
-from celery_dlq.transport.broker import broker_of
-from celery_dlq.transport.channel import reliable
-from celery_dlq.transport.keeper import Keeper
-from celery_dlq.transport.leases import Leases
+from celery_dlq.transport.redis.broker import broker_of
+from celery_dlq.transport.redis.channel import reliable
+from celery_dlq.transport.redis.keeper import Keeper
+from celery_dlq.transport.redis.leases import Leases
 
 QUEUE = "work"
 KEYS = ("unacked", "unacked_index", "unacked_leases")

@@ -25,10 +25,10 @@ from click.testing import CliRunner, Result
 from servers import _free_port, require
 from waiting import poll
 
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.cli.commands import dlq
+from celery_dlq.store.connect import connect
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.letters import RedisStore
 
 PROJECT = """
 import os, resource

@@ -12,7 +12,7 @@ import pytest
 from builders import key_of
 from servers import require
 
-from celery_dlq.record import DeadLetter
+from celery_dlq.letters.record import DeadLetter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,8 +45,8 @@ def spark(pyspark: None) -> Iterator[SparkSession]:
 @pytest.fixture
 def export(tmp_path: Path) -> Export:
     """Give a function that exports letters to a new folder, as ``dlq export`` does."""
-    from celery_dlq.backends.memory import MemoryStore
     from celery_dlq.export.exporter import ParquetExport
+    from celery_dlq.store.in_memory import MemoryStore
 
     def to_folder(letters: Iterable[DeadLetter]) -> Path:
         store = MemoryStore()

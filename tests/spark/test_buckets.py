@@ -13,8 +13,8 @@ import pytest
 from builders import DLQ, a_letter, key_of
 from s3 import s3_server, url_of
 
-from celery_dlq.backends.memory import MemoryStore
 from celery_dlq.export.exporter import ParquetExport
+from celery_dlq.store.in_memory import MemoryStore
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from celery import _state
 from servers import RedisServer
 from waiting import poll
 
-from celery_dlq.backends.redis.keys import Keys
 from celery_dlq.demo.processes import worker
+from celery_dlq.store.keys import Keys
 
 if TYPE_CHECKING:
     from conftest import Export

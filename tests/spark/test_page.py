@@ -21,20 +21,20 @@ from click.testing import CliRunner
 from servers import require
 
 from celery_dlq import DeadLetters
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.pipelined import PipelinedConnection
-from celery_dlq.backends.redis.samples import RedisSamples
 from celery_dlq.errors import ExportError
+from celery_dlq.features.differences.sampling import Sampler
+from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.policies.policy import Policy
-from celery_dlq.record import DeadLetter, Reason
+from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.spark.render import charts
 from celery_dlq.spark.render.page import page, write_page
 from celery_dlq.spark.triage import rows
 from celery_dlq.spark.triage.rows import EARLIEST, LATEST, Findings, findings
-from celery_dlq.worker.lifecycle import InFlight
-from celery_dlq.worker.policy_cache import ResolvedPolicy
-from celery_dlq.worker.sampling import Sampler
+from celery_dlq.store.connect import connect
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.pipelined import PipelinedConnection
+from celery_dlq.store.samples import RedisSamples
+from celery_dlq.writing.lifecycle import InFlight
 
 NOTHING: dict[str, Any] = {
     "news_from": None,

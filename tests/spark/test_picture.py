@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from celery_dlq.errors import ExportError, MissingExtra
-from celery_dlq.record import Reason
+from celery_dlq.letters.record import Reason
 from celery_dlq.spark.render import charts
 from celery_dlq.spark.triage import bucket_for
 from celery_dlq.spark.triage.rows import (

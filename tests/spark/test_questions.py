@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_dlq.errors import DLQError
-from celery_dlq.record import from_micros
+from celery_dlq.letters.record import from_micros
 from celery_dlq.spark import triage as questions
 from celery_dlq.spark.triage.causes import candidates_of, comparisons_of, why_each
 from celery_dlq.spark.triage.lookalikes import MOST_IN_BLOCK, pairs

@@ -22,11 +22,11 @@ from servers import RedisServer
 from waiting import poll
 
 from celery_dlq import DeadLetter, DeadLetters
-from celery_dlq.backends.redis.backend import RedisBackend
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.letters import RedisStore
-from celery_dlq.record import field_kinds
+from celery_dlq.letters.record import field_kinds
+from celery_dlq.store.backend import RedisBackend
+from celery_dlq.store.connect import connect
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.letters import RedisStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -243,7 +243,7 @@ def test_pushed_filters_give_the_same_rows(
 
 def test_partitions_have_about_the_same_size(redis_url: str, fill: Fill) -> None:
     """Tasks share the letters of a stream evenly, without gap or overlap."""
-    from celery_dlq.filters import LetterFilter
+    from celery_dlq.letters.filters import LetterFilter
     from celery_dlq.spark.live import LiveLetters, PositionRange
     from celery_dlq.spark.options import ReadOptions
 

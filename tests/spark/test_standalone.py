@@ -24,9 +24,9 @@ from builders import a_letter, key_of
 from waiting import poll
 
 import celery_dlq
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.letters import RedisStore
+from celery_dlq.store.connect import connect
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.letters import RedisStore
 
 pytestmark = pytest.mark.usefixtures("pyspark")
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from builders import a_letter, key_of
 from java import QUICK_JAVA
 
-from celery_dlq.backends.redis.connect import connect
-from celery_dlq.backends.redis.keys import Keys
-from celery_dlq.backends.redis.letters import RedisStore
+from celery_dlq.store.connect import connect
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.letters import RedisStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

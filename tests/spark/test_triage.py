@@ -14,7 +14,7 @@ import pytest
 from builders import a_letter
 
 from celery_dlq.errors import DLQError, ExportError
-from celery_dlq.record import DeadLetter, Reason, field_kinds, from_micros
+from celery_dlq.letters.record import DeadLetter, Reason, field_kinds, from_micros
 from celery_dlq.spark import triage as questions
 from celery_dlq.spark.render.charts import draw
 from celery_dlq.spark.triage.rows import (

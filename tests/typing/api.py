@@ -19,9 +19,9 @@ from celery_dlq import (
 )
 from celery_dlq.errors import MissingExtra, NotFound, StoreUnavailable
 from celery_dlq.events import Change, DeadLettered, Redriven
-from celery_dlq.headers import LETTER_HEADER, REDRIVES_HEADER
+from celery_dlq.letters.headers import LETTER_HEADER, REDRIVES_HEADER
+from celery_dlq.letters.record import SCHEMA_VERSION, Delivery, Outcome
 from celery_dlq.operations.edit import Edit
-from celery_dlq.record import SCHEMA_VERSION, Delivery, Outcome
 from celery_dlq.signals import task_dead_lettered, task_redriven
 from celery_dlq.testing import WatchedLetters
 

@@ -11,9 +11,9 @@ import redis
 from celery import Celery
 from kombu.transport.redis import Channel, SentinelChannel
 
-from celery_dlq.backends.redis.address import Kind, address_of
 from celery_dlq.config import Settings
 from celery_dlq.errors import SettingsError
+from celery_dlq.store.address import Kind, address_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from builders import NOW, a_message, a_request, an_app
 
-from celery_dlq.adopt.letter import Adoption
-from celery_dlq.backends.memory import MemoryBackend
+from celery_dlq.features.adopt.letter import Adoption
+from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.record import DeadLetter, Reason
+from celery_dlq.store.in_memory import MemoryBackend
 
 AT = NOW.replace(microsecond=0)
 X_DEATH = {

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from builders import DLQ, NOW, a_letter, key_of
 
-from celery_dlq.backends.memory import MemoryBackend, MemoryStore
 from celery_dlq.errors import DLQError, NotFound
-from celery_dlq.operations.apart import Apart, Comparison, fixed_by
+from celery_dlq.features.differences.operations import Apart, Comparison, fixed_by
 from celery_dlq.operations.reading import Reading
+from celery_dlq.store.in_memory import MemoryBackend, MemoryStore
 
 GROUP, REST = "a" * 16, "b" * 16
 

@@ -11,13 +11,13 @@ from celery import Celery
 
 from celery_dlq import DeadLetters
 from celery_dlq.assembly import backend_for
-from celery_dlq.backends.base import Backend
-from celery_dlq.backends.memory import MemoryBackend
-from celery_dlq.backends.redis.backend import RedisBackend
-from celery_dlq.backends.redis.letters import RedisStore
 from celery_dlq.config import Settings
 from celery_dlq.errors import SettingsError
 from celery_dlq.events import DeadLettered, Event
+from celery_dlq.store.backend import RedisBackend
+from celery_dlq.store.base import Backend
+from celery_dlq.store.in_memory import MemoryBackend
+from celery_dlq.store.letters import RedisStore
 
 NOWHERE = "redis://127.0.0.1:1/0"
 

@@ -10,19 +10,19 @@ import pytest
 from builders import DLQ, a_letter, an_app, key_of
 
 from celery_dlq import DeadLetters
-from celery_dlq.backends.base.reports import Report, Why
-from celery_dlq.backends.memory import MemoryBackend
 from celery_dlq.cli.options import StartTime
-from celery_dlq.contrib import sentry
 from celery_dlq.errors import SettingsError
+from celery_dlq.features.auto_redrive.policy import AutoRedrive
+from celery_dlq.features.sentry import observer as sentry
+from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.metrics import REDRIVES_USED_UP, Counts
-from celery_dlq.policies.auto_redrive import AutoRedrive
 from celery_dlq.policies.overrides import checked
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.record import DeadLetter, Reason
-from celery_dlq.worker.letter_writer import LetterWriter, PendingLetter
-from celery_dlq.worker.spool import Spool
+from celery_dlq.store.base.reports import Report, Why
+from celery_dlq.store.in_memory import MemoryBackend
+from celery_dlq.writing.spool import Spool
+from celery_dlq.writing.writer import LetterWriter, PendingLetter
 
 HOUR = timedelta(hours=1)
 RULE = {"after": "30m", "times": 3}

@@ -10,10 +10,10 @@ from builders import a_letter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_dlq import headers
-from celery_dlq.backends.broker.message import LetterMessage, decoded, encoded, letter_message
-from celery_dlq.backends.broker.snapshot import Snapshot
-from celery_dlq.record import DeadLetter
+from celery_dlq.letters import headers
+from celery_dlq.letters.record import DeadLetter
+from celery_dlq.store.broker.message import LetterMessage, decoded, encoded, letter_message
+from celery_dlq.store.broker.snapshot import Snapshot
 
 GOLDEN = (
     '{"schema_version":"1","id":"l-1","task_id":"t-1","task_name":"shop.charge","source_queue":'

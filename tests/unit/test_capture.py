@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kombu.utils.json import dumps as kombu_dumps
 
 from celery_dlq.letters import json_codec
-from celery_dlq.worker.capture import captured, json_parts, wire_body
+from celery_dlq.writing.capture import captured, json_parts, wire_body
 
 JSON = st.recursive(
     st.none()

@@ -42,10 +42,10 @@ from kombu.transport import redis as kombu_redis
 from kombu.utils.scheduling import round_robin_cycle
 from redis.connection import Connection as RedisConnection
 
-from celery_dlq.publishing.default_delay import _MERGES_OPTIONS, _PARAMETERS
-from celery_dlq.transport import delay_queues
-from celery_dlq.transport.envelope import _STEPS
-from celery_dlq.transport.qos import ReliableQoS
+from celery_dlq.transport.amqp import delay_queues
+from celery_dlq.transport.default_delay import _MERGES_OPTIONS, _PARAMETERS
+from celery_dlq.transport.redis.envelope import _STEPS
+from celery_dlq.transport.redis.qos import ReliableQoS
 from celery_dlq.worker.dispatched import _RUN, _TERMINATE, FLUSHES_QUEUES
 
 
@@ -101,7 +101,7 @@ def test_the_hooks_of_a_request_are_as_we_override_them(method: str, expected: l
 
 
 def test_kombus_redis_channel_is_written_to_in_the_steps_that_a_redrive_does_itself() -> None:
-    """`celery_dlq.transport.envelope` makes its entries; test_envelope.py compares them."""
+    """`celery_dlq.transport.redis.envelope` makes its entries; test_envelope.py compares them."""
     for step in _STEPS:
         assert callable(getattr(kombu_redis.Channel, step)), step
     assert parameters(kombu_redis.Channel._q_for_pri) == ["self", "queue", "pri"]
@@ -229,7 +229,7 @@ def test_a_retry_keeps_our_headers() -> None:
 
 
 def test_a_tasks_run_is_what_celery_calls_and_what_autoretry_wraps() -> None:
-    """`celery_dlq.worker.exceptions` wraps it; under autoretry, what that wraps."""
+    """`celery_dlq.features.exceptions.observer` wraps it; under autoretry, what that wraps."""
     assert "else task.run" in inspect.getsource(build_tracer)
     assert "return self.run(" in inspect.getsource(Task.__call__)
     source = inspect.getsource(add_autoretry_behaviour)
@@ -494,7 +494,7 @@ def test_redis_pys_connections_are_made_and_read_as_we_do_it() -> None:
 
 
 def test_py_amqp_and_kombu_read_frames_as_we_do_in_their_place() -> None:
-    """`celery_dlq.transport.frames` shares py-amqp's buffer and takes kombu's place in the loop."""
+    """Our reader of frames shares py-amqp's buffer and takes kombu's place in the loop."""
     transport = TCPTransport("localhost")
     assert transport._read_buffer == b""
     assert inspect.getsource(TCPTransport._read).count("self._read_buffer") >= 3

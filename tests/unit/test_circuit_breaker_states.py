@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_dlq.backends.base import OPEN, RELEASING, Circuit, Ends, Hold
 from celery_dlq.errors import SettingsError
-from celery_dlq.policies.circuit_breaker import (
+from celery_dlq.features.circuit_breaker.policy import (
     CircuitBreaker,
     Closed,
     Died,
@@ -23,8 +22,9 @@ from celery_dlq.policies.circuit_breaker import (
     micros_until_probe,
     next_state,
 )
+from celery_dlq.letters.record import from_micros
 from celery_dlq.policies.policy import Policy
-from celery_dlq.record import from_micros
+from celery_dlq.store.base import OPEN, RELEASING, Circuit, Ends, Hold
 
 SECOND = 1_000_000
 NOW = 1_700_000_000 * SECOND

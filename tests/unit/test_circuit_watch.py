@@ -17,16 +17,16 @@ from click.testing import CliRunner
 from guarded_worker import Pool, Worker
 
 from celery_dlq import signals
-from celery_dlq.backends.base import OPEN, RELEASING, Circuit, Ends, Succeeded
 from celery_dlq.cli.commands import dlq
-from celery_dlq.contrib import sentry
-from celery_dlq.contrib.sentry import event_of_opening
 from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
 from celery_dlq.events import Action, Change
-from celery_dlq.headers import HOLD_HEADER
+from celery_dlq.features.circuit_breaker.operations import hold_id_of
+from celery_dlq.features.sentry import observer as sentry
+from celery_dlq.features.sentry.observer import event_of_opening
+from celery_dlq.letters.headers import HOLD_HEADER
 from celery_dlq.metrics import CIRCUITS, INTERNAL_ERRORS, STORE_ERRORS
-from celery_dlq.operations.circuits import hold_id_of
-from celery_dlq.operations.publisher import broker_name
+from celery_dlq.operations.redrive.publisher import broker_name
+from celery_dlq.store.base import OPEN, RELEASING, Circuit, Ends, Succeeded
 from celery_dlq.web.surroundings import Surroundings
 
 

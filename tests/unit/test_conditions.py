@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from kombu.utils.json import dumps
 
 from celery_dlq.errors import DLQError
-from celery_dlq.filters import LetterFilter
 from celery_dlq.letters import conditions
+from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.packed import PackedFields, packed
-from celery_dlq.record import DeadLetter
+from celery_dlq.letters.record import DeadLetter
 
 KWARGS = {
     "tenant": 42,

@@ -8,7 +8,8 @@ from datetime import timedelta
 import pytest
 from builders import NOW, a_delivery
 
-from celery_dlq.backends.base import Count, CountStatus
+from celery_dlq.features.exceptions.policy import Action, ExceptionRule
+from celery_dlq.letters.record import Outcome, Reason
 from celery_dlq.policies.decisions import (
     Die,
     End,
@@ -22,9 +23,8 @@ from celery_dlq.policies.decisions import (
     decide_redelivery,
     decide_start,
 )
-from celery_dlq.policies.exceptions import Action, ExceptionRule
 from celery_dlq.policies.policy import Policy
-from celery_dlq.record import Outcome, Reason
+from celery_dlq.store.base import Count, CountStatus
 
 FAILED = End(
     outcome=Outcome.FAILED,

@@ -19,8 +19,8 @@ from celery.signals import before_task_publish
 from kombu import Exchange, Queue
 
 from celery_dlq import DeadLetters, dead_letter_policy
-from celery_dlq.headers import DELAY_HEADER, DELAY_SOURCE_HEADER
-from celery_dlq.publishing.default_delay import MAX_CACHED_NAMES, DefaultDelays
+from celery_dlq.letters.headers import DELAY_HEADER, DELAY_SOURCE_HEADER
+from celery_dlq.transport.default_delay import MAX_CACHED_NAMES, DefaultDelays
 
 DELAY = 30.0
 SOURCE = "dlq_queues['slow']"
@@ -176,7 +176,7 @@ def test_a_queue_may_drop_the_delays_of_messages(
     app: Celery, published: Published, caplog: pytest.LogCaptureFixture
 ) -> None:
     """``ignore_message_delay``, with a line in the debug log; never for a retry."""
-    with caplog.at_level(logging.DEBUG, "celery_dlq.publishing.default_delay"):
+    with caplog.at_level(logging.DEBUG, "celery_dlq.transport.default_delay"):
         app.send_task("here", queue="plain", countdown=60)
         app.send_task("here", queue="plain", eta=datetime.now(timezone.utc) + timedelta(hours=1))
     app.send_task("here", queue="plain", countdown=60, retries=1)
@@ -270,7 +270,7 @@ def test_an_expiry_before_the_delay_ends_is_warned_of(
     app.send_task("routed", expires=DELAY + 60)
     assert len(published) == 4
     warnings = [
-        r.getMessage() for r in caplog.records if r.name == "celery_dlq.publishing.default_delay"
+        r.getMessage() for r in caplog.records if r.name == "celery_dlq.transport.default_delay"
     ]
     assert len(warnings) == 3
     assert all("will never run: it expires at 20" in warning for warning in warnings)
@@ -287,10 +287,10 @@ def test_an_app_without_delays_asks_nothing(
 ) -> None:
     """The price of the plugin for a publisher that needs none of it: no look at queues."""
     monkeypatch.setattr(
-        "celery_dlq.publishing.default_delay._asked_once", lambda *_: pytest.fail("asked")
+        "celery_dlq.transport.default_delay._asked_once", lambda *_: pytest.fail("asked")
     )
     monkeypatch.setattr(
-        "celery_dlq.publishing.default_delay.PolicyTable", lambda *_: pytest.fail("asked")
+        "celery_dlq.transport.default_delay.PolicyTable", lambda *_: pytest.fail("asked")
     )
     delaying_app(**settings).send_task("routed", countdown=4)
     assert seconds_of(published[0]) == 4

@@ -30,7 +30,7 @@ from celery_dlq.worker.dispatched import (
     read_on,
     starts_here,
 )
-from celery_dlq.worker.lifecycle import DeliveryState
+from celery_dlq.writing.lifecycle import DeliveryState
 
 
 class Process:

@@ -9,11 +9,11 @@ import pytest
 from builders import NOW, a_letter, an_app
 from kombu import Queue
 
-from celery_dlq.backends.base import MAX_TASKS, WorkerInfo
 from celery_dlq.errors import RedriveError
-from celery_dlq.operations import dry_run as module
-from celery_dlq.operations.dry_run import Targets, dry_run, refuse_lost
-from celery_dlq.operations.selection import RawEntry
+from celery_dlq.operations.redrive import dry_run as module
+from celery_dlq.operations.redrive.dry_run import Targets, dry_run, refuse_lost
+from celery_dlq.operations.redrive.selection import RawEntry
+from celery_dlq.store.base import MAX_TASKS, WorkerInfo
 
 
 def a_worker(*queues: str, tasks: tuple[str, ...] = ("shop.charge",)) -> WorkerInfo:

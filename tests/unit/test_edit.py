@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from celery_dlq import DeadLetter, DLQError, LetterFilter
 from celery_dlq.errors import RedriveError
+from celery_dlq.features.redaction.masking import Redaction
+from celery_dlq.features.redaction.rules import Rules
 from celery_dlq.letters.conditions import assignment
 from celery_dlq.operations.edit import Edit, edited
-from celery_dlq.operations.message import Outgoing, RedriveOptions, outgoing
-from celery_dlq.operations.selection import RawEntry
-from celery_dlq.redaction.masking import Redaction
-from celery_dlq.redaction.rules import Rules
+from celery_dlq.operations.redrive.message import Outgoing, RedriveOptions, outgoing
+from celery_dlq.operations.redrive.selection import RawEntry
 
 ARGS = [7, {"id": "7"}, [1, 2]]
 KWARGS = {"tenant": 42, "a.b": {"c d": "deep"}, "lines": [{"sku": "A1"}], "0": "zero", "day": None}

@@ -13,8 +13,8 @@ from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
 
-from celery_dlq.transport.broker import Broker
-from celery_dlq.transport.entries import Entry, lists_of, recorded, redelivered, tag_end
+from celery_dlq.transport.redis.broker import Broker
+from celery_dlq.transport.redis.entries import Entry, lists_of, recorded, redelivered, tag_end
 
 DELIVERY = {"exchange": "", "routing_key": "orders"}
 ENVELOPE: dict[str, Any] = {"body": "W10=", "properties": {"delivery_info": DELIVERY}}

@@ -14,16 +14,16 @@ from celery import Celery, signals, states
 from celery.app.trace import build_tracer
 from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded, TimeLimitExceeded
 
-from celery_dlq.backends.base import Override
 from celery_dlq.config import Settings
 from celery_dlq.errors import SettingsError
-from celery_dlq.policies.exception_names import why_not_here
-from celery_dlq.policies.exceptions import Action, Backoff, ExceptionRule
+from celery_dlq.features.exceptions.names import why_not_here
+from celery_dlq.features.exceptions.observer import ExceptionRules, exception_names
+from celery_dlq.features.exceptions.policy import Action, Backoff, ExceptionRule
 from celery_dlq.policies.policy import Policy, named_exceptions
+from celery_dlq.policies.resolved import PolicyCache, warn_of_exceptions
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.worker.exceptions import ExceptionRules, exception_names
-from celery_dlq.worker.failure import EXCEPTION_NAMES, failure_of
-from celery_dlq.worker.policy_cache import PolicyCache, warn_of_exceptions
+from celery_dlq.store.base import Override
+from celery_dlq.writing.failure import EXCEPTION_NAMES, failure_of
 
 RETRY: dict[str, Any] = {"action": "retry", "max_retries": 2, "countdown": 0}
 FATAL = {"action": "dead_letter", "dead_letter_queue": "fatal-DLQ"}

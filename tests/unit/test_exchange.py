@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from builders import a_letter, an_app
 
-from celery_dlq.dlx.publisher import Targets, announced_headers
 from celery_dlq.errors import SettingsError
-from celery_dlq.policies.exchange import DeadLetterExchange
+from celery_dlq.features.exchange.policy import DeadLetterExchange
+from celery_dlq.features.exchange.publisher import Targets, announced_headers
+from celery_dlq.letters.record import Reason
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.record import Reason
 
 
 def policy(exchange: object, routing_key: object = None) -> Policy:

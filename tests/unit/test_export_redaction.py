@@ -9,7 +9,7 @@ import pytest
 from builders import a_letter, an_ended_delivery
 
 from celery_dlq.errors import ExportError
-from celery_dlq.export.redaction import Redaction
+from celery_dlq.features.redaction.columns import Redaction
 
 KEY = b"0123456789abcdef0123456789abcdef"
 CARD = "4111111111111111"

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from celery_dlq.export.table import schema, table
 from celery_dlq.letters.packed import fields_of, packed
-from celery_dlq.record import (
+from celery_dlq.letters.record import (
     FIRST_MICROS,
     LAST_MICROS,
     SCHEMA_VERSION,

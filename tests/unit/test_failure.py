@@ -24,9 +24,9 @@ from celery.utils.serialization import UnpickleableExceptionWrapper, get_picklea
 from celery.worker.request import Request
 
 from celery_dlq.decorators import RejectToDLQ
+from celery_dlq.letters.record import Outcome
 from celery_dlq.policies.decisions import End
-from celery_dlq.record import Outcome
-from celery_dlq.worker.failure import (
+from celery_dlq.writing.failure import (
     MESSAGE_LIMIT,
     TRACEBACK_LIMIT,
     Failure,

@@ -10,8 +10,13 @@ from builders import a_letter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_dlq.letters.features import MAX_PAIRS, MAX_VALUE_CHARS, Pair, pairs_of
-from celery_dlq.record import DeadLetter
+from celery_dlq.features.differences.letter_features import (
+    MAX_PAIRS,
+    MAX_VALUE_CHARS,
+    Pair,
+    pairs_of,
+)
+from celery_dlq.letters.record import DeadLetter
 
 DEEP = 100_000
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_dlq.errors import DLQError
-from celery_dlq.filters import LetterFilter
-from celery_dlq.record import Reason
+from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.letters.record import Reason
 
 LETTER = a_letter(
     id="letter-1",

@@ -22,12 +22,12 @@ from celery.worker import state
 from celery.worker.request import Request
 from guarded_worker import Pool, Worker
 
-from celery_dlq.backends.base import Demand
-from celery_dlq.headers import REDRIVE_HEADER
+from celery_dlq.letters.headers import REDRIVE_HEADER
+from celery_dlq.letters.record import Outcome, Reason, to_micros
 from celery_dlq.metrics import DELIVERIES, INTERNAL_ERRORS
-from celery_dlq.record import Outcome, Reason, to_micros
+from celery_dlq.store.base import Demand
 from celery_dlq.worker.dispatched import ENDED
-from celery_dlq.worker.lifecycle import DeliveryState
+from celery_dlq.writing.lifecycle import DeliveryState
 
 
 @pytest.fixture(autouse=True)

@@ -14,11 +14,11 @@ from celery.worker import state
 from guarded_worker import Pool, Worker
 
 from celery_dlq import DeadLetter, Reason
-from celery_dlq.backends.base import Hold
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.features.hold.held_back import HeldBack
 from celery_dlq.metrics import DELIVERIES, HELD_MESSAGES, INTERNAL_ERRORS, STORE_ERRORS
-from celery_dlq.worker.held_back import HeldBack
-from celery_dlq.worker.lifecycle import DeliveryState
+from celery_dlq.store.base import Hold
+from celery_dlq.writing.lifecycle import DeliveryState
 
 
 @pytest.fixture(autouse=True)

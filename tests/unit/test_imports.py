@@ -21,10 +21,10 @@ print(",".join(sorted(foreign)))
     "modules",
     [
         "celery_dlq",
-        "celery_dlq.record, celery_dlq.policies.policy, celery_dlq.filters",
-        "celery_dlq.policies.decisions, celery_dlq.backends.base",
-        "celery_dlq.events, celery_dlq.metrics, celery_dlq.backends.base.reports",
-        "celery_dlq.errors, celery_dlq.headers",
+        "celery_dlq.letters.record, celery_dlq.policies.policy, celery_dlq.letters.filters",
+        "celery_dlq.policies.decisions, celery_dlq.store.base",
+        "celery_dlq.events, celery_dlq.metrics, celery_dlq.store.base.reports",
+        "celery_dlq.errors, celery_dlq.letters.headers",
         "celery_dlq.letters.json_codec, celery_dlq.letters.fingerprint",
     ],
 )
@@ -67,6 +67,7 @@ def test_every_celery_command_imports_only_the_names_of_ours() -> None:
             "celery_dlq.errors",
             "celery_dlq.letters",
             "celery_dlq.letters.printable",
+            "celery_dlq.registry",
         ]
     )
     assert others == "[]"
@@ -82,9 +83,8 @@ def test_publishers_load_nothing_that_only_workers_need() -> None:
         "app.conf.dlq_queues = {'*': {'max_deliveries': 3}}\n"
         "celery_dlq.plugin.DeadLetters(app)\n"
         "app.send_task('shop.charge')\n"
-        "rooms = ('celery_dlq.worker', 'celery_dlq.dlx', 'celery_dlq.contrib',\n"
-        "    'celery_dlq.operations', 'celery_dlq.adopt', 'celery_dlq.demands',\n"
-        "    'celery_dlq.transport', 'redis')\n"
+        "rooms = ('celery_dlq.worker', 'celery_dlq.operations', 'celery_dlq.features.adopt',\n"
+        "    'celery_dlq.transport.redis', 'redis')\n"
         "print([m for m in sys.modules if m.startswith(rooms)])"
     )
     done = subprocess.run(
@@ -96,8 +96,8 @@ def test_publishers_load_nothing_that_only_workers_need() -> None:
 def test_a_worker_without_sentry_and_prometheus_loads_neither() -> None:
     """An app pays nothing for what it does not use: the reporter never imports."""
     code = (
-        "import sys, celery_dlq.plugin, celery_dlq.contrib.prometheus\n"
-        "from celery_dlq.contrib.sentry import client\n"
+        "import sys, celery_dlq.plugin, celery_dlq.features.prometheus.exporter\n"
+        "from celery_dlq.features.sentry.observer import client\n"
         "assert client() is None\n"
         "print([m for m in ('sentry_sdk', 'prometheus_client') if m in sys.modules])"
     )

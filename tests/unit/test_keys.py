@@ -6,7 +6,7 @@ import pytest
 from builders import a_key
 from redis.crc import key_slot
 
-from celery_dlq.backends.redis.keys import Keys
+from celery_dlq.store.keys import Keys
 
 
 def keys_of(keys: Keys, queue: str) -> list[str]:

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from builders import a_letter, key_of
 
-from celery_dlq.backends.base import GroupState, GroupStatus, MessageKey, ServerMemory
-from celery_dlq.backends.memory import MemoryStore
-from celery_dlq.backends.memory.metrics import MemoryMetrics
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Events
+from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.metrics import OTHER, REGRESSED, Counts
-from celery_dlq.record import DeadLetter, Reason
-from celery_dlq.worker import spool
-from celery_dlq.worker.letter_writer import LetterWriter, PendingLetter
-from celery_dlq.worker.lifecycle import DeliveryState
-from celery_dlq.worker.memory_limit import MemoryLimit
-from celery_dlq.worker.spool import Spool
+from celery_dlq.store.base import GroupState, GroupStatus, MessageKey, ServerMemory
+from celery_dlq.store.in_memory import MemoryStore
+from celery_dlq.store.in_memory.metrics import MemoryMetrics
+from celery_dlq.writing import spool
+from celery_dlq.writing.lifecycle import DeliveryState
+from celery_dlq.writing.memory_limit import MemoryLimit
+from celery_dlq.writing.spool import Spool
+from celery_dlq.writing.writer import LetterWriter, PendingLetter
 
 
 class Said:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from celery_dlq.worker.lifecycle import DECIDED, HELD, NEXT, OVER, DeliveryState
 from celery_dlq.worker.request import DeadLetterRequest
+from celery_dlq.writing.lifecycle import DECIDED, HELD, NEXT, OVER, DeliveryState
 
 LEGAL = """
     new               -> dispatched running ending waiting_for_store stored done

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from celery.worker.consumer import consumer
 
-from celery_dlq.redaction.masking import NO_REDACTION, Redaction
-from celery_dlq.redaction.rules import Rules
-from celery_dlq.worker import masked_log
+from celery_dlq.features.redaction import masked_log
+from celery_dlq.features.redaction.masking import NO_REDACTION, Redaction
+from celery_dlq.features.redaction.rules import Rules
 
 CARD = "4111111111111111"
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from builders import a_letter, an_ended_delivery
 
-from celery_dlq.backends.base import ServerMemory
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.packed import packed
-from celery_dlq.record import DeadLetter
-from celery_dlq.worker.memory_limit import MemoryLimit, MemoryLimitReached, without_text
+from celery_dlq.letters.record import DeadLetter
+from celery_dlq.store.base import ServerMemory
+from celery_dlq.writing.memory_limit import MemoryLimit, MemoryLimitReached, without_text
 
 MAXIMUM = 100_000_000
 BODY = 20_000

@@ -12,7 +12,7 @@ import pytest
 from celery import Celery
 
 from celery_dlq import DeadLetters, DLQError, LetterFilter, Policy, dead_letter_policy
-from celery_dlq.filters import FilterFields
+from celery_dlq.letters.filters import FilterFields
 from celery_dlq.policies.policy import PolicyKeys
 
 

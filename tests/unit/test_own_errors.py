@@ -11,13 +11,13 @@ from builders import a_message, a_request, an_app
 
 from celery_dlq import DeadLetters
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.letters.record import Outcome
 from celery_dlq.metrics import INTERNAL_ERRORS, Measuring
 from celery_dlq.policies.decisions import End, Run
-from celery_dlq.record import Outcome
 from celery_dlq.worker import guard as guard_module
-from celery_dlq.worker.failure import Failure
 from celery_dlq.worker.guard import Guard
-from celery_dlq.worker.lifecycle import DeliveryState
+from celery_dlq.writing.failure import Failure
+from celery_dlq.writing.lifecycle import DeliveryState
 
 FAILED = Failure(End(outcome=Outcome.FAILED, text="no price"), "LookupError", "no price", "File …")
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.letters import packed as packed_module
 from celery_dlq.letters.packed import COMPRESSED, INLINE, PackedFields, fields_of, packed
-from celery_dlq.record import DeadLetter
+from celery_dlq.letters.record import DeadLetter
 
 WIRE = Path(__file__).parent.parent / "wire"
 

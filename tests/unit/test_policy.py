@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from celery_dlq.errors import SettingsError
+from celery_dlq.letters.record import Reason
 from celery_dlq.policies.policy import (
     Policy,
     duration_seconds,
@@ -16,7 +17,6 @@ from celery_dlq.policies.policy import (
     seconds,
     suggestion,
 )
-from celery_dlq.record import Reason
 
 
 class Bill:

@@ -10,8 +10,6 @@ import pytest
 from builders import NOW
 from rich.console import Console
 
-from celery_dlq.backends.base import Override, WorkerInfo
-from celery_dlq.backends.memory import MemoryWorkerRegistry
 from celery_dlq.cli.policy_tables import policies
 from celery_dlq.errors import NotFound, SettingsError
 from celery_dlq.events import Action, Event, Events, whoami
@@ -22,6 +20,8 @@ from celery_dlq.policies.overrides import KEYS, by_queue
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
+from celery_dlq.store.base import Override, WorkerInfo
+from celery_dlq.store.in_memory import MemoryWorkerRegistry
 
 HOUR = timedelta(hours=1)
 TABLE = PolicyTable(

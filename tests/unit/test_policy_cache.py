@@ -9,10 +9,10 @@ from builders import NOW, an_app
 from kombu import Queue
 
 from celery_dlq import dead_letter_policy
-from celery_dlq.backends.base import Override
 from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.resolved import PolicyCache
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.worker.policy_cache import PolicyCache
+from celery_dlq.store.base import Override
 
 
 def policy_cache(*consumed: str, **policies: Policy) -> PolicyCache:

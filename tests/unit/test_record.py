@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.letters import json_codec
-from celery_dlq.record import (
+from celery_dlq.letters.record import (
     DeadLetter,
     Delivery,
     Kind,

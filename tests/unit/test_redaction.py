@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 from builders import a_key, a_letter, a_message, a_request, an_ended_delivery
 
-from celery_dlq.backends.base import Hold
 from celery_dlq.config import Settings
 from celery_dlq.errors import DLQError, SettingsError
-from celery_dlq.export.redaction import Redaction as Tokens
+from celery_dlq.features.redaction.columns import Redaction as Tokens
+from celery_dlq.features.redaction.masking import MARKER, Redaction
+from celery_dlq.features.redaction.replacing import MAX_PATTERN_CHARS
 from celery_dlq.letters import json_codec
+from celery_dlq.letters.record import DeadLetter, Reason, field_kinds
 from celery_dlq.operations.edit import Edit, edited
 from celery_dlq.operations.job import Job
-from celery_dlq.operations.message import Outgoing
+from celery_dlq.operations.redrive.message import Outgoing
 from celery_dlq.policies.decisions import Die
-from celery_dlq.record import DeadLetter, Reason, field_kinds
-from celery_dlq.redaction.masking import MARKER, Redaction
-from celery_dlq.redaction.replacing import MAX_PATTERN_CHARS
-from celery_dlq.worker.capture import captured
-from celery_dlq.worker.failure import Failure
-from celery_dlq.worker.letter import Death, letter_of
-from celery_dlq.worker.policy_cache import ResolvedPolicy
+from celery_dlq.policies.resolved import ResolvedPolicy
+from celery_dlq.store.base import Hold
+from celery_dlq.writing.capture import captured
+from celery_dlq.writing.failure import Failure
+from celery_dlq.writing.letter import Death, letter_of
 
 CARD = "4111111111111111"
 KEY = b"0123456789abcdef0123456789abcdef"

@@ -10,11 +10,11 @@ import redis
 from redis import exceptions
 from redis.sentinel import MasterNotFoundError
 
-from celery_dlq.backends.redis import check as redis_check
-from celery_dlq.backends.redis.check import fault, is_cluster_node, too_old
-from celery_dlq.backends.redis.scripts import script_text
 from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.letters.printable import error_without_secrets
+from celery_dlq.store import check as redis_check
+from celery_dlq.store.check import fault, is_cluster_node, too_old
+from celery_dlq.store.scripts import script_text
 
 URL = "redis://user:hush@redis.example:6379/0"
 SHOWN = "redis://redis.example:6379/0"
@@ -214,7 +214,7 @@ DONE_WITHOUT = {"MEMORY_USAGE"}
 
 def sources(folder: str, ending: str) -> str:
     """The text of the Redis backend's modules or scripts."""
-    root = files("celery_dlq.backends.redis").joinpath(folder)
+    root = files("celery_dlq.store").joinpath(folder)
     paths = [p for p in root.iterdir() if p.name.endswith(ending) and p.name != "check.lua"]
     return "\n".join(path.read_text("utf-8") for path in paths)
 

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from celery_dlq.config import PREFIX, Settings
+from celery_dlq.letters.record import DeadLetter, field_kinds
 from celery_dlq.policies.policy import Policy
-from celery_dlq.record import DeadLetter, field_kinds
 
 README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 

@@ -12,15 +12,17 @@ import pytest
 from builders import DLQ, NOW, a_letter
 from rich.console import Console
 
-from celery_dlq.backends.base import Group, QueueSummary
-from celery_dlq.backends.base.circuits import Circuit
-from celery_dlq.backends.base.holds import Hold
-from celery_dlq.cli import delayed, hold_tables, letter_tables
+from celery_dlq.cli import letter_tables
 from celery_dlq.cli.letter_tables import Unreadable
 from celery_dlq.cli.terminal import age, counting, say, table
-from celery_dlq.demands.delayed import DelayedMessage, DelayedMessages
-from celery_dlq.operations.holds import HeldMessages
-from celery_dlq.record import Delivery, Outcome, Reason
+from celery_dlq.features.dead_letter import delayed_command as delayed
+from celery_dlq.features.dead_letter.delayed import DelayedMessage, DelayedMessages
+from celery_dlq.features.hold import tables as hold_tables
+from celery_dlq.features.hold.operations import HeldMessages
+from celery_dlq.letters.record import Delivery, Outcome, Reason
+from celery_dlq.store.base import Group, QueueSummary
+from celery_dlq.store.base.circuits import Circuit
+from celery_dlq.store.base.holds import Hold
 
 FORGERIES = 13
 

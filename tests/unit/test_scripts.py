@@ -7,10 +7,10 @@ from importlib.resources import files
 
 import pytest
 
-from celery_dlq.backends.redis import scripts
-from celery_dlq.backends.redis.counter import SCRIPTS
-from celery_dlq.backends.redis.scripts import MOST_IDS, REPLIES, Scripts
-from celery_dlq.transport.broker import SCRIPTS as TRANSPORT
+from celery_dlq.store import scripts
+from celery_dlq.store.counter import SCRIPTS
+from celery_dlq.store.scripts import MOST_IDS, REPLIES, Scripts
+from celery_dlq.transport.redis.broker import SCRIPTS as TRANSPORT
 
 
 def names_in(package: str) -> list[str]:
@@ -22,7 +22,7 @@ def names_in(package: str) -> list[str]:
     )
 
 
-STORE = "celery_dlq.backends.redis"
+STORE = "celery_dlq.store"
 NAMES = [f"{package}:{name}" for package in (STORE, TRANSPORT) for name in names_in(package)]
 MOST_LINES = 60
 

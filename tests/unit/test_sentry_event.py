@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 from builders import a_letter
 
-from celery_dlq.backends.base.reports import Report, Why
-from celery_dlq.contrib import sentry
-from celery_dlq.contrib.sentry import (
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.features.redaction.masking import Redaction
+from celery_dlq.features.redaction.rules import Rules
+from celery_dlq.features.sentry import observer as sentry
+from celery_dlq.features.sentry.observer import (
     RateLimit,
     SentryReporter,
     _sends_values,
     event_id_of,
     event_of,
 )
-from celery_dlq.errors import StoreUnavailable
-from celery_dlq.record import DeadLetter, Reason
-from celery_dlq.redaction.masking import Redaction
-from celery_dlq.redaction.rules import Rules
+from celery_dlq.letters.record import DeadLetter, Reason
+from celery_dlq.store.base.reports import Report, Why
 
 REPORT = Report(why=Why.GREW, number=10, letter_ids=("a", "b"))
 
@@ -104,7 +104,7 @@ def test_letters_are_stored_unmarked_while_nobody_can_decide(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Reporting is no reason to fail."""
-    monkeypatch.setattr("celery_dlq.contrib.sentry.client", object)
+    monkeypatch.setattr("celery_dlq.features.sentry.observer.client", object)
     letter = a_letter()
     assert SentryReporter(Away()).mark(letter) is letter
 

@@ -10,9 +10,9 @@ import pytest
 from builders import NOW, a_letter, key_of
 
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.record import DeadLetter
-from celery_dlq.worker import spool as module
-from celery_dlq.worker.spool import Spool
+from celery_dlq.letters.record import DeadLetter
+from celery_dlq.writing import spool as module
+from celery_dlq.writing.spool import Spool
 
 
 @pytest.fixture

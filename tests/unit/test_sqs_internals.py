@@ -1,4 +1,4 @@
-"""What `celery_dlq.transport.sqs` overrides and calls of kombu's SQS transport is there."""
+"""What `celery_dlq.transport.sqs.channel` overrides and calls of kombu's SQS transport is there."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from botocore.exceptions import (
 )
 from kombu.transport import SQS, virtual
 
-from celery_dlq.headers import CONTENT_TYPE_OF_ENTRY
-from celery_dlq.transport.aws import broker_errors, fate, only_once, renamed
-from celery_dlq.transport.sqs import ReceiptChannel, SqsEntry, SqsMessage, receiving
-from celery_dlq.transport.visibility import Receipts
-from celery_dlq.worker.capture import captured
+from celery_dlq.letters.headers import CONTENT_TYPE_OF_ENTRY
+from celery_dlq.transport.sqs.aws import broker_errors, fate, only_once, renamed
+from celery_dlq.transport.sqs.channel import ReceiptChannel, SqsEntry, SqsMessage, receiving
+from celery_dlq.transport.sqs.visibility import Receipts
+from celery_dlq.writing.capture import captured
 
 CHANNEL = SQS.Channel
 URL = "https://sqs/1/orders"

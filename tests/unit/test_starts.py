@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from builders import NOW, a_letter, key_of
 
-from celery_dlq.backends.memory import MemoryCounter
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.features.exceptions.policy import Action, ExceptionRule
+from celery_dlq.letters.record import Delivery, Outcome, Reason
 from celery_dlq.metrics import Counts
 from celery_dlq.policies.decisions import Die, Leave, PutOff, Run
-from celery_dlq.policies.exceptions import Action, ExceptionRule
 from celery_dlq.policies.policy import Policy
-from celery_dlq.record import Delivery, Outcome, Reason
+from celery_dlq.policies.resolved import ResolvedPolicy
+from celery_dlq.store.in_memory import MemoryCounter
 from celery_dlq.worker import starts as module
-from celery_dlq.worker.lifecycle import DeliveryState, InFlight
-from celery_dlq.worker.policy_cache import ResolvedPolicy
 from celery_dlq.worker.starts import KnownDeliveries, Starts
+from celery_dlq.writing.lifecycle import DeliveryState, InFlight
 
 POLICY = Policy(max_deliveries=2)
 

@@ -19,13 +19,19 @@ from redis.exceptions import RedisError
 from servers import RedisServer
 
 from celery_dlq import DeadLetters
-from celery_dlq.backends.redis.pipelined import PipelinedConnection
-from celery_dlq.transport.broker import broker_of
-from celery_dlq.transport.channel import ReliableChannel
-from celery_dlq.transport.entries import Entry, EntryMessage, record_end, recorded, redelivered
-from celery_dlq.transport.fetch import refusal
-from celery_dlq.transport.poller import ReliablePoller
-from celery_dlq.transport.wake import WakeConnection
+from celery_dlq.store.pipelined import PipelinedConnection
+from celery_dlq.transport.redis.broker import broker_of
+from celery_dlq.transport.redis.channel import ReliableChannel
+from celery_dlq.transport.redis.entries import (
+    Entry,
+    EntryMessage,
+    record_end,
+    recorded,
+    redelivered,
+)
+from celery_dlq.transport.redis.fetch import refusal
+from celery_dlq.transport.redis.poller import ReliablePoller
+from celery_dlq.transport.redis.wake import WakeConnection
 from celery_dlq.worker.bootsteps import assembly_of
 
 ENVELOPE: dict[str, Any] = {
@@ -310,7 +316,7 @@ def test_a_redis_that_is_too_old_is_not_used(
 ) -> None:
     """By what its INFO says; what cannot be read as a version is tried."""
     monkeypatch.setattr(
-        "celery_dlq.transport.fetch.Redis.info", lambda *_: {"redis_version": version}
+        "celery_dlq.transport.redis.fetch.Redis.info", lambda *_: {"redis_version": version}
     )
     assert refusal(channel_of(redis_url)) == expected
 

@@ -12,8 +12,8 @@ pytest.importorskip("botocore")
 
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from celery_dlq.transport import visibility
-from celery_dlq.transport.visibility import LONGEST_SECONDS, Receipts, VisibilityKeeper
+from celery_dlq.transport.sqs import visibility
+from celery_dlq.transport.sqs.visibility import LONGEST_SECONDS, Receipts, VisibilityKeeper
 
 URL, OTHER = "https://sqs/1/orders", "https://sqs/1/slow"
 TIMEOUT = 30

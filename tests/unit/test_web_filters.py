@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from celery_dlq.filters import LetterFilter
+from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.web.forms import COOKIE
 from celery_dlq.web.http import Request, RequestError, fields_of
 from celery_dlq.web.pages.common import filter_of, query_of

@@ -9,8 +9,8 @@ import pytest
 from builders import DLQ, a_letter, key_of
 from web_pages import SAME_SITE, form_of, get, pages, post
 
-from celery_dlq.backends.base import GroupState
-from celery_dlq.record import DeadLetter
+from celery_dlq.letters.record import DeadLetter
+from celery_dlq.store.base import GroupState
 from celery_dlq.web.http import Permission, User
 from celery_dlq.web.web import Web
 

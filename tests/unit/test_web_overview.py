@@ -12,8 +12,8 @@ from celery import Celery
 from web_pages import get, pages
 
 from celery_dlq import DeadLetters
-from celery_dlq.backends.base import WorkerInfo
-from celery_dlq.record import Reason
+from celery_dlq.letters.record import Reason
+from celery_dlq.store.base import WorkerInfo
 from celery_dlq.web.web import Web
 
 

@@ -29,7 +29,7 @@ def test_each_value_has_its_path_and_a_filter() -> None:
 @pytest.mark.parametrize("key", ["a.b", "x=1", "[0]", 'q"', "", "é ü"])
 def test_filters_of_odd_keys_find_their_letter(key: str) -> None:
     """The grammar of conditions quotes them in the same way."""
-    from celery_dlq.filters import LetterFilter
+    from celery_dlq.letters.filters import LetterFilter
 
     kwargs = {key: "v"}
     (leaf,) = tree.of(kwargs, "kwargs").children

@@ -14,7 +14,14 @@ from typing import Any
 
 import pytest
 
-from celery_dlq.record import SCHEMA_VERSION, DeadLetter, Delivery, Outcome, Reason, field_kinds
+from celery_dlq.letters.record import (
+    SCHEMA_VERSION,
+    DeadLetter,
+    Delivery,
+    Outcome,
+    Reason,
+    field_kinds,
+)
 
 HERE = Path(__file__).parent
 

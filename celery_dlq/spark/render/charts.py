@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq.errors import MissingExtra
 from celery_dlq.export.wholefile import save
 from celery_dlq.letters.printable import one_line
-from celery_dlq.record import Reason
+from celery_dlq.letters.record import Reason
 from celery_dlq.spark.triage.rows import EARLIEST, LATEST
 from celery_dlq.spark.triage.trends import bucket_width
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError
-from celery_dlq.headers import SAMPLE_HEADER
+from celery_dlq.letters.headers import SAMPLE_HEADER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

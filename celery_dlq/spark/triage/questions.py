@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from celery_dlq.errors import DLQError, ExportError
-from celery_dlq.record import Kind, field_kinds
+from celery_dlq.letters.record import Kind, field_kinds
 from celery_dlq.spark.triage.lookalikes import COMPARED, DDL, MAX_COMPARED, alike
 from celery_dlq.spark.triage.trends import bucket_width, run_sql
 
@@ -129,7 +129,7 @@ def letters(spark: SparkSession, path: Path | str) -> DataFrame:
         path: The folder, one of the folders in it, or a URL that Spark reads.
 
     Returns:
-        One row per letter, columns as in `celery_dlq.record.DeadLetter` without ``extra``:
+        One row per letter, columns as in `celery_dlq.letters.record.DeadLetter` without ``extra``:
         text as string, numbers as bigint, times as timestamp, ``body`` as binary, and
         ``headers``, ``properties``, ``history`` and ``native_death`` as JSON strings.
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError
-from celery_dlq.record import to_micros
+from celery_dlq.letters.record import to_micros
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

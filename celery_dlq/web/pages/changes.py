@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, StoreUnavailable
-from celery_dlq.filters import LetterFilter
+from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import printable_json
 from celery_dlq.operations.edit import Edit
 from celery_dlq.web.http import RequestError

@@ -8,17 +8,17 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, TypeVar
 
 from celery_dlq.errors import CorruptLetter, DLQError
-from celery_dlq.filters import LetterFilter
 from celery_dlq.letters import printable
+from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.letters.record import iso
 from celery_dlq.letters.tracebacks import Raised, raised
 from celery_dlq.policies.policy import age_seconds
-from celery_dlq.record import iso
 from celery_dlq.web.http import RequestError
 
 if TYPE_CHECKING:
-    from celery_dlq.backends.base import Group
-    from celery_dlq.operations.selection import RawEntry
-    from celery_dlq.record import DeadLetter
+    from celery_dlq.letters.record import DeadLetter
+    from celery_dlq.operations.redrive.selection import RawEntry
+    from celery_dlq.store.base import Group
     from celery_dlq.web.http import Response
     from celery_dlq.web.web import Call
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from celery_dlq.errors import DLQError, RedriveError, StoreUnavailable
-from celery_dlq.filters import LetterFilter
+from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import printable
 from celery_dlq.operations.job import REDRIVES, REMOVALS
-from celery_dlq.operations.selection import RawEntry
+from celery_dlq.operations.redrive.selection import RawEntry
 from celery_dlq.web.http import Permission, RequestError
 from celery_dlq.web.pages.common import json_text, outlined, query_of, suppressed
 

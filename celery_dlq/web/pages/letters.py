@@ -11,8 +11,8 @@ from celery_dlq.web.http import RequestError, Response
 from celery_dlq.web.pages.common import filter_of, frames_of, query_of, suppressed, unreadable
 
 if TYPE_CHECKING:
-    from celery_dlq.operations.selection import RawEntry
-    from celery_dlq.record import DeadLetter
+    from celery_dlq.letters.record import DeadLetter
+    from celery_dlq.operations.redrive.selection import RawEntry
     from celery_dlq.web.web import Call
 
 PAGE = 50

@@ -16,7 +16,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.sessions",
     "django.contrib.staticfiles",
-    "celery_dlq.contrib.django",
+    "celery_dlq.web.django",
     "orders",
 ]
 MIDDLEWARE = [

@@ -1,1 +1,0 @@
-"""Adopts messages that the broker itself dead-lettered, as letters."""

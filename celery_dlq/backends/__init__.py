@@ -1,1 +1,0 @@
-"""The contracts of a backend (`base`) and their implementations, one folder each."""

@@ -1,1 +1,0 @@
-"""Integrations with Sentry and Prometheus; loaded only if used."""

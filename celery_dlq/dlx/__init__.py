@@ -1,1 +1,0 @@
-"""Publishes letters to dead-letter exchanges, for other services."""

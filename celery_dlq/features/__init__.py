@@ -1,0 +1,1 @@
+"""Optional powers beside the core, a folder each."""

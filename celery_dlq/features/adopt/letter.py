@@ -1,0 +1,199 @@
+"""Makes letters, with the reason ``adopted``, of messages that a broker dead-lettered."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from kombu.message import Message as KombuMessage
+
+from celery_dlq.decorators import policy_of
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.features.adopt.native_death import NativeDeath, native_death
+from celery_dlq.features.redaction.masking import NO_REDACTION, Redaction
+from celery_dlq.letters import json_codec
+from celery_dlq.letters.fingerprint import fingerprint
+from celery_dlq.letters.record import DeadLetter, Reason
+from celery_dlq.logs import get_logger
+from celery_dlq.policies.decisions import Die
+from celery_dlq.policies.policy import DLQ_SUFFIX, Policy
+from celery_dlq.policies.queue_names import QueueNames
+from celery_dlq.policies.resolved import ResolvedPolicy
+from celery_dlq.policies.table import PolicyTable
+from celery_dlq.store.base import DeliveryCounter, MessageKey
+from celery_dlq.writing.capture import Message, captured, wire_body
+from celery_dlq.writing.history import history_of_adopted
+from celery_dlq.writing.letter import Death, letter_of
+
+logger = get_logger("celery_dlq.worker")
+
+_JSON = "application/json"
+_MAX_JSON_BYTES = 1024 * 1024
+
+# These differ from one delivery to the next.
+_TRAVEL_HEADERS = ("redelivered", "x-delivery-count", "x-acquired-count")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Identity of a message."""
+
+    task_id: str  # The task's id, the message's id, or a hash of the content
+    certain: bool  # True for an id. If not, only a number distinguishes equal messages
+
+    def numbered(self, number: int) -> Identity:
+        """The identity of the next message with equal content; 0 is the first."""
+        return replace(self, task_id=f"{self.task_id}-{number}") if number else self
+
+
+class Adoption:
+    """Makes letters of the messages of one queue."""
+
+    def __init__(
+        self,
+        app: Any,
+        policies: PolicyTable,
+        queue: str,
+        target: str | None,
+        counter: DeliveryCounter,
+        *,
+        hostname: str,
+        pid: int,
+        redaction: Redaction = NO_REDACTION,
+    ) -> None:
+        self._app = app
+        self._policies = policies
+        self._queue_names = QueueNames(app.amqp.queues)
+        self._queue = queue
+        self._target = target
+        self._counter = counter
+        self._by = {"hostname": hostname, "pid": pid, "redaction": redaction}
+
+    def identity(self, message: Any) -> Identity:
+        """The identity of a message, the same for each delivery."""
+        headers, properties = _mapping(message.headers), _mapping(message.properties)
+        task_id = request_fields(message, headers).get("id")
+        # Not the correlation id: producers other than Celery may use one for many messages.
+        named = task_id or properties.get("message_id") or _tag(message, properties)
+        if named:
+            return Identity(str(named), certain=True)
+        what = [
+            {name: value for name, value in headers.items() if name not in _TRAVEL_HEADERS},
+            {name: properties.get(name) for name in ("correlation_id", "timestamp", "type")},
+            wire_body(message.body, None, message.content_encoding),
+        ]
+        digest = hashlib.sha256(json_codec.dumps(what).encode("utf-8", "backslashreplace"))
+        return Identity(f"adopted-{digest.hexdigest()[:32]}", certain=False)
+
+    def letter(
+        self, message: Any, identity: Identity, now: datetime
+    ) -> tuple[DeadLetter, MessageKey, MessageKey]:
+        """Make the letter of a message, however malformed the message is."""
+        try:
+            return self._letter(message, identity, now)
+        except StoreUnavailable:
+            raise
+        except Exception:
+            # The body is kept, even if the headers cannot be read.
+            logger.exception("A message of %s is adopted without its headers", self._queue)
+            bare = KombuMessage(body=message.body)  # type: ignore[no-untyped-call]
+            return self._letter(bare, identity, now)
+
+    def _letter(
+        self, message: Any, identity: Identity, now: datetime
+    ) -> tuple[DeadLetter, MessageKey, MessageKey]:
+        headers = _mapping(message.headers)
+        request = {**request_fields(message, headers), "id": identity.task_id}
+        kept = captured(message, request)
+        native = native_death(headers, _mapping(message.properties))
+        resolved = self._resolved(kept, native)
+        key = MessageKey(
+            dead_letter_queue=resolved.dead_letter_queue,
+            task_id=kept.task_id,
+            retries=kept.retries,
+            redrives=kept.redrives,
+            nesting=kept.nesting,
+        )
+        counted = replace(key, dead_letter_queue=self._counted_in(resolved))
+        # Only a task is counted, and the id of another message is no key of a task.
+        history = history_of_adopted(self._counter, counted) if kept.task_name else ()
+        numbers = [one.number for one in history if one.retries == key.retries]
+        death = Death(
+            resolved=resolved,
+            key=key,
+            message=kept,
+            verdict=Die(Reason.ADOPTED, self._description(resolved, native)),
+            failure=None,
+            history=history,
+            deliveries=max(numbers, default=native.deliveries),
+            # Not the broker's time of death: retention would remove an old letter at once.
+            now=now,
+            release=history[-1].release if history else None,
+            **self._by,  # type: ignore[arg-type]
+        )
+        cause = f"{Reason.ADOPTED}: {native.reason}" if native.reason else Reason.ADOPTED.value
+        letter = replace(
+            letter_of(death),
+            native_death=native.history,
+            fingerprint=fingerprint(
+                task_name=kept.task_name, reason=cause, exception_type=None, traceback=None
+            ),
+        )
+        return letter, key, counted
+
+    def _counted_in(self, resolved: ResolvedPolicy) -> str:
+        """The dead-letter queue that the message's own policy names, not the operator's."""
+        if resolved.queue:
+            return (resolved.policy or Policy()).dead_letter_queue_of(resolved.queue)
+        return resolved.dead_letter_queue
+
+    def _resolved(self, kept: Message, native: NativeDeath) -> ResolvedPolicy:
+        queue = native.queue or self._source(kept, native)
+        task = self._app.tasks.get(kept.task_name)
+        policy = self._policies.resolve(queue, None if task is None else policy_of(task))
+        target = self._target or (policy or Policy()).dead_letter_queue_of(queue or self._queue)
+        return ResolvedPolicy(queue, target, policy, None if policy is None else policy.max_retries)
+
+    def _source(self, kept: Message, native: NativeDeath) -> str:
+        """Infer the source queue if the broker does not report it; empty if unknown."""
+        if kept.routing_key and kept.routing_key != self._queue:
+            return self._queue_names.of(kept.exchange, kept.routing_key)
+        if native.sqs_queue:
+            options = self._app.conf.broker_transport_options or {}
+            return native.sqs_queue.removeprefix(options.get("queue_name_prefix") or "")
+        if self._target and self._target.endswith(DLQ_SUFFIX):
+            return self._target.removesuffix(DLQ_SUFFIX)
+        return ""
+
+    def _description(self, resolved: ResolvedPolicy, native: NativeDeath) -> str:
+        unknown = "" if resolved.queue else "; its original queue is not known"
+        return f"adopted from {self._queue!r}: {native.words}{unknown}"
+
+
+def request_fields(message: Any, headers: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Celery's fields: the headers of protocol 2, the JSON body of protocol 1, or empty."""
+    if "task" in headers:
+        return headers
+    if message.content_type != _JSON or len(message.body or b"") > _MAX_JSON_BYTES:
+        return {}
+    try:
+        body = json.loads(message.body)
+    except (TypeError, ValueError, RecursionError):
+        return {}
+    return body if isinstance(body, Mapping) and "task" in body else {}
+
+
+def _tag(message: Any, properties: Mapping[str, Any]) -> str | None:
+    """The broker's permanent id of the message: Redis's tag, or the message id of SQS."""
+    sqs = _mapping(_mapping(properties.get("delivery_info")).get("sqs_message"))
+    if sqs:  # its tag is a receipt, new for each delivery
+        return str(sqs["MessageId"]) if sqs.get("MessageId") else None
+    return message.delivery_tag if isinstance(message.delivery_tag, str) else None
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,221 @@
+"""Queues to adopt from: take a message, and remove it when its letter is stored.
+
+A broker's queue is read and acknowledged through kombu. A Redis list is read in place, and an
+entry is removed when its letter is stored: kombu pops a message before it is recorded anywhere
+else, so it would be lost if the process were killed then, or if kombu could not read it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from queue import Empty
+from typing import Any, Protocol
+
+from kombu.message import Message as KombuMessage
+from kombu.utils.json import loads
+
+from celery_dlq.errors import BrokerUnavailable, NotFound
+from celery_dlq.transport.sqs.aws import broker_errors, queue_exists
+
+_ENTRIES_PER_PAGE = 100
+_CONNECT: dict[str, Any] = {"max_retries": 3, "interval_start": 0.2, "interval_step": 0.3}
+
+
+@dataclass(frozen=True, slots=True)
+class TakenMessage:
+    """A message of a queue."""
+
+    message: Any  # The kombu message
+    # True if it was never delivered before, so it has no letter yet. False proves nothing
+    fresh: bool = False
+    entry: bytes = b""  # Its bytes in a Redis list
+    key: str = ""  # The key of that list
+
+
+class Source(Protocol):
+    """A queue to adopt from. Every method may raise `BrokerUnavailable`."""
+
+    def take(self) -> TakenMessage | None:
+        """The next message, oldest first; ``None`` if the queue is empty now."""
+
+    def let_go(self, found: TakenMessage) -> None:
+        """Remove a message: its letter is stored."""
+
+    def close(self) -> None:
+        """Return taken messages that were not removed; never raises."""
+
+
+def source_of(app: Any, queue: str) -> Source:
+    """Make the source for a queue of the app's broker; the first `Source.take` connects."""
+    connection = app.connection_for_read()
+    if connection.transport_cls == "sqs":
+        return SqsQueue(connection, queue)
+    kind = RedisList if connection.transport.driver_type == "redis" else BrokerQueue
+    return kind(connection, queue)
+
+
+class BrokerQueue:
+    """A queue that kombu reads."""
+
+    def __init__(self, connection: Any, queue: str) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._channel: Any = None
+
+    def take(self) -> TakenMessage | None:
+        """Get one message, unacknowledged."""
+        with self._errors():
+            channel = self._open()
+            try:
+                raw = channel.basic_get(self._queue, no_ack=False)
+            except Empty:
+                return None
+            if raw is None:
+                return None
+            convert = getattr(channel, "message_to_python", None)
+            message = convert(raw) if convert is not None else raw
+        delivery = message.delivery_info or {}
+        return TakenMessage(message, fresh=delivery.get("redelivered") is False)
+
+    def let_go(self, found: TakenMessage) -> None:
+        """Acknowledge the message."""
+        with self._errors():
+            found.message.ack()
+
+    def close(self) -> None:
+        """Close the connection; the broker requeues unacknowledged messages."""
+        self._channel = None
+        with suppress(Exception):
+            self._connection.close()
+
+    def _open(self) -> Any:
+        if self._channel is None:
+            self._connection.ensure_connection(**_CONNECT)
+            channel = self._connection.channel()
+            # Passive: a mistyped name must not create a queue.
+            channel.queue_declare(self._queue, passive=True)
+            self._channel = channel
+        return self._channel
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        with translated(self._connection, self._queue):
+            try:
+                yield
+            except Exception:
+                self._channel = None  # RabbitMQ closes a channel after an error
+                raise
+
+
+class SqsQueue(BrokerQueue):
+    """A queue of Amazon SQS; a message that kombu cannot read is taken, too."""
+
+    def __init__(self, connection: Any, queue: str) -> None:
+        from celery_dlq.transport.sqs.channel import receiving  # noqa: PLC0415 - only users of SQS have it
+
+        super().__init__(connection, queue)
+        transport = receiving()
+        connection.get_transport_cls = lambda: transport
+
+    def _open(self) -> Any:
+        if self._channel is None:
+            self._connection.ensure_connection(**_CONNECT)
+            channel = self._connection.channel()
+            if not queue_exists(channel, self._queue):
+                raise NotFound(
+                    f"there is no queue {self._queue!r} at Amazon SQS; check the name, the region "
+                    f"and, if there are predefined_queues, that it is one of them"
+                )
+            self._channel = channel
+        return self._channel
+
+
+class RedisList:
+    """A list in Redis, filled by kombu or by another program."""
+
+    def __init__(self, connection: Any, queue: str) -> None:
+        self._connection = connection
+        # Sent again after a late reply, a removal would take an equal entry that has no letter.
+        connection.transport_options["retry_on_timeout"] = False
+        self._queue = queue
+        self._channel: Any = None
+        self._page: deque[TakenMessage] = deque()
+
+    def take(self) -> TakenMessage | None:
+        """The entry that would be popped next; it stays in its list."""
+        if not self._page:
+            with translated(self._connection, self._queue):
+                self._page.extend(self._read())
+        return self._page.popleft() if self._page else None
+
+    def let_go(self, found: TakenMessage) -> None:
+        """Remove one identical entry, searched from the end."""
+        with (
+            translated(self._connection, self._queue),
+            self._channel.conn_or_acquire() as client,
+        ):
+            client.execute_command("LREM", found.key, -1, found.entry)
+
+    def close(self) -> None:
+        """Disconnect; taken entries are still in the list."""
+        self._page.clear()
+        self._channel = None
+        with suppress(Exception):
+            self._connection.close()
+
+    def _read(self) -> list[TakenMessage]:
+        if self._channel is None:
+            self._connection.ensure_connection(**_CONNECT)
+            self._channel = self._connection.default_channel
+        channel = self._channel
+        with channel.conn_or_acquire() as client:
+            for step in channel.priority_steps:
+                # Kombu adds its key prefix only to commands that it uses itself.
+                key = channel.global_keyprefix + channel._q_for_pri(self._queue, step)  # noqa: SLF001 - there is no public API
+                entries = client.execute_command("LRANGE", key, -_ENTRIES_PER_PAGE, -1)
+                if entries:
+                    return [self._found(key, entry) for entry in reversed(entries)]
+        return []
+
+    def _found(self, key: str, entry: bytes | str) -> TakenMessage:
+        data = entry.encode("utf-8", "surrogateescape") if isinstance(entry, str) else entry
+        try:
+            payload = loads(data.decode("utf-8"))  # type: ignore[no-untyped-call]
+            message = self._channel.Message(payload, channel=self._channel)
+        except Exception:  # noqa: BLE001 - not written by kombu
+            message = _plain(data)
+        return TakenMessage(message, entry=data, key=key)
+
+
+def _plain(entry: bytes) -> KombuMessage:
+    """Make a message of an entry that kombu did not write: all of it is the body."""
+    try:
+        json.loads(entry)
+    except (ValueError, RecursionError):
+        kind, encoding = "application/octet-stream", "binary"
+    else:
+        kind, encoding = "application/json", "utf-8"
+    return KombuMessage(  # type: ignore[no-untyped-call]
+        body=entry, content_type=kind, content_encoding=encoding
+    )
+
+
+@contextmanager
+def translated(connection: Any, queue: str) -> Iterator[None]:
+    """Translate errors of a broker's client into ours, without passwords."""
+    try:
+        yield
+    except broker_errors(connection) as exc:
+        place = connection.as_uri()
+        if getattr(exc, "code", None) == 404:  # noqa: PLR2004 - AMQP's "not found"
+            raise NotFound(
+                f"there is no queue {queue!r} on the broker {place}; check the name and the "
+                f"virtual host"
+            ) from exc
+        raise BrokerUnavailable(
+            f"cannot read {queue!r} from the broker {place}: {type(exc).__name__}: {exc}"
+        ) from exc

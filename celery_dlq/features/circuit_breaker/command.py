@@ -1,0 +1,62 @@
+"""``dlq breaker``: the circuit breakers that are open, and opening and closing them by hand."""
+
+from __future__ import annotations
+
+from glob import escape
+
+import click
+
+from celery_dlq.cli.context import console_of, dead_letters_of, load_tasks, print_lines
+from celery_dlq.cli.options import json_option, yes_option
+from celery_dlq.cli.terminal import say
+from celery_dlq.features.hold import tables as hold_tables
+from celery_dlq.features.hold.commands import ask_for_task
+
+
+@click.group(
+    invoke_without_command=True,
+    short_help="Show the circuit breakers that are open; or open or close one.",
+)
+@json_option
+@click.pass_context
+def breaker(ctx: click.Context, *, as_json: bool) -> None:
+    """Show the circuit breakers that are open, or closed and still releasing."""
+    if ctx.invoked_subcommand is not None:
+        return
+    dead_letters = dead_letters_of(ctx)
+    found = [one.shown(dead_letters.redaction) for one in dead_letters.breakers()]
+    if as_json:
+        print_lines(one.to_json() for one in found)
+    else:
+        hold_tables.breakers(console_of(ctx), found)
+
+
+@breaker.command("open")
+@click.argument("task")
+@click.option("--queue", help="Its queue; by default the one that it is routed to.")
+@click.option("--reason", default="", help="Why, for whoever sees it.")
+@yes_option
+@click.pass_context
+def open_(ctx: click.Context, task: str, *, queue: str | None, reason: str, yes: bool) -> None:
+    """Open the circuit breaker of TASK: its messages are held, and probes begin.
+
+    Its policy must have circuit_breaker; `dlq hold` holds without probes.
+    """
+    load_tasks(ctx.obj.app)
+    dead_letters_of(ctx).assembly.holds().preview(escape(task), queue=queue and escape(queue))
+    ask_for_task(ctx, "open the circuit breaker of", escape(task), yes=yes)
+    made = dead_letters_of(ctx).open_breaker(task, queue, reason=reason)
+    say(console_of(ctx), f"{made.id} holds {task}; its circuit breaker is open.")
+
+
+@breaker.command()
+@click.argument("task")
+@click.option("--queue", help="Its queue; by default all.")
+@click.pass_context
+def close(ctx: click.Context, task: str, *, queue: str | None) -> None:
+    """Close the circuit breaker of TASK: workers release its messages, slowly at first.
+
+    `dlq release ID` releases them at once.
+    """
+    for hold in dead_letters_of(ctx).close_breaker(task, queue):
+        say(console_of(ctx), f"The circuit breaker {hold.id} is closed; workers release.")

@@ -1,0 +1,214 @@
+"""Circuit breakers: every change of a state, by one process of many, and by hand.
+
+A breaker that is not closed is a hold, and its state is in that hold: one write, which only
+succeeds if nobody else has written, holds the messages and decides who tells the world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from glob import escape
+from hashlib import sha256
+
+from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
+from celery_dlq.events import Action, Change, Events, whoami
+from celery_dlq.features.circuit_breaker.policy import (
+    CircuitBreaker,
+    Closed,
+    Died,
+    Emptied,
+    Happened,
+    Opened,
+    next_state,
+)
+from celery_dlq.features.hold.operations import HeldMessages, Holds
+from celery_dlq.letters.printable import one_line, shortened
+from celery_dlq.letters.record import from_micros, to_micros
+from celery_dlq.logs import get_logger
+from celery_dlq.metrics import CIRCUITS, Counts
+from celery_dlq.store.base import MOST_HOLDS, OPEN, RELEASING, Backend, Circuit, Hold
+
+logger = get_logger("celery_dlq")
+
+ACTOR = "circuit_breaker"
+"""Actor of the changes that workers make by themselves."""
+
+_ATTEMPTS = 10
+_MAX_REASON_CHARS = 500
+
+BreakerOf = Callable[[str, str | None], tuple[str, CircuitBreaker | None]]
+
+
+class Circuits:
+    """Changes the states of circuit breakers."""
+
+    def __init__(self, backend: Backend, events: Events, counts: Counts, broker: str) -> None:
+        self._store = backend.holds
+        self._ends = backend.circuits
+        self._registry = backend.workers
+        self._events = events
+        self._counts = counts
+        self.broker = broker
+
+    def change(
+        self,
+        task: str,
+        queue: str,
+        happened: Happened,
+        breaker: CircuitBreaker | None = None,
+        *,
+        actor: str = ACTOR,
+        reason: str = "",
+    ) -> tuple[Hold | None, bool]:
+        """Let something happen to a breaker."""
+        hold_id, breaker = hold_id_of(task, queue, self.broker), breaker or CircuitBreaker()
+        for _ in range(_ATTEMPTS):
+            now, holds = self._store.now(), self._store.all()
+            known = next((hold for hold in holds if hold.id == hold_id), None)
+            before = known.circuit if known is not None and known.in_force(now) else None
+            after = next_state(breaker, before, happened, to_micros(now))
+            if after is before:
+                return (None if before is None else known), False
+            if known is None and len(holds) >= MOST_HOLDS:
+                raise DLQError(f"expected fewer than {MOST_HOLDS} holds, got {len(holds)}")
+            if before is not None and known is not None:
+                hold = replace(known, circuit=after, until=now if after is None else None)
+                if before.state == RELEASING and after is not None:  # opened again
+                    hold = replace(hold, job=None, actor=actor, reason=_text(reason))
+            elif after is not None:
+                hold = Hold(
+                    id=hold_id,
+                    task=escape(task),
+                    queue=escape(queue),
+                    broker=self.broker,
+                    created_at=now,
+                    reason=_text(reason),
+                    actor=actor,
+                    circuit=after,
+                )
+            if hold.circuit is not None:
+                circuit = replace(hold.circuit, task=task, queue=queue)
+                hold = replace(hold, circuit=circuit)
+            if self._store.replace(known, hold):
+                self._tell(before, hold, actor, now)
+                return hold, True
+        raise DLQError(f"other processes keep changing {hold_id}; try again")
+
+    def _tell(self, before: Circuit | None, hold: Hold, actor: str, at: datetime) -> None:
+        circuit = hold.circuit
+        if circuit is None:
+            logger.info("The circuit breaker %s has released all its messages", hold.id)
+            return
+        if before is not None and before.state == circuit.state:
+            return
+        place = (circuit.task, circuit.queue)
+        action = Action.CIRCUIT_OPENED
+        if circuit.state == RELEASING:
+            action = Action.CIRCUIT_CLOSED
+        logger.warning(
+            "Circuit breaker of task %s, queue %s: %s by %s%s",
+            *place,
+            "opened" if circuit.state == OPEN else "closed",
+            actor,
+            f": {hold.reason}" if circuit.state == OPEN and hold.reason else "",
+        )
+        self._counts.count(CIRCUITS, *place, "open" if circuit.state == OPEN else "closed")
+        change = Change(at=at, action=action, actor=actor, target=hold.id, detail=_detail(hold))
+        self._events.emit(change)
+        try:  # the state is changed: a store that is away now changes nothing else
+            self._registry.record(change)
+            if circuit.state == RELEASING:
+                self._ends.forget(hold.id)
+        except StoreUnavailable as exc:
+            logger.error("The audit, or the end of counting, lacks that: %s", exc)  # noqa: TRY400
+
+
+class Breakers:
+    """Circuit breakers for operators; `DeadLetters` describes the arguments that methods share."""
+
+    def __init__(self, circuits: Circuits, holds: Holds, breaker_of: BreakerOf) -> None:
+        self._circuits = circuits
+        self._holds = holds
+        self._breaker_of = breaker_of
+
+    def breakers(self) -> list[HeldMessages]:
+        """The circuit breakers that are open, or closed and still releasing; as `holds`."""
+        return [one for one in self._holds.holds() if one.hold.circuit is not None]
+
+    def open_breaker(self, task: str, queue: str | None = None, *, reason: str = "") -> Hold:
+        """Open the circuit breaker of a task: its messages are held, and probes begin.
+
+        Use `hold` to hold messages until somebody releases them.
+        """
+        self._holds.preview(escape(task), queue=queue and escape(queue))  # refuses the unknown
+        queue, breaker = self._breaker_of(task, queue)
+        if breaker is None:
+            raise DLQError(
+                f"expected a task with circuit_breaker in its policy for queue {queue}, got "
+                f"{task}; use `dlq hold` to hold its messages without one"
+            )
+        reason = reason.strip() or "opened by hand"
+        hold, _ = self._circuits.change(
+            task, queue, Opened(), breaker, actor=whoami(), reason=reason
+        )
+        assert hold is not None  # noqa: S101 - it is open
+        return hold
+
+    def close_breaker(self, task: str, queue: str | None = None) -> list[Hold]:
+        """Close the circuit breaker of a task: workers release its messages, slowly at first.
+
+        To release them at once, use `release`.
+        """
+        closed = []
+        for one in self.breakers():
+            circuit = one.hold.circuit
+            others = one.hold.broker != self._circuits.broker
+            if circuit is None or others or circuit.task != task:
+                continue
+            if queue not in (None, circuit.queue):
+                continue
+            hold, changed = self._circuits.change(task, circuit.queue, Closed(), actor=whoami())
+            if hold is not None and changed:
+                closed.append(hold)
+        if not closed:
+            raise NotFound(
+                f"expected a task whose circuit breaker is open, got {task!r}; `dlq breaker` "
+                f"lists them"
+            )
+        return closed
+
+
+def hold_id_of(task: str, queue: str, broker: str) -> str:
+    """The id of the hold of a breaker: the same in all processes."""
+    text = f"{len(task)}:{task}:{len(queue)}:{queue}:{broker}".encode("utf-8", "backslashreplace")
+    return f"breaker-{sha256(text).hexdigest()[:12]}"
+
+
+def why(died: Died, window: float) -> str:
+    """The reason of an opening, for people."""
+    return (
+        f"{died.ends.died:,} of {died.ends.all:,} executions within {window:g} s died with "
+        f"fingerprint {died.fingerprint}, for example letter {died.letter}"
+    )
+
+
+def emptied(circuits: Circuits, hold: Hold) -> None:
+    """End the hold of a breaker that closed: all its messages are released."""
+    if hold.circuit is not None:
+        circuits.change(hold.circuit.task, hold.circuit.queue, Emptied())
+
+
+def _text(reason: str) -> str:
+    return shortened(one_line(reason), _MAX_REASON_CHARS)
+
+
+def _detail(hold: Hold) -> dict[str, object]:
+    """What the audit says of a breaker; the exact names instead of patterns."""
+    detail = hold.to_json()
+    circuit = hold.circuit
+    if circuit is not None:
+        detail |= {"task": circuit.task, "queue": circuit.queue}
+        detail["opened_at"] = from_micros(circuit.opened_at).isoformat()
+    return detail

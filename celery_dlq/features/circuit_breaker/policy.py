@@ -1,0 +1,203 @@
+"""Circuit breakers: when a task is held because nearly all of its executions die, and until when.
+
+| state | what happens | next state |
+|---|---|---|
+| closed | enough executions died, see `CircuitBreaker.trips` | open |
+| closed, releasing | a person opens it | open |
+| open | a probe is due | open; one held message is sent |
+| open | a probe succeeded | open; after enough in a row, releasing |
+| open | a probe ended otherwise | open; counts from 0 again |
+| open | a person closes it | releasing |
+| releasing | a released message died, of what opened it | open |
+| releasing | enough executions died | open |
+| releasing, closed by hand | its release was cancelled | open |
+| releasing | the last held message was released | closed |
+
+Nothing else changes the state. Pure functions of facts: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from celery_dlq.errors import SettingsError
+from celery_dlq.letters.json_codec import safe_repr
+from celery_dlq.store.base import OPEN, RELEASING, Circuit, Ends
+
+_MICROS = 1_000_000
+_MOST_SECONDS = 86_400.0
+_SHOWN_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CircuitBreaker:
+    """When the breaker of a task opens and closes.
+
+    Attributes:
+        deaths: Letters of one fingerprint within the window that open it. At least 1.
+        window: Length of the window in seconds; at most a day.
+        probe_every: Seconds between two probes; at most a day.
+        probes: Probes in a row that must succeed before it closes. At least 1.
+        share: Share of all executions within the window that must have died so; more than 0,
+            at most 1.
+    """
+
+    deaths: int = 20
+    window: float = 60.0
+    probe_every: float = 30.0
+    probes: int = 3
+    share: float = 0.9
+
+    def trips(self, ends: Ends) -> bool:
+        """True if so many executions died."""
+        return ends.died >= self.deaths and ends.died >= self.share * ends.all
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping, as the policy takes it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """An execution became a letter.
+
+    Attributes:
+        ends: All that ended within the window.
+        fingerprint: The letter's.
+        letter: Its id.
+        released: The message was released since the breaker last opened.
+    """
+
+    ends: Ends
+    fingerprint: str
+    letter: str
+    released: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """A probe, or another message that was released, ended.
+
+    Attributes:
+        succeeded: Its task returned; false if it died, was retried or was returned to its queue.
+    """
+
+    succeeded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeDue:
+    """There is a held message, and it may be time to send one as a probe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A person opens it, or has cancelled its release."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A person closes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emptied:
+    """The last held message was released."""
+
+
+Happened = Died | Probed | ProbeDue | Opened | Closed | Emptied
+
+
+def next_state(
+    breaker: CircuitBreaker, circuit: Circuit | None, happened: Happened, now: int
+) -> Circuit | None:
+    """The state after something happened; the same object if that changes nothing.
+
+    Args:
+        breaker: The policy; of an open breaker, its state has what matters.
+        circuit: The state before; ``None``: closed.
+        happened: What happened.
+        now: Microseconds since 1970.
+
+    Returns:
+        ``None``: closed.
+    """
+    if isinstance(happened, Opened):
+        is_open = circuit is not None and circuit.state == OPEN
+        return circuit if is_open else _opened(breaker, circuit, now)
+    if isinstance(happened, Died) and (circuit is None or circuit.state == RELEASING):
+        again = circuit is not None and happened.released
+        again = again and circuit is not None and happened.fingerprint == circuit.fingerprint
+        if again or breaker.trips(happened.ends):
+            opened = _opened(breaker, circuit, now)
+            return replace(opened, fingerprint=happened.fingerprint, letter=happened.letter)
+        return circuit
+    if circuit is None:
+        return None
+    if circuit.state == RELEASING:
+        return None if isinstance(happened, Emptied) else circuit
+    return _while_open(circuit, happened, now)
+
+
+def micros_until_probe(circuit: Circuit, now: int) -> int:
+    """Microseconds until the next probe may be sent; 0 or less: now."""
+    return circuit.probed_at + int(circuit.probe_every * _MICROS) - now
+
+
+def _while_open(circuit: Circuit, happened: Happened, now: int) -> Circuit:
+    if isinstance(happened, ProbeDue):
+        due = micros_until_probe(circuit, now) <= 0
+        return replace(circuit, probed_at=now) if due else circuit
+    if isinstance(happened, Closed):
+        return replace(circuit, state=RELEASING)
+    if isinstance(happened, Probed):
+        successes = circuit.successes + 1 if happened.succeeded else 0
+        if successes == circuit.successes:
+            return circuit
+        enough = successes >= circuit.probes
+        return replace(circuit, successes=successes, state=RELEASING if enough else OPEN)
+    return circuit
+
+
+def _opened(breaker: CircuitBreaker, before: Circuit | None, now: int) -> Circuit:
+    opened_at = now if before is None else max(now, before.opened_at + 1)
+    return Circuit(
+        opened_at=opened_at,
+        probe_every=breaker.probe_every,
+        probes=breaker.probes,
+        probed_at=now,
+    )
+
+
+def circuit_breaker(where: str, value: object) -> CircuitBreaker:
+    """Check a circuit breaker: a mapping of its keys; what is left out has its default.
+
+    Raises:
+        SettingsError: The value is something else.
+    """
+    if isinstance(value, CircuitBreaker):
+        value = value.to_json()
+    names = [f.name for f in fields(CircuitBreaker)]
+    if not isinstance(value, Mapping) or set(value) - set(names):
+        raise _unexpected(where, f"a mapping of {', '.join(names)}", value)
+    checked: dict[str, Any] = {}
+    for name, one in value.items():
+        place = f"{where}[{name!r}]"
+        whole = name in ("deaths", "probes")
+        if isinstance(one, bool) or not isinstance(one, int if whole else (int, float)):
+            raise _unexpected(place, "a whole number" if whole else "a number", one)
+        if whole and one < 1:
+            raise _unexpected(place, "1 or more", one)
+        if name == "share" and not 0 < one <= 1:
+            raise _unexpected(place, "more than 0 and at most 1", one)
+        if name in ("window", "probe_every") and not 0 < one <= _MOST_SECONDS:
+            raise _unexpected(place, "more than 0 and at most 86,400 seconds", one)
+        checked[name] = one if whole else float(one)
+    return CircuitBreaker(**checked)
+
+
+def _unexpected(where: str, what: str, got: object) -> SettingsError:
+    shown = " ".join(safe_repr(got, _SHOWN_CHARS).split())
+    return SettingsError(f"expected {where} to be {what}, got {shown}")

@@ -1,0 +1,13 @@
+"""Dead-lettering of messages that an operator names."""
+
+from __future__ import annotations
+
+from celery_dlq.registry import Feature
+
+FEATURE = Feature(
+    name="dead_letter",
+    commands={
+        "dead-letter": "command:dead_letter",
+        "delayed": "delayed_command:delayed",
+    },
+)

@@ -1,0 +1,127 @@
+"""Demands of operators in a worker: messages that become letters instead of being executed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import nsmallest
+from typing import Any
+
+from celery.worker import state
+from celery.worker.control import inspect_command
+
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.letters.headers import REDRIVE_HEADER
+from celery_dlq.letters.record import to_micros
+from celery_dlq.logs import get_logger
+from celery_dlq.store.base import Demand, DemandStore, JobStore
+from celery_dlq.writing.lifecycle import GuardedRequest
+
+logger = get_logger("celery_dlq.worker")
+
+DELAYED_COMMAND = "dlq_delayed"
+"""Remote-control command by which a worker says which messages wait for their ETA in it."""
+
+_MAX_LOGGED = 10
+
+
+class Demands:
+    """The demands that a worker knows of; it learns new ones by its heartbeat.
+
+    A demand stays until its message was acknowledged: a worker may be killed before that.
+    """
+
+    def __init__(self, store: DemandStore, jobs: JobStore) -> None:
+        self._store = store
+        self._jobs = jobs
+        self.known: dict[str, Demand] = {}
+        self._new: list[str] = []
+        self._met_now: list[str] = []
+        self._met_before: list[str] = []
+
+    def obey(self, demands: Sequence[Demand]) -> None:
+        """Apply the demands of the app, in place of those before."""
+        known = {demand.task_id: demand for demand in demands}
+        new = [demand for demand in demands if self.known.get(demand.task_id) != demand]
+        for demand in new[:_MAX_LOGGED]:
+            logger.info("Task %s is to be dead-lettered: %s", demand.task_id, demand.text)
+        self._new += [demand.task_id for demand in new]
+        self.known = known
+
+    def of(self, request: GuardedRequest) -> Demand | None:
+        """The demand for a request's task; ``None`` if it is none, or a redrive came after it."""
+        demand = self.known.get(request.id) if isinstance(request.id, str) else None
+        if demand is None:
+            return None
+        try:
+            demand = self._store.get(demand.task_id)
+            if demand is None:  # met, or withdrawn
+                del self.known[request.id]
+            elif self._redriven_after(demand, request.request_dict.get(REDRIVE_HEADER)):
+                return None
+        except StoreUnavailable:  # its letter will wait
+            pass
+        return demand
+
+    def met(self, task_id: str) -> None:
+        """Forget the demand for a task soon: its letter is stored, or it has succeeded."""
+        if self.known.pop(task_id, None) is not None:
+            self._met_now.append(task_id)
+
+    def tick(self, consumer: Any) -> None:
+        """Meet new demands at once, where that is possible; called once a second."""
+        self._forget()
+        new, self._new = self._new, []
+        wanted = {task_id for task_id in new if task_id in self.known}
+        if not wanted:
+            return
+        for entry, request in _waiting(consumer.timer):
+            if request.id in wanted and request.dlq_end_waiting():
+                entry.cancel()
+                consumer.qos.decrement_eventually()
+        for task_id in wanted:
+            request = state.requests.get(task_id)
+            if hasattr(request, "dlq_terminate"):
+                request.dlq_terminate(consumer.pool)
+
+    def _forget(self) -> None:
+        """Remove demands that were met; those of the last second may not be acknowledged yet."""
+        try:
+            for task_id in self._met_before:
+                self._store.remove(task_id)
+        except StoreUnavailable as exc:
+            logger.debug("Demands that were met are forgotten later: %s", exc)
+            return
+        self._met_before, self._met_now = self._met_now, []
+
+    def _redriven_after(self, demand: Demand, redrive: object) -> bool:
+        if not isinstance(redrive, str):
+            return False
+        job: Mapping[str, Any] = self._jobs.read(redrive) or {}
+        return int(job.get("started_at") or 0) > to_micros(demand.at)
+
+
+def _waiting(timer: Any) -> Iterator[tuple[Any, Any]]:
+    """The requests that wait for their ETA, with their entries in a worker's timer.
+
+    Source: ``_iter_schedule_requests`` in
+    https://github.com/celery/celery/blob/main/celery/worker/control.py
+    """
+    for waiting in list(timer.schedule.queue):
+        entry = waiting.entry
+        request = entry.args[0] if entry.args else None
+        if hasattr(request, "dlq_end_waiting") and not entry.canceled:
+            yield entry, request
+
+
+@inspect_command(name=DELAYED_COMMAND, signature="queue [limit=100]")  # type: ignore[untyped-decorator]
+def _dlq_delayed(panel: Any, queue: str, limit: int = 100, **_: Any) -> dict[str, Any]:
+    """List messages of a queue that wait for their ETA in this worker, those due first."""
+    guard = panel.consumer.controller.dead_letter_guard
+    found = [
+        request
+        for _entry, request in _waiting(panel.consumer.timer)
+        if request.eta is not None and guard.queue_of(request) == queue
+    ]
+    first = nsmallest(int(limit), found, key=lambda request: request.eta)
+    messages = [[request.id, request.name, request.eta.isoformat()] for request in first]
+    return {"total": len(found), "messages": messages}

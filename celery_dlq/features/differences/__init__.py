@@ -1,0 +1,7 @@
+"""What sets some letters apart from others."""
+
+from __future__ import annotations
+
+from celery_dlq.registry import Feature
+
+FEATURE = Feature(name="differences")

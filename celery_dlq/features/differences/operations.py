@@ -1,0 +1,254 @@
+"""What sets letters apart: values that others of their queue, and successes, have less often.
+
+The same question as the triage's `why`, asked of the newest letters at once: few enough to be
+counted here, without Spark. Both share what they compare (`letter_features`) and how they test it
+(`significance`).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from celery_dlq.errors import DLQError
+from celery_dlq.features.differences.findings import Finding, Message, distinct
+from celery_dlq.features.differences.letter_features import QUEUE, TASK, Masked, Pair, pairs_of
+from celery_dlq.features.differences.significance import (
+    MIN_OTHERS,
+    SAME_QUEUES,
+    SAME_TASKS,
+    SUCCESSES,
+    Significant,
+    candidates,
+    ranked,
+    significant,
+)
+from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
+from celery_dlq.operations.reading import Reading
+from celery_dlq.operations.redrive.selection import RawEntry
+from celery_dlq.store.base import Backend, DeadLetterStore, ordered
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_MOST_PAIRS = 100_000  # different ones, at most 50 MB
+_LEAST_MESSAGES = 5  # two letters, two others, one success
+_ENTRIES_PER_PAGE = 500
+# Shares of the time: reading letters ends after the first, reading successes after the second.
+_LETTERS_UNTIL, _SUCCESSES_UNTIL = 0.6, 0.7
+# Shares of the messages.
+_LETTERS, _OTHERS = 0.4, 0.4
+
+_FIXED = {
+    "fingerprint": {TASK},
+    "task_name": {TASK},
+    "worker_hostname": {"host"},
+    "release": {"release"},
+}
+_OPERATOR = re.compile(r"\s*[=!<>~]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """What sets letters of a queue apart; from `DeadLetters.apart`.
+
+    Attributes:
+        dead_letter_queue: The queue.
+        letters: Letters that matched the filter.
+        others: Other letters that were read.
+        successes: Sampled successes of the same tasks.
+        cut: True if time or room for more ran out: older letters were not read.
+        findings: The most telling first, at most 10; empty if nothing stands out.
+    """
+
+    dead_letter_queue: str
+    letters: int
+    others: int
+    successes: int
+    cut: bool
+    findings: tuple[Finding, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping with the attribute names."""
+        return asdict(self)
+
+
+class Comparison:
+    """Finds what sets letters apart; `DeadLetters` describes the arguments that methods share."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        reading: Reading,
+        *,
+        masked: Masked | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._backend = backend
+        self._reading = reading
+        self._masked = masked
+        self._monotonic = monotonic
+
+    def apart(
+        self,
+        /,
+        dead_letter_queue: str,
+        where: LetterFilter | None = None,
+        *,
+        most: int = 5_000,
+        deadline_seconds: float = 1.0,
+        **fields: Unpack[FilterFields],
+    ) -> Apart:
+        """Find values that are more frequent in some letters than in others; changes nothing.
+
+        The newest letters that match the filter, two fifths of ``most``, are compared with as many
+        other letters of the dead-letter queue: those of the same tasks if there are at least 20,
+        else those from the same queues, by host and release only: the rest follows from the task.
+        And with the newest sampled successes of the same tasks, one fifth (see
+        ``dlq_sample_successes``). Arguments of more than 65,536 characters of JSON are not
+        looked into.
+        """
+        where = filter_of(where, fields)
+        if most < _LEAST_MESSAGES or not deadline_seconds > 0:
+            raise DLQError(
+                f"expected most of {_LEAST_MESSAGES} or more and deadline_seconds above 0, got "
+                f"{most} and {deadline_seconds}"
+            )
+        self._reading.check_queue(dead_letter_queue)
+        reader = _Reader(dead_letter_queue, where, self._masked, self._monotonic)
+        start = self._monotonic()
+        letters, others = reader.letters(
+            self._backend.letters,
+            (round(most * _LETTERS), round(most * _OTHERS)),
+            until=start + deadline_seconds * _LETTERS_UNTIL,
+        )
+        tasks = {one.task for one in letters}
+        successes = reader.successes(
+            self._backend.sampled,
+            tasks,
+            most - round(most * _LETTERS) - round(most * _OTHERS),
+            until=start + deadline_seconds * _SUCCESSES_UNTIL,
+        )
+        found = compared(letters, others, successes)
+        return Apart(
+            dead_letter_queue=dead_letter_queue,
+            letters=len(letters),
+            others=len(others),
+            successes=len(successes),
+            cut=reader.cut,
+            findings=distinct(found, [*letters, *others, *successes], len(letters)),
+        )
+
+
+def compared(
+    letters: list[Message], others: list[Message], successes: list[Message]
+) -> list[Significant]:
+    """All values that are significant, the most telling first; the rows of the triage's `why`."""
+    tasks = {one.task for one in letters}
+    same = [one for one in others if one.task in tasks]
+    inside = [one.pairs for one in letters]
+    if len(same) >= MIN_OTHERS:
+        sides = {SAME_TASKS: same}
+    else:  # workers of other queues may have other hosts and releases
+        queues = {pair for one in letters for pair in one.pairs if pair[0] == QUEUE}
+        sides = {SAME_QUEUES: [one for one in others if one.pairs & queues]}
+    sides[SUCCESSES] = successes
+    found: list[Significant] = []
+    for against, side in sides.items():
+        tested, tests = candidates(inside, [one.pairs for one in side], against)
+        found += significant(tested, tests, against)
+    return ranked(found)
+
+
+class _Reader:
+    """Reads messages newest first, until a time."""
+
+    def __init__(
+        self,
+        queue: str,
+        where: LetterFilter,
+        masked: Masked | None,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._queue = queue
+        self._where = where
+        self._masked = masked
+        self._monotonic = monotonic
+        self._known: dict[Pair, Pair] = {}
+        self._fixed = fixed_by(where.to_json())
+        self.cut = False
+
+    def letters(
+        self, store: DeadLetterStore, most: tuple[int, int], *, until: float
+    ) -> tuple[list[Message], list[Message]]:
+        """The newest letters that match the filter, and the newest others."""
+        sides: tuple[list[Message], list[Message]] = ([], [])
+        here, newest = self._group(store)
+        enough = min(most[0], here or most[0]), most[1] if self._where else 0
+        for start in (None, newest):
+            for entry in self._entries(store, start, until):
+                side = not self._where.matches_fields(entry.fields)
+                if entry.is_letter and len(sides[side]) < enough[side]:
+                    sides[side].append(self._message(entry))
+                if len(sides[1]) < enough[1]:
+                    continue
+                if len(sides[0]) >= enough[0]:
+                    return sides
+                if start is None and newest and ordered(entry.position) > ordered(newest):
+                    break  # skip to the group
+            else:
+                return sides
+        return sides
+
+    def _group(self, store: DeadLetterStore) -> tuple[int | None, str | None]:
+        """The size of the group that the filter names, and the position of its newest letter.
+
+        A rare group may be far from the newest letter of the queue. ``None``: not known.
+        """
+        if self._where.fingerprint is None or not store.capabilities.overviews:
+            return None, None
+        group = store.group(self._queue, self._where.fingerprint)
+        if group is None:
+            return None, None
+        entry = store.entry(self._queue, group.example_id) if group.example_id else None
+        return group.letters, None if entry is None else entry[0]
+
+    def successes(
+        self, store: DeadLetterStore, tasks: set[str], most: int, *, until: float
+    ) -> list[Message]:
+        """The newest sampled successes of some tasks."""
+        found: list[Message] = []
+        for entry in self._entries(store, None, until) if tasks and most else ():
+            if entry.text("task_name") in tasks:
+                found.append(self._message(entry))
+            if len(found) >= most:
+                break
+        return found
+
+    def _entries(
+        self, store: DeadLetterStore, before: str | None, until: float
+    ) -> Iterator[RawEntry]:
+        for page in store.fields(
+            self._queue, after=None, until=before, page_size=_ENTRIES_PER_PAGE, newest_first=True
+        ):
+            for position, raw in page:
+                if self._monotonic() >= until or len(self._known) >= _MOST_PAIRS:
+                    self.cut = True
+                    return
+                yield RawEntry(position, raw)
+
+    def _message(self, entry: RawEntry) -> Message:
+        pairs = (pair for pair in pairs_of(entry.text, self._masked) if pair[0] not in self._fixed)
+        # Equal pairs are one object.
+        kept = frozenset(self._known.setdefault(pair, pair) for pair in pairs)
+        return Message(entry.text("task_name"), kept)
+
+
+def fixed_by(where: Mapping[str, Any]) -> frozenset[str]:
+    """The features that a filter fixes, given as JSON: they would be found, and say nothing."""
+    conditions = {_OPERATOR.split(one, maxsplit=1)[0] for one in where.get("conditions", ())}
+    return frozenset(chain(conditions, *(_FIXED.get(name, ()) for name in where)))

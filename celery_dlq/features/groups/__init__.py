@@ -1,0 +1,15 @@
+"""States of groups, and notes on them."""
+
+from __future__ import annotations
+
+from celery_dlq.registry import Feature
+
+FEATURE = Feature(
+    name="groups",
+    commands={
+        "mute": "command:mute",
+        "note": "command:note",
+        "reopen": "command:reopen",
+        "resolve": "command:resolve",
+    },
+)

@@ -1,0 +1,143 @@
+"""What operators say of groups of letters: notes on a cause, and what is done about it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from celery_dlq.errors import DLQError
+from celery_dlq.events import Action, Change, Events, whoami
+from celery_dlq.letters.printable import shortened
+from celery_dlq.letters.record import iso
+from celery_dlq.operations.reading import Reading
+from celery_dlq.store.base import OPEN_GROUP, Backend, GroupNotes, GroupState, GroupStatus, Note
+
+MAX_NOTE_CHARS = 2000
+MAX_RELEASE_CHARS = 200
+_MAX_AUDIT_CHARS = 200
+
+_ACTIONS = {
+    GroupState.OPEN: Action.REOPENED,
+    GroupState.MUTED: Action.MUTED,
+    GroupState.RESOLVED: Action.RESOLVED,
+}
+
+
+class Notes:
+    """Writes and reads notes, and sets the states of groups."""
+
+    def __init__(self, backend: Backend, reading: Reading, events: Events) -> None:
+        self._notes: GroupNotes = backend.notes
+        self._registry = backend.workers
+        self._reading = reading
+        self._events = events
+
+    def note(self, dead_letter_queue: str, fingerprint: str, text: str) -> Note:
+        """Add a note to a group of letters, for example the ticket of its bug.
+
+        A group keeps its newest 50 notes: while it has letters, and for 90 days after. If the
+        letters are on the broker: for 90 days after the last note.
+        """
+        text = _checked(text)
+        self._check(dead_letter_queue, fingerprint)
+        note = Note(at=self._registry.now(), actor=whoami(), text=text)
+        detail = {"fingerprint": fingerprint, "text": shortened(text, _MAX_AUDIT_CHARS)}
+        self._record(Action.NOTED, dead_letter_queue, note.at, detail)
+        self._notes.add(dead_letter_queue, fingerprint, note)
+        return note
+
+    def notes(self, dead_letter_queue: str, fingerprint: str) -> list[Note]:
+        """The notes on a group of letters, newest first."""
+        return self._check(dead_letter_queue, fingerprint)
+
+    def resolve(
+        self,
+        dead_letter_queue: str,
+        fingerprint: str,
+        *,
+        release: str | None = None,
+        note: str = "",
+    ) -> GroupStatus:
+        """Say that the cause of a group is mended; its letters stay.
+
+        If a task dies of it again, the group becomes *regressed*: see `DeadLettered.regressed`.
+        The state is kept as long as a note, also while the group has no letters.
+        """
+        release = (release or "").strip() or None
+        if release is not None and len(release) > MAX_RELEASE_CHARS:
+            raise DLQError(
+                f"expected a release of at most {MAX_RELEASE_CHARS} characters, got {len(release)}"
+            )
+        return self._set(
+            GroupState.RESOLVED, dead_letter_queue, fingerprint, note, {"release": release}
+        )
+
+    def mute(
+        self,
+        dead_letter_queue: str,
+        fingerprint: str,
+        *,
+        until: datetime | None = None,
+        note: str = "",
+    ) -> GroupStatus:
+        """Stop reports of a group to Sentry; its letters are stored and counted all the same."""
+        if until is not None and until.tzinfo is None:
+            raise DLQError(f"expected until to have a time zone, got {until}")
+        now = self._registry.now()
+        if until is not None and until <= now:
+            raise DLQError(f"expected until to be later than now, {iso(now)}, got {iso(until)}")
+        return self._set(GroupState.MUTED, dead_letter_queue, fingerprint, note, {"until": until})
+
+    def reopen(self, dead_letter_queue: str, fingerprint: str, *, note: str = "") -> GroupStatus:
+        """Take back what `resolve` or `mute` said, or accept a regression as open."""
+        return self._set(GroupState.OPEN, dead_letter_queue, fingerprint, note, {})
+
+    def _set(
+        self, state: GroupState, queue: str, fingerprint: str, text: str, given: dict[str, Any]
+    ) -> GroupStatus:
+        text = _checked(text) if text.strip() else ""
+        self._check(queue, fingerprint)
+        at, actor = self._registry.now(), whoami()
+        status = OPEN_GROUP
+        if state is not GroupState.OPEN:
+            facts = self._facts(queue, fingerprint)
+            status = GroupStatus(state=state, at=at, actor=actor, **given, **facts)
+        told = {
+            name: iso(value) if isinstance(value, datetime) else value
+            for name, value in given.items()
+            if value is not None
+        }
+        if text:
+            told["text"] = shortened(text, _MAX_AUDIT_CHARS)
+        self._record(_ACTIONS[state], queue, at, {"fingerprint": fingerprint, **told})
+        self._notes.set_status(queue, fingerprint, status)
+        if text:
+            self._notes.add(queue, fingerprint, Note(at=at, actor=actor, text=text))
+        return status
+
+    def _facts(self, queue: str, fingerprint: str) -> dict[str, Any]:
+        """What describes a group when it has no letters any more."""
+        group = self._reading.group(queue, fingerprint)
+        names = ("task_name", "reason", "exception_type", "first_seen_at", "last_seen_at")
+        facts = {name: getattr(group, name) for name in names}
+        return {**facts, "releases": tuple(group.releases)}
+
+    def _record(self, action: Action, queue: str, at: datetime, detail: dict[str, Any]) -> None:
+        change = Change(at=at, action=action, actor=whoami(), target=queue, detail=detail)
+        self._registry.record(change)  # before the change, so that none is untraceable
+        self._events.emit(change)
+
+    def _check(self, dead_letter_queue: str, fingerprint: str) -> list[Note]:
+        """Return the notes; without any, check that the group exists."""
+        self._reading.check_queue(dead_letter_queue)
+        notes = self._notes.notes(dead_letter_queue, fingerprint)
+        if not notes:
+            self._reading.group(dead_letter_queue, fingerprint)
+        return notes
+
+
+def _checked(text: str) -> str:
+    text = text.strip()
+    if not 0 < len(text) <= MAX_NOTE_CHARS:
+        raise DLQError(f"expected a note of 1 to {MAX_NOTE_CHARS:,} characters, got {len(text):,}")
+    return text

@@ -1,0 +1,10 @@
+"""Holding messages back, and releasing them."""
+
+from __future__ import annotations
+
+from celery_dlq.registry import Feature
+
+FEATURE = Feature(
+    name="hold",
+    commands={"hold": "commands:hold", "holds": "commands:holds", "release": "commands:release"},
+)

@@ -1,0 +1,140 @@
+"""``dlq hold``, ``dlq holds`` and ``dlq release``."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import click
+
+from celery_dlq.cli.context import ask, console_of, dead_letters_of, load_tasks, print_lines
+from celery_dlq.cli.options import Duration, Rate, json_option, yes_option
+from celery_dlq.cli.terminal import counting, say
+from celery_dlq.errors import DLQError
+from celery_dlq.features.hold import tables as hold_tables
+from celery_dlq.letters.printable import one_line
+
+
+@click.command(short_help="Let no worker execute the messages of a task or a queue for now.")
+@click.option("--task", help="Registered name of the tasks, or a pattern such as 'shop.*'.")
+@click.option("--queue", help="Name of their queues, or a pattern.")
+@click.option(
+    "--where",
+    "conditions",
+    multiple=True,
+    metavar="CONDITION",
+    help="Hold only messages with this argument or header, e.g. kwargs.tenant=42; can be given "
+    "several times.",
+)
+@click.option(
+    "--for",
+    "span",
+    type=Duration(),
+    help="Time until the messages are released by themselves, e.g. 30m, 2h; at most 30d.",
+)
+@click.option("--reason", default="", help="Why, for whoever sees the hold.")
+@yes_option
+@json_option
+@click.pass_context
+def hold(
+    ctx: click.Context,
+    *,
+    task: str | None,
+    queue: str | None,
+    conditions: tuple[str, ...],
+    span: float | None,
+    reason: str,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Take messages out of execution, without counting, losing or dead-lettering them.
+
+    Workers know it within 2 seconds. What runs already goes on. `dlq release ID` sends
+    the messages back to their queues, in order.
+    """
+    if task is None and queue is None:
+        raise click.UsageError("expected --task or --queue, got neither")
+    load_tasks(ctx.obj.app)
+    length = None if span is None else timedelta(seconds=span)
+    dead_letters_of(ctx).assembly.holds().preview(task, queue=queue, conditions=conditions)
+    ask_for_task(ctx, "hold", task, yes=yes)
+    made = dead_letters_of(ctx).hold(
+        task, queue=queue, conditions=conditions, span=length, reason=reason
+    )
+    if as_json:
+        print_lines([made.to_json()])
+        return
+    end = "until `dlq release`" if length is None else f"for {length}"
+    say(console_of(ctx), f"{made.id} holds tasks {made.task} of queues {made.queue} {end}.")
+
+
+def ask_for_task(ctx: click.Context, verb: str, task: str | None, *, yes: bool) -> None:
+    """Ask before something is done about a task that no live worker has."""
+    why = dead_letters_of(ctx).assembly.holds().doubt(task)
+    if why:
+        click.echo(one_line(why), err=True)
+        ask(f"{verb} {task} all the same", yes=yes)
+
+
+@click.command(short_help="Show the holds and how many messages they have.")
+@json_option
+@click.pass_context
+def holds(ctx: click.Context, *, as_json: bool) -> None:
+    """Show the holds in force, and those that have ended and still have messages."""
+    dead_letters = dead_letters_of(ctx)
+    found = [one.shown(dead_letters.redaction) for one in dead_letters.holds()]
+    if as_json:
+        print_lines(one.to_json() for one in found)
+    else:
+        hold_tables.holds(console_of(ctx), found)
+
+
+@click.command(short_help="End a hold, or all, and send the messages back to their queues.")
+@click.argument("hold_id", metavar="[ID]", required=False)
+@click.option("--all", "every", is_flag=True, help="End all holds, those of circuit breakers too.")
+@click.option("--rate", type=Rate(), help="Release at most this many messages a second.")
+@click.option(
+    "--limit", type=int, help="Release only this many, the oldest; the hold then goes on."
+)
+@json_option
+@click.pass_context
+def release(
+    ctx: click.Context,
+    *,
+    hold_id: str | None,
+    every: bool,
+    rate: float | None,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    """End a hold and send its messages back to their queues, in order, as they came.
+
+    A message whose queue nobody knows, or whose task no live worker of its queue has,
+    stays, and the exit code is 1, as if there is nothing to release. The release is a
+    job: see `dlq jobs`.
+    """
+    if (hold_id is None) is not every:
+        raise click.UsageError("expected the ID of a hold, or --all")
+    if every and limit is not None:
+        raise click.UsageError("expected --limit with the ID of a hold, got it with --all")
+    dead_letters, console = dead_letters_of(ctx), console_of(ctx)
+    chosen = [hold_id] if hold_id else [one.hold.id for one in dead_letters.holds()]
+    whole = True
+    for one in chosen:
+        try:
+            with counting(console, "released", quiet=as_json) as progress:
+                report = dead_letters.release(one, rate=rate, limit=limit, progress=progress)
+        except DLQError as exc:
+            if not every:
+                raise
+            click.echo(f"Error: {one_line(str(exc))}", err=True)  # of this one; the others go on
+            whole = False
+            continue
+        if as_json:
+            print_lines([report.to_json()])
+        else:
+            hold_tables.released(console, one, report)
+        whole &= not (report.failures or report.refused) and report.state == "done"
+    if not chosen and not as_json:
+        say(console, "Nothing is held.")
+    if not whole:
+        ctx.exit(1)

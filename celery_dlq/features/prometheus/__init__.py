@@ -1,0 +1,7 @@
+"""Metrics for Prometheus."""
+
+from __future__ import annotations
+
+from celery_dlq.registry import Feature
+
+FEATURE = Feature(name="prometheus")

@@ -1,0 +1,148 @@
+"""Serve the metrics of all workers to Prometheus, from their counts in the store."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+from celery_dlq import metrics
+from celery_dlq.errors import DLQError, MissingExtra, StoreUnavailable
+from celery_dlq.letters.printable import one_line
+from celery_dlq.logs import get_logger
+from celery_dlq.metrics import Measured, MetricsStore
+from celery_dlq.store.base import OPEN, Clock, Hold, QueueSummary, ServerMemory
+
+if TYPE_CHECKING:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+logger = get_logger("celery_dlq.exporter")
+
+
+class HeldMessages(Protocol):
+    """A hold and its number of messages."""
+
+    @property
+    def hold(self) -> Hold: ...  # noqa: D102 - see above
+    @property
+    def held(self) -> int: ...  # noqa: D102
+
+
+class Queues(Protocol):
+    """What the exporter reads besides the counts."""
+
+    def queues(self) -> list[QueueSummary]:
+        """A summary of every dead-letter queue."""
+
+    def memory(self) -> ServerMemory | None:
+        """The memory of Redis; ``None`` if unknown."""
+
+    def holds(self) -> Sequence[HeldMessages]:
+        """The holds and their numbers of messages."""
+
+
+class Collector:
+    """Reads the store at every scrape; ``celery_dlq_up`` is 0 if it does not answer."""
+
+    def __init__(self, queues: Queues, store: MetricsStore, clock: Clock) -> None:
+        self._queues = queues
+        self._store = store
+        self._clock = clock
+        self._up = True
+        self._lock = threading.Lock()
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """Answer one scrape."""
+        with self._lock:  # concurrent scrapes share one connection
+            try:
+                measured, queues = self._store.read(), self._queues.queues()
+                memory, holds = self._queues.memory(), self._queues.holds()
+            except StoreUnavailable as exc:
+                self._note(up=False, text=f"The store does not answer: {exc}")
+                yield _gauge(metrics.UP, [((), 0)])
+                return
+            self._note(up=True, text="The store answers again")
+        yield _gauge(metrics.UP, [((), 1)])
+        yield from _counters(measured)
+        yield from _gauges(measured, queues, self._clock())
+        yield _gauge(metrics.HELD, [((one.hold.id, one.hold.task), one.held) for one in holds])
+        circuits = [one.hold.circuit for one in holds if one.hold.circuit is not None]
+        yield _gauge(
+            metrics.CIRCUIT,
+            [((one.task, one.queue), 1.0 if one.state == OPEN else 0.5) for one in circuits],
+        )
+        share = None if memory is None else memory.share
+        yield _gauge(metrics.MEMORY, [] if share is None else [((), share)])
+
+    def _note(self, *, up: bool, text: str) -> None:
+        if up != self._up:
+            self._up = up
+            logger.log(logging.INFO if up else logging.ERROR, "%s", text)
+
+
+def serve(collector: Collector, *, port: int, address: str) -> Any:
+    """Serve ``/metrics`` in a thread."""
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415
+    except ImportError as exc:
+        feature, package = "dlq exporter", "prometheus-client"
+        raise MissingExtra(feature, package, "prometheus") from exc
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    try:
+        server, _thread = start_http_server(port, addr=address, registry=registry)
+    except (OSError, OverflowError) as exc:
+        raise DLQError(
+            f"expected {address}:{port} to be free for the exporter, got {exc}; stop the process "
+            f"that listens there or choose another --port"
+        ) from exc
+    return server
+
+
+Samples = Iterable[tuple[tuple[str, ...], float]]
+
+
+def _counters(measured: Measured) -> Iterator[CounterMetricFamily]:
+    from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415 - an extra
+
+    for metric in metrics.COUNTERS:
+        family = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+        for (name, *labels), count in sorted(measured.counts.items()):
+            if name == metric.name and len(labels) == len(metric.labels):
+                family.add_metric(tuple(map(one_line, labels)), count)
+        yield family
+
+
+def _gauges(
+    measured: Measured, queues: list[QueueSummary], now: datetime
+) -> Iterator[GaugeMetricFamily]:
+    yield _gauge(metrics.WORKERS, [((), len(measured.workers))])
+    yield _gauge(metrics.SPOOL, [((w.worker,), w.spool) for w in measured.workers])
+    yield _gauge(metrics.WAITING, [((w.worker,), w.waiting) for w in measured.workers])
+    yield _gauge(metrics.LENGTH, [((q.name,), q.letters) for q in queues])
+    yield _gauge(
+        metrics.BYTES, [((q.name,), q.memory_bytes) for q in queues if q.memory_bytes is not None]
+    )
+    yield _gauge(
+        metrics.OLDEST,
+        [
+            ((q.name,), max(0.0, (now - q.oldest_at).total_seconds()) if q.oldest_at else 0.0)
+            for q in queues
+            if q.oldest_at or not q.letters  # an unknown age is not 0
+        ],
+    )
+    yield _gauge(
+        metrics.LETTERS,
+        [((q.name, reason), number) for q in queues for reason, number in q.reasons.items()],
+    )
+
+
+def _gauge(metric: metrics.Metric, samples: Samples) -> GaugeMetricFamily:
+    from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415 - an extra
+
+    family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+    for labels, value in samples:
+        family.add_metric(tuple(map(one_line, labels)), value)
+    return family

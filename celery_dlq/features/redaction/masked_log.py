@@ -1,0 +1,89 @@
+"""Celery's own lines in a worker's log, and in its pool processes', without what is redacted.
+
+Celery logs an exception, its traceback and the arguments of its task in the process that runs it,
+and a message that it cannot read, in the worker. Handlers and formatters are the user's, so the
+records are masked before any of them sees them.
+
+Source: ``TraceInfo._log_error`` in
+https://github.com/celery/celery/blob/main/celery/app/trace.py
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from celery import current_task
+from celery.utils.log import get_logger
+
+from celery_dlq.features.redaction.masking import MARKER, Redaction
+
+_LOGGERS = (
+    "celery.app.trace",
+    "celery.pool",
+    "celery.redirected",
+    "celery.worker.consumer.consumer",
+    "celery.worker.control",
+    "celery.worker.request",
+    "celery.worker.strategy",
+)
+# They dump whole messages, in which nobody can tell the arguments.
+_CONSUMER = "celery.worker.consumer.consumer"
+_DUMPS = ("UNKNOWN_FORMAT", "UNKNOWN_TASK_ERROR", "INVALID_TASK_ERROR", "MESSAGE_DECODE_ERROR")
+_TRACEBACKS = logging.Formatter()
+
+
+def install(redaction: Redaction) -> None:
+    """Mask Celery's records in this process and its forks; replaces what an earlier call did."""
+    for name in _LOGGERS:
+        logger = get_logger(name)
+        for old in [one for one in logger.filters if isinstance(one, _Masked)]:
+            logger.removeFilter(old)
+        if redaction:
+            logger.addFilter(_Masked(redaction))
+
+
+class _Masked(logging.Filter):
+    """Masks the text, the traceback and the fields of a record; drops no record."""
+
+    def __init__(self, redaction: Redaction) -> None:
+        super().__init__()
+        self._redaction = redaction
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Mask one record; one that cannot be looked into loses its texts."""
+        try:
+            self._mask(record)
+        except Exception:  # noqa: BLE001 - the line must not leak, nor fail a task
+            record.msg, record.args, record.exc_info, record.exc_text = MARKER, None, None, None
+            record.__dict__.pop("data", None)
+        return True
+
+    def _mask(self, record: logging.LogRecord) -> None:
+        if _is_dump(record) and isinstance(record.args, tuple):
+            record.args = tuple(_kind(one) for one in record.args)
+            record.exc_info = None
+        texts: dict[str, Any] = {"msg": record.getMessage()}
+        if record.exc_info:
+            texts["exc_text"] = record.exc_text or _TRACEBACKS.formatException(record.exc_info)
+        if "data" in record.__dict__:
+            texts["data"] = record.__dict__["data"]
+        request = current_task.request if current_task else None
+        args, kwargs = getattr(request, "args", None), getattr(request, "kwargs", None)
+        record.__dict__.update(self._redaction.value(texts, args or (), kwargs))
+        record.args = record.exc_info = None
+
+
+def _is_dump(record: logging.LogRecord) -> bool:
+    # Not imported here: pools that replace Celery's tracer must do so before the consumer has it.
+    consumer = sys.modules.get(_CONSUMER)
+    return record.name == _CONSUMER and any(
+        record.msg == getattr(consumer, name, None) for name in _DUMPS
+    )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, KeyError):  # the name of an unknown task
+        return repr(value)
+    return type(value).__name__ if isinstance(value, BaseException) else MARKER

@@ -1,0 +1,7 @@
+"""Letters as events in Sentry."""
+
+from __future__ import annotations
+
+from celery_dlq.registry import Feature
+
+FEATURE = Feature(name="sentry")

@@ -1,0 +1,413 @@
+"""Report to Sentry: one event per group of letters when it is new, returns, or grows tenfold.
+
+Sentry's CeleryIntegration sends an event for every exception of every task, from the pool
+process. For a failure that becomes a letter this would be a duplicate, and in a flood one
+event per letter. So where ``dlq_sentry`` is ``groups``, this module drops the integration's
+event of such a failure; events of retries, unguarded tasks and everything else stay. With
+``beside`` the integration's events stay and their letters keep the event ids; this module
+reports only deaths that the integration does not see.
+
+``sentry_sdk`` is used only if the app has imported it. Without it, or without a DSN, this
+module does nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import replace
+from typing import Any
+from uuid import UUID, uuid4, uuid5
+
+from celery import current_task
+from celery import signals as celery_signals
+from kombu.utils.functional import LRUCache
+
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.events import Action, Change, DeadLettered, Event
+from celery_dlq.features.redaction.masking import NO_REDACTION, Redaction
+from celery_dlq.letters.record import DeadLetter, iso
+from celery_dlq.letters.tracebacks import Raised, raised
+from celery_dlq.logs import get_logger
+from celery_dlq.store.base.reports import Report, Reports, Why
+
+logger = get_logger("celery_dlq.sentry")
+
+GROUPS = "groups"
+BESIDE = "beside"
+OFF = "off"
+
+EVENT_ID = "dlq_sentry_event_id"
+"""Attribute of a task's request, and of the pool's ``ExceptionInfo``, that carries an event id."""
+
+TRACE = "dlq_sentry_trace"
+"""Attribute of the pool's ``ExceptionInfo``, and unstored field of a letter: the task's trace."""
+
+_TRACE_HEADER = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})(-[01])?")
+_EVENT_NAMESPACE = UUID("f0a4f0a6-0a33-5d0e-8a35-9f6f8c1d8d57")
+MAX_DUE_REPORTS = 1_000
+MAX_BODY_BYTES = 8_192
+_MASKED = ("exception", "threads", "logentry", "message", "extra", "contexts", "breadcrumbs")
+
+Keeps = Callable[[Any, "dict[str, Any]", Any], bool]
+
+
+def client() -> Any:
+    """Sentry's client, if the app has imported ``sentry_sdk`` and set a DSN; else ``None``."""
+    sdk = sys.modules.get("sentry_sdk")
+    if sdk is None or not hasattr(sdk, "get_client"):  # sentry_sdk 1 has no get_client
+        return None
+    found = sdk.get_client()
+    return found if found.is_active() and found.transport is not None else None
+
+
+def event_id_of(letter: DeadLetter) -> str:
+    """The id of a letter's event, derived from the letter's: a second report is the same event."""
+    return uuid5(_EVENT_NAMESPACE, letter.id).hex
+
+
+class SentryReporter:
+    """Marks letters that will be reported, and reports them once they are stored."""
+
+    def __init__(
+        self,
+        reports: Reports,
+        redaction: Redaction = NO_REDACTION,
+        used_up: Callable[[DeadLetter], str] | None = None,
+    ) -> None:
+        self._reports = reports
+        self._redaction = redaction
+        self._used_up = used_up
+        self._due: OrderedDict[str, tuple[Report, str]] = OrderedDict()
+
+    def mark(self, letter: DeadLetter) -> DeadLetter:
+        """The letter with the id of its event, if it will be reported."""
+        trace = letter.extra.get(TRACE, b"").decode()
+        if trace:
+            others = {name: value for name, value in letter.extra.items() if name != TRACE}
+            letter = replace(letter, extra=others)
+        if letter.sentry_event_id is not None or client() is None:
+            return letter
+        try:
+            report = self._last_report(letter) or self._reports.of(letter)
+        except StoreUnavailable as exc:
+            logger.warning("Letter %s is not reported to Sentry: %s", letter.id, exc)
+            return letter
+        if report is None:
+            return letter
+        self._due[letter.id] = report, trace
+        while len(self._due) > MAX_DUE_REPORTS:
+            self._due.popitem(last=False)
+        return replace(letter, sentry_event_id=event_id_of(letter))
+
+    def _last_report(self, letter: DeadLetter) -> Report | None:
+        """The report that a message is redriven no more: one for each group, while it lasts."""
+        if not letter.redrives or self._used_up is None or not self._used_up(letter):
+            return None
+        group = replace(letter, redrives=0, fingerprint=f"{letter.fingerprint}:used_up")
+        report = self._reports.of(group)
+        if report is None or report.why is not Why.NEW:
+            return None
+        return replace(report, why=Why.USED_UP)
+
+    def __call__(self, event: Event) -> None:
+        """Observe events: queue the report of a stored letter in Sentry's own thread."""
+        if isinstance(event, Change) and event.action is Action.CIRCUIT_OPENED:
+            if client() is not None:
+                _send(event_of_opening(event))
+            return
+        if not isinstance(event, DeadLettered):
+            return
+        due = self._due.pop(event.letter.id, None)
+        found = client()
+        if due is not None and found is not None:
+            shown = self._redaction.letter(event.letter)
+            sent = event_of(shown, due[0], with_values=_sends_values(found.options))
+            sent["contexts"].update(_trace_of(event.letter, due[1]))
+            _send(sent)
+
+
+def _send(event: dict[str, Any]) -> None:
+    """Send an event without breadcrumbs: those of the main process belong to all tasks."""
+    sdk = sys.modules["sentry_sdk"]
+    with sdk.isolation_scope() as scope:
+        scope.clear_breadcrumbs()
+        sdk.capture_event(event)
+
+
+class SentryDeduplicator:
+    """Drops events of Sentry's integrations that would duplicate a report.
+
+    Made in the worker's main process before the pool starts, so that pool processes inherit it.
+    """
+
+    def __init__(self, keeps: Keeps, handling: Callable[[], bool], *, instead: bool) -> None:
+        self._keeps = keeps
+        self._handling = handling
+        self._instead = instead
+        self._rate_limit = RateLimit()
+
+    def install(self) -> None:
+        """Process every event of this process and of the pool processes that it starts.
+
+        Replaces the one of an earlier worker in this process.
+        """
+        scope = sys.modules["sentry_sdk"].scope
+        others = [
+            processor
+            for processor in scope.global_event_processors
+            if not isinstance(getattr(processor, "__self__", None), SentryDeduplicator)
+        ]
+        scope.global_event_processors[:] = [*others, self.processed]
+        celery_signals.task_failure.connect(
+            _carry_event_id, weak=False, dispatch_uid="celery_dlq.sentry"
+        )
+
+    def processed(self, event: Any, hint: Mapping[str, Any]) -> Any:
+        """Sentry's event, or ``None`` to drop it because a letter reports it."""
+        if self._instead and "log_record" in hint:
+            return event if self._may_log(hint["log_record"]) else None
+        if _mechanism(event) != "celery" or not current_task:
+            return event
+        request = current_task.request
+        try:
+            if self._instead and self._keeps(
+                current_task, request.delivery_info or {}, hint.get("exc_info")
+            ):
+                return None
+        except Exception:
+            logger.exception("Could not check an event of Sentry's integration; it is sent")
+        setattr(request, EVENT_ID, event.get("event_id"))
+        return event
+
+    def _may_log(self, record: logging.LogRecord) -> bool:
+        if record.name.startswith("celery.worker"):
+            return not self._handling()
+        # One line per lost process, and one of ours per letter while the store is down.
+        limited = record.name == "multiprocessing" or record.name.startswith("celery_dlq")
+        return not limited or self._rate_limit.may(record.name, str(record.msg))
+
+
+class RateLimit:
+    """Passes one log line per template and minute."""
+
+    _PAUSE_SECONDS = 60.0
+    MAX_TEMPLATES = 200
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._passed: MutableMapping[tuple[str, str], float] = LRUCache(self.MAX_TEMPLATES)  # type: ignore[no-untyped-call]
+
+    def may(self, logger_name: str, template: str) -> bool:
+        """True if a line may pass now; counts it as passed."""
+        now, name = self._clock(), (logger_name, template)
+        if now - self._passed.get(name, -self._PAUSE_SECONDS) < self._PAUSE_SECONDS:
+            return False
+        self._passed[name] = now
+        return True
+
+
+def install_masking(redaction: Redaction) -> None:
+    """Mask every event of this process, and of the pool processes that it starts.
+
+    As Sentry's ``before_send``, after that of the app: only there an event has all that
+    integrations add to it, as JSON.
+
+    Source: https://docs.sentry.io/platforms/python/configuration/filtering/
+    """
+    found = client()
+    if found is not None and redaction:
+        for name in ("before_send", "before_send_transaction"):
+            theirs = found.options.get(name)
+            if isinstance(theirs, _Masking):  # of an earlier worker in this process
+                theirs = theirs.theirs
+            found.options[name] = _Masking(theirs, redaction)
+
+
+class _Masking:
+    """Masks what the app's ``before_send`` returns.
+
+    Local variables are left out: they may hold any part of an argument.
+    """
+
+    def __init__(self, theirs: Callable[[Any, Any], Any] | None, redaction: Redaction) -> None:
+        self.theirs = theirs
+        self._redaction = redaction
+
+    def __call__(self, event: Any, hint: Any) -> Any:
+        if self.theirs is not None:
+            event = self.theirs(event, hint)
+        if event is None:
+            return None
+        for part in ("exception", "threads"):
+            for one in (event.get(part) or {}).get("values") or ():
+                for frame in (one.get("stacktrace") or {}).get("frames") or ():
+                    frame.pop("vars", None)
+        texts = {name: event.pop(name) for name in _MASKED if name in event}
+        try:
+            request = current_task.request if current_task else None
+            args, kwargs = getattr(request, "args", None), getattr(request, "kwargs", None)
+            event.update(self._redaction.value(texts, args or (), kwargs))
+        except Exception as exc:  # noqa: BLE001 - the event must not leak, nor be lost
+            logger.warning("An event for Sentry is sent without texts: %s", type(exc).__name__)
+        return event
+
+
+def _carry_event_id(sender: Any = None, einfo: Any = None, **_: Any) -> None:
+    """In the pool process: attach event id and trace to the failure for the main process."""
+    event_id = getattr(getattr(sender, "request", None), EVENT_ID, None)
+    found, sdk = client(), sys.modules.get("sentry_sdk")
+    if found is None or sdk is None or einfo is None:
+        return
+    # The ids differ if Sentry sampled the event out, or the app's before_send dropped it.
+    if event_id and sdk.last_event_id() == event_id:
+        setattr(einfo, EVENT_ID, event_id)
+    if found.get_integration("celery") is not None:  # else the trace is that of the process
+        setattr(einfo, TRACE, sdk.get_traceparent())
+
+
+def event_of(letter: DeadLetter, report: Report, *, with_values: bool) -> dict[str, Any]:
+    """The Sentry event of a letter and its group."""
+    event: dict[str, Any] = {
+        "event_id": letter.sentry_event_id,
+        "timestamp": letter.dead_lettered_at,
+        "level": "error",
+        "platform": "python",
+        "logger": "celery_dlq",
+        "transaction": letter.task_name,
+        "fingerprint": [letter.fingerprint],
+        "tags": _tags(letter, report),
+        "contexts": {"dead_letter": _context(letter, report)},
+    }
+    if letter.release is not None:
+        event["release"] = letter.release
+    if letter.exception_type is not None:
+        event["exception"] = {"values": _exceptions(letter)}
+    else:
+        text = f"{letter.task_name} dead-lettered: {letter.reason}: {letter.description}"
+        event["logentry"] = {"message": text, "formatted": text}
+    if with_values:
+        event["extra"] = _values(letter)
+    return event
+
+
+def _trace_of(letter: DeadLetter, trace: str) -> dict[str, dict[str, str]]:
+    """The context ``trace``: that of the task, or a new span in that of its message."""
+    if found := _TRACE_HEADER.match(trace):
+        return {"trace": {"trace_id": found[1], "span_id": found[2]}}
+    headers = letter.decoded("headers")
+    inner = headers.get("headers")  # where Sentry's integration reads it
+    header = (inner if isinstance(inner, Mapping) else headers).get("sentry-trace")
+    if found := _TRACE_HEADER.match(str(header)):
+        span = {"span_id": uuid4().hex[:16], "parent_span_id": found[2]}
+        return {"trace": {"trace_id": found[1], **span}}
+    return {}
+
+
+def event_of_opening(change: Change) -> dict[str, Any]:
+    """The Sentry event of a circuit breaker that opened."""
+    detail = change.detail
+    task, circuit = str(detail.get("task")), detail.get("circuit") or {}
+    text = f"Circuit breaker of {task} opened: {detail.get('reason')}"
+    return {
+        "timestamp": change.at,
+        "level": "error",
+        "platform": "python",
+        "logger": "celery_dlq",
+        "transaction": task,
+        "fingerprint": ["celery_dlq.circuit_opened", task, str(detail.get("queue"))],
+        "tags": {"task": task, "queue": str(detail.get("queue")), "hold": change.target},
+        "contexts": {"circuit_breaker": dict(circuit)},
+        "logentry": {"message": text, "formatted": text},
+    }
+
+
+def _tags(letter: DeadLetter, report: Report) -> dict[str, str]:
+    tags = {
+        "task": letter.task_name,
+        "queue": letter.source_queue,
+        "dead_letter_queue": letter.dead_letter_queue,
+        "reason": letter.reason.value,
+        "deliveries": str(letter.deliveries),
+        "redrives": str(letter.redrives),
+        "group": report.why.value,
+        "celery_task_id": letter.task_id,
+    }
+    if letter.release is not None:
+        tags["release"] = letter.release
+    if letter.worker_hostname is not None:
+        tags["worker"] = letter.worker_hostname
+    return tags
+
+
+def _context(letter: DeadLetter, report: Report) -> dict[str, Any]:
+    return {
+        "letter_id": letter.id,
+        "letter_ids": list(report.letter_ids),
+        "letters_in_group": report.number,
+        "description": letter.description,
+        "retries": letter.retries,
+        "dead_lettered_at": iso(letter.dead_lettered_at),
+        "first_delivered_at": iso(letter.first_delivered_at),
+        "show": f"celery dlq show {letter.id}",
+        "redrive": f"celery dlq redrive {letter.dead_letter_queue} "
+        f"--fingerprint {letter.fingerprint}",
+    }
+
+
+def _exceptions(letter: DeadLetter) -> list[dict[str, Any]]:
+    """The chain of exceptions; the last one has type and text from the letter."""
+    chain = raised(letter.traceback or "") or [Raised(name="", said="", frames=())]
+    last = replace(chain[-1], name=letter.exception_type or "", said=letter.exception_message or "")
+    return [_exception(one) for one in (*chain[:-1], last)]
+
+
+def _exception(one: Raised) -> dict[str, Any]:
+    module, _, name = one.name.rpartition(".")
+    value: dict[str, Any] = {
+        "type": name or "Exception",
+        "module": module or None,
+        "value": one.said,
+        "mechanism": {"type": "celery_dlq", "handled": False},
+    }
+    if one.frames:
+        value["stacktrace"] = {
+            "frames": [
+                {
+                    "filename": frame.file,
+                    "abs_path": frame.file,
+                    "function": frame.function,
+                    "lineno": frame.line,
+                    "context_line": frame.code,
+                    "in_app": frame.own,
+                }
+                for frame in one.frames
+            ]
+        }
+    return value
+
+
+def _values(letter: DeadLetter) -> dict[str, Any]:
+    """Arguments and body, as far as they are readable without unpickling."""
+    return {
+        "args": letter.args_json or letter.argsrepr,
+        "kwargs": letter.kwargs_json or letter.kwargsrepr,
+        "body": letter.body[:MAX_BODY_BYTES].decode("utf-8", "backslashreplace"),
+    }
+
+
+def _sends_values(options: Mapping[str, Any]) -> bool:
+    """True if the app's ``sentry_sdk.init`` allows personal data."""
+    collection = options.get("data_collection")
+    if isinstance(collection, Mapping) and collection.get("provided_by_user"):
+        return bool(collection.get("queues"))
+    return bool(options.get("send_default_pii"))
+
+
+def _mechanism(event: Mapping[str, Any]) -> str | None:
+    values = (event.get("exception") or {}).get("values") or ()
+    return (values[-1].get("mechanism") or {}).get("type") if values else None

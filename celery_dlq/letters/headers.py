@@ -1,0 +1,107 @@
+"""The message headers of celery_dlq: a contract with every worker and tool that reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_dlq.letters.record import DeadLetter, iso
+
+__all__ = [
+    "CONTENT_TYPE_OF_ENTRY",
+    "DEAD_LETTERED_AT_HEADER",
+    "DEAD_LETTER_QUEUE_HEADER",
+    "DELAY_HEADER",
+    "DELAY_SOURCE_HEADER",
+    "DELIVERIES_HEADER",
+    "EDITED_HEADER",
+    "HOLD_HEADER",
+    "LETTER_HEADER",
+    "REASON_HEADER",
+    "REDRIVES_HEADER",
+    "REDRIVE_HEADER",
+    "RETRIES_HEADER",
+    "SOURCE_QUEUE_HEADER",
+]
+
+REDRIVES_HEADER = "dlq_redrives"
+"""Number of redrives of the message. Celery keeps the header over retries."""
+
+REDRIVE_HEADER = "dlq_redrive"
+"""Id of the redrive that published the message."""
+
+LETTER_HEADER = "dlq_letter"
+"""Id of the letter, or of the held message. Two messages with one id are one published twice."""
+
+HOLD_HEADER = "dlq_hold"
+"""Id of the hold that the message was released from; this hold does not take it again."""
+
+DELAY_HEADER = "dlq_default_delay"
+"""Seconds of the queue's default delay, if the message got one."""
+
+DELAY_SOURCE_HEADER = "dlq_default_delay_source"
+"""Source of that delay, e.g. ``dlq_queues['orders']``."""
+
+CONTENT_TYPE_OF_ENTRY = "application/vnd.kombu.entry"
+"""Content type of a letter whose body is a whole entry of a Redis list, which is no message."""
+
+# Of the message that a dead-letter exchange gets for each letter, beside LETTER_HEADER and
+# the original message's own headers; docs/reference/wire.md is the contract.
+
+REASON_HEADER = "dlq_reason"
+"""Why the message died: a value of `Reason`."""
+
+DEAD_LETTERED_AT_HEADER = "dlq_dead_lettered_at"
+"""Time of the death: ISO 8601 in UTC with microseconds."""
+
+SOURCE_QUEUE_HEADER = "dlq_source_queue"
+"""Queue that the message came from."""
+
+DEAD_LETTER_QUEUE_HEADER = "dlq_dead_letter_queue"
+"""Dead-letter queue that keeps the letter."""
+
+REPLACED_TASK_NESTING = "replaced_task_nesting"
+"""Celery's own header: how often ``Task.replace`` replaced the task with this id."""
+
+DELIVERIES_HEADER = "dlq_deliveries"
+"""Number of deliveries of the message."""
+
+RETRIES_HEADER = "dlq_retries"
+"""Retry number of the message."""
+
+SAMPLE_HEADER = "dlq_sample_share"
+"""Share of its kind that was sampled, on a sampled success; above 0, at most 1."""
+
+POSITION_HEADER = "dlq_position"
+"""Position of a letter that is kept in a queue of the broker; see docs/reference/wire.md."""
+
+EDITED_HEADER = "dlq_edited"
+"""Edits of the message as JSON: time, person and change of each. Bounded."""
+
+MAX_COUNT = 2**31 - 1
+
+
+def whole_number(value: object) -> int:
+    """Read a count from a header as Celery does: ``True`` is 1; anything else than a count is 0."""
+    if not isinstance(value, (int, float)) or not value >= 0:
+        return 0
+    return int(min(value, MAX_COUNT))
+
+
+def death_headers(letter: DeadLetter) -> dict[str, Any]:
+    """Letter, reason, time, queues and counts: a contract, see docs/reference/wire.md.
+
+    Args:
+        letter: The letter that the message carries or announces.
+
+    Returns:
+        Header names of `celery_dlq.letters.headers` with texts and whole numbers.
+    """
+    return {
+        LETTER_HEADER: letter.id,
+        REASON_HEADER: letter.reason.value,
+        DEAD_LETTERED_AT_HEADER: iso(letter.dead_lettered_at),
+        SOURCE_QUEUE_HEADER: letter.source_queue,
+        DEAD_LETTER_QUEUE_HEADER: letter.dead_letter_queue,
+        DELIVERIES_HEADER: letter.deliveries,
+        RETRIES_HEADER: letter.retries,
+    }

@@ -1,0 +1,373 @@
+"""Publish redriven messages: always confirmed, in batches if the transport can."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from amqp.exceptions import FrameSyntaxError  # type: ignore[import-untyped]
+
+from celery_dlq.errors import BrokerUnavailable, DLQError, RedriveError
+from celery_dlq.letters.headers import CONTENT_TYPE_OF_ENTRY
+from celery_dlq.logs import get_logger
+from celery_dlq.operations.redrive.message import Outgoing
+from celery_dlq.transport.amqp.confirms import Confirms
+from celery_dlq.transport.redis.envelope import Envelopes
+from celery_dlq.transport.sqs.aws import (
+    broker_errors,
+    fate,
+    is_sqs,
+    only_once,
+    renamed,
+    send_body,
+    unshare_clients,
+)
+
+logger = get_logger("celery_dlq")
+
+_RETRY = {"max_retries": 3, "interval_start": 0, "interval_step": 0.2}
+_MESSAGES_PER_PIPELINE = 500
+_MESSAGES_PER_ROUND = 100  # published one by one
+_BEAT_SECONDS = 2.0
+_ATTEMPTS = 4
+_PAUSE_SECONDS = 0.2  # before the second attempt; twice as long before the third
+_REPLY_SECONDS = 10.0  # of a Redis
+_INTERRUPTED = "interrupted while it was published"
+
+
+class Right(Protocol):
+    """The right to publish messages, which may be lost during every wait."""
+
+    def keep(self, waiting_for: str = "") -> None:
+        """Renew it; called before each message, and about every second of a wait."""
+
+    def has(self, letter_id: str) -> bool:
+        """False if another operation has taken the letter over."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """The results of publishing; filled message by message, so that an interrupt loses none."""
+
+    # Ids of letters whose message the broker has
+    confirmed: list[str] = field(default_factory=list)
+    # Ids of letters whose message the broker does not have, with the error
+    refused: dict[str, str] = field(default_factory=dict)
+    # Ids of letters whose message the broker may have, with the error
+    doubtful: dict[str, str] = field(default_factory=dict)
+    # Ids of confirmed ones whose message an earlier attempt may have published, too
+    again: set[str] = field(default_factory=set)
+
+    @property
+    def confirmed_set(self) -> frozenset[str]:
+        """The confirmed ids, for fast lookups."""
+        return frozenset(self.confirmed)
+
+
+class _Failure(NamedTuple):
+    """An attempt that failed: whether to try again, and what it left behind."""
+
+    error: Exception  # The error
+    again: bool  # True to try again
+    maybe: bool  # True if the broker may have the message
+    away: bool  # True if the next message would fail as well
+
+
+class Publisher:
+    """Publishes to the app's broker; a context manager that holds one connection."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._connection: Any = None
+        self._producer: Any = None
+        self._confirms: Confirms | None = None
+        self._is_sqs = self._connected = False
+
+    def __enter__(self) -> Publisher:  # noqa: PYI034 - Self came with Python 3.11
+        self._open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(Exception):
+            self._connection.release()
+
+    @property
+    def batch_size(self) -> int:
+        """Number of messages to publish at a time; after a crash all of them are doubtful."""
+        return _MESSAGES_PER_PIPELINE if self._can_batch else _MESSAGES_PER_ROUND
+
+    def envelopes(self) -> Envelopes | None:
+        """Return what makes this broker's list entries; ``None`` if it is not kombu's Redis."""
+        if self._producer is None:
+            self._open()
+        if self._connection.transport.driver_type != "redis":  # to look closer, we would connect
+            return None
+        try:
+            return Envelopes(self._producer) if Envelopes.supported(self._producer) else None
+        except self.errors:
+            return None
+
+    def publish(self, messages: Sequence[Outgoing], sent: Sent, right: Right) -> None:
+        """Publish messages and wait until the broker has them; fills ``sent``."""
+        if self._producer is None:
+            self._open()
+        if self._can_batch:
+            self._batch(messages, sent, right)
+        else:
+            self._one_by_one(messages, sent, right)
+
+    @property
+    def _can_batch(self) -> bool:
+        # New in kombu 5.7. Its Redis transport writes one pipeline and never replays it.
+        return bool(getattr(self._producer, "supports_batch_publish", False))
+
+    def _batch(self, messages: Sequence[Outgoing], sent: Sent, right: Right) -> None:
+        try:
+            self._producer.channel.connection  # noqa: B018 - connects
+            self.declare({message.queue for message in messages})
+        except self.errors as exc:
+            sent.refused.update({m.letter_id: not_published(m, exc) for m in messages})
+            self._close()
+            return
+        right.keep()
+        ours = [message for message in messages if right.has(message.letter_id)]
+        sent.doubtful.update({message.letter_id: _INTERRUPTED for message in ours})
+        try:
+            with self._producer.batch(max_size=max(1, len(ours))):
+                for message in ours:
+                    try:
+                        self._put(message)
+                    except (TypeError, ValueError, RedriveError) as exc:  # it cannot be encoded
+                        del sent.doubtful[message.letter_id]
+                        sent.refused[message.letter_id] = not_published(message, exc)
+        except self.errors as exc:
+            sent.doubtful.update(
+                {m.letter_id: not_published(m, exc) for m in ours if m.letter_id in sent.doubtful}
+            )
+            self._close()
+        else:
+            sent.confirmed += sent.doubtful
+            sent.doubtful.clear()
+
+    def _one_by_one(self, messages: Sequence[Outgoing], sent: Sent, right: Right) -> None:
+        for number, message in enumerate(messages):
+            right.keep()
+            if not right.has(message.letter_id):
+                continue
+            away = self._until_known(message, sent, right)
+            if away is not None:  # the next ones would wait as long
+                rest = [other for other in messages[number + 1 :] if right.has(other.letter_id)]
+                sent.refused.update({m.letter_id: not_published(m, away) for m in rest})
+                return
+
+    def _until_known(self, message: Outgoing, sent: Sent, right: Right) -> Exception | None:
+        """Publish a message, again if the connection is lost; return why the broker is away.
+
+        The client's own retries would tell nobody that the message may be there twice.
+        """
+        letter_id, failure = message.letter_id, None
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                time.sleep(attempt * _PAUSE_SECONDS)
+                right.keep()
+            if not right.has(letter_id):
+                break
+            earlier = letter_id in sent.doubtful
+            failure = self._failure(message, sent, right)
+            if failure is None:
+                sent.confirmed.append(letter_id)
+                if earlier:
+                    sent.again.add(letter_id)
+            if failure is None or not (earlier or failure.maybe):
+                sent.doubtful.pop(letter_id, None)
+            if failure is None or not failure.again:
+                break
+        if failure is None:
+            return None
+        results = sent.doubtful if letter_id in sent.doubtful else sent.refused
+        results[letter_id] = not_published(message, failure.error)
+        if isinstance(failure.error, BrokerUnavailable):
+            raise failure.error
+        return failure.error if failure.away else None
+
+    def _failure(self, message: Outgoing, sent: Sent, right: Right) -> _Failure | None:
+        """Attempt to publish a message; return what went wrong."""
+        ours = (TypeError, ValueError, RedriveError, BrokerUnavailable)
+        expected: tuple[type[Exception], ...] = (*self.errors, *ours)
+        try:
+            self._attempt(message, sent, right)
+        except expected as exc:
+            again, maybe = self._fate(exc)
+            silent = not self._connected or isinstance(exc, TimeoutError)
+            self._close()  # a late confirmation would be taken for that of the next message
+            return _Failure(exc, again and not silent, maybe, silent or (again and not maybe))
+        except BaseException:
+            self._close()
+            raise
+        return None
+
+    def _attempt(self, message: Outgoing, sent: Sent, right: Right) -> None:
+        """Publish a message once; from the moment it may be on the broker it is doubtful."""
+        self._connect(right)
+        if self._confirms is not None:
+            self._confirms.ready(self._connection, right.keep)
+        self.declare({message.queue}, retry=False)
+        sent.doubtful.setdefault(message.letter_id, _INTERRUPTED)
+        self._put(message, mandatory=self._confirms is not None)
+        if self._confirms is not None:
+            self._confirms.wait(self._producer.channel, right.keep)
+
+    def _fate(self, exc: Exception) -> tuple[bool, bool]:
+        """Whether to publish again after an error, and whether the broker may have the message."""
+        if self._is_sqs:
+            return fate(exc)
+        if isinstance(exc, (TimeoutError, BrokerUnavailable)):
+            return False, True
+        lost = isinstance(exc, (OSError, *self._connection_errors))
+        lost = lost and not isinstance(exc, FrameSyntaxError)  # py-amqp cannot encode it
+        return lost, lost
+
+    def _put(self, message: Outgoing, **options: Any) -> None:
+        properties = message.properties
+        if self._is_sqs:
+            properties = renamed(message.queue, properties, message.letter_id)
+        if message.content_type == CONTENT_TYPE_OF_ENTRY:
+            self._push(message, properties)
+            return
+        if self._confirms is not None:
+            properties = {"priority": None, **properties}  # else kombu makes an absent one 0
+        # To the queue itself, because its exchange could route copies to other queues.
+        self._producer.publish(
+            message.body,
+            exchange="",
+            routing_key=message.queue,
+            content_type=message.content_type,
+            content_encoding=message.content_encoding,
+            headers=message.headers,
+            **options,
+            **properties,
+        )
+
+    def _push(self, message: Outgoing, properties: dict[str, Any]) -> None:
+        if self._is_sqs:
+            send_body(self._producer.channel, message.queue, message.body, properties)
+            return
+        envelopes = self.envelopes()
+        if envelopes is None:
+            raise RedriveError(
+                "it was an entry of a Redis list, or a body of Amazon SQS, and no message; only "
+                "a broker of that kind can take it back"
+            )
+        envelopes.push(message.queue, message.properties.get("priority"), message.body)
+
+    def declare(self, queues: set[str], *, retry: bool = True) -> None:
+        """Declare those of the queues that the app knows."""
+        for name in queues:
+            known = self._app.amqp.queues.get(name)
+            if known is not None:
+                # kombu before 5.5 does not declare an unbound queue when it may retry.
+                bound = known.bind(self._producer.channel)
+                self._producer.maybe_declare(bound, retry=retry, **(_RETRY if retry else {}))
+
+    def _connect(self, right: Right) -> None:
+        if self._producer is None:
+            self._open()
+        if self._connected:
+            return
+        self._connection.ensure_connection(errback=lambda *_: right.keep(), **_RETRY)
+        if self._confirms is not None:
+            self._producer.channel.confirm_select()
+        if self._is_sqs:
+            unshare_clients(self._producer.channel)
+        self._connected = True
+
+    def _open(self) -> None:
+        """Make a connection on which every wait is bounded and nothing is sent twice."""
+        connection = self._app.connection_for_write()
+        kind, given = connection.transport.driver_type, self._app.conf.broker_transport_options
+        options: dict[str, Any] = {}
+        self._confirms, self._is_sqs = None, is_sqs(connection)
+        if kind == "amqp":
+            self._confirms = Confirms()
+            options = self._confirms.transport_options()
+        elif self._is_sqs:
+            options = only_once(given)
+        elif kind == "redis":
+            options = {"retry_on_timeout": False, "socket_timeout": _REPLY_SECONDS}
+            options |= {k: v for k, v in given.items() if k == "socket_timeout" and v}
+        if options:
+            connection = self._app.connection_for_write(transport_options=options)
+        self._connection, self._connected = connection, False
+        self._producer = self._app.amqp.Producer(connection, auto_declare=False)
+
+    def _close(self) -> None:
+        """Drop the connection; a broker that is away or blocks us answers no goodbye."""
+        with suppress(Exception):
+            self._connection.collect()
+        self._producer, self._connected = None, False
+
+    @property
+    def _connection_errors(self) -> tuple[type[Exception], ...]:
+        return tuple(self._connection.connection_errors)
+
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """The errors of the broker's client."""
+        return broker_errors(self._connection)
+
+
+def not_published(message: Outgoing, exc: BaseException) -> str:
+    """Return the text of a failure."""
+    why = str(exc) if isinstance(exc, DLQError) else f"{type(exc).__name__}: {exc}"
+    return (
+        f"letter {message.letter_id} was not published to queue {message.queue!r}: {why}; "
+        f"it stays in the dead-letter queue"
+    )
+
+
+def broker_name(app: Any) -> str:
+    """The broker of an app, as jobs and holds name it: two hosts may call it differently."""
+    with app.connection_for_write() as connection:
+        place = str(connection.virtual_host or "").strip("/")
+        return f"{connection.transport.driver_type} /{place}"
+
+
+class GrowingPace:
+    """One letter in the first second, about twice as many in each later one; as `Pace`."""
+
+    def __init__(self, beat: Callable[[], object]) -> None:
+        self._beat = beat
+        self._began = self._next = time.monotonic()
+
+    @property
+    def rate(self) -> float:
+        """Letters a second, now."""
+        return 2.0 ** int(min(time.monotonic() - self._began, 20.0))
+
+    def wait(self, letters: int) -> None:
+        """Wait until this many letters may be published."""
+        while (left := self._next - time.monotonic()) > 0:
+            time.sleep(min(left, 0.5))
+            self._beat()
+        self._next = max(time.monotonic(), self._next) + letters / self.rate
+
+
+class Pace:
+    """Limits a redrive to ``rate`` letters per second."""
+
+    def __init__(self, rate: float | None, beat: Callable[[], object]) -> None:
+        self._gap = 0.0 if rate is None else 1.0 / rate
+        self._beat = beat
+        self._next = time.monotonic()
+
+    def wait(self, letters: int) -> None:
+        """Wait until this many letters may be published."""
+        if not self._gap:
+            return
+        while (left := self._next - time.monotonic()) > 0:
+            time.sleep(min(left, _BEAT_SECONDS))
+            self._beat()
+        self._next = max(time.monotonic(), self._next) + letters * self._gap

@@ -1,0 +1,161 @@
+"""Select letters by a filter: streamed, raw, in bounded batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+from celery_dlq.errors import CorruptLetter
+from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.letters.packed import PackedFields
+from celery_dlq.letters.record import DeadLetter, Reason, letter_from
+from celery_dlq.store.base import DeadLetterStore, ordered
+
+_ENTRIES_PER_PAGE = 500
+_CHOSEN_PER_PAGE = 125  # of those that are all worked on: they stay in the processor's cache
+_MAX_BATCH_BYTES = 8 * 1024 * 1024
+
+CLOCK_SKEW = timedelta(minutes=15)
+"""Allowed difference between the clocks of worker and store; a letter is stored after its death."""
+
+_REQUIRED = frozenset(
+    {
+        b"id",
+        b"task_id",
+        b"task_name",
+        b"source_queue",
+        b"dead_letter_queue",
+        b"dead_lettered_at",
+        b"fingerprint",
+        b"reason",
+    }
+)
+_REASONS = frozenset(reason.value.encode() for reason in Reason)
+
+Scanned = Callable[[int], object]
+
+
+class RawEntry:
+    """One entry of the store, not decoded."""
+
+    __slots__ = ("fields", "is_letter", "key", "position")
+
+    def __init__(self, position: str, fields: Mapping[bytes, bytes]) -> None:
+        self.position = position
+        self.fields = fields
+        # The keys of packed fields are asked for without unpacking them.
+        names = fields.names() if isinstance(fields, PackedFields) else fields.keys()
+        self.is_letter = names >= _REQUIRED and fields.get(b"reason") in _REASONS
+        self.key = fields[b"id"].decode("utf-8", "replace") if self.is_letter else position
+
+    @property
+    def size(self) -> int:
+        """Approximate size in bytes; the other fields of a letter are capped."""
+        fields = self.fields
+        return len(fields.get(b"body", b"")) + len(fields.get(b"headers", b"")) + 4000
+
+    def text(self, name: str) -> str:
+        """One field as text."""
+        return self.fields.get(name.encode(), b"").decode("utf-8", "replace")
+
+    def letter(self) -> DeadLetter:
+        """The decoded letter."""
+        try:
+            return letter_from(self.fields)
+        except CorruptLetter as exc:
+            raise CorruptLetter(f"{exc}; it is at {self.position}") from exc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PositionRange:
+    """A range of positions in a queue, fixed before an operation begins."""
+
+    after: str | None = None  # The position before the first one; `None` for the start
+    until: str | None = None  # The last position; `None` for the end
+
+
+def select(
+    store: DeadLetterStore,
+    queue: str,
+    where: LetterFilter,
+    *,
+    span: PositionRange | None = None,
+    newest_first: bool = False,
+    scanned: Scanned | None = None,
+) -> Iterator[RawEntry]:
+    """The entries that match a filter.
+
+    Entries that are no letters match only an empty filter, or a filter with their position as
+    an id.
+    """
+    if where.ids is not None:
+        yield from _named(store, queue, where)
+        return
+    span = span or PositionRange()
+    after = span.after
+    if where.since is not None:
+        after = later(after, store.position_at(where.since - CLOCK_SKEW))
+    matching, size = matcher(where), _ENTRIES_PER_PAGE if where else _CHOSEN_PER_PAGE
+    for page in store.fields(
+        queue, after=after, until=span.until, page_size=size, newest_first=newest_first
+    ):
+        for position, fields in page:
+            found = matching(position, fields)
+            if found is not None:
+                yield found
+        if scanned is not None:
+            scanned(len(page))
+
+
+def matcher(where: LetterFilter) -> Callable[[str, Mapping[bytes, bytes]], RawEntry | None]:
+    """Make what returns an entry if it matches a filter without ids; see `select`."""
+    if not where:
+        return RawEntry
+
+    def matching(position: str, fields: Mapping[bytes, bytes]) -> RawEntry | None:
+        if where.matches_fields(fields):
+            found = RawEntry(position, fields)
+            if found.is_letter:
+                return found
+        return None
+
+    return matching
+
+
+def batches(
+    entries: Iterable[RawEntry], size: int, max_bytes: int = _MAX_BATCH_BYTES
+) -> Iterator[list[RawEntry]]:
+    """Split entries into batches, bounded in letters and in bytes."""
+    batch: list[RawEntry] = []
+    batch_bytes = 0
+    for entry in entries:
+        entry_bytes = entry.size
+        if batch and batch_bytes + entry_bytes > max_bytes:
+            yield batch
+            batch, batch_bytes = [], 0
+        batch.append(entry)
+        batch_bytes += entry_bytes
+        if len(batch) >= size:
+            yield batch
+            batch, batch_bytes = [], 0
+    if batch:
+        yield batch
+
+
+def later(one: str | None, other: str) -> str:
+    """The later of two positions."""
+    return other if one is None or ordered(other) > ordered(one) else one
+
+
+def _named(store: DeadLetterStore, queue: str, where: LetterFilter) -> Iterator[RawEntry]:
+    others = LetterFilter(
+        **{name: getattr(where, name) for name in LetterFilter.__slots__ if name != "ids"}
+    )
+    for letter_id in sorted(where.ids or ()):
+        entry = store.entry(queue, letter_id)
+        if entry is None:
+            continue
+        found = RawEntry(*entry)
+        if found.key == letter_id and others.matches_fields(found.fields):
+            yield found

@@ -1,1 +1,0 @@
-"""The publish side: default delays."""

@@ -1,0 +1,166 @@
+"""The Redis backend: all parts share one client and one pipelined connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property
+from typing import Any
+
+from celery_dlq.letters.printable import url_without_secrets
+from celery_dlq.store.address import Address
+from celery_dlq.store.base import DeadLetterStore, ServerMemory
+from celery_dlq.store.circuits import RedisCircuits
+from celery_dlq.store.connect import connect
+from celery_dlq.store.counter import RedisCounter
+from celery_dlq.store.demands import RedisDemands
+from celery_dlq.store.holds import RedisHolds
+from celery_dlq.store.jobs import RedisJobStore
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.memory import RedisMemory
+from celery_dlq.store.metrics import RedisMetrics
+from celery_dlq.store.notes import RedisNotes
+from celery_dlq.store.outbox import RedisOutbox
+from celery_dlq.store.pipelined import PipelinedConnection
+from celery_dlq.store.reports import RedisReports
+from celery_dlq.store.samples import RedisSamples
+from celery_dlq.store.slots import pipelined
+from celery_dlq.store.workers import RedisWorkerRegistry
+
+_HELD_TTL_SECONDS = 1.0  # a copy of a held message may run once that is released
+
+MakeLetters = Callable[["RedisBackend"], DeadLetterStore]
+
+
+class RedisBackend:
+    """The `Backend` in Redis; connects when the first command is sent."""
+
+    def __init__(
+        self,
+        where: Address | str,
+        *,
+        prefix: str = "dlq",
+        timeout_seconds: float = 5.0,
+        count_ttl_seconds: float = 72 * 3600.0,
+        make_letters: MakeLetters | None = None,
+    ) -> None:
+        self._where = where
+        self.url = url_without_secrets(where) if isinstance(where, str) else str(where)
+        self.keys = Keys(prefix)
+        self._timeout = timeout_seconds
+        self.count_ttl = count_ttl_seconds
+        self._make_letters = make_letters
+
+    @cached_property
+    def client(self) -> Any:
+        """The pooled, thread-safe client."""
+        return connect(self._where, self._timeout, keys=self.keys)
+
+    @cached_property
+    def connection(self) -> PipelinedConnection:
+        """The connection for writes that do not wait for replies."""
+        # No retries: a count whose reply was lost must not be taken twice.
+        client = connect(self._where, self._timeout, retries=0, keys=self.keys)
+        return pipelined(client, self.url)
+
+    @cached_property
+    def counter(self) -> RedisCounter:
+        """Counts of deliveries."""
+        return RedisCounter(self.connection, self.keys, self.count_ttl)
+
+    @cached_property
+    def letters(self) -> DeadLetterStore:
+        """Dead letters; a worker stores them over the connection that writes its counts."""
+        if self._make_letters is not None:
+            return self._make_letters(self)
+        return RedisStore(self.client, self.url, self.keys, self.count_ttl, self.connection)
+
+    @cached_property
+    def workers(self) -> RedisWorkerRegistry:
+        """Live workers, policy overrides and the audit log."""
+        return RedisWorkerRegistry(self.client, self.url, self.keys, self.connection)
+
+    @cached_property
+    def jobs(self) -> RedisJobStore:
+        """States of redrives and discards."""
+        return RedisJobStore(self.client, self.url, self.keys)
+
+    @cached_property
+    def outbox(self) -> RedisOutbox:
+        """Letters still to be published to dead-letter exchanges."""
+        return RedisOutbox(self.client, self.url, self.keys, self.connection)
+
+    @cached_property
+    def metrics(self) -> RedisMetrics:
+        """Metrics of all processes."""
+        return RedisMetrics(self.client, self.url, self.keys, self.connection)
+
+    @cached_property
+    def samples(self) -> RedisSamples:
+        """Records samples of messages that succeeded."""
+        return RedisSamples(self.connection, self.keys)
+
+    @cached_property
+    def sampled(self) -> DeadLetterStore:
+        """The same samples, read like letters."""
+        return RedisStore(self.client, self.url, Keys(self.keys.prefix, successes_only=True))
+
+    @cached_property
+    def reports(self) -> RedisReports:
+        """Decides which letters are reported to an error tracker."""
+        tallied = self._make_letters is None
+        return RedisReports(
+            self.client, self.url, self.keys, connection=self.connection, tallied=tallied
+        )
+
+    @cached_property
+    def notes(self) -> RedisNotes:
+        """Notes of operators on groups of letters."""
+        return RedisNotes(self.client, self.url, self.keys)
+
+    @cached_property
+    def demands(self) -> RedisDemands:
+        """Demands of operators that a message become a letter."""
+        return RedisDemands(self.client, self.url, self.keys)
+
+    @cached_property
+    def holds(self) -> RedisHolds:
+        """Holds: which messages are not executed for now."""
+        return RedisHolds(self.client, self.url, self.keys)
+
+    @cached_property
+    def circuits(self) -> RedisCircuits:
+        """Counts how executions ended, for circuit breakers."""
+        return RedisCircuits(self.client, self.url, self.keys, self.connection)
+
+    @cached_property
+    def held(self) -> DeadLetterStore:
+        """The held messages, in streams like letters; also if those are on a broker."""
+        keys = Keys(f"{self.keys.prefix}:held")
+        return RedisStore(self.client, self.url, keys, _HELD_TTL_SECONDS, self.connection)
+
+    @cached_property
+    def _memory(self) -> RedisMemory:
+        return RedisMemory(self.client, self.url, self.keys)
+
+    def memory(self) -> ServerMemory | None:
+        """Return the memory of Redis."""
+        return self._memory.read()
+
+    def separate(self) -> RedisBackend:
+        """Return a backend on the same data with its own connections."""
+        return RedisBackend(
+            self._where,
+            prefix=self.keys.prefix,
+            timeout_seconds=self._timeout,
+            count_ttl_seconds=self.count_ttl,
+            make_letters=self._make_letters,
+        )
+
+    def close(self) -> None:
+        """Close the parts that were used."""
+        for name in ("counter", "letters", "sampled", "held", "connection", "client"):
+            if name in vars(self):
+                with suppress(Exception):
+                    vars(self)[name].close()

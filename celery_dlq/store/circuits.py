@@ -1,0 +1,45 @@
+"""Ends of executions in Redis; also if the letters are on a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from celery_dlq.store.base import Ends, Succeeded
+from celery_dlq.store.connect import translated
+from celery_dlq.store.part import RedisPart
+from celery_dlq.store.scripts import script_text
+
+_ENDS = script_text("ends")
+_MOST = 100  # tasks in one call
+
+
+class RedisCircuits(RedisPart):
+    """The `CircuitStore` in Redis."""
+
+    def died(self, fingerprint: str, with_successes: Succeeded) -> Ends:
+        """Count an execution that became a letter."""
+        died, total = self._count(fingerprint, [with_successes])
+        return Ends(died, total)
+
+    def succeeded(self, tasks: list[Succeeded]) -> None:
+        """Count executions that succeeded."""
+        for start in range(0, len(tasks), _MOST):
+            self._count("", tasks[start : start + _MOST])
+
+    def forget(self, breaker: str) -> None:
+        """Begin anew."""
+        with translated(self._url):
+            self._client.delete(self._keys.breaker_ends(breaker))
+
+    def _count(self, fingerprint: str, tasks: Sequence[Succeeded]) -> tuple[int, int]:
+        keys = [self._keys.breaker_ends(one.breaker) for one in tasks]
+        args: list[str | int] = [fingerprint]
+        for one in tasks:
+            args += [int(one.window * 1000), one.number]
+        if self._connection is not None:
+            self._raise_if_away()
+            died, total = self._connection.call_script(_ENDS, keys, *args)
+        else:
+            with translated(self._url):
+                died, total = self._scripts.ends(keys=keys, args=args)
+        return int(died), int(total)

@@ -1,0 +1,163 @@
+"""Reaching Redis: the one place that makes clients, and the translation of their errors."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.letters.printable import error_without_secrets, url_without_secrets
+from celery_dlq.store.address import Address, Kind, address_of
+from celery_dlq.store.cluster import LazyCluster
+from celery_dlq.store.keys import FORMAT, Keys
+
+
+class LaterFormatError(redis.ConnectionError):
+    """The store has a format that this version does not know; it counts as away."""
+
+
+def connect(
+    where: Address | str,
+    timeout_seconds: float | None,
+    *,
+    retries: int = 1,
+    keys: Keys | None = None,
+) -> Any:
+    """Return a client; nothing is sent yet. No other module makes one."""
+    address = address_of(where) if isinstance(where, str) else where
+    common = {
+        "socket_timeout": timeout_seconds,
+        "socket_connect_timeout": timeout_seconds,
+        "client_name": "celery_dlq",
+        "protocol": 2,
+    }
+    found = [{**common, **one} for one in address.connections()]
+    if address.kind is Kind.CLUSTER:
+        return LazyCluster(found, None if keys is None else partial(_check_cluster, keys))
+    if keys is not None:
+        found = [{**one, "redis_connect_func": partial(_check_connection, keys)} for one in found]
+    retry = Retry(NoBackoff(), retries)
+    if address.kind is Kind.SENTINELS:
+        return _through_sentinels(address, [{**one, "retry": retry} for one in found])
+    return redis.Redis.from_pool(redis.ConnectionPool(retry=retry, **_of_servers(found)))
+
+
+def _check_connection(keys: Keys, connection: Any) -> None:
+    connection.on_connect()
+    connection.send_command("GET", keys.format())
+    try:
+        _check_format(connection.read_response())
+    except ResponseError:  # what is done next is refused, too, and says why
+        return
+
+
+def _check_cluster(keys: Keys, cluster: Any) -> None:
+    try:
+        found = cluster.get(keys.format())
+    except (RedisError, RedisClusterException, OSError):  # a master that is away stops no other
+        return
+    _check_format(found)
+
+
+def _check_format(found: Any) -> None:
+    """Refuse a format that this version does not know."""
+    if found is not None and found != b"%d" % FORMAT:
+        raise LaterFormatError(found.decode("utf-8", "backslashreplace")[:20])
+
+
+def _of_servers(connections: list[dict[str, Any]]) -> dict[str, Any]:
+    """The arguments of a pool whose connections go to the first server that answers."""
+    first = dict(connections[0])
+    if "path" in first:
+        first.pop("socket_connect_timeout")
+        return {**first, "connection_class": redis.UnixDomainSocketConnection}
+    kind = redis.SSLConnection if first.pop("ssl", False) else redis.Connection
+    if len(connections) == 1:
+        return {**first, "connection_class": kind}
+    return {**first, "connection_class": _with_failover(kind), "servers": deque(connections)}
+
+
+@cache
+def _with_failover(kind: type) -> type:
+    """A connection class that goes to the next server when one does not answer, as kombu."""
+
+    class WithFailover(kind):  # type: ignore[misc]
+        def __init__(self, *, servers: deque[dict[str, Any]], **options: Any) -> None:
+            super().__init__(**options)
+            self._servers = servers  # of the whole pool: the one that answered comes first
+
+        def _connect(self) -> Any:
+            for last in range(len(self._servers) - 1, -1, -1):
+                for name in ("host", "port", "username", "password", "db", "credential_provider"):
+                    setattr(self, name, self._servers[0].get(name))
+                try:
+                    return super()._connect()
+                except (RedisError, OSError):
+                    self._servers.rotate(-1)
+                    if not last:
+                        raise
+            return None
+
+    return WithFailover
+
+
+def _through_sentinels(address: Address, connections: list[dict[str, Any]]) -> Any:
+    """A client of the server that the Sentinels name whenever a connection is made."""
+    known = [(one["host"], one["port"]) for one in connections]
+    options = {k: v for k, v in connections[0].items() if k not in ("host", "port")}
+    waits = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")}
+    sentinels = Sentinel(
+        known,
+        min_other_sentinels=int(address.options.get("min_other_sentinels") or 0),
+        sentinel_kwargs={**waits, **(address.options.get("sentinel_kwargs") or {})},
+        **options,
+    )
+    return sentinels.master_for(address.options["master_name"], redis.Redis)
+
+
+def new_connection(pool: Any) -> Any:
+    """Return a connection like those of a pool, but not of it; who asked for it closes it.
+
+    The pool's own method counts each towards ``max_connections``, for ever. That is 100 if it
+    is not set, since redis-py 8: then a process could reconnect, or read ahead, 100 times.
+    """
+    if isinstance(pool, redis.ConnectionPool):
+        return pool.connection_class(**pool.connection_kwargs)
+    return pool.make_connection()  # a broker's, see `celery_dlq.transport.redis.broker`
+
+
+def unavailable(exc: Exception, url: str) -> StoreUnavailable:
+    """Return the error for a failure of Redis; it shows no password."""
+    if isinstance(exc, LaterFormatError):
+        return StoreUnavailable(
+            f"expected the store at {url_without_secrets(url)} to have the format {FORMAT}, got "
+            f"{str(exc)!r}, which a later celery_dlq wrote; install that version here"
+        )
+    return StoreUnavailable(
+        f"the store at {url_without_secrets(url)} failed with {error_without_secrets(exc)}; "
+        f"check that Redis runs there and accepts writes, and that dlq_url is right"
+    )
+
+
+@contextmanager
+def translated(url: str) -> Iterator[None]:
+    """Translate the errors of redis-py to `StoreUnavailable`.
+
+    A refusal (read-only, full, loading, no permission, a key of another type) is treated like
+    silence: nothing was stored, and a later attempt may succeed.
+    """
+    try:
+        yield
+    except NoScriptError:
+        raise
+    except (RedisError, RedisClusterException, OSError) as exc:
+        raise unavailable(exc, url) from exc

@@ -1,0 +1,289 @@
+"""Counting deliveries in Redis: one write per healthy task, without waiting."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote, unquote
+from uuid import uuid4
+
+from celery_dlq.letters.record import Delivery, Outcome, from_micros, to_micros
+from celery_dlq.store.base import Count, CountStatus, MessageKey
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.pipelined import Command, PipelinedConnection
+from celery_dlq.store.scripts import CountReply, script_text
+
+HISTORY_LIMIT = 50
+"""Maximum number of deliveries kept per message, and of retry numbers kept per task."""
+
+STALE_SECONDS = 5.0
+"""A worker whose last heartbeat is older counts as dead."""
+
+ALIVE_SECONDS = 1.0
+"""Interval of a worker's heartbeats for the counters of its queues."""
+
+SCRIPTS = ("count", "count_first", "ended", "forget", "heartbeat")
+"""The counter's scripts; they are sent over its connection."""
+
+_STATUSES = {
+    CountReply.COUNTED: CountStatus.COUNTED,
+    CountReply.LIMIT_REACHED: CountStatus.LIMIT_REACHED,
+    CountReply.RUNNING: CountStatus.RUNNING,
+    CountReply.UNCERTAIN: CountStatus.UNCERTAIN,
+    CountReply.SUSPECT: CountStatus.SUSPECT,
+    CountReply.DEAD: CountStatus.DEAD,
+}
+
+
+_Done = tuple[MessageKey, Delivery, bool]
+"""A message that is done, its last delivery, and whether that was its first."""
+
+
+class RedisCounter:
+    """The `DeliveryCounter` in Redis."""
+
+    _CLEAN_UPS_PER_WRITE = 32
+    _MAX_CLEAN_UPS = 4096  # expiry cleans up the rest
+    _MAX_REDRIVES = 100  # counted between two writes
+
+    def __init__(
+        self,
+        connection: PipelinedConnection,
+        keys: Keys,
+        ttl_seconds: float,
+        stale_seconds: float = STALE_SECONDS,
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._ttl = int(ttl_seconds * 1000)
+        self._stale = int(stale_seconds * 1000)
+        self._count = script_text("count")
+        self._count_first = script_text("count_first")
+        self._ended = script_text("ended")
+        self._forget = script_text("forget")
+        self._heartbeat_script = script_text("heartbeat")
+        # A restarted container has the same pid and name as the one that died.
+        self._token = uuid4().hex[:8]
+        self._worker = ""
+        self._alive_at: dict[str, float] = {}
+        self._done: deque[_Done] = deque(maxlen=self._MAX_CLEAN_UPS)
+        self._successes: Counter[str] = Counter()
+        self._unprobed: set[str] = set()  # queues with writes since the last reply
+        self._lock = threading.Lock()
+
+    def count_first(self, key: MessageKey, delivery: Delivery) -> bool:
+        """Write the start, and now and then the clean-ups of finished messages."""
+        # No helpers: every task pays for this.
+        args = (
+            1,
+            self._keys.run(key),
+            key.retries,
+            self._start(delivery),
+            self._ttl,
+            HISTORY_LIMIT,
+        )
+        if len(self._done) >= self._CLEAN_UPS_PER_WRITE:
+            self._clean_up()
+        self._show_life(key.dead_letter_queue)
+        again = ("EVAL", self._ended.text, 1, args[1], key.retries, 1, "", self._ttl, 2, args[3])
+        return self._connection.send_unanswered([("EVAL", self._count_first.text, *args)], [again])
+
+    def count(
+        self,
+        key: MessageKey,
+        delivery: Delivery,
+        limit: int | None,
+        *,
+        known: int = 0,
+        here: bool = False,
+        waited_seconds: float | None = None,
+        alone: bool = True,
+        unless_dead: bool = False,
+    ) -> Count:
+        """Count and wait for the reply."""
+        waited = -1 if waited_seconds is None else int(waited_seconds * 1000)
+        keys = [self._keys.run(key), self._keys.workers(key.dead_letter_queue)]
+        args = (
+            key.retries,
+            limit or 0,
+            self._start(delivery),
+            self._ttl,
+            HISTORY_LIMIT,
+            self._stale,
+            waited,
+            known,
+            int(alone),
+            int(unless_dead),
+            int(here),
+        )
+        state, number, suspect = self._connection.call_script(
+            self._count, keys, *args, 0, again=(*args, 1)
+        )
+        self._show_life(key.dead_letter_queue)
+        return Count(_STATUSES[CountReply(state)], number, bool(suspect))
+
+    def ended(self, key: MessageKey, delivery: Delivery, *, charged: bool = True) -> None:
+        """Write the end of a delivery, again and again until Redis has accepted it.
+
+        Wait for the reply if the message comes back: another worker may ask at once how it ended.
+        """
+        end = ""
+        if charged or delivery.outcome is not None:
+            end = json.dumps(delivery.to_json(), separators=(",", ":"))
+        # A message that was retried does not come back: its run may be deleted by now.
+        comes_back = charged and delivery.outcome is not Outcome.RETRIED
+        kind = charged + comes_back
+        args = (key.retries, delivery.number, end, self._ttl, kind, self._start(delivery))
+        self._unprobed.add(key.dead_letter_queue)
+        commands = [self._ended.command([self._keys.run(key)], *args)]
+        if comes_back and self._connection.probe_writes(commands):
+            return
+        self._connection.send_unanswered(commands, commands, keep=True)
+
+    def heartbeat(self, dead_letter_queues: Iterable[str]) -> None:
+        """Write heartbeats with the next flush, and so after all ends that are not recorded yet."""
+        if self._worker:
+            names = set(dead_letter_queues)
+            self._unprobed |= names
+            # Forgets queues whose messages no longer run here.
+            self._alive_at = dict.fromkeys(names, time.monotonic())
+
+    def _show_life(self, dead_letter_queue: str) -> None:
+        """Write a heartbeat if due: without one, the start would look like a dead worker's."""
+        self._unprobed.add(dead_letter_queue)
+        at = self._alive_at.get(dead_letter_queue)
+        if at is None or time.monotonic() - at >= ALIVE_SECONDS:
+            self._alive_at[dead_letter_queue] = time.monotonic()
+            self._connection.send_unanswered([self._heartbeat(dead_letter_queue)])
+
+    def _heartbeat(self, dead_letter_queue: str) -> Command:
+        keys = [self._keys.workers(dead_letter_queue)]
+        return self._heartbeat_script.command(keys, self._worker)
+
+    def succeeded(self, key: MessageKey, delivery: Delivery, *, first: bool = False) -> None:
+        """Queue the clean-up for one of the next writes."""
+        # What it needs is made with many others: here every task would pay for it.
+        self._done.append((key, delivery, first))
+
+    def forget(self, key: MessageKey) -> None:
+        """Delete the counts, or leave them to expiry if Redis does not answer."""
+        self._connection.send_unanswered([("UNLINK", self._keys.run(key))])
+
+    def died(self, key: MessageKey) -> None:
+        """Write what storing a letter writes into the hash of the counts."""
+        run = self._keys.run(key)
+        commands: list[Command] = [
+            ("DEL", run),
+            ("HSET", run, f"dead:{key.retries}", 1),
+            ("PEXPIRE", run, self._ttl),
+        ]
+        self._unprobed.add(key.dead_letter_queue)
+        self._connection.send_unanswered(commands, commands, keep=True)
+
+    def is_dead(self, key: MessageKey) -> bool:
+        """Look for what storing a letter wrote."""
+        return bool(self._connection.call("HEXISTS", self._keys.run(key), f"dead:{key.retries}"))
+
+    def redrive_succeeded(self, redrive_id: str) -> None:
+        """Count a success, to be written with the next flush; bounded."""
+        if len(self._successes) < self._MAX_REDRIVES or redrive_id in self._successes:
+            self._successes[redrive_id] += 1
+
+    def history(self, key: MessageKey) -> tuple[Delivery, ...]:
+        """Read all recorded deliveries of the task."""
+        reply = self._connection.call("HGETALL", self._keys.run(key))
+        return _deliveries(dict(zip(reply[::2], reply[1::2], strict=True)))
+
+    def flush(self) -> None:
+        """Send the clean-ups and heartbeats, and see if Redis accepts writes."""
+        while self._done and self._clean_up():
+            pass  # until none is left or Redis fails
+        if counted := self._counted():
+            self._connection.send_unanswered(counted)
+        names, self._unprobed = self._unprobed, set()
+        # A heartbeat is the smallest write like a count.
+        if names and not self._connection.probe_writes([*map(self._heartbeat, names)]):
+            self._unprobed |= names
+
+    def close(self) -> None:
+        """Flush and disconnect."""
+        self.flush()
+        self._connection.close()
+
+    def _start(self, delivery: Delivery) -> str:
+        """Return a start as it is stored: its time and its worker."""
+        if not self._worker:
+            self._worker = f"{delivery.worker_pid or 0}@{delivery.worker_hostname}#{self._token}"
+            if delivery.release is not None:
+                release = quote(delivery.release, safe="", errors="backslashreplace")
+                self._worker += f":{release}"
+        return f"{to_micros(delivery.started_at)}|{self._worker}"
+
+    def _counted(self) -> list[Command]:
+        """Take the commands that add the successes of redrives since the last flush."""
+        counts, self._successes = self._successes, Counter()
+        return [("HINCRBY", self._keys.successes(), i, n) for i, n in counts.items()]
+
+    def _clean_up(self) -> bool:
+        """Delete the counts of messages that are done, many with one command."""
+        with self._lock:
+            count = min(len(self._done), 4 * self._CLEAN_UPS_PER_WRITE)
+            done = [self._done.popleft() for _ in range(count)]
+        queues: dict[str, list[_Done]] = {}  # in a cluster, each is on a slot of its own
+        for one in done:
+            queues.setdefault(one[0].dead_letter_queue, []).append(one)
+        commands = [self._forgotten(some) for some in queues.values()]
+        return self._connection.send_unanswered(commands, commands)
+
+    def _forgotten(self, done: list[_Done]) -> Command:
+        """Return the command that deletes the counts of messages of one queue."""
+        keys = [self._keys.run(key) for key, _, _ in done]
+        args = [
+            value
+            for key, delivery, first in done
+            for value in (key.retries, self._start(delivery), int(first))
+        ]
+        return self._forget.command(keys, *args)
+
+
+def _deliveries(fields: Mapping[bytes, bytes]) -> tuple[Delivery, ...]:
+    """Return the deliveries recorded in a run hash, oldest first."""
+    found: dict[tuple[int, int], Delivery] = {}
+    aside = []
+    for name, value in fields.items():
+        what, _, rest = name.decode().partition(":")
+        if what == "aside":  # interrupted; their numbers were assigned again
+            aside.append(Delivery.from_json(json.loads(value)))
+        if what not in ("start", "end"):
+            continue
+        retries, _, number = rest.partition(":")
+        place = (int(retries), int(number))
+        if what == "end":
+            end = Delivery.from_json(json.loads(value))
+            found[place] = replace(end, number=place[1])
+        elif place not in found:
+            found[place] = _started(*place, value.decode())
+    return tuple(sorted([*found.values(), *aside], key=_order))
+
+
+def _order(delivery: Delivery) -> tuple[Any, ...]:
+    return (delivery.started_at, delivery.retries, delivery.number)
+
+
+def _started(retries: int, number: int, value: str) -> Delivery:
+    started, _, worker = value.partition("|")
+    name, _, token = worker.rpartition("#")
+    pid, _, hostname = name.partition("@")
+    return Delivery(
+        number=number,
+        retries=retries,
+        started_at=from_micros(int(started)),
+        worker_hostname=hostname,
+        worker_pid=int(pid) or None,
+        release=unquote(token.partition(":")[2]) or None,
+    )

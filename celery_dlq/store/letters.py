@@ -1,0 +1,556 @@
+"""Letters in Redis streams: one stream per dead-letter queue, and a hash from ids to entries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from itertools import islice
+from typing import Any
+from uuid import uuid4
+
+import redis
+
+from celery_dlq.errors import CorruptLetter, StoreUnavailable
+from celery_dlq.letters.packed import packed
+from celery_dlq.letters.record import DeadLetter, Delivery, end_of, letter_from, to_micros
+from celery_dlq.logs import get_logger
+from celery_dlq.store.base import (
+    Capabilities,
+    ClaimState,
+    ExportLease,
+    Glance,
+    Group,
+    GroupOrder,
+    LetterSummary,
+    MessageKey,
+    QueueEntry,
+    QueueSummary,
+    RawPage,
+    RedriveCall,
+    RedriveOutcome,
+    Restored,
+    Stored,
+    StoredLetter,
+    position_at,
+    stored_at,
+)
+from celery_dlq.store.claims import RedisClaims
+from celery_dlq.store.connect import translated
+from celery_dlq.store.exports import RedisExports
+from celery_dlq.store.keys import Keys, spelled
+from celery_dlq.store.many import of_each
+from celery_dlq.store.overviews import RedisOverviews, moment, release_text, text_of
+from celery_dlq.store.part import RedisPart
+from celery_dlq.store.pipelined import Command, PipelinedConnection
+from celery_dlq.store.redriven import RedrivenMessages
+from celery_dlq.store.scripts import (
+    DeadLetterReply,
+    RestoreReply,
+    chunks,
+    script_text,
+)
+from celery_dlq.store.stream import StreamReader
+
+logger = get_logger("celery_dlq.store")
+
+_SUMMARIES_PER_PAGE = 50
+_MAX_KNOWN_QUEUES = 1000
+_MAX_DOUBTFUL = 10_000
+_DEAD_LETTER = script_text("dead_letter")
+
+PAGE = 200
+"""Letters per page; larger pages are slower and take more memory."""
+
+_REMOVED_PER_CALL = 100  # takes a few milliseconds, in which Redis serves nobody else
+_FACTS = ("task_name", "reason", "exception_type")
+
+STORED = {
+    DeadLetterReply.ALREADY_THERE: Stored.ALREADY_THERE,
+    DeadLetterReply.STORED: Stored.NEW,
+    DeadLetterReply.REGRESSED: Stored.REGRESSED,
+}
+
+_RESTORED = {
+    RestoreReply.RESTORED: Restored.RESTORED,
+    RestoreReply.NOT_THERE: Restored.NOT_THERE,
+    RestoreReply.TAKEN: Restored.TAKEN,
+}
+
+
+class RedisStore(RedisPart):
+    """The `DeadLetterStore` in Redis."""
+
+    capabilities = Capabilities()
+
+    def __init__(
+        self,
+        client: Any,
+        url: str,
+        keys: Keys,
+        ttl_seconds: float = 72 * 3600.0,
+        connection: PipelinedConnection | None = None,
+    ) -> None:
+        super().__init__(client, url, keys, connection)
+        self._ttl_millis = int(ttl_seconds * 1000)
+        self._reader = StreamReader(client, url)
+        self._claims = RedisClaims(client, url, keys)
+        self._exports = RedisExports(client, url, keys)
+        self._overviews = RedisOverviews(client, url, keys)
+        self._redriven = RedrivenMessages(client, url, keys, ttl_seconds)
+        self._named: set[str] = set()
+        # Attempts by the ids of letters that may be stored: a reply was lost, or no replica has it.
+        self._doubtful: dict[str, str] = {}
+
+    def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
+        """Store a letter; see `DeadLetterStore.dead_letter`."""
+        name, keys = letter.dead_letter_queue, self._keys
+        facts = {name: getattr(letter, name) for name in _FACTS}
+        entry = [part for pair in packed(letter.to_fields()).items() for part in pair]
+        end = end_of(letter)
+        places = [
+            keys.letters(name),
+            keys.arrivals(name),
+            keys.tally(name),
+            keys.run(key),
+            keys.groups(name),
+            keys.ids(name),
+            keys.ends(name),
+            keys.newest_groups(name),
+            keys.states(name),
+        ]
+        args = [
+            letter.id,
+            letter.reason.value,
+            letter.fingerprint,
+            to_micros(letter.dead_lettered_at),
+            json.dumps(facts),
+            key.retries,
+            self._ttl_millis,
+            "" if end is None else to_micros(end),
+            release_text(letter.release),
+            # Else a letter whose reply was lost would be taken for another worker's, and not told.
+            attempt := self._doubtful.pop(letter.id, None) or uuid4().hex,
+            *entry,
+        ]
+        # The name first: operators would never find a letter in a queue that is not listed.
+        try:
+            return STORED[DeadLetterReply(self._write(name, places, args))]
+        except StoreUnavailable:
+            if len(self._doubtful) < _MAX_DOUBTFUL:
+                self._doubtful[letter.id] = attempt
+            raise
+
+    def _write(self, name: str, places: list[str], args: list[Any]) -> Any:
+        """Name the queue, then store: in one write once naming it has worked."""
+        named: Command = ("SADD", self._keys.queues(), spelled(name))
+        self._raise_if_away()
+        connection = self._connection
+        if connection is not None and (
+            connection.is_replicated or (connection.is_open and name in self._named)
+        ):
+            try:
+                reply = connection.call_script(_DEAD_LETTER, places, *args, before=named)
+                connection.wait_for_replica(places[0])
+            except StoreUnavailable as exc:
+                # Redis would refuse again, and a second timeout would delay the tasks. Where a
+                # replica takes over, the connection has looked for it.
+                if connection.is_replicated or not isinstance(exc.__cause__, redis.ConnectionError):
+                    raise
+            else:
+                return reply
+        with translated(self._url):
+            self._client.execute_command(*named)
+            if len(self._named) < _MAX_KNOWN_QUEUES:
+                self._named.add(name)
+            return self._scripts.dead_letter(keys=places, args=args)
+
+    def get(self, dead_letter_queue: str, letter_id: str) -> DeadLetter | None:
+        """Return one letter by its id."""
+        found = self.entry(dead_letter_queue, letter_id)
+        return letter_from(found[1]) if found else None
+
+    def entry(
+        self, dead_letter_queue: str, letter_id: str
+    ) -> tuple[str, Mapping[bytes, bytes]] | None:
+        """Return the position and raw fields of one entry."""
+        key = self._keys.ids(dead_letter_queue)
+        with translated(self._url):
+            entry = self._client.hget(key, spelled(letter_id))
+            place = entry.decode() if entry else letter_id if is_position(letter_id) else None
+            if place is None:
+                return None
+            found = self._reader.at(self._keys.letters(dead_letter_queue), place)
+        return found[0] if found else None
+
+    def position_at(self, moment: datetime) -> str:
+        """Return the first entry id of a millisecond."""
+        return position_at(moment)
+
+    def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
+        """Look an id up in the indexes, a position in the streams."""
+        keys, wanted = self._keys, spelled(letter_id)
+
+        def ask(pipe: Any, name: str) -> None:
+            if is_position(letter_id):
+                pipe.xrange(keys.letters(name), letter_id, letter_id)
+            else:
+                pipe.hexists(keys.ids(name), wanted)
+
+        with translated(self._url):
+            found = of_each(self._client, dead_letter_queues, ask)
+            return next((name for name, (there,) in found if there), None)
+
+    def ids(
+        self, dead_letter_queues: Sequence[str], prefix: str, *, most: int
+    ) -> list[tuple[str, str]]:
+        """Scan the indexes; no letter is read."""
+        found: list[tuple[str, str]] = []
+        match = f"{_literal(spelled(prefix))}*"
+
+        def ask(pipe: Any, name: str) -> None:
+            pipe.hscan(self._keys.ids(name), match=match, count=1000)
+
+        with translated(self._url):
+            for name, ((cursor, first),) in of_each(self._client, dead_letter_queues, ask):
+                more = self._client.hscan_iter(self._keys.ids(name), match=match, count=1000)
+                some = (letter_id for letter_id, _entry in more) if cursor else first
+                found += [(name, text_of(i)) for i in islice(some, most - len(found))]
+                if len(found) == most:
+                    break
+        return found
+
+    def letters(self, dead_letter_queue: str, *, newest_first: bool) -> Iterator[StoredLetter]:
+        """Iterate over all letters, page by page."""
+        pages = self._pages(dead_letter_queue, None, None, PAGE, newest_first=newest_first)
+        for page in pages:
+            for position, fields in page:
+                try:
+                    letter = letter_from(fields)
+                except CorruptLetter as exc:  # skip it
+                    logger.warning("%s, entry %s: %s", dead_letter_queue, position, exc)
+                else:
+                    yield StoredLetter(position=position, letter=letter)
+
+    def fields(
+        self,
+        dead_letter_queue: str,
+        *,
+        after: str | None,
+        until: str | None,
+        page_size: int,
+        newest_first: bool = False,
+    ) -> Iterator[RawPage]:
+        """Iterate over raw pages."""
+        return self._pages(dead_letter_queue, after, until, page_size, newest_first=newest_first)
+
+    def last_position(self, dead_letter_queue: str) -> str | None:
+        """Return the stream's last generated id."""
+        end = self._end(dead_letter_queue)
+        return text_of(end[0]) if end else None
+
+    def settled_position(self, dead_letter_queue: str) -> str | None:
+        """Return `last_position`: a letter is stored in one step."""
+        return self.last_position(dead_letter_queue)
+
+    def stored_ever(self, dead_letter_queue: str) -> int | None:
+        """Return the number of entries ever added, which Redis counts since 7.0."""
+        end = self._end(dead_letter_queue)
+        return 0 if not end else int(end[1]) if end[1] != b"" else None
+
+    def oldest(
+        self, dead_letter_queue: str, *, after: str | None, most: int
+    ) -> list[LetterSummary]:
+        """Return the oldest letters; few at a time, because whole entries are read."""
+        low = f"({after}" if after else "-"
+        count = min(most, _SUMMARIES_PER_PAGE)
+        page = self._reader.some(self._keys.letters(dead_letter_queue), low, "+", count)
+        return [_letter_summary(entry, fields) for entry, fields in page]
+
+    def ended(self, dead_letter_queue: str, *, most: int) -> list[LetterSummary]:
+        """Return letters whose messages have expired, from the index."""
+        now = to_micros(self.now())
+        with translated(self._url):
+            ids = self._client.zrange(
+                self._keys.ends(dead_letter_queue), "-inf", now, byscore=True, offset=0, num=most
+            )
+            entries = self._client.hmget(self._keys.ids(dead_letter_queue), ids) if ids else []
+        places = [text_of(entry or b"0-0") for entry in entries]
+        return [
+            LetterSummary(
+                position=place,
+                letter_id=text_of(name),
+                dead_lettered_at=None,
+                stored_at=stored_at(place),
+            )
+            for name, place in zip(ids, places, strict=True)
+        ]
+
+    def length(self, dead_letter_queue: str) -> int:
+        """Return the length of the stream."""
+        with translated(self._url):
+            return int(self._client.xlen(self._keys.letters(dead_letter_queue)))
+
+    def note_exported(self, dead_letter_queue: str, position: str) -> None:
+        """Record how far the queue is exported."""
+        self._exports.note(dead_letter_queue, position)
+
+    def identity(self) -> str:
+        """Return the store's random id; see `ExportLeaseStore.identity`."""
+        return self._exports.identity()
+
+    def export_lease(
+        self,
+        dead_letter_queue: str,
+        what: str,
+        place: str,
+        *,
+        owner: str,
+        lease_seconds: float,
+        state: str = "",
+    ) -> ExportLease:
+        """Acquire, renew, annotate or end a lease; see `ExportLeaseStore.export_lease`."""
+        return self._exports.export_lease(
+            dead_letter_queue, what, place, owner=owner, lease_seconds=lease_seconds, state=state
+        )
+
+    def exported_until(self, dead_letter_queue: str) -> str | None:
+        """Return how far the queue is exported."""
+        return self._exports.until(dead_letter_queue, self.last_position)
+
+    def names(self) -> list[str]:
+        """Return the names of all dead-letter queues."""
+        return self._overviews.names()
+
+    def queues(self) -> list[QueueSummary]:
+        """Return all dead-letter queues with their size, age and reasons."""
+        return self._overviews.queues()
+
+    def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
+        """Return a `Glance` at each queue."""
+        return self._overviews.glances(dead_letter_queues)
+
+    def groups(
+        self, dead_letter_queue: str, *, most: int | None = None, by: GroupOrder = "letters"
+    ) -> list[Group]:
+        """Return the groups, from an index and the tally; no letter is read."""
+        return self._overviews.groups(dead_letter_queue, most=most, by=by)
+
+    def group(self, dead_letter_queue: str, fingerprint: str) -> Group | None:
+        """Return one group, from the tally."""
+        return self._overviews.group(dead_letter_queue, fingerprint)
+
+    def claim(
+        self,
+        dead_letter_queue: str,
+        letter_ids: Sequence[str],
+        *,
+        owner: str,
+        lease_seconds: float,
+        previous_run_prefix: str = "",
+    ) -> list[ClaimState]:
+        """Claim letters; see `DeadLetterStore.claim`."""
+        return self._claims.claim(
+            dead_letter_queue,
+            letter_ids,
+            owner=owner,
+            lease_seconds=lease_seconds,
+            previous_run_prefix=previous_run_prefix,
+        )
+
+    def mark_published(
+        self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str
+    ) -> None:
+        """Record that these are on the broker: any operation may now remove them."""
+        self._claims.mark_published(dead_letter_queue, letter_ids, owner=owner)
+
+    def release(
+        self,
+        dead_letter_queue: str,
+        letter_ids: Sequence[str],
+        *,
+        owner: str,
+        doubtful: bool = False,
+    ) -> None:
+        """Give unused claims back."""
+        self._claims.release(dead_letter_queue, letter_ids, owner=owner, doubtful=doubtful)
+
+    def marker(self) -> str | None:
+        """Write a key that expires, and return its name; ``None`` in a cluster."""
+        return self._redriven.marker()
+
+    def redrive(
+        self,
+        dead_letter_queue: str,
+        entries: Sequence[QueueEntry],
+        *,
+        job_id: str,
+        owner: str,
+        previous_run_prefix: str = "",
+    ) -> RedriveCall:
+        """Publish and remove in one script; see `DeadLetterStore.redrive`."""
+        return self._redriven.redrive(
+            dead_letter_queue,
+            entries,
+            job_id=job_id,
+            owner=owner,
+            previous_run_prefix=previous_run_prefix,
+        )
+
+    def redriven(self, dead_letter_queue: str, job_id: str) -> dict[ClaimState, int]:
+        """Return what `redrive` has done for a job."""
+        return self._redriven.redriven(dead_letter_queue, job_id)
+
+    def remove(
+        self, dead_letter_queue: str, letter_ids: Iterable[str], *, owner: str | None = None
+    ) -> int:
+        """Remove letters; see `DeadLetterStore.remove`."""
+        return self._remove(dead_letter_queue, letter_ids, owner or "", 0)
+
+    def discard(
+        self,
+        dead_letter_queue: str,
+        letter_ids: Iterable[str],
+        *,
+        owner: str,
+        keep_seconds: float,
+    ) -> int:
+        """Move letters to the bin."""
+        return self._remove(dead_letter_queue, letter_ids, owner, int(keep_seconds * 1000))
+
+    def restore(self, dead_letter_queue: str, letter_id: str) -> Restored:
+        """Put a letter back; see `DeadLetterStore.restore`."""
+        name, keys = dead_letter_queue, self._keys
+        places = [
+            keys.letters(name),
+            keys.ids(name),
+            keys.tally(name),
+            keys.groups(name),
+            keys.bin(name),
+            keys.binned(name),
+            keys.newest_groups(name),
+        ]
+        with translated(self._url):
+            place = self._client.hget(keys.binned(name), spelled(letter_id))
+            page = self._reader.at(keys.bin(name), place.decode()) if place else []
+            facts = _facts(page[0][1]) if page else "{}"
+            reply = self._scripts.restore(keys=places, args=[spelled(letter_id), facts])
+        return _RESTORED[RestoreReply(reply)]
+
+    def binned(self, dead_letter_queues: Sequence[str]) -> list[str]:
+        """Return those with a bin."""
+        with translated(self._url):
+            found = of_each(
+                self._client,
+                dead_letter_queues,
+                lambda pipe, name: pipe.exists(self._keys.binned(name)),
+            )
+            return [name for name, (there,) in found if there]
+
+    def discarded(self, dead_letter_queue: str) -> Iterator[RawPage]:
+        """Iterate over the bin; the next discard deletes what is overdue there."""
+        return self._reader.pages(
+            self._keys.bin(dead_letter_queue), None, "+", PAGE, newest_first=True
+        )
+
+    def watch(self, keys: Sequence[MessageKey]) -> None:
+        """Mark messages that are about to be redriven."""
+        self._redriven.watch(keys)
+
+    def outcomes(self, keys: Sequence[MessageKey]) -> list[RedriveOutcome]:
+        """Return the outcomes of watched messages."""
+        return self._redriven.outcomes(keys)
+
+    def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
+        """Set the count with which a redriven message begins."""
+        self._redriven.seed(key, deliveries, last)
+
+    def done(self) -> None:
+        """Do nothing: no queue is held."""
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._reader.close()
+        self._redriven.close()
+        with suppress(Exception):
+            self._client.close()
+
+    def _remove(
+        self, dead_letter_queue: str, letter_ids: Iterable[str], owner: str, keep_millis: int
+    ) -> int:
+        keys, name = self._keys, dead_letter_queue
+        bin_places = [keys.bin(name), keys.binned(name)]
+        places = [
+            keys.letters(name),
+            keys.ids(name),
+            keys.tally(name),
+            keys.claims(name),
+            keys.groups(name),
+            keys.ends(name),
+            keys.newest_groups(name),
+            keys.gone_groups(name),
+            *bin_places,
+        ]
+        removed = 0
+        with translated(self._url):
+            for some in chunks(list(letter_ids), _REMOVED_PER_CALL):
+                if keep_millis:
+                    args = [keep_millis, 2 * _REMOVED_PER_CALL]  # empties faster than it fills
+                    self._scripts.empty_bin(keys=bin_places, args=args)
+                removed += int(self._scripts.remove(keys=places, args=[owner, keep_millis, *some]))
+        return removed
+
+    def _end(self, dead_letter_queue: str) -> Sequence[Any]:
+        with translated(self._url):
+            reply: Sequence[Any] = self._scripts.end_of_queue(
+                keys=[self._keys.letters(dead_letter_queue)]
+            )
+        return reply
+
+    def _pages(
+        self,
+        dead_letter_queue: str,
+        after: str | None,
+        until: str | None,
+        page_size: int,
+        *,
+        newest_first: bool,
+    ) -> Iterator[RawPage]:
+        # The end is fixed now: letters that arrive during the reading are left out.
+        until = until or self.last_position(dead_letter_queue)
+        if until is None:
+            return
+        stream = self._keys.letters(dead_letter_queue)
+        yield from self._reader.pages(stream, after, until, page_size, newest_first=newest_first)
+
+
+def is_position(text: str) -> bool:
+    """Return True if a text has the form of a stream entry's id."""
+    first, dash, second = text.partition("-")
+    return dash == "-" and all(part.isascii() and part.isdigit() for part in (first, second))
+
+
+def _facts(fields: Mapping[bytes, bytes]) -> str:
+    """Return the facts of a group, from one of its letters."""
+    values = {name: fields.get(name.encode()) for name in _FACTS}
+    return json.dumps(
+        {
+            name: None if value is None else value.decode("utf-8", "replace")
+            for name, value in values.items()
+        }
+    )
+
+
+def _letter_summary(entry: str, fields: Mapping[bytes, bytes]) -> LetterSummary:
+    return LetterSummary(
+        position=entry,
+        letter_id=fields.get(b"id", b"").decode("utf-8", "replace"),
+        dead_lettered_at=moment(fields.get(b"dead_lettered_at", b"")),
+        stored_at=stored_at(entry),
+    )
+
+
+def _literal(text: str) -> str:
+    """Return the Redis pattern that matches only this text."""
+    return "".join(f"\\{character}" if character in "*?[]\\^" else character for character in text)

@@ -1,0 +1,83 @@
+"""Metrics in Redis: all processes add their counts to one hash."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from celery_dlq.logs import get_logger
+from celery_dlq.metrics import OTHER, Measured, Series, WorkerGauges
+from celery_dlq.store.connect import translated
+from celery_dlq.store.keys import Keys, spelled
+from celery_dlq.store.part import RedisPart
+from celery_dlq.store.pipelined import PipelinedConnection
+from celery_dlq.store.scripts import script_text
+
+logger = get_logger("celery_dlq.store")
+
+SILENT_SECONDS = 30
+"""Gauges of a worker that has not reported for this long are ignored."""
+
+_MOST_FIELDS = 5_000
+
+
+class RedisMetrics(RedisPart):
+    """The `MetricsStore` in Redis."""
+
+    def __init__(self, client: Any, url: str, keys: Keys, connection: PipelinedConnection) -> None:
+        super().__init__(client, url, keys)
+        self._measure = script_text("measure")
+        self._writes = connection
+
+    def add(self, counts: Mapping[Series, int], gauges: WorkerGauges | None = None) -> bool:
+        """Write counts and gauges; see `MetricsStore.add`."""
+        worker = "" if gauges is None else gauges.worker
+        values = "" if gauges is None else _json([gauges.spool, gauges.waiting])
+        fields = [part for series, count in counts.items() for part in (*_names(series), count)]
+        places = (self._keys.counts(), self._keys.gauges())
+        return self._writes.send_unanswered(
+            [self._measure.command(places, _MOST_FIELDS, worker, values, *fields)]
+        )
+
+    def read(self) -> Measured:
+        """Read all counts and gauges."""
+        with translated(self._url):
+            pipe = self._client.pipeline(transaction=False)
+            pipe.hgetall(self._keys.counts())
+            pipe.hgetall(self._keys.gauges())
+            counts, gauges = pipe.execute()
+            now, _ = self._client.time()
+        found = {}
+        for field, count in counts.items():
+            try:
+                found[tuple(map(str, json.loads(field)))] = int(count)
+            except (ValueError, TypeError):  # for example from a later version
+                logger.debug("Skipped the count %r, which cannot be read", field)
+        workers = (
+            _gauges(name.decode("utf-8", "backslashreplace"), text, now)
+            for name, text in sorted(gauges.items())
+        )
+        return Measured(counts=found, workers=tuple(worker for worker in workers if worker))
+
+
+def _names(series: Series) -> tuple[str, str]:
+    """Return the field of a series, and its substitute when there are too many fields."""
+    name, *labels = series
+    return _json(series), _json([name, *(OTHER for _ in labels)])
+
+
+def _gauges(worker: str, text: bytes, now: int) -> WorkerGauges | None:
+    try:
+        at, _, values = text.decode().partition("|")
+        spool, waiting, *_ = json.loads(values)
+        if now - int(at) > SILENT_SECONDS:
+            return None
+        return WorkerGauges(worker=worker, spool=int(spool), waiting=int(waiting))
+    except (ValueError, TypeError):  # for example from a later version
+        logger.debug("Skipped the gauges of %s, which cannot be read: %r", worker, text)
+        return None
+
+
+def _json(value: Any) -> str:
+    return spelled(json.dumps(value, separators=(",", ":"), ensure_ascii=False))

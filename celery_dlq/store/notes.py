@@ -1,0 +1,118 @@
+"""Notes on groups, and their states, in Redis; also if the letters are on a broker."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from urllib.parse import unquote
+
+from celery_dlq.letters.record import from_micros, to_micros
+from celery_dlq.logs import readable
+from celery_dlq.store.base.notes import (
+    KEPT_DAYS,
+    MAX_NOTES,
+    OPEN_GROUP,
+    GroupState,
+    GroupStatus,
+    Note,
+)
+from celery_dlq.store.connect import translated
+from celery_dlq.store.keys import spelled
+from celery_dlq.store.overviews import release_text, text_of
+from celery_dlq.store.part import RedisPart
+
+_KEPT_MILLIS = KEPT_DAYS * 24 * 3600 * 1000
+
+
+class RedisNotes(RedisPart):
+    """The `GroupNotes` in Redis.
+
+    What is overdue is removed when the next note or state is written in the queue. For letters on
+    a broker, Redis does not know the groups: all is kept for `KEPT_DAYS` after the last change.
+    """
+
+    def add(self, dead_letter_queue: str, fingerprint: str, note: Note) -> None:
+        """Add a note."""
+        with translated(self._url):
+            self._scripts.note(
+                keys=self._places(dead_letter_queue),
+                args=[spelled(fingerprint), json.dumps(note.to_stored()), MAX_NOTES, _KEPT_MILLIS],
+            )
+
+    def notes(self, dead_letter_queue: str, fingerprint: str) -> list[Note]:
+        """Return the notes on a group."""
+        with translated(self._url):
+            text = self._client.hget(self._keys.notes(dead_letter_queue), spelled(fingerprint))
+        lines = reversed((text or b"").splitlines())
+        found = (readable(f"a note on {fingerprint}", partial(_note, line)) for line in lines)
+        return [note for note in found if note is not None]
+
+    def set_status(self, dead_letter_queue: str, fingerprint: str, status: GroupStatus) -> None:
+        """Set the state of a group."""
+        with translated(self._url):
+            self._scripts.group_state(
+                keys=self._places(dead_letter_queue),
+                args=[spelled(fingerprint), _text(status), _KEPT_MILLIS],
+            )
+
+    def status(self, dead_letter_queue: str, fingerprint: str) -> GroupStatus:
+        """Return the state of a group."""
+        with translated(self._url):
+            text = self._client.hget(self._keys.states(dead_letter_queue), spelled(fingerprint))
+        return OPEN_GROUP if text is None else _status(text, self.now())
+
+    def statuses(self, dead_letter_queue: str) -> dict[str, GroupStatus]:
+        """Return the states of all groups that are not open."""
+        with translated(self._url):
+            texts = self._client.hgetall(self._keys.states(dead_letter_queue))
+        if not texts:
+            return {}
+        now = self.now()
+        found = {text_of(fingerprint): _status(text, now) for fingerprint, text in texts.items()}
+        return {name: status for name, status in found.items() if status is not OPEN_GROUP}
+
+    def _places(self, dead_letter_queue: str) -> list[str]:
+        keys, name = self._keys, dead_letter_queue
+        return [keys.notes(name), keys.noted(name), keys.groups(name), keys.states(name)]
+
+
+def _text(status: GroupStatus) -> str:
+    """Return a state as ``parts/state.lua`` reads it; an open one is empty."""
+    if status.state is GroupState.OPEN:
+        return ""
+    if status.state is GroupState.MUTED:
+        until = "" if status.until is None else str(to_micros(status.until) // 1000)
+        parts = [until, "", ""]
+    else:
+        seen = ",".join(map(release_text, status.releases))
+        at = "" if status.at is None else str(to_micros(status.at))
+        parts = [release_text(status.release), seen, at]
+    return "|".join([status.state.value, *parts, json.dumps(status.to_stored())])
+
+
+def _note(line: bytes) -> Note:
+    return Note.from_stored(json.loads(line))
+
+
+def _status(text: bytes, now: datetime) -> GroupStatus:
+    status = readable("the state of a group, which counts as open", partial(_read, text))
+    if status is None:
+        return OPEN_GROUP
+    is_over = status.until is not None and status.until <= now
+    return OPEN_GROUP if is_over else status
+
+
+def _read(text: bytes) -> GroupStatus:
+    state, first, second, third, facts = text_of(text).split("|", 4)
+    status = GroupStatus.from_stored(json.loads(facts))
+    if state != GroupState.REGRESSED.value:
+        return status
+    return replace(
+        status,
+        state=GroupState.REGRESSED,
+        regressed_at=from_micros(int(first)),
+        regressed_in=unquote(second) or None,
+        letter_id=third,
+    )

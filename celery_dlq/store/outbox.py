@@ -1,0 +1,67 @@
+"""The outbox in Redis: one sorted set per dead-letter queue, beside its letters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+
+from celery_dlq.logs import readable
+from celery_dlq.store.base import OutboxEntry
+from celery_dlq.store.connect import translated
+from celery_dlq.store.many import of_each
+from celery_dlq.store.part import RedisPart
+
+
+class RedisOutbox(RedisPart):
+    """The `Outbox` in Redis."""
+
+    def add(
+        self, dead_letter_queue: str, entry: OutboxEntry, *, after_seconds: float = 0.0
+    ) -> None:
+        """Add an entry, due after so long by the clock of Redis."""
+        self._raise_if_away()
+        at = int((self.now().timestamp() + after_seconds) * 1000) if after_seconds else 0
+        with translated(self._url):
+            self._client.zadd(self._keys.outbox(dead_letter_queue), {_text(entry): at})
+
+    def due(self, dead_letter_queue: str, *, most: int, lease_seconds: float) -> list[OutboxEntry]:
+        """Return due entries and postpone them."""
+        with translated(self._url):
+            found = self._scripts.due(
+                keys=[self._keys.outbox(dead_letter_queue)], args=[most, int(lease_seconds * 1000)]
+            )
+        entries = (readable("an entry of an outbox", partial(_entry, text)) for text in found)
+        return [entry for entry in entries if entry is not None]
+
+    def done(self, dead_letter_queue: str, entries: Sequence[OutboxEntry]) -> None:
+        """Remove entries."""
+        if entries:
+            with translated(self._url):
+                texts = [_text(entry) for entry in entries]
+                self._client.zrem(self._keys.outbox(dead_letter_queue), *texts)
+
+    def holding(self, dead_letter_queues: Sequence[str]) -> list[str]:
+        """Return those with an outbox."""
+        with translated(self._url):
+            found = of_each(
+                self._client,
+                dead_letter_queues,
+                lambda pipe, name: pipe.exists(self._keys.outbox(name)),
+            )
+            return [name for name, (there,) in found if there]
+
+    def waiting(self, dead_letter_queue: str) -> int:
+        """Return the number of entries."""
+        with translated(self._url):
+            return int(self._client.zcard(self._keys.outbox(dead_letter_queue)))
+
+
+def _text(entry: OutboxEntry) -> str:
+    """Return the member of the sorted set; equal for equal entries."""
+    return json.dumps([entry.letter_id, entry.exchange, entry.routing_key, entry.tries])
+
+
+def _entry(text: bytes) -> OutboxEntry:
+    letter_id, exchange, routing_key, tries = json.loads(text)[:4]
+    return OutboxEntry(letter_id=letter_id, exchange=exchange, routing_key=routing_key, tries=tries)

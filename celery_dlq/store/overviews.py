@@ -1,0 +1,250 @@
+"""Overviews of dead-letter queues in Redis, from counts and indexes; few letters are read."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+from urllib.parse import quote, unquote
+
+from redis.exceptions import ResponseError
+
+from celery_dlq.letters.record import Reason, from_micros, to_micros
+from celery_dlq.logs import readable
+from celery_dlq.store.base import Glance, Group, GroupOrder, QueueSummary, stored_at
+from celery_dlq.store.base.notes import KEPT_DAYS
+from celery_dlq.store.connect import translated
+from celery_dlq.store.grouping import by_hour, by_minute, in_last_hour, in_order
+from celery_dlq.store.keys import spelled
+from celery_dlq.store.many import of_each
+from celery_dlq.store.part import RedisPart
+
+_MAX_RELEASE_CHARS = 100
+_SPANS_PER_HOUR = 12  # in parts/group.lua
+_SAMPLES = 50
+"""Nodes of a stream that Redis weighs; the others are taken to be like them."""
+
+
+class RedisOverviews(RedisPart):
+    """Reads what concerns dead-letter queues as a whole."""
+
+    def names(self) -> list[str]:
+        """Return the names of all dead-letter queues."""
+        with translated(self._url):
+            return sorted(text_of(name) for name in self._client.smembers(self._keys.queues()))
+
+    def queues(self) -> list[QueueSummary]:
+        """Return all dead-letter queues with their size, age and reasons."""
+        names, keys = self.names(), self._keys
+        reasons = [f"reason:{reason.value}" for reason in Reason]
+        now = self.now()
+        with translated(self._url):
+            found = self._looked_into(
+                names,
+                lambda pipe, name: pipe.hmget(keys.tally(name), reasons),
+                lambda pipe, name: pipe.hgetall(keys.arrivals(name)),
+            )
+            summaries = [_summary(name, replies, now) for name, replies in found]
+        sizes = self._sizes(names)
+        return [replace(summary, memory_bytes=sizes.get(summary.name)) for summary in summaries]
+
+    def _sizes(self, names: Sequence[str]) -> dict[str, int]:
+        """Return the memory of each queue's letters; nothing if the user may not ask for it."""
+        keys = self._keys
+        with translated(self._url):
+            try:
+                found = of_each(
+                    self._client,
+                    names,
+                    lambda pipe, name: pipe.memory_usage(keys.letters(name), samples=_SAMPLES),
+                    lambda pipe, name: pipe.memory_usage(keys.bin(name), samples=_SAMPLES),
+                )
+                return {name: sum(size or 0 for size in sizes) for name, sizes in found}
+            except ResponseError:
+                return {}
+
+    def arrivals(
+        self, dead_letter_queues: Sequence[str]
+    ) -> list[tuple[str, dict[str, tuple[int, ...]]]]:
+        """Return the letters stored in the last hour by reason, per queue."""
+        now = self.now()
+        with translated(self._url):
+            found = of_each(
+                self._client,
+                dead_letter_queues,
+                lambda pipe, name: pipe.hgetall(self._keys.arrivals(name)),
+            )
+            return [(name, _arrivals(slots, now)) for name, (slots,) in found]
+
+    def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
+        """Run one script per queue, many of them in one write."""
+        with translated(self._url):
+            found = self._looked_into(dead_letter_queues)
+            return [_glance(name, *reply) for name, (reply,) in found]
+
+    def groups(
+        self, dead_letter_queue: str, *, most: int | None = None, by: GroupOrder = "letters"
+    ) -> list[Group]:
+        """Return the groups, from an index and the tally; no letter is read."""
+        keys, name, last = self._keys, dead_letter_queue, -1 if most is None else most - 1
+        with translated(self._url):
+            if by == "letters":
+                ranked = self._client.zrevrange(keys.groups(name), 0, last, withscores=True)
+            else:
+                newest = self._client.zrevrange(keys.newest_groups(name), 0, last)
+                ranked = self._sized(name, newest)
+            found = self._described(name, ranked)
+        return in_order(found, by)
+
+    def group(self, dead_letter_queue: str, fingerprint: str) -> Group | None:
+        """Return one group, from the tally; or as it was when its last letter left."""
+        name = spelled(fingerprint).encode()
+        with translated(self._url):
+            ranked = self._sized(dead_letter_queue, [name])
+            found = self._described(dead_letter_queue, ranked)
+            if found:
+                return found[0]
+            now = self.now()
+            oldest = to_micros(now - timedelta(days=KEPT_DAYS)) // 1000
+            gone = self._client.xrevrange(self._keys.gone_groups(dead_letter_queue), min=oldest)
+        texts = (fields[name] for _place, fields in gone if name in fields)
+        text = next(texts, None)
+        if text is None:
+            return None
+        read = partial(_group, fingerprint, 0, now=now)
+        what = f"what is known of the group {fingerprint}"
+        return readable(what, partial(read, text_of(text))) or read("")
+
+    def _sized(
+        self, dead_letter_queue: str, fingerprints: Sequence[bytes]
+    ) -> list[tuple[bytes, float]]:
+        """Return those groups that there are, with their numbers of letters."""
+        pipe = self._client.pipeline(transaction=False)
+        for fingerprint in fingerprints:
+            pipe.zscore(self._keys.groups(dead_letter_queue), fingerprint)
+        sized = zip(fingerprints, pipe.execute(), strict=True)
+        return [(fingerprint, letters) for fingerprint, letters in sized if letters is not None]
+
+    def _described(
+        self, dead_letter_queue: str, ranked: Sequence[tuple[bytes, float]]
+    ) -> list[Group]:
+        """Return groups, from the tally."""
+        if not ranked:
+            return []
+        now, names = self.now(), [b"group:" + fingerprint for fingerprint, _letters in ranked]
+        texts = self._client.hmget(self._keys.tally(dead_letter_queue), names)
+        found = []
+        for (name, letters), text in zip(ranked, texts, strict=True):
+            read = partial(_group, text_of(name), int(letters), now=now)
+            what = f"what is known of the group {text_of(name)}"
+            found.append(readable(what, partial(read, text_of(text or b""))) or read(""))
+        return found
+
+    def _looked_into(
+        self, names: Sequence[str], *asks: Callable[[Any, str], object]
+    ) -> Iterator[tuple[str, list[Any]]]:
+        """Yield each queue with the reply of ``glance.lua`` and the replies to ``asks``."""
+        keys, glance = self._keys, self._scripts.glance
+        if names:  # loaded once: redis-py would check it with every pipeline
+            self._client.script_load(glance.script)
+        return of_each(
+            self._client,
+            names,
+            lambda pipe, name: pipe.execute_command(
+                "EVALSHA", glance.sha, 2, keys.letters(name), keys.ends(name)
+            ),
+            *asks,
+        )
+
+
+def moment(micros: bytes) -> datetime | None:
+    """Return a time from microseconds since 1970, or ``None`` if the text is not a time."""
+    with suppress(ValueError, OverflowError):
+        return from_micros(int(micros))
+    return None
+
+
+def text_of(value: bytes | str) -> str:
+    """Decode a reply, escaping what is not UTF-8."""
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
+
+
+def _glance(name: str, letters: int, oldest: bytes, *times: bytes) -> Glance:
+    _oldest_died, _newest_died, end, now = times
+    return Glance(
+        name=name,
+        at=from_micros(int(now)),
+        letters=letters,
+        oldest_stored_at=stored_at(text_of(oldest)),
+        first_end_at=moment(end),
+    )
+
+
+def release_text(release: str | None) -> str:
+    """Return a release as it is written into the value of a group."""
+    return quote((release or "")[:_MAX_RELEASE_CHARS], safe="+@ ", errors="backslashreplace")
+
+
+def _summary(name: str, replies: Sequence[Any], now: datetime) -> QueueSummary:
+    (letters, _oldest, oldest_died, newest_died, _end, _now), counts, slots = replies
+    arrivals = _arrivals(slots, now)
+    read = (readable(f"a count of {name}", partial(int, count or 0)) for count in counts)
+    pairs = zip(Reason, read, strict=True)
+    return QueueSummary(
+        name=name,
+        letters=letters,
+        oldest_at=moment(oldest_died),
+        newest_at=moment(newest_died),
+        reasons=dict(sorted((reason.value, n) for reason, n in pairs if n)),
+        last_hour=sum(map(sum, arrivals.values())),
+        arrivals=arrivals,
+    )
+
+
+def _group(fingerprint: str, letters: int, text: str, *, now: datetime) -> Group:
+    parts = (*text.split("|", 6), *[""] * 7)[:7]
+    first, last, example, hours, recent, releases, facts_json = parts
+    facts = json.loads(facts_json or "{}")
+    spans = _counts(recent)
+    last_span = max(spans, default=0)  # not in the hours yet
+    return Group(
+        fingerprint=fingerprint,
+        letters=letters,
+        task_name=facts.get("task_name", ""),
+        reason=facts.get("reason", ""),
+        exception_type=facts.get("exception_type"),
+        first_seen_at=from_micros(int(first or 0)),
+        last_seen_at=from_micros(int(last or 0)),
+        example_id=example,
+        course=by_hour(
+            _counts(hours) + Counter({last_span // _SPANS_PER_HOUR: spans[last_span]}), now
+        ),
+        last_hour=in_last_hour(spans, now),
+        releases=tuple(unquote(release) for release in releases.split(",") if release),
+    )
+
+
+def _counts(text: str) -> Counter[int]:
+    """Read the counts of ``parts/group.lua``."""
+    pairs = (pair.split(":") for pair in text.split(",") if pair)
+    return Counter({int(span): int(letters) for span, letters in pairs})
+
+
+def _arrivals(slots: Mapping[bytes, bytes], now: datetime) -> dict[str, tuple[int, ...]]:
+    """Read the counts of ``parts/arrival.lua``."""
+    found = {}
+    for place, slot in slots.items():
+        counted = readable("a count of arrivals", partial(_pair, slot))
+        if counted is not None:
+            found[text_of(place.partition(b":")[2]), counted[0]] = counted[1]
+    return by_minute(found, now)
+
+
+def _pair(slot: bytes) -> tuple[int, int]:
+    minute, letters = slot.split(b":")
+    return int(minute), int(letters)

@@ -1,0 +1,45 @@
+"""The base of the parts of the Redis backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from celery_dlq.letters.record import from_micros
+from celery_dlq.store.check import check
+from celery_dlq.store.connect import translated
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.pipelined import PipelinedConnection
+from celery_dlq.store.scripts import Scripts
+
+
+class RedisPart:
+    """Base class with the client, the key names, the scripts and the clock."""
+
+    def __init__(
+        self, client: Any, url: str, keys: Keys, connection: PipelinedConnection | None = None
+    ) -> None:
+        self._client = client
+        self._url = url
+        self._keys = keys
+        self._connection = connection
+
+    @cached_property
+    def _scripts(self) -> Scripts:
+        return Scripts.on(self._client)
+
+    def check(self, dead_letter_queues: Iterable[str] = ()) -> None:
+        """Check that Redis does all that is asked of it; see `celery_dlq.store.check`."""
+        check(self._client, self._url, self._keys, dead_letter_queues, self._connection)
+
+    def _raise_if_away(self) -> None:
+        if self._connection is not None:
+            self._connection.raise_if_away()
+
+    def now(self) -> datetime:
+        """Return the time of Redis, the clock that all machines share."""
+        with translated(self._url):
+            seconds, micros = self._client.time()
+        return from_micros(seconds * 1_000_000 + micros)

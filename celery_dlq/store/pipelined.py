@@ -1,0 +1,453 @@
+"""A connection on which most commands are written without waiting for a reply."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import redis
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    NoPermissionError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.sentinel import SentinelConnectionPool
+
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.letters.printable import error_without_secrets, url_without_secrets
+from celery_dlq.logs import get_logger
+from celery_dlq.store.connect import new_connection, translated, unavailable
+from celery_dlq.store.scripts import ScriptText
+
+try:
+    from hiredis import pack_command
+except ImportError:  # optional, as for redis-py
+    pack_command = None  # type: ignore[assignment]
+
+logger = get_logger("celery_dlq.store")
+
+Command = tuple[Any, ...]
+ELSEWHERE = (AskError, ClusterDownError, TryAgainError)  # a node refused; MOVED is an AskError
+_NO_REPLY: Command = ("CLIENT", "REPLY", "SKIP")  # to the command that follows
+_NO_REPLY_PACKED = b"*3\r\n$6\r\nCLIENT\r\n$5\r\nREPLY\r\n$4\r\nSKIP\r\n"
+
+
+class Breaker:
+    """Circuit breaker for Redis, so that not every task waits for a timeout."""
+
+    def __init__(
+        self,
+        rest_seconds: float = 0.5,
+        most_rest_seconds: float = 15.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._first_rest = rest_seconds
+        self._most_rest = most_rest_seconds
+        self._clock = clock
+        self._rest = rest_seconds
+        self._closed_at = 0.0
+        self._reason: Exception | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """True while nothing is sent because Redis has just failed."""
+        return self._reason is not None and self._clock() < self._closed_at
+
+    @property
+    def has_failed(self) -> bool:
+        """True from a failure to the next reply."""
+        return self._reason is not None
+
+    @property
+    def reason(self) -> Exception:
+        """The last failure."""
+        return self._reason or ConnectionError("not connected")
+
+    def failed(self, exc: Exception) -> None:
+        """Record a failure."""
+        self._reason = exc
+        self._closed_at = self._clock() + self._rest
+        self._rest = min(2 * self._rest, self._most_rest)
+
+    def worked(self) -> None:
+        """Record a reply."""
+        if self._reason is not None:
+            self._reason = None
+            self._rest = self._first_rest
+
+
+class PipelinedConnection:
+    """One connection on which commands are written, most of them without a reply.
+
+    Waiting for Redis would be most of what this plugin costs a healthy task. So
+    `send_unanswered` writes commands to which Redis does not reply, and `call` waits for a
+    reply. Redis runs commands in order, so a write that it accepts confirms everything sent before;
+    a refusal (it is read-only, say) leaves all of it in doubt, and all of it is sent again. What
+    must not be missed even if Redis refused writes for a moment is sent again until Redis has
+    accepted that very command.
+
+    Commands without a reply also survive if this process is killed right after the write: Redis
+    drops a client to which it cannot write a reply, with all that it has not read from it yet.
+
+    To a user who may not run ``CLIENT REPLY``, Redis replies all the same; each reply is awaited.
+
+    Thread-safe.
+    """
+
+    _MAX_UNCONFIRMED = 1024  # then wait for a reply; usually a second's worth
+    _LOG_SECONDS = 10.0
+    _REPLICA_MILLIS = 100
+    _ALONE_SECONDS = 30.0
+    _DOUBT_SECONDS = 10.0
+    _question: Command = ("PING",)  # asked for the reply alone
+
+    def __init__(
+        self,
+        client: Any,
+        url: str,
+        breaker: Breaker | None = None,
+        failing: str = "Deliveries are not counted now, and metrics wait in memory",
+    ) -> None:
+        self._failing = failing
+        self._client = client
+        self._url = url
+        self._breaker = breaker or Breaker()
+        self._lock = threading.RLock()
+        self._connection: Any = None
+        self._skips: bool | None = None  # True if CLIENT REPLY is allowed
+        self._unconfirmed: deque[Command] = deque(maxlen=4 * self._MAX_UNCONFIRMED)
+        self._kept: deque[Command] = deque(maxlen=4 * self._MAX_UNCONFIRMED)
+        self._in_doubt = False  # what is unconfirmed may have been refused
+        self._logged_at = -self._LOG_SECONDS
+        self.is_replicated = isinstance(client.connection_pool, SentinelConnectionPool)
+        self._alone_until = self._replicated_until = 0.0
+        self.errors = 0
+
+    def send_unanswered(
+        self, commands: Sequence[Command], again: Sequence[Command] = (), *, keep: bool = False
+    ) -> bool:
+        """Write commands to which Redis does not reply. Never raises.
+
+        Errors of the server are not seen. So scripts must be sent as text, and `probe_writes` must
+        be called now and then to see if Redis accepts writes.
+
+        Source: https://redis.io/docs/latest/commands/client-reply/
+        """
+        with self._lock:
+            pending = self._kept if keep else self._unconfirmed
+            try:
+                self._write(commands, reply=False)
+                if not self._skips:
+                    return self._awaited(commands, again, pending)
+            except StoreUnavailable as exc:
+                if keep:
+                    pending.extend(again)
+                self._log(exc)
+                return False
+            except Exception:
+                raise
+            except BaseException:  # `_uninterrupted` inlined: every task pays for this
+                self._drop()
+                raise
+            if again:
+                pending.extend(again)
+                if len(pending) >= self._MAX_UNCONFIRMED and not self._in_doubt:
+                    self.probe_writes(again[-1:])
+            return True
+
+    def probe_writes(self, commands: Sequence[Command]) -> bool:
+        """Write commands and wait; log a failure and return False. Never raises.
+
+        What Redis may have refused before is written first.
+        """
+        with self._lock:
+            try:
+                self._settle()
+                self._accept(commands)
+            except StoreUnavailable as exc:
+                self._log(exc)
+                return False
+            self._unconfirmed.clear()
+            return True
+
+    @property
+    def is_open(self) -> bool:
+        """True if connected and the circuit breaker lets commands through."""
+        return self._connection is not None and not self._breaker.is_open
+
+    def call(
+        self, *command: Any, before: Command | None = None, again: Command | None = None
+    ) -> Any:
+        """Send one command and wait for its reply; try once more if the connection was closed."""
+        commands = [command] if before is None else [before, command]
+        with self._lock:
+            self._settle()
+            replies = self._asked(commands, [*commands[:-1], again or command])
+        for reply in replies:
+            if isinstance(reply, NoScriptError):
+                raise reply
+            if isinstance(reply, ResponseError):
+                raise unavailable(reply, self._url) from reply
+        return replies[-1]
+
+    def call_script(
+        self,
+        script: ScriptText,
+        keys: Sequence[str],
+        *args: Any,
+        before: Command | None = None,
+        again: Sequence[Any] | None = None,
+    ) -> Any:
+        """`call` a script by its digest, or by its text if Redis does not know it."""
+        call = (len(keys), *keys)
+        second = None if again is None else ("EVAL", script.text, *call, *again)
+        try:
+            return self.call("EVALSHA", script.digest, *call, *args, before=before, again=second)
+        except NoScriptError:
+            return self.call("EVAL", script.text, *call, *args, before=before, again=second)
+
+    def wait_for_replica(self, key: str) -> None:
+        """Wait until a replica has what was written, where one takes over when the master dies.
+
+        A master that loses its replicas may be losing its role: for ten seconds, or while a
+        Sentinel says so, what was written does not count, and the next attempt asks anew who the
+        master is. After that, and without replicas from the beginning, the master's word is
+        enough, for half a minute at a time.
+
+        Source: https://redis.io/docs/latest/commands/wait/
+        """
+        if not self.is_replicated or time.monotonic() < self._alone_until:
+            return
+        try:
+            reached = self.call("WAIT", 1, self._REPLICA_MILLIS)
+        except StoreUnavailable as exc:
+            if not isinstance(exc.__cause__, NoPermissionError):
+                raise
+            reached = 0
+        now = time.monotonic()
+        if reached:
+            self._replicated_until = now + self._DOUBT_SECONDS
+        elif now < self._replicated_until or self._master_changes():
+            self._drop()
+            away = redis.ConnectionError(f"no replica has what was written for {key}")
+            raise unavailable(away, self._url) from away
+        else:
+            self._alone_until = now + self._ALONE_SECONDS
+
+    def _master_changes(self) -> bool:
+        """True if a Sentinel names another master, or is about to."""
+        pool = self._client.connection_pool
+        if not isinstance(pool, SentinelConnectionPool):
+            return False
+        for sentinel in pool.sentinel_manager.sentinels:
+            with suppress(RedisError, OSError, KeyError):
+                state = sentinel.sentinel_masters()[pool.service_name]
+                here = self._connection.host, int(self._connection.port)
+                return (state["ip"], state["port"]) != here or "failover" in str(state["flags"])
+        return False
+
+    def close(self) -> None:
+        """Wait until Redis has executed everything, and disconnect. Never raises."""
+        with self._lock:
+            if self._unconfirmed or self._kept:
+                self.probe_writes([*self._unconfirmed][-1:])
+            self._drop()
+
+    def _awaited(
+        self, commands: Sequence[Command], again: Sequence[Command], pending: deque[Command]
+    ) -> bool:
+        """Read the replies to commands that should have none; True if Redis did not refuse."""
+        try:
+            replies = self._replies(len(commands))
+        except (RedisError, OSError):  # it is unknown if they were executed
+            self._drop()
+            pending.extend(again)
+            self.probe_writes(again[-1:])  # over a new connection, after all that is unconfirmed
+            return True
+        for reply in replies:
+            if isinstance(reply, ResponseError):
+                raise unavailable(reply, self._url) from reply
+        return True
+
+    def _settle(self) -> None:
+        """Write again what Redis may have refused, and wait; raise if it refuses."""
+        pending = [*self._unconfirmed, *self._kept] if self._in_doubt else [*self._kept]
+        if self._in_doubt:  # one first: a Redis that takes no writes does not get all each time
+            self._accept(pending[-1:])
+        self._accept(pending)
+        if pending:
+            self._unconfirmed.clear()
+        self._kept.clear()
+        self._in_doubt = False
+
+    def _accept(self, commands: Sequence[Command]) -> None:
+        """Write commands and wait; raise if Redis refuses one."""
+        for reply in self._asked(commands, commands) if commands else ():
+            # Refused for ever: another program made a key of that name.
+            if isinstance(reply, ResponseError) and "WRONGTYPE" not in str(reply):
+                self._in_doubt = True
+                raise unavailable(reply, self._url) from reply
+
+    def _asked(self, commands: Sequence[Command], second: Sequence[Command]) -> list[Any]:
+        """Write commands, the second ones if the connection was closed; read all replies."""
+        with self._uninterrupted(), translated(self._url):
+            was_open = self._connection is not None
+            try:
+                return self._answers(commands)
+            except (redis.ConnectionError, OSError) as exc:
+                if not was_open:
+                    self._lost(exc)
+                    raise
+                self._drop()  # Redis closed an idle connection; it need not be down
+                return self._answers_at_last(second)
+
+    def raise_if_away(self) -> None:
+        """Raise `StoreUnavailable` if Redis failed and does not answer yet."""
+        if self._breaker.has_failed:
+            self.call(*self._question)
+
+    def _write(self, commands: Sequence[Command], *, reply: bool = True) -> None:
+        if self._breaker.is_open:
+            raise unavailable(self._breaker.reason, self._url) from self._breaker.reason
+        try:
+            if self._connection is not None:
+                try:
+                    return self._send(commands, reply=reply)
+                except (redis.ConnectionError, OSError):
+                    self._drop()  # Redis closed an idle connection; it need not be down
+            self._connection = self._new_connection()
+            self._connection.connect()
+            self._skips = None
+            if self._unconfirmed or self._kept:
+                again = [*self._unconfirmed, *self._kept]
+                self._in_doubt = True  # until Redis, which may be read-only or loading, takes them
+                self._send(again, reply=False)
+                if not self._skips:
+                    self._replies(len(again))
+            self._send(commands, reply=reply)
+        except (RedisError, OSError) as exc:
+            self._lost(exc)
+            raise unavailable(exc, self._url) from exc
+
+    def _new_connection(self) -> Any:
+        return new_connection(self._client.connection_pool)
+
+    def _send(self, commands: Sequence[Command], *, reply: bool) -> None:
+        if not reply:
+            if self._skips is None:
+                self._skips = self._may_skip_replies()
+            if self._skips:
+                commands = _unanswered(commands)
+        packed = self._packed(commands)
+        sock = self._connection._sock  # noqa: SLF001 - redis-py has no public name for it
+        if type(sock) is socket.socket and len(packed) == 1:  # TLS has a class of its own
+            # A socket with a timeout asks first if it can be written to: one more call of the
+            # operating system, and in gevent several. It does not block, so just write. Not with
+            # os.write: eventlet's own waits for ever if the other side has closed the connection.
+            with suppress(BlockingIOError):
+                rest = memoryview(packed[0])[os.writev(sock.fileno(), packed) :]
+                if not rest:
+                    return
+                packed = [rest]
+        self._connection.send_packed_command(packed, check_health=False)
+
+    def _may_skip_replies(self) -> bool:
+        """True if ``CLIENT REPLY`` is allowed; in Redis 6 it is not to users without @admin."""
+        self._send([_NO_REPLY, ("PING",), ("PING",)], reply=True)
+        try:
+            self._connection.read_response()
+        except ResponseError as exc:
+            if "client" not in str(exc).lower():
+                raise
+            refusal = exc
+        else:
+            return True
+        for _ in range(2):
+            self._connection.read_response()
+        logger.warning(
+            "Each write to %s waits for its reply, because CLIENT REPLY is refused: %s; allow it "
+            "with +client|reply",
+            url_without_secrets(self._url),
+            error_without_secrets(refusal),
+        )
+        return False
+
+    def _packed(self, commands: Sequence[Command]) -> list[bytes | memoryview]:
+        """Pack like redis-py, without its checks of each argument: these are all our own."""
+        if pack_command is None:
+            return list(self._connection.pack_commands(commands))
+        packed = [
+            _NO_REPLY_PACKED if command is _NO_REPLY else pack_command(command)
+            for command in commands
+        ]
+        return packed if len(packed) == 1 else [b"".join(packed)]
+
+    def _answers_at_last(self, commands: Sequence[Command]) -> list[Any]:
+        try:
+            return self._answers(commands)
+        except (redis.ConnectionError, OSError) as exc:
+            self._lost(exc)
+            raise
+
+    def _answers(self, commands: Sequence[Command]) -> list[Any]:
+        self._write(commands)
+        return self._replies(len(commands))
+
+    def _replies(self, number: int) -> list[Any]:
+        """Read replies or refusals."""
+        replies = []
+        for _ in range(number):
+            try:
+                replies.append(self._connection.read_response())
+            except ResponseError as exc:
+                replies.append(exc)
+            except RedisError as exc:
+                if not isinstance(exc, redis.ConnectionError):  # it hangs, or is not Redis
+                    self._lost(exc)
+                raise
+        self._breaker.worked()
+        return replies
+
+    def _lost(self, exc: Exception) -> None:
+        self._breaker.failed(exc)
+        self._drop()
+
+    @contextmanager
+    def _uninterrupted(self) -> Iterator[None]:
+        """Disconnect on Ctrl-C or a signal: it is unknown how much of the reply was read."""
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            self._drop()
+            raise
+
+    def _drop(self) -> None:
+        """Disconnect, so that a late reply is not taken for the reply to another command."""
+        if self._connection is not None:
+            with suppress(Exception):
+                self._connection.disconnect()
+            self._connection = None
+
+    def _log(self, exc: Exception) -> None:
+        """Log a failure, at most every ten seconds."""
+        self.errors += 1
+        now = time.monotonic()
+        if now - self._logged_at >= self._LOG_SECONDS:
+            self._logged_at = now
+            logger.error("%s: %s (error %d)", self._failing, exc, self.errors)
+
+
+def _unanswered(commands: Iterable[Command]) -> list[Command]:
+    return [part for command in commands for part in (_NO_REPLY, command)]

@@ -1,0 +1,48 @@
+"""Samples of successful messages in Redis: one bounded stream per dead-letter queue."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+from celery_dlq.letters.packed import packed
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.pipelined import Command, PipelinedConnection
+
+MOST_SAMPLES = 10_000
+"""Approximate number of samples kept per queue, the newest."""
+
+KEPT_SECONDS = 30 * 24 * 3600
+"""A sample stream expires this many seconds after its last entry."""
+
+
+class RedisSamples:
+    """The `Samples` in Redis."""
+
+    _MAX_WAITING = 1000  # between two flushes; further samples are dropped
+    _SAMPLES_PER_WRITE = 50
+
+    def __init__(self, connection: PipelinedConnection, keys: Keys) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._waiting: deque[tuple[str, Mapping[str, bytes]]] = deque()
+
+    def add(self, dead_letter_queue: str, fields: Mapping[str, bytes]) -> None:
+        """Queue a sample for the next flush."""
+        if len(self._waiting) < self._MAX_WAITING:
+            self._waiting.append((dead_letter_queue, fields))
+
+    def flush(self) -> None:
+        """Write the queued samples; drop them if Redis fails."""
+        while self._waiting:
+            count = min(self._SAMPLES_PER_WRITE, len(self._waiting))
+            some = [self._waiting.popleft() for _ in range(count)]
+            commands = [self._added(queue, fields) for queue, fields in some]
+            queues = {queue for queue, _fields in some}
+            commands += [("EXPIRE", self._keys.samples(name), KEPT_SECONDS) for name in queues]
+            if not self._connection.send_unanswered(commands):
+                self._waiting.clear()
+
+    def _added(self, queue: str, fields: Mapping[str, bytes]) -> Command:
+        flat = [part for pair in packed(fields).items() for part in pair]
+        return ("XADD", self._keys.samples(queue), "MAXLEN", "~", MOST_SAMPLES, "*", *flat)

@@ -1,0 +1,230 @@
+"""The Lua scripts: read once from the package, called through `redis.commands.core.Script`.
+
+The integers that scripts reply are declared here; a unit test compares them with the headers
+of the scripts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from hashlib import sha1
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from celery_dlq.store.keys import spelled
+
+if TYPE_CHECKING:
+    from redis.commands.core import Script
+
+
+class CountReply(IntEnum):
+    """First number of the replies of ``count.lua``."""
+
+    LIMIT_REACHED = 0
+    COUNTED = 1
+    RUNNING = 2
+    UNCERTAIN = 3
+    SUSPECT = 4
+    DEAD = 5
+
+
+class EndedReply(IntEnum):
+    """Replies of ``ended.lua``."""
+
+    FORGOTTEN = 0
+    RECORDED = 1
+
+
+class DeadLetterReply(IntEnum):
+    """Replies of ``dead_letter.lua`` and ``placed.lua``."""
+
+    ALREADY_THERE = 0
+    STORED = 1
+    REGRESSED = 2
+
+
+class ClaimReply(IntEnum):
+    """Replies of ``claim.lua`` and ``redrive.lua``, one per letter id."""
+
+    CLAIMED = 1
+    RECLAIMED = 2
+    PUBLISHED = 3
+    HELD = 4
+    GONE = 5
+
+
+class NoteExportedReply(IntEnum):
+    """Replies of ``note_exported.lua``."""
+
+    KEPT = 0
+    NOTED = 1
+
+
+class NodeReply(IntEnum):
+    """First number of the replies of ``node.lua``."""
+
+    UNKNOWN = 0
+    KNOWN = 1
+
+
+class ReportReply(IntEnum):
+    """First number of the replies of ``report.lua``."""
+
+    NONE = 0
+    NEW = 1
+    CAME_BACK = 2
+    GREW = 3
+    REGRESSED = 4
+
+
+class RestoreReply(IntEnum):
+    """Replies of ``restore.lua``."""
+
+    NOT_THERE = 0
+    RESTORED = 1
+    TAKEN = 2
+
+
+class SaveJobReply(IntEnum):
+    """First number of the replies of ``save_job.lua``."""
+
+    CHANGED = 0
+    SAVED = 1
+
+
+class DemandReply(IntEnum):
+    """Replies of ``demand.lua``."""
+
+    FULL = 0
+    ADDED = 1
+
+
+class ReplaceHoldReply(IntEnum):
+    """Replies of ``replace_hold.lua``."""
+
+    CHANGED = 0
+    REPLACED = 1
+
+
+class DropHeldReply(IntEnum):
+    """Replies of ``drop_held.lua``."""
+
+    KEPT = 0
+    DROPPED = 1
+
+
+class ExportLeaseReply(IntEnum):
+    """First number of the replies of ``export_lease.lua``."""
+
+    ANOTHERS = 0
+    ACQUIRED = 1
+
+
+REPLIES: dict[str, type[IntEnum]] = {
+    "count": CountReply,
+    "ended": EndedReply,
+    "dead_letter": DeadLetterReply,
+    "placed": DeadLetterReply,
+    "claim": ClaimReply,
+    "redrive": ClaimReply,
+    "note_exported": NoteExportedReply,
+    "node": NodeReply,
+    "report": ReportReply,
+    "restore": RestoreReply,
+    "save_job": SaveJobReply,
+    "demand": DemandReply,
+    "replace_hold": ReplaceHoldReply,
+    "drop_held": DropHeldReply,
+    "export_lease": ExportLeaseReply,
+}
+
+MOST_IDS = 500
+"""Maximum number of letter ids in one call of a script."""
+
+
+def source(name: str, package: str = "celery_dlq.store") -> str:
+    """Return the text of a script in the folder ``lua`` of a package."""
+    return (files(package) / "lua" / f"{name}.lua").read_text("utf-8")
+
+
+def whole(name: str, package: str = "celery_dlq.store") -> str:
+    """Return the text of a script with the parts that it shares with others."""
+    return _INCLUDE.sub(lambda found: source(f"parts/{found[1]}", package), source(name, package))
+
+
+_INCLUDE = re.compile(r"^-- include: (\w+)\n", re.MULTILINE)
+_COMMENT = re.compile(r"^\s*--.*\n|^\s+|  --.*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptText:
+    """A script as it is sent."""
+
+    text: str  # Its text without comments and indentation, to save bytes with every task
+    digest: str  # SHA-1 of the text, for `EVALSHA`
+
+    def command(self, keys: Sequence[str], *args: Any) -> tuple[Any, ...]:
+        """Return the ``EVAL`` command, which works whether Redis knows the script or not."""
+        return ("EVAL", self.text, len(keys), *keys, *args)
+
+
+@cache
+def script_text(name: str, package: str = "celery_dlq.store") -> ScriptText:
+    """Return a script of a package, ready to be sent."""
+    text = _COMMENT.sub("", whole(name, package))
+    return ScriptText(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Scripts:
+    """The scripts registered on one client."""
+
+    count: Script
+    ended: Script
+    ends: Script
+    dead_letter: Script
+    remove: Script
+    redrive: Script
+    empty_bin: Script
+    restore: Script
+    claim: Script
+    override: Script
+    place: Script
+    placed: Script
+    positions: Script
+    seed: Script
+    note: Script
+    group_state: Script
+    mark_published: Script
+    release: Script
+    note_exported: Script
+    node: Script
+    due: Script
+    glance: Script
+    save_job: Script
+    end_of_queue: Script
+    demand: Script
+    replace_hold: Script
+    drop_held: Script
+    report: Script
+    measure: Script
+    export_lease: Script
+    identity: Script
+    check: Script
+
+    @classmethod
+    def on(cls, client: Any) -> Scripts:
+        """Register the scripts on a client; nothing is sent yet."""
+        return cls(
+            **{name: client.register_script(script_text(name).text) for name in cls.__slots__}
+        )
+
+
+def chunks(letter_ids: Sequence[str], size: int = MOST_IDS) -> Iterator[list[str]]:
+    """Split ids into lists for one call each, with unencodable characters escaped."""
+    for start in range(0, len(letter_ids), size):
+        yield [spelled(letter_id) for letter_id in letter_ids[start : start + size]]

@@ -1,0 +1,176 @@
+"""The worker registry in Redis: worker infos, the audit log, policy overrides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
+from itertools import zip_longest
+from typing import Any
+
+from celery_dlq.events import Change
+from celery_dlq.letters.record import from_micros, to_micros
+from celery_dlq.logs import readable
+from celery_dlq.store.base import HeartbeatReply, Override, WorkerInfo
+from celery_dlq.store.connect import translated
+from celery_dlq.store.keys import Keys, spelled
+from celery_dlq.store.part import RedisPart
+from celery_dlq.store.pipelined import PipelinedConnection
+from celery_dlq.store.scripts import NodeReply, script_text
+
+SILENT_SECONDS = 30.0
+"""A worker without a heartbeat for this long is no longer live."""
+
+_MAX_CHANGES = 10_000
+_NODE = script_text("node")
+_REVISION = b"revision"
+
+
+class RedisWorkerRegistry(RedisPart):
+    """The `WorkerRegistry` in Redis."""
+
+    def __init__(
+        self, client: Any, url: str, keys: Keys, connection: PipelinedConnection | None = None
+    ) -> None:
+        super().__init__(client, url, keys, connection)
+
+    def register(self, info: WorkerInfo) -> None:
+        """Save a worker's info."""
+        text = {**asdict(info), "started_at": to_micros(info.started_at)}
+        tasks = text.pop("tasks")
+        self._node(info.hostname, _json(text), _json(tasks))
+
+    def heartbeat(self, hostname: str) -> HeartbeatReply:
+        """Record that a worker is alive."""
+        return self._node(hostname, "", "")
+
+    def deregister(self, hostname: str) -> None:
+        """Remove a worker's info."""
+        with translated(self._url):
+            self._client.zrem(self._keys.nodes(), hostname)
+            self._client.hdel(self._keys.worker_infos(), hostname)
+            self._client.hdel(self._keys.tasks(), hostname)
+
+    def workers(self, *, with_tasks: bool = True) -> list[WorkerInfo]:
+        """Return the infos of live workers."""
+        with translated(self._url):
+            live = self._live()
+            infos = self._client.hmget(self._keys.worker_infos(), live) if live else []
+            tasks = self._client.hmget(self._keys.tasks(), live) if live and with_tasks else []
+        found = (
+            readable("what a worker said of itself", partial(_info, info, names or b"[]"))
+            for info, names in zip_longest(infos, tasks)
+            if info is not None
+        )
+        return [info for info in found if info is not None]
+
+    def record(self, change: Change) -> None:
+        """Add a change to the audit log."""
+        with translated(self._url):
+            self._client.xadd(
+                self._keys.changes(),
+                {"change": _json(change.to_stored())},
+                maxlen=_MAX_CHANGES,
+                approximate=True,
+            )
+
+    def changes(self, *, limit: int) -> list[Change]:
+        """Return the newest changes."""
+        with translated(self._url):
+            entries = self._client.xrevrange(self._keys.changes(), count=limit)
+        found = (
+            readable(f"the change {entry.decode()}", partial(_change, fields))
+            for entry, fields in entries
+        )
+        return [change for change in found if change is not None]
+
+    def override(self, override: Override) -> None:
+        """Set an override."""
+        field = _json([override.queue, override.key])
+        value = {
+            "value": override.value,
+            "until": to_micros(override.until),
+            "since": to_micros(override.since),
+            "actor": override.actor,
+        }
+        with translated(self._url):
+            self._scripts.override(keys=[self._keys.overrides()], args=[_json(value), field])
+
+    def lift(self, queue: str, key: str) -> bool:
+        """Remove an override."""
+        return self._lift([_json([queue, key])])
+
+    def overrides(self) -> list[Override]:
+        """Return the overrides that have not ended."""
+        present = self.now()
+        with translated(self._url):
+            fields = self._client.hgetall(self._keys.overrides())
+        fields.pop(_REVISION, None)
+        read = (
+            readable("an override of a policy", partial(_override, *one)) for one in fields.items()
+        )
+        found = [override for override in read if override is not None]
+        ended = [_json([o.queue, o.key]) for o in found if o.until <= present]
+        if ended:
+            self._lift(ended)
+        return sorted((o for o in found if o.until > present), key=lambda o: (o.queue, o.key))
+
+    def _lift(self, fields: list[str]) -> bool:
+        with translated(self._url):
+            return bool(self._scripts.override(keys=[self._keys.overrides()], args=["", *fields]))
+
+    def _node(self, hostname: str, info: str, tasks: str) -> HeartbeatReply:
+        keys = self._keys
+        places = [
+            keys.nodes(),
+            keys.worker_infos(),
+            keys.tasks(),
+            keys.overrides(),
+            keys.waiting_jobs(),
+        ]
+        args: list[str | int] = [hostname, int(SILENT_SECONDS * 1000), info, tasks]
+        if self._connection is not None:
+            known, revision, jobs = self._connection.call_script(_NODE, places, *args)
+        else:
+            with translated(self._url):
+                known, revision, jobs = self._scripts.node(keys=places, args=args)
+        return HeartbeatReply(known == NodeReply.KNOWN, int(revision), bool(jobs))
+
+    def _live(self) -> list[bytes]:
+        millis = to_micros(self.now()) // 1000 - int(SILENT_SECONDS * 1000)
+        live = self._client.zrangebyscore(self._keys.nodes(), millis, "+inf")
+        return sorted(live)
+
+
+def _json(value: Any) -> str:
+    return spelled(json.dumps(value, separators=(",", ":"), ensure_ascii=False, sort_keys=True))
+
+
+def _change(fields: Mapping[bytes, bytes]) -> Change:
+    return Change.from_stored(json.loads(fields[b"change"]))
+
+
+def _info(info: bytes, tasks: bytes) -> WorkerInfo:
+    text = json.loads(info)
+    return WorkerInfo(
+        hostname=str(text["hostname"]),
+        pid=int(text["pid"]),
+        version=str(text["version"]),
+        started_at=from_micros(int(text["started_at"])),
+        queues=tuple(text.get("queues", ())),
+        tasks=tuple(json.loads(tasks)),
+        policies=text.get("policies", {}),
+    )
+
+
+def _override(place: bytes, value: bytes) -> Override:
+    (queue, key), text = json.loads(place), json.loads(value)
+    return Override(
+        queue=str(queue),
+        key=str(key),
+        value=text["value"],
+        until=from_micros(int(text["until"])),
+        actor=str(text["actor"]),
+        since=from_micros(int(text.get("since", 0))),
+    )

@@ -1,0 +1,480 @@
+"""kombu's Redis transport with a fetch that leaves no gap.
+
+kombu takes a message with ``BRPOP`` and only then records it as unacknowledged. Here one script
+does both. A script cannot block, so an idle channel waits for `celery_dlq.transport.redis.wake`.
+Publishing, fanout, remote control and bindings stay kombu's.
+
+Source: ``Channel._brpop_start``, ``Channel._brpop_read``, ``QoS`` and ``MultiChannelPoller`` in
+https://github.com/celery/kombu/blob/main/kombu/transport/redis.py
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from queue import Empty
+from typing import Any
+
+from kombu.transport import redis as kombu_redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from celery_dlq.logs import get_logger
+from celery_dlq.store.scripts import script_text
+from celery_dlq.transport.redis.broker import (
+    CONNECT_SECONDS,
+    REPLY_SECONDS,
+    SCRIPTS,
+    broker_of,
+    refuses_for_now,
+)
+from celery_dlq.transport.redis.entries import Entry, EntryMessage, record_end
+from celery_dlq.transport.redis.leases import Leases
+from celery_dlq.transport.redis.poller import ReliablePoller
+from celery_dlq.transport.redis.qos import ReliableQoS
+from celery_dlq.transport.redis.wake import LOOK_SECONDS, WakeConnection
+
+logger = get_logger("celery_dlq.transport")
+
+_LOOKS_PER_FETCH = 30  # in case that nothing woke it
+_IDLE_SECONDS = 2 * LOOK_SECONDS  # whoever closes connections for being idle may have done so
+_OVERDUE_SECONDS = 30.0  # as long as kombu 5.7 waits for the reply to BRPOP
+_AGAIN_SECONDS = 10.0
+_FIRST_POLL_SECONDS, _LAST_POLL_SECONDS = 0.05, 0.5
+_MAX_PLANS = 64  # orders of the queues, each with its keys
+# Every idle worker wakes for every message, so those that come too late wait longer next time.
+_JITTER_SECONDS, _MAX_JITTER_SECONDS = 0.0005, 0.008
+_MANY_MISSES, _MAX_JITTER_AFTER_MANY_SECONDS = 50, 0.1
+
+
+class ReliableChannel(kombu_redis.Channel):
+    """Mixed in front of kombu's Redis channels."""
+
+    QoS = ReliableQoS
+    Message = EntryMessage
+    dlq_leases: Leases
+    _in_poll: Any
+    _brpop_sent_at: Any = None  # new in kombu 5.7
+    _told_of_polling = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._no_ack: set[str] = set()
+        self._plans: dict[tuple[str, ...], _Plan] = {}
+        self._fetching: tuple[str, tuple[str, ...]] | None = None
+        self._by_digest = False
+        self._sleeping = self._refused = self._looking = False
+        self._misses = self._polls = self._looks = 0
+        self._asked_at: float | None = None
+        self._looked_at = 0.0
+        self._due: float | None = None  # to ask or to fetch, after a jitter or between two polls
+        self._wake: WakeConnection | None = None
+        self._wake_after = self._wake_lost_at = 0.0
+        super().__init__(*args, **kwargs)
+
+    # -- fetching -----------------------------------------------------------------
+
+    def basic_consume(self, queue: str, *args: Any, **kwargs: Any) -> Any:
+        """Consume; remember whether the consumer acknowledges."""
+        no_ack = kwargs.get("no_ack", args[0] if args else False)
+        (self._no_ack.add if no_ack else self._no_ack.discard)(queue)
+        return super().basic_consume(queue, *args, **kwargs)
+
+    def _update_queue_cycle(self) -> None:
+        super()._update_queue_cycle()
+        self._plans.clear()
+        self._sleeping = False  # fetch, then arm with the queues of now
+
+    def _brpop_start(self, timeout: Any = None) -> None:  # noqa: ARG002 - kombu's signature
+        queues = tuple(self._queue_cycle.consume(len(self.active_queues)))
+        if not queues:
+            return
+        plan = self._plans.get(queues)
+        if plan is None:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            plan = self._plans[queues] = _Plan(self, queues)
+        self._interrupted()  # if there is a fetch, its connection was lost before the reply
+        command: Sequence[Any]
+        if self._looking:
+            # Keeps the connection in use; a master that became a replica refuses it.
+            self._looking, tag = False, ""
+            command = "HDEL", plan.unacked, ""
+        else:
+            tag = self.dlq_leases.new_tag()
+            command = *(plan.by_digest if self._by_digest else plan.by_text), tag, *plan.rest
+            self._by_digest = True
+        self._fetching = tag, queues
+        connection = self._in_poll = self.client.connection
+        self._brpop_sent_at = time.monotonic()
+        try:
+            connection.send_command(*command)
+        except BaseException:
+            self._interrupted()
+            raise
+
+    def _brpop_read(self, **_: Any) -> bool:
+        if self._fetching is None:
+            self.look_at_idle_connection()
+            raise Empty
+        (tag, queues), connection = self._fetching, self.client.connection
+        try:
+            try:
+                reply = connection.read_response()
+            except NoScriptError:
+                self._by_digest = False
+                raise Empty from None
+            except ResponseError as exc:
+                if not refuses_for_now(exc):
+                    raise
+                self._wait_for_writes(exc)
+                raise Empty from None
+            except self.connection_errors:
+                self._interrupted()
+                connection.disconnect()
+                raise
+            if reply is None or not tag:
+                self._fall_asleep()
+                raise Empty
+            self._fetching = None  # it is held from here on
+        finally:
+            self._in_poll = None
+            if self._fetching is not None:
+                self._fetched_nothing()
+            flush = getattr(self, "_flush_brpop_reauth", None)
+            if flush is not None:
+                flush()
+        self._misses = self._polls = 0
+        queue = queues[(reply[0] - 1) % len(queues)]
+        self._queue_cycle.rotate(queue)
+        if queue not in self._no_ack:
+            self.dlq_leases.received(tag)
+        else:
+            self.dlq_leases.drop(tag)
+        self.connection._deliver(Entry(reply[1], tag, queue), queue)  # noqa: SLF001
+        return True
+
+    def may_be_closed(self) -> bool:
+        """True if the connection was not used for long, and so may be closed for that."""
+        sent_at = self._brpop_sent_at
+        return (
+            not self._in_poll and sent_at is not None and time.monotonic() - sent_at > _IDLE_SECONDS
+        )
+
+    def look_at_idle_connection(self) -> None:
+        """Nothing was asked, so what can be read is the end.
+
+        After a while that is an idle timeout: the next fetch opens another connection. If not,
+        Redis is gone, and kombu, too, starts over.
+        """
+        connection = self.client.connection
+        self._registered = False  # kombu before 5.7 ends all polling when it hears of an end
+        try:
+            with suppress(*self.connection_errors):
+                if connection._sock is not None and not connection.can_read(timeout=0):  # noqa: SLF001
+                    return
+            quietly = self.may_be_closed() or not self.qos.can_consume()
+            if quietly:
+                self.connection.cycle.forget(self, self.client, "BRPOP")
+                connection.disconnect()
+        finally:
+            self._registered = True
+        if not quietly:
+            connection.disconnect()
+            raise RedisConnectionError("Redis closed the connection")
+
+    def _look_at_overdue_fetch(self) -> None:
+        """Give up a connection that is dead at the other end only."""
+        if self._fetching is None or not self.qos.can_consume():
+            return
+        if time.monotonic() - self._brpop_sent_at < _OVERDUE_SECONDS:
+            return
+        if not self.client.connection.can_read(timeout=0):
+            self.client.connection.disconnect()
+            raise RedisConnectionError(f"no reply to a fetch in {_OVERDUE_SECONDS:g} s")
+        with suppress(Empty):  # this process was busy
+            self._brpop_read()
+
+    def _poll_error(self, type: str, **options: Any) -> Any:  # noqa: A002 - kombu's name
+        """Read, without an event loop, what ``poll`` calls an error: the end of a connection."""
+        if type == "WAKE":
+            return self.wake_read()
+        return self._brpop_read() if type == "BRPOP" else super()._poll_error(type, **options)
+
+    def _fetched_nothing(self) -> None:
+        self._end_fetch(self.dlq_leases.drop)
+
+    def _interrupted(self) -> None:
+        self._end_fetch(self.dlq_leases.interrupted)
+
+    def _end_fetch(self, settle: Callable[[str], None]) -> None:
+        fetching, self._fetching = self._fetching, None
+        if fetching is not None:
+            settle(fetching[0])
+        self._in_poll = None
+
+    def _do_restore_message(self, payload: Any, *args: Any, **kwargs: Any) -> Any:
+        # Of a plain worker. kombu loses a message whose headers are null.
+        if isinstance(payload, dict) and not payload.get("headers"):
+            payload = {**payload, "headers": {}}
+        return super()._do_restore_message(payload, *args, **kwargs)
+
+    def _wait_for_writes(self, exc: Exception) -> None:
+        """Fetch no more until Redis, or another server in its place, accepts writes.
+
+        An error would end the worker, as it does with kombu's fetch.
+        """
+        logger.warning("Redis gives no messages now: %s. Asked again every half second", exc)
+        self._drop_wake()
+        self._sleeping = self._refused = True
+        self._call_in(_LAST_POLL_SECONDS)
+
+    def _look_if_writable(self) -> None:
+        broker = broker_of(self)
+        connection = broker.client.connection_pool.make_connection()  # perhaps to a new master
+        try:
+            connection.send_command("HDEL", broker.unacked, "")
+            connection.read_response()
+        except (RedisError, OSError):
+            self._call_in(_LAST_POLL_SECONDS)
+            return
+        finally:
+            connection.disconnect()
+        raise RedisConnectionError("Redis accepts writes again, so this worker connects anew")
+
+    # -- waiting ------------------------------------------------------------------
+
+    def is_asleep(self) -> bool:
+        """True while nothing is fetched until something wakes the channel."""
+        return self._sleeping
+
+    def _fall_asleep(self) -> None:
+        """Wait for a message: arm, or poll if Redis forbids that."""
+        self._sleeping = True
+        if not self._ask():
+            polled = _FIRST_POLL_SECONDS * 1.5**self._polls
+            self._polls = min(self._polls + 1, 10)
+            self._call_in(min(polled, _LAST_POLL_SECONDS))
+
+    def _get_up(self) -> None:
+        self._sleeping = False
+        self._due = None
+        if self.active_queues and self.qos.can_consume():
+            self.connection.cycle._register_BRPOP(self)  # noqa: SLF001
+
+    def _ask(self) -> bool:
+        """Arm, and ask if there is a message; False if that is not possible now."""
+        self._due = None
+        plan = next(iter(self._plans.values()), None)  # all have the same lists
+        if plan is None:
+            return False
+        try:
+            wake = self._awake()
+            if wake is None:
+                return False
+            wake.ask(plan.lists)
+        except (RedisError, OSError) as exc:
+            self._cannot_wake(exc)
+            return False
+        self._asked_at = self._looked_at = time.monotonic()
+        return True
+
+    def _awake(self) -> WakeConnection | None:
+        if self._wake is None:
+            if time.monotonic() < self._wake_after:
+                return None
+            wake = WakeConnection(self._make_wake)
+            self.connection.cycle.listen(self, wake, wake.open())
+            self._wake = wake
+            if self._told_of_polling:
+                type(self)._told_of_polling = False  # noqa: SLF001
+                logger.info("Redis wakes this worker again")
+        return self._wake
+
+    def _make_wake(self) -> Any:
+        settings = {"socket_timeout": CONNECT_SECONDS, "socket_connect_timeout": CONNECT_SECONDS}
+        mine = {k: v for k, v in self.pool.connection_kwargs.items() if v is not None}
+        return self.pool.connection_class(**{**settings, **mine, "protocol": 3})
+
+    def wake_read(self) -> None:
+        """Read what Redis said: a list was written, or the reply of how many there are."""
+        found = written = False
+        try:
+            for exist in self._wake.read() if self._wake is not None else ():
+                if exist is None:
+                    written = True  # a reply that follows has seen it
+                else:
+                    self._asked_at, written, found = None, False, exist > 0
+        except (RedisError, OSError) as exc:
+            if not self._sleeping:  # perhaps for long: closed for being idle
+                self._drop_wake()
+                return
+            self._cannot_wake(exc)
+            self._get_up()
+            return
+        if not self._sleeping:
+            return
+        if found:
+            self._get_up()
+        elif written and self._asked_at is None and self._due is None:
+            self._look_soon()
+
+    def _look_soon(self) -> None:
+        """Fetch at once; after others were faster, ask first, and a little later each time."""
+        self._misses += 1
+        if self._misses == 1:
+            self._get_up()
+            return
+        most = _MAX_JITTER_SECONDS
+        if self._misses > _MANY_MISSES:
+            most = _MAX_JITTER_AFTER_MANY_SECONDS
+        delay = random.random() * min(_JITTER_SECONDS * 2 ** min(self._misses, 10), most)  # noqa: S311
+        if delay < _JITTER_SECONDS:
+            self._ask()
+        else:
+            self._call_in(delay)
+
+    def _call_in(self, seconds: float) -> None:
+        self._due = time.monotonic() + seconds
+        loop = self.connection.cycle.loop
+        if loop is not None:
+            loop.call_later(seconds, self.tick)
+
+    def tick(self) -> float:
+        """Do what is due; return the seconds until the next call."""
+        now = time.monotonic()
+        if self.closed:
+            return LOOK_SECONDS
+        if not self._sleeping:
+            self._look_at_overdue_fetch()
+            return LOOK_SECONDS / 2  # gevent is not told that the window is open again
+        if self._due is not None:
+            if now < self._due:
+                return self._due - now
+            self._do_what_is_due()
+        elif self._asked_at is not None:
+            if now - self._asked_at > REPLY_SECONDS:
+                self._cannot_wake(TimeoutError("no reply"))
+                self._get_up()
+        elif now - self._looked_at >= LOOK_SECONDS * 0.9:
+            self._looks += 1
+            self._looking = self._looks % _LOOKS_PER_FETCH != 0
+            self._get_up()
+        return LOOK_SECONDS
+
+    def _do_what_is_due(self) -> None:
+        if self._refused:
+            self._look_if_writable()
+        elif self._wake is None or not self._ask():
+            self._get_up()
+
+    def _cannot_wake(self, exc: Exception) -> None:
+        worked, now = self._wake is not None, time.monotonic()
+        self._drop_wake()
+        seldom = now - self._wake_lost_at > _AGAIN_SECONDS
+        self._wake_lost_at = now
+        if worked and seldom:
+            logger.debug("The connection that wakes this worker is lost: %s", exc)
+            return  # the next look opens another
+        self._wake_after = now + _AGAIN_SECONDS
+        if self._told_of_polling:
+            return
+        type(self)._told_of_polling = True  # noqa: SLF001 - later channels know it, too
+        logger.warning(
+            "Redis cannot wake this worker now (%s: %s): it looks for messages up to every %g s "
+            "while it is idle. CLIENT TRACKING must be allowed (in Redis 6.2 by "
+            "+client|tracking)",
+            type(exc).__name__,
+            exc,
+            _LAST_POLL_SECONDS,
+        )
+
+    def _drop_wake(self) -> None:
+        wake, self._wake = self._wake, None
+        self._asked_at = None
+        if wake is not None:
+            if self.connection is not None:
+                self.connection.cycle.forget(self, wake)
+            wake.close()
+
+    def close(self) -> None:
+        """Close; an entry whose reply is still on its way goes back to its list."""
+        if self._in_poll and self._fetching is not None:
+            tag = self._fetching[0]
+            try:
+                self._in_poll._sock.settimeout(REPLY_SECONDS)  # noqa: SLF001
+                if self._in_poll.read_response() is not None:
+                    self.dlq_leases.restore_of_another(tag)
+                self._fetched_nothing()
+            except Exception as exc:  # noqa: BLE001 - whatever redis-py raises
+                logger.debug("A fetch was interrupted: %r", exc)
+                self._interrupted()
+        self._drop_wake()
+        super().close()
+
+
+class _Plan:
+    """The parts of a fetch's command for one order of the queues."""
+
+    def __init__(self, channel: Any, queues: tuple[str, ...]) -> None:
+        script = script_text("fetch", SCRIPTS)
+        steps = channel.priority_steps
+        self.lists: Sequence[str] = [
+            channel.global_keyprefix + channel._q_for_pri(queue, step)  # noqa: SLF001
+            for step in steps
+            for queue in queues
+        ]
+        keys = (len(self.lists) + 3, *broker_of(channel).keys, *self.lists)
+        self.unacked = keys[1]
+        self.by_digest = ("EVALSHA", script.digest, *keys)
+        self.by_text = ("EVAL", script.text, *keys)
+        names = ("" if name in channel._no_ack else record_end(name) for name in queues)  # noqa: SLF001
+        self.rest = (channel.dlq_leases.lease_seconds, *names)
+
+
+class ReliableTransport(kombu_redis.Transport):
+    """Mixed in front of kombu's Redis transports."""
+
+    dlq_connected: Callable[[Any], None]
+    cycle: Any
+    _dlq_timer: Any = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.cycle = ReliablePoller()
+
+    def establish_connection(self) -> Any:
+        """Connect; acknowledgements and leases use this broker from now on."""
+        connection = super().establish_connection()
+        self.dlq_connected(self._avail_channels[-1])
+        return connection
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        """Let the worker's event loop look now and then."""
+        self.cycle.loop = loop
+        super().register_with_event_loop(connection, loop)
+        self._dlq_timer = loop.call_repeatedly(LOOK_SECONDS, self.cycle.tick)
+
+    def close_connection(self, connection: Any) -> None:
+        """Close, and stop looking."""
+        if self._dlq_timer is not None:
+            self._dlq_timer.cancel()
+        super().close_connection(connection)
+
+
+@cache
+def reliable(transport: type, leases: Leases, connected: Callable[[Any], None]) -> type:
+    """A transport class of kombu's Redis kind, with reliable fetch and leases."""
+    channel = type(
+        f"Reliable{transport.Channel.__name__}",  # type: ignore[attr-defined]
+        (ReliableChannel, transport.Channel),  # type: ignore[attr-defined]
+        {"dlq_leases": leases},
+    )
+    name = f"Reliable{transport.__name__}"
+    return type(
+        name,
+        (ReliableTransport, transport),
+        {"Channel": channel, "dlq_connected": staticmethod(connected)},
+    )

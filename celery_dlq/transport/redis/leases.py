@@ -1,0 +1,301 @@
+"""The messages that this worker holds: acknowledged, renewed while it lives, restored for others.
+
+A message belongs to the worker that fetched it until it is acknowledged or given back, across
+lost connections too. A thread renews its lease while the event loop is busy; that thread also
+restores what dead workers held, and confirms acknowledgements.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+from uuid import uuid4
+
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.logs import get_logger
+from celery_dlq.store.pipelined import PipelinedConnection
+from celery_dlq.transport.native import seconds_since_boot
+from celery_dlq.transport.redis.broker import Broker, removals, renewal, restore
+from celery_dlq.transport.redis.claims import Claims
+
+logger = get_logger("celery_dlq.transport")
+
+_TAGS_PER_CALL = 500
+_MAX_UNCONFIRMED = 4096
+_LOG_SECONDS = 10.0
+
+
+class Leases:
+    """What one worker holds.
+
+    A tag is in exactly one of: asked (its fetch was sent), held, returning.
+    """
+
+    def __init__(self, lease_seconds: float) -> None:
+        self.lease_seconds = lease_seconds
+        self.taken = 0
+        self._found_gone = 0  # of them, not reported yet
+        self._tags = f"{uuid4().hex}-"
+        self._tag_end = ""
+        self._fetched = 0
+        self._asked: dict[str, float] = {}  # tag to the time its fetch was sent
+        self._held: dict[str, float] = {}  # the same; the lease began at that time or later
+        self._renewed: tuple[float, frozenset[str]] = (0.0, frozenset())
+        self._unknown: set[str] = set()  # of those that are held
+        self._claims = Claims()  # of those that are held
+        self._returning: deque[str] = deque()
+        self._acknowledged: deque[str] = deque()
+        self._connection: PipelinedConnection | None = None
+        self._broker: Broker | None = None
+        self._logged_at = -_LOG_SECONDS
+
+    # -- the event loop, and the threads of a pool ----------------------------------
+
+    def connected(self, broker: Broker) -> None:
+        """Use the broker of a new connection."""
+        old, self._broker = self._connection, broker
+        self._tag_end = broker.tag_end
+        self._connection = PipelinedConnection(
+            broker.client, broker.url, failing="Acknowledgements wait in memory"
+        )
+        if old is not None:
+            old.close()
+
+    def new_tag(self) -> str:
+        """A tag for the next fetch, which may hold a message from now on."""
+        self._fetched += 1
+        # Sorts by time, for those who restore.
+        tag = f"{self._tags}{self._fetched:012x}{self._tag_end}"
+        self._asked[tag] = seconds_since_boot()
+        return tag
+
+    def received(self, tag: str) -> None:
+        """Hold the message that was fetched.
+
+        Its lease counts from the request: the reply may have lain in the socket for long.
+        """
+        asked = self._asked.get(tag)
+        if asked is not None:
+            self._held[tag] = asked  # first, so that a renewal sees it in one of the two
+            self._claims.add(tag)
+            del self._asked[tag]
+
+    def drop(self, tag: str) -> None:
+        """Hold it no longer: nothing was fetched, or it returns when its lease ends."""
+        self._asked.pop(tag, None)
+        self._held.pop(tag, None)
+        self._claims.forget(tag)
+
+    lapse = drop  # as receipts of SQS call it
+
+    def interrupted(self, tag: str) -> None:
+        """Give back what a fetch may have taken: its connection was lost before the reply."""
+        if self._asked.pop(tag, None) is not None:
+            self._returning.append(tag)
+
+    def is_own(self, tag: object) -> bool:
+        """True if this worker fetched the message."""
+        return isinstance(tag, str) and tag.startswith(self._tags)
+
+    def acknowledge(self, tag: str) -> None:
+        """Acknowledge without waiting for the reply; the thread repeats it and waits.
+
+        Does nothing if others own the message now.
+        """
+        self._claims.forget(tag)
+        if self._held.pop(tag, None) is None:
+            return
+        self._acknowledged.append(tag)
+        connection, broker = self._connection, self._broker
+        if connection is not None and broker is not None:
+            connection.send_unanswered([("HDEL", broker.unacked, tag)])
+        if len(self._acknowledged) > _MAX_UNCONFIRMED:
+            self._confirm_here()
+
+    def still_holds(self, tag: object) -> bool:
+        """True if a message may start: no other worker owns it.
+
+        Asks Redis if the lease may have run out: this process, or the machine, stood still.
+        If Redis does not answer, the message is given up; it returns when its lease ends.
+        """
+        if not isinstance(tag, str) or not self.is_own(tag):
+            return True
+        asked = self._held.get(tag)
+        if asked is None:
+            return False
+        now = seconds_since_boot()
+        if now < asked + self.lease_seconds:
+            return True
+        renewed_at, renewed = self._renewed
+        if now < renewed_at + self.lease_seconds and tag in renewed:
+            return True
+        connection, broker = self._connection, self._broker
+        if connection is None or broker is None:
+            return False
+        try:
+            given, unknown = connection.call(*renewal(broker, self.lease_seconds, [tag]))
+        except StoreUnavailable as exc:
+            self._log("It is unknown who owns a message, so it does not start: %s", exc)
+            self.drop(tag)
+            return False
+        if unknown:
+            self._unknown.add(tag)
+        if given and self._held.pop(tag, None) is not None:
+            self._found_gone += 1
+        return not given
+
+    def is_known(self, tag: str) -> bool:
+        """False if Redis has lost its record of a held message: others may have it as well."""
+        return tag not in self._unknown
+
+    def restore(self, tag: str, *, first: bool) -> None:
+        """Give a message back to its queue; if Redis does not answer, the thread does it later."""
+        self._claims.forget(tag)
+        if self._held.pop(tag, None) is None:
+            return
+        if self.restore_of_another(tag, first=first) is False:
+            self._returning.append(tag)
+
+    def restore_of_another(self, tag: str, *, first: bool = True) -> bool | None:
+        """Give a message back to its queue, whoever fetched it by script."""
+        if self._connection is None or self._broker is None:
+            return False
+        try:
+            found = restore(self._connection.call, self._broker, tag, first=first)
+        except StoreUnavailable as exc:
+            self._log("A message is not back in its queue yet: %s", exc)
+            return False
+        return None if found is None else True
+
+    def has_lease(self, tag: str | bytes) -> bool:
+        """True if a message is held by lease, here or elsewhere, or if that is unknown."""
+        if self._connection is None or self._broker is None:
+            return True
+        try:
+            return self._connection.call("ZSCORE", self._broker.leases, tag) is not None
+        except StoreUnavailable as exc:
+            self._log("Messages of dead workers are not looked for: %s", exc)
+            return True
+
+    def begin(self, tag: str) -> bool:
+        """Let a message start; False if a lost connection gives it back at this moment."""
+        return not self.is_own(tag) or self._claims.begin(tag)
+
+    def put_off(self, tag: str) -> bool:
+        """Let a message wait again; False if it goes back, because its connection is lost."""
+        if self._held.get(tag) is None:
+            return not self.is_own(tag)
+        waits = self._claims.put_off(tag)
+        if not waits:
+            self._give_back(tag)
+        return waits
+
+    def connection_closes(self, tags: Iterable[str]) -> None:
+        """Go on holding the messages that are at work; let the thread give back the others."""
+        for tag in tags:
+            if tag in self._held and self._claims.connection_closes(tag):
+                self._give_back(tag)
+
+    def _give_back(self, tag: str) -> None:
+        if self._held.pop(tag, None) is not None:
+            self._returning.append(tag)
+
+    def close(self) -> None:
+        """Confirm all acknowledgements, give back what is still held, and disconnect."""
+        while self._acknowledged and self._confirm_here():
+            pass
+        left = [*self.to_return(), *self._held]
+        self._held.clear()
+        # From the last, so that the oldest is fetched first.
+        while left and self.restore_of_another(left[-1]) is not False:
+            left.pop()
+        if left:
+            logger.warning("%d messages return when their leases end", len(left))
+        if self._connection is not None:
+            self._connection.close()
+
+    def _confirm_here(self) -> bool:
+        if self._connection is None or self._broker is None:
+            return False
+        tags = _taken(self._acknowledged)
+        try:
+            for command in removals(self._broker, tags):
+                self._connection.call(*command)
+        except StoreUnavailable as exc:
+            self._acknowledged.extend(tags)
+            self._log("%d acknowledgements are not confirmed: %s", len(self._acknowledged), exc)
+            return False
+        return True
+
+    def _log(self, text: str, *args: Any) -> None:
+        """Log a failure, at most every ten seconds."""
+        now = seconds_since_boot()
+        if now - self._logged_at >= _LOG_SECONDS:
+            self._logged_at = now
+            logger.warning(text, *args)
+
+    # -- the thread -----------------------------------------------------------------
+
+    def confirm(self, call_all: Callable[[Sequence[Any]], Sequence[Any]], broker: Broker) -> None:
+        """Repeat acknowledgements and wait for the replies."""
+        while tags := _taken(self._acknowledged):
+            try:
+                call_all(removals(broker, tags))
+            except BaseException:
+                self._acknowledged.extend(tags)
+                raise
+
+    def renew(self, call: Callable[..., Any], broker: Broker) -> None:
+        """Renew all leases, and find out which messages others own now."""
+        now = seconds_since_boot()
+        asked = list(self._asked)  # first: from there they go to those that are held
+        held = list(self._held)
+        tags, given, unknown = [*asked, *held], set(), set()
+        for start in range(0, len(tags), _TAGS_PER_CALL):
+            some = tags[start : start + _TAGS_PER_CALL]
+            replies = call(*renewal(broker, self.lease_seconds, some))
+            given |= {tag.decode() for tag in replies[0]}
+            unknown |= {tag.decode() for tag in replies[1]}
+        self._renewed = now, frozenset(tags) - given - unknown
+        # A fetch that was only asked for may not have been executed.
+        lost = sum(self._held.pop(tag, None) is not None for tag in given.intersection(held))
+        lost, self._found_gone = lost + self._found_gone, 0
+        self.taken += lost
+        for tag in given:
+            self._claims.forget(tag)
+        if lost:
+            logger.error(
+                "This worker stood still, or was cut off from Redis, for more than its lease of "
+                "%g s: others took %d of its messages. It does not acknowledge them, and does "
+                "not start those that have not started",
+                self.lease_seconds,
+                lost,
+            )
+        unknown = {tag for tag in unknown.intersection(held) if tag in self._held}
+        if unknown - self._unknown:
+            logger.error(
+                "Redis has no record of %d messages that this worker holds: it lost data, or a "
+                "worker without celery_dlq gave them to others. They run here, as with Celery "
+                "alone, unless a count says that they run elsewhere",
+                len(unknown),
+            )
+        self._unknown = unknown
+
+    def to_return(self) -> list[str]:
+        """Take the messages that go back to their queues, the oldest first."""
+        return sorted(_taken(self._returning, len(self._returning)))
+
+    def return_later(self, tags: Iterable[str]) -> None:
+        """Keep messages that could not be given back now."""
+        self._returning.extend(tags)
+
+
+def _taken(tags: deque[str], most: int = _TAGS_PER_CALL) -> list[str]:
+    taken: list[str] = []
+    while len(taken) < most:
+        try:
+            taken.append(tags.popleft())
+        except IndexError:
+            break
+    return taken

@@ -1,0 +1,401 @@
+"""The messages of Amazon SQS that a worker holds, and the thread that keeps them invisible.
+
+SQS shows a message to others when the visibility timeout of its queue has passed since it was
+received. A worker that lives renews it; one that is stopped or killed does not. SQS ends every
+receipt after 12 hours.
+
+Source: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-visibility-timeout.html
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from botocore.exceptions import BotoCoreError
+from kombu.exceptions import KombuError
+
+from celery_dlq.logs import get_logger
+from celery_dlq.transport.native import seconds_since_boot, sleep, start_thread
+from celery_dlq.transport.redis.claims import Claims
+
+logger = get_logger("celery_dlq.transport")
+
+LONGEST_SECONDS = 12 * 3600 - 60
+"""SQS's limit for one receipt, without the minute by which our clocks may differ."""
+
+_PER_CALL = 10  # SQS takes no more
+_TICK_SECONDS = 0.25
+_MAX_RETRY_SECONDS = 10.0
+_MAX_DOUBLINGS = 6
+_MAX_SETTLE_SECONDS = 1.0
+_CLOSE_SECONDS = 5.0
+_LOG_SECONDS = 10.0
+_NO_ANSWER = (BotoCoreError, KombuError, OSError)
+# SQS says so of a receipt that is not valid any more.
+_GONE = ("InvalidParameterValue", "MessageNotInflight", "ReceiptHandleIsInvalid")
+
+
+@dataclass(slots=True, kw_only=True)
+class Receipt:
+    """One delivery of a message to this worker. Times are of `seconds_since_boot`."""
+
+    queue: str  # The queue's name in Celery
+    url: str  # The queue's URL
+    received_at: float  # When SQS gave it away, or a little later
+    until: float  # When SQS shows the message to others
+    renewed_at: float  # The last renewal; at first `received_at`
+    lost: bool = False  # True once it was found out that `until` has passed
+
+
+class Receipts:
+    """What one worker holds, by receipt handle, which is kombu's delivery tag."""
+
+    def __init__(self, now: Callable[[], float] = seconds_since_boot) -> None:
+        self._now = now
+        self.timeouts: dict[str, int] = {}
+        self.taken = 0
+        self._held: dict[str, Receipt] = {}
+        self._proven = False  # that SQS lets this worker renew
+        self._closed = False
+        self._given_up: set[str] = set()
+        self._released: set[str] = set()  # since the thread's last look
+        self._claims = Claims()  # of those that are held
+        self._to_settle: dict[str, tuple[Receipt, bool]] = {}  # by the thread; delete it?
+
+    # -- the event loop, and the threads of a pool ----------------------------------
+
+    def received(self, tag: str, queue: str, url: str, asked_at: float, waits: float) -> None:
+        """Hold a message."""
+        timeout = self.timeouts.get(url, 0)
+        if timeout > 0:
+            # A late reply lay in the socket while this process was busy: nobody knows since when.
+            now = self._now()
+            received_at = now if now <= asked_at + waits + 1 else asked_at
+            self._held[tag] = Receipt(
+                queue=queue,
+                url=url,
+                received_at=received_at,
+                until=received_at + timeout,
+                renewed_at=received_at,
+            )
+            self._claims.add(tag)
+
+    def drop(self, tag: str) -> None:
+        """Hold it no longer: it is deleted."""
+        self._held.pop(tag, None)
+        self._claims.forget(tag)
+        self._given_up.discard(tag)
+
+    def released(self, tag: str) -> None:
+        """Hold it no longer: it returns to its queue. Call this before SQS is told."""
+        self._held.pop(tag, None)
+        self._claims.forget(tag)
+        self._released.add(tag)
+
+    def still_holds(self, tag: object) -> bool:
+        """True if a message may start; if not, it is in its queue again, or at another worker."""
+        receipt = self._held.get(tag) if isinstance(tag, str) else None
+        if receipt is None:
+            return tag not in self._given_up
+        if self._now() < receipt.until:
+            return True
+        self.lapse(str(tag))
+        return False
+
+    def lapse(self, tag: str) -> None:
+        """Hold a message no longer; SQS shows it to others when its visibility timeout ends."""
+        self._held.pop(tag, None)
+        self._claims.forget(tag)
+        self._given_up.add(tag)
+
+    def is_known(self, tag: object) -> bool:  # noqa: ARG002 - as of the leases of Redis
+        """True: SQS loses no record of what it gave away."""
+        return True
+
+    def gave_up(self, tag: str) -> bool:
+        """True if it must not be deleted, because it did not start here."""
+        return tag in self._given_up
+
+    def receipt(self, tag: str) -> Receipt | None:
+        """The receipt of a message that is held."""
+        return self._held.get(tag)
+
+    def begin(self, tag: str) -> bool:
+        """Let a message start; False if a lost connection gives it back at this moment."""
+        return tag not in self._held or self._claims.begin(tag)
+
+    def put_off(self, tag: str) -> bool:
+        """Let a message wait again; False if it goes back, because its connection is lost."""
+        if tag not in self._held or self._claims.put_off(tag):
+            return True
+        receipt = self._held.pop(tag, None)
+        if receipt is not None:
+            self._to_settle[tag] = (receipt, False)
+        return False
+
+    def connection_closes(self, tags: Iterable[str]) -> list[str]:
+        """Go on holding the messages that are at work."""
+        if self._closed:
+            return []
+        held = [tag for tag in tags if tag in self._held]
+        return [tag for tag in held if not self._claims.connection_closes(tag)]
+
+    def settle(self, tag: str, *, delete: bool) -> bool:
+        """Let the thread delete, or give back, a message of a lost connection."""
+        if tag not in self._claims.orphans:
+            return False
+        self._claims.forget(tag)
+        receipt = self._held.pop(tag, None)
+        if receipt is not None:
+            self._to_settle[tag] = (receipt, delete)
+        return True
+
+    def close(self) -> None:
+        """Let the thread give back what lost connections delivered: no task runs any more."""
+        self._closed = True
+        for tag in list(self._claims.orphans):
+            self.settle(tag, delete=False)
+
+    # -- the thread -----------------------------------------------------------------
+
+    def due(self) -> dict[str, dict[str, Receipt]]:
+        """What is to be renewed now, by queue's URL."""
+        now = self._now()
+        self._released.clear()
+        found: dict[str, dict[str, Receipt]] = defaultdict(dict)
+        urgent: set[str] = set()
+        lost: list[Receipt] = []
+        for tag, receipt in list(self._held.items()):
+            third = self.timeouts[receipt.url] / 3
+            if now >= receipt.until:
+                if not receipt.lost:
+                    receipt.lost = True
+                    lost.append(receipt)
+            elif now >= receipt.renewed_at + third / 2 or not self._proven:
+                if receipt.received_at + LONGEST_SECONDS - now < 1:
+                    continue
+                found[receipt.url][tag] = receipt  # those that are not urgent fill the calls
+                if now >= receipt.renewed_at + third or not self._proven:
+                    urgent.add(receipt.url)
+        self._report(lost)
+        return {url: receipts for url, receipts in found.items() if url in urgent}
+
+    def seconds_for(self, receipt: Receipt) -> int:
+        """The visibility timeout to ask for, in seconds."""
+        left = receipt.received_at + LONGEST_SECONDS - self._now()
+        return int(min(self.timeouts[receipt.url], left))
+
+    def renewed(self, receipt: Receipt, asked_at: float, seconds: int) -> None:
+        """Note that SQS has renewed a receipt."""
+        self._proven = True
+        receipt.renewed_at = asked_at
+        receipt.until = asked_at + seconds
+
+    def refused(self, tags: Iterable[str]) -> None:
+        """Note receipts that are not valid any more."""
+        for tag in tags:
+            receipt = self._held.get(tag)
+            if receipt is not None:
+                receipt.until = float("-inf")
+
+    def released_among(self, tags: Iterable[str]) -> list[str]:
+        """Those that were given back while the thread renewed them."""
+        return [tag for tag in tags if tag in self._released]
+
+    def to_settle(self) -> dict[str, tuple[Receipt, bool]]:
+        """What is to be deleted or given back, until its receipt ends: then it runs again."""
+        for tag, (receipt, _delete) in list(self._to_settle.items()):
+            if receipt.received_at + LONGEST_SECONDS <= self._now():
+                self.settled(tag)
+        return dict(self._to_settle)
+
+    def settled(self, tag: str) -> None:
+        """Forget what was deleted or given back."""
+        self._to_settle.pop(tag, None)
+
+    def settle_later(self, tag: str, receipt: Receipt, *, delete: bool) -> None:
+        """Let the thread delete, or give back, what could not be now."""
+        self._to_settle[tag] = (receipt, delete)
+
+    def _report(self, lost: list[Receipt]) -> None:
+        self.taken += len(lost)
+        walled = sum(one.until >= one.received_at + LONGEST_SECONDS - 2 for one in lost)
+        if walled:
+            logger.warning(
+                "%d messages were held for 12 hours, the longest that SQS allows: it gives them "
+                "to other workers now. Those that wait for their ETA wait there; tasks that still "
+                "run here run twice",
+                walled,
+            )
+        if len(lost) > walled:
+            logger.error(
+                "This worker stood still, or could not renew at SQS, for longer than the "
+                "visibility timeout: %d of its messages are in their queues again, or at others. "
+                "It does not start those that have not started",
+                len(lost) - walled,
+            )
+
+
+class VisibilityKeeper:
+    """Renews receipts on a connection of its own."""
+
+    def __init__(self, receipts: Receipts, connect: Callable[[], Any]) -> None:
+        self._receipts = receipts
+        self._connect = connect
+        self._connection: Any = None
+        self._started = self._stopped = self._ended = False
+        self._failures = 0
+        self._silent: set[str] = set()  # the queues that did not answer in the last round
+        self._logged_at = -_LOG_SECONDS
+        self.errors = 0
+
+    def start(self) -> None:
+        """Start the thread; a second call changes nothing."""
+        if not self._started:
+            self._started = True
+            start_thread(self._run)
+
+    def stop(self) -> None:
+        """End the thread; waits at most 5 seconds for it."""
+        self._stopped = True
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        while self._started and not self._ended and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _run(self) -> None:
+        while not self._stopped:
+            longest = max(_TICK_SECONDS, self._shortest() / 6)
+            sleep(min(_TICK_SECONDS * 2**self._failures, longest))
+            self._tick()
+        self._tick()  # what is still to be deleted or given back
+        self._disconnect()
+        self._ended = True
+
+    def _tick(self) -> None:
+        failures: list[Exception] = []
+        silent: set[str] = set()
+        for url, act in self._in_turn():
+            if url in silent:
+                continue  # each call would wait for its timeout
+            try:  # nothing may end this thread, and no queue keeps another one waiting
+                act()
+            except Exception as exc:  # noqa: BLE001
+                failures.append(exc)
+                if isinstance(exc, _NO_ANSWER):
+                    silent.add(url)
+        self._silent = silent
+        self._failures = min(self._failures + 1, _MAX_DOUBLINGS) if failures else 0
+        if failures:
+            self._failed(failures[0])
+
+    def _in_turn(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """All work, last that of the queues that did not answer in the last round."""
+        for late in (False, True):
+            yield from (one for one in self._work() if (one[0] in self._silent) is late)
+
+    def _work(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        for url, found in self._receipts.due().items():
+            tags = list(found)
+            for start in range(0, len(tags), _PER_CALL):
+                some = {tag: found[tag] for tag in tags[start : start + _PER_CALL]}
+                yield url, partial(self._renew, url, some)
+        until = seconds_since_boot() + min(_MAX_SETTLE_SECONDS, self._shortest() / 10)
+        for tag, (receipt, delete) in self._receipts.to_settle().items():
+            yield receipt.url, partial(self._settle, tag, receipt, delete=delete)
+            if seconds_since_boot() > until and not self._stopped:
+                return  # the rest in the next round: what is held is renewed first
+
+    def _shortest(self) -> float:
+        return min(self._receipts.timeouts.values(), default=_MAX_RETRY_SECONDS)
+
+    def _failed(self, exc: Exception) -> None:
+        self._disconnect()
+        self.errors += 1
+        now = seconds_since_boot()
+        if now - self._logged_at >= _LOG_SECONDS:
+            self._logged_at = now
+            expected = error_code(exc) or isinstance(exc, (RenewalError, *_NO_ANSWER))
+            logger.error(
+                "The visibility of messages is not renewed: %s: %s%s",
+                type(exc).__name__,
+                exc,
+                ". Workers need sqs:ChangeMessageVisibility" if "Denied" in error_code(exc) else "",
+                exc_info=None if expected else exc,
+            )
+
+    def _renew(self, url: str, found: Mapping[str, Receipt]) -> None:
+        receipts, asked_at = self._receipts, seconds_since_boot()
+        queue = next(iter(found.values())).queue
+        seconds = {tag: receipts.seconds_for(receipt) for tag, receipt in found.items()}
+        failed = self._change(queue, url, seconds)
+        for tag in found.keys() - failed.keys():
+            receipts.renewed(found[tag], asked_at, seconds[tag])
+        gone = [tag for tag, code in failed.items() if code in _GONE]
+        receipts.refused(gone)
+        back = receipts.released_among(found)
+        if back:  # the renewal may have come after it was given back
+            self._change(queue, url, dict.fromkeys(back, 0))
+        if len(failed) > len(gone):
+            raise RenewalError(f"SQS refused with {', '.join(sorted({*failed.values()}))}")
+
+    def _change(self, queue: str, url: str, seconds: Mapping[str, int]) -> dict[str, str]:
+        """Change the visibility of at most ten messages; return the codes of those refused."""
+        tags = list(seconds)
+        entries = [
+            {"Id": str(number), "ReceiptHandle": tag, "VisibilityTimeout": seconds[tag]}
+            for number, tag in enumerate(tags)
+        ]
+        reply = self._client(queue).change_message_visibility_batch(QueueUrl=url, Entries=entries)
+        return {
+            tags[int(one["Id"])]: str(one["Code"]).rpartition(".")[2]
+            for one in reply.get("Failed", ())
+        }
+
+    def _settle(self, tag: str, receipt: Receipt, *, delete: bool) -> None:
+        try:
+            if delete:
+                client = self._client(receipt.queue)
+                client.delete_message(QueueUrl=receipt.url, ReceiptHandle=tag)
+            else:
+                self._change(receipt.queue, receipt.url, {tag: 0})
+        except Exception as exc:
+            if error_code(exc) not in _GONE:
+                raise
+        self._receipts.settled(tag)
+
+    def _client(self, queue: str) -> Any:
+        """The client of boto3 for a queue, as kombu makes it: each may have its credentials."""
+        if self._connection is None:
+            self._connection = self._connect()
+            self._connection.connect()
+        channel = self._connection.default_channel
+        return channel.sqs(queue=channel.canonical_queue_name(queue))
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(Exception):  # it is gone either way
+                connection.close()
+
+
+class RenewalError(Exception):
+    """SQS did not renew the visibility of a message; it may do so later."""
+
+
+def timeout_of(client: Any, url: str) -> int:
+    """Read the visibility timeout of a queue, in seconds."""
+    found = client.get_queue_attributes(QueueUrl=url, AttributeNames=["VisibilityTimeout"])
+    return int(found["Attributes"]["VisibilityTimeout"])
+
+
+def error_code(exc: BaseException) -> str:
+    """The code that AWS gives an error; empty if it is none of AWS."""
+    response = getattr(exc, "response", None)
+    error = response.get("Error") if isinstance(response, Mapping) else None
+    return str(error.get("Code", "")) if isinstance(error, Mapping) else ""

@@ -1,0 +1,175 @@
+"""Captures the fields of a letter from a Celery message; bytes and headers stay untouched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+from uuid import uuid4
+
+from kombu.compression import compress
+from kombu.exceptions import KombuError
+
+from celery_dlq.letters import json_codec
+from celery_dlq.letters.headers import REDRIVES_HEADER, REPLACED_TASK_NESTING, whole_number
+
+_JSON_TYPES = ("application/json",)
+_MAX_JSON_BYTES = 1024 * 1024  # in larger bodies, args and kwargs are not stored separately
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """The part of the original message that a letter keeps."""
+
+    task_id: str
+    task_name: str
+    retries: int
+    redrives: int
+    nesting: int
+    exchange: str
+    routing_key: str
+    content_type: str
+    content_encoding: str
+    headers: str
+    properties: str
+    body: bytes
+    args_json: str | None
+    kwargs_json: str | None
+    argsrepr: str | None
+    kwargsrepr: str | None
+    root_id: str | None
+    parent_id: str | None
+    group_id: str | None
+    origin: str | None
+    eta: datetime | None
+    expires: datetime | None
+
+
+def captured(message: Any, request: Mapping[str, Any]) -> Message:
+    """Capture the part of a message that a letter keeps."""
+    delivery = message.delivery_info or {}
+    headers = dict(message.headers) if isinstance(message.headers, Mapping) else {}
+    # A body that could not be decompressed is still compressed.
+    compression = None if message.errors else headers.get("compression")
+    body = wire_body(message.body, compression, message.content_encoding)
+    content_type = _text(message.content_type) or ""
+    args_json, kwargs_json = (None, None)
+    if not headers.get("compression"):
+        args_json, kwargs_json = json_parts(body, content_type)
+    return Message(
+        task_id=message_id(message, request),
+        task_name=_text(request.get("task")) or "",
+        retries=whole_number(request.get("retries")),
+        redrives=whole_number(headers.get(REDRIVES_HEADER)),
+        nesting=whole_number(request.get(REPLACED_TASK_NESTING)),
+        exchange=_text(delivery.get("exchange")) or "",
+        routing_key=_text(delivery.get("routing_key")) or "",
+        content_type=content_type,
+        content_encoding=_text(message.content_encoding) or "",
+        headers=json_codec.dumps(headers),
+        properties=json_codec.dumps(dict(message.properties or {})),
+        body=body,
+        args_json=args_json,
+        kwargs_json=kwargs_json,
+        argsrepr=_text(request.get("argsrepr")),
+        kwargsrepr=_text(request.get("kwargsrepr")),
+        root_id=_text(request.get("root_id")),
+        parent_id=_text(request.get("parent_id")),
+        group_id=_text(request.get("group")),
+        origin=_text(request.get("origin")),
+        eta=parsed_time(request.get("eta")),
+        expires=parsed_time(request.get("expires")),
+    )
+
+
+def message_id(message: Any, request: Mapping[str, Any]) -> str:
+    """The task's id, else another id that stays the same when the message is redelivered."""
+    properties = message.properties or {}
+    known = request.get("id") or properties.get("correlation_id") or properties.get("message_id")
+    # In kombu's envelopes the tag stays with the message; AMQP has none there.
+    return str(known or sqs_id(message) or properties.get("delivery_tag") or uuid4())
+
+
+def sqs_id(message: Any) -> str | None:
+    """The id that Amazon SQS gave a message; its tag is a receipt, new for each delivery."""
+    delivery = message.delivery_info
+    raw = delivery.get("sqs_message") if isinstance(delivery, Mapping) else None
+    found = raw.get("MessageId") if isinstance(raw, Mapping) else None
+    return str(found) if found else None
+
+
+def wire_body(body: Any, compression: str | None, encoding: Any = "utf-8") -> bytes:
+    """The body as sent: py-amqp decodes it on arrival and kombu decompresses it; undo both."""
+    data = _encoded(body, encoding) if isinstance(body, str) else bytes(body or b"")
+    if not compression:
+        return data
+    try:
+        return bytes(compress(data, compression)[0])  # type: ignore[no-untyped-call]
+    except (KeyError, KombuError, ValueError):
+        return data
+
+
+def _encoded(body: str, encoding: Any) -> bytes:
+    try:
+        return body.encode(encoding)
+    except (LookupError, TypeError, ValueError):  # it is no encoding, or no text of it
+        return body.encode("utf-8", "surrogatepass")
+
+
+def json_parts(body: bytes, content_type: str) -> tuple[str | None, str | None]:
+    """Cut the texts of args and kwargs out of a JSON body, without encoding them again."""
+    if content_type not in _JSON_TYPES or len(body) > _MAX_JSON_BYTES:
+        return None, None
+    try:
+        text = body.decode("utf-8")
+        start = _skip(text, 0, "[")
+        args, args_end = _value(text, start)
+        start = _skip(text, args_end, ",")
+        kwargs, kwargs_end = _value(text, start)
+        if not (isinstance(args, list) and isinstance(kwargs, dict)):
+            return None, None
+    except (ValueError, RecursionError):
+        return None, None
+    return text[_skip(text, 0, "[") : args_end], text[start:kwargs_end]
+
+
+_DECODER = json.JSONDecoder()
+
+
+def _value(text: str, start: int) -> tuple[Any, int]:
+    return _DECODER.raw_decode(text, start)
+
+
+def _skip(text: str, at: int, character: str) -> int:
+    """The position after a character and the white space around it."""
+    while text[at : at + 1].isspace():
+        at += 1
+    if text[at : at + 1] != character:
+        raise ValueError(f"expected {character!r} at {at}")
+    at += 1
+    while text[at : at + 1].isspace():
+        at += 1
+    return at
+
+
+def _text(value: object) -> str | None:
+    if value is None or value == "":
+        return None
+    return value if isinstance(value, str) else json_codec.safe_repr(value)
+
+
+def parsed_time(value: object) -> datetime | None:
+    """Parse an ISO time to aware UTC; ``None`` for anything else."""
+    if not isinstance(value, str):
+        return None
+    try:
+        parsed = json_codec.moment(value)
+    except ValueError:
+        return None
+    aware = parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
+    try:
+        return aware.astimezone(timezone.utc)
+    except OverflowError:  # before the year 1 or after 9999, in UTC
+        return None

@@ -1,0 +1,178 @@
+"""Keeps letters from filling the server that keeps them, which is usually the broker too."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from enum import IntEnum
+
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.letters.printable import shortened
+from celery_dlq.letters.record import DeadLetter
+from celery_dlq.logs import get_logger
+from celery_dlq.store.base import ServerMemory
+
+logger = get_logger("celery_dlq.worker")
+
+READINGS_OF_ROOM = 100
+"""A worker reads again after it has written this part of the room that was left."""
+
+_SMALLEST_STEP = 64 * 1024
+_LOG_SECONDS = 60.0
+_IDLE_SECONDS = 5.0  # between two readings of a worker that stores no letter
+_OLD_SECONDS = 2.0  # after which a letter asks first
+_CUT_CHARS = 200
+_OVERHEAD_BYTES = 1_000
+
+
+class MemoryLimitReached(StoreUnavailable):
+    """The server has no room for a letter: it waits as if the store did not answer."""
+
+
+class _Level(IntEnum):
+    """How much room there is for a letter."""
+
+    ROOM = 0
+    SHORT = 1
+    FULL = 2
+
+
+class MemoryLimit:
+    """Decides if a letter may be stored whole, without its descriptive text, or not now.
+
+    Letters lose their text between the limit and halfway to the server's maximum, and wait above
+    that. The memory is read once a second, and again whenever this worker has written a hundredth
+    of the room that was left. N workers, who do not see each other's letters in between, overshoot
+    by at most N hundredths of the room that was left a second before, or by 64 kB (or a letter)
+    each where that is more.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], ServerMemory | None],
+        share: float,
+        warnings: Callable[[ServerMemory], Sequence[str]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read = read
+        self._share = share
+        self._warnings = warnings
+        self._clock = clock
+        self._lock = threading.Lock()  # pools of threads store letters in several
+        self._memory: ServerMemory | None = None
+        self._written = self._step = 0
+        self._read_at = float("-inf")
+        self._logged, self._logged_at = _Level.ROOM, -_LOG_SECONDS
+
+    def tick(self) -> None:
+        """Read the memory; called once a second. A worker that stores nothing reads it seldom."""
+        if self._share or self._warnings is not None:
+            with self._lock:
+                if self._written or self._is_short() or self._age() >= _IDLE_SECONDS:
+                    self._read_now()
+
+    def close(self) -> None:
+        """Do nothing: the connection is the backend's."""
+
+    def fit(self, letter: DeadLetter, *, whole: bool = False) -> DeadLetter:
+        """Return the letter as it may be stored now."""
+        size = _size(letter)
+        with self._lock:
+            level = self._level(size)
+            if level is _Level.FULL or (level is _Level.SHORT and whole):
+                raise self._reached()
+            self._written += size
+        return without_text(letter) if level is _Level.SHORT else letter
+
+    def _level(self, size: int) -> _Level:
+        if self._memory is not None and self._is_old(size):
+            try:
+                self._read_now()
+            except StoreUnavailable:
+                self._memory = None  # storing the letter will tell; ask again at the next tick
+        if self._memory is None or not self._memory.maximum:
+            return _Level.ROOM
+        if self._room() < size:
+            return _Level.FULL
+        used = self._memory.used + self._written + size
+        return _Level.SHORT if used > self._share * self._memory.maximum else _Level.ROOM
+
+    def _is_old(self, size: int) -> bool:
+        """True if the reading says too little: of before a pause, or of before many letters."""
+        if self._age() >= _OLD_SECONDS:
+            return True
+        return self._room() > 0 and self._written + size > self._step
+
+    def _is_short(self) -> bool:
+        memory = self._memory
+        return memory is not None and memory.used > self._share * memory.maximum
+
+    def _age(self) -> float:
+        return self._clock() - self._read_at
+
+    def _room(self) -> int:
+        """Bytes until letters wait."""
+        assert self._memory is not None  # noqa: S101 - the callers checked
+        full = (self._share + 1) / 2
+        return int(full * self._memory.maximum) - self._memory.used - self._written
+
+    def _read_now(self) -> None:
+        self._read_at = float("-inf")  # until it is known again
+        memory = self._read()
+        self._read_at = self._clock()
+        if memory is not None and self._warnings is not None:
+            for warning in self._warnings(memory):
+                logger.warning("%s", warning)
+        self._warnings = None
+        self._memory = memory if memory is not None and memory.maximum and self._share else None
+        self._written = 0
+        if self._memory is not None:
+            self._step = max(_SMALLEST_STEP, self._room() // READINGS_OF_ROOM)
+            self._log()
+
+    def _log(self) -> None:
+        """Say when letters begin to be cut or to wait, and when that is over."""
+        assert self._memory is not None  # noqa: S101 - the caller checked
+        level = _Level.ROOM
+        if self._memory.used > self._share * self._memory.maximum:
+            level = _Level.FULL if self._room() <= 0 else _Level.SHORT
+        now = self._clock()
+        worse = level > self._logged
+        if level is self._logged or not (worse or now - self._logged_at >= _LOG_SECONDS):
+            return
+        self._logged, self._logged_at = level, now
+        if level is _Level.ROOM:
+            logger.warning("%s: letters are stored whole again", self._reached())
+        elif level is _Level.SHORT:
+            logger.warning("%s: letters are stored without their texts", self._reached())
+        else:
+            logger.error("%s: letters wait outside of it", self._reached())
+
+    def _reached(self) -> MemoryLimitReached:
+        share = (self._memory.share if self._memory else None) or 0.0
+        return MemoryLimitReached(
+            f"the store uses {share:.0%} of its maxmemory (dlq_memory_limit is {self._share:g})"
+        )
+
+
+def without_text(letter: DeadLetter) -> DeadLetter:
+    """Cut what describes a death: the traceback, the history, long messages; never the message.
+
+    The arguments stay: their texts are parts of the message, and are stored as places in it.
+    """
+    said = letter.exception_message
+    return replace(
+        letter,
+        description=shortened(letter.description, _CUT_CHARS),
+        exception_message=None if said is None else shortened(said, _CUT_CHARS),
+        traceback=None,
+        history=(),
+    )
+
+
+def _size(letter: DeadLetter) -> int:
+    """Roughly the bytes of a letter in the store: the texts are compressed there."""
+    parts = (letter.body, letter.headers, letter.properties, letter.traceback, letter.description)
+    return _OVERHEAD_BYTES + sum(len(part) for part in parts if part)

@@ -1,0 +1,275 @@
+"""Stores letters, and keeps them while the store is down or has no room.
+
+A message that was acknowledged early is no longer at the broker: its letter waits in the spool.
+One that is not acknowledged yet stays so while the store is down: its letter waits in memory. A
+store without room may stay so for days, and unacknowledged messages would fill the worker's
+prefetch window and its broker. So its letter waits in the spool too, and the message is
+acknowledged, if ``dlq_spool_dir`` names a folder: temporary files may vanish with the host.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.events import DeadLettered, Events
+from celery_dlq.letters.record import DeadLetter, Reason
+from celery_dlq.logs import get_logger
+from celery_dlq.metrics import (
+    DEAD_LETTERS,
+    DIED_AGAIN,
+    INTERNAL_ERRORS,
+    OTHER,
+    REDRIVES_USED_UP,
+    REGRESSED,
+    STORE_ERRORS,
+    Counts,
+)
+from celery_dlq.store.base import DeadLetterStore, LetterOutbox, MessageKey, Stored
+from celery_dlq.writing.letter import plain
+from celery_dlq.writing.lifecycle import DeliveryState, WaitsForStore
+from celery_dlq.writing.memory_limit import MemoryLimit, MemoryLimitReached
+from celery_dlq.writing.spool import Spool
+
+logger = get_logger("celery_dlq.worker")
+
+_MAX_WAITING_LETTERS = 10_000
+_NO_TASK = {Reason.UNKNOWN_TASK, Reason.INVALID_MESSAGE, Reason.UNDECODABLE_MESSAGE}
+
+
+@dataclass(frozen=True, slots=True)
+class PendingLetter:
+    """A letter that must be stored."""
+
+    letter: DeadLetter  # The letter
+    key: MessageKey  # The message's identity
+    acknowledged: bool  # True if the broker no longer has the message
+    waits: WaitsForStore  # The message's owner; called when a letter that had to wait is stored
+
+
+class LetterWriter:
+    """Stores letters, and retries those that wait."""
+
+    def __init__(
+        self,
+        store: DeadLetterStore,
+        spool: Spool,
+        *,
+        limit: MemoryLimit | None = None,
+        durable_spool: bool = False,
+        forget: Callable[[MessageKey], None] | None = None,
+        outbox: LetterOutbox | None = None,
+        events: Events | None = None,
+        mark: Callable[[DeadLetter], DeadLetter] | None = None,
+        counts: Counts | None = None,
+        used_up: Callable[[DeadLetter], str] | None = None,
+    ) -> None:
+        self._store = store
+        self._used_up = used_up
+        self._spool = spool
+        self._limit = limit
+        self._durable_spool = durable_spool
+        self._forget = forget
+        self._spooled_now: list[MessageKey] = []
+        self._spooled_before: list[MessageKey] = []
+        self._outbox = outbox
+        self._events = events or Events()
+        self._mark = mark
+        self._counts = Counts() if counts is None else counts
+        self._waiting: deque[PendingLetter] = deque()
+
+    def write(self, pending: PendingLetter) -> DeliveryState:
+        """Store a letter."""
+        try:
+            self._save_or_plain(pending.letter, pending.key)
+        except StoreUnavailable as exc:
+            try:
+                if self._spooled(pending, exc):
+                    return DeliveryState.STORED
+            except OSError as problem:
+                logger.critical(
+                    "The letter of task %s[%s] is only in memory: spool: %s; store: %s",
+                    pending.letter.task_name,
+                    pending.letter.task_id,
+                    problem,
+                    exc,
+                )
+            self._wait(pending, exc)
+            return DeliveryState.WAITING_FOR_STORE
+        return DeliveryState.STORED
+
+    def tick(self) -> None:
+        """Retry waiting letters until the store fails."""
+        self._forget_spooled()
+        for _ in range(len(self._waiting)):
+            pending = self._waiting[0]
+            state = DeliveryState.STORED
+            if not (pending.acknowledged or pending.waits.dlq_is_held()):
+                # Its next delivery decides: it may succeed, and a letter would be redriven.
+                logger.warning(
+                    "The letter of task %s[%s] is dropped: it waited for the store, and its "
+                    "message went back to its queue meanwhile",
+                    pending.letter.task_name,
+                    pending.letter.task_id,
+                )
+                self._waiting.popleft()
+                _finish(pending, DeliveryState.DONE)
+                continue
+            try:
+                self._save_or_plain(pending.letter, pending.key)
+            except StoreUnavailable as exc:
+                try:
+                    if not self._spooled(pending, exc):
+                        return
+                except OSError:
+                    return
+            except Exception:
+                self._counts.count(INTERNAL_ERRORS, "letter")
+                logger.critical(
+                    "Task %s died and is left to Celery, without a letter",
+                    pending.letter.task_id,
+                    exc_info=True,
+                )
+                state = DeliveryState.DONE
+            self._waiting.popleft()
+            _finish(pending, state)
+        # The text of a letter on disk takes no memory: it waits until all of it may be stored.
+        self._spool.flush(partial(self._save_or_plain, whole=True))
+
+    def __len__(self) -> int:
+        """The number of letters in memory."""
+        return len(self._waiting)
+
+    @property
+    def spooled(self) -> int:
+        """The number of letters on disk."""
+        return len(self._spool)
+
+    def _save_or_plain(self, letter: DeadLetter, key: MessageKey, *, whole: bool = False) -> None:
+        """Store a letter; if that fails by an internal error, store it without details."""
+        if self._limit is not None:
+            letter = self._limit.fit(letter, whole=whole)
+        try:
+            self._save(letter, key)
+        except StoreUnavailable:
+            raise
+        except Exception:
+            self._counts.count(INTERNAL_ERRORS, "letter")
+            logger.exception(
+                "The letter of task %s is stored without details of its death", letter.task_id
+            )
+            self._save(plain(letter), key)
+
+    def _save(self, letter: DeadLetter, key: MessageKey) -> None:
+        """Add the outbox entry, store the letter, emit the event; the caller settles the message.
+
+        The order matters when the worker is killed in between: every stored letter reaches its
+        dead-letter exchange, and no message is acknowledged before its letter is stored.
+        """
+        used_up = self._used_up(letter) if letter.redrives and self._used_up is not None else ""
+        if used_up:
+            said = f"{letter.description}; {used_up}" if letter.description else used_up
+            letter = replace(letter, description=said)
+        letter = _marked(letter, self._mark)
+        try:
+            if self._outbox is not None:
+                self._outbox.add(letter)
+            stored = self._store.dead_letter(letter, key)
+        except StoreUnavailable:
+            self._counts.count(STORE_ERRORS, "dead_letter")
+            raise
+        if stored is not Stored.ALREADY_THERE:
+            regressed = stored is Stored.REGRESSED
+            logger.warning(
+                "Task %s[%s] dead-lettered to %s: %s (%s)%s",
+                letter.task_name,
+                letter.task_id,
+                letter.dead_letter_queue,
+                letter.reason,
+                letter.description,
+                f"; group {letter.fingerprint} was resolved" if regressed else "",
+            )
+            self._announce(letter, regressed=regressed, used_up=bool(used_up))
+
+    def _announce(self, letter: DeadLetter, *, regressed: bool, used_up: bool) -> None:
+        queues = (letter.source_queue, letter.dead_letter_queue)
+        # Whoever can publish chooses the names of unknown tasks.
+        task = OTHER if letter.reason in _NO_TASK else letter.task_name
+        self._counts.count(DEAD_LETTERS, *queues, letter.reason.value, task)
+        if letter.redrives:
+            self._counts.count(DIED_AGAIN, *queues, task)
+        if used_up:
+            self._counts.count(REDRIVES_USED_UP, *queues)
+        if regressed:
+            self._counts.count(REGRESSED, *queues, task)
+        self._events.emit(
+            DeadLettered(at=letter.dead_lettered_at, letter=letter, regressed=regressed)
+        )
+
+    def _spooled(self, pending: PendingLetter, exc: StoreUnavailable) -> bool:
+        """Put a letter into the spool, if it may wait there."""
+        no_room = isinstance(exc, MemoryLimitReached)
+        if not (pending.acknowledged or (no_room and self._durable_spool)):
+            return False
+        self._spool.add(pending.letter, pending.key)
+        if no_room and not pending.key.redrives:  # a redrive may watch the counts
+            self._spooled_now.append(pending.key)
+        logger.error(
+            "Task %s[%s] is dead-lettered to the spool %s for now: %s",
+            pending.letter.task_name,
+            pending.letter.task_id,
+            self._spool.folder,
+            exc,
+        )
+        return True
+
+    def _forget_spooled(self) -> None:
+        """Delete the counts of messages that are acknowledged: many would fill the store, too.
+
+        Those of the last second may not be acknowledged yet. If this worker is killed before
+        that, the message comes back, and its counts must still be there.
+        """
+        done, self._spooled_before, self._spooled_now = self._spooled_before, self._spooled_now, []
+        if self._forget is not None:
+            for key in done:
+                self._forget(key)
+
+    def _wait(self, pending: PendingLetter, exc: StoreUnavailable) -> None:
+        if len(self._waiting) >= _MAX_WAITING_LETTERS:
+            # Not acknowledged, the broker redelivers it, and it dies again.
+            logger.critical(
+                "Task %s %s: too many letters wait in memory, and the spool takes none: %s",
+                pending.letter.task_id,
+                "was acknowledged and has no letter"
+                if pending.acknowledged
+                else "stays unacknowledged without a letter",
+                exc,
+            )
+            return
+        self._waiting.append(pending)
+        logger.error(
+            "Task %s[%s] is not dead-lettered yet and %s: %s (%d wait)",
+            pending.letter.task_name,
+            pending.letter.task_id,
+            "kept in memory" if pending.acknowledged else "not acknowledged",
+            exc,
+            len(self._waiting),
+        )
+
+
+def _marked(letter: DeadLetter, mark: Callable[[DeadLetter], DeadLetter] | None) -> DeadLetter:
+    try:
+        return letter if mark is None else mark(letter)
+    except Exception:
+        logger.exception("Letter %s is stored without its Sentry event id", letter.id)
+        return letter
+
+
+def _finish(pending: PendingLetter, state: DeliveryState) -> None:
+    try:
+        pending.waits.dlq_wait_is_over(state)
+    except Exception:
+        logger.exception("Task %s was dead-lettered, but not settled", pending.letter.task_id)

@@ -1,0 +1,293 @@
+"""An idle worker on Redis: ``python -m benchmarks.wake [--quick]``.
+
+Commands a second while nothing happens, time from ``LPUSH`` to the start of the task, and what
+a message costs the server while twenty workers wait. Guarded and plain workers are alive
+together, and pushes to them take turns in one run. Prints Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+from servers import RedisServer
+
+SETTLE_SECONDS = 3.0
+KINDS = ("plain", "guarded")
+KOMBUS = "guarded, kombu's fetch"
+"""What the rest of the plugin does while it is idle: heartbeat, policies."""
+
+QUEUES = (1, 12)
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured."""
+
+    idle_seconds: float
+    pushes: int
+    workers: int
+
+
+FULL = Size(idle_seconds=30.0, pushes=300, workers=20)
+QUICK = Size(idle_seconds=3.0, pushes=20, workers=2)
+
+
+def work(options: dict[str, Any]) -> None:
+    """Work until a signal; each task writes when it started."""
+    from celery import Celery
+
+    app = Celery("wake", broker=options["url"], set_as_current=False)
+    app.conf.task_ignore_result = True
+    app.conf.task_acks_late = True
+    app.conf.broker_connection_retry_on_startup = True
+    starts = Path(options["starts"]).open("a", buffering=1)  # noqa: SIM115 - as long as it works
+
+    @app.task(name="work", shared=False)
+    def started(key: str) -> None:
+        starts.write(f"{key} {time.monotonic_ns()}\n")
+
+    if options["kind"] != "plain":
+        from celery_dlq import DeadLetters
+
+        app.conf.dlq_reliable_fetch = options["kind"] != KOMBUS
+        app.conf.dlq_queues = {"*": {"max_deliveries": 3}}
+        DeadLetters(app)
+    app.Worker(
+        hostname=f"{options['name']}@wake",
+        pool_cls="solo",
+        queues=",".join(options["queues"]),
+        loglevel="WARNING",
+        quiet=True,
+        without_mingle=True,
+        without_gossip=True,
+        without_heartbeat=True,
+    ).start()
+
+
+class Node:
+    """One idle worker."""
+
+    def __init__(self, url: str, kind: str, queues: Sequence[str], name: str, folder: Path) -> None:
+        self.kind = kind
+        self.queues = queues
+        self.starts = folder / f"{name}.starts"
+        self.starts.touch()
+        options = {
+            "url": url,
+            "kind": kind,
+            "queues": queues,
+            "name": name,
+            "starts": str(self.starts),
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.wake", "--worker", json.dumps(options)],
+            env=os.environ,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def started(self) -> dict[str, int]:
+        """Nanoseconds of the start of each task so far."""
+        pairs = (line.split() for line in self.starts.read_text().splitlines())
+        return {key: int(at) for key, at in pairs}
+
+    def end(self) -> None:
+        """End it."""
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+@contextmanager
+def nodes(
+    url: str, wanted: Sequence[tuple[str, Sequence[str]]], folder: Path
+) -> Iterator[list[Node]]:
+    """Workers that consume; each has run a task."""
+    with ExitStack() as stack, redis.Redis.from_url(url) as client:
+        made = []
+        for number, (kind, queues) in enumerate(wanted):
+            made.append(Node(url, kind, queues, f"w{number}", folder))
+            stack.callback(made[-1].end)
+        for queues in {tuple(node.queues) for node in made}:
+            push(client, queues[0], "first")
+            wait_for([node for node in made if tuple(node.queues) == queues], "first")
+        deadline = time.monotonic() + 60
+        while len(client.client_list()) < 2 * len(made):  # each has some; the last one is slow
+            if time.monotonic() > deadline:
+                raise TimeoutError("not all workers came up")
+            time.sleep(0.1)
+        time.sleep(SETTLE_SECONDS)
+        yield made
+
+
+def push(client: Any, queue: str, key: str) -> int:
+    """Push a message as kombu writes it; return when, in nanoseconds."""
+    body = base64.b64encode(json.dumps([[key], {}, {}]).encode()).decode()
+    envelope = {
+        "body": body,
+        "content-encoding": "utf-8",
+        "content-type": "application/json",
+        "headers": {"lang": "py", "task": "work", "id": f"{queue}-{key}", "retries": 0},
+        "properties": {
+            "correlation_id": f"{queue}-{key}",
+            "delivery_mode": 2,
+            "delivery_info": {"exchange": "", "routing_key": queue},
+            "priority": 0,
+            "body_encoding": "base64",
+            "delivery_tag": f"{queue}-{key}",
+        },
+    }
+    text = json.dumps(envelope)
+    at = time.monotonic_ns()
+    client.lpush(queue, text)
+    return at
+
+
+def wait_for(made: Sequence[Node], key: str) -> int:
+    """When the task started, at any of the workers."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for node in made:
+            if (at := node.started().get(key)) is not None:
+                return at
+        time.sleep(0.002)
+    raise TimeoutError(f"{key} did not start")
+
+
+def queues_of(kind: str, number: int) -> list[str]:
+    """Names of this many queues."""
+    return [f"{kind[-5:]}-{number}-{i}" for i in range(number)]
+
+
+def commands(server: RedisServer) -> dict[str, int]:
+    """Calls of each command so far, those that scripts make too."""
+    stats = server.client().info("commandstats")
+    return {name.removeprefix("cmdstat_"): found["calls"] for name, found in stats.items()}
+
+
+def idle(size: Size, folder: Path) -> None:
+    """Commands a second of one idle worker."""
+    print("\n| queues | worker | commands/s | of which |\n|---|---|---|---|")
+    for number in QUEUES:
+        for kind in (*KINDS, KOMBUS):
+            with (
+                RedisServer() as server,
+                nodes(server.url, [(kind, queues_of(kind, number))], folder),
+            ):
+                before = commands(server)
+                time.sleep(size.idle_seconds)
+                after = commands(server)
+                after["info"] -= 1  # our own
+                rates = {
+                    name: (calls - before.get(name, 0)) / size.idle_seconds
+                    for name, calls in after.items()
+                    if calls > before.get(name, 0)
+                }
+                most = sorted(rates.items(), key=lambda found: -found[1])
+                said = ", ".join(f"{name} {rate:.2f}" for name, rate in most)
+                print(f"| {number} | {kind} | {sum(rates.values()):.2f} | {said} |", flush=True)
+            for path in folder.iterdir():
+                path.unlink()
+
+
+def latency(size: Size, folder: Path) -> None:
+    """Time from the push to the start, pushes to all workers in turns."""
+    wanted = [(kind, queues_of(kind, number)) for number in QUEUES for kind in KINDS]
+    found: dict[int, list[float]] = {i: [] for i in range(len(wanted))}
+    with (
+        RedisServer() as server,
+        nodes(server.url, wanted, folder) as made,
+        redis.Redis.from_url(server.url) as client,
+    ):
+        for turn in range(size.pushes):
+            order = list(enumerate(made))
+            random.shuffle(order)
+            for i, node in order:
+                queue = random.choice(node.queues)  # noqa: S311 - no secret
+                at = push(client, queue, f"k{turn}")
+                found[i].append((wait_for([node], f"k{turn}") - at) / 1e6)
+                time.sleep(random.uniform(0.01, 0.05))  # noqa: S311
+    print("\n| queues | worker | median ms | p99 ms | longest ms |\n|---|---|---|---|---|")
+    for i, (kind, queues) in enumerate(wanted):
+        times = sorted(found[i])
+        p99 = times[min(len(times) - 1, int(len(times) * 0.99))]
+        print(
+            f"| {len(queues)} | {kind} | {statistics.median(times):.2f} | {p99:.2f} "
+            f"| {times[-1]:.2f} |"
+        )
+    for path in folder.iterdir():
+        path.unlink()
+
+
+def herd(size: Size, folder: Path) -> None:
+    """Server CPU and commands of one message while many workers wait on its queue."""
+    print("\n| waiting | server CPU µs a message | commands a message |\n|---|---|---|")
+    for kind in KINDS:
+        with (
+            RedisServer() as server,
+            nodes(server.url, [(kind, ["herd"])] * size.workers, folder) as made,
+            redis.Redis.from_url(server.url) as client,
+        ):
+            before, cpu, begun = sum(commands(server).values()), _cpu(server), time.monotonic()
+            for turn in range(size.pushes):
+                push(client, "herd", f"k{turn}")
+                wait_for(made, f"k{turn}")
+                time.sleep(0.05)
+            taken = time.monotonic() - begun
+            calls, used = sum(commands(server).values()) - before, _cpu(server) - cpu
+            begun, before, cpu = time.monotonic(), sum(commands(server).values()), _cpu(server)
+            time.sleep(size.idle_seconds / 4)
+            share = taken / (time.monotonic() - begun)  # what they cost idle, too
+            calls -= (sum(commands(server).values()) - before) * share
+            used -= (_cpu(server) - cpu) * share
+            print(
+                f"| {len(made)} {kind} | {used / size.pushes * 1e6:.0f} "
+                f"| {calls / size.pushes:.1f} |",
+                flush=True,
+            )
+        for path in folder.iterdir():
+            path.unlink()
+
+
+def _cpu(server: RedisServer) -> float:
+    found = server.client().info("cpu")
+    return float(found["used_cpu_user"] + found["used_cpu_sys"])
+
+
+def main() -> None:
+    """Measure what was named, or all."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.wake", description=__doc__)
+    parser.add_argument("names", nargs="*", help="of idle, latency, herd; none for all")
+    parser.add_argument("--quick", action="store_true", help="see that all works, in seconds")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(json.loads(options.worker))
+        return
+    measures = {"idle": idle, "latency": latency, "herd": herd}
+    if unknown := set(options.names) - set(measures):
+        parser.error(f"expected names of {', '.join(measures)}, got {', '.join(sorted(unknown))}")
+    with tempfile.TemporaryDirectory(prefix="wake-") as folder:
+        for name in options.names or measures:
+            measures[name](QUICK if options.quick else FULL, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -54,7 +54,7 @@ def dead_letter_policy(**keys: Unpack[PolicyKeys]) -> Callable[[T], T]:
     Works above or below ``@app.task`` and ``@shared_task``, and on a task class.
 
     Args:
-        **keys: The fields of `celery_dlq.policy.Policy`, e.g. ``max_deliveries=3``.
+        **keys: The fields of `celery_dlq.policies.policy.Policy`, e.g. ``max_deliveries=3``.
 
     Returns:
         A decorator that returns the task or function unchanged.

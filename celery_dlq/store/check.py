@@ -178,7 +178,7 @@ def _check_kind(client: Any, url: str, keys: Keys) -> None:
 
 def _check_commands(client: Any, keys: Keys, dead_letter_queues: Iterable[str]) -> None:
     """Run all commands on keys like the real ones; the keys of one script share a hash tag."""
-    script, token = Scripts.on(client).check, uuid4().hex
+    script, token = Scripts(client).check, uuid4().hex
     names = [*dead_letter_queues][:_MOST_QUEUES] or ["check"]
     of_queue, of_app = (
         [keys.check(name, f"{token}:{kind}") for kind in _TYPES] for name in (names[0], "app")

@@ -24,85 +24,93 @@ class Keys:
     # a store that an export reads
     successes_only: bool = False
 
+    def app(self, name: str) -> str:
+        """Return the key of what an app has once."""
+        return f"{self.prefix}:{{app}}:{name}"
+
+    def of(self, dead_letter_queue: str, name: str) -> str:
+        """Return a key of one dead-letter queue, on the slot of its letters."""
+        return f"{_beginning(self.prefix, dead_letter_queue)}:{name}"
+
     def queues(self) -> str:
         """SET: names of all dead-letter queues."""
         return f"{self.prefix}:queues"
 
     def format(self) -> str:
         """STRING: the format of all these keys; written when a worker starts. Without one: 1."""
-        return f"{self.prefix}:{{app}}:format"
+        return self.app("format")
 
     def nodes(self) -> str:
         """ZSET: all workers by their last heartbeat."""
-        return f"{self.prefix}:{{app}}:nodes"
+        return self.app("nodes")
 
     def worker_infos(self) -> str:
         """HASH: worker to its info, as JSON."""
-        return f"{self.prefix}:{{app}}:workers"
+        return self.app("workers")
 
     def tasks(self) -> str:
         """HASH: worker to the names of its tasks, as JSON; may be large."""
-        return f"{self.prefix}:{{app}}:tasks"
+        return self.app("tasks")
 
     def overrides(self) -> str:
         """HASH: ``[queue, key]`` as JSON to a policy override, as JSON; and ``revision``."""
-        return f"{self.prefix}:{{app}}:overrides"
+        return self.app("overrides")
 
     def demands(self) -> str:
         """HASH: task id to a demand that it become a letter, as JSON; bounded."""
-        return f"{self.prefix}:{{app}}:demands"
+        return self.app("demands")
 
     def holds(self) -> str:
         """HASH: hold id to the hold, as JSON; bounded."""
-        return f"{self.prefix}:{{app}}:holds"
+        return self.app("holds")
 
     def breaker_ends(self, breaker: str) -> str:
         """HASH: step of a circuit breaker's window to its ends, as JSON; bounded; expires."""
-        return f"{self.prefix}:{{app}}:breaker_ends:{breaker}"
+        return self.app(f"breaker_ends:{breaker}")
 
     def identity(self) -> str:
         """STRING: random id of this store, by which exports know whose folder it is."""
-        return f"{self.prefix}:{{app}}:identity"
+        return self.app("identity")
 
     def changes(self) -> str:
         """STREAM: the audit log; bounded."""
-        return f"{self.prefix}:{{app}}:changes"
+        return self.app("changes")
 
     def marker(self, token: str) -> str:
         """STRING: tells the broker's client if this is the broker's database; expires."""
-        return f"{self.prefix}:{{app}}:marker:{token}"
+        return self.app(f"marker:{token}")
 
     def counts(self) -> str:
         """HASH: metric and its labels as JSON to a count; bounded."""
-        return f"{self.prefix}:{{app}}:counts"
+        return self.app("counts")
 
     def gauges(self) -> str:
         """HASH: worker to ``time|gauges as JSON``; bounded."""
-        return f"{self.prefix}:{{app}}:gauges"
+        return self.app("gauges")
 
     def report(self, dead_letter_queue: str, fingerprint: str) -> str:
         """HASH: the last report of a group to an error tracker; expires."""
-        return f"{self._of(dead_letter_queue)}:report:{fingerprint}"
+        return self.of(dead_letter_queue, f"report:{fingerprint}")
 
     def allowance(self, dead_letter_queue: str) -> str:
         """HASH: the number of reports that this queue may make now; expires."""
-        return f"{self._of(dead_letter_queue)}:allowance"
+        return self.of(dead_letter_queue, "allowance")
 
     def jobs(self) -> str:
         """HASH: job id to its state, as JSON; bounded."""
-        return f"{self.prefix}:{{app}}:jobs"
+        return self.app("jobs")
 
     def waiting_jobs(self) -> str:
         """ZSET: ids of jobs that wait, by when they may start (milliseconds)."""
-        return f"{self.prefix}:{{app}}:waiting_jobs"
+        return self.app("waiting_jobs")
 
     def cancel_requests(self) -> str:
         """HASH: job id to ``cancel``; bounded like jobs."""
-        return f"{self.prefix}:{{app}}:cancel_requests"
+        return self.app("cancel_requests")
 
     def successes(self) -> str:
         """HASH: id of a redrive to the number of its messages that succeeded; bounded like jobs."""
-        return f"{self.prefix}:{{app}}:successes"
+        return self.app("successes")
 
     def letters(self, dead_letter_queue: str) -> str:
         """STREAM: one entry per letter; see `celery_dlq.letters.packed`."""
@@ -110,31 +118,31 @@ class Keys:
 
     def ids(self, dead_letter_queue: str) -> str:
         """HASH: letter id to stream entry id."""
-        return f"{self._of(dead_letter_queue)}:ids"
+        return self.of(dead_letter_queue, "ids")
 
     def tally(self, dead_letter_queue: str) -> str:
         """HASH: ``reason:…`` to letters; ``group:…`` to times, example, course and facts."""
-        return f"{self._of(dead_letter_queue)}:tally"
+        return self.of(dead_letter_queue, "tally")
 
     def groups(self, dead_letter_queue: str) -> str:
         """ZSET: fingerprints by their number of letters."""
-        return f"{self._of(dead_letter_queue)}:groups"
+        return self.of(dead_letter_queue, "groups")
 
     def newest_groups(self, dead_letter_queue: str) -> str:
         """ZSET: fingerprints by when their newest letters died (microseconds, to the second)."""
-        return f"{self._of(dead_letter_queue)}:newest_groups"
+        return self.of(dead_letter_queue, "newest_groups")
 
     def gone_groups(self, dead_letter_queue: str) -> str:
         """STREAM: fingerprint to the tally of a group whose last letter left; bounded; expires."""
-        return f"{self._of(dead_letter_queue)}:gone_groups"
+        return self.of(dead_letter_queue, "gone_groups")
 
     def notes(self, dead_letter_queue: str) -> str:
         """HASH: fingerprint to the notes on its group, as lines of JSON; bounded per group."""
-        return f"{self._of(dead_letter_queue)}:notes"
+        return self.of(dead_letter_queue, "notes")
 
     def noted(self, dead_letter_queue: str) -> str:
         """ZSET: fingerprints with notes or a state, by when they last got one or had letters."""
-        return f"{self._of(dead_letter_queue)}:noted"
+        return self.of(dead_letter_queue, "noted")
 
     def states(self, dead_letter_queue: str) -> str:
         """HASH: fingerprint to the state of its group; kept like notes. Without one: open.
@@ -143,31 +151,31 @@ class Keys:
         nothing|releases before|microseconds|JSON`` or ``regressed|microseconds|release|letter
         id|JSON of the resolution``.
         """
-        return f"{self._of(dead_letter_queue)}:states"
+        return self.of(dead_letter_queue, "states")
 
     def arrivals(self, dead_letter_queue: str) -> str:
         """HASH: ``minute of the hour:reason`` to ``minute:letters stored in it``; expires."""
-        return f"{self._of(dead_letter_queue)}:arrivals"
+        return self.of(dead_letter_queue, "arrivals")
 
     def ends(self, dead_letter_queue: str) -> str:
         """ZSET: letter ids by the expiry of their messages; only of messages that expire."""
-        return f"{self._of(dead_letter_queue)}:ends"
+        return self.of(dead_letter_queue, "ends")
 
     def claims(self, dead_letter_queue: str) -> str:
         """HASH: letter id to ``state|owner|lease end`` of a redrive or discard."""
-        return f"{self._of(dead_letter_queue)}:claims"
+        return self.of(dead_letter_queue, "claims")
 
     def redriven(self, dead_letter_queue: str, job_id: str) -> str:
         """HASH: state to letters that a redrive found in it; ``last`` to its reply; expires."""
-        return f"{self._of(dead_letter_queue)}:redriven:{job_id}"
+        return self.of(dead_letter_queue, f"redriven:{job_id}")
 
     def bin(self, dead_letter_queue: str) -> str:
         """STREAM: discarded letters; expires."""
-        return f"{self._of(dead_letter_queue)}:bin"
+        return self.of(dead_letter_queue, "bin")
 
     def binned(self, dead_letter_queue: str) -> str:
         """HASH: id of a discarded letter to its entry id in the bin; expires with the bin."""
-        return f"{self._of(dead_letter_queue)}:binned"
+        return self.of(dead_letter_queue, "binned")
 
     def exported(self, dead_letter_queue: str) -> str:
         """STRING: entry id up to which letters are exported to files."""
@@ -176,27 +184,27 @@ class Keys:
 
     def samples(self, dead_letter_queue: str) -> str:
         """STREAM: a sample of the messages that succeeded; bounded; expires."""
-        return f"{self._of(dead_letter_queue)}:samples"
+        return self.of(dead_letter_queue, "samples")
 
     def last(self, dead_letter_queue: str) -> str:
         """STRING: the newest position assigned in a queue on the broker."""
-        return f"{self._of(dead_letter_queue)}:last"
+        return self.of(dead_letter_queue, "last")
 
     def placing(self, dead_letter_queue: str) -> str:
         """HASH: id of a letter that is being put into a queue on the broker to its position."""
-        return f"{self._of(dead_letter_queue)}:placing"
+        return self.of(dead_letter_queue, "placing")
 
     def export_leases(self, dead_letter_queue: str) -> str:
         """HASH: target of an export to ``owner|lease end|state``; expires."""
-        return f"{self._of(dead_letter_queue)}:export_leases"
+        return self.of(dead_letter_queue, "export_leases")
 
     def outbox(self, dead_letter_queue: str) -> str:
         """ZSET: entries for a dead-letter exchange, as JSON, by the time of the next attempt."""
-        return f"{self._of(dead_letter_queue)}:outbox"
+        return self.of(dead_letter_queue, "outbox")
 
     def workers(self, dead_letter_queue: str) -> str:
         """ZSET: workers that guard messages of this queue, by their last heartbeat."""
-        return f"{self._of(dead_letter_queue)}:workers"
+        return self.of(dead_letter_queue, "workers")
 
     def run(self, key: MessageKey) -> str:
         """HASH: counts, starts and ends of the deliveries of one task (and redrive); expires."""
@@ -207,7 +215,7 @@ class Keys:
 
     def check(self, dead_letter_queue: str, token: str) -> str:
         """HASH, ZSET, STREAM, SET or STRING: what a worker's start tries; removed at once."""
-        return f"{self._of(dead_letter_queue)}:check:{token}"
+        return self.of(dead_letter_queue, f"check:{token}")
 
     def _of(self, dead_letter_queue: str) -> str:
         """Return the start of all keys of a queue, with its name as the hash tag."""

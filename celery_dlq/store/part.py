@@ -1,11 +1,25 @@
-"""The base of the parts of the Redis backend."""
+"""The base of what is kept in Redis.
+
+A feature's own part lies in its folder, with its keys and scripts::
+
+    class Holds(Part):
+        lua = "celery_dlq.features.hold"  # its scripts are in the folder `lua` of this package
+
+        def all(self) -> list[Hold]:
+            with translated(self._url):
+                texts = self._client.hvals(self._keys.app("holds"))  # {prefix}:{app}:holds
+            ...
+
+``backend.part(Holds)`` makes it once, on the connections of the store. A key on the slot of a
+dead-letter queue is ``self._keys.of(queue, "notes")``; scripts are attributes of ``_scripts``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from celery_dlq.letters.record import from_micros
 from celery_dlq.store.check import check
@@ -15,8 +29,11 @@ from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.store.scripts import Scripts
 
 
-class RedisPart:
+class Part:
     """Base class with the client, the key names, the scripts and the clock."""
+
+    lua: ClassVar[str] = "celery_dlq.store"
+    """The package whose folder ``lua`` has the scripts."""
 
     def __init__(
         self, client: Any, url: str, keys: Keys, connection: PipelinedConnection | None = None
@@ -28,7 +45,7 @@ class RedisPart:
 
     @cached_property
     def _scripts(self) -> Scripts:
-        return Scripts.on(self._client)
+        return Scripts(self._client, self.lua)
 
     def check(self, dead_letter_queues: Iterable[str] = ()) -> None:
         """Check that Redis does all that is asked of it; see `celery_dlq.store.check`."""
@@ -43,3 +60,6 @@ class RedisPart:
         with translated(self._url):
             seconds, micros = self._client.time()
         return from_micros(seconds * 1_000_000 + micros)
+
+
+RedisPart = Part

@@ -153,7 +153,7 @@ def source(name: str, package: str = "celery_dlq.store") -> str:
 
 def whole(name: str, package: str = "celery_dlq.store") -> str:
     """Return the text of a script with the parts that it shares with others."""
-    return _INCLUDE.sub(lambda found: source(f"parts/{found[1]}", package), source(name, package))
+    return _INCLUDE.sub(lambda found: source(f"parts/{found[1]}"), source(name, package))
 
 
 _INCLUDE = re.compile(r"^-- include: (\w+)\n", re.MULTILINE)
@@ -179,49 +179,17 @@ def script_text(name: str, package: str = "celery_dlq.store") -> ScriptText:
     return ScriptText(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-@dataclass(frozen=True, slots=True)
 class Scripts:
-    """The scripts registered on one client."""
+    """The scripts in the folder ``lua`` of a package, each registered when it is first used."""
 
-    count: Script
-    ended: Script
-    ends: Script
-    dead_letter: Script
-    remove: Script
-    redrive: Script
-    empty_bin: Script
-    restore: Script
-    claim: Script
-    override: Script
-    place: Script
-    placed: Script
-    positions: Script
-    seed: Script
-    note: Script
-    group_state: Script
-    mark_published: Script
-    release: Script
-    note_exported: Script
-    node: Script
-    due: Script
-    glance: Script
-    save_job: Script
-    end_of_queue: Script
-    demand: Script
-    replace_hold: Script
-    drop_held: Script
-    report: Script
-    measure: Script
-    export_lease: Script
-    identity: Script
-    check: Script
+    def __init__(self, client: Any, package: str = "celery_dlq.store") -> None:
+        self._client = client
+        self._package = package
 
-    @classmethod
-    def on(cls, client: Any) -> Scripts:
-        """Register the scripts on a client; nothing is sent yet."""
-        return cls(
-            **{name: client.register_script(script_text(name).text) for name in cls.__slots__}
-        )
+    def __getattr__(self, name: str) -> Script:
+        registered = self._client.register_script(script_text(name, self._package).text)
+        setattr(self, name, registered)
+        return registered  # type: ignore[no-any-return]
 
 
 def chunks(letter_ids: Sequence[str], size: int = MOST_IDS) -> Iterator[list[str]]:

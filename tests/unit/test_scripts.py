@@ -9,7 +9,7 @@ import pytest
 
 from celery_dlq.store import scripts
 from celery_dlq.store.counter import SCRIPTS
-from celery_dlq.store.scripts import MOST_IDS, REPLIES, Scripts
+from celery_dlq.store.scripts import MOST_IDS, REPLIES
 from celery_dlq.transport.redis.broker import SCRIPTS as TRANSPORT
 
 
@@ -23,7 +23,14 @@ def names_in(package: str) -> list[str]:
 
 
 STORE = "celery_dlq.store"
-NAMES = [f"{package}:{name}" for package in (STORE, TRANSPORT) for name in names_in(package)]
+FEATURES = sorted(
+    f"celery_dlq.features.{folder.name}"
+    for folder in files("celery_dlq.features").iterdir()
+    if folder.is_dir() and folder.joinpath("lua").is_dir()
+)
+NAMES = [
+    f"{package}:{name}" for package in (STORE, TRANSPORT, *FEATURES) for name in names_in(package)
+]
 MOST_LINES = 60
 
 
@@ -60,12 +67,15 @@ def numbers(text: str) -> set[int]:
     return {int(n) for n in re.findall(r"(?:^|\s)(\d+)(?:\.\.\.)? [a-z_]+", text)}
 
 
-def test_python_registers_exactly_the_scripts_of_the_package() -> None:
+@pytest.mark.parametrize("package", [STORE, *FEATURES])
+def test_python_uses_exactly_the_scripts_of_a_package(package: str) -> None:
     """No script is forgotten, none is missing: the client has them, or the counter's connection."""
-    names = names_in(STORE)
-    sent_by_name = [name for name in names if name in SCRIPTS]
-    assert sorted({*Scripts.__slots__, *sent_by_name}) == names
-    assert len(sent_by_name) == len(SCRIPTS)
+    modules = [path for path in files(package).iterdir() if path.name.endswith(".py")]
+    text = "".join(path.read_text("utf-8") for path in modules)
+    used = {*re.findall(r"cripts(?:\(client\))?\.(\w+)", text)}
+    used |= {*re.findall(r'script_text\("(\w+)"\)', text)}
+    used |= set(SCRIPTS) if package == STORE else set()
+    assert sorted(used) == names_in(package)
 
 
 def test_the_transport_sends_exactly_the_scripts_of_its_package() -> None:

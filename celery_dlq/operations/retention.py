@@ -4,7 +4,8 @@ Only retention removes letters without an operator. Each pass is bounded, letter
 redrive are skipped, and every trimming is a `Change` in the audit.
 
 A letter's time to live begins when it is stored, by the store's clock. Workers' clocks may be
-hours off; they are not used here. What an operator has it remove goes to the bin.
+hours off; they are not used here. What an operator has it remove goes to the bin. Of a queue that
+is exported, no letter is trimmed that is not in files yet.
 """
 
 from __future__ import annotations
@@ -69,10 +70,34 @@ class Retention:
         to_bin: bool = False,
     ) -> list[Change]:
         """Trim a queue in one bounded pass."""
+        policy, changes = policy or Policy(), []
+        at = self._store.now()
         try:
-            return self._trim(dead_letter_queue, policy or Policy(), dry_run=dry_run, to_bin=to_bin)
+            for cause, chosen in self._chosen(dead_letter_queue, policy, at, MAX_LETTERS_PER_PASS):
+                change = self._remove(
+                    dead_letter_queue, cause, chosen, policy, dry_run=dry_run, to_bin=to_bin
+                )
+                if change is not None:
+                    changes.append(change)
         finally:
             self._store.done()
+        return changes
+
+    def trim_all(
+        self, dead_letter_queue: str, policy: Policy | None, *, to_bin: bool = False
+    ) -> list[Change]:
+        """Repeat passes until nothing is left to trim; bounded by the letters there are now."""
+        most = self._store.length(dead_letter_queue) // MAX_LETTERS_PER_PASS + 1
+        totals: dict[str, Change] = {}
+        for _ in range(most):
+            changes = self.trim(dead_letter_queue, policy, to_bin=to_bin)
+            for change in changes:
+                before = totals.get(change.detail["cause"])
+                letters = change.letters + (before.letters if before else 0)
+                totals[change.detail["cause"]] = replace(change, letters=letters)
+            if not changes:
+                break
+        return list(totals.values())
 
     def due(self, policies: Mapping[str, Policy | None]) -> list[str]:
         """The queues that have something to trim, judged by their length and oldest times."""
@@ -84,55 +109,34 @@ class Retention:
     def count(self, dead_letter_queue: str, policy: Policy, at: datetime, most: int) -> int:
         """How many of today's letters would be trimmed at a time; counted up to a bound."""
         found: set[str] = set()
-        for _cause, summaries in self._causes(dead_letter_queue, policy, at, most):
-            chosen = self._allowed(dead_letter_queue, policy, summaries(), most)
+        for _cause, chosen in self._chosen(dead_letter_queue, policy, at, most):
             found.update(summary.letter_id for summary in chosen)
         return min(len(found), most)
 
-    def _causes(
+    def _chosen(
         self, name: str, policy: Policy, at: datetime, most: int
-    ) -> list[tuple[str, Callable[[], Iterator[LetterSummary]]]]:
-        return [
+    ) -> Iterator[tuple[str, list[LetterSummary]]]:
+        """The letters of one pass by the rule that removes them; each is read after the one before.
+
+        Of a queue that is exported, no letter after the last one that is in files.
+        """
+        exported = self._store.exported_until(name)
+        for cause, find in (
             ("dead_letter_ttl", lambda: self._too_old(name, policy, at, 2 * most)),
-            ("expires", lambda: self._ended(name, policy, most)),
+            (
+                "expires",
+                lambda: () if policy.dead_letter_ttl else self._store.ended(name, most=most),
+            ),
             ("dead_letter_max_length", lambda: self._too_many(name, policy)),
-        ]
-
-    def _trim(
-        self, dead_letter_queue: str, policy: Policy, *, dry_run: bool, to_bin: bool
-    ) -> list[Change]:
-        causes = self._causes(dead_letter_queue, policy, self._store.now(), MAX_LETTERS_PER_PASS)
-        changes = []
-        for cause, summaries in causes:
-            chosen = self._allowed(dead_letter_queue, policy, summaries(), MAX_LETTERS_PER_PASS)
-            change = self._remove(
-                dead_letter_queue, cause, chosen, policy, dry_run=dry_run, to_bin=to_bin
+        ):
+            yield (
+                cause,
+                [
+                    one
+                    for one in islice(find(), most)
+                    if exported is None or ordered(one.position) <= ordered(exported)
+                ],
             )
-            if change is not None:
-                changes.append(change)
-        return changes
-
-    def trim_all(
-        self, dead_letter_queue: str, policy: Policy | None, *, to_bin: bool = False
-    ) -> list[Change]:
-        """Repeat passes until nothing is left to trim; bounded by the letters there are now."""
-        try:
-            return self._trim_all(dead_letter_queue, policy or Policy(), to_bin=to_bin)
-        finally:
-            self._store.done()
-
-    def _trim_all(self, dead_letter_queue: str, policy: Policy, *, to_bin: bool) -> list[Change]:
-        most = self._store.length(dead_letter_queue) // MAX_LETTERS_PER_PASS + 1
-        totals: dict[str, Change] = {}
-        for _ in range(most):
-            changes = self._trim(dead_letter_queue, policy, dry_run=False, to_bin=to_bin)
-            for change in changes:
-                before = totals.get(change.detail["cause"])
-                letters = change.letters + (before.letters if before else 0)
-                totals[change.detail["cause"]] = replace(change, letters=letters)
-            if not changes:
-                break
-        return list(totals.values())
 
     def _too_old(
         self, name: str, policy: Policy, at: datetime, scanned: int
@@ -144,12 +148,8 @@ class Retention:
             if summary.dead_lettered_at is None or summary.stored_at is None:
                 continue  # an entry that is no letter stays until it is discarded
             if summary.stored_at > limit:
-                return  # the rest was stored later
+                return  # the others were stored later
             yield summary
-
-    def _ended(self, name: str, policy: Policy, most: int) -> Iterator[LetterSummary]:
-        if not policy.dead_letter_ttl:
-            yield from self._store.ended(name, most=most)
 
     def _too_many(self, name: str, policy: Policy) -> Iterator[LetterSummary]:
         if policy.dead_letter_max_length:
@@ -162,18 +162,6 @@ class Retention:
             yield from page
             after = page[-1].position
 
-    def _allowed(
-        self, name: str, policy: Policy, summaries: Iterator[LetterSummary], most: int
-    ) -> list[LetterSummary]:
-        """The letters of one pass; with ``keep_until_exported`` only those that are exported."""
-        if not policy.keep_until_exported:
-            return list(islice(summaries, most))
-        exported = self._store.exported_until(name)
-        if exported is None:
-            return []
-        last = ordered(exported)
-        return [h for h in islice(summaries, most) if ordered(h.position) <= last]
-
     def _remove(
         self,
         name: str,
@@ -184,60 +172,50 @@ class Retention:
         dry_run: bool,
         to_bin: bool,
     ) -> Change | None:
-        to_bin = to_bin and self._store.capabilities.bin
-        owner = f"trim {uuid4()}"
-        if chosen and not dry_run:
-            chosen = self._claimed(name, chosen, owner)
+        owner, ids = f"trim {uuid4()}", [each.letter_id for each in chosen]
+        if chosen and not dry_run:  # a letter that a redrive has claimed stays
+            states = self._store.claim(name, ids, owner=owner, lease_seconds=_LEASE_SECONDS)
+            pairs = zip(chosen, states, strict=True)
+            chosen = [each for each, state in pairs if state in _TRIMMABLE]
+            ids = [each.letter_id for each in chosen]
         if not chosen:
             return None
-        change = self._change(name, cause, chosen, policy)
-        if to_bin:
-            detail = {**change.detail, "kept_until": iso(change.at + KEPT_IN_BIN)}
-            change = replace(change, detail=detail)
-        if not dry_run:
-            # Audit first: after a crash in between it may list too many letters, never too few.
-            self._registry.record(change)
-            ids, seconds = [each.letter_id for each in chosen], KEPT_IN_BIN.total_seconds()
-            if to_bin:
-                self._store.discard(name, ids, owner=owner, keep_seconds=seconds)
-            else:
-                self._store.remove(name, ids, owner=owner)
-            self._announce(change)
-        return change
-
-    def _claimed(self, name: str, chosen: list[LetterSummary], owner: str) -> list[LetterSummary]:
-        """Claim letters; leave out those claimed by a redrive."""
-        ids = [summary.letter_id for summary in chosen]
-        states = self._store.claim(name, ids, owner=owner, lease_seconds=_LEASE_SECONDS)
-        return [h for h, state in zip(chosen, states, strict=True) if state in _TRIMMABLE]
-
-    def _change(self, name: str, cause: str, chosen: list[LetterSummary], policy: Policy) -> Change:
-        died = [h.dead_lettered_at for h in chosen if h.dead_lettered_at is not None]
+        now, to_bin = self._store.now(), to_bin and self._store.capabilities.bin
+        died = [each.dead_lettered_at for each in chosen if each.dead_lettered_at is not None]
         detail: dict[str, Any] = {
             "cause": cause,
             "limit": getattr(policy, cause, None),
             "oldest_at": iso(min(died, default=None)),
             "newest_at": iso(max(died, default=None)),
+            **({"kept_until": iso(now + KEPT_IN_BIN)} if to_bin else {}),
         }
-        return Change(
-            at=self._store.now(),
+        change = Change(
+            at=now,
             action=Action.TRIMMED,
             actor=self._actor,
             target=name,
             letters=len(chosen),
             detail=detail,
         )
-
-    def _announce(self, change: Change) -> None:
-        oldest, newest = change.detail["oldest_at"], change.detail["newest_at"]
+        if dry_run:
+            return change
+        # Audit first: after a crash in between it may list too many letters, never too few.
+        self._registry.record(change)
+        if to_bin:
+            keep_seconds = KEPT_IN_BIN.total_seconds()
+            self._store.discard(name, ids, owner=owner, keep_seconds=keep_seconds)
+        else:
+            self._store.remove(name, ids, owner=owner)
+        oldest, newest = detail["oldest_at"], detail["newest_at"]
         logger.warning(
             "Trimmed %d letters from %s because of %s%s",
-            change.letters,
-            change.target,
-            change.detail["cause"],
+            len(chosen),
+            name,
+            cause,
             f": dead-lettered {oldest} to {newest}" if oldest else "",
         )
         self._events.emit(change)
+        return change
 
 
 def _is_due(glance: Glance, policy: Policy | None) -> bool:

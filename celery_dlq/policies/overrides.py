@@ -25,7 +25,6 @@ KEYS = (
     "ignore",
     "dead_letter_ttl",
     "dead_letter_max_length",
-    "keep_until_exported",
     "auto_redrive",
     "circuit_breaker",
 )

@@ -63,7 +63,6 @@ class PolicyKeys(TypedDict, total=False):
     ignore_message_delay: bool | Off | None
     dead_letter_ttl: float | timedelta | Off | None
     dead_letter_max_length: int | Off | None
-    keep_until_exported: bool | Off | None
     auto_redrive: AutoRedrive | Mapping[str, Any] | Off | None
     reasons: Collection[Reason | str] | Off | None
     ignore: type[BaseException] | str | Collection[type[BaseException] | str] | Off | None
@@ -106,8 +105,6 @@ class Policy:
             no end if the message has none or died of it.
         dead_letter_max_length: Most letters in the dead-letter queue; the oldest are trimmed.
             At least 1. Unset: no limit.
-        keep_until_exported: Whether letters are trimmed only once they are exported.
-            Unset: no.
         auto_redrive: When letters are redriven without an operator: a mapping of ``after``
             (seconds, timedelta or text such as 30m), ``times``, and perhaps ``backoff`` (2),
             ``reasons`` and ``canary``. Unset: never.
@@ -135,7 +132,6 @@ class Policy:
     ignore_message_delay: bool | None = None
     dead_letter_ttl: float | None = None
     dead_letter_max_length: int | None = None
-    keep_until_exported: bool | None = None
     auto_redrive: AutoRedrive | None = None
     reasons: frozenset[Reason] | None = None
     ignore: tuple[str, ...] | None = None
@@ -501,7 +497,6 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "ignore_message_delay": flag,
     "dead_letter_ttl": positive_seconds,
     "dead_letter_max_length": integer(1),
-    "keep_until_exported": flag,
     "auto_redrive": _auto_redrive,
     "reasons": _reasons,
     "ignore": _ignored,

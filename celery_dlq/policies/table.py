@@ -21,7 +21,7 @@ from celery_dlq.policies.policy import DLQ_SUFFIX, Policy, ends, suggestion
 from celery_dlq.policies.queue_names import KnownQueues
 
 MAX_CACHED_POLICIES = 4096
-RETENTION = ("dead_letter_ttl", "dead_letter_max_length", "keep_until_exported")
+RETENTION = ("dead_letter_ttl", "dead_letter_max_length")
 """Policy keys that say how long letters are kept."""
 OF_WHOLE_QUEUES = (*RETENTION, "auto_redrive")
 """Policy keys that apply to a whole dead-letter queue, not to one message."""

@@ -186,7 +186,6 @@ def test_a_change_says_what_it_does_to_letters(dlq: DeadLetters) -> None:
     assert effect(dlq, dead_letter_ttl="1h") == effect(dlq, max_deliveries=1) == ""
     assert effect(dlq, **MOST) == f"removes 8 letters of {DLQ}"
     assert effect(dlq, **TTL, **MOST) == f"removes 9 letters of {DLQ}"
-    assert effect(dlq, **TTL, keep_until_exported=True) == ""
     assert effect(dlq, **REDRIVE) == f"redrives 9 letters of {DLQ}"
     put(dlq, 1, redrives=1)
     put(dlq, 1, reason=Reason.EXPIRED)
@@ -242,7 +241,6 @@ def a_page(dlq: DeadLetters, *may: Permission) -> Callable[..., tuple[int, str]]
     [
         ("dead_letter_ttl", "1", Permission.DISCARD),
         ("dead_letter_max_length", "1", Permission.DISCARD),
-        ("keep_until_exported", "off", Permission.DISCARD),
         ("auto_redrive", '{"after":1,"times":1}', Permission.REDRIVE),
     ],
 )
@@ -260,8 +258,7 @@ def test_who_may_edit_policies_only_neither_discards_nor_redrives(
 
     status, text = olga("/policies", {**fields, "confirmed": ""})
     assert status == 200
-    if key != "keep_until_exported":
-        assert f" letters of {DLQ}" in text
+    assert f" letters of {DLQ}" in text
     assert "in one minute" in text
     assert olga("/policies", fields)[0] == 303
     assert f"End the override of {key}" in olga("/policies", {})[1]

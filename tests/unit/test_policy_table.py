@@ -60,7 +60,6 @@ VALUES: dict[str, Any] = {
     "ignore_message_delay": True,
     "dead_letter_ttl": 60,
     "dead_letter_max_length": 9,
-    "keep_until_exported": True,
     "auto_redrive": {"after": 60, "times": 1},
     "reasons": ["failed"],
     "ignore": ["KeyError"],

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from celery_dlq.features.adopt.run import AdoptRun
     from celery_dlq.features.circuit_breaker.operations import Breakers, Circuits
     from celery_dlq.features.dead_letter.operations import DemandRun
-    from celery_dlq.features.dead_letter.waiting_letters import WaitingLetters
     from celery_dlq.features.differences.operations import Comparison
     from celery_dlq.features.exchange.publisher import ExchangeOutbox, ExchangePublisher
     from celery_dlq.features.groups.operations import Notes
@@ -304,26 +303,7 @@ class Assembly:
         """Dead-letters messages that operators name."""
         from celery_dlq.features.dead_letter.operations import DemandRun
 
-        return DemandRun(
-            self.app, self.settings, self.backend, self.events, self._waiting_letters, self._queues
-        )
-
-    def _waiting_letters(self) -> WaitingLetters:
-        from celery_dlq.features.dead_letter.waiting_letters import WaitingLetters
-
-        backend = self.backend
-        return WaitingLetters(
-            self.app,
-            self.settings,
-            backend,
-            policies=self.policy_admin().in_force,
-            queues=self._queues,
-            outbox=self.letter_outbox(backend),
-            limit=self.memory_limit(backend),
-            events=self.events,
-            measuring=self.measuring,
-            clock=self.clock,
-        )
+        return DemandRun(self.app, self.settings, self.backend, self.events)
 
     def _queues(self) -> frozenset[str]:
         """The queues that the app, a policy, a letter or a live worker names."""

@@ -255,7 +255,6 @@ class DeadLetters:
     close_breaker = _of(Assembly.breakers, Breakers.close_breaker)
 
     dead_letter = _of(Assembly.demand_run, DemandRun.dead_letter)
-    delayed = _of(Assembly.demand_run, DemandRun.delayed)
     withdraw = _of(Assembly.demand_run, DemandRun.withdraw)
 
     policies = _of(Assembly.policy_admin, PolicyAdmin.policies)

@@ -127,10 +127,6 @@ class Guard:
         """True if a message of this task could be guarded; with ``None``, of any task."""
         return self._policies.may_guard(task)
 
-    def queue_of(self, request: GuardedRequest) -> str:
-        """The queue of a message."""
-        return self._policies.of(request.delivery_info, request.task).queue
-
     def begin(self, request: GuardedRequest) -> Run | PutOff | Refusal:
         """Count a start of execution and decide whether it may happen."""
         resolved = self._policies.of(request.delivery_info, request.task)

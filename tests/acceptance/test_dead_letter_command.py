@@ -11,15 +11,11 @@ from typing import Any
 import pytest
 import redis
 from celery.exceptions import TaskRevokedError
-from command_line import Dlq, process
-from rabbit import RabbitServer
+from command_line import Dlq
 from waiting import poll
 from workers import Place, Worker, run_python
 
 from celery_dlq import DeadLetter, Outcome, Reason
-from celery_dlq.errors import NotFound, StoreUnavailable
-from celery_dlq.features.dead_letter.waiting_letters import WaitingLetters
-from celery_dlq.transport.amqp import delay_queues
 
 Start = Callable[..., Worker]
 Ran = Callable[[str], int]
@@ -33,11 +29,10 @@ def held_by_workers(redis_url: str) -> int:
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["one Redis", "another database"])
-def test_a_waiting_message_becomes_a_letter_at_once(
+def test_a_waiting_message_becomes_a_letter_before_it_starts(
     dlq: Dlq,
     poison: ModuleType,
     start_worker: Start,
-    letters: Letters,
     ran: Ran,
     redis_url: str,
     elsewhere: bool,
@@ -51,31 +46,26 @@ def test_a_waiting_message_becomes_a_letter_at_once(
         bodies = [json.loads(entry)["body"] for entry in client.lrange("orders", 0, -1)]
 
     (line,) = dlq("dead-letter", sent.id, "--reason", "wrong tenant", "--json", conf=conf).lines
+    assert (line["state"], line["worker"]) == ("demanded", None)
+    start_worker(conf)
 
-    assert (line["state"], line["queue"], line["until"]) == ("dead_lettered", "orders", None)
+    assert [before.get(timeout=20), after.get(timeout=10)] == ["before", "after"]
+    with pytest.raises(TaskRevokedError, match="wrong tenant"):
+        sent.get(timeout=10)
     (shown,) = dlq("list", "orders-DLQ", "--json", conf=conf).lines
-    assert (shown["id"], shown["task_id"], shown["reason"]) == (
-        line["letter_id"],
-        sent.id,
-        "operator",
-    )
+    assert (shown["task_id"], shown["reason"]) == (sent.id, "operator")
     assert shown["description"].startswith("wrong tenant (dead-lettered by ")
     assert shown["args_json"] == '["x"]'
     assert shown["deliveries"] == 0
     assert shown["headers"]["tenant"] == 42
     assert shown["body"] in bodies
-    with pytest.raises(TaskRevokedError, match="is in orders-DLQ: wrong tenant"):
-        sent.get(timeout=10)
-    assert held_by_workers(redis_url) == 0
+    poll(lambda: held_by_workers(redis_url) == 0, timeout_seconds=10)
     (change, *_) = dlq("audit", "--json", conf=conf).lines
     assert (change["action"], change["target"], change["detail"]) == (
         "demanded",
         sent.id,
         {"reason": "wrong tenant"},
     )
-
-    start_worker(conf)
-    assert [before.get(timeout=20), after.get(timeout=10)] == ["before", "after"]
     assert ran("x") == 0
     assert dlq("redrive", "orders-DLQ", "--yes", "--all", conf=conf).exit_code == 0
     poll(lambda: ran("x") == 1, timeout_seconds=20)
@@ -157,7 +147,7 @@ def test_a_message_that_is_nowhere_is_dead_lettered_when_it_comes(
     """Unless the demand is withdrawn; a redrive of the letter runs."""
     start_worker()
     for task_id in ("spared", "x"):
-        (line,) = dlq("dead-letter", task_id, "--json", "--yes").lines
+        (line,) = dlq("dead-letter", task_id, "--json").lines
         assert (line["state"], line["worker"]) == ("demanded", None)
     assert dlq("dead-letter", "spared", "--withdraw").exit_code == 0
     again = dlq("dead-letter", "spared", "--withdraw")
@@ -176,10 +166,10 @@ def test_a_message_that_is_nowhere_is_dead_lettered_when_it_comes(
     assert "which has succeeded" in " ".join(refused.stderr.split())
 
 
-def test_what_nobody_knows_or_is_a_letter_leaves_no_demand(
+def test_what_is_a_letter_leaves_no_demand(
     dlq: Dlq, poison: ModuleType, start_worker: Start, letters: Letters, redis_url: str
 ) -> None:
-    """A typo would lie in wait for 72 hours; a letter is named."""
+    """The letter is named; a message in a worker that gives no answer is demanded."""
     worker = start_worker()
     poison.fails.apply_async(("x",), task_id="failed-one")
     (letter,) = letters()
@@ -189,14 +179,8 @@ def test_what_nobody_knows_or_is_a_letter_leaves_no_demand(
         assert (refused.exit_code, refused.stdout) == (1, "")
         said = " ".join(refused.stderr.split())
         assert f"which is letter {letter.id} of orders-DLQ; nothing was done" in said
-    refused = dlq("dead-letter", "nope")
-    assert (refused.exit_code, refused.stdout) == (2, "")
-    assert "which no queue, worker, letter or result knows" in " ".join(refused.stderr.split())
-    with pytest.raises(NotFound):
-        poison.dlq.dead_letter("nope", must_be_known=True)
     assert demands.all() == []
     assert [change.action.value for change in poison.dlq.changes()] == []
-    assert poison.dlq.dead_letter("nope").state == "demanded"
 
     poison.healthy.apply_async(("late",), task_id="late", countdown=3600)
     poll(lambda: held_by_workers(redis_url) == 1)
@@ -233,90 +217,11 @@ def test_on_rabbitmq_the_worker_that_is_given_the_message_dead_letters_it(
     assert [ran(key) for key in ("one", "two", "three")] == [0, 0, 0]
 
 
-def let_leases_end(redis_url: str) -> None:
-    """Make what nobody renews come back at once."""
-    with redis.Redis.from_url(redis_url) as client:
-        client.zadd("unacked_leases", dict.fromkeys(client.hkeys("unacked"), 0))
-
-
-@pytest.mark.parametrize("queue", ["orders", "unguarded"])
-def test_a_command_that_is_killed_makes_one_letter(
-    poison: ModuleType,
-    start_worker: Start,
-    letters: Letters,
-    ran: Ran,
-    redis_url: str,
-    queue: str,
-) -> None:
-    """Killed between storing the letter and removing the message; the message comes back."""
-    sent = poison.healthy.apply_async(("x",), queue=queue)
-    env = {"POISON_DIE_AFTER_STORING": "1"}
-    with process("dead-letter", sent.id, redis_url=redis_url, **env) as command:
-        command.wait(30)
-    assert command.returncode == -signal.SIGKILL
-    assert held_by_workers(redis_url) == 1
-    assert len(letters(f"{queue}-DLQ")) == 1
-    let_leases_end(redis_url)
-
-    start_worker()
-
-    poll(lambda: held_by_workers(redis_url) == 0, timeout_seconds=30)
-    assert poison.healthy.apply_async(("y",), queue=queue).get(timeout=10) == "y"
-    assert ran("x") == 0
-    assert [letter.task_id for letter in letters(f"{queue}-DLQ")] == [sent.id]
-
-
-def test_a_command_that_ends_after_it_took_the_message_loses_nothing(
-    poison: ModuleType,
-    start_worker: Start,
-    letters: Letters,
-    ran: Ran,
-    redis_url: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The message comes back to a worker, which makes its letter."""
-
-    def killed(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    sent = poison.healthy.apply_async(("x",), queue="unguarded")
-    with monkeypatch.context() as patch:
-        patch.setattr(WaitingLetters, "_store", killed)
-        with pytest.raises(KeyboardInterrupt):
-            poison.dlq.dead_letter(sent.id)
-    assert held_by_workers(redis_url) == 1
-    let_leases_end(redis_url)
-
-    start_worker()
-
-    assert [letter.task_id for letter in letters("unguarded-DLQ")] == [sent.id]
-    assert ran("x") == 0
-
-
-def test_a_message_whose_letter_cannot_be_stored_stays_in_its_queue(
-    poison: ModuleType, redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As the next that is fetched."""
-
-    def refused(*_: Any) -> None:
-        raise StoreUnavailable("no room")
-
-    sent = poison.healthy.delay("x")
-    poison.healthy.delay("y")
-    monkeypatch.setattr(WaitingLetters, "_store", refused)
-    with pytest.raises(StoreUnavailable):
-        poison.dlq.dead_letter(sent.id)
-    with redis.Redis.from_url(redis_url) as client:
-        assert sent.id.encode() in client.lindex("orders", -1)
-        assert client.llen("orders") == 2
-    assert held_by_workers(redis_url) == 0
-
-
 def test_a_worker_that_is_killed_makes_one_letter(
     dlq: Dlq, poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran, redis_url: str
 ) -> None:
     """Killed between storing the letter and acknowledging an unguarded message."""
-    assert dlq("dead-letter", "x", "--json", "--yes").lines[0]["state"] == "demanded"
+    assert dlq("dead-letter", "x", "--json").lines[0]["state"] == "demanded"
     conf: dict[str, Any] = {"dlq_lease": 5}
     first = start_worker(conf, env={"POISON_DIE_AFTER_STORING": "1"})
     sent = poison.healthy.apply_async(("x",), task_id="x", queue="unguarded")
@@ -329,67 +234,3 @@ def test_a_worker_that_is_killed_makes_one_letter(
     poll(lambda: held_by_workers(redis_url) == 0, timeout_seconds=30)
     assert ran("x") == 0
     assert [letter.task_id for letter in letters("unguarded-DLQ")] == [sent.id]
-
-
-def test_delayed_messages_are_listed_where_they_are(
-    dlq: Dlq, poison: ModuleType, start_worker: Start, redis_url: str
-) -> None:
-    """In the queue, in a worker, and in one that died; nothing is taken."""
-    late = poison.healthy.apply_async(("late",), countdown=7200)
-    poison.healthy.delay("now")
-    soon = poison.healthy.apply_async(("soon",), countdown=3600)
-    poison.healthy.apply_async(("elsewhere",), countdown=3600, queue="unguarded")
-
-    lines = dlq("delayed", "orders", "--json").lines
-    assert [(line["task_id"], line["place"]) for line in lines if "place" in line] == [
-        (soon.id, "queue"),
-        (late.id, "queue"),
-    ]
-    assert [line["unseen"] for line in lines if "unseen" in line] == [
-        "which worker holds what: none has answered"
-    ]
-
-    worker = start_worker()
-    poll(lambda: held_by_workers(redis_url) == 3, timeout_seconds=20)
-    held = dlq("delayed", "orders", "--json").lines
-    assert [(one["task_id"], one["task_name"], one["place"]) for one in held] == [
-        (soon.id, "poison_app.healthy", "worker"),
-        (late.id, "poison_app.healthy", "worker"),
-    ]
-    assert all(one["worker"].startswith("celery@") for one in held)
-    shown = dlq("delayed", "orders", "--limit", "1").stdout
-    assert soon.id in shown
-    assert late.id not in shown
-    assert "1 of 2 are shown" in shown
-
-    worker.kill()
-    (one, two, *_) = dlq("delayed", "orders", "--json").lines
-    assert {(line["place"], line["worker"]) for line in (one, two)} == {("worker", None)}
-    refused = dlq("delayed", "odrers")
-    assert (refused.exit_code, refused.stdout) == (1, "")
-    assert "did you mean 'orders'?" in " ".join(refused.stderr.split())
-
-
-@pytest.mark.parametrize("place", ["classic", "quorum"], indirect=True)
-def test_delayed_messages_on_rabbitmq(
-    poison: ModuleType,
-    start_worker: Start,
-    place: Place,
-    redis_url: str,
-    rabbit_server: RabbitServer,
-) -> None:
-    """Workers say what they hold; of quorum queues the messages wait in RabbitMQ's delay queues."""
-    rabbit_server.delete_queues(*delay_queues.QUEUES)  # all queues share them; a worker makes them
-    start_worker(env=place.env)
-    call = (
-        "import json, poison_app as p;"
-        "sent = p.healthy.apply_async(('x',), countdown=4000);"
-        "import time; time.sleep(2);"
-        "print(json.dumps([sent.id, *p.dlq.delayed('orders').to_json()]))"
-    )
-    done = run_python(redis_url, "-c", call, **place.env)
-    task_id, *lines = json.loads(done.stdout)
-    where = "worker" if place.name == "classic" else "queue"
-    assert (lines[0]["task_id"], lines[0]["place"]) == (task_id, where), lines
-    waits = {"delay_queue": "celery_delayed_11", "messages": 1}
-    assert lines[1:] == ([] if place.name == "classic" else [waits])

@@ -40,7 +40,6 @@ READING = (
     ("policies",),
     ("jobs",),
     ("audit",),
-    ("delayed", "orders"),
     ("trim", "--dry-run"),
 )
 """What operators look at; none of it changes anything."""

@@ -42,7 +42,6 @@ from kombu.transport import redis as kombu_redis
 from kombu.utils.scheduling import round_robin_cycle
 from redis.connection import Connection as RedisConnection
 
-from celery_dlq.transport.amqp import delay_queues
 from celery_dlq.transport.default_delay import _MERGES_OPTIONS, _PARAMETERS
 from celery_dlq.transport.redis.envelope import _STEPS
 from celery_dlq.transport.redis.qos import ReliableQoS
@@ -573,7 +572,7 @@ def test_a_worker_sends_events_of_tasks_as_we_send_ours() -> None:
 
 
 def test_a_timer_has_the_requests_that_wait_for_their_eta() -> None:
-    """`dlq dead-letter` and `dlq delayed` look for them there, as Celery's own commands do."""
+    """`dlq dead-letter` looks for them there, as Celery's own commands do."""
     source = inspect.getsource(control._iter_schedule_requests)
     assert "in timer.schedule.queue" in source
     assert "waiting.entry.args[0]" in source
@@ -589,15 +588,6 @@ def test_a_terminated_request_is_announced_as_such() -> None:
     assert "if self.time_start:" in source
     assert "self._terminate_on_ack = pool, signal" in source
     assert "self._apply_result is not None" in source
-
-
-def test_kombu_names_its_delay_queues_as_they_are_read() -> None:
-    """`dlq delayed` counts and reads them."""
-    name = "kombu.transport.native_delayed_delivery"
-    delays = pytest.importorskip(name)  # new in kombu 5.5
-    names = [delays.level_name(level) for level in range(delays.MAX_LEVEL + 1)]
-    assert names == list(delay_queues.QUEUES)
-    assert delays.calculate_routing_key(5, "a.b").split(".", len(names))[-1] == "a.b"
 
 
 def test_py_amqp_awaits_confirmations_and_tells_of_alarms_as_we_use_it() -> None:

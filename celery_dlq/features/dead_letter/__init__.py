@@ -6,8 +6,5 @@ from celery_dlq.registry import Feature
 
 FEATURE = Feature(
     name="dead_letter",
-    commands={
-        "dead-letter": "command:dead_letter",
-        "delayed": "delayed_command:delayed",
-    },
+    commands={"dead-letter": "command:dead_letter"},
 )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from heapq import nsmallest
 from typing import Any
 
 from celery.worker import state
-from celery.worker.control import inspect_command
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.headers import REDRIVE_HEADER
@@ -17,9 +15,6 @@ from celery_dlq.store.base import Demand, DemandStore, JobStore
 from celery_dlq.writing.lifecycle import GuardedRequest
 
 logger = get_logger("celery_dlq.worker")
-
-DELAYED_COMMAND = "dlq_delayed"
-"""Remote-control command by which a worker says which messages wait for their ETA in it."""
 
 _MAX_LOGGED = 10
 
@@ -111,17 +106,3 @@ def _waiting(timer: Any) -> Iterator[tuple[Any, Any]]:
         request = entry.args[0] if entry.args else None
         if hasattr(request, "dlq_end_waiting") and not entry.canceled:
             yield entry, request
-
-
-@inspect_command(name=DELAYED_COMMAND, signature="queue [limit=100]")  # type: ignore[untyped-decorator]
-def _dlq_delayed(panel: Any, queue: str, limit: int = 100, **_: Any) -> dict[str, Any]:
-    """List messages of a queue that wait for their ETA in this worker, those due first."""
-    guard = panel.consumer.controller.dead_letter_guard
-    found = [
-        request
-        for _entry, request in _waiting(panel.consumer.timer)
-        if request.eta is not None and guard.queue_of(request) == queue
-    ]
-    first = nsmallest(int(limit), found, key=lambda request: request.eta)
-    messages = [[request.id, request.name, request.eta.isoformat()] for request in first]
-    return {"total": len(found), "messages": messages}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery_dlq.config import Settings
 from celery_dlq.errors import DLQError, NotFound
@@ -18,15 +18,11 @@ from celery_dlq.letters.record import iso
 from celery_dlq.logs import get_logger
 from celery_dlq.store.base import MOST_DEMANDS, Backend, Demand
 
-if TYPE_CHECKING:
-    from celery_dlq.features.dead_letter.delayed import DelayedMessages
-    from celery_dlq.features.dead_letter.waiting_letters import WaitingLetters
-
 logger = get_logger("celery_dlq")
 
 _MAX_ID_CHARS = 500
 _MAX_REASON_CHARS = 500
-_ASKED_SECONDS = 1.0
+_REPLY_SECONDS = 1.0
 _LETTERS_SECONDS, _MOST_PAGES = 5.0, 40  # of 500 letters, in each dead-letter queue
 _MET_SECONDS, _LOOK_SECONDS = 6.0, 0.25  # workers learn it within 2 s, and say so 2 s later
 
@@ -42,22 +38,14 @@ class DemandReport:
     # `dead_lettered`: it is a letter now. `demanded`: it will be one instead of being executed,
     # if it comes to a worker before `until`
     state: str
-    queue: str | None = None  # The queue in which it waited; `None` if it was not seen in one
     worker: str | None = None  # The worker that has, or had, the message; `None` if none said so
     running: bool = False  # True if it runs, or ran, there
-    letter_id: str | None = None  # Its letter, if this process made it
-    dead_letter_queue: str | None = None  # The queue of that letter
     until: datetime | None = None  # End of the demand; `None` if that is not needed any more
 
     @property
     def text(self) -> str:
         """The same in a sentence."""
         if self.state == DEAD_LETTERED:
-            if self.queue is not None:
-                return (
-                    f"{self.task_id} is dead-lettered to {self.dead_letter_queue}: it waited in "
-                    f"{self.queue}."
-                )
             was = "it ran on" if self.running else "it waited on"
             return f"{self.task_id} is dead-lettered: {was} {self.worker or 'a worker'}."
         if self.running:
@@ -68,8 +56,8 @@ class DemandReport:
         if self.worker is not None:
             return f"{self.task_id} will be dead-lettered before it starts on {self.worker}."
         return (
-            f"{self.task_id} was not found. If a worker is given it before {iso(self.until)}, it "
-            f"will be dead-lettered instead of executed."
+            f"No worker has {self.task_id}. If one is given it before {iso(self.until)}, it will "
+            f"be dead-lettered instead of executed."
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -80,53 +68,26 @@ class DemandReport:
 class DemandRun:
     """Dead-letters single messages; see `DeadLetters.dead_letter`."""
 
-    def __init__(
-        self,
-        app: Any,
-        settings: Settings,
-        backend: Backend,
-        events: Events,
-        direct: Callable[[], AbstractContextManager[WaitingLetters]],
-        queues: Callable[[], frozenset[str]],
-    ) -> None:
+    def __init__(self, app: Any, settings: Settings, backend: Backend, events: Events) -> None:
         self._app = app
         self._settings = settings
         self._backend = backend
         self._events = events
-        self._direct = direct
-        self._queues = queues
 
-    def dead_letter(
-        self, task_id: str, reason: str = "", *, must_be_known: bool = False
-    ) -> DemandReport:
+    def dead_letter(self, task_id: str, reason: str = "") -> DemandReport:
         """Make a letter of the message of a task, instead of letting it be executed.
 
-        A message that waits in a queue of a Redis broker becomes a letter at once, as does one
-        that waits for its ETA in a worker. A running task is terminated, in a prefork pool. On
-        other brokers, and wherever the message is not found, the demand is kept for
-        ``dlq_count_ttl``: the worker that is given the message dead-letters it before it starts.
+        A message that waits for its ETA in a worker becomes a letter within seconds. A running
+        task is terminated, in a prefork pool. A message that is in no worker becomes a letter
+        when a worker is given it, before it starts; the demand is kept for ``dlq_count_ttl``.
         Workers know it within 2 seconds. Its task gets a failure as its result, with a
         ``TaskRevokedError``.
         """
         _check(task_id)
-        with self._direct() as direct:
-            found = direct.find(task_id)
-            worker, running = self._asked(task_id)
-            if not found and worker is None:
-                unknown = must_be_known and not direct.may_be_taken(task_id)
-                self._refuse_ended(task_id, unknown=unknown)
-            demand = self._demand(task_id, reason)
-            made = [direct.dead_letter(one, demand) for one in found]
-        letters = [letter for letter in made if letter is not None]
-        if letters and worker is None:
-            self._backend.demands.remove(task_id)
-            return DemandReport(
-                task_id=task_id,
-                state=DEAD_LETTERED,
-                queue=letters[-1].source_queue,
-                letter_id=letters[-1].id,
-                dead_letter_queue=letters[-1].dead_letter_queue,
-            )
+        worker, running = self._worker_of(task_id)
+        if worker is None:
+            self._refuse_ended(task_id)
+        demand = self._demand(task_id, reason)
         met = self._met(task_id)
         return DemandReport(
             task_id=task_id,
@@ -145,25 +106,13 @@ class DemandRun:
             )
         self._record(Action.DEMAND_WITHDRAWN, task_id, {})
 
-    def delayed(self, queue: str, *, limit: int = 100) -> DelayedMessages:
-        """List the messages of a queue that wait for their delay or ETA; nothing is changed.
-
-        On Redis, those in the queue's lists and those that workers hold. Elsewhere, those that
-        live workers hold, and on RabbitMQ the number in each of its delay queues. At most 100,000
-        messages are looked at in the queue, and as many that are held.
-        """
-        from celery_dlq.features.dead_letter.delayed import DelayedRun  # noqa: PLC0415 - publishers import this
-
-        run = DelayedRun(self._app, self._queues, self._backend.workers.now)
-        return run.delayed(queue, limit=limit)
-
     # -- workers --------------------------------------------------------------------
 
-    def _asked(self, task_id: str) -> tuple[str | None, bool]:
+    def _worker_of(self, task_id: str) -> tuple[str | None, bool]:
         """The worker that has the message, if one says so, and whether it runs there."""
         replies: Mapping[str, Any] = {}
         try:
-            replies = self._app.control.inspect(timeout=_ASKED_SECONDS).query_task(task_id) or {}
+            replies = self._app.control.inspect(timeout=_REPLY_SECONDS).query_task(task_id) or {}
         except Exception as exc:  # noqa: BLE001 - remote control is optional, and broker-dependent
             logger.debug("Workers cannot be asked for task %s: %r", task_id, exc)
         states = {
@@ -186,8 +135,8 @@ class DemandRun:
             time.sleep(_LOOK_SECONDS)
         return False
 
-    def _refuse_ended(self, task_id: str, *, unknown: bool) -> None:
-        """Refuse a task that has ended; and perhaps one that nobody knows."""
+    def _refuse_ended(self, task_id: str) -> None:
+        """Refuse a task that has ended."""
         letter = self._letter(task_id)
         if letter is not None:
             raise DLQError(
@@ -199,13 +148,8 @@ class DemandRun:
             state = self._app.AsyncResult(task_id).state
         if state == "SUCCESS":
             raise DLQError(
-                f"expected a task that has not ended, got {task_id!r}, which has succeeded and is "
-                f"neither in a queue that can be read nor in a worker; nothing was done"
-            )
-        if unknown and state in (None, "PENDING"):
-            raise NotFound(
-                f"expected the id of a task, got {task_id!r}, which no queue, worker, letter or "
-                f"result knows"
+                f"expected a task that has not ended, got {task_id!r}, which has succeeded and "
+                f"is in no worker; nothing was done"
             )
 
     def _letter(self, task_id: str) -> tuple[str, str] | None:

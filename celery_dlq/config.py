@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,16 +19,22 @@ from urllib.parse import urlsplit
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.features.redaction.rules import RuleError, Rules
-from celery_dlq.letters.json_codec import safe_repr
-from celery_dlq.policies.policy import (
-    Policy,
+from celery_dlq.policies.checks import (
+    check_names,
+    expected,
+    flag,
     integer,
+    key_name,
+    one_of,
     positive_seconds,
     queue_name,
     seconds,
+    share,
+    shown,
     suggestion,
     text,
 )
+from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.address import OPTIONS as TRANSPORT_OPTIONS
 from celery_dlq.store.address import SCHEMES, Address, address_of
@@ -60,12 +65,10 @@ def _setting(
 
 def _queues(where: str, value: object) -> Mapping[str, Policy]:
     if not isinstance(value, Mapping):
-        raise SettingsError(
-            f"expected {where} to be a mapping of queue name to policy, got {value!r}"
-        )
+        raise expected(where, "a mapping of queue name to policy", value)
     return {
-        text(f"a queue name in {where}", name): _policy(f"{where}[{name!r}]", policy)
-        for name, policy in value.items()
+        text(f"a queue name in {where}", queue): _policy(f"{where}[{queue!r}]", policy)
+        for queue, policy in value.items()
     }
 
 
@@ -76,45 +79,12 @@ def _policy(where: str, value: object) -> Policy:
     return Policy.parse(value, where)  # type: ignore[arg-type]
 
 
-def _shown(value: object) -> str:
-    """A value for a message, without what could be a password in it."""
-    return re.sub(
-        r"""(^|//|[\s'"\[({,;])[^\s'"]*@""", r"\1**@", " ".join(safe_repr(value, 200).split())
-    )
-
-
-def _one_of(*choices: str) -> Callable[[str, object], str]:
-    def check(where: str, value: object) -> str:
-        if value not in choices:
-            raise SettingsError(
-                f"expected {where} to be one of {', '.join(choices)}, got {value!r}"
-            )
-        return str(value)
-
-    return check
-
-
-def _share(where: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise SettingsError(
-            f"expected {where} to be a share from 0 to 1, e.g. 0.001, got {value!r}"
-        )
-    return float(value)
-
-
-def _flag(where: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise SettingsError(f"expected {where} to be True or False, got {value!r}")
-    return value
-
-
 def _lease(where: str, value: object) -> float:
     lease = positive_seconds(where, value)
     if lease < _SHORTEST_LEASE_SECONDS:
-        raise SettingsError(
-            f"expected {where} to be at least {_SHORTEST_LEASE_SECONDS:g} seconds, got {lease:g}: "
-            f"a worker that stands still for longer loses its messages to others"
-        )
+        what = f"at least {_SHORTEST_LEASE_SECONDS:g} seconds"
+        why = "a worker that stands still for longer loses its messages to others"
+        raise SettingsError(f"{expected(where, what, value)}: {why}")
     return lease
 
 
@@ -122,39 +92,22 @@ def _urls(where: str, value: object) -> tuple[str, ...]:
     urls = value.split(";") if isinstance(value, str) else value
     known = isinstance(urls, (list, tuple)) and urls and all(map(_is_redis, urls))
     if not known:
-        raise SettingsError(
-            f"expected {where} to be a Redis URL such as redis://localhost:6379/0, "
-            f"got {_shown(value)}"
-        )
+        raise expected(where, "a Redis URL such as redis://localhost:6379/0", value)
     return tuple(urls)  # type: ignore[arg-type]
 
 
 def _tls(where: str, value: object) -> Mapping[str, Any] | bool:
     if not isinstance(value, (bool, Mapping)):
-        raise SettingsError(
-            f"expected {where} to be True, False or a mapping, got {_shown(value)}; "
-            f"a mapping has redis-py's arguments such as ssl_ca_certs"
-        )
+        what = "True, False or a mapping of redis-py's arguments such as ssl_ca_certs"
+        raise expected(where, what, value)
     return value
 
 
 def _transport_options(where: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise SettingsError(f"expected {where} to be a mapping, got {_shown(value)}")
-    for name in value:
-        if name not in TRANSPORT_OPTIONS:
-            raise SettingsError(
-                f"expected only known options in {where}, got {name!r}; "
-                f"{suggestion(str(name), TRANSPORT_OPTIONS)}"
-            )
+        raise expected(where, "a mapping", value)
+    check_names(f"options in {where}", value, TRANSPORT_OPTIONS, SettingsError)
     return value
-
-
-def _key_prefix(where: str, value: object) -> str:
-    prefix = text(where, value)
-    if "{" in prefix or "}" in prefix:
-        raise SettingsError(f"expected {where} to be a key prefix without braces, got {value!r}")
-    return prefix
 
 
 def _web_url(where: str, value: object) -> str:
@@ -166,10 +119,7 @@ def _web_url(where: str, value: object) -> str:
     except ValueError:
         usable = False
     if not usable:
-        raise SettingsError(
-            f"expected {where} to be an address such as https://ops.example.com/dlq, "
-            f"got {_shown(value)}"
-        )
+        raise expected(where, "an address such as https://ops.example.com/dlq", value)
     return url
 
 
@@ -185,21 +135,17 @@ def _web_secret(where: str, value: object) -> str:
 
 def _adopt(where: str, value: object) -> Mapping[str, str | None]:
     if not isinstance(value, Mapping):
-        raise SettingsError(
-            f"expected {where} to be a mapping of queue to dead-letter queue, got {value!r}"
-        )
+        raise expected(where, "a mapping of queue to dead-letter queue", value)
     adopted = {}
     for queue, target in value.items():
-        name = text(f"a queue name in {where}", queue)
-        adopted[name] = None if target is None else queue_name(f"{where}[{name!r}]", target)
+        source = text(f"a queue name in {where}", queue)
+        adopted[source] = None if target is None else queue_name(f"{where}[{source!r}]", target)
     return adopted
 
 
 def _redact(where: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
-        raise SettingsError(
-            f"expected {where} to be a list of texts such as 'kwargs.card.number', got {value!r}"
-        )
+        raise expected(where, "a list of texts such as 'kwargs.card.number'", value)
     try:
         Rules.parse(value, where)
     except RuleError as exc:
@@ -235,7 +181,7 @@ class Settings:
     )
     key_prefix: str = _setting(
         "dlq",
-        _key_prefix,
+        key_name("key prefix"),
         "First part of every Redis key, to keep several apps in one Redis apart. "
         "Unit: text without braces. Defaults to dlq.",
     )
@@ -247,7 +193,7 @@ class Settings:
     )
     store: str = _setting(
         "redis",
-        _one_of("redis", "broker", "memory"),
+        one_of(("redis", "broker", "memory")),
         "Where letters are kept: redis, broker (real queues on a broker that is RabbitMQ; Redis is "
         "still needed for counting), or memory (tests; gone with the process). Defaults to redis.",
     )
@@ -273,7 +219,7 @@ class Settings:
     )
     start: str = _setting(
         "go_on",
-        _one_of("go_on", "refuse"),
+        one_of(("go_on", "refuse")),
         "What a starting worker does when the store is away (no connection, read-only, full): "
         "go_on starts without it, as in an outage, or refuse waits for dlq_start_timeout and then "
         "ends with exit code 1. What is wrong (password, permissions, version, a node of a "
@@ -293,7 +239,7 @@ class Settings:
     )
     reliable_fetch: bool = _setting(
         True,  # noqa: FBT003 - a default
-        _flag,
+        flag,
         "Whether workers with a policy fetch from a Redis broker without a gap: a message is "
         "recorded as unacknowledged in the step that takes it, and belongs to its worker while "
         "that lives. With Amazon SQS as broker: whether they renew the visibility of their "
@@ -316,7 +262,7 @@ class Settings:
     )
     memory_limit: float = _setting(
         0.8,
-        _share,
+        share,
         "Share of the maxmemory of Redis above which letters are stored without traceback and "
         "history; halfway from there to maxmemory they wait on disk (see dlq_spool_dir), so that "
         "the broker can always publish. Without a maxmemory it does nothing. "
@@ -337,7 +283,7 @@ class Settings:
     )
     sample_successes: float = _setting(
         0.0,
-        _share,
+        share,
         "Share of the guarded messages that succeed which is recorded (arguments, host, release, "
         "queue, time, delivery), about 10,000 of each queue, for the triage to compare letters "
         "with: dlq export --successes. Unit: 0 to 1, e.g. 0.001. Special value: 0 records none. "
@@ -355,7 +301,7 @@ class Settings:
     )
     sentry: str = _setting(
         "groups",
-        _one_of("groups", "beside", "off"),
+        one_of(("groups", "beside", "off")),
         "What Sentry is told, if sentry_sdk is initialised in the worker: groups (one event per "
         "group of letters when it is new, came back or grew tenfold, instead of the "
         "CeleryIntegration's event per failure), beside (the integration's events stay, and only "
@@ -572,7 +518,7 @@ class Settings:
             return address, self.key_prefix
         if not broker:
             raise SettingsError(
-                f"expected dlq_url to be set, because the broker ({_shown(conf.broker_write_url)}) "
+                f"expected dlq_url to be set, because the broker ({shown(conf.broker_write_url)}) "
                 f"is not a Redis that could keep dead letters; set dlq_url to a Redis URL such as "
                 f"redis://localhost:6379/0"
             )
@@ -603,7 +549,7 @@ def check_broker_url(urls: object) -> None:
     for url in _listed(urls):
         if url.partition("://")[0].endswith("+cluster"):
             raise SettingsError(
-                f"expected a broker that Celery has a transport for, got {_shown(url)}: it has "
+                f"expected a broker that Celery has a transport for, got {shown(url)}: it has "
                 f"none for Redis Cluster. Take one Redis, Sentinel or RabbitMQ as broker_url; "
                 f"counters and letters may be in the cluster: set dlq_url to it"
             )

@@ -18,7 +18,7 @@ from celery_dlq.config import Settings
 from celery_dlq.errors import MissingExtra
 from celery_dlq.features.redaction.masking import Redaction
 from celery_dlq.letters.filters import FilterFields
-from celery_dlq.policies.policy import check_names
+from celery_dlq.policies.checks import check_names
 from celery_dlq.store.base import Clock, DeadLetterStore, JobStore, WorkerRegistry
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from celery_dlq.letters import json_codec
-from celery_dlq.policies.policy import age_seconds, duration_seconds
+from celery_dlq.policies.checks import age_seconds, duration_seconds
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since 8.4

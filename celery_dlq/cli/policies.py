@@ -14,7 +14,8 @@ from celery_dlq.cli.context import console_of, dead_letters_of, load_tasks, prin
 from celery_dlq.cli.options import Duration, json_option, yes_option
 from celery_dlq.cli.terminal import say
 from celery_dlq.letters.printable import one_line
-from celery_dlq.policies.policy import PolicyKeys, check_names
+from celery_dlq.policies.checks import check_names
+from celery_dlq.policies.policy import PolicyKeys
 from celery_dlq.policies.table import OF_WHOLE_QUEUES, PolicyTable
 
 

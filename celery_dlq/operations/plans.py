@@ -23,7 +23,7 @@ from celery_dlq.operations.redrive.dry_run import DryRun, dry_run, refuse_lost
 from celery_dlq.operations.redrive.message import Outgoing
 from celery_dlq.operations.redrive.selection import PositionRange, RawEntry, select
 from celery_dlq.operations.running import Running
-from celery_dlq.policies.policy import check_names
+from celery_dlq.policies.checks import check_names
 from celery_dlq.store.base import Backend
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from typing import Any
 from celery_dlq.errors import SettingsError
 from celery_dlq.letters.record import iso
 from celery_dlq.logs import get_logger
-from celery_dlq.policies.policy import Policy, duration_seconds, is_off, suggestion
+from celery_dlq.policies.checks import duration_seconds, is_off, suggestion
+from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import OF_WHOLE_QUEUES, PolicyTable
 from celery_dlq.store.base import Override
 

@@ -8,44 +8,41 @@ fields of `Policy`. How policies combine is in `celery_dlq.policies.table`.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from enum import Enum
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict
 
-from celery_dlq.errors import DLQError, SettingsError
-from celery_dlq.features.auto_redrive.policy import (
-    MOST_CANARY,
-    MOST_TIMES,
-    AutoRedrive,
-    auto_redrive,
-    backoff,
-    count,
-)
+from celery_dlq.errors import SettingsError
+from celery_dlq.features.auto_redrive.policy import AutoRedrive, auto_redrive
 from celery_dlq.features.circuit_breaker.policy import CircuitBreaker, circuit_breaker
-from celery_dlq.features.exceptions.names import qualified_name, why_never
 from celery_dlq.features.exceptions.policy import (
     IGNORE,
-    KEYS_OF_ACTION,
-    Action,
-    Backoff,
     ExceptionRule,
+    exception_name,
+    exceptions,
 )
 from celery_dlq.features.exchange.policy import (
     DeadLetterExchange,
     dead_letter_exchange,
     dead_letter_routing_key,
 )
-from celery_dlq.letters.json_codec import safe_repr
 from celery_dlq.letters.record import Reason
+from celery_dlq.policies.checks import (
+    Check,
+    check_names,
+    expected,
+    flag,
+    integer,
+    is_off,
+    positive_seconds,
+    queue_name,
+    seconds,
+    some_of,
+)
 
 DLQ_SUFFIX = "-DLQ"
 
-_Choice = TypeVar("_Choice", bound=Enum)
 Off = Literal[False]
 
 
@@ -150,7 +147,7 @@ class Policy:
             SettingsError: A key is unknown or a value is not usable.
         """
         if not isinstance(values, Mapping):
-            raise SettingsError(_expected(where, "a mapping of policy keys", values))
+            raise expected(where, "a mapping of policy keys", values)
         check_names(f"policy keys in {where}", values, _CHECKS, SettingsError)
         return cls(
             **{
@@ -212,19 +209,6 @@ class Policy:
         return next((rules[name] for name in exception_names if name in rules), None)
 
 
-def check_names(
-    what: str, names: Iterable[str], known: Collection[str], error: type[DLQError] = DLQError
-) -> None:
-    """Refuse a name that is not known, with the one that is meant.
-
-    Raises:
-        DLQError: One of the names is not known.
-    """
-    for name in names:
-        if name not in known:
-            raise error(f"expected only known {what}, got {name!r}; {suggestion(name, known)}")
-
-
 def ends(policy: Policy, key: str) -> bool:
     """True if a policy says that a key is off."""
     return getattr(policy, key) is False
@@ -235,223 +219,18 @@ def named_exceptions(policy: Policy) -> tuple[str, ...]:
     return (*(name for name, _rule in policy.exceptions or ()), *(policy.ignore or ()))
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """``did you mean 'x'?``, or the list of known names."""
-    known = sorted(known)
-    close = difflib.get_close_matches(str(name), known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"
-
-
-def seconds(where: str, value: object) -> float:
-    """Check a duration of 0 or more seconds: a number or a timedelta.
-
-    Raises:
-        SettingsError: The value is neither, or negative, or longer than a thousand years.
-    """
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise SettingsError(_expected(where, "a number of seconds or a timedelta", value))
-    if not 0 <= value <= MAX_DURATION_SECONDS:  # also refuses NaN and infinity
-        raise SettingsError(_expected(where, "a duration of 0 or more seconds", value))
-    return float(value)
-
-
-def positive_seconds(where: str, value: object) -> float:
-    """Check a duration of more than 0 seconds: a number or a timedelta.
-
-    Raises:
-        SettingsError: The value is something else.
-    """
-    duration = seconds(where, value)
-    if duration <= 0:
-        raise SettingsError(_expected(where, "a duration of more than 0 seconds", value))
-    return duration
-
-
-def _wait_seconds(where: str, value: object) -> float:
-    if isinstance(value, str) and (duration := duration_seconds(value)) is not None:
-        value = duration
-    return positive_seconds(where, value)
-
-
-def duration_seconds(text: str) -> float | None:
-    """Seconds of a text such as ``90``, ``30s``, ``5m``, ``2h``, ``7d``, ``1w``; else ``None``.
-
-    Also ``None`` for more than a thousand years, which no date of Python could be moved by.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw]?)", text.strip(), re.ASCII)
-    value = None if found is None else float(found[1]) * _UNIT_SECONDS[found[2] or "s"]
-    return None if value is None or value > MAX_DURATION_SECONDS else value
-
-
-def age_seconds(text: str) -> float | None:
-    """As `duration_seconds`, where a number without a unit may be a year, and is no age."""
-    return duration_seconds(text) if text.strip()[-1:].isalpha() else None
-
-
-def flag(where: str, value: object) -> bool:
-    """Check ``True`` or ``False``.
-
-    Raises:
-        SettingsError: The value is something else.
-    """
-    if not isinstance(value, bool):
-        raise SettingsError(_expected(where, "True or False", value))
-    return value
-
-
-def integer(minimum: int) -> Callable[[str, object], int]:
-    """A check of a whole number of at least ``minimum``."""
-
-    def check(where: str, value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise SettingsError(_expected(where, f"a whole number of {minimum} or more", value))
-        if value > MAX_INTEGER:
-            raise SettingsError(_expected(where, f"a whole number up to {MAX_INTEGER:,}", value))
-        return value
-
-    return check
-
-
-def text(where: str, value: object) -> str:
-    """Check a name: text that is not empty.
-
-    Raises:
-        SettingsError: The value is something else.
-    """
-    if not isinstance(value, str) or not value.strip():
-        raise SettingsError(_expected(where, "a name (text that is not empty)", value))
-    return value
-
-
-def queue_name(where: str, value: object) -> str:
-    """Check the name of a dead-letter queue.
-
-    Raises:
-        SettingsError: The value is something else.
-    """
-    name = text(where, value)
-    if "{" in name or "}" in name:
-        # Braces mark the hash slot in Redis keys.
-        raise SettingsError(_expected(where, "a queue name without braces", value))
-    return name
-
-
-def _reasons(where: str, value: object) -> frozenset[Reason]:
-    if isinstance(value, str) or not isinstance(value, Collection):
-        raise SettingsError(_expected(where, "a list of reasons", value))
-    known = {reason.value: reason for reason in Reason}
-    for item in value:
-        if str(item) not in known:
-            hint = suggestion(str(item), known)
-            raise SettingsError(
-                f"expected only known reasons in {where}, got {str(item)!r}; {hint}"
-            )
-    return frozenset(known[str(item)] for item in value)
-
-
-def _some_reasons(where: str, value: object) -> frozenset[Reason]:
-    if not (found := _reasons(where, value)):
-        raise SettingsError(_expected(where, "at least one reason, or left out for all", value))
-    return found
-
-
 def _ignored(where: str, value: object) -> tuple[str, ...]:
     if isinstance(value, (str, type)):
         value = (value,)
     if not isinstance(value, Collection):
-        raise SettingsError(_expected(where, "exception classes or their dotted names", value))
-    return tuple(_exception_name(where, item, ends=True) for item in value)
-
-
-def _exception_name(where: str, value: object, *, ends: bool = False) -> str:
-    if isinstance(value, type) and issubclass(value, BaseException):
-        value = qualified_name(value)
-    if not isinstance(value, str) or not _DOTTED_NAME.fullmatch(value):
-        raise SettingsError(_expected(where, "exception classes or their dotted names", value))
-    if why := why_never(value, ends=ends):
-        what = "exceptions that a task can fail with"
-        raise SettingsError(f"{_expected(where, what, value)}: {why}")
-    return value
-
-
-def _exceptions(where: str, value: object) -> tuple[tuple[str, ExceptionRule], ...] | None:
-    if isinstance(value, tuple):  # of a policy that was parsed before
-        with suppress(TypeError, ValueError):
-            value = dict(value)
-    if not isinstance(value, Mapping):
-        raise SettingsError(_expected(where, "a mapping of exceptions to actions", value))
-    rules = {}
-    for key, rule in value.items():
-        name = _exception_name(where, key)
-        rules[name] = _exception_rule(f"{where}[{name!r}]", rule)
-    return tuple(sorted(rules.items())) or None
-
-
-def _exception_rule(where: str, value: object) -> ExceptionRule:
-    if isinstance(value, ExceptionRule):
-        value = value.to_json()
-    if not isinstance(value, Mapping) or "action" not in value:
-        what = "a mapping with an action (retry, dead_letter or ignore)"
-        raise SettingsError(_expected(where, what, value))
-    action = _one_of(Action)(f"{where}['action']", value["action"])
-    known = ("action", *KEYS_OF_ACTION[action])
-    for key in value:
-        if key not in known:
-            raise SettingsError(
-                f"expected only keys of the action {action} in {where}, got "
-                f"{safe_repr(key, _SHOWN_CHARS)}; {suggestion(str(key), known)}"
-            )
-    set_ = {key: item for key, item in value.items() if key != "action" and item is not None}
-    rule = ExceptionRule(
-        action=action,
-        **{key: _RULE_CHECKS[key](f"{where}[{key!r}]", item) for key, item in set_.items()},
-    )
-    if rule.backoff is Backoff.FIXED:
-        for key in ("retry_backoff_max", "retry_jitter"):
-            if key in set_:
-                what = "left out with a fixed backoff"
-                raise SettingsError(_expected(f"{where}[{key!r}]", what, set_[key]))
-    return rule
-
-
-def _one_of(kind: type[_Choice]) -> Callable[[str, object], _Choice]:
-    """A check of a value of an enumeration, or its text."""
-
-    def check(where: str, value: object) -> _Choice:
-        known = {item.value: item for item in kind}
-        if not isinstance(value, str) or value not in known:
-            hint = suggestion(str(value), known) if isinstance(value, str) else ""
-            what = f"one of {', '.join(known)}"
-            text = _expected(where, what, value)
-            raise SettingsError(f"{text}; {hint}" if hint.startswith("did") else text)
-        return known[value]
-
-    return check
-
-
-def _crashes(where: str, value: object) -> int:
-    number = integer(1)(where, value)
-    if number > MAX_CRASHES:
-        what = f"a whole number of 1 to {MAX_CRASHES}, the deliveries that are kept on record"
-        raise SettingsError(_expected(where, what, value))
-    return number
-
-
-def is_off(value: object) -> bool:
-    """True for what ends a key: ``False``, ``off``, ``none`` or ``null``."""
-    return value is False or (isinstance(value, str) and value.strip().lower() in _OFF)
+        raise expected(where, "exception classes or their dotted names", value)
+    return tuple(exception_name(where, item, ends=True) for item in value)
 
 
 def _checked(where: str, key: str, value: object) -> Any:
     if value is False or (key not in _NAMES and is_off(value)):
         return False
     return _CHECKS[key](f"{where}[{key!r}]", value)
-
-
-def _auto_redrive(where: str, value: object) -> AutoRedrive:
-    return auto_redrive(where, value, _AUTO_REDRIVE_CHECKS)
 
 
 def _plain(value: Any) -> Any:
@@ -464,30 +243,11 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _expected(where: str, what: str, got: object) -> str:
-    shown = " ".join(safe_repr(got, _SHOWN_CHARS).split())  # one line, whatever it is
-    return f"expected {where} to be {what}, got {shown}"
-
-
-_OFF = ("off", "none", "null")
 _NAMES = ("dead_letter_queue", "dead_letter_exchange", "dead_letter_routing_key")
-_SHOWN_CHARS = 200
 MAX_CRASHES = 50
-MAX_INTEGER = 10**15
-_DOTTED_NAME = re.compile(r"[\w<>]+(\.[\w<>]+)*")
-MAX_DURATION_SECONDS = 1000 * 366 * 86400.0
-_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-
-_AUTO_REDRIVE_CHECKS: dict[str, Callable[[str, object], Any]] = {
-    "after": _wait_seconds,
-    "times": count(MOST_TIMES),
-    "backoff": backoff,
-    "reasons": _some_reasons,
-    "canary": count(MOST_CANARY),
-}
-_CHECKS: dict[str, Callable[[str, object], Any]] = {
+_CHECKS: dict[str, Check[Any]] = {
     "max_deliveries": integer(1),
-    "max_crashes": _crashes,
+    "max_crashes": integer(1, MAX_CRASHES, ", the deliveries that are kept on record"),
     "crash_window": positive_seconds,
     "max_retries": integer(0),
     "dead_letter_queue": queue_name,
@@ -497,18 +257,9 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "ignore_message_delay": flag,
     "dead_letter_ttl": positive_seconds,
     "dead_letter_max_length": integer(1),
-    "auto_redrive": _auto_redrive,
-    "reasons": _reasons,
+    "auto_redrive": auto_redrive,
+    "reasons": some_of(Reason, "reasons"),
     "ignore": _ignored,
-    "exceptions": _exceptions,
+    "exceptions": exceptions,
     "circuit_breaker": circuit_breaker,
-}
-
-_RULE_CHECKS: dict[str, Callable[[str, object], Any]] = {
-    "max_retries": integer(0),
-    "backoff": _one_of(Backoff),
-    "countdown": seconds,
-    "retry_backoff_max": positive_seconds,
-    "retry_jitter": flag,
-    "dead_letter_queue": queue_name,
 }

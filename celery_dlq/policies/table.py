@@ -17,7 +17,8 @@ from typing import Any
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.features.auto_redrive.policy import AutoRedrive
-from celery_dlq.policies.policy import DLQ_SUFFIX, Policy, ends, suggestion
+from celery_dlq.policies.checks import suggestion
+from celery_dlq.policies.policy import DLQ_SUFFIX, Policy, ends
 from celery_dlq.policies.queue_names import KnownQueues
 
 MAX_CACHED_POLICIES = 4096

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceWriter, WriterCommitMessage
 
 from celery_dlq.errors import DLQError, RedriveError, SettingsError
 from celery_dlq.logs import get_logger
-from celery_dlq.policies.policy import suggestion
+from celery_dlq.policies.checks import suggestion
 from celery_dlq.spark.options import WriteOptions
 
 logger = get_logger("celery_dlq.spark")

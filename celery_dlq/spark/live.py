@@ -16,7 +16,7 @@ from typing import Any
 from celery_dlq.errors import MissingExtra, NotFound, StoreUnavailable
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.packed import PackedFields
-from celery_dlq.policies.policy import suggestion
+from celery_dlq.policies.checks import suggestion
 from celery_dlq.spark.options import ReadOptions
 from celery_dlq.store.base import RawPage, ordered
 

@@ -16,7 +16,7 @@ from celery_dlq.errors import DLQError, SettingsError
 from celery_dlq.letters import conditions, json_codec
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.letters.record import field_kinds
-from celery_dlq.policies.policy import suggestion
+from celery_dlq.policies.checks import suggestion
 from celery_dlq.store.address import Address, address_of
 
 T = TypeVar("T", "ReadOptions", "WriteOptions")

@@ -29,7 +29,7 @@ from pyspark.sql.datasource import (
 from celery_dlq.errors import SettingsError, StoreError
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import Reason
-from celery_dlq.policies.policy import suggestion
+from celery_dlq.policies.checks import suggestion
 from celery_dlq.spark.live import START, LiveLetters, PositionRange, older
 from celery_dlq.spark.options import ReadOptions, WriteOptions
 from celery_dlq.spark.triage.questions import column_ddl

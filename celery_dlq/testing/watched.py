@@ -17,7 +17,7 @@ from celery_dlq.errors import DLQError
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import DeadLetter, Reason, field_kinds
 from celery_dlq.plugin import ATTRIBUTE, DeadLetters
-from celery_dlq.policies.policy import suggestion
+from celery_dlq.policies.checks import suggestion
 from celery_dlq.store.in_memory import MemoryBackend, MemoryStore
 from celery_dlq.testing.eager import EagerGuards, itself
 from celery_dlq.testing.ledger import Ledger

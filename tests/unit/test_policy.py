@@ -9,14 +9,10 @@ from typing import Any
 import pytest
 
 from celery_dlq.errors import SettingsError
+from celery_dlq.features.exceptions.names import qualified_name
 from celery_dlq.letters.record import Reason
-from celery_dlq.policies.policy import (
-    Policy,
-    duration_seconds,
-    qualified_name,
-    seconds,
-    suggestion,
-)
+from celery_dlq.policies.checks import duration_seconds, seconds, suggestion
+from celery_dlq.policies.policy import Policy
 
 
 class Bill:
@@ -90,8 +86,8 @@ def test_none_means_not_set_here() -> None:
         pytest.param(
             "default_delay", 10**400, "a duration of 0 or more seconds", id="a number beyond floats"
         ),
-        ("default_delay", "30", "a number of seconds or a timedelta"),
-        ("default_delay", True, "a number of seconds or a timedelta"),
+        ("default_delay", "soon", "a number of seconds, a timedelta or a text such as 30m"),
+        ("default_delay", True, "a number of seconds, a timedelta or a text such as 30m"),
         ("reasons", "failed", "a list of reasons"),
         ("reasons", 5, "a list of reasons"),
         ("ignore", 5, "exception classes or their dotted names"),

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any
 
-from celery_dlq.errors import SettingsError
-from celery_dlq.letters.json_codec import safe_repr
 from celery_dlq.letters.record import Reason
+from celery_dlq.policies.checks import (
+    expected,
+    integer,
+    mapping,
+    number,
+    positive_seconds,
+    some_of,
+)
 
 MOST_TIMES = 100
 MOST_BACKOFF = 100.0
 MOST_CANARY = 1000
 MAX_WAIT = timedelta(days=366)
 """A letter never waits longer, however often it has died."""
-
-_SHOWN_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,68 +75,26 @@ class AutoRedrive:
         return {name: value for name, value in found.items() if value is not None}
 
 
-Checks = Mapping[str, Callable[[str, object], Any]]
+def auto_redrive(where: str, value: object) -> AutoRedrive:
+    """Check the key: a mapping with ``after`` and ``times``."""
+    given = value.to_json() if isinstance(value, AutoRedrive) else value
+    return AutoRedrive(**_KEYS(where, given))
 
 
-def auto_redrive(where: str, value: object, checks: Checks) -> AutoRedrive:
-    """Check the key: a mapping with ``after`` and ``times``.
-
-    Args:
-        where: What to call the key in an error.
-        value: The value.
-        checks: A check for each key of the mapping.
-
-    Raises:
-        SettingsError: The value is something else.
-    """
-    if isinstance(value, AutoRedrive):
-        value = value.to_json()
-    if not isinstance(value, Mapping):
-        raise _unexpected(where, "off, or a mapping such as {'after': '30m', 'times': 3}", value)
-    for key in value:
-        if key not in checks:
-            close = difflib.get_close_matches(str(key), checks, n=1)
-            known = ", ".join(checks)
-            hint = f"did you mean {close[0]!r}?" if close else f"expected one of {known}"
-            raise SettingsError(f"expected only known keys in {where}, got {key!r}; {hint}")
-    for key in ("after", "times"):
-        if value.get(key) is None:
-            raise _unexpected(where, f"a mapping with {key!r}", value)
-    return AutoRedrive(
-        **{
-            key: checks[key](f"{where}[{key!r}]", given)
-            for key, given in value.items()
-            if given is not None
-        }
-    )
+def _some_reasons(where: str, value: object) -> frozenset[Reason]:
+    if not (found := some_of(Reason, "reasons")(where, value)):
+        raise expected(where, "at least one reason, or left out for all", value)
+    return found
 
 
-def backoff(where: str, value: object) -> float:
-    """Check the factor by which the wait grows.
-
-    Raises:
-        SettingsError: The value is something else.
-    """
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not 1 <= value <= MOST_BACKOFF
-    ):
-        raise _unexpected(where, f"a factor of 1 to {MOST_BACKOFF:.0f}", value)
-    return float(value)
-
-
-def count(most: int) -> Callable[[str, object], int]:
-    """A check of a whole number from 1 to ``most``."""
-
-    def check(where: str, value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise _unexpected(where, f"a whole number of 1 to {most}", value)
-        return value
-
-    return check
-
-
-def _unexpected(where: str, what: str, got: object) -> SettingsError:
-    shown = " ".join(safe_repr(got, _SHOWN_CHARS).split())
-    return SettingsError(f"expected {where} to be {what}, got {shown}")
+_KEYS = mapping(
+    {
+        "after": positive_seconds,
+        "times": integer(1, MOST_TIMES),
+        "backoff": number(1, MOST_BACKOFF, f"a factor of 1 to {MOST_BACKOFF:.0f}"),
+        "reasons": _some_reasons,
+        "canary": integer(1, MOST_CANARY),
+    },
+    required=("after", "times"),
+    what="off, or a mapping such as {'after': '30m', 'times': 3}",
+)

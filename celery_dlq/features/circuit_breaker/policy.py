@@ -18,17 +18,14 @@ Nothing else changes the state. Pure functions of facts: no I/O, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from celery_dlq.errors import SettingsError
-from celery_dlq.letters.json_codec import safe_repr
+from celery_dlq.policies.checks import expected, integer, mapping, number, positive_seconds
 from celery_dlq.store.base import OPEN, RELEASING, Circuit, Ends
 
 _MICROS = 1_000_000
 _MOST_SECONDS = 86_400.0
-_SHOWN_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,32 +169,30 @@ def _opened(breaker: CircuitBreaker, before: Circuit | None, now: int) -> Circui
 
 
 def circuit_breaker(where: str, value: object) -> CircuitBreaker:
-    """Check a circuit breaker: a mapping of its keys; what is left out has its default.
-
-    Raises:
-        SettingsError: The value is something else.
-    """
-    if isinstance(value, CircuitBreaker):
-        value = value.to_json()
-    names = [f.name for f in fields(CircuitBreaker)]
-    if not isinstance(value, Mapping) or set(value) - set(names):
-        raise _unexpected(where, f"a mapping of {', '.join(names)}", value)
-    checked: dict[str, Any] = {}
-    for name, one in value.items():
-        place = f"{where}[{name!r}]"
-        whole = name in ("deaths", "probes")
-        if isinstance(one, bool) or not isinstance(one, int if whole else (int, float)):
-            raise _unexpected(place, "a whole number" if whole else "a number", one)
-        if whole and one < 1:
-            raise _unexpected(place, "1 or more", one)
-        if name == "share" and not 0 < one <= 1:
-            raise _unexpected(place, "more than 0 and at most 1", one)
-        if name in ("window", "probe_every") and not 0 < one <= _MOST_SECONDS:
-            raise _unexpected(place, "more than 0 and at most 86,400 seconds", one)
-        checked[name] = one if whole else float(one)
-    return CircuitBreaker(**checked)
+    """Check a circuit breaker: a mapping of its keys; what is left out has its default."""
+    given = value.to_json() if isinstance(value, CircuitBreaker) else value
+    return CircuitBreaker(**_KEYS(where, given))
 
 
-def _unexpected(where: str, what: str, got: object) -> SettingsError:
-    shown = " ".join(safe_repr(got, _SHOWN_CHARS).split())
-    return SettingsError(f"expected {where} to be {what}, got {shown}")
+def _within_a_day(where: str, value: object) -> float:
+    span = positive_seconds(where, value)
+    if span > _MOST_SECONDS:
+        raise expected(where, "more than 0 and at most 86,400 seconds", value)
+    return span
+
+
+def _share(where: str, value: object) -> float:
+    if not (found := number(0, 1, "more than 0 and at most 1")(where, value)):
+        raise expected(where, "more than 0 and at most 1", value)
+    return found
+
+
+_KEYS = mapping(
+    {
+        "deaths": integer(1),
+        "window": _within_a_day,
+        "probe_every": _within_a_day,
+        "probes": integer(1),
+        "share": _share,
+    }
+)

@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from math import ceil
 from typing import Any
+
+from celery_dlq.errors import SettingsError
+from celery_dlq.features.exceptions.names import qualified_name, why_never
+from celery_dlq.policies.checks import (
+    Check,
+    check_names,
+    expected,
+    flag,
+    integer,
+    one_of,
+    positive_seconds,
+    queue_name,
+    seconds,
+)
 
 DEFAULT_COUNTDOWN = 1.0
 DEFAULT_BACKOFF_MAX = 600.0
@@ -97,3 +114,57 @@ KEYS_OF_ACTION = {
     Action.DEAD_LETTER: ("dead_letter_queue",),
     Action.IGNORE: (),
 }
+_RULE_CHECKS: Mapping[str, Check[Any]] = {
+    "max_retries": integer(0),
+    "backoff": one_of(Backoff),
+    "countdown": seconds,
+    "retry_backoff_max": positive_seconds,
+    "retry_jitter": flag,
+    "dead_letter_queue": queue_name,
+}
+_DOTTED_NAME = re.compile(r"[\w<>]+(\.[\w<>]+)*")
+
+
+def exception_name(where: str, value: object, *, ends: bool = False) -> str:
+    """Check an exception: its class, or its dotted name."""
+    if isinstance(value, type) and issubclass(value, BaseException):
+        value = qualified_name(value)
+    if not isinstance(value, str) or not _DOTTED_NAME.fullmatch(value):
+        raise expected(where, "exception classes or their dotted names", value)
+    if why := why_never(value, ends=ends):
+        error = expected(where, "exceptions that a task can fail with", value)
+        raise SettingsError(f"{error}: {why}")
+    return value
+
+
+def exceptions(where: str, value: object) -> tuple[tuple[str, ExceptionRule], ...] | None:
+    """Check a mapping of exceptions to what is done about them."""
+    if isinstance(value, tuple):  # of a policy that was parsed before
+        with suppress(TypeError, ValueError):
+            value = dict(value)
+    if not isinstance(value, Mapping):
+        raise expected(where, "a mapping of exceptions to actions", value)
+    rules = {}
+    for key, rule in value.items():
+        name = exception_name(where, key)
+        rules[name] = _rule(f"{where}[{name!r}]", rule)
+    return tuple(sorted(rules.items())) or None
+
+
+def _rule(where: str, value: object) -> ExceptionRule:
+    if isinstance(value, ExceptionRule):
+        value = value.to_json()
+    if not isinstance(value, Mapping) or "action" not in value:
+        raise expected(where, "a mapping with an action (retry, dead_letter or ignore)", value)
+    action = one_of(Action)(f"{where}['action']", value["action"])
+    known = ("action", *KEYS_OF_ACTION[action])
+    check_names(f"keys of the action {action} in {where}", value, known, SettingsError)
+    given = {key: item for key, item in value.items() if key != "action" and item is not None}
+    rule = ExceptionRule(
+        action=action,
+        **{key: _RULE_CHECKS[key](f"{where}[{key!r}]", item) for key, item in given.items()},
+    )
+    if rule.backoff is Backoff.FIXED:
+        for key in {"retry_backoff_max", "retry_jitter"} & given.keys():
+            raise expected(f"{where}[{key!r}]", "left out with a fixed backoff", given[key])
+    return rule

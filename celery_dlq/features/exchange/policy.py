@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from celery_dlq.errors import SettingsError
-from celery_dlq.letters.json_codec import safe_repr
+from celery_dlq.policies.checks import expected
 
 TYPES = ("direct", "fanout", "topic")
 _KEYS = ("name", "type")
 MAX_NAME_BYTES = 255  # AMQP short strings hold no more
-_SHOWN_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +41,14 @@ def dead_letter_exchange(where: str, value: object) -> DeadLetterExchange:
     if isinstance(value, str):
         value = {"name": value}
     if not isinstance(value, Mapping) or "name" not in value or set(value) - set(_KEYS):
-        raise _unexpected(where, "the name of an exchange, or a mapping of name and type", value)
+        raise expected(where, "the name of an exchange, or a mapping of name and type", value)
     name, kind = value["name"], value.get("type", "direct")
     if not isinstance(name, str) or len(name.encode("utf-8", "replace")) > MAX_NAME_BYTES:
-        raise _unexpected(f"{where}['name']", f"text of at most {MAX_NAME_BYTES} bytes", name)
+        raise expected(f"{where}['name']", f"text of at most {MAX_NAME_BYTES} bytes", name)
     if kind not in TYPES:
-        raise _unexpected(f"{where}['type']", f"one of {', '.join(TYPES)}", kind)
+        raise expected(f"{where}['type']", f"one of {', '.join(TYPES)}", kind)
     if not name and kind != "direct":
-        raise _unexpected(f"{where}['type']", "direct for the broker's default exchange", kind)
+        raise expected(f"{where}['type']", "direct for the broker's default exchange", kind)
     return DeadLetterExchange(name=name, type=str(kind))
 
 
@@ -65,10 +63,5 @@ def dead_letter_routing_key(where: str, value: object) -> str:
         or not value
         or len(value.encode("utf-8", "replace")) > MAX_NAME_BYTES
     ):
-        raise _unexpected(where, f"text of 1 to {MAX_NAME_BYTES} bytes", value)
+        raise expected(where, f"text of 1 to {MAX_NAME_BYTES} bytes", value)
     return value
-
-
-def _unexpected(where: str, what: str, got: object) -> SettingsError:
-    shown = " ".join(safe_repr(got, _SHOWN_CHARS).split())
-    return SettingsError(f"expected {where} to be {what}, got {shown}")

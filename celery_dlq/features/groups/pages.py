@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import CorruptLetter, NotFound, NotSupported
 from celery_dlq.events import whoami
-from celery_dlq.policies.policy import duration_seconds
+from celery_dlq.policies.checks import duration_seconds
 from celery_dlq.store.base import GroupState
 from celery_dlq.web.http import Permission, RequestError
 from celery_dlq.web.pages.common import (

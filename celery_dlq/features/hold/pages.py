@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from celery_dlq.errors import DLQError
-from celery_dlq.policies.policy import duration_seconds
+from celery_dlq.policies.checks import duration_seconds
 from celery_dlq.web.http import RequestError
 from celery_dlq.web.pages.common import confirm, confirmed
 from celery_dlq.web.templating import duration

@@ -12,7 +12,7 @@ from celery_dlq.letters import printable
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import iso
 from celery_dlq.letters.tracebacks import Raised, raised
-from celery_dlq.policies.policy import age_seconds
+from celery_dlq.policies.checks import age_seconds
 from celery_dlq.web.http import RequestError
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError
 from celery_dlq.events import whoami
+from celery_dlq.policies.checks import duration_seconds
 from celery_dlq.policies.overrides import KEYS
-from celery_dlq.policies.policy import duration_seconds
 from celery_dlq.policies.table import OF_WHOLE_QUEUES, RETENTION, PolicyTable
 from celery_dlq.web.http import Permission, RequestError
 from celery_dlq.web.pages.common import confirm, confirmed, suppressed

@@ -1,4 +1,4 @@
-"""The tests that `tox` runs, about four minutes; all others are marked `full` (`tox -e full`)."""
+"""The tests that `tox` runs, below three minutes on two cores; others are marked `full`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ DEFAULT_TIER = (
     "tests/frozen/",
     "tests/integration/",
     # Of the acceptance tests, those that prove the guarantees of docs/guarantees.md.
-    "tests/acceptance/test_brokers.py::test_every_death_ends_as_one_letter",
+    # One broker and one pool a guarantee; the matrix of both is in the full tier.
+    "tests/acceptance/test_brokers.py::test_every_death_ends_as_one_letter[redis-prefork",
+    "tests/acceptance/test_brokers.py::test_every_death_ends_as_one_letter[redis-threads",
+    "tests/acceptance/test_brokers.py::test_every_death_ends_as_one_letter[quorum-prefork",
+    "tests/acceptance/test_brokers.py::test_every_death_ends_as_one_letter[classic-gevent",
     "tests/acceptance/test_brokers.py::test_a_killed_worker_charges_what_it_ran_and_nothing_else[redis",
     "tests/acceptance/test_counting.py::test_waiting_is_not_delivery",
-    "tests/acceptance/test_counting.py::test_a_cold_or_soft_shutdown_is_recorded_and_not_charged",
+    "tests/acceptance/test_counting.py::test_a_cold_or_soft_shutdown_is_recorded_and_not_charged[0",
     "tests/acceptance/test_counting.py::test_a_second_delivery_of_a_running_message_is_not_charged",
     "tests/acceptance/test_deaths.py::test_a_worker_that_is_killed_again_and_again",
     "tests/acceptance/test_deaths.py::test_a_worker_killed_between_storing_and_acknowledging",
-    "tests/acceptance/test_dropped.py",
+    "tests/acceptance/test_dropped.py::test_each_message_that_celery_drops_becomes_one_letter_with_its_bytes[redis-",
+    "tests/acceptance/test_dropped.py::test_each_message_that_celery_drops_becomes_one_letter_with_its_bytes[quorum-prefork",
+    "tests/acceptance/test_dropped.py::test_bad_input",
+    "tests/acceptance/test_dropped.py::test_every_form_of_message",
+    "tests/acceptance/test_dropped.py::test_nothing_is_kept",
     "tests/acceptance/test_any_entry.py::test_an_operator_sees_exports_and_discards_such_a_letter",
     "tests/acceptance/test_leases.py::test_a_worker_that_stood_still_finds_out_what_others_own[prefork",
     "tests/acceptance/test_odd_messages.py::test_a_message_that_would_end_the_worker_at_its_receipt",
@@ -38,7 +46,17 @@ FULL_TIER = (
     "tests/examples/test_containers.py::test_a_worker_runs_as_it_is_described",
     "tests/integration/test_benchmarks.py",
     "tests/integration/test_breaker_recovery.py::test_workers_that_are_killed",
+    "tests/integration/test_export_kill.py::test_killed_at_any_step_each_letter_is_in_the_files_once[trim",
+    "tests/integration/test_export_kill.py::test_killed_at_any_step_each_letter_is_in_the_files_once[back",
     "tests/integration/test_export_s3.py",
+    "tests/integration/test_redis_addresses.py::test_letters_that_were_confirmed_survive_a_failover",
+    "tests/integration/test_redis_addresses.py::test_a_replica_that_hangs",
+    "tests/integration/test_redis_addresses.py::test_a_sentinel_that_does_not_know",
+    "tests/integration/test_redis_addresses.py::test_the_brokers_sentinel_leads",
+    "tests/integration/test_reliable_fetch.py::test_order_fairness_and_priorities_are_kombus",
+    "tests/integration/test_web_server.py::test_idle_connections",
+    "tests/integration/test_big_bodies.py::test_few_bodies",
+    "tests/integration/test_redis_cluster.py::test_letters_that_were_confirmed",
     "tests/integration/test_reliable_fetch.py::test_queues_that_are_added_and_cancelled_while_idle",
     "tests/integration/test_reliable_fetch_faults.py",
     "tests/integration/test_publishing.py::test_an_idle_connection_that_was_closed",
@@ -50,6 +68,6 @@ FULL_TIER = (
 
 def in_default_tier(test_id: str) -> bool:
     """True if `tox` alone runs a test."""
-    if "[sqs" in test_id and not test_id.endswith("ends_as_one_letter[sqs-prefork]"):
+    if "[sqs" in test_id:
         return False  # each takes a quarter of a minute
     return test_id.startswith(DEFAULT_TIER) and not test_id.startswith(FULL_TIER)

@@ -247,7 +247,7 @@ import os, signal, sys
 import poison_app
 from celery_dlq.operations import jobs
 from celery_dlq.features.auto_redrive import operations as auto_redrive
-from celery_dlq.operations.redrive.redrive import publisher
+from celery_dlq.operations.redrive import publisher
 from celery_dlq.store.letters import RedisStore
 
 owner, name, when, number, elsewhere = sys.argv[1:]

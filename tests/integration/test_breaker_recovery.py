@@ -238,7 +238,7 @@ import sys
 sys.path.insert(0, sys.argv[2])
 from builders import an_app
 from celery_dlq import DeadLetters
-from celery_dlq.operations.redrive.redrive import redrive
+from celery_dlq.operations.redrive import redrive
 redrive.MOST_LETTERS = redrive._MOST_AT_ONCE = 3
 dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[1]))
 print("ready", flush=True)

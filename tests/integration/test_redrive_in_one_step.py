@@ -440,7 +440,7 @@ import sys
 sys.path.insert(0, sys.argv[2])
 from builders import DLQ, an_app
 from celery_dlq import DeadLetters
-from celery_dlq.operations.redrive.redrive import redrive
+from celery_dlq.operations.redrive import redrive
 redrive.MOST_LETTERS = 20
 dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[1]))
 print("ready", flush=True)

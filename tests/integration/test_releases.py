@@ -276,7 +276,7 @@ from datetime import timedelta
 from builders import an_app
 from celery_dlq import DeadLetters
 from celery_dlq.features.hold import operations as holds
-from celery_dlq.operations.redrive.redrive import redrive
+from celery_dlq.operations.redrive import redrive
 holds.NOTICED, holds.RELEASE_RATE = timedelta(0), 5000.0
 redrive.MOST_LETTERS = 20
 dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[1]))

@@ -164,8 +164,7 @@ class Assembly:
         settings.check_store(table)
         if settings.store == "broker":
             settings.check_broker(self.app.connection_for_write().transport.driver_type)
-        if settings.store != "memory":
-            settings.store_at(self.app.conf)
+        settings.store_at(self.app.conf)
         # Not `amqp.queues`: it would keep what the configuration says now.
         declared = self.app.amqp.Queues(self.app.conf.task_queues)
         for low in self._low_limits(table, lambda: None, declared, {}):
@@ -700,10 +699,6 @@ class Assembly:
 
 def backend_for(settings: Settings, app: Any) -> Backend:
     """Make the backend that the settings name; nothing is sent yet."""
-    if settings.store == "memory":
-        from celery_dlq.store.in_memory import MemoryBackend
-
-        return MemoryBackend()
     from celery_dlq.store.backend import RedisBackend
 
     broker = settings.store == "broker"

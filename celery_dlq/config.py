@@ -193,9 +193,9 @@ class Settings:
     )
     store: str = _setting(
         "redis",
-        one_of(("redis", "broker", "memory")),
-        "Where letters are kept: redis, broker (real queues on a broker that is RabbitMQ; Redis is "
-        "still needed for counting), or memory (tests; gone with the process). Defaults to redis.",
+        one_of(("redis", "broker")),
+        "Where letters are kept: redis, or broker (real queues on a broker that is RabbitMQ; Redis "
+        "is still needed for counting). Defaults to redis.",
     )
     adopt: Mapping[str, str | None] = _setting(
         dict,
@@ -287,7 +287,7 @@ class Settings:
         "Share of the guarded messages that succeed which is recorded (arguments, host, release, "
         "queue, time, delivery), about 10,000 of each queue, for the triage to compare letters "
         "with: dlq export --successes. Unit: 0 to 1, e.g. 0.001. Special value: 0 records none. "
-        "The store memory records none. Defaults to 0.",
+        "Defaults to 0.",
     )
     redact: tuple[str, ...] = _setting(
         (),

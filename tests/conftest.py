@@ -6,7 +6,7 @@ import logging
 import subprocess
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster import ClusterServers
@@ -15,6 +15,8 @@ from rabbit import RabbitServer, rabbitmq_executable
 from servers import RedisServer, redis_executable, require
 from sqs import SqsServer, sqs_module
 from tiers import in_default_tier
+
+from celery_dlq.store.backend import RedisBackend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,6 +105,22 @@ def cluster_url(cluster_servers: ClusterServers) -> str:
     """Give the URL of an empty cluster."""
     cluster_servers.flush()
     return cluster_servers.url
+
+
+@pytest.fixture(autouse=True)
+def _stores_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close the stores that a test makes: a socket that is only freed is a warning."""
+    made: list[RedisBackend] = []
+    make = RedisBackend.__init__
+
+    def noted(self: RedisBackend, *args: Any, **options: Any) -> None:
+        make(self, *args, **options)
+        made.append(self)
+
+    monkeypatch.setattr(RedisBackend, "__init__", noted)
+    yield
+    for store in made:
+        store.close()
 
 
 @pytest.fixture(autouse=True)

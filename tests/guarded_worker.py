@@ -7,10 +7,10 @@ from uuid import uuid4
 
 from builders import a_message, a_request, an_app
 from celery.worker.request import create_request_cls
+from fresh import fresh_conf, fresh_store, shared
 
 from celery_dlq import DeadLetters
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.store.in_memory import MemoryMetrics
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.request import guarded_request_class
 from celery_dlq.writing.lifecycle import DeliveryState
@@ -30,9 +30,9 @@ class Worker:
 
     def __init__(self, tmp_path: Any, pool: Any = None, **policy: Any) -> None:
         orders = policy or {"max_deliveries": 1}
-        conf: dict[str, Any] = {"dlq_store": "memory", "dlq_queues": {"orders": orders}}
+        conf: dict[str, Any] = {**fresh_conf(), "dlq_queues": {"orders": orders}}
         self.app = app = an_app(**conf, dlq_spool_dir=str(tmp_path), task_default_queue="orders")
-        self.dlq = DeadLetters(app)
+        self.dlq: DeadLetters = shared(DeadLetters(app))
         self.guard: Guard = self.dlq.assembly.make_guard(hostname="w", pid=1, flags_redelivery=True)
         self.id = str(uuid4())  # Celery remembers what is revoked
         self.said: list[str] = []
@@ -83,7 +83,7 @@ class Worker:
 
     def counted(self, metric: Any) -> dict[tuple[str, ...], int]:
         """A metric's values, by its labels."""
-        store = MemoryMetrics()
+        store = fresh_store().metrics
         self.guard._counts.flush(store)
         counts = store.read().counts
         return {key[1:]: n for key, n in counts.items() if key[0] == metric.name}

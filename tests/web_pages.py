@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from celery import Celery
+from fresh import fresh_conf
 
 from celery_dlq import DeadLetters
 from celery_dlq.web.forms import COOKIE, FIELD, SignedForms
@@ -27,7 +28,7 @@ SAME_SITE = {"sec-fetch-site": "same-origin"}
 def pages(**options: Any) -> Web:
     """The pages of an app whose letters are in memory; everybody may do everything."""
     app = Celery("pages", broker="memory://")
-    app.conf.dlq_store = "memory"
+    app.conf.update(fresh_conf())
     user = User(name="olga", permissions=ALL)
     given = {"access": lambda _: user, "forms": SignedForms(SECRET), **options}
     return DeadLetters(app).web(**given)

@@ -9,7 +9,6 @@ import click
 from celery_dlq.cli.context import console_of, dead_letters_of, print_lines
 from celery_dlq.cli.options import json_option
 from celery_dlq.cli.terminal import counting, letters_text, say
-from celery_dlq.errors import DLQError
 
 
 @click.command("import", short_help="Make letters of messages that the broker dead-lettered.")
@@ -42,8 +41,6 @@ def import_(
     if follow and limit:
         raise click.UsageError("--follow and --limit exclude each other")
     dead_letters = dead_letters_of(ctx)
-    if dead_letters.settings.store == "memory":
-        raise DLQError("dlq_store is memory: the letters would be lost when this command ends")
     console = console_of(ctx)
     if follow:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: with a report

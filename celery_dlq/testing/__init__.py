@@ -14,18 +14,19 @@ Example:
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from celery_dlq.testing.server import embedded
     from celery_dlq.testing.watched import WatchedLetters
 
-__all__ = ["WatchedLetters"]
+__all__ = ["WatchedLetters", "embedded"]
 
 
 def __getattr__(name: str) -> object:
-    """Load the fixture's class on first use, because every pytest run imports this package."""
-    if name != "WatchedLetters":
+    """Load on first use, because every pytest run imports this package."""
+    modules = {"WatchedLetters": "watched", "embedded": "server"}
+    if name not in modules:
         raise AttributeError(f"module 'celery_dlq.testing' has no attribute {name!r}")
-    from celery_dlq.testing.watched import WatchedLetters  # noqa: PLC0415 - see above
-
-    return WatchedLetters
+    return getattr(import_module(f"celery_dlq.testing.{modules[name]}"), name)

@@ -12,7 +12,8 @@ from celery import signals
 from celery_dlq.decorators import RejectToDLQ
 from celery_dlq.letters.record import DeadLetter, Delivery, Outcome
 from celery_dlq.store.base import Count, CountStatus, MessageKey, Stored
-from celery_dlq.store.in_memory import MemoryStore
+from celery_dlq.store.counter import RedisCounter
+from celery_dlq.store.letters import RedisStore
 
 
 class Ledger:
@@ -58,38 +59,49 @@ class Ledger:
 
         stack.enter_context(patch.object(app.amqp, "send_task_message", tracking))
 
-    def watch_store(self, store: MemoryStore, stack: ExitStack) -> None:
+    def watch_stores(self, stack: ExitStack) -> None:
         """Track the end of guarded messages until the stack is closed.
 
-        Patches the store, because a worker of the whole test session has it already.
+        Patches the classes: a worker has connections of its own, and one of the whole test session
+        has them already.
         """
-        counter = store.counter
-        dead_letter, count = store.dead_letter, counter.count
-        ended, succeeded = counter.ended, counter.succeeded
+        dead_letter, count = RedisStore.dead_letter, RedisCounter.count
+        count_first, ended = RedisCounter.count_first, RedisCounter.ended
+        succeeded = RedisCounter.succeeded
 
-        def counting(key: MessageKey, *args: Any, **options: Any) -> Count:
-            counted = count(key, *args, **options)
+        def counting(self_: Any, key: MessageKey, *args: Any, **options: Any) -> Count:
+            counted = count(self_, key, *args, **options)
             if counted.status is CountStatus.COUNTED:
                 self._guarded.add(_message(key))
             return counted
 
-        def storing(letter: DeadLetter, key: MessageKey) -> Stored:
-            stored = dead_letter(letter, key)
+        def counting_first(self_: Any, key: MessageKey, delivery: Delivery) -> bool:
+            self._guarded.add(_message(key))
+            return count_first(self_, key, delivery)
+
+        def storing(self_: Any, letter: DeadLetter, key: MessageKey) -> Stored:
+            stored = dead_letter(self_, letter, key)
             self._closed(_message(key))
             return stored
 
-        def ending(key: MessageKey, delivery: Delivery, **options: Any) -> None:
-            ended(key, delivery, **options)
+        def ending(self_: Any, key: MessageKey, delivery: Delivery, **options: Any) -> None:
+            ended(self_, key, delivery, **options)
             if delivery.outcome is Outcome.RETRIED:  # else it is delivered again
                 self._closed(_message(key))
 
-        def forgetting(key: MessageKey, delivery: Delivery, **options: Any) -> None:
-            succeeded(key, delivery, **options)
+        def forgetting(self_: Any, key: MessageKey, delivery: Delivery, **options: Any) -> None:
+            succeeded(self_, key, delivery, **options)
             self._closed(_message(key))
 
-        stack.enter_context(patch.object(store, "dead_letter", storing))
+        stack.enter_context(patch.object(RedisStore, "dead_letter", storing))
         stack.enter_context(
-            patch.multiple(counter, count=counting, ended=ending, succeeded=forgetting)
+            patch.multiple(
+                RedisCounter,
+                count=counting,
+                count_first=counting_first,
+                ended=ending,
+                succeeded=forgetting,
+            )
         )
 
     def under_way(self) -> list[str]:

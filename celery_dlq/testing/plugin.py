@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def dead_letters() -> Iterator[WatchedLetters]:
-    """Watch Celery apps, keep their dead letters in memory, and assert on them.
+    """Watch Celery apps, keep their dead letters in a Redis of the tests' own, and assert on them.
 
     Call ``dead_letters.watch(app)`` before a worker of the app starts. The app is restored
     after the test.

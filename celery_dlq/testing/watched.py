@@ -9,18 +9,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
+from uuid import uuid4
 
 from celery.result import AsyncResult
 
+from celery_dlq.assembly import backend_for
 from celery_dlq.config import Settings
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import DeadLetter, Reason, field_kinds
 from celery_dlq.plugin import ATTRIBUTE, DeadLetters
 from celery_dlq.policies.checks import suggestion
-from celery_dlq.store.in_memory import MemoryBackend, MemoryStore
+from celery_dlq.store.base import DeadLetterStore
 from celery_dlq.testing.eager import EagerGuards, itself
 from celery_dlq.testing.ledger import Ledger
+from celery_dlq.testing.server import embedded
 
 TIMEOUT_SECONDS = 5.0
 _PAUSE_SECONDS = 0.01
@@ -28,7 +31,7 @@ _MAX_SHOWN = 20
 
 
 class WatchedLetters:
-    """The dead letters of Celery apps under test, kept in memory.
+    """The dead letters of Celery apps under test, kept in a Redis of the tests' own.
 
     Supports both ways to test Celery:
 
@@ -39,7 +42,7 @@ class WatchedLetters:
       ``threads``: assertions wait for the worker.
 
     Example:
-        A worker in a thread, which shares this process's memory::
+        A worker in a thread of this process::
 
             def test_a_poison_order_is_dead_lettered(dead_letters):
                 dead_letters.watch(app)
@@ -58,6 +61,7 @@ class WatchedLetters:
         self._ledger = Ledger()
         self._eager.watch(self._stack)
         self._ledger.watch_signals(self._stack)
+        self._ledger.watch_stores(self._stack)
 
     def close(self) -> None:
         """Restore all watched apps."""
@@ -65,10 +69,11 @@ class WatchedLetters:
         self._watched.clear()
 
     def watch(self, app: Any, **settings: Any) -> DeadLetters:
-        """Keep the dead letters of an app in memory until the test ends.
+        """Keep the dead letters of an app in a Redis of the tests' own until the test ends.
 
         Watch an app before its worker starts. A worker may run already
-        (``celery_session_worker``) only if the app's ``dlq_store`` is ``memory``.
+        (``celery_session_worker``) only if the app's ``dlq_url`` is
+        `celery_dlq.testing.embedded`.
 
         Args:
             app: The Celery app. It must have its `DeadLetters`, as in production.
@@ -92,19 +97,19 @@ class WatchedLetters:
                 )
             return known.dlq
         dlq = _installed(app)
-        # If its letters are in memory already, keep that store: a running worker may use it.
-        own = dlq.store if app.conf.get("dlq_store") == "memory" else None
-        backend = MemoryBackend(own if isinstance(own, MemoryStore) else None)
-        store = backend.letters
+        store = {"dlq_url": embedded(), "dlq_use_ssl": None, "dlq_transport_options": None}
+        # A running worker may use the store already: keep it.
+        if app.conf.get("dlq_url") != embedded():
+            store["dlq_key_prefix"] = f"test-{uuid4().hex}"
         with ExitStack() as stack:
-            stack.enter_context(patch.dict(app.conf.changes, {**settings, "dlq_store": "memory"}))
-            Settings.from_conf(app.conf)
+            stack.enter_context(patch.dict(app.conf.changes, {**settings, **store}))
+            backend = backend_for(Settings.from_conf(app.conf), app)
+            stack.callback(backend.close)
             stack.enter_context(dlq.assembly.using(backend))
             self._stack.push(stack.pop_all())
-        self._ledger.watch_store(store, self._stack)
         self._ledger.watch_publishing(app, self._stack)
         self._eager.add(app, dlq)
-        watched = self._watched[id(app)] = _Watched(app, dlq, store)
+        watched = self._watched[id(app)] = _Watched(app, dlq, backend.letters)
         self._stack.callback(watched.forget_new)
         return dlq
 
@@ -268,7 +273,7 @@ class _Watched:
 
     app: Any
     dlq: DeadLetters
-    store: MemoryStore
+    store: DeadLetterStore
     _before: set[tuple[str, str]] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -125,8 +125,6 @@ def test_the_command_adopts_and_says_what_it_did(
         failed = adopt(*arguments)
         assert (failed.exit_code, text in failed.stderr) == (code, True), failed.stderr
         assert "guest:guest" not in failed.stderr
-    forgetful = adopt(DEAD, conf={"dlq_store": "memory"})
-    assert (forgetful.exit_code, "dlq_store is memory" in forgetful.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])

@@ -16,7 +16,6 @@ from celery_dlq.store.broker import BrokerStore
 from celery_dlq.store.broker.queue import QueueDriver
 from celery_dlq.store.connect import connect
 from celery_dlq.store.counter import RedisCounter
-from celery_dlq.store.in_memory import MemoryBackend, MemoryCounter, MemoryStore
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import RedisStore
 from celery_dlq.store.positions import PositionIndex
@@ -24,10 +23,10 @@ from celery_dlq.store.slots import pipelined
 
 TTL_SECONDS = 3600.0
 BACKENDS = {
-    "test_store_contract": ["memory", "redis", "cluster", "quorum"],
-    "test_groups_contract": ["memory", "redis", "cluster", "quorum"],
-    "test_pages_contract": ["memory", "redis", "cluster", "quorum"],
-    "test_retention": ["memory", "redis", "cluster", "quorum"],
+    "test_store_contract": ["redis", "cluster", "quorum"],
+    "test_groups_contract": ["redis", "cluster", "quorum"],
+    "test_pages_contract": ["redis", "cluster", "quorum"],
+    "test_retention": ["redis", "cluster", "quorum"],
 }
 QUEUES = ("orders-DLQ", "mail-DLQ", "a-DLQ", "b-DLQ")
 
@@ -46,22 +45,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     Counting is the same with letters on a broker.
     """
     if "backend" in metafunc.fixturenames:
-        kinds = BACKENDS.get(metafunc.module.__name__, ["memory", "redis", "cluster"])
+        kinds = BACKENDS.get(metafunc.module.__name__, ["redis", "cluster"])
         metafunc.parametrize("backend", kinds, indirect=True)
 
 
 @pytest.fixture
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Give each backend in turn, empty."""
-    if request.param == "memory":
-        counter = MemoryCounter()
-        made = Backend(MemoryStore(counter), counter)
-    else:
-        which = "cluster_url" if request.param == "cluster" else "redis_url"
-        url = request.getfixturevalue(which)
-        made = redis_backend(url)
-        if request.param == "quorum":
-            made = Backend(broker_store(request, url), made.counter)
+    which = "cluster_url" if request.param == "cluster" else "redis_url"
+    url = request.getfixturevalue(which)
+    made = redis_backend(url)
+    if request.param == "quorum":
+        made = Backend(broker_store(request, url), made.counter)
     yield made
     made.counter.close()
     made.store.close()
@@ -97,12 +92,10 @@ def redis_backend(url: str) -> Backend:
     )
 
 
-@pytest.fixture(params=["memory", "redis", "cluster"])
+@pytest.fixture(params=["redis", "cluster"])
 def parts(request: pytest.FixtureRequest) -> Iterator[base.Backend]:
     """Give all parts of each backend in turn, empty."""
-    made: base.Backend = MemoryBackend()
-    if request.param != "memory":
-        url = request.getfixturevalue(f"{request.param}_url")
-        made = RedisBackend(url, timeout_seconds=2.0)
+    url = request.getfixturevalue(f"{request.param}_url")
+    made = RedisBackend(url, timeout_seconds=2.0)
     yield made
     made.close()

@@ -65,8 +65,7 @@ def test_workers_notice_a_new_demand(parts: Backend) -> None:
 
 def test_the_number_of_demands_is_bounded(parts: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every worker keeps all of them in memory; one that is there can still be changed."""
-    for kind in ("in_memory.", ""):
-        monkeypatch.setattr(f"celery_dlq.store.{kind}demands.MOST_DEMANDS", 2)
+    monkeypatch.setattr("celery_dlq.store.demands.MOST_DEMANDS", 2)
     demands = parts.demands
     assert [demands.add(a_demand(demands, name)) for name in "abca"] == [True, True, False, True]
     assert {one.task_id for one in demands.all()} == {"a", "b"}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 from builders import DLQ, NOW, a_letter, key_of
+from fresh import fresh_store
 from waiting import poll
 
 from celery_dlq.events import Action, Change, Event, Events
@@ -24,9 +25,9 @@ from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.base import ClaimState, DeadLetterStore
 from celery_dlq.store.connect import connect
-from celery_dlq.store.in_memory import MemoryWorkerRegistry
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.workers import RedisWorkerRegistry
 
 HOUR = timedelta(hours=1)
 
@@ -43,7 +44,7 @@ class Place:
         monkeypatch.setattr(
             store, "glances", lambda names: [replace(g, at=store.now()) for g in glances(names)]
         )
-        self.registry = MemoryWorkerRegistry()
+        self.registry = fresh_store().workers
         self.events: list[Event] = []
         events = Events()
         events.subscribe(self.events.append)
@@ -231,7 +232,7 @@ def test_without_a_rule_nothing_is_ever_trimmed(place: Place) -> None:
     assert len(place.ids()) == 2
 
 
-class Broken(MemoryWorkerRegistry):
+class Broken(RedisWorkerRegistry):
     """A registry that cannot keep an audit."""
 
     def record(self, change: Change) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from builders import DLQ, a_letter, a_request, an_app, key_of
+from fresh import fresh_store
 from rabbit import RabbitServer
 from servers import RedisServer
 from slow_proxy import SlowProxy
@@ -30,22 +31,18 @@ from celery_dlq.operations.edit import Edit
 from celery_dlq.operations.jobs import MOST_PLANS, CancelledError, Jobs
 from celery_dlq.operations.runner import Runner
 from celery_dlq.store.broker import BrokerStore
-from celery_dlq.store.in_memory import MemoryBackend
 
 Operators = Callable[[], DeadLetters]
-STORES = ["memory", "redis", "elsewhere", "broker"]
+STORES = ["redis", "elsewhere", "broker"]
 
 
 @pytest.fixture(params=STORES)
 def operators(request: pytest.FixtureRequest) -> Iterator[Operators]:
     """Make an operator's `DeadLetters`; all share one store, each has its own connections."""
-    values: dict[str, Any] = {"dlq_store": "memory"}
-    backend = None
-    if request.param == "memory":
-        backend = MemoryBackend()
-    else:
-        url = request.getfixturevalue("redis_url")
-        values = {"dlq_url": url, **({"broker_url": url} if request.param == "redis" else {})}
+    url = request.getfixturevalue("redis_url")
+    values: dict[str, Any] = {"dlq_url": url}
+    if request.param == "redis":
+        values["broker_url"] = url
     if request.param == "broker":
         server: RabbitServer = request.getfixturevalue("rabbit_server")
         server.delete_queues(DLQ, "orders")
@@ -56,8 +53,6 @@ def operators(request: pytest.FixtureRequest) -> Iterator[Operators]:
         app = an_app(**values)
         app.conf.task_default_queue = "orders"
         dlq = DeadLetters(app)
-        if backend is not None:
-            dlq.assembly._backend = backend
         made.append(dlq)
         return dlq
 
@@ -719,7 +714,7 @@ def test_an_edit_that_was_paused_goes_on_with_its_change(operators: Operators) -
 
 def test_job_ids_of_one_millisecond_differ() -> None:
     """Two operators plan at once."""
-    backend = MemoryBackend()
+    backend = fresh_store()
     made = jobs_module.Jobs(backend.jobs)
     options: dict[str, Any] = {"where": {}, "options": {}, "until": None, "total": None}
     ids = {made.new("purge", DLQ, **options).job.id for _ in range(100)}

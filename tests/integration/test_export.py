@@ -22,6 +22,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from builders import DLQ, NOW, a_letter, an_app, key_of
+from fresh import fresh_conf, fresh_store
 from pyarrow import fs as pafs
 from servers import RedisServer
 from waiting import poll
@@ -35,7 +36,6 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.plugin import DeadLetters
 from celery_dlq.store.connect import connect
-from celery_dlq.store.in_memory import MemoryStore
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import RedisStore
 
@@ -309,7 +309,7 @@ def test_trimming_refuses_a_file_that_does_not_read(store: Any, tmp_path: Path) 
 
 def test_one_queue_is_named_as_several_are(tmp_path: Path) -> None:
     """A name is no list of letters."""
-    dlq = DeadLetters(an_app(dlq_store="memory"))
+    dlq = DeadLetters(an_app(**fresh_conf()))
     put(dlq.store, 2)
     assert dlq.export(tmp_path / "one", DLQ).letters == 2
     assert dlq.export(tmp_path / "several", [DLQ]).letters == 2
@@ -319,7 +319,7 @@ def test_one_queue_is_named_as_several_are(tmp_path: Path) -> None:
 
 def test_trimming_is_in_the_audit(tmp_path: Path) -> None:
     """The audit has who, what, how many, and where the letters are now."""
-    dlq = DeadLetters(an_app(dlq_store="memory"))
+    dlq = DeadLetters(an_app(**fresh_conf()))
     put(dlq.store, 2)
     seen: list[Any] = []
     dlq.events.subscribe(seen.append)
@@ -365,7 +365,7 @@ def test_a_folder_of_something_else_is_left_alone(store: Any, tmp_path: Path) ->
 def test_a_place_that_cannot_be_written_is_a_clear_error(tmp_path: Path, place: str) -> None:
     """One line that names the place."""
     (tmp_path / "file").write_text("a file")
-    store = MemoryStore()
+    store = fresh_store().letters
     put(store)
     with pytest.raises(ExportError, match=r"expected .* to be"):
         run(store, place.format(tmp=tmp_path))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pytest
 from builders import DLQ, a_letter, key_of
+from fresh import fresh_store
 from pyarrow import fs as pafs
 from s3 import s3_server, url_of
 from servers import RedisServer
@@ -20,7 +21,6 @@ from celery_dlq.errors import ExportError
 from celery_dlq.export import lease
 from celery_dlq.export.exporter import ParquetExport, Rolling
 from celery_dlq.store.connect import connect
-from celery_dlq.store.in_memory import MemoryStore
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import RedisStore
 
@@ -36,7 +36,7 @@ def s3() -> Iterator[str]:
 
 def test_letters_are_once_in_a_bucket_and_the_password_nowhere(s3: str) -> None:
     """Incremental, trimmed, read back by Arrow."""
-    store = MemoryStore()
+    store = fresh_store().letters
     letters = [a_letter() for _ in range(9)]
     for letter in letters:
         store.dead_letter(letter, key_of(letter))

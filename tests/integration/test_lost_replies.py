@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from builders import a_letter, key_of
 from command_proxy import CommandProxy, Matches, sends
+from fresh import fresh_store
 from servers import RedisServer
 
 from celery_dlq.errors import StoreUnavailable
@@ -21,7 +22,6 @@ from celery_dlq.operations.job import DONE, RUNNING, WAITING
 from celery_dlq.operations.jobs import Jobs
 from celery_dlq.store.backend import RedisBackend
 from celery_dlq.store.base import OPEN, Ends, Hold, Stored, WorkerInfo
-from celery_dlq.store.in_memory.metrics import MemoryMetrics
 from celery_dlq.store.scripts import script_text
 from celery_dlq.worker.heartbeat import Heartbeat
 
@@ -76,7 +76,7 @@ def test_a_breaker_whose_opening_has_no_reply_is_told_once(
     assert opened == (OPEN, 0, True)
     assert [one.action for one in seen] == [Action.CIRCUIT_OPENED]
     assert len(parts.workers.changes(limit=9)) == 2
-    metrics = MemoryMetrics()
+    metrics = fresh_store().metrics
     counts.flush(metrics)
     assert metrics.read().counts[CIRCUITS.name, TASK, QUEUE, "open"] == 1
 

@@ -132,7 +132,6 @@ def test_in_a_cluster_the_fullest_master_counts(
         ({}, {"dlq_queues": {"orders": {"dead_letter_max_length": 9}}}, []),
         ({}, {"dlq_queues": {"*": {}}}, ["letters of *-DLQ are kept for ever"]),
         ({"maxmemory": 0}, {"dlq_queues": {}}, []),
-        ({"maxmemory": 0, "maxmemory-policy": "allkeys-lru"}, {"dlq_store": "memory"}, []),
     ],
 )
 def test_what_endangers_letters_is_said(

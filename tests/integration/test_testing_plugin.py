@@ -19,6 +19,7 @@ from celery.app.task import Task
 from celery.contrib.testing.worker import start_worker
 from celery.exceptions import Ignore, Reject
 from celery.worker import state as worker_state
+from fresh import fresh_conf
 from waiting import poll
 
 from celery_dlq import DeadLetters, Outcome, Reason, RejectToDLQ, dead_letter_policy
@@ -447,11 +448,11 @@ def test_a_letter_is_redriven_within_a_test(
         dead_letters.assert_dead_lettered(shop.charge, redrives=1)
 
 
-def test_a_worker_that_ran_before_is_watched_if_it_keeps_letters_in_memory(
+def test_a_worker_that_ran_before_is_watched_if_it_keeps_letters_in_the_embedded_redis(
     shop: SimpleNamespace, running: Any
 ) -> None:
     """A worker for the whole session; each test sees its own letters only."""
-    shop.app.conf.dlq_store = "memory"
+    shop.app.conf.update(fresh_conf())
     with running(shop.app):
         shop.fails.delay()
         poll(shop.dlq.store.queues, timeout_seconds=5)

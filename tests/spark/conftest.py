@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from builders import key_of
+from fresh import fresh_store
 from servers import require
 
 from celery_dlq.letters.record import DeadLetter
@@ -46,10 +47,9 @@ def spark(pyspark: None) -> Iterator[SparkSession]:
 def export(tmp_path: Path) -> Export:
     """Give a function that exports letters to a new folder, as ``dlq export`` does."""
     from celery_dlq.export.exporter import ParquetExport
-    from celery_dlq.store.in_memory import MemoryStore
 
     def to_folder(letters: Iterable[DeadLetter]) -> Path:
-        store = MemoryStore()
+        store = fresh_store().letters
         for letter in letters:
             store.dead_letter(letter, key_of(letter))
         folder = tmp_path / "letters"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from builders import DLQ, a_letter, key_of
+from fresh import fresh_store
 from s3 import s3_server, url_of
 
 from celery_dlq.export.exporter import ParquetExport
-from celery_dlq.store.in_memory import MemoryStore
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def triage(url: str, *options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.usefixtures("pyspark")
 def test_a_triage_reads_the_bucket_that_an_export_wrote(s3: str, tmp_path: Path) -> None:
     """Spark itself has no S3; the files are copied, and the password is nowhere."""
-    store = MemoryStore()
+    store = fresh_store().letters
     letters = [a_letter() for _ in range(5)]
     for letter in letters:
         store.dead_letter(letter, key_of(letter))

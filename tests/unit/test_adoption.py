@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from builders import NOW, a_message, a_request, an_app
+from fresh import fresh_store
 
 from celery_dlq.features.adopt.letter import Adoption
 from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.store.in_memory import MemoryBackend
 
 AT = NOW.replace(microsecond=0)
 X_DEATH = {
@@ -36,7 +36,7 @@ def an_adoption(target: str | None = None, **policies: Policy) -> Adoption:
         PolicyTable(policies),
         "orders.dead",
         target,
-        MemoryBackend().counter,
+        fresh_store().counter,
         hostname="web-1",
         pid=4711,
     )

@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 from builders import NOW, a_letter, an_app, key_of
 from celery import Celery
+from fresh import fresh_conf, fresh_store
 
 from celery_dlq import DeadLetters
 from celery_dlq.assembly import backend_for
@@ -16,7 +17,6 @@ from celery_dlq.errors import SettingsError
 from celery_dlq.events import DeadLettered, Event
 from celery_dlq.store.backend import RedisBackend
 from celery_dlq.store.base import Backend
-from celery_dlq.store.in_memory import MemoryBackend
 from celery_dlq.store.letters import RedisStore
 
 NOWHERE = "redis://127.0.0.1:1/0"
@@ -24,7 +24,7 @@ NOWHERE = "redis://127.0.0.1:1/0"
 
 def test_a_second_installation_is_the_first_one() -> None:
     """Its letters, its events and its clock: a worker feeds one bus, whoever listens."""
-    app = an_app(dlq_store="memory")
+    app = an_app(**fresh_conf())
     first = DeadLetters(app, clock=lambda: NOW)
     second = DeadLetters(app)
     heard: list[Event] = []
@@ -59,10 +59,10 @@ def test_for_a_while_everything_is_kept_elsewhere() -> None:
     app = an_app(dlq_url=NOWHERE)
     dlq = DeadLetters(app)
     before = dlq.assembly.backend, dlq.settings
-    app.conf.dlq_store = "memory"
-    backend = MemoryBackend()
+    app.conf.update(conf := fresh_conf())
+    backend = fresh_store()
     with dlq.assembly.using(backend):
-        assert dlq.settings.store == "memory"
+        assert dlq.settings.key_prefix == conf["dlq_key_prefix"]
         parts = [dlq.store, dlq.registry, dlq.job_store]
         assert parts == [backend.letters, backend.workers, backend.jobs]
     assert (dlq.assembly.backend, dlq.settings) == before
@@ -75,7 +75,7 @@ def test_the_settings_choose_the_backend() -> None:
         app = an_app(**settings)
         return backend_for(Settings.from_conf(app.conf), app)
 
-    assert isinstance(made(dlq_store="memory"), MemoryBackend)
+    assert isinstance(made(**fresh_conf()), RedisBackend)
     redis = made(dlq_url=NOWHERE, dlq_key_prefix="shop")
     assert isinstance(redis, RedisBackend)
     assert isinstance(redis.letters, RedisStore)
@@ -88,7 +88,7 @@ def test_the_settings_choose_the_backend() -> None:
 
 def test_validate_reads_the_settings_anew() -> None:
     """A check must not answer for settings that were changed since."""
-    app = an_app(dlq_store="memory", dlq_queues={"orders": {"max_deliveries": 3}})
+    app = an_app(**fresh_conf(), dlq_queues={"orders": {"max_deliveries": 3}})
     DeadLetters(app).validate()
     app.conf.dlq_queues = {"orders": {"max_deliveries": 0}}
     with pytest.raises(SettingsError, match="max_deliveries"):
@@ -100,7 +100,7 @@ def test_a_visibility_timeout_is_that_of_the_broker_that_workers_read() -> None:
     app = an_app(
         broker_read_url="redis://localhost:1/0",
         broker_write_url="memory://",
-        dlq_store="memory",
+        **fresh_conf(),
         dlq_reliable_fetch=False,
         dlq_max_delay=7200,
         dlq_queues={"orders": {"default_delay": 7200}},

@@ -8,6 +8,7 @@ from typing import Any
 import click
 import pytest
 from builders import DLQ, a_letter, an_app, key_of
+from fresh import fresh_store
 
 from celery_dlq import DeadLetters
 from celery_dlq.cli.options import StartTime
@@ -20,7 +21,6 @@ from celery_dlq.policies.overrides import checked
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.base.reports import Report, Why
-from celery_dlq.store.in_memory import MemoryBackend
 from celery_dlq.writing.spool import Spool
 from celery_dlq.writing.writer import LetterWriter, PendingLetter
 
@@ -186,7 +186,7 @@ class Waits:
 )
 def test_the_last_letter_says_so(tmp_path: Any, redrives: int, end: str) -> None:
     """In its description, which all that shows letters has; and it is counted once."""
-    backend, counts = MemoryBackend(), Counts()
+    backend, counts = fresh_store(), Counts()
     writer = LetterWriter(
         backend.letters, Spool(str(tmp_path), "here"), counts=counts, used_up=used_up
     )
@@ -210,7 +210,7 @@ def test_other_reasons_are_not_used_up() -> None:
 
 def test_sentry_gets_one_event_for_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the first letter that is given up; the others are reported as all letters are."""
-    backend = MemoryBackend()
+    backend = fresh_store()
     monkeypatch.setattr(sentry, "client", object)
     reporter = sentry.SentryReporter(backend.reports, used_up=used_up)
     due: list[Report] = []

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 from builders import a_letter, key_of
+from fresh import fresh_store
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Events
 from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.metrics import OTHER, REGRESSED, Counts
 from celery_dlq.store.base import GroupState, GroupStatus, MessageKey, ServerMemory
-from celery_dlq.store.in_memory import MemoryStore
-from celery_dlq.store.in_memory.metrics import MemoryMetrics
 from celery_dlq.writing import spool
 from celery_dlq.writing.lifecycle import DeliveryState
 from celery_dlq.writing.memory_limit import MemoryLimit
@@ -30,7 +29,8 @@ class Said:
         self.said: list[str] = []
         self.down: set[str] = set()
         self.held = True
-        self._store = MemoryStore()
+        self._backend = fresh_store()
+        self._store = self._backend.letters
 
     def note(self, what: str) -> None:
         """One more station."""
@@ -52,7 +52,7 @@ class Said:
     def resolve(self, letter: DeadLetter) -> None:
         """Resolve the group of a letter."""
         resolved = GroupStatus(state=GroupState.RESOLVED, at=letter.dead_lettered_at)
-        self._store.notes.set_status(letter.dead_letter_queue, letter.fingerprint, resolved)
+        self._backend.notes.set_status(letter.dead_letter_queue, letter.fingerprint, resolved)
 
     def dlq_wait_is_over(self, state: DeliveryState) -> None:
         self.note(f"settle {state.value}")
@@ -100,7 +100,7 @@ def test_the_first_letter_of_a_resolved_group_is_told_apart(tmp_path: Path) -> N
         (letters[1].id, False),
         (letters[2].id, False),
     ]
-    store = MemoryMetrics()
+    store = fresh_store().metrics
     counts.flush(store)
     found = {s[1:]: n for s, n in store.read().counts.items() if s[0] == REGRESSED.name}
     assert found == {("orders", "orders-DLQ", letters[0].task_name): 1}
@@ -113,7 +113,7 @@ def test_a_name_that_anybody_can_publish_is_no_label(tmp_path: Path) -> None:
     for reason in (Reason.UNKNOWN_TASK, Reason.FAILED):
         letter = a_letter(reason=reason)
         writer.write(PendingLetter(letter, key_of(letter), False, said))
-    store = MemoryMetrics()
+    store = fresh_store().metrics
     counts.flush(store)
     assert {series[-2:] for series in store.read().counts} == {
         ("unknown_task", OTHER),

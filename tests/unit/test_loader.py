@@ -6,6 +6,7 @@ import pytest
 from builders import an_app
 from celery import Celery
 from celery.signals import before_task_publish
+from fresh import fresh_conf
 
 from celery_dlq import DeadLetters, Loader
 from celery_dlq.plugin import ATTRIBUTE
@@ -18,7 +19,7 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Celery:
     return an_app(
         task_default_queue="slow",
         task_create_missing_queues=True,
-        dlq_store="memory",
+        **fresh_conf(),
         dlq_queues={"slow": {"default_delay": 30}},
     )
 

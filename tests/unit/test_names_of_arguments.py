@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from fresh import fresh_conf
 
 from celery_dlq import DeadLetters, DLQError, LetterFilter, Policy, dead_letter_policy
 from celery_dlq.letters.filters import FilterFields
@@ -20,7 +21,7 @@ from celery_dlq.policies.policy import PolicyKeys
 def dlq() -> Iterator[DeadLetters]:
     """The operator's API on letters in memory."""
     app = Celery("shop", broker="memory://", set_as_current=False)
-    app.conf.dlq_store = "memory"
+    app.conf.update(fresh_conf())
     yield DeadLetters(app)
     app.close()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from builders import a_message, a_request, an_app
+from fresh import fresh_conf, shared
 
 from celery_dlq import DeadLetters
 from celery_dlq.errors import StoreUnavailable
@@ -24,9 +25,11 @@ FAILED = Failure(End(outcome=Outcome.FAILED, text="no price"), "LookupError", "n
 
 @pytest.fixture
 def dlq(tmp_path: Any) -> DeadLetters:
-    """The plugin, with letters in memory."""
-    conf = {"dlq_store": "memory", "dlq_queues": {"orders": {"max_deliveries": 1}}}
-    return DeadLetters(an_app(**conf, dlq_spool_dir=str(tmp_path), task_default_queue="orders"))
+    """The plugin, with one store."""
+    conf = {**fresh_conf(), "dlq_queues": {"orders": {"max_deliveries": 1}}}
+    app = an_app(**conf, dlq_spool_dir=str(tmp_path), task_default_queue="orders")
+    made: DeadLetters = shared(DeadLetters(app))
+    return made
 
 
 @pytest.fixture

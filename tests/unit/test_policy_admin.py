@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from builders import NOW
+from fresh import fresh_store
 from rich.console import Console
 
 from celery_dlq.cli.policy_tables import policies
@@ -21,7 +22,7 @@ from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.base import Override, WorkerInfo
-from celery_dlq.store.in_memory import MemoryWorkerRegistry
+from celery_dlq.store.workers import RedisWorkerRegistry
 
 HOUR = timedelta(hours=1)
 TABLE = PolicyTable(
@@ -31,10 +32,10 @@ TABLE = PolicyTable(
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryWorkerRegistry:
+def registry(monkeypatch: pytest.MonkeyPatch) -> RedisWorkerRegistry:
     """An empty registry, with a clock that does not move; so changes begin at once."""
     monkeypatch.setattr(overrides, "GRACE", timedelta(0))
-    made = MemoryWorkerRegistry()
+    made = fresh_store().workers
     monkeypatch.setattr(made, "now", lambda: NOW)
     return made
 
@@ -46,7 +47,7 @@ def heard() -> list[Event]:
 
 
 @pytest.fixture
-def policy_admin(registry: MemoryWorkerRegistry, heard: list[Event]) -> PolicyAdmin:
+def policy_admin(registry: RedisWorkerRegistry, heard: list[Event]) -> PolicyAdmin:
     """The rules of a small app."""
     events = Events()
     events.subscribe(heard.append)
@@ -68,7 +69,7 @@ def a_worker(hostname: str, policies: dict[str, Any], *queues: str) -> WorkerInf
 
 
 def test_an_override_is_in_force_audited_and_an_event(
-    policy_admin: PolicyAdmin, registry: MemoryWorkerRegistry, heard: list[Event]
+    policy_admin: PolicyAdmin, registry: RedisWorkerRegistry, heard: list[Event]
 ) -> None:
     """From the command line values are text."""
     policy_admin.override_policy("orders", HOUR, max_deliveries="3", reasons="failed, rejected")
@@ -86,7 +87,7 @@ def test_an_override_is_in_force_audited_and_an_event(
 
 
 def test_an_override_can_be_taken_back(
-    policy_admin: PolicyAdmin, registry: MemoryWorkerRegistry
+    policy_admin: PolicyAdmin, registry: RedisWorkerRegistry
 ) -> None:
     """All keys of a queue, or one."""
     policy_admin.override_policy("orders", HOUR, max_deliveries=3, max_retries=0)
@@ -116,7 +117,7 @@ def test_an_override_can_be_taken_back(
 )
 def test_an_unusable_override_changes_nothing(
     policy_admin: PolicyAdmin,
-    registry: MemoryWorkerRegistry,
+    registry: RedisWorkerRegistry,
     queue: str,
     duration: timedelta,
     values: Any,
@@ -130,7 +131,7 @@ def test_an_unusable_override_changes_nothing(
 
 
 def test_an_override_of_a_queue_that_nobody_knows_is_refused(
-    policy_admin: PolicyAdmin, registry: MemoryWorkerRegistry
+    policy_admin: PolicyAdmin, registry: RedisWorkerRegistry
 ) -> None:
     """Nothing would happen; a queue of a worker, or one with letters, is known."""
     with pytest.raises(NotFound, match="got 'ordres'; did you mean 'orders'\\?"):
@@ -147,7 +148,7 @@ def test_an_override_of_a_queue_that_nobody_knows_is_refused(
 
 @pytest.mark.parametrize("queue", ["orders-DLQ", "letters", "fatal", "parked"])
 def test_an_override_of_a_dead_letter_queue_is_refused(
-    registry: MemoryWorkerRegistry, queue: str
+    registry: RedisWorkerRegistry, queue: str
 ) -> None:
     """By its name, named by a policy of a queue or task, or with letters: no chain of them."""
     table = PolicyTable(
@@ -197,7 +198,7 @@ def test_the_limit_of_crashes_can_be_overridden_and_exceptions_cannot(
 @pytest.mark.parametrize("off", [None, False, "null", "None", "off", " off "])
 @pytest.mark.parametrize("key", KEYS)
 def test_an_override_can_end_every_key(
-    policy_admin: PolicyAdmin, registry: MemoryWorkerRegistry, key: str, off: Any
+    policy_admin: PolicyAdmin, registry: RedisWorkerRegistry, key: str, off: Any
 ) -> None:
     """It is stored, read by workers, and shown as what it is."""
     policy_admin.override_policy("orders", HOUR, **{key: off})
@@ -263,7 +264,7 @@ def test_apps_that_share_a_redis_do_not_differ() -> None:
 
 
 def test_all_policies_are_shown_with_their_warnings(
-    policy_admin: PolicyAdmin, registry: MemoryWorkerRegistry
+    policy_admin: PolicyAdmin, registry: RedisWorkerRegistry
 ) -> None:
     """Queues, then tasks; unknown queues and differences last."""
     registry.register(a_worker("one", {"orders": {"max_deliveries": 5}}, "orders"))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from builders import NOW, a_letter, an_app
+from fresh import fresh_conf
 
 from celery_dlq import DeadLetters
 from celery_dlq.events import Action, Change, DeadLettered, Redriven
@@ -15,7 +16,7 @@ from celery_dlq.signals import task_dead_lettered, task_redriven
 @pytest.fixture
 def dlq() -> DeadLetters:
     """An installation whose events become signals."""
-    return DeadLetters(an_app(dlq_store="memory"))
+    return DeadLetters(an_app(**fresh_conf()))
 
 
 def test_a_receiver_gets_the_letters_of_its_task_alone(dlq: DeadLetters) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from builders import NOW, a_letter, key_of
+from fresh import fresh_store
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.features.exceptions.policy import Action, ExceptionRule
@@ -17,15 +18,16 @@ from celery_dlq.metrics import Counts
 from celery_dlq.policies.decisions import Die, Leave, PutOff, Run
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.resolved import ResolvedPolicy
-from celery_dlq.store.in_memory import MemoryCounter
+from celery_dlq.store.counter import RedisCounter
 from celery_dlq.worker import starts as module
 from celery_dlq.worker.starts import KnownDeliveries, Starts
 from celery_dlq.writing.lifecycle import DeliveryState, InFlight
 
 POLICY = Policy(max_deliveries=2)
+C = TypeVar("C", bound=RedisCounter)
 
 
-class AwayCounter(MemoryCounter):
+class AwayCounter(RedisCounter):
     """Does not answer while it is away."""
 
     away = True
@@ -37,6 +39,12 @@ class AwayCounter(MemoryCounter):
 
     def count_first(self, *args: Any) -> bool:
         return not self.away and super().count_first(*args)
+
+
+def a_counter(kind: type[C] = RedisCounter) -> C:  # type: ignore[assignment]
+    """A counter for which a delivery that nobody ended is over."""
+    store = fresh_store()
+    return kind(store.connection, store.keys, 3600.0, stale_seconds=0)
 
 
 def a_redelivered_message() -> Any:
@@ -62,7 +70,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_a_message_starts_so_often_here_while_the_store_is_away(now: list[float]) -> None:
     """As often as its limit says; a start that never happened is taken back."""
-    counter = AwayCounter()
+    counter = a_counter(AwayCounter)
     starts = Starts(counter, lambda: NOW, Counts(), flags_redelivery=True)
     request = a_redelivered_message()
 
@@ -83,7 +91,7 @@ def test_a_message_starts_so_often_here_while_the_store_is_away(now: list[float]
 
 def test_each_outage_is_waited_for_anew(now: list[float]) -> None:
     """A count that was not answered is asked for again before anything runs without it."""
-    counter = AwayCounter()
+    counter = a_counter(AwayCounter)
     starts = Starts(counter, lambda: NOW, Counts(), flags_redelivery=True)
     for later in (0.0, 5.0, 5.0):
         now[0] += later
@@ -97,7 +105,7 @@ def test_each_outage_is_waited_for_anew(now: list[float]) -> None:
 
 def test_what_a_worker_started_counts_for_it_in_an_outage(now: list[float]) -> None:
     """A delivery that ended here is known here, whether the store has its end or not."""
-    counter = AwayCounter()
+    counter = a_counter(AwayCounter)
     starts = Starts(counter, lambda: NOW, Counts(), flags_redelivery=True)
     first = a_redelivered_message()
     first.dlq_in_flight.first = True
@@ -123,7 +131,7 @@ def test_what_is_known_is_bounded() -> None:
     assert [known.of(key) for key in keys] == [0, 0, 3]
 
 
-def a_message_that_crashed(policy: Policy, counter: MemoryCounter, times: int) -> Any:
+def a_message_that_crashed(policy: Policy, counter: RedisCounter, times: int) -> Any:
     """A request of a message whose worker was lost so often, a minute apart."""
     request = a_redelivered_message()
     key = request.dlq_in_flight.key
@@ -150,7 +158,7 @@ def test_a_message_that_crashed_too_often_does_not_start(
     policy: Policy, times: int, reason: Reason | None
 ) -> None:
     """Whatever ``max_deliveries`` allows; what dies was not counted once more."""
-    counter = MemoryCounter()
+    counter = a_counter()
     request = a_message_that_crashed(policy, counter, times)
     starts = Starts(counter, lambda: NOW, Counts(), flags_redelivery=True)
 
@@ -163,7 +171,8 @@ def test_a_message_that_crashed_too_often_does_not_start(
 def test_a_message_whose_letter_is_elsewhere_does_not_start_again() -> None:
     """Its worker died after storing the letter, before it could say so beside the counts."""
     rule = ExceptionRule(action=Action.DEAD_LETTER, dead_letter_queue="fatal-DLQ")
-    policy, counter = Policy(max_deliveries=9, exceptions=(("shop.Fatal", rule),)), MemoryCounter()
+    policy = Policy(max_deliveries=9, exceptions=(("shop.Fatal", rule),))
+    counter = a_counter()
     request = a_redelivered_message()
     starts = Starts(counter, lambda: NOW, Counts(), flags_redelivery=True)
     assert isinstance(starts.decide(policy, request.dlq_in_flight, request), Run)

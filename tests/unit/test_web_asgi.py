@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from celery import Celery
+from fresh import fresh_conf
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from web_pages import ALL, pages
@@ -169,7 +170,8 @@ def test_it_lives_beside_django_in_asgi_py() -> None:
         "from starlette.applications import Starlette\n"
         "from starlette.routing import Mount\n"
         "app = Celery('proj', broker='memory://')\n"
-        "app.conf.dlq_store = 'memory'\n"
+        "from celery_dlq.testing import embedded\n"
+        "app.conf.dlq_url = embedded()\n"
         "dlq = DeadLetters(app)\n"
         "application = Starlette(routes=[Mount('/dlq', dlq.asgi()), Mount('/', django)])\n"
         "async def main():\n"
@@ -248,7 +250,7 @@ def test_a_rule_that_returns_something_else_lets_nobody_in(
 def test_without_a_rule_everybody_looks_and_nobody_changes() -> None:
     """The app that it is mounted in decides who reaches it."""
     celery = Celery("mounted", broker="memory://")
-    celery.conf.dlq_store = "memory"
+    celery.conf.update(fresh_conf())
     app = DeadLetters(celery).asgi(title="staging", home="/")
     state = ask(app, "GET", "/events/poll").json()
     assert state.pop("at") > 0
@@ -266,7 +268,7 @@ def test_without_a_rule_everybody_looks_and_nobody_changes() -> None:
 def test_another_sites_name_for_this_address_gets_nothing(path: str, how: str) -> None:
     """A site that points its own name here would read the letters in its visitor's browser."""
     celery = Celery("mounted", broker="memory://")
-    celery.conf.dlq_store = "memory"
+    celery.conf.update(fresh_conf())
     app: Any = DeadLetters(celery).asgi(access=lambda _: User(permissions=ALL))
     if how == "mounted":
         app, path = mounted(app), "/ops/dead%20letters" + path
@@ -286,7 +288,7 @@ HOSTS = ["localhost:8000", "127.0.0.1", "[::1]:8000", "10.0.0.7:80", "OPS.exampl
 def test_names_of_this_app_are_answered(host: str) -> None:
     """Addresses, which nobody else can point here; that of dlq_web_url; those that are given."""
     celery = Celery("mounted", broker="memory://")
-    celery.conf.update(dlq_store="memory", dlq_web_url="https://ops.example/dlq")
+    celery.conf.update(**fresh_conf(), dlq_web_url="https://ops.example/dlq")
     app = DeadLetters(celery).asgi(hosts=["DLQ.internal"])
     assert ask(app, "GET", "/events/poll", headers={"host": host}).status_code == 200
     unchecked = DeadLetters.of(celery).asgi(hosts=None)
@@ -297,7 +299,7 @@ def test_names_of_this_app_are_answered(host: str) -> None:
 def test_a_name_that_looks_like_ours_is_not_ours(host: str) -> None:
     """Nor is none at all."""
     celery = Celery("mounted", broker="memory://")
-    celery.conf.dlq_store = "memory"
+    celery.conf.update(fresh_conf())
     answer = ask(DeadLetters(celery).asgi(), "GET", "/events/poll", headers={"host": host})
     assert answer.status_code == 421
 

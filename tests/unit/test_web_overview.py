@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from builders import DLQ, NOW, a_letter, key_of
 from celery import Celery
+from fresh import fresh_conf
 from web_pages import get, pages
 
 from celery_dlq import DeadLetters
@@ -40,7 +41,7 @@ def test_each_reason_is_shown() -> None:
 def an_app(**conf: Any) -> DeadLetters:
     """An app whose letters are in memory."""
     app = Celery("overview", broker="memory://", set_as_current=False)
-    app.conf.update(dlq_store="memory", **conf)
+    app.conf.update(**fresh_conf(), **conf)
     return DeadLetters(app)
 
 

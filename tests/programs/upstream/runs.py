@@ -97,13 +97,12 @@ def run(source: Path, selected: str, log: Path, *, plugin: bool) -> Run:
         folder = Path(place) / "celery"
         shutil.copytree(source, folder)
         record = Path(place) / "record"
-        letters = server.url if SUITES["integration"] in selected else "memory"
         env = {
             **os.environ,
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
             "PYTHONPATH": str(INSIDE),
             "CELERY_DLQ_RECORD": str(record),
-            "CELERY_DLQ_EVERYWHERE": letters if plugin else "",
+            "CELERY_DLQ_EVERYWHERE": server.url if plugin else "",
             "TEST_BROKER": server.url,
             "TEST_BACKEND": server.url,  # its tests look for results where their tasks leave marks
             "PYTEST_TIMEOUT": str(LONGEST_TEST_SECONDS),

@@ -1,7 +1,7 @@
 """Imported by every Python of a run with the plugin: `DeadLetters` on every Celery app.
 
 In the process of pytest, and in each worker that a test starts as a command. Does nothing
-unless the environment says where the letters go: ``memory``, or a Redis URL.
+unless the environment has the URL of the Redis where the letters go.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 STORE = os.environ.get("CELERY_DLQ_EVERYWHERE")
 SETTINGS = {
     "dlq_queues": {"*": {"max_deliveries": 20}},
-    **({"dlq_store": STORE} if STORE == "memory" else {"dlq_url": STORE}),
+    "dlq_url": STORE,
 }
 """Not set on the apps, because Celery's tests look at their settings."""
 made: list[str] = []

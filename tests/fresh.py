@@ -1,0 +1,31 @@
+"""Stores of a test's own: one embedded Redis per process, a key prefix that nobody else has."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+from celery_dlq.store.backend import RedisBackend
+from celery_dlq.store.counter import RedisCounter
+from celery_dlq.testing.server import embedded
+
+
+def fresh_conf() -> dict[str, Any]:
+    """Settings of an app whose store is empty."""
+    return {"dlq_url": embedded(), "dlq_key_prefix": f"fresh-{uuid4().hex[:8]}"}
+
+
+def fresh_store(**options: Any) -> RedisBackend:
+    """An empty store."""
+    return RedisBackend(embedded(), prefix=f"fresh-{uuid4().hex[:8]}", **options)
+
+
+def shared(dlq: Any) -> Any:
+    """An app's `DeadLetters` whose worker has the store of its operators, which a test may break.
+
+    What nobody ended is over here; how long a worker may be silent is tested elsewhere.
+    """
+    backend = dlq.assembly.backend
+    backend.separate = lambda: backend
+    backend.counter = RedisCounter(backend.connection, backend.keys, 3600.0, stale_seconds=0)
+    return dlq

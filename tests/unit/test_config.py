@@ -70,6 +70,7 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
         dlq_transport_options={"socket_keepalive": True},
         dlq_key_prefix="shop",
         dlq_queues={"orders": {"max_deliveries": 5}, "*": Policy(max_deliveries=20)},
+        dlq_store="redis",
         dlq_max_delay=timedelta(minutes=5),
         dlq_count_ttl=60,
         dlq_start="refuse",

@@ -27,7 +27,6 @@ from celery_dlq.store.base import ClaimState, DeadLetterStore
 from celery_dlq.store.connect import connect
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import RedisStore
-from celery_dlq.store.workers import RedisWorkerRegistry
 
 HOUR = timedelta(hours=1)
 
@@ -232,18 +231,17 @@ def test_without_a_rule_nothing_is_ever_trimmed(place: Place) -> None:
     assert len(place.ids()) == 2
 
 
-class Broken(RedisWorkerRegistry):
-    """A registry that cannot keep an audit."""
-
-    def record(self, change: Change) -> None:
-        """Refuse."""
-        raise OSError(f"no room for {change.target}")
-
-
-def test_nothing_is_trimmed_that_cannot_be_audited(place: Place) -> None:
+def test_nothing_is_trimmed_that_cannot_be_audited(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The record first, the removal second."""
     aged(place, 1)
-    silent = Retention(place.store, Broken(), Events(), "x")
+
+    def refuse(change: Change) -> None:
+        raise OSError(f"no room for {change.target}")
+
+    monkeypatch.setattr(place.registry, "record", refuse)
+    silent = Retention(place.store, place.registry, Events(), "x")
     with pytest.raises(OSError, match="no room"):
         silent.trim(DLQ, Policy(dead_letter_ttl=1.0))
     assert len(place.ids()) == 1

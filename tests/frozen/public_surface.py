@@ -73,7 +73,7 @@ def redis_keys() -> str:
     )
     found = []
     for name, method in inspect.getmembers(Keys, inspect.isfunction):
-        if not name.startswith("_"):
+        if not name.startswith("_") and name not in ("app", "of"):
             arguments = [values[p] for p in inspect.signature(method).parameters if p != "self"]
             doc = " ".join((method.__doc__ or "").split())
             found.append(f"{getattr(keys, name)(*arguments)}\n    {doc}")

@@ -307,7 +307,7 @@ class DeadLetters:
         options = {"title": title, "home": home, "runs_jobs": access is not None, **more}
         if hosts is not None:
             hosts = frozenset([hosts] if isinstance(hosts, str) else hosts)
-        return DeadLettersApp(self.web(forms=forms, stream=True, hosts=hosts, **options))
+        return DeadLettersApp(self.web(forms=forms, hosts=hosts, **options))
 
     def web(self, **options: Any) -> Web:
         """The pages without a server, for adapters to other frameworks.

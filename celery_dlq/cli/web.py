@@ -84,7 +84,6 @@ def web(ctx: click.Context, /, **options: Any) -> None:
         login=login,
         hosts=(options["host"], *options["host_name"]),
         title=options["title"],
-        stream=True,
         runs_jobs=changes,
     )
     proxies = asgi.Proxies(options["trusted_proxy"])

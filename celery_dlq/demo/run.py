@@ -225,7 +225,6 @@ class _Demo:
             forms=SignedForms(secrets.token_urlsafe(32)),
             hosts=frozenset({"localhost", "127.0.0.1"}),
             title="demo",
-            stream=True,
             runs_jobs=True,
         )
         try:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import signal
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from ipaddress import ip_address, ip_network
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.from_thread
@@ -30,15 +29,12 @@ from celery_dlq.web.http import (
 from celery_dlq.web.web import MAX_CALLS
 
 if TYPE_CHECKING:
-    from starlette.types import Message, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
     from celery_dlq.web.web import Web
 
 FORM_SECONDS = 30.0
 """Longest wait for the rest of a form."""
-_LOOK_SECONDS = 0.5
-_COMMENT_SECONDS = 15.0
-_CHECK_SECONDS = 60.0
 
 AppAccess = Callable[[StarletteRequest], "User | Awaitable[User | None] | None"]
 """An app's own rule: gets Starlette's request; ``None`` for who has to log in there first."""
@@ -125,10 +121,7 @@ class DeadLettersApp:
         response = await anyio.to_thread.run_sync(
             self.web.handle, request, refused, limiter=self._limiter
         )
-        if response.live and raw.method == "GET":
-            await self._stream(request, response, scope, receive, send)
-        else:
-            await _made(response, raw.method)(scope, receive, send)
+        await _made(response, raw.method)(scope, receive, send)
 
     def _request(self, raw: StarletteRequest, query: Fields, form: Fields) -> Request:
         scope = raw.scope
@@ -156,62 +149,6 @@ class DeadLettersApp:
         if route is None and not methods:  # the server added it, and the proxy had kept it
             below = _without(self._root_path or root, below)
         return below
-
-    async def _stream(
-        self, request: Request, response: Response, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        """Send the live state until the browser or the server ends it."""
-        live = self.web.live
-        if not live.join():
-            await StarletteResponse(status_code=204)(scope, receive, send)
-            return
-        try:
-            async with anyio.create_task_group() as group:
-
-                async def watch() -> None:
-                    while (await receive())["type"] != "http.disconnect":
-                        pass
-                    group.cancel_scope.cancel()
-
-                group.start_soon(watch)
-                await send(
-                    {
-                        "type": "http.response.start",
-                        "status": 200,
-                        "headers": _raw_headers(response),
-                    }
-                )
-                await self._send_states(request, send)
-                group.cancel_scope.cancel()
-        finally:
-            live.leave()
-
-    async def _send_states(self, request: Request, send: Send) -> None:
-        live = self.web.live
-        await send(_part(b"retry: 5000\n\n"))
-        sent, silent, checked = b"", 0.0, 0.0
-        while not (live.closed or _server_ends()):
-            state = live.latest
-            if state and state != sent:
-                await send(_part(b"data: " + state + b"\n\n"))
-                sent, silent = state, 0.0
-            elif silent >= _COMMENT_SECONDS:
-                await send(_part(b": still here\n\n"))
-                silent = 0.0
-            if checked >= _CHECK_SECONDS:
-                checked = 0.0
-                if not await anyio.to_thread.run_sync(self._may_look, request):
-                    break
-            await anyio.sleep(_LOOK_SECONDS)
-            silent += _LOOK_SECONDS
-            checked += _LOOK_SECONDS
-        await send(_part(b"", more=False))
-
-    def _may_look(self, request: Request) -> bool:
-        try:
-            return self.web.who(request) is not None
-        except Exception:  # noqa: BLE001 - who is refused, or cannot be asked for, looks no more
-            return False
 
 
 def asked(access: AppAccess) -> Callable[[Request], User | None]:
@@ -277,19 +214,4 @@ def _made(response: Response, method: str) -> StarletteResponse:
 
 def _raw_headers(response: Response) -> list[tuple[bytes, bytes]]:
     pairs = [("content-type", response.content_type), *response.headers]
-    if response.status == 204:  # noqa: PLR2004 - has no body
-        del pairs[0]
     return [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in pairs]
-
-
-def _part(body: bytes, *, more: bool = True) -> Message:
-    return {"type": "http.response.body", "body": body, "more_body": more}
-
-
-def _server_ends() -> bool:
-    """True if uvicorn has been told to end: it waits for streams, and only then tells apps.
-
-    Source: https://github.com/encode/uvicorn/blob/master/uvicorn/server.py, capture_signals
-    """
-    server: Any = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
-    return bool(getattr(server, "should_exit", False))

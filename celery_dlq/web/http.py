@@ -120,7 +120,6 @@ class Response:
     content_type: str = "text/html; charset=utf-8"  # Type of the body
     body: bytes | Iterable[bytes] = b""  # The body; or parts of it, made while they are sent
     headers: list[tuple[str, str]] = field(default_factory=list)  # Further headers
-    live: bool = False  # True for the stream of `Live`, which the adapter sends
 
 
 def fields_of(text: str) -> dict[str, list[str]]:

@@ -113,7 +113,7 @@ def _most_connections() -> int:
 
 
 def serve(app: DeadLettersApp, sock: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM; then requests are answered, and streams end."""
+    """Serve until SIGINT or SIGTERM; then requests are answered."""
     _Connection.most = _most_connections()
     config = uvicorn.Config(
         app,

@@ -12,7 +12,6 @@ from celery_dlq.features.hold import pages as holds
 from celery_dlq.web.http import Permission, RequestError, Response
 from celery_dlq.web.pages import (
     changes,
-    events,
     exports,
     jobs,
     letters,
@@ -50,10 +49,15 @@ def static(call: Call) -> Response:
 
 def health(call: Call) -> Response:
     """Say if pages can be shown; has no data. Read every few seconds, however often it is asked."""
-    call.web.surroundings()
-    if json.loads(call.web.live.read()).get("away"):
+    call.web.status.fleet()
+    if json.loads(call.web.status.numbers()).get("away"):
         raise StoreUnavailable("the queues and jobs cannot be read; the log says why")
     return Response(content_type="text/plain; charset=utf-8", body=b"ok\n")
+
+
+def poll(call: Call) -> Response:
+    """Give the numbers that change while somebody looks."""
+    return Response(content_type="application/json", body=call.web.status.numbers())
 
 
 def _get(name: str, pattern: str, page: Any, **more: Any) -> Route:
@@ -100,8 +104,7 @@ ROUTES = Routes(
         _post("set_policy", "/policies", policies.set_policy, EDIT_POLICIES),
         _post("unset_policy", "/policies/unset", policies.unset_policy, EDIT_POLICIES),
         _get("audit", "/audit", policies.audit),
-        _get("events", "/events", events.events, seconds=0),
-        _get("poll", "/events/poll", events.poll),
+        _get("poll", "/events/poll", poll),
         _get("login", "/login", login.form, permission=None, seconds=0),
         _post("log_in", "/login", login.log_in, permission=None, seconds=10),
         _post("log_out", "/logout", login.log_out, permission=None, seconds=0),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as LateError
@@ -28,8 +27,7 @@ from celery_dlq.letters.printable import one_line
 from celery_dlq.logs import get_logger
 from celery_dlq.web import http
 from celery_dlq.web.http import Access, Permission, Request, RequestError, Response, User
-from celery_dlq.web.live import Live
-from celery_dlq.web.surroundings import Surroundings
+from celery_dlq.web.status import Status
 from celery_dlq.web.templating import Templates
 
 if TYPE_CHECKING:
@@ -43,9 +41,6 @@ logger = get_logger("celery_dlq.web")
 
 MAX_CALLS = 16
 """Requests answered at the same time; a store that hangs keeps no more threads than these."""
-
-SURROUNDINGS_SECONDS = 5.0
-"""Age of what changes seldom and concerns all pages."""
 
 SECURITY_HEADERS = (
     (
@@ -106,7 +101,6 @@ class WebOptions:
     hosts: Iterable[str] | None = ()
     title: str = ""  # Name of the environment, e.g. `production`, in the title of each page
     home: str = ""  # Link back to the application that the pages are mounted in
-    stream: bool = False  # True if the adapter can send events; else pages poll
     runs_jobs: bool = False  # True if jobs that wait are run in this process
 
 
@@ -125,12 +119,9 @@ class Web:
         self.routes = routes
         self.options = options
         self.templates = Templates()
-        self.live = Live(assembly)
+        self.status = Status(assembly)
         self._threads = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="dlq-web")
         self._free = threading.BoundedSemaphore(MAX_CALLS)
-        self._reading = threading.Lock()
-        self._surroundings_until = 0.0
-        self._surroundings: Surroundings
         self._starting = threading.Lock()
         self._runner: Runner | None = None
 
@@ -142,11 +133,10 @@ class Web:
             return self._runner
 
     def close(self) -> None:
-        """End the threads and streams; requests that are being answered are answered.
+        """End the threads; requests that are being answered are answered.
 
         A job ends after its current batch, and waits for the next process.
         """
-        self.live.close()
         if self._runner is not None:
             self._runner.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -155,23 +145,6 @@ class Web:
     def redaction(self) -> Redaction:
         """Masks what ``dlq_redact`` names."""
         return self.assembly.redaction
-
-    def surroundings(self) -> Surroundings:
-        """Workers, policies and what endangers letters; read again after a few seconds."""
-        with self._reading:
-            if time.monotonic() >= self._surroundings_until:
-                try:
-                    self._surroundings = Surroundings.read(self.assembly)
-                except StoreUnavailable:
-                    raise
-                except DLQError as exc:  # settings that somebody changed; letters can be read
-                    self._surroundings = Surroundings.unknown(exc)
-                self._surroundings_until = time.monotonic() + SURROUNDINGS_SECONDS
-            return self._surroundings
-
-    def forget_surroundings(self) -> None:
-        """Read them again, after a change."""
-        self._surroundings_until = 0.0
 
     def handle(self, request: Request, refused: RequestError | None = None) -> Response:
         """Answer a request. Never raises."""

@@ -125,7 +125,7 @@ POSTS: dict[str, tuple[dict[str, Any], int]] = {
 }
 """The form of each route that changes something, and its answer to who may send it."""
 
-GETS = {"login": 404, "events": 204}
+GETS = {"login": 404}
 """Answers other than 200."""
 
 

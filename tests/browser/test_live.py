@@ -1,4 +1,4 @@
-"""Live numbers: by a stream that all tabs share, again after a restart, by asking where blocked."""
+"""Live numbers: asked for by one tab for all, again after a restart, by each without locks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def letters(dlq: DeadLetters) -> Callable[[int], None]:
 
 
 def heard(page: Any) -> None:
-    """Wait until the page has been told something by a stream."""
+    """Wait until the page has loaded what it needs, and mark it."""
     page.wait_for_function("() => performance.getEntriesByType('resource').length > 0")
     page.evaluate("window.same = true")
 
@@ -39,19 +39,19 @@ def heard(page: Any) -> None:
 def test_numbers_change_without_a_reload(
     letters: Callable[[int], None], page: Any, pages: Pages
 ) -> None:
-    """Within three seconds on a machine with nothing else to do; asking would take ten."""
+    """Within seconds: an open page asks every three."""
     page.goto(pages.url)
     heard(page)
     letters(2)
-    expect(page.locator(NUMBER)).to_have_text(str(BEFORE + 2), timeout=5000)
+    expect(page.locator(NUMBER)).to_have_text(str(BEFORE + 2), timeout=10_000)
     expect(page.locator(f'[data-live="hour:{DLQ}"]')).to_have_text(str(BEFORE + 2))
     assert page.evaluate("window.same")
 
 
-def test_ten_tabs_share_one_stream(
+def test_one_of_ten_tabs_asks_for_all(
     letters: Callable[[int], None], context: Callable[..., Any], pages: Pages
 ) -> None:
-    """A browser has six connections to a server: with a stream in each tab the seventh hangs."""
+    """A browser has six connections to a server."""
     window = context()
     asked: list[str] = []
     window.on("request", lambda request: asked.append(request.url))
@@ -60,8 +60,8 @@ def test_ten_tabs_share_one_stream(
         tab.goto(pages.url)
     letters(1)
     for tab in tabs:
-        expect(tab.locator(NUMBER)).to_have_text(str(BEFORE + 1))
-    assert len([url for url in asked if url.endswith("/events")]) == 1
+        expect(tab.locator(NUMBER)).to_have_text(str(BEFORE + 1), timeout=15_000)
+    assert len([url for url in asked if url.endswith("/events/poll")]) < len(tabs)
     tabs[0].close()  # the one that asked
     letters(1)
     for tab in tabs[1:]:
@@ -73,34 +73,18 @@ def test_ten_tabs_share_one_stream(
 def test_a_restarted_server_is_heard_again(
     letters: Callable[[int], None], page: Any, pages: Pages, watched: Watched
 ) -> None:
-    """SIGTERM ends the server in its grace time though a stream is open."""
+    """SIGTERM ends the server in its grace time."""
     watched.allowed.append("Failed to load resource")
     page.goto(pages.url)
     heard(page)
     letters(1)
-    expect(page.locator(NUMBER)).to_have_text(str(BEFORE + 1))
+    expect(page.locator(NUMBER)).to_have_text(str(BEFORE + 1), timeout=15_000)
     assert pages.stop() < 7
     assert pages.process.returncode == 0
     letters(1)
     pages.start()
     expect(page.locator(NUMBER)).to_have_text(str(BEFORE + 2), timeout=30_000)
     assert page.evaluate("window.same")
-
-
-def test_where_streams_are_blocked_the_page_asks(
-    letters: Callable[[int], None], context: Callable[..., Any], pages: Pages, watched: Watched
-) -> None:
-    """A proxy that refuses streams; one that collects them looks the same to the page."""
-    watched.allowed.append("Failed to load resource")
-    window = context()
-    window.route("**/events", lambda route: route.abort())
-    page = window.new_page()
-    page.goto(pages.url)
-    letters(1)
-    with page.expect_response("**/events/poll", timeout=20_000):
-        pass
-    letters(1)
-    expect(page.locator(NUMBER)).to_have_text(str(BEFORE + 2), timeout=20_000)
 
 
 def test_without_shared_locks_each_tab_asks(
@@ -133,7 +117,7 @@ def test_new_letters_are_announced_and_move_nothing(
     expect(page.get_by_text("2 ticked")).to_be_visible()
     letters(2)
     link = page.get_by_role("link", name="2 new letters, show")
-    link.wait_for(timeout=10_000)
+    link.wait_for(timeout=15_000)
     assert page.evaluate(where) == before
     assert [boxes.nth(n).is_checked() for n in range(3)] == [True, False, True]
     assert page.evaluate("window.same")

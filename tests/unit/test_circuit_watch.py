@@ -27,7 +27,7 @@ from celery_dlq.letters.headers import HOLD_HEADER
 from celery_dlq.metrics import CIRCUITS, INTERNAL_ERRORS, STORE_ERRORS
 from celery_dlq.operations.redrive.publisher import broker_name
 from celery_dlq.store.base import OPEN, RELEASING, Circuit, Ends, Succeeded
-from celery_dlq.web.surroundings import Surroundings
+from celery_dlq.web.status import Fleet
 
 
 @pytest.fixture(autouse=True)
@@ -280,7 +280,7 @@ def test_the_commands(worker: Worker) -> None:
         assert text in shown
     (line,) = run(worker, "--json").splitlines()
     assert json.loads(line)["circuit"]["state"] == "open"
-    problems = Surroundings.read(worker.dlq.assembly).problems
+    problems = Fleet.read(worker.dlq.assembly).problems
     assert any("The circuit breaker of shop.charge is open: 0" in text for text in problems)
     assert "is closed; workers release" in run(worker, "close", "shop.charge")
     assert "releasing" in run(worker)

@@ -1,4 +1,4 @@
-"""The pages as an ASGI app: under any path, for any bytes, streamed, and over in time."""
+"""The pages as an ASGI app: under any path, for any bytes, and over in time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,6 @@ from celery_dlq import DeadLetters
 from celery_dlq.web import User
 from celery_dlq.web.asgi import DeadLettersApp, Proxies, asked
 from celery_dlq.web.http import MAX_FORM_BYTES, Response
-from celery_dlq.web.live import Live
 from celery_dlq.web.routes import Route, Routes
 from celery_dlq.web.site import ROUTES
 from celery_dlq.web.web import Call
@@ -59,7 +59,7 @@ def parts(_: Call) -> Response:
 def an_app(access: Callable[..., Any] | None = None, **changes: Any) -> DeadLettersApp:
     """An app with routes of our own beside the real ones."""
     more = {} if access is None else {"access": asked(access)}
-    web = pages(stream=True, **more)
+    web = pages(**more)
     get = Route(name="echo", method="GET", pattern="/echo/{name}", permission=None, page=echo)
     own = [
         get,
@@ -339,156 +339,10 @@ def test_nothing_of_the_pages_is_imported_before_they_are_asked_for() -> None:
     assert done.stdout.strip() == ""
 
 
-class Browser:
-    """Reads a stream of events, without a server."""
-
-    def __init__(self, app: DeadLettersApp) -> None:
-        self.app = app
-        self.messages: list[Any] = []
-        self.gone = asyncio.Event()
-
-    async def run(self) -> None:
-        """Ask for the events until the stream ends."""
-        scope = {
-            "type": "http",
-            "method": "GET",
-            "path": "/events",
-            "root_path": "",
-            "query_string": b"",
-            "headers": [(b"host", b"127.0.0.1")],
-            "client": ("10.0.0.7", 1),
-        }
-        asked_once = False
-
-        async def receive() -> Any:
-            nonlocal asked_once
-            if not asked_once:
-                asked_once = True
-                return {"type": "http.request", "body": b"", "more_body": False}
-            await self.gone.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: Any) -> None:
-            self.messages.append(message)
-
-        await self.app(scope, receive, send)
-
-    @property
-    def text(self) -> str:
-        """All that was sent."""
-        return b"".join(m.get("body", b"") for m in self.messages).decode()
-
-
-async def until(what: Callable[[], Any]) -> None:
-    """Wait for something."""
-    for _ in range(1000):
-        if what():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("expected it within 10 s")
-
-
 @pytest.fixture
-def app(monkeypatch: pytest.MonkeyPatch) -> DeadLettersApp:
-    """Give an app that looks often."""
-    monkeypatch.setattr("celery_dlq.web.asgi._LOOK_SECONDS", 0.01)
-    monkeypatch.setattr("celery_dlq.web.asgi._COMMENT_SECONDS", 0.1)
-    found = an_app()
-    found.web.live = Live(found.web.assembly, seconds=0.05, most=2)
-    return found
-
-
-def test_a_stream_begins_with_the_state_and_goes_on(app: DeadLettersApp) -> None:
-    """With a pause for reconnecting, and a comment that keeps proxies from ending it."""
-
-    async def look() -> None:
-        browser = Browser(app)
-        task = asyncio.create_task(browser.run())
-        await until(lambda: ": still here" in browser.text)
-        headers = dict(browser.messages[0]["headers"])
-        assert headers[b"content-type"].startswith(b"text/event-stream")
-        assert headers[b"cache-control"] == b"no-store, no-transform"
-        assert headers[b"x-accel-buffering"] == b"no"
-        assert browser.text.startswith("retry: 5000\n\ndata: {")
-        assert browser.text.count("data:") == 1  # nothing changed
-        browser.gone.set()
-        await task
-        await until(lambda: app.web.live._thread is None)
-
-    asyncio.run(look())
-
-
-def test_so_many_streams_and_no_more(app: DeadLettersApp) -> None:
-    """204 tells the browser not to ask again; who leaves makes room."""
-
-    async def look() -> None:
-        browsers = [Browser(app) for _ in range(3)]
-        tasks = [asyncio.create_task(browser.run()) for browser in browsers[:2]]
-        await until(lambda: all(browser.text for browser in browsers[:2]))
-        await browsers[2].run()
-        assert browsers[2].messages[0]["status"] == 204
-        browsers[0].gone.set()
-        await tasks[0]
-        fourth = Browser(app)
-        tasks.append(asyncio.create_task(fourth.run()))
-        await until(lambda: fourth.text)
-        app.web.close()
-        await asyncio.gather(*tasks)
-        assert fourth.messages[-1] == {
-            "type": "http.response.body",
-            "body": b"",
-            "more_body": False,
-        }
-
-    asyncio.run(look())
-
-
-def test_a_stream_ends_when_the_user_may_not_look_any_more(
-    app: DeadLettersApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is asked again each minute."""
-    monkeypatch.setattr("celery_dlq.web.asgi._CHECK_SECONDS", 0.05)
-    known = [True]
-    options = app.web.options
-    app.web.options = replace(options, access=lambda _: User() if known[0] else None)
-
-    async def look() -> None:
-        browser = Browser(app)
-        task = asyncio.create_task(browser.run())
-        await until(lambda: "data:" in browser.text)
-        assert not task.done()
-        known[0] = False
-        await asyncio.wait_for(task, 10)
-
-    asyncio.run(look())
-
-
-def test_the_store_is_read_once_for_all_and_only_while_somebody_listens(
-    app: DeadLettersApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A hundred streams cost what one costs."""
-    reads = []
-
-    def state(_: object) -> dict[str, Any]:
-        reads.append(1)
-        return {"letters": {"orders-DLQ": len(reads)}, "hour": {}, "jobs": {}}
-
-    monkeypatch.setattr("celery_dlq.web.live._state", state)
-
-    async def look() -> None:
-        browsers = [Browser(app), Browser(app)]
-        tasks = [asyncio.create_task(browser.run()) for browser in browsers]
-        await until(lambda: all('"orders-DLQ":3' in browser.text for browser in browsers))
-        for browser in browsers:
-            browser.gone.set()
-        await asyncio.gather(*tasks)
-        await until(lambda: app.web.live._thread is None)
-        assert len(reads) < 20
-        before = len(reads)
-        await asyncio.sleep(0.2)
-        assert len(reads) == before
-
-    asyncio.run(look())
+def app() -> DeadLettersApp:
+    """Give an app."""
+    return an_app()
 
 
 def test_a_store_that_is_away_is_said_and_no_end(
@@ -499,21 +353,25 @@ def test_a_store_that_is_away_is_said_and_no_end(
     def state(_: object) -> dict[str, Any]:
         raise ValueError("a mistake")
 
-    monkeypatch.setattr("celery_dlq.web.live._state", state)
-    assert json.loads(app.web.live.read())["away"] is True
+    monkeypatch.setattr("celery_dlq.web.status._numbers", state)
+    assert json.loads(app.web.status.numbers())["away"] is True
     assert "could not be read" in caplog.text
 
 
-def test_head_begins_no_stream(app: DeadLettersApp) -> None:
-    """It would never end."""
-    assert ask(app, "HEAD", "/events").status_code == 200
-    assert app.web.live._streams == 0
+def test_the_store_is_read_once_for_all_who_ask(
+    app: DeadLettersApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred open pages cost what one costs."""
+    reads = []
 
+    def numbers(_: object) -> dict[str, Any]:
+        reads.append(1)
+        return {"letters": {"orders-DLQ": len(reads)}, "hour": {}, "jobs": {}}
 
-def test_a_server_that_cannot_stream_says_so() -> None:
-    """The browser asks for the state now and then instead."""
-    found = DeadLettersApp(pages())
-    assert ask(found, "GET", "/events").status_code == 204
+    monkeypatch.setattr("celery_dlq.web.status._numbers", numbers)
+    with ThreadPoolExecutor(8) as many:
+        found = {*many.map(lambda _: app.web.status.numbers(), range(100))}
+    assert len(reads) == len(found) == 1
 
 
 def test_the_end_of_the_server_is_the_end_of_the_pages(app: DeadLettersApp) -> None:
@@ -538,4 +396,3 @@ def test_the_end_of_the_server_is_the_end_of_the_pages(app: DeadLettersApp) -> N
         "lifespan.shutdown.complete",
         "websocket.close",
     ]
-    assert app.web.live.closed

@@ -62,7 +62,7 @@ def end_hold(call: Call) -> Response:
     operations = call.dlq.holds()
     found = next((one for one in operations.holds() if one.hold.id == hold_id), None)
     if found is not None and not confirmed(call):
-        workers = call.web.surroundings().workers
+        workers = call.web.status.fleet().workers
         closing = found.hold.circuit is not None
         pace = (
             "slowly at first, about twice as many each second"

@@ -38,7 +38,7 @@ def overview(call: Call) -> Response:
     dlq = call.dlq
     reading = dlq.reading()
     queues = sorted(reading.queues(), key=lambda q: (-q.last_hour, -q.letters, q.name))
-    around = call.web.surroundings()
+    fleet = call.web.status.fleet()
     jobs: dict[str, list[Job]] = defaultdict(list)
     for job in dlq.operations().jobs():
         if job.state in ("running", "waiting", "interrupted"):
@@ -48,15 +48,15 @@ def overview(call: Call) -> Response:
             queue=queue,
             columns=_columns(queue),
             reasons=sorted(queue.reasons.items(), key=lambda pair: -pair[1]),
-            policy=around.policies.get(queue.name, ""),
-            sources=around.sources.get(queue.name, ()),
-            workers=around.consumers(queue.name),
+            policy=fleet.policies.get(queue.name, ""),
+            sources=fleet.sources.get(queue.name, ()),
+            workers=fleet.consumers(queue.name),
             jobs=jobs[queue.name][:3],
         )
         for queue in queues[:MAX_QUEUES]
     ]
     more = len(queues) - len(rows)
-    problems = list(around.problems)
+    problems = list(fleet.problems)
     if more > 0:
         problems.append(f"{more:,} queues with fewer letters are not shown; `dlq queues` has all.")
     return call.page(
@@ -65,9 +65,9 @@ def overview(call: Call) -> Response:
         title="Dead-letter queues",
         rows=rows,
         problems=problems,
-        memory=around.memory,
-        guarded=around.guarded,
-        workers=around.workers,
+        memory=fleet.memory,
+        guarded=fleet.guarded,
+        workers=fleet.workers,
     )
 
 

@@ -52,7 +52,7 @@ def set_policy(call: Call) -> Response:
             back=call.link("policies"),
         )
     admin.override_policy(queue, span, **values)
-    call.web.forget_surroundings()
+    call.web.status.forget_fleet()
     return call.to("policies")
 
 
@@ -77,7 +77,7 @@ def unset_policy(call: Call) -> Response:
             back=call.link("policies"),
         )
     admin.lift_policy(queue, key)
-    call.web.forget_surroundings()
+    call.web.status.forget_fleet()
     return call.to("policies")
 
 

@@ -155,8 +155,8 @@
   const name = `dlq-live:${root}`;
   const channel = "BroadcastChannel" in window ? new BroadcastChannel(name) : null;
   const shares = Boolean(channel && navigator.locks);
-  const POLL = 10000, FIRST = 8000;
-  let loggedOut = false, source = null, timer = null, leading = false;
+  const POLL = 3000;
+  let loggedOut = false, timer = null, leading = false;
 
   const heard = (state) => {
     apply(state);
@@ -178,52 +178,25 @@
     }
     if (asking()) timer = setTimeout(poll, POLL);
   };
-  const stream = () => {
-    let any = false;
-    const instead = () => {
-      source?.close();
-      source = null;
-      if (asking()) poll();
-    };
-    source = new EventSource(`${root}/events`);
-    // A proxy that collects what it is sent gives nothing in this time.
-    timer = setTimeout(() => { if (!any) instead(); }, FIRST);
-    source.onmessage = (event) => {
-      any = true;
-      heard(JSON.parse(event.data));
-    };
-    source.onerror = () => {
-      if (source?.readyState === EventSource.CLOSED) {
-        clearTimeout(timer);
-        instead();
-      }
-    };
-  };
   const asking = () => !document.hidden && !loggedOut && (leading || !shares);
-  const ask = () => (page.dataset.stream === "yes" && shares ? stream() : poll());
-  const stop = () => {
-    clearTimeout(timer);
-    source?.close();
-    source = null;
-  };
 
   let release = null, waiting = null;
   const show = () => {
     if (loggedOut || waiting || !document.querySelector("#live")) return;
     waiting = new AbortController();
     if (!shares) {
-      ask();
+      poll();
       return;
     }
     channel.postMessage({ask: true});
     navigator.locks.request(name, {signal: waiting.signal}, () => new Promise((done) => {
       release = done;
       leading = true;
-      ask();
+      poll();
     })).catch(() => {});
   };
   const hide = () => {
-    stop();
+    clearTimeout(timer);
     leading = false;
     waiting?.abort();
     waiting = null;

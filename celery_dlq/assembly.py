@@ -27,7 +27,6 @@ from celery_dlq.letters.record import DeadLetter
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import Counts, Measuring, WorkerGauges
 from celery_dlq.policies.delivery_limits import LowLimit, default_limit, low_limits
-from celery_dlq.policies.policy import ends
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.base import Backend, Clock, DeadLetterStore, ServerMemory
@@ -296,7 +295,7 @@ class Assembly:
             routed = self.app.amqp.router.route({}, task).get("queue")
             queue = str(getattr(routed, "name", routed) or self.app.conf.task_default_queue)
         policy = self.policy_admin().in_force().resolve(queue, task_policies(self.app).get(task))
-        return queue, None if policy is None else policy.circuit_breaker
+        return queue, None if policy is None else policy.of("circuit_breaker")
 
     def demand_run(self) -> DemandRun:
         """Dead-letters messages that operators name."""
@@ -349,7 +348,7 @@ class Assembly:
         """Where a limit of RabbitMQ would end messages before a policy does."""
         if self.app.connection_for_read().transport_cls not in _RABBITMQ:
             return iter(())
-        adopts = bool(self.settings.adopt)
+        adopts = bool(self.settings.of("adopt"))
         return low_limits(table, queues, task_queues, adopts=adopts, default=default)
 
     def _default_limit(self) -> int | None:
@@ -439,7 +438,7 @@ class Assembly:
             forget=backend.counter.forget,
             outbox=self.letter_outbox(backend),
             events=self.events,
-            mark=None if settings.sentry == sentry.OFF else self._marker(backend, used_up),
+            mark=None if settings.of("sentry") == sentry.OFF else self._marker(backend, used_up),
             counts=measuring.counts,
             used_up=used_up,
         )
@@ -493,9 +492,9 @@ class Assembly:
         )
         sentry.install_masking(self.redaction)
         masked_log.install(self.redaction)
-        if settings.sentry != sentry.OFF and sentry.client() is not None:
+        if settings.of("sentry") != sentry.OFF and sentry.client() is not None:
             # Before the pool starts, so that its processes inherit it.
-            instead = settings.sentry == sentry.GROUPS
+            instead = settings.of("sentry") == sentry.GROUPS
             sentry.SentryDeduplicator(guard.keeps, HANDLING.get, instead=instead).install()
         info = replace(
             worker_info(self.app, settings),
@@ -547,7 +546,8 @@ class Assembly:
     def _without_breaker(self) -> set[str]:
         """The queues whose circuit breakers an override has ended: nobody counts their probes."""
         overrides = self.policy_admin().in_force().overrides
-        return {name for name, (policy, _) in overrides.items() if ends(policy, "circuit_breaker")}
+        key = "circuit_breaker"
+        return {name for name, (policy, _) in overrides.items() if policy.of(key) is False}
 
     def memory_limit(
         self,
@@ -578,7 +578,7 @@ class Assembly:
         """Make the adopters of the setting ``dlq_adopt``; they have their own connections."""
         from celery_dlq.features.adopt.run import consumed_already
 
-        orders = self.settings.adopt
+        orders = self.settings.of("adopt")
         for queue in sorted(set(consumed).intersection(orders)):
             raise consumed_already(queue, hostname, by="dlq_adopt")
         if not orders:
@@ -654,7 +654,7 @@ class Assembly:
 
     def _warn_of_names(self, table: PolicyTable) -> None:
         """Warn of queues and exceptions in policies that nothing here has."""
-        from celery_dlq.policies.resolved import warn_of_exceptions
+        from celery_dlq.features.exceptions.observer import warn_of_exceptions
 
         for name, hint in table.unknown_queues(KnownQueues.of(self.app)).items():
             logger.warning(
@@ -727,7 +727,7 @@ def _letters_on_broker(settings: Settings, app: Any, redis: RedisBackend) -> Dea
 def _dead_letter_queues(settings: Settings) -> Iterator[str]:
     """The dead-letter queues that the settings name; others follow from patterns and tasks."""
     named = (policy.dead_letter_queue_of(queue) for queue, policy in settings.queues.items())
-    targets = (target for target in settings.adopt.values() if target is not None)
+    targets = (target for target in settings.of("adopt").values() if target is not None)
     every = (*named, *settings.policies.by_exception, *targets)
     return (name for name in every if not set(name) & set("*?["))
 
@@ -773,7 +773,7 @@ def _check_consumed(table: PolicyTable, queues: Iterable[str]) -> None:
 
 
 def _used_up(policy_cache: PolicyCache, letter: DeadLetter) -> str:
-    rule = policy_cache.policies.auto_redrive_of(letter.dead_letter_queue)
+    rule = policy_cache.policies.value_of(letter.dead_letter_queue, "auto_redrive")
     return "" if rule is None else rule.used_up(letter.redrives, letter.reason)
 
 

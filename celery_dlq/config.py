@@ -11,14 +11,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
+from celery_dlq import registry
 from celery_dlq.errors import SettingsError
-from celery_dlq.features.redaction.rules import RuleError, Rules
 from celery_dlq.policies.checks import (
     check_names,
     expected,
@@ -27,7 +27,6 @@ from celery_dlq.policies.checks import (
     key_name,
     one_of,
     positive_seconds,
-    queue_name,
     seconds,
     share,
     shown,
@@ -74,8 +73,7 @@ def _queues(where: str, value: object) -> Mapping[str, Policy]:
 
 def _policy(where: str, value: object) -> Policy:
     if isinstance(value, Policy):  # public, so it may hold anything
-        named = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        value = {name: given for name, given in named.items() if given is not None}
+        value = dict(value.items())
     return Policy.parse(value, where)  # type: ignore[arg-type]
 
 
@@ -133,26 +131,6 @@ def _web_secret(where: str, value: object) -> str:
     return value
 
 
-def _adopt(where: str, value: object) -> Mapping[str, str | None]:
-    if not isinstance(value, Mapping):
-        raise expected(where, "a mapping of queue to dead-letter queue", value)
-    adopted = {}
-    for queue, target in value.items():
-        source = text(f"a queue name in {where}", queue)
-        adopted[source] = None if target is None else queue_name(f"{where}[{source!r}]", target)
-    return adopted
-
-
-def _redact(where: str, value: object) -> tuple[str, ...]:
-    if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
-        raise expected(where, "a list of texts such as 'kwargs.card.number'", value)
-    try:
-        Rules.parse(value, where)
-    except RuleError as exc:
-        raise SettingsError(str(exc)) from exc
-    return tuple(value)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """The checked settings of one app; see each field's ``doc``."""
@@ -196,14 +174,6 @@ class Settings:
         one_of(("redis", "broker")),
         "Where letters are kept: redis, or broker (real queues on a broker that is RabbitMQ; Redis "
         "is still needed for counting). Defaults to redis.",
-    )
-    adopt: Mapping[str, str | None] = _setting(
-        dict,
-        _adopt,
-        "Queues into which the broker itself puts dead messages, by name, with the "
-        "dead-letter queue that their letters go to; every worker empties them. "
-        "Special value: None as the dead-letter queue takes that of each message's own queue. "
-        "Defaults to {}.",
     )
     max_delay: float = _setting(
         900.0,
@@ -289,24 +259,6 @@ class Settings:
         "with: dlq export --successes. Unit: 0 to 1, e.g. 0.001. Special value: 0 records none. "
         "Defaults to 0.",
     )
-    redact: tuple[str, ...] = _setting(
-        (),
-        _redact,
-        "What nobody may see: paths of arguments and names of headers (kwargs.card.number, "
-        "args[0].token, kwargs.*.password, **.password, headers.authorization), whole texts of a "
-        "letter (description, exception_message, traceback), and patterns (re: and a regular "
-        "expression). Shown as [redacted] by the commands, in the descriptive fields of letters, "
-        "in logs and in Sentry; the message itself stays whole. Unit: list of at most 100 texts. "
-        "Special value: an empty list masks nothing. Defaults to [].",
-    )
-    sentry: str = _setting(
-        "groups",
-        one_of(("groups", "beside", "off")),
-        "What Sentry is told, if sentry_sdk is initialised in the worker: groups (one event per "
-        "group of letters when it is new, came back or grew tenfold, instead of the "
-        "CeleryIntegration's event per failure), beside (the integration's events stay, and only "
-        "deaths that it does not see are reported), or off. Defaults to groups.",
-    )
     web_url: str | None = _setting(
         None,
         _web_url,
@@ -320,6 +272,14 @@ class Settings:
         "one address. Unit: text of at least 16 characters. Defaults to a random one for each "
         "process.",
     )
+
+    features: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of features that are set, without their prefix; `of` has them all."""
+
+    def of(self, name: str) -> Any:
+        """A setting of a feature; ``None`` if the feature is not plugged in."""
+        _feature, setting = registry.settings().get(name, (None, None))
+        return self.features.get(name, setting.default if setting else None)
 
     @property
     def web_origin(self) -> str | None:
@@ -345,44 +305,23 @@ class Settings:
             SettingsError: A setting is unknown or has an unusable value; the message is one
                 line for an operator.
         """
-        known = {f.name: f for f in dataclasses.fields(cls)}
+        checks = {f.name: f.metadata["check"] for f in dataclasses.fields(cls) if f.metadata}
+        known = [PREFIX + name for name in (*checks, *registry.settings())]
         _refuse_unknown(conf, known)
-        environment = _from_environment(known)
-        values = {}
-        for name, f in known.items():
-            where, value = PREFIX + name, conf.get(PREFIX + name)
-            if where in environment:
-                where, value = f"{ENVIRONMENT}[{where!r}]", environment[where]
-            if value is not None:
-                values[name] = f.metadata["check"](where, value)
-        settings = cls(**values)
+        given, values, features = _from_environment(known), {}, {}
+        for name, check in checks.items():
+            if (found := _given(PREFIX + name, conf, given)) is not None:
+                values[name] = check(*found)
+        for name, (feature, setting) in registry.settings().items():
+            if (found := _given(PREFIX + name, conf, given)) is not None:
+                features[name] = feature.load(setting.check)(*found)
+        settings = cls(**values, features=features)
         settings.policies.check()
         settings.check_delays()
-        for queue, target in settings.adopt.items():
-            settings.check_adoption(queue, target, "dlq_adopt")
+        for feature in registry.features():
+            if feature.check_settings and not features.keys().isdisjoint(feature.settings):
+                feature.load(feature.check_settings)(settings)
         return settings
-
-    def check_adoption(self, queue: str, target: str | None, where: str) -> None:
-        """Refuse to adopt from or into a queue that has a policy.
-
-        Args:
-            queue: The queue that would be emptied.
-            target: The dead-letter queue; ``None`` for that of each message's own queue.
-            where: Name of the setting or option in the error.
-
-        Raises:
-            SettingsError: One of them has a policy.
-        """
-        if queue in self.queues:
-            raise SettingsError(
-                f"expected {where} to name a queue of messages that are dead, got {queue!r}, whose "
-                f"tasks are guarded by dlq_queues[{queue!r}]; all of them would become letters"
-            )
-        if target is not None and target in self.queues:
-            raise SettingsError(
-                f"expected {where} to put the letters of {queue!r} into a dead-letter queue, "
-                f"got {target!r}, which has a policy in dlq_queues"
-            )
 
     def check_delays(self, policy: Policy | None = None, where: str = "") -> None:
         """Refuse default delays above ``dlq_max_delay``.
@@ -417,17 +356,17 @@ class Settings:
         if self.store != "broker":
             return
         for place, policy in table.named():
-            if policy.auto_redrive:
+            if auto_redrive := policy.of("auto_redrive"):
                 raise SettingsError(
                     f"expected {place} to have no auto_redrive with dlq_store = 'broker', got "
-                    f"{policy.auto_redrive.to_json()}: to find the letters that are due, all of "
+                    f"{auto_redrive.to_json()}: to find the letters that are due, all of "
                     f"its queue would be read each minute. Take dlq_store = 'redis', or redrive "
                     f"by hand"
                 )
-            if policy.dead_letter_exchange:
+            if exchange := policy.of("dead_letter_exchange"):
                 raise SettingsError(
                     f"expected {place} to have no dead_letter_exchange with dlq_store = 'broker', "
-                    f"got {policy.dead_letter_exchange.name!r}: to find one letter, all of its "
+                    f"got {exchange.name!r}: to find one letter, all of its "
                     f"queue would be read. Take dlq_store = 'redis', or no exchange"
                 )
 
@@ -581,7 +520,15 @@ def visibility_timeout(transport: str, options: Mapping[str, Any] | None) -> flo
     return positive_seconds("broker_transport_options['visibility_timeout']", given)
 
 
-def _from_environment(known: Mapping[str, object]) -> Mapping[str, Any]:
+def _given(name: str, conf: Any, environment: Mapping[str, Any]) -> tuple[str, Any] | None:
+    """What to call a setting in an error, and its value; ``None`` if it is not set."""
+    where, value = name, conf.get(name)
+    if name in environment:
+        where, value = f"{ENVIRONMENT}[{name!r}]", environment[name]
+    return None if value is None else (where, value)
+
+
+def _from_environment(known: Collection[str]) -> Mapping[str, Any]:
     given = os.environ.get(ENVIRONMENT, "").strip()
     try:
         found = json.loads(given) if given else {}
@@ -592,26 +539,19 @@ def _from_environment(known: Mapping[str, object]) -> Mapping[str, Any]:
             f'expected {ENVIRONMENT} to be a JSON object such as {{"dlq_queues": {{}}}}, '
             f"got one of type {type(found).__name__}"
         )
-    names = [PREFIX + name for name in known]
-    for key in found:
-        if key not in names:
-            hint = suggestion(key, names)
-            raise SettingsError(
-                f"expected only dlq_ settings in {ENVIRONMENT}, got {key!r}; {hint}"
-            )
+    check_names(f"dlq_ settings in {ENVIRONMENT}", found, known, SettingsError)
     return found
 
 
-def _refuse_unknown(conf: Any, known: Mapping[str, object]) -> None:
+def _refuse_unknown(conf: Any, known: Collection[str]) -> None:
     # With a namespace (Django) only CELERY_DLQ_… is ours; a DLQ_… there is somebody else's.
     keys = list(conf.keys())  # this is also what makes a lazy configuration known
     namespace = str(getattr(conf, "prefix", None) or "").lower()
-    names = [PREFIX + name for name in known]
     for key in keys:
         name = str(key)
         if namespace and name.lower().startswith(namespace):
             name = name[len(namespace) :].lower()
-        if name.startswith(PREFIX) and name not in names:
+        if name.startswith(PREFIX) and name not in known:
             raise SettingsError(
-                f"expected only known dlq_ settings, got {key!r}; {suggestion(name, names)}"
+                f"expected only known dlq_ settings, got {key!r}; {suggestion(name, known)}"
             )

@@ -6,7 +6,7 @@ this module and never imports a feature: take a folder and its line below away, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -30,6 +30,30 @@ FEATURES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyKey:
+    """A key of a policy that a feature adds."""
+
+    # Place of its check: `(where, value) -> value`, frozen and hashable; a value with behaviour is
+    # a `celery_dlq.policies.policy.KeyValue`
+    check: str
+    type: str  # What users write, for the reference
+    doc: str  # What it means, and after "Unset:" what counts without it
+    overridable: bool = False  # Whether operators can change it while workers run
+    why_not: str = ""  # Why they cannot
+    of_whole_queue: bool = False  # It is about a whole dead-letter queue, not about one message
+    is_name: bool = False  # Users write a name, so a text such as ``off`` is one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A Celery setting with the prefix ``dlq_`` that a feature adds."""
+
+    check: str  # Place of its check: `(where, value) -> value`
+    default: Any
+    doc: str  # Its meaning, unit, special value and default, as in `celery_dlq.config.Settings`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
     """What one feature adds; places are written ``module:name``, below the feature's folder.
 
@@ -38,8 +62,12 @@ class Feature:
     """
 
     name: str
-    # Keys of a policy, each with the check that makes a value of what users write
-    policy_keys: Mapping[str, Callable[[str, object], Any]] = field(default_factory=dict)
+    # Keys of a policy; `Policy.of` has their values
+    policy_keys: Mapping[str, PolicyKey] = field(default_factory=dict)
+    # Settings, without their prefix; `Settings.of` has their values
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    # Place of `(settings) -> None`, which refuses those that contradict each other
+    check_settings: str = ""
     # Commands of `celery dlq`, by name
     commands: Mapping[str, str] = field(default_factory=dict)
 
@@ -56,3 +84,15 @@ def features() -> tuple[Feature, ...]:
         import_module(f"celery_dlq.features.{name}").FEATURE  # type: ignore[misc, unused-ignore]
         for name in FEATURES
     )
+
+
+@cache
+def policy_keys() -> Mapping[str, tuple[Feature, PolicyKey]]:
+    """The policy keys of the features, each with its feature."""
+    return {key: (each, found) for each in features() for key, found in each.policy_keys.items()}
+
+
+@cache
+def settings() -> Mapping[str, tuple[Feature, Setting]]:
+    """The settings of the features, without their prefix, each with its feature."""
+    return {name: (each, found) for each in features() for name, found in each.settings.items()}

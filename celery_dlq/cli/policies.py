@@ -15,8 +15,8 @@ from celery_dlq.cli.options import Duration, json_option, yes_option
 from celery_dlq.cli.terminal import say
 from celery_dlq.letters.printable import one_line
 from celery_dlq.policies.checks import check_names
-from celery_dlq.policies.policy import PolicyKeys
-from celery_dlq.policies.table import OF_WHOLE_QUEUES, PolicyTable
+from celery_dlq.policies.policy import policy_keys
+from celery_dlq.policies.table import PolicyTable, of_whole_queues
 
 
 @click.group(
@@ -62,7 +62,7 @@ def set_(
     override before it acts. An earlier override of the key does not come back.
     """
     pairs: dict[str, Any] = dict(map(_pair, values))
-    check_names("policy keys", pairs, PolicyKeys.__annotations__)
+    check_names("policy keys", pairs, policy_keys())
     length = timedelta(seconds=span)
     load_tasks(ctx.obj.app)
     admin = dead_letters_of(ctx).assembly.policy_admin()
@@ -105,7 +105,7 @@ def _ask(
 
 def _say_when(ctx: click.Context, keys: Iterable[str]) -> None:
     """Say when a change begins that is about letters."""
-    if late := sorted({*keys} & {*OF_WHOLE_QUEUES}):
+    if late := sorted({*keys} & {*of_whole_queues()}):
         names = ", ".join(late)
         say(console_of(ctx), f"{names}: changes in one minute; until then its letters stay.")
 

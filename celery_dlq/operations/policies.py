@@ -16,7 +16,7 @@ from celery_dlq.operations.discard import KEPT_IN_BIN
 from celery_dlq.policies.delivery_limits import LowLimit
 from celery_dlq.policies.drift import differences
 from celery_dlq.policies.overrides import MAX_OVERRIDE, applied, begins, checked
-from celery_dlq.policies.policy import DLQ_SUFFIX, Policy, PolicyKeys
+from celery_dlq.policies.policy import DLQ_SUFFIX, KeyValue, Policy, PolicyKeys, plain
 from celery_dlq.policies.queue_names import KnownQueues, did_you_mean
 from celery_dlq.policies.table import PolicyTable, Sourced
 from celery_dlq.store.base import Override, WorkerInfo, WorkerRegistry
@@ -37,21 +37,18 @@ class PolicyView:
     @property
     def dead_letter_queues(self) -> tuple[str, ...]:
         """The queue of its letters, then those that its ``exceptions`` name."""
-        rules = Policy(exceptions=self.fields["exceptions"].value)
-        return (self.dead_letter_queue, *rules.other_dead_letter_queues)
+        values = (sourced.value for sourced in self.fields.values())
+        named = (value.dead_letter_queues for value in values if isinstance(value, KeyValue))
+        return (self.dead_letter_queue, *(name for names in named for name in sorted({*names})))
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping."""
-        plain = {
-            name: Policy(**{name: sourced.value}).to_json().get(name)
-            for name, sourced in self.fields.items()
-        }
         return {
             "queue": self.queue,
             "task": self.task,
             "dead_letter_queue": self.dead_letter_queue,
             "policy": {
-                name: {"value": plain[name], "source": sourced.source}
+                name: {"value": plain(sourced.value), "source": sourced.source}
                 for name, sourced in self.fields.items()
             },
         }
@@ -167,7 +164,7 @@ class PolicyAdmin:
 
         Workers apply it within seconds, and return to the configured values at its end. An
         override also beats task decorators. Only the keys in
-        `celery_dlq.policies.overrides.KEYS` can be overridden.
+        `celery_dlq.policies.overrides.keys` can be overridden.
 
         ``dead_letter_ttl``, ``dead_letter_max_length`` and ``auto_redrive`` begin one minute
         later. Until then the queue's letters are neither trimmed nor redriven by policy, and

@@ -216,8 +216,8 @@ class Removal:
         if not keys.isdisjoint(RETENTION):
             at = self._registry.now() + GRACE
             removed = self._retention().count(name, policy, at, MOST_COUNTED)
-        if policy.auto_redrive and "auto_redrive" in keys:
-            due = list(numbers(policy.auto_redrive))
+        if (rule := policy.of("auto_redrive")) and "auto_redrive" in keys:
+            due = list(numbers(rule))
             entries = select(self._store, name, LetterFilter())
             chosen = (entry for entry in entries if any(one(entry) for one in due))
             redriven = sum(1 for _ in islice(chosen, MOST_COUNTED))

@@ -411,4 +411,8 @@ def _short_filter(where: Mapping[str, Any], max_ids: int = 20) -> dict[str, Any]
 
 def _rule_of(table: PolicyTable, dead_letter_queue: str) -> AutoRedrive | None:
     """What the policy says of automatic redrives; nothing while a change has yet to begin."""
-    return None if table.rests(dead_letter_queue) else table.auto_redrive_of(dead_letter_queue)
+    return (
+        None
+        if table.rests(dead_letter_queue)
+        else table.value_of(dead_letter_queue, "auto_redrive")
+    )

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from celery_dlq.features.exceptions.policy import Action, ExceptionRule
 from celery_dlq.letters.record import Delivery, Outcome, Reason
 from celery_dlq.policies.policy import Policy
 from celery_dlq.store.base import Count, CountStatus
@@ -73,7 +73,7 @@ class Die:
     reason: Reason  # Why
     description: str  # The same in words
     kept: bool = True  # Whether it becomes a letter; the policy's `reasons` may say no
-    rule: ExceptionRule | None = None  # What the policy says about the exception, if it does
+    rule: Any = None  # What the policy's `exceptions` say about the exception, if they do
 
 
 _REASON_OF_OUTCOME = {
@@ -152,11 +152,10 @@ def decide_end(policy: Policy | None, end: End) -> Leave | Die:
     reason = _reason(end)
     if reason is None:
         return Leave()
-    # Only of exceptions that the task raised; e.g. a lost process has the bases of one, too.
-    rule = policy.rule_of(end.exception_names) if end.outcome is Outcome.FAILED else None
-    if rule is not None and rule.action is Action.DEAD_LETTER:
+    rule = _rule_of(policy, end)
+    if rule is not None and rule.action == "dead_letter":
         return Die(reason, end.text, rule=rule)
-    if not policy.keeps(reason) or _is_expected(policy, end, rule):
+    if not policy.keeps(reason) or end.expected or (rule and rule.action == "ignore"):
         return Leave()
     return Die(reason, end.text, rule=rule)
 
@@ -176,9 +175,16 @@ def _reason(end: End) -> Reason | None:
     return _REASON_OF_OUTCOME.get(end.outcome)
 
 
-def _is_expected(policy: Policy, end: End, rule: ExceptionRule | None) -> bool:
-    if end.expected:
-        return True
-    if rule is not None:
-        return rule.action is Action.IGNORE
-    return any(name in end.exception_names for name in policy.ignore or ())
+def _rule_of(policy: Policy, end: End) -> Any:
+    """What the policy's ``exceptions`` say about the end.
+
+    Of a process that was lost, only what names that very error, and says that it is no death: it
+    has the bases of an exception, too, but no task raised it.
+    """
+    rules = policy.of("exceptions")
+    if not rules:
+        return None
+    if end.outcome is Outcome.FAILED:
+        return rules.rule_of(end.exception_names)
+    rule = rules.rule_of(name for name in end.exception_names if "." in name)
+    return rule if rule is not None and rule.action == "ignore" else None

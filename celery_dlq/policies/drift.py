@@ -41,10 +41,14 @@ def _difference(own: Policy, its: Policy) -> str:
 
 
 def _flat(policy: Policy) -> dict[str, Any]:
-    """The fields that are set; each exception of ``exceptions`` is one."""
-    fields = policy.to_json()
-    rules = fields.pop("exceptions", None) or {}
-    return {**fields, **{f"exceptions[{name!r}]": rule for name, rule in rules.items()}}
+    """The keys that are set; those of a mapping are one each."""
+    found: dict[str, Any] = {}
+    for key, value in policy.to_json().items():
+        if isinstance(value, dict):
+            found.update({f"{key}[{name!r}]": one for name, one in value.items()})
+        else:
+            found[key] = value
+    return found
 
 
 def _table(info: WorkerInfo) -> PolicyTable:

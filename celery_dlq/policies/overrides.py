@@ -7,29 +7,26 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
+from celery_dlq import registry
 from celery_dlq.errors import SettingsError
 from celery_dlq.letters.record import iso
 from celery_dlq.logs import get_logger
-from celery_dlq.policies.checks import duration_seconds, is_off, suggestion
+from celery_dlq.policies.checks import is_off, suggestion
 from celery_dlq.policies.policy import Policy
-from celery_dlq.policies.table import OF_WHOLE_QUEUES, PolicyTable
+from celery_dlq.policies.table import PolicyTable, of_whole_queues
 from celery_dlq.store.base import Override
 
 logger = get_logger("celery_dlq")
 
-KEYS = (
+_CORE = (
     "max_deliveries",
     "max_crashes",
     "crash_window",
     "max_retries",
     "reasons",
-    "ignore",
     "dead_letter_ttl",
     "dead_letter_max_length",
-    "auto_redrive",
-    "circuit_breaker",
 )
-"""Only keys that workers apply can be overridden."""
 
 MAX_OVERRIDE = timedelta(days=30)
 
@@ -39,22 +36,26 @@ GRACE = timedelta(minutes=1)
 _ELSEWHERE = {
     "default_delay": "it acts where messages are published, and publishers do not ask Redis",
     "ignore_message_delay": "it acts where messages are published, and publishers do not ask Redis",
-    "exceptions": "it acts in the processes that run tasks, and these do not ask Redis",
     "dead_letter_queue": "the counts of messages under way are kept beside their letters",
 }
+
+
+def keys() -> tuple[str, ...]:
+    """The keys that can be overridden: only those that workers apply."""
+    features = registry.policy_keys().items()
+    return (*_CORE, *(key for key, (_feature, found) in features if found.overridable))
 
 
 def checked(
     queue: str, key: str, value: Any, span: timedelta, actor: str, now: datetime
 ) -> Override:
     """Check an override and build it."""
-    if key in _ELSEWHERE:
-        raise SettingsError(
-            f"expected a policy key that can be overridden, got {key!r}: {_ELSEWHERE[key]}"
-        )
-    if key not in KEYS:
+    _feature, found = registry.policy_keys().get(key, (None, None))
+    if why := _ELSEWHERE.get(key) or (found.why_not if found else ""):
+        raise SettingsError(f"expected a policy key that can be overridden, got {key!r}: {why}")
+    if key not in keys():
         message = f"expected a policy key that can be overridden, got {key!r}; "
-        raise SettingsError(message + suggestion(key, KEYS))
+        raise SettingsError(message + suggestion(key, keys()))
     parsed = Policy.parse({key: _value(key, value)}, f"the override of {queue!r}")
     since, plain = begins(key, now), parsed.to_json()[key]
     return Override(queue=queue, key=key, value=plain, until=since + span, actor=actor, since=since)
@@ -62,7 +63,7 @@ def checked(
 
 def begins(key: str, now: datetime) -> datetime:
     """When a change of a key that is made now begins."""
-    return now + GRACE if key in OF_WHOLE_QUEUES else now
+    return now + GRACE if key in of_whole_queues() else now
 
 
 def applied(table: PolicyTable, overrides: Iterable[Override], now: datetime) -> PolicyTable:
@@ -103,12 +104,7 @@ def _value(key: str, value: Any) -> Any:
         return False
     if not isinstance(value, str):
         return value
-    if (
-        key in {"dead_letter_ttl", "crash_window"}
-        and (duration := duration_seconds(value)) is not None
-    ):
-        return duration
-    if key in {"reasons", "ignore"}:
+    if key == "reasons":
         return [part.strip() for part in value.split(",") if part.strip()]
     try:
         return json.loads(value.lower())

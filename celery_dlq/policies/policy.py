@@ -7,26 +7,13 @@ fields of `Policy`. How policies combine is in `celery_dlq.policies.table`.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, TypedDict
+from typing import Any, ClassVar, Literal, TypedDict
 
+from celery_dlq import registry
 from celery_dlq.errors import SettingsError
-from celery_dlq.features.auto_redrive.policy import AutoRedrive, auto_redrive
-from celery_dlq.features.circuit_breaker.policy import CircuitBreaker, circuit_breaker
-from celery_dlq.features.exceptions.policy import (
-    IGNORE,
-    ExceptionRule,
-    exception_name,
-    exceptions,
-)
-from celery_dlq.features.exchange.policy import (
-    DeadLetterExchange,
-    dead_letter_exchange,
-    dead_letter_routing_key,
-)
 from celery_dlq.letters.record import Reason
 from celery_dlq.policies.checks import (
     Check,
@@ -54,17 +41,36 @@ class PolicyKeys(TypedDict, total=False):
     crash_window: float | timedelta | Off | None
     max_retries: int | Off | None
     dead_letter_queue: str | Off | None
-    dead_letter_exchange: DeadLetterExchange | str | Mapping[str, str] | Off | None
+    dead_letter_exchange: str | Mapping[str, str] | Off | None
     dead_letter_routing_key: str | Off | None
     default_delay: float | timedelta | Off | None
     ignore_message_delay: bool | Off | None
     dead_letter_ttl: float | timedelta | Off | None
     dead_letter_max_length: int | Off | None
-    auto_redrive: AutoRedrive | Mapping[str, Any] | Off | None
+    auto_redrive: Mapping[str, Any] | Off | None
     reasons: Collection[Reason | str] | Off | None
-    ignore: type[BaseException] | str | Collection[type[BaseException] | str] | Off | None
-    exceptions: Mapping[Any, ExceptionRule | Mapping[str, Any]] | Off | None
-    circuit_breaker: CircuitBreaker | Mapping[str, Any] | Off | None
+    exceptions: Mapping[Any, str | Mapping[str, Any]] | Off | None
+    circuit_breaker: Mapping[str, Any] | Off | None
+
+
+class KeyValue:
+    """The value of a feature's policy key, if it has behaviour; frozen and hashable."""
+
+    __slots__ = ()
+    merges: ClassVar[bool] = False  # `over` fills it from a weaker policy's value
+
+    @property
+    def dead_letter_queues(self) -> tuple[str, ...]:
+        """The queues for letters that it names."""
+        return ()
+
+    def over(self, weaker: Any) -> Any:  # noqa: ARG002 - of those that merge
+        """This value; what it does not set is taken from that of a weaker policy."""
+        return self
+
+    def to_json(self) -> Any:
+        """The value, JSON-ready, as users write it."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +80,8 @@ class Policy:
     ``None`` means: not set here, so a weaker policy counts. ``False``, or the text ``off``,
     ``none`` or ``null``, ends a key: it counts as unset, whatever a weaker policy says. Where a
     name is expected, only ``False`` does.
+
+    The keys of features are in ``features``; `of` has any key's value.
 
     Attributes:
         max_deliveries: A message is executed at most this many times; the delivery
@@ -88,11 +96,6 @@ class Policy:
             to this retry number; the next one is dead-lettered. 0 or more. Unset:
             only the task's own ``max_retries`` counts.
         dead_letter_queue: Name of the dead-letter queue. Unset: ``<queue>-DLQ``.
-        dead_letter_exchange: Exchange to which each letter is published too, for other
-            services: its name, or a mapping of ``name`` and ``type`` (direct, fanout,
-            topic). Unset: none.
-        dead_letter_routing_key: Routing key of what is published there. Unset: the name
-            of the queue that the message came from.
         default_delay: Seconds (or timedelta) that a message published without its own
             countdown or eta waits before it may run. 0 to ``dlq_max_delay``. Unset: 0.
         ignore_message_delay: Whether a message's own countdown or eta is dropped when it is
@@ -102,20 +105,7 @@ class Policy:
             no end if the message has none or died of it.
         dead_letter_max_length: Most letters in the dead-letter queue; the oldest are trimmed.
             At least 1. Unset: no limit.
-        auto_redrive: When letters are redriven without an operator: a mapping of ``after``
-            (seconds, timedelta or text such as 30m), ``times``, and perhaps ``backoff`` (2),
-            ``reasons`` and ``canary``. Unset: never.
         reasons: Which deaths are kept, as reason names. Unset: all.
-        ignore: Exception types (classes or dotted names) that are expected: a failure
-            with one of them is no death. Unset: none.
-        exceptions: What to do about an exception, by its class or dotted name, for subclasses
-            too: a mapping of names to mappings with the keys of
-            `celery_dlq.features.exceptions.policy.ExceptionRule`. Unset: as Celery does.
-        circuit_breaker: When nearly all executions of a task die of one cause, its messages are
-            held, and probes find out when they may run again: a mapping with any of ``deaths``
-            (20 letters of one fingerprint), ``window`` (within 60 seconds), ``share`` (0.9 of
-            the executions), ``probe_every`` (30 seconds) and ``probes`` (3 that succeed in a
-            row). Unset: none.
     """
 
     max_deliveries: int | None = None
@@ -123,17 +113,13 @@ class Policy:
     crash_window: float | None = None
     max_retries: int | None = None
     dead_letter_queue: str | None = None
-    dead_letter_exchange: DeadLetterExchange | None = None
-    dead_letter_routing_key: str | None = None
     default_delay: float | None = None
     ignore_message_delay: bool | None = None
     dead_letter_ttl: float | None = None
     dead_letter_max_length: int | None = None
-    auto_redrive: AutoRedrive | None = None
     reasons: frozenset[Reason] | None = None
-    ignore: tuple[str, ...] | None = None
-    exceptions: tuple[tuple[str, ExceptionRule], ...] | None = None
-    circuit_breaker: CircuitBreaker | None = None
+    # The keys of features that are set, in order
+    features: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str) -> Policy:
@@ -148,37 +134,36 @@ class Policy:
         """
         if not isinstance(values, Mapping):
             raise expected(where, "a mapping of policy keys", values)
-        check_names(f"policy keys in {where}", values, _CHECKS, SettingsError)
-        return cls(
-            **{
-                key: value if value is None else _checked(where, key, value)
-                for key, value in values.items()
-            }
+        check_names(f"policy keys in {where}", values, policy_keys(), SettingsError, gone=_GONE)
+        return _policy(
+            {key: _checked(where, key, value) for key, value in values.items() if value is not None}
         )
 
-    def over(self, other: Policy) -> Policy:
-        """This policy; fields that it does not set are taken from ``other``.
+    def of(self, key: str) -> Any:
+        """The value of a key, of the core or of a feature: `False` if it is off, `None` unset."""
+        return getattr(self, key) if key in _CHECKS else dict(self.features).get(key)
 
-        Each exception of ``exceptions`` counts as a field of its own.
-        """
-        filled = {
-            f.name: getattr(other, f.name)
-            for f in dataclasses.fields(self)
-            if getattr(self, f.name) is None
-        }
-        if self.exceptions and other.exceptions:
-            filled["exceptions"] = tuple(
-                sorted({**dict(other.exceptions), **dict(self.exceptions)}.items())
-            )
-        return dataclasses.replace(self, **filled)
+    def over(self, other: Policy) -> Policy:
+        """This policy; keys that it does not set are taken from ``other``."""
+        values = dict(other.items())
+        for key, mine in self.items():
+            weaker = values.get(key)
+            merges = isinstance(mine, KeyValue) and mine.merges and weaker
+            values[key] = mine.over(weaker) if merges else mine
+        return _policy(values)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that are set, JSON-ready; `parse` reads it."""
-        return {
-            f.name: _plain(value)
-            for f in dataclasses.fields(self)
-            if (value := getattr(self, f.name)) is not None
-        }
+        """The keys that are set, JSON-ready; `parse` reads it."""
+        return {key: plain(value) for key, value in self.items()}
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """The keys that are set, with their values."""
+        yield from ((key, v) for key in _CHECKS if (v := getattr(self, key)) is not None)
+        yield from self.features
+
+    def without_off(self) -> Policy:
+        """A policy that no weaker one fills: what is off in it is not set."""
+        return _policy({key: value for key, value in self.items() if value is not False})
 
     @property
     def says_delay(self) -> bool:
@@ -195,71 +180,54 @@ class Policy:
 
     @property
     def other_dead_letter_queues(self) -> tuple[str, ...]:
-        """The dead-letter queues that ``exceptions`` names."""
-        named = {rule.dead_letter_queue for _name, rule in self.exceptions or ()}
-        return tuple(sorted(name for name in named if name is not None))
-
-    def rule_of(self, exception_names: Iterable[str]) -> ExceptionRule | None:
-        """What to do about an exception; ``None`` if no key says anything about it.
-
-        Args:
-            exception_names: The names of its class and bases; the first one with a rule counts.
-        """
-        rules = {**dict.fromkeys(self.ignore or (), IGNORE), **dict(self.exceptions or ())}
-        return next((rules[name] for name in exception_names if name in rules), None)
+        """The dead-letter queues that values of features name, such as rules for exceptions."""
+        values = (value for _key, value in self.features if isinstance(value, KeyValue))
+        return tuple(sorted({name for value in values for name in value.dead_letter_queues}))
 
 
-def ends(policy: Policy, key: str) -> bool:
-    """True if a policy says that a key is off."""
-    return getattr(policy, key) is False
+def policy_keys() -> tuple[str, ...]:
+    """All keys of a policy, those of the core first."""
+    return (*_CHECKS, *registry.policy_keys())
 
 
-def named_exceptions(policy: Policy) -> tuple[str, ...]:
-    """The exceptions that ``exceptions`` and ``ignore`` name."""
-    return (*(name for name, _rule in policy.exceptions or ()), *(policy.ignore or ()))
+def plain(value: Any) -> Any:
+    """The value of a key, JSON-ready."""
+    if isinstance(value, KeyValue):
+        return value.to_json()
+    return sorted(map(str, value)) if isinstance(value, frozenset) else value
 
 
-def _ignored(where: str, value: object) -> tuple[str, ...]:
-    if isinstance(value, (str, type)):
-        value = (value,)
-    if not isinstance(value, Collection):
-        raise expected(where, "exception classes or their dotted names", value)
-    return tuple(exception_name(where, item, ends=True) for item in value)
+def _policy(values: Mapping[str, Any]) -> Policy:
+    """A policy of checked values; ``None`` is not set."""
+    core = {key: value for key, value in values.items() if key in _CHECKS}
+    features = ((key, value) for key, value in values.items() if key not in _CHECKS)
+    set_ = sorted((key, value) for key, value in features if value is not None)
+    return Policy(**core, features=tuple(set_))
 
 
 def _checked(where: str, key: str, value: object) -> Any:
-    if value is False or (key not in _NAMES and is_off(value)):
+    feature, found = registry.policy_keys().get(key, (None, None))
+    is_name = found.is_name if found else key == "dead_letter_queue"
+    if value is False or (not is_name and is_off(value)):
         return False
-    return _CHECKS[key](f"{where}[{key!r}]", value)
+    check = feature.load(found.check) if feature and found else _CHECKS[key]
+    return check(f"{where}[{key!r}]", value)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple) and value and isinstance(value[0], tuple):
-        return {name: rule.to_json() for name, rule in value}
-    if isinstance(value, (DeadLetterExchange, AutoRedrive, CircuitBreaker)):
-        return value.to_json()
-    if isinstance(value, frozenset):
-        return sorted(str(item) for item in value)
-    return list(value) if isinstance(value, tuple) else value
-
-
-_NAMES = ("dead_letter_queue", "dead_letter_exchange", "dead_letter_routing_key")
 MAX_CRASHES = 50
+_GONE = {
+    "ignore": "exceptions = {'shop.SoldOut': 'ignore'}",
+    "keep_until_exported": "nothing: of a queue that is exported, only what is exported is trimmed",
+}
 _CHECKS: dict[str, Check[Any]] = {
     "max_deliveries": integer(1),
     "max_crashes": integer(1, MAX_CRASHES, ", the deliveries that are kept on record"),
     "crash_window": positive_seconds,
     "max_retries": integer(0),
     "dead_letter_queue": queue_name,
-    "dead_letter_exchange": dead_letter_exchange,
-    "dead_letter_routing_key": dead_letter_routing_key,
     "default_delay": seconds,
     "ignore_message_delay": flag,
     "dead_letter_ttl": positive_seconds,
     "dead_letter_max_length": integer(1),
-    "auto_redrive": auto_redrive,
     "reasons": some_of(Reason, "reasons"),
-    "ignore": _ignored,
-    "exceptions": exceptions,
-    "circuit_breaker": circuit_breaker,
 }

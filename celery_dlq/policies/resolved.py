@@ -8,12 +8,9 @@ from datetime import datetime
 from typing import Any
 
 from celery_dlq.decorators import policy_of
-from celery_dlq.features.circuit_breaker.policy import CircuitBreaker
-from celery_dlq.features.exceptions.names import why_not_here
-from celery_dlq.features.exceptions.policy import ExceptionRule
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.overrides import applied
-from celery_dlq.policies.policy import Policy, named_exceptions
+from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.queue_names import QueueNames
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.base import Override
@@ -29,7 +26,7 @@ class Executions:
 
     task: str  # The task's name
     queue: str  # The queue
-    breaker: CircuitBreaker  # The policy's circuit breaker
+    breaker: Any  # The policy's circuit breaker
     # Those that succeeded and are not in the store yet. Threads of a thread pool may now and then
     # lose one
     succeeded: int = 0
@@ -69,7 +66,6 @@ class PolicyCache:
             logger.warning(
                 "Policy of queue %s, overridden by %s: %s", queue, source, policy.to_json()
             )
-            warn_of_exceptions(f"the override of queue {queue}", policy)
 
     def may_guard(self, task: Any) -> bool:
         """True if a message of this task could be guarded; with ``None``, of any task."""
@@ -78,9 +74,9 @@ class PolicyCache:
     def have_exceptions(self, task: Any) -> bool:
         """True if a policy that could guard messages of this task has ``exceptions``."""
         policies = [*self.policies.queues.values(), policy_of(task)]
-        return any(policy is not None and policy.exceptions for policy in policies)
+        return any(policy is not None and policy.of("exceptions") for policy in policies)
 
-    def of_death(self, resolved: ResolvedPolicy, rule: ExceptionRule | None) -> ResolvedPolicy:
+    def of_death(self, resolved: ResolvedPolicy, rule: Any) -> ResolvedPolicy:
         """The resolved policy of a message that died by an exception."""
         if rule is None:
             return resolved
@@ -113,11 +109,12 @@ class PolicyCache:
         policy = self.policies.resolve(queue, task_policy)
         target = self.policies.dead_letter_queue_of(queue, task_policy)
         retries, executions = _max_retries(policy, task), None
-        if task is not None and policy is not None and policy.circuit_breaker is not None:
-            executions = self._executions(task.name, queue, policy.circuit_breaker)
+        breaker = None if policy is None else policy.of("circuit_breaker")
+        if task is not None and breaker is not None:
+            executions = self._executions(task.name, queue, breaker)
         return ResolvedPolicy(queue, target, policy, retries, executions)
 
-    def _executions(self, task: str, queue: str, breaker: CircuitBreaker) -> Executions:
+    def _executions(self, task: str, queue: str, breaker: Any) -> Executions:
         place = (task, queue)
         if place not in self.executions and len(self.executions) >= _MAX_RESOLVED:
             self.executions.clear()
@@ -148,13 +145,6 @@ class PolicyCache:
                 instead,
             )
         return str(instead)
-
-
-def warn_of_exceptions(where: str, policy: Policy) -> None:
-    """Warn of the exceptions that a policy names and that no task of this worker can raise."""
-    for name in named_exceptions(policy):
-        if why := why_not_here(name):
-            logger.warning("The exception %r in %s never acts here: %s", name, where, why)
 
 
 def _max_retries(policy: Policy | None, task: Any) -> int | None:

@@ -6,26 +6,22 @@ the task's decorator, then the exact queue name, then the most specific pattern.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache, reduce
-from itertools import takewhile
 from typing import Any
 
+from celery_dlq import registry
 from celery_dlq.errors import SettingsError
-from celery_dlq.features.auto_redrive.policy import AutoRedrive
 from celery_dlq.policies.checks import suggestion
-from celery_dlq.policies.policy import DLQ_SUFFIX, Policy, ends
+from celery_dlq.policies.policy import DLQ_SUFFIX, KeyValue, Policy, policy_keys
 from celery_dlq.policies.queue_names import KnownQueues
 
 MAX_CACHED_POLICIES = 4096
 RETENTION = ("dead_letter_ttl", "dead_letter_max_length")
 """Policy keys that say how long letters are kept."""
-OF_WHOLE_QUEUES = (*RETENTION, "auto_redrive")
-"""Policy keys that apply to a whole dead-letter queue, not to one message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +67,7 @@ class PolicyTable:
         """The value and source of every key, for a queue or for one task from it."""
         task_policy = self.tasks.get(task_name) if task_name else None
         layers = list(self._layers(queue, task_policy, task_name or ""))
-        found = {f.name: _first(f.name, layers) for f in dataclasses.fields(Policy)}
-        some = list(takewhile(lambda pair: not ends(pair[1], "exceptions"), layers))
-        names = [name for name, layer in some if layer.exceptions is not None]
-        if len(names) > 1:
-            merged = _merged(layer for _name, layer in some)
-            found["exceptions"] = Sourced(merged.exceptions, ", ".join(names))
-        return found
+        return {key: _sourced(key, layers) for key in policy_keys()}
 
     def dead_letter_queue_of(self, queue: str, task_policy: Policy | None = None) -> str:
         """The queue of a message's letters; that of a dead-letter queue is itself: no chain."""
@@ -98,10 +88,10 @@ class PolicyTable:
         ruling = self.resolve(source) if source != name else None
         return ruling if ruling and ruling.dead_letter_queue_of(source) == name else None
 
-    def auto_redrive_of(self, dead_letter_queue: str) -> AutoRedrive | None:
-        """When the letters of a dead-letter queue are redriven automatically; ``None``: never."""
+    def value_of(self, dead_letter_queue: str, key: str) -> Any:
+        """The value of a key for a dead-letter queue; ``None`` if no policy sets it."""
         policy = self.of_dead_letter_queue(dead_letter_queue)
-        return policy.auto_redrive if policy is not None else None
+        return policy.of(key) if policy is not None else None
 
     def rests(self, dead_letter_queue: str) -> bool:
         """True if nothing may be trimmed or redriven by policy: a change of it has yet to begin."""
@@ -114,11 +104,11 @@ class PolicyTable:
             for queue in (*self.lifted, *(q for q, (p, _) in self.overrides.items() if _retains(p)))
         )
 
-    def auto_redrives(self) -> list[AutoRedrive]:
-        """All that the policies say of automatic redrives."""
+    def values(self, key: str) -> list[Any]:
+        """All values that the policies have for a key, without those that end it."""
         overrides = (policy for policy, _source in self.overrides.values())
         policies = (*self.queues.values(), *self.tasks.values(), *overrides)
-        return [policy.auto_redrive for policy in policies if policy.auto_redrive]
+        return [value for policy in policies if (value := policy.of(key))]
 
     def unbounded(self, known: Iterable[str]) -> list[str]:
         """The dead-letter queues, or patterns of them, whose letters no policy ever removes."""
@@ -182,7 +172,7 @@ class PolicyTable:
 
     def _merge(self, queue: str, task_policy: Policy | None) -> Policy | None:
         layers = [policy for _source, policy in self._layers(queue, task_policy, "")]
-        return _unset(_merged(layers)) if layers else None
+        return _merged(layers).without_off() if layers else None
 
     def _layers(
         self, queue: str, task_policy: Policy | None, task_name: str
@@ -211,21 +201,21 @@ class PolicyTable:
                 yield queue, policy
         for task, policy in self.tasks.items():
             if policy.dead_letter_queue:
-                yield f"task {task}", _unset(policy)
+                yield f"task {task}", policy.without_off()
 
     def _by_exception(self) -> Iterator[tuple[str, Policy, str]]:
         """Every dead-letter queue that ``exceptions`` name, with the policy that does."""
         tasks = ((f"task {task}", policy) for task, policy in self.tasks.items())
         for where, policy in (*self.queues.items(), *tasks):
             for target in policy.other_dead_letter_queues:
-                yield where, _unset(policy), target
+                yield where, policy.without_off(), target
 
     def _check_retention(self) -> None:
         seen: dict[tuple[str, str], tuple[str, Any]] = {}
         for where, policy in self._targeting():
             target = policy.dead_letter_queue_of(where)
-            for key in OF_WHOLE_QUEUES:
-                value = getattr(policy, key)
+            for key in of_whole_queues():
+                value = policy.of(key)
                 other, before = seen.setdefault((target, key), (where, value))
                 if before != value:
                     raise SettingsError(
@@ -245,6 +235,12 @@ class PolicyTable:
                     )
                 if value is not None:
                     seen[target, key] = (where, value)
+
+
+def of_whole_queues() -> tuple[str, ...]:
+    """The keys that are about a whole dead-letter queue, not about one message."""
+    features = registry.policy_keys().items()
+    return (*RETENTION, *(key for key, (_feature, found) in features if found.of_whole_queue))
 
 
 def check_targets(queues: Mapping[str, Policy]) -> None:
@@ -275,12 +271,11 @@ def check_targets(queues: Mapping[str, Policy]) -> None:
 
 
 def _check_by_exception(where: str, policy: Policy, queues: Mapping[str, Policy]) -> None:
-    for exception, rule in policy.exceptions or ():
-        if rule.dead_letter_queue in queues:
+    for name in policy.other_dead_letter_queues:
+        if name in queues:
             raise SettingsError(
-                f"expected {where}['exceptions'][{exception!r}]['dead_letter_queue'] to be no "
-                f"guarded queue, got {rule.dead_letter_queue!r}, which has a policy in "
-                f"dlq_queues; name another"
+                f"expected each dead_letter_queue in the exceptions of {where} to be no guarded "
+                f"queue, got {name!r}, which has a policy in dlq_queues; name another"
             )
 
 
@@ -295,9 +290,9 @@ def _check_task(task: str, policy: Policy, queues: Mapping[str, Policy]) -> None
             f"expected the dead_letter_queue of task {task} to be no guarded queue, got "
             f"{policy.dead_letter_queue!r}, which has a policy in dlq_queues; name another"
         )
-    for key in OF_WHOLE_QUEUES:
+    for key in of_whole_queues():
         named = policy.dead_letter_queue or policy.other_dead_letter_queues
-        if getattr(policy, key) is not None and not named:
+        if policy.of(key) is not None and not named:
             raise SettingsError(
                 f"expected {key} of task {task} beside a dead_letter_queue of its own, got it "
                 f"alone; it is about a whole dead-letter queue, so set it in dlq_queues"
@@ -309,18 +304,20 @@ def _merged(layers: Iterable[Policy]) -> Policy:
     return reduce(lambda weak, strong: strong.over(weak), reversed(list(layers)), Policy())
 
 
-def _unset(policy: Policy) -> Policy:
-    """A policy that no weaker one fills: what is off in it is not set."""
-    off = {f.name: None for f in dataclasses.fields(Policy) if ends(policy, f.name)}
-    return dataclasses.replace(policy, **off) if off else policy
-
-
-def _first(key: str, layers: list[tuple[str, Policy]]) -> Sourced:
+def _sourced(key: str, layers: list[tuple[str, Policy]]) -> Sourced:
+    """The value of the strongest policy that sets a key, or of all of them if values merge."""
+    found: Sourced | None = None
     for source, policy in layers:
-        value = getattr(policy, key)
-        if value is not None:
-            return Sourced(value, source)
-    return Sourced(None, "default")
+        value = policy.of(key)
+        if value is None:
+            continue
+        if found is None:
+            found = Sourced(value, source)
+        elif value is not False:
+            found = Sourced(found.value.over(value), f"{found.source}, {source}")
+        if not (isinstance(value, KeyValue) and value.merges):
+            break
+    return found or Sourced(None, "default")
 
 
 def _specificity(pattern: str) -> tuple[int, int]:

@@ -81,7 +81,7 @@ class WorkerJobs:
         """Redrive what is due; in between, run the jobs that wait."""
         self._look_at = time.monotonic() + self._pause()
         table = self._table()
-        if not table.auto_redrives():
+        if not table.values("auto_redrive"):
             return
         with (
             self._make() as running,
@@ -92,5 +92,7 @@ class WorkerJobs:
                 self._run_waiting(stop)
 
     def _pause(self) -> float:
-        shortest = min((rule.after for rule in self._table().auto_redrives()), default=LOOK_SECONDS)
+        shortest = min(
+            (rule.after for rule in self._table().values("auto_redrive")), default=LOOK_SECONDS
+        )
         return min(LOOK_SECONDS, max(1.0, shortest / 10))

@@ -19,12 +19,12 @@ from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
-from celery_dlq import errors
+from celery_dlq import errors, registry
 from celery_dlq.config import PREFIX, Settings
 from celery_dlq.export.table import schema
 from celery_dlq.letters import headers
 from celery_dlq.letters.record import DeadLetter, Delivery, Kind, Outcome, Reason
-from celery_dlq.policies.overrides import KEYS as OVERRIDABLE
+from celery_dlq.policies.overrides import keys as overridable
 from celery_dlq.policies.policy import Policy
 from celery_dlq.spark.options import ReadOptions, WriteOptions
 from celery_dlq.store.base import MessageKey
@@ -47,20 +47,24 @@ _KINDS: Mapping[Kind, tuple[str, str]] = {
 
 def settings() -> str:
     """Every ``dlq_`` setting, as entries that can be linked to."""
-    return "\n".join(_setting(f) for f in dataclasses.fields(Settings))
+    core = {f.name: f.metadata["doc"] for f in dataclasses.fields(Settings) if f.metadata}
+    features = {name: found.doc for name, (_, found) in registry.settings().items()}
+    return "\n".join(_setting(name, doc) for name, doc in {**core, **features}.items())
 
 
 def policy_keys() -> str:
     """Every key of a policy."""
-    documented = attributes(Policy)
+    features = {key: found for key, (_, found) in registry.policy_keys().items()}
+    documented = attributes(Policy) | {key: found.doc for key, found in features.items()}
     types = {f.name: str(f.type).replace(" | None", "") for f in dataclasses.fields(Policy)}
+    types |= {key: found.type for key, found in features.items()}
     return "\n".join(
         _entry(
             name,
             text.partition(" Unset: ")[0],
             type=types[name],
             default=text.partition(" Unset: ")[2].rstrip("."),
-            note="Can be overridden while workers run." if name in OVERRIDABLE else "",
+            note="Can be overridden while workers run." if name in overridable() else "",
         )
         for name, text in documented.items()
     )
@@ -199,14 +203,14 @@ def documented_constants(module: Any) -> Iterator[tuple[str, str]]:
                 yield name, _one_line(str(text))
 
 
-def _setting(field: Any) -> str:
-    said, _, default = field.metadata["doc"].rpartition("Defaults to ")
-    said, _, special = said.partition("Special value: ")
-    said, _, unit = said.partition("Unit: ")
+def _setting(name: str, doc: str) -> str:
+    text, _, default = doc.rpartition("Defaults to ")
+    text, _, special = text.partition("Special value: ")
+    text, _, unit = text.partition("Unit: ")
     note = f"Special value: {special.strip()}" if special.strip(" .") not in {"", "none"} else ""
     return _entry(
-        PREFIX + field.name,
-        said.strip(),
+        PREFIX + name,
+        text.strip(),
         type=unit.strip(" ."),
         default=default.rstrip("."),
         note=note,

@@ -13,10 +13,10 @@ from typing import Any
 import click
 
 import celery_dlq
-from celery_dlq import metrics
+from celery_dlq import metrics, registry
 from celery_dlq.config import Settings
 from celery_dlq.letters import headers
-from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.policy import policy_keys
 from celery_dlq.store.base import MessageKey
 from celery_dlq.store.keys import Keys
 
@@ -50,8 +50,9 @@ def settings() -> str:
     """Settings and policy keys with their defaults."""
     return _lines(
         [
-            *(f"dlq_{field.name} = {_default(field)}" for field in dataclasses.fields(Settings)),
-            *(f"policy {field.name} = {_default(field)}" for field in dataclasses.fields(Policy)),
+            *(f"dlq_{f.name} = {_default(f)}" for f in dataclasses.fields(Settings) if f.metadata),
+            *(f"dlq_{name} = {s.default!r}" for name, (_, s) in registry.settings().items()),
+            *(f"policy {key} = None" for key in policy_keys()),
         ]
     )
 

@@ -270,7 +270,7 @@ def test_who_may_edit_policies_only_neither_discards_nor_redrives(
 
 
 @pytest.mark.parametrize("value", ["null", "none", "off"])
-@pytest.mark.parametrize("key", overrides.KEYS)
+@pytest.mark.parametrize("key", overrides.keys())
 def test_the_page_ends_every_key(make: Callable[..., DeadLetters], key: str, value: str) -> None:
     """And shows what is off."""
     dlq = make()

@@ -34,7 +34,7 @@ app = Celery("shop")
 dlq = DeadLetters(app)
 
 
-@dead_letter_policy(max_deliveries=3, ignore=(KeyError,))
+@dead_letter_policy(max_deliveries=3, exceptions={KeyError: "ignore"})
 def charge(order_id: int) -> int:
     if order_id < 0:
         raise RejectToDLQ("no such order")

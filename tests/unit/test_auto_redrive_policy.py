@@ -31,7 +31,7 @@ NOON = datetime(2026, 1, 31, 12, 0, 30, tzinfo=timezone.utc)
 
 def parsed(value: Any) -> Any:
     """The value of the key as a policy has it."""
-    return Policy.parse({"auto_redrive": value}, "dlq_queues['orders']").auto_redrive
+    return Policy.parse({"auto_redrive": value}, "dlq_queues['orders']").of("auto_redrive")
 
 
 def test_texts_numbers_and_timedeltas_are_durations() -> None:
@@ -59,7 +59,7 @@ def test_what_is_written_is_read_again() -> None:
             "canary": 5,
         }
     }
-    assert Policy(auto_redrive=False).to_json() == {"auto_redrive": False}
+    assert Policy(features=(("auto_redrive", False),)).to_json() == {"auto_redrive": False}
 
 
 @pytest.mark.parametrize(
@@ -112,12 +112,12 @@ def test_an_exact_name_ends_what_a_pattern_began() -> None:
     }
     table = PolicyTable(queues)
     table.check()
-    assert table.auto_redrive_of("orders-DLQ") == AutoRedrive(after=1800, times=3)
-    assert table.auto_redrive_of("cards-DLQ") is None
-    assert len(table.auto_redrives()) == 1
+    assert table.value_of("orders-DLQ", "auto_redrive") == AutoRedrive(after=1800, times=3)
+    assert table.value_of("cards-DLQ", "auto_redrive") is None
+    assert len(table.values("auto_redrive")) == 1
     override = Policy.parse({"auto_redrive": {**RULE, "times": 1}}, "x")
     table = PolicyTable(queues, {}, {"cards": (override, "ann")})
-    rule = table.auto_redrive_of("cards-DLQ")
+    rule = table.value_of("cards-DLQ", "auto_redrive")
     assert rule is not None
     assert rule.times == 1
 

@@ -157,7 +157,7 @@ def test_whatever_happens(happenings: list[Any], seconds: list[int]) -> None:
 
 def test_the_policy_takes_any_of_the_keys() -> None:
     """And shows all of them; what it shows, it takes."""
-    assert Policy.parse({"circuit_breaker": {}}, "p").circuit_breaker == CircuitBreaker()
+    assert Policy.parse({"circuit_breaker": {}}, "p").of("circuit_breaker") == CircuitBreaker()
     given_ = {"deaths": 5, "window": 9, "probe_every": 1.5, "probes": 1, "share": 1}
     policy = Policy.parse({"circuit_breaker": given_}, "p")
     assert policy.to_json() == {"circuit_breaker": given_}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from builders import an_app
 
+from celery_dlq import registry
 from celery_dlq.config import ENVIRONMENT, PREFIX, Settings, check_broker_url
 from celery_dlq.errors import SettingsError
 from celery_dlq.policies.policy import Policy
@@ -106,23 +107,27 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
         memory_limit=1.0,
         held_max=500,
         release="1.2.3",
-        adopt={"orders.dead": "orders-DLQ", "other.dead": None},
         sample_successes=0.001,
-        redact=("kwargs.card", r"re:\b\d{16}\b"),
-        sentry="beside",
+        features={
+            "adopt": {"orders.dead": "orders-DLQ", "other.dead": None},
+            "redact": ("kwargs.card", r"re:\b\d{16}\b"),
+            "sentry": "beside",
+        },
         reliable_fetch=False,
         lease=30.0,
         web_url="https://ops.example.com/dlq",
         web_secret="sixteen letters or more",
     )
     assert settings.web_origin == "https://ops.example.com"
-    assert {f"{PREFIX}{f.name}" for f in dataclasses.fields(Settings)} <= set(conf)
+    assert {f"{PREFIX}{f.name}" for f in dataclasses.fields(Settings) if f.metadata} <= set(conf)
+    assert {f"{PREFIX}{name}" for name in registry.settings()} <= set(conf)
 
 
 def test_every_setting_says_what_it_means() -> None:
     """The text of a setting follows it, with unit and default."""
-    for field in dataclasses.fields(Settings):
-        assert "Defaults to" in field.metadata["doc"], field.name
+    core = [field.metadata["doc"] for field in dataclasses.fields(Settings) if field.metadata]
+    features = [setting.doc for _feature, setting in registry.settings().values()]
+    assert all("Defaults to" in doc for doc in (*core, *features))
 
 
 def test_the_queue_policies_can_be_asked() -> None:

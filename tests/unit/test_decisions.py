@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from builders import NOW, a_delivery
 
-from celery_dlq.features.exceptions.policy import Action, ExceptionRule
+from celery_dlq.features.exceptions.policy import Action, ExceptionPolicy, ExceptionRule
 from celery_dlq.letters.record import Outcome, Reason
 from celery_dlq.policies.decisions import (
     Die,
@@ -31,6 +32,15 @@ FAILED = End(
     text="bad order",
     exception_names=("shop.Bad", "ValueError", "Exception"),
 )
+
+ELSEWHERE = ExceptionRule(action=Action.DEAD_LETTER, dead_letter_queue="fatal-DLQ")
+RETRIED = ExceptionRule(action=Action.RETRY, max_retries=2)
+IGNORED = ExceptionRule(action=Action.IGNORE)
+
+
+def ruled(*rules: tuple[str, ExceptionRule], **keys: Any) -> Policy:
+    """A policy with rules for exceptions."""
+    return Policy(**keys, features=(("exceptions", ExceptionPolicy(rules)),))
 
 
 @pytest.mark.parametrize(
@@ -200,11 +210,11 @@ def test_a_final_end_is_a_death_for_the_reason_of_its_outcome(
             replace(FAILED, retries_spent=True),
             Leave(),
         ),
-        (Policy(ignore=("shop.Bad",)), FAILED, Leave()),
-        (Policy(ignore=("KeyError", "ValueError")), FAILED, Leave()),
-        (Policy(ignore=("KeyError",)), FAILED, Die(Reason.FAILED, "bad order")),
-        (Policy(ignore=("Bad",)), FAILED, Die(Reason.FAILED, "bad order")),
-        (Policy(ignore=("ValueError",)), replace(FAILED, retries_spent=True), Leave()),
+        (ruled(("shop.Bad", IGNORED)), FAILED, Leave()),
+        (ruled(("KeyError", IGNORED), ("ValueError", IGNORED)), FAILED, Leave()),
+        (ruled(("KeyError", IGNORED)), FAILED, Die(Reason.FAILED, "bad order")),
+        (ruled(("Bad", IGNORED)), FAILED, Die(Reason.FAILED, "bad order")),
+        (ruled(("ValueError", IGNORED)), replace(FAILED, retries_spent=True), Leave()),
     ],
 )
 def test_a_failure_is_a_death_unless_it_is_expected_or_not_kept(
@@ -220,7 +230,7 @@ def test_a_failure_is_a_death_unless_it_is_expected_or_not_kept(
         None,
         Policy(),
         Policy(reasons=frozenset()),
-        Policy(ignore=("Exception", "celery_dlq.decorators.RejectToDLQ")),
+        ruled(("Exception", IGNORED), ("celery_dlq.decorators.RejectToDLQ", IGNORED)),
     ],
 )
 @pytest.mark.parametrize("final", [True, False])
@@ -237,48 +247,43 @@ def test_a_demanded_death_needs_no_policy(policy: Policy | None, final: bool) ->
     assert decide_end(policy, end) == Die(Reason.REJECTED, "no such order")
 
 
-ELSEWHERE = ExceptionRule(action=Action.DEAD_LETTER, dead_letter_queue="fatal-DLQ")
-RETRIED = ExceptionRule(action=Action.RETRY, max_retries=2)
-IGNORED = ExceptionRule(action=Action.IGNORE)
-
-
 @pytest.mark.parametrize(
     ("policy", "end", "verdict"),
     [
-        (Policy(exceptions=(("shop.Bad", ELSEWHERE),)), FAILED, Reason.FAILED),
-        (Policy(exceptions=(("ValueError", ELSEWHERE),)), FAILED, Reason.FAILED),
+        (ruled(("shop.Bad", ELSEWHERE)), FAILED, Reason.FAILED),
+        (ruled(("ValueError", ELSEWHERE)), FAILED, Reason.FAILED),
         (
-            Policy(exceptions=(("ValueError", ELSEWHERE),), reasons=frozenset()),
+            ruled(("ValueError", ELSEWHERE), reasons=frozenset()),
             replace(FAILED, expected=True),
             Reason.FAILED,
         ),
         (
-            Policy(exceptions=(("ValueError", ELSEWHERE),)),
+            ruled(("ValueError", ELSEWHERE)),
             replace(FAILED, retries_spent=True),
             Reason.MAX_RETRIES_EXCEEDED,
         ),
-        (Policy(exceptions=(("ValueError", ELSEWHERE),)), replace(FAILED, final=False), None),
-        (Policy(exceptions=(("shop.Bad", IGNORED), ("ValueError", ELSEWHERE))), FAILED, None),
-        (Policy(exceptions=(("ValueError", RETRIED),)), replace(FAILED, expected=True), None),
+        (ruled(("ValueError", ELSEWHERE)), replace(FAILED, final=False), None),
+        (ruled(("shop.Bad", IGNORED), ("ValueError", ELSEWHERE)), FAILED, None),
+        (ruled(("ValueError", RETRIED)), replace(FAILED, expected=True), None),
         (
-            Policy(exceptions=(("ValueError", RETRIED),)),
+            ruled(("ValueError", RETRIED)),
             replace(FAILED, retries_spent=True),
             Reason.MAX_RETRIES_EXCEEDED,
         ),
         (
-            Policy(exceptions=(("shop.Bad", RETRIED),), ignore=("ValueError",)),
+            ruled(("shop.Bad", RETRIED), ("ValueError", IGNORED)),
             FAILED,
             Reason.FAILED,
         ),
-        (Policy(exceptions=(("KeyError", IGNORED),)), FAILED, Reason.FAILED),
+        (ruled(("KeyError", IGNORED)), FAILED, Reason.FAILED),
         # A process that was lost, or killed at its time limit, raised nothing.
         (
-            Policy(exceptions=(("Exception", IGNORED),)),
+            ruled(("Exception", IGNORED)),
             End(outcome=Outcome.WORKER_LOST, exception_names=("Exception",)),
             Reason.WORKER_LOST,
         ),
         (
-            Policy(exceptions=(("Exception", IGNORED),)),
+            ruled(("Exception", IGNORED)),
             End(outcome=Outcome.TIME_LIMIT, exception_names=("Exception",)),
             Reason.TIME_LIMIT_EXCEEDED,
         ),
@@ -290,7 +295,7 @@ def test_a_rule_for_its_exception_decides_on_a_failure(
     """``dead_letter`` beats ``throws`` and ``reasons``; the most specific rule counts."""
     decided = decide_end(policy, end)
     assert (decided.reason if isinstance(decided, Die) else None) is verdict
-    if isinstance(decided, Die) and policy.exceptions[0][1] is ELSEWHERE:  # type: ignore[index]
+    if isinstance(decided, Die) and policy.of("exceptions").rules[0][1] is ELSEWHERE:
         assert decided.rule is ELSEWHERE
 
 

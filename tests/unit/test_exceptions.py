@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from builders import NOW, an_app
+from builders import an_app
 from celery import Celery, signals, states
 from celery.app.trace import build_tracer
 from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded, TimeLimitExceeded
@@ -17,12 +17,15 @@ from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded, TimeLimitExc
 from celery_dlq.config import Settings
 from celery_dlq.errors import SettingsError
 from celery_dlq.features.exceptions.names import why_not_here
-from celery_dlq.features.exceptions.observer import ExceptionRules, exception_names
+from celery_dlq.features.exceptions.observer import (
+    ExceptionRules,
+    exception_names,
+    warn_of_exceptions,
+)
 from celery_dlq.features.exceptions.policy import Action, Backoff, ExceptionRule
-from celery_dlq.policies.policy import Policy, named_exceptions
-from celery_dlq.policies.resolved import PolicyCache, warn_of_exceptions
+from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.resolved import PolicyCache
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.store.base import Override
 from celery_dlq.writing.failure import EXCEPTION_NAMES, failure_of
 
 RETRY: dict[str, Any] = {"action": "retry", "max_retries": 2, "countdown": 0}
@@ -65,7 +68,7 @@ def test_rules_are_read_from_classes_and_dotted_names() -> None:
             KeyError: {"action": "ignore"},
         }
     )
-    assert dict(policy.exceptions or ()) == {
+    assert dict(policy.of("exceptions").rules) == {
         "requests.ConnectionError": ExceptionRule(
             action=Action.RETRY, max_retries=2, countdown=0.0, backoff=Backoff.EXPONENTIAL
         ),
@@ -73,7 +76,7 @@ def test_rules_are_read_from_classes_and_dotted_names() -> None:
         "KeyError": ExceptionRule(action=Action.IGNORE),
     }
     assert Policy.parse(json.loads(json.dumps(policy.to_json())), "again") == policy
-    assert Policy.parse({"exceptions": policy.exceptions}, "again") == policy
+    assert Policy.parse({"exceptions": policy.of("exceptions")}, "again") == policy
     assert parsed({}) == Policy()
     assert policy.other_dead_letter_queues == ("fatal-DLQ",)
     assert hash(policy) == hash(parsed(policy.to_json()["exceptions"]))
@@ -83,8 +86,14 @@ def test_rules_are_read_from_classes_and_dotted_names() -> None:
     ("exceptions", "said"),
     [
         (3, "['exceptions'] to be a mapping of exceptions to actions, got 3"),
-        ({"shop.Fatal": 1}, "a mapping with an action (retry, dead_letter or ignore), got 1"),
-        ({"shop.Fatal": {}}, "a mapping with an action (retry, dead_letter or ignore), got {}"),
+        (
+            {"shop.Fatal": 1},
+            "retry, dead_letter or ignore), or a mapping with one, got 1",
+        ),
+        (
+            {"shop.Fatal": {}},
+            "retry, dead_letter or ignore), or a mapping with one, got {}",
+        ),
         ({"a.B": {"action": "rety"}}, "got 'rety'; did you mean 'retry'?"),
         ({"a.B": {"action": None}}, "one of retry, dead_letter, ignore, got None"),
         ({"a.B": {**RETRY, "max_retrys": 3}}, "got 'max_retrys'; did you mean 'max_retries'?"),
@@ -123,23 +132,24 @@ def test_a_mistake_is_refused_with_what_to_do(exceptions: Any, said: str) -> Non
         ("celery_dlq.RejectToDLQ", "by it a task says itself"),
     ],
 )
-@pytest.mark.parametrize("key", ["exceptions", "ignore"])
-def test_a_name_that_can_never_act_is_refused(key: str, name: Any, said: str) -> None:
+def test_a_name_that_can_never_act_is_refused(name: Any, said: str) -> None:
     """With what is meant, or why."""
     with pytest.raises(SettingsError) as raised:
-        Policy.parse({key: {name: {"action": "ignore"}} if key == "exceptions" else [name]}, "x")
+        Policy.parse({"exceptions": {name: "ignore"}}, "x")
     assert said in str(raised.value)
-    assert f"expected x['{key}'] to be exceptions that a task can fail with" in str(raised.value)
+    assert "expected x['exceptions'] to be exceptions that a task can fail with" in str(
+        raised.value
+    )
 
 
 @pytest.mark.parametrize("name", ["celery.exceptions.WorkerLostError", TimeLimitExceeded])
 def test_what_a_worker_reports_can_only_be_ignored(name: Any) -> None:
     """No task raises it, so it is neither retried nor sent elsewhere."""
-    assert Policy.parse({"ignore": name}, "x").ignore is not None
+    assert parsed({name: "ignore"}).of("exceptions").names
     with pytest.raises(SettingsError, match="no task raises it"):
         parsed({name: {"action": "retry"}})
     with pytest.raises(SettingsError, match="no task raises it"):
-        Policy.parse({"ignore": "WorkerLostError"}, "x")
+        parsed({"WorkerLostError": "ignore"})
 
 
 @pytest.mark.parametrize("name", ["BaseException", "Exception", "ExceptionGroup", SubError])
@@ -148,7 +158,7 @@ def test_a_name_that_may_act_is_taken(name: Any) -> None:
     if name == "ExceptionGroup" and sys.version_info < (3, 11):
         pytest.skip("Python 3.11 has it first")
     policy = parsed({name: {"action": "ignore"}})
-    assert [why_not_here(each) for each in named_exceptions(policy)] == [""]
+    assert [why_not_here(each) for each in policy.of("exceptions").names] == [""]
 
 
 @pytest.mark.parametrize(
@@ -176,19 +186,10 @@ def test_what_only_a_worker_can_know_is_warned_of(
     assert "this" not in sys.modules
 
 
-def test_an_override_is_warned_of_when_it_arrives(caplog: pytest.LogCaptureFixture) -> None:
-    """The operator's process may have no module of the app."""
-    cache = PolicyCache(PolicyTable({}), an_app().amqp.queues)
-    name = "no_such_package.SoldOut"
-    made = Override(queue="orders", key="ignore", value=[name], until=NOW, actor="ann")
-    cache.obey([made], NOW)
-    assert "'no_such_package.SoldOut' in the override of queue orders never acts" in caplog.text
-
-
 def test_settings_take_a_policy_object_as_it_is() -> None:
     """Parsed or not."""
     policy = parsed({"shop.Fatal": FATAL})
-    for given in (policy, Policy(exceptions={"shop.Fatal": FATAL})):  # type: ignore[arg-type]
+    for given in (policy, Policy(features=policy.features)):
         settings = Settings.from_conf({"dlq_queues": {"orders": given}, "dlq_url": "redis://x"})
         assert settings.queues["orders"] == policy
 
@@ -275,20 +276,18 @@ def test_looking_up_a_name_imports_and_calls_nothing(
 
 
 @pytest.mark.parametrize(
-    ("exceptions", "ignore", "action"),
+    ("exceptions", "action"),
     [
-        ({SubError: RETRY, BaseError: FATAL}, (), Action.RETRY),
-        ({Exception: RETRY, BaseError: FATAL}, (), Action.DEAD_LETTER),
-        ({Exception: RETRY}, (f"{__name__}.BaseError",), Action.IGNORE),
-        ({SubError: RETRY}, ("Exception",), Action.RETRY),
-        ({BaseError: FATAL}, (f"{__name__}.BaseError",), Action.DEAD_LETTER),
-        ({KeyError: RETRY}, (), None),
+        ({SubError: RETRY, BaseError: FATAL}, Action.RETRY),
+        ({Exception: RETRY, BaseError: FATAL}, Action.DEAD_LETTER),
+        ({Exception: RETRY, BaseError: "ignore"}, Action.IGNORE),
+        ({SubError: RETRY, Exception: "ignore"}, Action.RETRY),
+        ({KeyError: RETRY}, None),
     ],
 )
-def test_the_most_specific_rule_counts(exceptions: Any, ignore: Any, action: Any) -> None:
-    """``ignore`` is the short form of a rule."""
-    policy = Policy.parse({"exceptions": exceptions, "ignore": ignore}, "x")
-    rule = policy.rule_of(exception_names(SubError))
+def test_the_most_specific_rule_counts(exceptions: Any, action: Any) -> None:
+    """The name of an action is the short form of a rule."""
+    rule = parsed(exceptions).of("exceptions").rule_of(exception_names(SubError))
     assert (rule.action if rule else None) is action
 
 
@@ -397,13 +396,6 @@ def test_autoretry_goes_on_with_what_no_rule_names(app: Celery) -> None:
     guarded(app, {BaseError: {**RETRY, "max_retries": 9}})
     assert run(app, task)[0] == states.RETRY
     assert run(app, task, retries=1)[0] == states.FAILURE
-
-
-def test_the_policy_key_ignore_does_not_beat_autoretry(app: Celery) -> None:
-    """It only says which failures are no deaths."""
-    task = failing(app, SubError("x"), autoretry_for=(Exception,), max_retries=1)
-    guarded(app, {KeyError: RETRY}, ignore=[BaseError])
-    assert run(app, task)[0] == states.RETRY
 
 
 def test_a_retry_by_a_rule_beats_autoretry(app: Celery) -> None:

@@ -33,8 +33,8 @@ def policy(exchange: object, routing_key: object = None) -> Policy:
 )
 def test_an_exchange_is_a_name_or_a_mapping(given: object, expected: DeadLetterExchange) -> None:
     """As the user says."""
-    assert policy(given).dead_letter_exchange == expected
-    assert policy(expected.to_json()).dead_letter_exchange == expected
+    assert policy(given).of("dead_letter_exchange") == expected
+    assert policy(expected.to_json()).of("dead_letter_exchange") == expected
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_publishers_load_nothing_that_only_workers_need() -> None:
         "app.conf.dlq_queues = {'*': {'max_deliveries': 3}}\n"
         "celery_dlq.plugin.DeadLetters(app)\n"
         "app.send_task('shop.charge')\n"
-        "rooms = ('celery_dlq.worker', 'celery_dlq.operations', 'celery_dlq.features.adopt',\n"
+        "rooms = ('celery_dlq.worker', 'celery_dlq.operations', 'celery_dlq.features.adopt.',\n"
         "    'celery_dlq.transport.redis', 'redis')\n"
         "print([m for m in sys.modules if m.startswith(rooms)])"
     )

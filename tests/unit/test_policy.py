@@ -10,6 +10,7 @@ import pytest
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.features.exceptions.names import qualified_name
+from celery_dlq.features.exceptions.policy import Action, ExceptionPolicy, ExceptionRule
 from celery_dlq.letters.record import Reason
 from celery_dlq.policies.checks import duration_seconds, seconds, suggestion
 from celery_dlq.policies.policy import Policy
@@ -38,7 +39,7 @@ def test_a_policy_takes_all_its_keys() -> None:
             "dead_letter_queue": "lost-orders",
             "default_delay": timedelta(minutes=1, milliseconds=500),
             "reasons": ["failed", Reason.REJECTED],
-            "ignore": [KeyError, "shop.errors.SoldOut", Bill.UnpaidError],
+            "exceptions": {KeyError: "ignore", Bill.UnpaidError: "dead_letter"},
         },
         "dlq_queues['orders']",
     )
@@ -48,19 +49,29 @@ def test_a_policy_takes_all_its_keys() -> None:
         dead_letter_queue="lost-orders",
         default_delay=60.5,
         reasons=frozenset({Reason.FAILED, Reason.REJECTED}),
-        ignore=("KeyError", "shop.errors.SoldOut", f"{__name__}.Bill.UnpaidError"),
+        features=(
+            (
+                "exceptions",
+                ExceptionPolicy(
+                    (
+                        ("KeyError", ExceptionRule(action=Action.IGNORE)),
+                        (f"{__name__}.Bill.UnpaidError", ExceptionRule(action=Action.DEAD_LETTER)),
+                    )
+                ),
+            ),
+        ),
     )
 
 
-def test_one_exception_class_needs_no_list() -> None:
-    """``ignore=KeyError`` and ``ignore="KeyError"`` are what people write."""
-    assert Policy.parse({"ignore": KeyError}, "x").ignore == ("KeyError",)
-    assert Policy.parse({"ignore": "KeyError"}, "x").ignore == ("KeyError",)
+def test_a_key_that_is_gone_is_refused_with_what_to_write_instead() -> None:
+    """One line says it."""
+    with pytest.raises(SettingsError, match=r"'ignore'; write exceptions = \{'shop.SoldOut'"):
+        Policy.parse({"ignore": "KeyError"}, "x")
 
 
 def test_none_means_not_set_here() -> None:
     """A key with ``None`` is as good as left out."""
-    assert Policy.parse({"max_deliveries": None, "ignore": None}, "x") == Policy()
+    assert Policy.parse({"max_deliveries": None, "exceptions": None}, "x") == Policy()
 
 
 @pytest.mark.parametrize(
@@ -90,11 +101,10 @@ def test_none_means_not_set_here() -> None:
         ("default_delay", True, "a number of seconds, a timedelta or a text such as 30m"),
         ("reasons", "failed", "a list of reasons"),
         ("reasons", 5, "a list of reasons"),
-        ("ignore", 5, "exception classes or their dotted names"),
-        ("ignore", [5], "exception classes or their dotted names"),
-        ("ignore", [""], "exception classes or their dotted names"),
-        ("ignore", int, "exception classes or their dotted names"),
-        ("ignore", [KeyError()], "exception classes or their dotted names"),
+        ("exceptions", 5, "a mapping of exceptions to actions"),
+        ("exceptions", {5: "ignore"}, "exception classes or their dotted names"),
+        ("exceptions", {"": "ignore"}, "exception classes or their dotted names"),
+        ("exceptions", {KeyError(): "ignore"}, "exception classes or their dotted names"),
     ],
 )
 def test_a_bad_value_says_what_was_expected_and_what_came(

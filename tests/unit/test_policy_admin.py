@@ -17,7 +17,7 @@ from celery_dlq.events import Action, Event, Events, whoami
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.policies import overrides
 from celery_dlq.policies.drift import differences
-from celery_dlq.policies.overrides import KEYS, by_queue
+from celery_dlq.policies.overrides import by_queue, keys
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
@@ -196,7 +196,7 @@ def test_the_limit_of_crashes_can_be_overridden_and_exceptions_cannot(
 
 
 @pytest.mark.parametrize("off", [None, False, "null", "None", "off", " off "])
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("key", keys())
 def test_an_override_can_end_every_key(
     policy_admin: PolicyAdmin, registry: RedisWorkerRegistry, key: str, off: Any
 ) -> None:
@@ -205,7 +205,7 @@ def test_an_override_can_end_every_key(
     (override,) = registry.overrides()
     assert override.value is False
     (policy, _source) = by_queue([override])["orders"]
-    assert getattr(policy.over(Policy(max_deliveries=5)), key) is False
+    assert policy.over(Policy(max_deliveries=5)).of(key) is False
     (view,) = policy_admin.policies("orders").views
     assert view.fields[key].value is False
     assert view.to_json()["policy"][key]["value"] is False
@@ -282,5 +282,5 @@ def test_all_policies_are_shown_with_their_warnings(
     assert warning == {"warning": rules.warnings[0]}
     assert lines[1]["dead_letter_queue"] == "orders-DLQ"
     assert lines[1]["policy"]["max_deliveries"] == {"value": 5, "source": "dlq_queues['orders']"}
-    assert lines[1]["policy"]["ignore"] == {"value": None, "source": "default"}
+    assert lines[1]["policy"]["exceptions"] == {"value": None, "source": "default"}
     assert lines[2]["policy"]["max_retries"]["source"] == "dead_letter_policy of shop.charge"

@@ -62,7 +62,6 @@ VALUES: dict[str, Any] = {
     "dead_letter_max_length": 9,
     "auto_redrive": {"after": 60, "times": 1},
     "reasons": ["failed"],
-    "ignore": ["KeyError"],
     "exceptions": {"KeyError": {"action": "ignore"}},
     "circuit_breaker": {},
 }
@@ -91,7 +90,7 @@ def test_exceptions_that_are_off_end_those_of_weaker_policies_only() -> None:
         {"*": weak, "orders": Policy.parse({"exceptions": "off"}, "x")}, {"t": task}
     )
     assert table.resolve("orders", task) == task
-    assert table.explain("orders", "t")["exceptions"].value == task.exceptions
+    assert table.explain("orders", "t")["exceptions"].value == task.of("exceptions")
 
 
 @pytest.mark.parametrize(
@@ -201,11 +200,11 @@ def test_every_value_says_where_it_comes_from() -> None:
     table = PolicyTable(
         {"orders": Policy(max_retries=7), "*": Policy(default_delay=3.0, max_retries=9)},
         {"shop.charge": Policy(max_deliveries=3)},
-        {"orders": (Policy(ignore=("KeyError",)), "ann@desk")},
+        {"orders": (Policy(reasons=frozenset()), "ann@desk")},
     )
     explained = table.explain("orders", "shop.charge")
     assert {name: sourced for name, sourced in explained.items() if sourced.value is not None} == {
-        "ignore": Sourced(("KeyError",), "override by ann@desk"),
+        "reasons": Sourced(frozenset(), "override by ann@desk"),
         "max_deliveries": Sourced(3, "dead_letter_policy of shop.charge"),
         "max_retries": Sourced(7, "dlq_queues['orders']"),
         "default_delay": Sourced(3.0, "dlq_queues['*']"),
@@ -302,9 +301,11 @@ def test_exceptions_are_merged_one_by_one_and_say_where_they_come_from() -> None
     both = Policy.parse({"exceptions": {"a.A": retry, "a.B": ignore}}, "x")
     assert table.resolve("orders", task) == both
     assert table.explain("orders", "shop.charge")["exceptions"] == Sourced(
-        both.exceptions, "dead_letter_policy of shop.charge, dlq_queues['*']"
+        both.of("exceptions"), "dead_letter_policy of shop.charge, dlq_queues['*']"
     )
-    assert table.explain("orders")["exceptions"] == Sourced(queue.exceptions, "dlq_queues['*']")
+    assert table.explain("orders")["exceptions"] == Sourced(
+        queue.of("exceptions"), "dlq_queues['*']"
+    )
 
 
 @pytest.mark.parametrize(
@@ -388,4 +389,4 @@ def test_a_key_that_is_off_is_unset_for_each_kind_of_dead_letter_queue(key: str)
     for name in ("orders-DLQ", "fatal", "of-task", "mails-DLQ"):
         policy = table.of_dead_letter_queue(name)
         assert policy is not None
-        assert getattr(policy, key) is None, name
+        assert policy.of(key) is None, name

@@ -12,7 +12,7 @@ from builders import NOW, a_letter, key_of
 from fresh import fresh_store
 
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.features.exceptions.policy import Action, ExceptionRule
+from celery_dlq.features.exceptions.policy import Action, ExceptionPolicy, ExceptionRule
 from celery_dlq.letters.record import Delivery, Outcome, Reason
 from celery_dlq.metrics import Counts
 from celery_dlq.policies.decisions import Die, Leave, PutOff, Run
@@ -171,7 +171,9 @@ def test_a_message_that_crashed_too_often_does_not_start(
 def test_a_message_whose_letter_is_elsewhere_does_not_start_again() -> None:
     """Its worker died after storing the letter, before it could say so beside the counts."""
     rule = ExceptionRule(action=Action.DEAD_LETTER, dead_letter_queue="fatal-DLQ")
-    policy = Policy(max_deliveries=9, exceptions=(("shop.Fatal", rule),))
+    policy = Policy(
+        max_deliveries=9, features=(("exceptions", ExceptionPolicy((("shop.Fatal", rule),))),)
+    )
     counter = a_counter()
     request = a_redelivered_message()
     starts = Starts(counter, lambda: NOW, Counts(), flags_redelivery=True)

@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
-from celery_dlq.registry import Feature
+from types import MappingProxyType
 
-FEATURE = Feature(name="adopt")
+from celery_dlq.registry import Feature, Setting
+
+FEATURE = Feature(
+    name="adopt",
+    settings={
+        "adopt": Setting(
+            check="settings:adopt",
+            default=MappingProxyType({}),
+            doc="Queues into which the broker itself puts dead messages, by name, with the "
+            "dead-letter queue that their letters go to; every worker empties them. "
+            "Special value: None as the dead-letter queue takes that of each message's own queue. "
+            "Defaults to {}.",
+        )
+    },
+    check_settings="settings:check",
+)

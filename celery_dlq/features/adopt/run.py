@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from celery_dlq.config import Settings
 from celery_dlq.errors import DLQError, SettingsError
 from celery_dlq.events import Action, Change, whoami
+from celery_dlq.features.adopt.settings import check_adoption
 from celery_dlq.logs import get_logger
 from celery_dlq.store.base import Backend, Clock
 
@@ -78,7 +79,7 @@ class AdoptRun:
         return adopter.report
 
     def _check(self, queue: str, target: str | None) -> None:
-        self._settings.check_adoption(queue, target, "dlq import")
+        check_adoption(self._settings, queue, target, "dlq import")
         if self._settings.store == "broker" and queue in self._backend.letters.names():
             raise SettingsError(
                 f"expected dlq import to name a queue of messages that the broker dead-lettered, "

@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
-from celery_dlq.registry import Feature
+from celery_dlq.registry import Feature, PolicyKey
 
-FEATURE = Feature(name="auto_redrive")
+FEATURE = Feature(
+    name="auto_redrive",
+    policy_keys={
+        "auto_redrive": PolicyKey(
+            check="policy:auto_redrive",
+            type="AutoRedrive",
+            doc="When letters are redriven without an operator: a mapping of ``after`` (seconds, "
+            "timedelta or text such as 30m), ``times``, and perhaps ``backoff`` (2), ``reasons`` "
+            "and ``canary``. Unset: never.",
+            overridable=True,
+            of_whole_queue=True,
+        )
+    },
+)

@@ -15,6 +15,7 @@ from celery_dlq.policies.checks import (
     positive_seconds,
     some_of,
 )
+from celery_dlq.policies.policy import KeyValue
 
 MOST_TIMES = 100
 MOST_BACKOFF = 100.0
@@ -24,7 +25,7 @@ MAX_WAIT = timedelta(days=366)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AutoRedrive:
+class AutoRedrive(KeyValue):
     """When the letters of a dead-letter queue are redriven automatically.
 
     Attributes:

@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
-from celery_dlq.registry import Feature
+from celery_dlq.registry import Feature, PolicyKey
 
-FEATURE = Feature(name="circuit_breaker", commands={"breaker": "command:breaker"})
+FEATURE = Feature(
+    name="circuit_breaker",
+    policy_keys={
+        "circuit_breaker": PolicyKey(
+            check="policy:circuit_breaker",
+            type="CircuitBreaker",
+            doc="When nearly all executions of a task die of one cause, its messages are held, and "
+            "probes find out when they may run again: a mapping with any of ``deaths`` (20 letters "
+            "of one fingerprint), ``window`` (within 60 seconds), ``share`` (0.9 of the "
+            "executions), ``probe_every`` (30 seconds) and ``probes`` (3 that succeed in a row). "
+            "Unset: none.",
+            overridable=True,
+        )
+    },
+    commands={"breaker": "command:breaker"},
+)

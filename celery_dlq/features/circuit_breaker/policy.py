@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from celery_dlq.policies.checks import expected, integer, mapping, number, positive_seconds
+from celery_dlq.policies.policy import KeyValue
 from celery_dlq.store.base import OPEN, RELEASING, Circuit, Ends
 
 _MICROS = 1_000_000
@@ -29,7 +30,7 @@ _MOST_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CircuitBreaker:
+class CircuitBreaker(KeyValue):
     """When the breaker of a task opens and closes.
 
     Attributes:

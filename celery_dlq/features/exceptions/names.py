@@ -33,11 +33,14 @@ def qualified_name(cls: type) -> str:
     return cls.__qualname__ if module == "builtins" else f"{module}.{cls.__qualname__}"
 
 
-def why_never(name: str, *, ends: bool = False) -> str:
-    """Why a name can never act in any process; empty if it may."""
+def why_never(name: str, *, ignored: bool = False) -> str:
+    """Why a name can never act in any process; empty if it may.
+
+    What a worker reports for a lost process can be ignored, by its full name.
+    """
     module, _, last = name.rpartition(".")
     why = _NEVER.get(last, "") if module in _OURS else ""
-    if why and not (ends and module and why == _REPORTED):
+    if why and not (ignored and module and why == _REPORTED):
         return why
     if module or name in _BUILTINS:
         return ""

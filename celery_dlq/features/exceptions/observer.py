@@ -22,10 +22,10 @@ from celery import signals
 from celery.app.task import Task
 from celery.exceptions import TaskPredicate
 
-from celery_dlq.features.exceptions.names import imported, qualified_name
-from celery_dlq.features.exceptions.policy import IGNORE, Action, ExceptionRule
+from celery_dlq.features.exceptions.names import imported, qualified_name, why_not_here
+from celery_dlq.features.exceptions.policy import Action, ExceptionRule
 from celery_dlq.logs import get_logger
-from celery_dlq.policies.policy import Policy, named_exceptions
+from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.resolved import PolicyCache
 from celery_dlq.writing.failure import EXCEPTION_NAMES
 
@@ -72,17 +72,17 @@ class ExceptionRules:
         if request.called_directly:
             return None
         policy = self._policies.of(self.place(request), task).policy
-        if policy is None or policy.exceptions is None:
+        rules = None if policy is None else policy.of("exceptions")
+        if not rules:
             return None
-        rule = policy.rule_of(exception_names(type(exc), named_exceptions(policy)))
-        # Of the policy key ``ignore``, Celery's retries know nothing.
-        return None if rule is None or rule is IGNORE else (policy, rule)
+        rule = rules.rule_of(exception_names(type(exc), rules.names))
+        return None if rule is None else (policy, rule)  # type: ignore[return-value]
 
     def mark(self, info: Any, task: Any, delivery_info: dict[str, Any], kind: type) -> None:
         """Put the names of an exception on billiard's ``ExceptionInfo`` of it."""
         policy = self._policies.of(delivery_info, task).policy
-        if policy is not None and (policy.exceptions or policy.ignore):
-            setattr(info, EXCEPTION_NAMES, exception_names(kind, named_exceptions(policy)))
+        if rules := policy and policy.of("exceptions"):
+            setattr(info, EXCEPTION_NAMES, exception_names(kind, rules.names))
 
     def mark_here(self, info: Any, task: Any, kind: type) -> None:
         """As `mark`, for the message that this process is working on.
@@ -92,6 +92,14 @@ class ExceptionRules:
         place = self.place(task.request)
         if place:
             self.mark(info, task, place, kind)
+
+
+def warn_of_exceptions(where: str, policy: Policy) -> None:
+    """Warn of the exceptions that a policy names and that no task of this worker can raise."""
+    rules = policy.of("exceptions")
+    for name in rules.names if rules else ():
+        if why := why_not_here(name):
+            logger.warning("The exception %r in %s never acts here: %s", name, where, why)
 
 
 def exception_names(kind: type, keys: Iterable[str] = ()) -> tuple[str, ...]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from math import ceil
@@ -24,6 +23,7 @@ from celery_dlq.policies.checks import (
     queue_name,
     seconds,
 )
+from celery_dlq.policies.policy import KeyValue
 
 DEFAULT_COUNTDOWN = 1.0
 DEFAULT_BACKOFF_MAX = 600.0
@@ -108,7 +108,38 @@ class ExceptionRule:
         }
 
 
-IGNORE = ExceptionRule(action=Action.IGNORE)
+@dataclass(frozen=True, slots=True)
+class ExceptionPolicy(KeyValue):
+    """What a policy says about exceptions."""
+
+    merges = True
+    rules: tuple[tuple[str, ExceptionRule], ...]  # By name, in the order of names
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The exceptions that it names."""
+        return tuple(name for name, _rule in self.rules)
+
+    @property
+    def dead_letter_queues(self) -> tuple[str, ...]:
+        """The queues for letters that it names."""
+        named = (rule.dead_letter_queue for _name, rule in self.rules)
+        return tuple(name for name in named if name is not None)
+
+    def rule_of(self, exception_names: Iterable[str]) -> ExceptionRule | None:
+        """What to do about an exception; of its class and bases, the first with a rule counts."""
+        rules = dict(self.rules)
+        return next((rules[name] for name in exception_names if name in rules), None)
+
+    def over(self, weaker: ExceptionPolicy) -> ExceptionPolicy:
+        """Each exception counts as a key of its own."""
+        return ExceptionPolicy(tuple(sorted({**dict(weaker.rules), **dict(self.rules)}.items())))
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping, as the policy takes it."""
+        return {name: rule.to_json() for name, rule in self.rules}
+
+
 KEYS_OF_ACTION = {
     Action.RETRY: ("max_retries", "backoff", "countdown", "retry_backoff_max", "retry_jitter"),
     Action.DEAD_LETTER: ("dead_letter_queue",),
@@ -125,37 +156,40 @@ _RULE_CHECKS: Mapping[str, Check[Any]] = {
 _DOTTED_NAME = re.compile(r"[\w<>]+(\.[\w<>]+)*")
 
 
-def exception_name(where: str, value: object, *, ends: bool = False) -> str:
-    """Check an exception: its class, or its dotted name."""
+def exceptions(where: str, value: object) -> ExceptionPolicy | None:
+    """Check a mapping of exceptions to what is done about them."""
+    if isinstance(value, ExceptionPolicy):
+        value = dict(value.rules)
+    if not isinstance(value, Mapping):
+        raise expected(where, "a mapping of exceptions to actions", value)
+    rules = {}
+    for key, given in value.items():
+        rule = _rule(f"{where}[{key!r}]", given)
+        name = _exception_name(where, key, ignored=rule.action is Action.IGNORE)
+        rules[name] = rule
+    return ExceptionPolicy(tuple(sorted(rules.items()))) if rules else None
+
+
+def _exception_name(where: str, value: object, *, ignored: bool) -> str:
     if isinstance(value, type) and issubclass(value, BaseException):
         value = qualified_name(value)
     if not isinstance(value, str) or not _DOTTED_NAME.fullmatch(value):
         raise expected(where, "exception classes or their dotted names", value)
-    if why := why_never(value, ends=ends):
+    if why := why_never(value, ignored=ignored):
         error = expected(where, "exceptions that a task can fail with", value)
         raise SettingsError(f"{error}: {why}")
     return value
 
 
-def exceptions(where: str, value: object) -> tuple[tuple[str, ExceptionRule], ...] | None:
-    """Check a mapping of exceptions to what is done about them."""
-    if isinstance(value, tuple):  # of a policy that was parsed before
-        with suppress(TypeError, ValueError):
-            value = dict(value)
-    if not isinstance(value, Mapping):
-        raise expected(where, "a mapping of exceptions to actions", value)
-    rules = {}
-    for key, rule in value.items():
-        name = exception_name(where, key)
-        rules[name] = _rule(f"{where}[{name!r}]", rule)
-    return tuple(sorted(rules.items())) or None
-
-
 def _rule(where: str, value: object) -> ExceptionRule:
     if isinstance(value, ExceptionRule):
         value = value.to_json()
+    if isinstance(value, str):
+        value = {"action": value}
     if not isinstance(value, Mapping) or "action" not in value:
-        raise expected(where, "a mapping with an action (retry, dead_letter or ignore)", value)
+        raise expected(
+            where, "an action (retry, dead_letter or ignore), or a mapping with one", value
+        )
     action = one_of(Action)(f"{where}['action']", value["action"])
     known = ("action", *KEYS_OF_ACTION[action])
     check_names(f"keys of the action {action} in {where}", value, known, SettingsError)

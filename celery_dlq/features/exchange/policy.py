@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from celery_dlq.policies.checks import expected
+from celery_dlq.policies.policy import KeyValue
 
 TYPES = ("direct", "fanout", "topic")
 _KEYS = ("name", "type")
@@ -13,7 +14,7 @@ MAX_NAME_BYTES = 255  # AMQP short strings hold no more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterExchange:
+class DeadLetterExchange(KeyValue):
     """A durable exchange on the broker.
 
     Attributes:

@@ -75,21 +75,22 @@ class Targets:
         task = self._app.tasks.get(letter.task_name)
         own = None if task is None else policy_of(task)
         policy = self._policies.resolve(letter.source_queue, own)
-        if policy is None or policy.dead_letter_exchange is None:
+        exchange = None if policy is None else policy.of("dead_letter_exchange")
+        if policy is None or exchange is None:
             return None
-        if not policy.dead_letter_exchange.name and policy.dead_letter_routing_key is None:
+        if not exchange.name and policy.of("dead_letter_routing_key") is None:
             return None  # refused at start-up: it would return to its queue
         return OutboxEntry(
             letter_id=letter.id,
-            exchange=policy.dead_letter_exchange.name,
-            routing_key=policy.dead_letter_routing_key or letter.source_queue,
+            exchange=exchange.name,
+            routing_key=policy.of("dead_letter_routing_key") or letter.source_queue,
         )
 
     def exchanges(self) -> dict[str, DeadLetterExchange]:
         """All exchanges of all policies, by name."""
         found: dict[str, tuple[str, DeadLetterExchange]] = {}
         for where, policy in self._named():
-            exchange = policy.dead_letter_exchange
+            exchange = policy.of("dead_letter_exchange")
             if not exchange:
                 continue
             before, known = found.setdefault(exchange.name, (where, exchange))
@@ -104,9 +105,10 @@ class Targets:
         """Queues to publish to by the default exchange, each with the policy that names it."""
         found = []
         for where, policy in self._named():
-            if not policy.dead_letter_exchange or policy.dead_letter_exchange.name:
+            exchange = policy.of("dead_letter_exchange")
+            if not exchange or exchange.name:
                 continue
-            key = policy.dead_letter_routing_key
+            key = policy.of("dead_letter_routing_key")
             if not key or key in self._policies.queues:
                 got = "none" if not key else f"{key!r}, whose workers would run the dead tasks"
                 raise SettingsError(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_dlq.errors import DLQError
 from celery_dlq.features.redaction.replacing import (
@@ -26,6 +26,8 @@ from celery_dlq.logs import get_logger
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from celery_dlq.config import Settings
+
     _Shown = TypeVar("_Shown", bound=DataclassInstance)
 
 __all__ = ["MARKER", "NO_REDACTION", "Redaction"]
@@ -43,14 +45,6 @@ _AT_CAPTURE = ("args_json", "kwargs_json")
 _JSON_FIELDS = (*_AT_CAPTURE, "headers", "properties", "native_death")
 
 
-class HasRules(Protocol):
-    """What has the checked setting ``dlq_redact``."""
-
-    @property
-    def redact(self) -> Sequence[str]:
-        """What is masked."""
-
-
 @dataclass(frozen=True, slots=True)
 class Redaction:
     """Masks what ``dlq_redact`` names; every masked value is shown as ``[redacted]``.
@@ -62,9 +56,9 @@ class Redaction:
     rules: Rules = field(default_factory=Rules)  # What is masked
 
     @classmethod
-    def of(cls, settings: HasRules) -> Redaction:
+    def of(cls, settings: Settings) -> Redaction:
         """The redaction of the settings of an app."""
-        return _redaction(tuple(settings.redact))
+        return _redaction(tuple(settings.of("redact") or ()))
 
     def __bool__(self) -> bool:
         return bool(self.rules)

@@ -15,7 +15,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from celery_dlq.errors import SettingsError
 from celery_dlq.letters.printable import shortened
+from celery_dlq.policies.checks import expected
 
 ROOTS = ("args", "kwargs", "headers")
 WHOLE = ("description", "exception_message", "traceback", "argsrepr", "kwargsrepr")
@@ -144,3 +146,14 @@ def _covers(rule: Path, names: Path) -> bool:
         return names[0].isdecimal() and covers(rule, names[1:])
 
     return covers(rule[1:], names[1:])
+
+
+def redact(where: str, value: object) -> tuple[str, ...]:
+    """Check the setting ``dlq_redact``: a list of rules."""
+    if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
+        raise expected(where, "a list of texts such as 'kwargs.card.number'", value)
+    try:
+        Rules.parse(value, where)
+    except RuleError as exc:
+        raise SettingsError(str(exc)) from exc
+    return tuple(value)

@@ -33,6 +33,7 @@ from celery_dlq.features.redaction.masking import NO_REDACTION, Redaction
 from celery_dlq.letters.record import DeadLetter, iso
 from celery_dlq.letters.tracebacks import Raised, raised
 from celery_dlq.logs import get_logger
+from celery_dlq.policies.checks import one_of
 from celery_dlq.store.base.reports import Report, Reports, Why
 
 logger = get_logger("celery_dlq.sentry")
@@ -40,6 +41,9 @@ logger = get_logger("celery_dlq.sentry")
 GROUPS = "groups"
 BESIDE = "beside"
 OFF = "off"
+
+setting = one_of((GROUPS, BESIDE, OFF))
+"""The check of ``dlq_sentry``."""
 
 EVENT_ID = "dlq_sentry_event_id"
 """Attribute of a task's request, and of the pool's ``ExceptionInfo``, that carries an event id."""

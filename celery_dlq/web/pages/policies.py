@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq.errors import DLQError
 from celery_dlq.events import whoami
 from celery_dlq.policies.checks import duration_seconds
-from celery_dlq.policies.overrides import KEYS
-from celery_dlq.policies.table import OF_WHOLE_QUEUES, RETENTION, PolicyTable
+from celery_dlq.policies.overrides import keys
+from celery_dlq.policies.table import RETENTION, PolicyTable, of_whole_queues
 from celery_dlq.web.http import Permission, RequestError
 from celery_dlq.web.pages.common import confirm, confirmed, suppressed
 from celery_dlq.web.templating import duration, plain
@@ -95,7 +95,7 @@ def _check_may(call: Call, key: str) -> None:
 
 def _effect(call: Call, queue: str, key: str, after: PolicyTable) -> list[tuple[str, str]]:
     """When a change begins, and what it does to the letters that are there."""
-    if key not in OF_WHOLE_QUEUES:
+    if key not in of_whole_queues():
         return [("noticed", "by running workers within seconds")]
     effect = call.dlq.removal().effect(queue, frozenset({key}), after)
     return [
@@ -132,7 +132,7 @@ def _page(call: Call, error: str = "") -> Response:
         warnings=report.warnings,
         overrides=[o for o in call.dlq.backend.workers.overrides() if o.value is not None],
         may_change=lambda key: call.may(_needed(key)),
-        keys=KEYS,
+        keys=keys(),
         shown=_shown,
         error=error,
         typed=call.request.value,

@@ -329,6 +329,7 @@ class Assembly:
         return PolicyAdmin(
             self._policy_table(),
             self.backend.workers,
+            self.backend.instructions,
             self.events,
             known_queues=partial(KnownQueues.of, self.app),
             task_queues=partial(default_delay.task_queues, self.app),
@@ -404,6 +405,7 @@ class Assembly:
         from celery_dlq.operations.redrive.publisher import broker_name
         from celery_dlq.operations.retention import Retention
         from celery_dlq.policies.resolved import PolicyCache
+        from celery_dlq.worker import instructions
         from celery_dlq.worker.guard import Guard
         from celery_dlq.worker.heartbeat import Heartbeat
         from celery_dlq.worker.info import worker_info
@@ -468,12 +470,11 @@ class Assembly:
         watch = CircuitWatch(
             self._circuits(backend, measuring.counts),
             backend.circuits,
-            backend.holds,
+            backend.instructions,
             policy_cache,
             holding,
             measuring.counts,
         )
-        demands = Demands(backend.demands, backend.jobs)
         guard = Guard(
             policy_cache,
             letter_writer,
@@ -488,7 +489,7 @@ class Assembly:
             redaction=self.redaction,
             holding=holding,
             circuits=watch,
-            demands=demands,
+            demands=Demands(backend.instructions, backend.jobs),
         )
         sentry.install_masking(self.redaction)
         masked_log.install(self.redaction)
@@ -510,11 +511,8 @@ class Assembly:
             Heartbeat(
                 backend.workers,
                 info,
-                backend.holds,
-                backend.demands,
-                policy_cache.obey,
-                holding.obey,
-                demands.obey,
+                backend.instructions,
+                partial(instructions.apply, policy_cache, holding, guard.demands),
                 job_waits=jobs.wake,
                 queues=lambda: guard.queues,
             ),

@@ -19,7 +19,8 @@ from celery_dlq.policies.overrides import MAX_OVERRIDE, applied, begins, checked
 from celery_dlq.policies.policy import DLQ_SUFFIX, KeyValue, Policy, PolicyKeys, plain
 from celery_dlq.policies.queue_names import KnownQueues, did_you_mean
 from celery_dlq.policies.table import PolicyTable, Sourced
-from celery_dlq.store.base import Override, WorkerInfo, WorkerRegistry
+from celery_dlq.store.base import WorkerInfo, WorkerRegistry
+from celery_dlq.store.instructions import Instructions, Override
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -80,6 +81,7 @@ class PolicyAdmin:
         self,
         table: PolicyTable,
         registry: WorkerRegistry,
+        instructions: Instructions,
         events: Events,
         *,
         known_queues: Callable[[], KnownQueues],
@@ -91,6 +93,7 @@ class PolicyAdmin:
     ) -> None:
         self._table = table
         self._registry = registry
+        self._instructions = instructions
         self._events = events
         self._known_queues = known_queues
         self._task_queues = task_queues
@@ -121,19 +124,21 @@ class PolicyAdmin:
         ]
         low = (found.text for found in self._low_limits(table, task_queues))
         now = self._registry.now()
-        soon = [_to_come(each) for each in self._registry.overrides() if each.since > now]
+        soon = [
+            _to_come(each) for each in self._instructions.in_force(Override) if each.since > now
+        ]
         return PolicyReport(views=tuple(views), warnings=(*unknown, *low, *soon, *_drift(workers)))
 
     def in_force(self) -> PolicyTable:
         """The configured policies with the overrides applied."""
-        return applied(self._table, self._registry.overrides(), self._registry.now())
+        return applied(self._table, self._instructions.in_force(Override), self._registry.now())
 
     def after(
         self, made: Iterable[Override] = (), lifted: Iterable[tuple[str, str]] = ()
     ) -> PolicyTable:
         """The policies that would be in force after changes, once these have begun."""
         gone = set(lifted)
-        left = [o for o in self._registry.overrides() if (o.queue, o.key) not in gone]
+        left = [o for o in self._instructions.in_force(Override) if (o.queue, o.key) not in gone]
         return applied(self._table, [*left, *made], MAX_TIME)
 
     def configured_queues(self) -> frozenset[str]:
@@ -174,7 +179,7 @@ class PolicyAdmin:
         detail = {"values": {o.key: o.value for o in made}, "until": iso(made[0].until)}
         self._record(Action.POLICY_SET, queue, detail)
         for override in made:
-            self._registry.override(override)
+            self._instructions.put(override)
         return made
 
     def check_override(
@@ -199,10 +204,11 @@ class PolicyAdmin:
         wanted = self.check_lift(queue, *keys)
         self._record(Action.POLICY_UNSET, queue, {"keys": wanted})
         now, actor = self._registry.now(), whoami()
+        mine = {o.key: o for o in self._instructions.in_force(Override) if o.queue == queue}
         for key in wanted:
             since = begins(key, now)
             if since > now:  # it ends as it begins: in between, the letters are left alone
-                self._registry.override(
+                self._instructions.put(
                     Override(
                         queue=queue,
                         key=key,
@@ -213,12 +219,12 @@ class PolicyAdmin:
                     )
                 )
             else:
-                self._registry.lift(queue, key)
+                self._instructions.remove(mine[key])
         return wanted
 
     def check_lift(self, queue: str, *keys: str) -> list[str]:
         """The keys that `lift_policy` would lift; changes nothing, raises the same."""
-        mine = [o for o in self._registry.overrides() if o.queue == queue]
+        mine = [o for o in self._instructions.in_force(Override) if o.queue == queue]
         present = [o.key for o in mine if o.value is not None]
         wanted = list(dict.fromkeys(keys)) or present
         missing = [key for key in wanted if key not in present]
@@ -240,7 +246,9 @@ class PolicyAdmin:
         known = self.configured_queues().union(
             self.guarded_queues(), self._table.queues, *(info.queues for info in workers)
         )
-        if queue not in known and queue not in {o.queue for o in self._registry.overrides()}:
+        if queue not in known and queue not in {
+            o.queue for o in self._instructions.in_force(Override)
+        }:
             raise NotFound(
                 f"expected a queue that the app, a live worker or a letter knows, got {queue!r}"
                 f"{did_you_mean(queue, known) or '; `dlq policies` lists them'}"

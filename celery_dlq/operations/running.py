@@ -32,6 +32,7 @@ from celery_dlq.operations.redrive.selection import RawEntry
 from celery_dlq.operations.results import DiscardReport, RedriveReport
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.base import Backend, Clock, MessageKey
+from celery_dlq.store.instructions import Hold
 
 _LOOK_SECONDS = 0.5
 _ACTIONS = {
@@ -61,7 +62,7 @@ class Running:
         self._app = app
         self._store = backend.letters
         self._held = backend.held
-        self._holds = backend.holds
+        self._instructions = backend.instructions
         self._registry = backend.workers
         self._jobs = Jobs(backend.jobs)
         self._policies = policies
@@ -274,7 +275,7 @@ class Running:
 
     def _holds_of(self, messages: Sequence[tuple[MessageKey, Outgoing]]) -> list[str]:
         """The ids of the holds that have some of these messages, one for each of them."""
-        holds, found = self._holds.all() if messages else [], []
+        holds, found = self._instructions.of(Hold) if messages else [], []
         for key, message in messages:
             for hold in holds:
                 entry = replace(key, dead_letter_queue=hold.id).letter_id
@@ -321,8 +322,8 @@ class Running:
         def checked(found: RawEntry) -> str:
             nonlocal looked_at
             if time.monotonic() - looked_at > _LOOK_SECONDS:
-                looked_at, now = time.monotonic(), self._holds.now()
-                for hold in self._holds.all():
+                looked_at, now = time.monotonic(), self._instructions.now()
+                for hold in self._instructions.of(Hold):
                     if hold.id == hold_id and hold.in_force(now) and not hold.admits(marker):
                         raise CancelledError
             return loss(found)

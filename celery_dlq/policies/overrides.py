@@ -14,7 +14,7 @@ from celery_dlq.logs import get_logger
 from celery_dlq.policies.checks import is_off, suggestion
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable, of_whole_queues
-from celery_dlq.store.base import Override
+from celery_dlq.store.instructions import Override
 
 logger = get_logger("celery_dlq")
 

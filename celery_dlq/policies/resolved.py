@@ -13,7 +13,7 @@ from celery_dlq.policies.overrides import applied
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.queue_names import QueueNames
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.store.base import Override
+from celery_dlq.store.instructions import Override
 
 logger = get_logger("celery_dlq.worker")
 
@@ -56,7 +56,7 @@ class PolicyCache:
         self._queue_names = QueueNames(queues)
         self._policies: dict[tuple[str, str, str], ResolvedPolicy] = {}
 
-    def obey(self, overrides: Iterable[Override], now: datetime) -> None:
+    def apply(self, overrides: Iterable[Override], now: datetime) -> None:
         """Apply overrides to the configured policies, in place of earlier overrides."""
         self.policies = applied(self.policies, overrides, now)
         self._policies.clear()

@@ -13,8 +13,7 @@ from celery_dlq.store.base import DeadLetterStore, ServerMemory
 from celery_dlq.store.circuits import RedisCircuits
 from celery_dlq.store.connect import connect
 from celery_dlq.store.counter import RedisCounter
-from celery_dlq.store.demands import RedisDemands
-from celery_dlq.store.holds import RedisHolds
+from celery_dlq.store.instructions import Instructions
 from celery_dlq.store.jobs import RedisJobStore
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import RedisStore
@@ -131,14 +130,9 @@ class RedisBackend:
         return RedisNotes(self.client, self.url, self.keys)
 
     @cached_property
-    def demands(self) -> RedisDemands:
-        """Demands of operators that a message become a letter."""
-        return RedisDemands(self.client, self.url, self.keys)
-
-    @cached_property
-    def holds(self) -> RedisHolds:
-        """Holds: which messages are not executed for now."""
-        return RedisHolds(self.client, self.url, self.keys)
+    def instructions(self) -> Instructions:
+        """What operators tell all workers."""
+        return Instructions(self.client, self.url, self.keys)
 
     @cached_property
     def circuits(self) -> RedisCircuits:

@@ -52,17 +52,9 @@ class Keys:
         """HASH: worker to the names of its tasks, as JSON; may be large."""
         return self.app("tasks")
 
-    def overrides(self) -> str:
-        """HASH: ``[queue, key]`` as JSON to a policy override, as JSON; and ``revision``."""
-        return self.app("overrides")
-
-    def demands(self) -> str:
-        """HASH: task id to a demand that it become a letter, as JSON; bounded."""
-        return self.app("demands")
-
-    def holds(self) -> str:
-        """HASH: hold id to the hold, as JSON; bounded."""
-        return self.app("holds")
+    def instructions(self) -> str:
+        """HASH: ``kind:id`` to a hold, demand or override, as JSON; and ``revision``; bounded."""
+        return f"{self.prefix}:{{app}}:instructions"
 
     def breaker_ends(self, breaker: str) -> str:
         """HASH: step of a circuit breaker's window to its ends, as JSON; bounded; expires."""

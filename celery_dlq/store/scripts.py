@@ -96,18 +96,12 @@ class SaveJobReply(IntEnum):
     SAVED = 1
 
 
-class DemandReply(IntEnum):
-    """Replies of ``demand.lua``."""
-
-    FULL = 0
-    ADDED = 1
-
-
-class ReplaceHoldReply(IntEnum):
-    """Replies of ``replace_hold.lua``."""
+class InstructReply(IntEnum):
+    """Replies of ``instruct.lua``."""
 
     CHANGED = 0
-    REPLACED = 1
+    DONE = 1
+    FULL = 2
 
 
 class DropHeldReply(IntEnum):
@@ -136,8 +130,7 @@ REPLIES: dict[str, type[IntEnum]] = {
     "report": ReportReply,
     "restore": RestoreReply,
     "save_job": SaveJobReply,
-    "demand": DemandReply,
-    "replace_hold": ReplaceHoldReply,
+    "instruct": InstructReply,
     "drop_held": DropHeldReply,
     "export_lease": ExportLeaseReply,
 }

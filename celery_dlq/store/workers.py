@@ -1,4 +1,4 @@
-"""The worker registry in Redis: worker infos, the audit log, policy overrides."""
+"""The worker registry in Redis: worker infos, the audit log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from celery_dlq.events import Change
 from celery_dlq.letters.record import from_micros, to_micros
 from celery_dlq.logs import readable
-from celery_dlq.store.base import HeartbeatReply, Override, WorkerInfo
+from celery_dlq.store.base import HeartbeatReply, WorkerInfo
 from celery_dlq.store.connect import translated
 from celery_dlq.store.keys import Keys, spelled
 from celery_dlq.store.part import RedisPart
@@ -24,7 +24,6 @@ SILENT_SECONDS = 30.0
 
 _MAX_CHANGES = 10_000
 _NODE = script_text("node")
-_REVISION = b"revision"
 
 
 class RedisWorkerRegistry(RedisPart):
@@ -85,48 +84,13 @@ class RedisWorkerRegistry(RedisPart):
         )
         return [change for change in found if change is not None]
 
-    def override(self, override: Override) -> None:
-        """Set an override."""
-        field = _json([override.queue, override.key])
-        value = {
-            "value": override.value,
-            "until": to_micros(override.until),
-            "since": to_micros(override.since),
-            "actor": override.actor,
-        }
-        with translated(self._url):
-            self._scripts.override(keys=[self._keys.overrides()], args=[_json(value), field])
-
-    def lift(self, queue: str, key: str) -> bool:
-        """Remove an override."""
-        return self._lift([_json([queue, key])])
-
-    def overrides(self) -> list[Override]:
-        """Return the overrides that have not ended."""
-        present = self.now()
-        with translated(self._url):
-            fields = self._client.hgetall(self._keys.overrides())
-        fields.pop(_REVISION, None)
-        read = (
-            readable("an override of a policy", partial(_override, *one)) for one in fields.items()
-        )
-        found = [override for override in read if override is not None]
-        ended = [_json([o.queue, o.key]) for o in found if o.until <= present]
-        if ended:
-            self._lift(ended)
-        return sorted((o for o in found if o.until > present), key=lambda o: (o.queue, o.key))
-
-    def _lift(self, fields: list[str]) -> bool:
-        with translated(self._url):
-            return bool(self._scripts.override(keys=[self._keys.overrides()], args=["", *fields]))
-
     def _node(self, hostname: str, info: str, tasks: str) -> HeartbeatReply:
         keys = self._keys
         places = [
             keys.nodes(),
             keys.worker_infos(),
             keys.tasks(),
-            keys.overrides(),
+            keys.instructions(),
             keys.waiting_jobs(),
         ]
         args: list[str | int] = [hostname, int(SILENT_SECONDS * 1000), info, tasks]
@@ -161,16 +125,4 @@ def _info(info: bytes, tasks: bytes) -> WorkerInfo:
         queues=tuple(text.get("queues", ())),
         tasks=tuple(json.loads(tasks)),
         policies=text.get("policies", {}),
-    )
-
-
-def _override(place: bytes, value: bytes) -> Override:
-    (queue, key), text = json.loads(place), json.loads(value)
-    return Override(
-        queue=str(queue),
-        key=str(key),
-        value=text["value"],
-        until=from_micros(int(text["until"])),
-        actor=str(text["actor"]),
-        since=from_micros(int(text.get("since", 0))),
     )

@@ -1,24 +1,17 @@
-"""Heartbeat of a worker: registers it, applies overrides, warns of other policies."""
+"""Heartbeat of a worker: registers it, applies instructions, warns of other policies."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.drift import differences
-from celery_dlq.store.base import (
-    Demand,
-    DemandStore,
-    Hold,
-    HoldStore,
-    Override,
-    WorkerInfo,
-    WorkerRegistry,
-)
+from celery_dlq.store.base import WorkerInfo, WorkerRegistry
+from celery_dlq.store.instructions import Instruction, Instructions, Override
 
 logger = get_logger("celery_dlq.worker")
 
@@ -28,9 +21,8 @@ HEARTBEATS_PER_LOOK = 12
 _MAX_WARNINGS = 1000
 _SECOND = timedelta(seconds=1)
 
-Obey = Callable[[Sequence[Override], datetime], None]
-ObeyDemands = Callable[[Sequence[Demand]], None]
-ObeyHolds = Callable[[Sequence[Hold], datetime], None]
+Apply = Callable[[Sequence[Instruction], datetime], None]
+"""Applies the instructions of the app, in place of those before, at a time of the store's clock."""
 
 
 class Heartbeat:
@@ -40,11 +32,8 @@ class Heartbeat:
         self,
         registry: WorkerRegistry,
         info: WorkerInfo,
-        holds: HoldStore,
-        demands: DemandStore,
-        obey: Obey,
-        obey_holds: ObeyHolds,
-        obey_demands: ObeyDemands,
+        instructions: Instructions,
+        apply: Apply,
         clock: Callable[[], float] = time.monotonic,
         *,
         job_waits: Callable[[], object] = bool,
@@ -52,11 +41,8 @@ class Heartbeat:
     ) -> None:
         self._registry = registry
         self._info = info
-        self._holds = holds
-        self._demands = demands
-        self._obey = obey
-        self._obey_holds = obey_holds
-        self._obey_demands = obey_demands
+        self._instructions = instructions
+        self._apply = apply
         self._clock = clock
         self._job_waits = job_waits
         self._queues = queues
@@ -67,7 +53,7 @@ class Heartbeat:
         self._warned: set[str] = set()
 
     def tick(self) -> None:
-        """Send a heartbeat, apply overrides, and now and then compare with other workers."""
+        """Send a heartbeat, apply instructions, and now and then compare with other workers."""
         self._ticks += 1
         self._alive()  # first: it detects a hanging store at no extra wait
         if self._ticks % HEARTBEATS_PER_LOOK == 1:
@@ -91,18 +77,14 @@ class Heartbeat:
             self._registry.register(self._info)
             self._registered = True
         if revision != self._revision or self._over():
-            overrides, holds, now = self._registry.overrides(), self._holds.all(), self._holds.now()
-            demands = self._demands.all()
-            ends = [each.since if each.since > now else each.until for each in overrides]
-            ends += [hold.until for hold in holds if hold.until is not None and hold.in_force(now)]
+            found, now = self._instructions.all(), self._instructions.now()
+            ends = [end for one in found for end in _times(one) if end > now]
             self._next_end = self._clock() + (min(ends) - now) / _SECOND if ends else None
-            self._obey(overrides, now)
-            self._obey_holds(holds, now)
-            self._obey_demands(demands)
+            self._apply(found, now)
             self._revision = revision  # at the end: what could not be applied is applied again
 
     def _over(self) -> bool:
-        """True if an override begins or ends about now, or a hold; the store's clock decides."""
+        """True if an instruction begins or ends about now; the store's clock decides."""
         return self._next_end is not None and self._next_end <= self._clock()
 
     def _look(self) -> None:
@@ -115,3 +97,11 @@ class Heartbeat:
         if difference not in self._warned and len(self._warned) < _MAX_WARNINGS:
             self._warned.add(difference)
             logger.warning("%s; each worker applies its own", difference)
+
+
+def _times(instruction: Instruction) -> Iterator[datetime]:
+    """When something about an instruction changes by itself."""
+    if isinstance(instruction, Override):
+        yield instruction.since
+    if instruction.until is not None:
+        yield instruction.until

@@ -102,7 +102,7 @@ def test_names_that_nobody_knows_are_refused_with_the_name_that_was_meant(
     said = refused(cli("export", str(target), "--queue", "orders-DQL"))
     assert "did you mean 'orders-DLQ'?" in said
     assert not target.exists()
-    assert poison.dlq.registry.overrides() == poison.dlq.changes() == []
+    assert poison.dlq.assembly.backend.instructions.all() == poison.dlq.changes() == []
 
 
 CONSUMES_LETTERS: dict[str, Any] = {

@@ -173,13 +173,13 @@ def test_what_is_a_letter_leaves_no_demand(
     worker = start_worker()
     poison.fails.apply_async(("x",), task_id="failed-one")
     (letter,) = letters()
-    demands = poison.dlq.assembly.backend.demands
+    instructions = poison.dlq.assembly.backend.instructions
     for wanted in ("failed-one", letter.id):
         refused = dlq("dead-letter", wanted)
         assert (refused.exit_code, refused.stdout) == (1, "")
         said = " ".join(refused.stderr.split())
         assert f"which is letter {letter.id} of orders-DLQ; nothing was done" in said
-    assert demands.all() == []
+    assert instructions.all() == []
     assert [change.action.value for change in poison.dlq.changes()] == []
 
     poison.healthy.apply_async(("late",), task_id="late", countdown=3600)

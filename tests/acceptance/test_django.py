@@ -29,6 +29,7 @@ from servers import RedisServer
 from waiting import poll
 
 from celery_dlq import DeadLetters, LetterFilter
+from celery_dlq.store.instructions import Hold, Override
 from celery_dlq.web.http import Permission
 from celery_dlq.web.routes import Route
 from celery_dlq.web.site import ROUTES
@@ -170,8 +171,8 @@ def all_of(dlq: DeadLetters) -> dict[str, Any]:
         "discarded": [entry.key for entry in dlq.discarded(QUEUE)],
         "jobs": [(job.id, job.state, job.actor) for job in dlq.jobs()],
         "changes": dlq.changes(),
-        "overrides": dlq.registry.overrides(),
-        "holds": [(hold.id, hold.until) for hold in dlq.assembly.backend.holds.all()],
+        "overrides": dlq.assembly.backend.instructions.in_force(Override),
+        "holds": [(hold.id, hold.until) for hold in dlq.assembly.backend.instructions.of(Hold)],
         "states": [(group.fingerprint, group.status.state) for group in dlq.groups(QUEUE)],
         "notes": dlq.assembly.backend.notes.notes(QUEUE, "0123456789abcdef"),
     }

@@ -142,7 +142,7 @@ def test_a_worker_that_was_away_learns_of_a_hold_before_its_first_message(
     start_worker()
     poll(lambda: held(poison) == 5, timeout_seconds=10)
     assert {ran(f"h-{number}") for number in range(5)} == {0}
-    store = poison.dlq.assembly.backend.holds
+    store = poison.dlq.assembly.backend.instructions
     store.replace(hold, replace(hold, until=store.now() + timedelta(seconds=1)))
     poll(lambda: all(ran(f"h-{n}") == 1 for n in range(5)), timeout_seconds=40)
     assert poison.dlq.holds() == []

@@ -18,6 +18,7 @@ from workers import HERE, Worker, environment
 
 from celery_dlq import DeadLetter
 from celery_dlq.policies import overrides
+from celery_dlq.store.instructions import Override
 
 Start = Callable[..., Worker]
 Ran = Callable[[str], int]
@@ -64,7 +65,10 @@ def test_an_override_reaches_running_workers_and_ends(
     assert "override by " in dlq("policies", conf=conf).stdout
 
     poll(lambda: "override by" not in dlq("policies", conf=conf).stdout, timeout_seconds=60)
-    poll(lambda: poison.dlq.registry.overrides() == [], timeout_seconds=10)
+    poll(
+        lambda: poison.dlq.assembly.backend.instructions.in_force(Override) == [],
+        timeout_seconds=10,
+    )
 
     def three_deliveries_again() -> bool:
         known = list(poison.dlq.letters("orders-DLQ"))
@@ -168,7 +172,7 @@ def test_a_change_removes_nothing_for_a_minute_and_nothing_for_good(
     assert refused.exit_code == 2
     number = 2 if "length" in value else 3
     assert f"in one minute, this removes {number} letters of orders-DLQ" in refused.stderr
-    assert poison.dlq.registry.overrides() == []
+    assert poison.dlq.assembly.backend.instructions.in_force(Override) == []
 
     done = dlq("policies", "set", "orders", value, "--for", "5m", "--yes", conf=conf)
     assert "changes in one minute; until then its letters stay" in done.stdout
@@ -212,7 +216,10 @@ def test_a_change_of_letters_is_asked_about(
     os.close(theirs)
     question = "In one minute, this removes 1 letter of orders-DLQ. Change the policy?"
     assert (question in done.stderr, question in done.stdout) == (True, False)
-    assert (done.returncode == 0, poison.dlq.registry.overrides() != []) == (changed, changed)
+    assert (
+        done.returncode == 0,
+        poison.dlq.assembly.backend.instructions.in_force(Override) != [],
+    ) == (changed, changed)
 
 
 def put(poison: ModuleType, queue: str) -> str:

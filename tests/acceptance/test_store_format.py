@@ -19,6 +19,7 @@ from waiting import poll
 from workers import Worker
 
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.store.instructions import Override
 from celery_dlq.store.keys import FORMAT, Keys
 
 sys.path.append(str(Path(__file__).parents[1] / "wire"))
@@ -70,7 +71,7 @@ def test_what_an_earlier_version_left_is_read(
         assert notes == ["the partner is down"]
         assert sorted(held.held for held in poison.dlq.holds()) == [1, 2]
         assert [held.hold.task for held in poison.dlq.breakers()] == ["poison_app.fails"]
-        assert [o.value for o in poison.dlq.registry.overrides()] == [9]
+        assert [o.value for o in poison.dlq.assembly.backend.instructions.in_force(Override)] == [9]
         assert {job.kind for job in poison.dlq.jobs()} == {"discard", "redrive"}
         assert len(list(poison.dlq.discarded("orders-DLQ"))) == 1
         assert len(poison.dlq.changes()) >= 5
@@ -186,15 +187,17 @@ def test_a_worker_starts_and_runs_among_damaged_values(
     for name in RECORDED:
         _damage(client, name)
     for number, one in enumerate(GARBAGE):
-        client.hset(Keys().demands(), f"task-{number}", one)
+        client.hset(Keys().instructions(), f"demand:task-{number}", one)
     before = poison.dlq.store.length("orders-DLQ")
     worker = start_worker()
     poison.healthy.delay("well")
     poison.fails.delay("dies")
     poll(lambda: ran("well") == 1, timeout_seconds=30)
     poll(lambda: poison.dlq.store.length("orders-DLQ") > before, timeout_seconds=30)
-    for what in ("an override of a policy", "a hold", "a demand"):
-        poll(lambda what=what: f"Skipped {what}, which cannot be read: " in worker.output)
+    for what in ("the override", "the hold", "the demand"):
+        poll(
+            lambda what=what: re.search(f"Skipped {what} .*, which cannot be read: ", worker.output)
+        )
     assert worker.output.count("Traceback") == 1, worker.output  # that of the task
 
 
@@ -220,9 +223,10 @@ def test_a_hold_that_cannot_be_released_does_not_keep_the_others(
 ) -> None:
     """One of another broker: an error line, the exit code, and the next one."""
     restored(client, RECORDED)
-    holds = {name: json.loads(text) for name, text in client.hgetall(Keys().holds()).items()}
-    first = min(holds, key=lambda name: holds[name]["created_at"])
-    client.hset(Keys().holds(), first, json.dumps({**holds[first], "broker": "amqp /"}))
+    found = client.hgetall(Keys().instructions()).items()
+    holds = {name: json.loads(text) for name, text in found if name.startswith(b"hold:")}
+    first = min(holds, key=lambda name: holds[name]["since"])
+    client.hset(Keys().instructions(), first, json.dumps({**holds[first], "broker": "amqp /"}))
     start_worker()
     done = dlq("release", "--all", "--json")
     assert done.exit_code == 1

@@ -13,7 +13,8 @@ from celery_dlq.events import Action, Events
 from celery_dlq.features.circuit_breaker.operations import Circuits, hold_id_of
 from celery_dlq.features.circuit_breaker.policy import CircuitBreaker, Closed, Died, Emptied, Opened
 from celery_dlq.metrics import Counts
-from celery_dlq.store.base import Backend, Circuit, Ends, Hold, Succeeded
+from celery_dlq.store.base import Backend, Ends, Succeeded
+from celery_dlq.store.instructions import Circuit, Hold
 
 TASK, QUEUE, BROKER = "shop.süß", "orders", "redis://here/0"
 HOLD = hold_id_of(TASK, QUEUE, BROKER)
@@ -58,12 +59,12 @@ def test_the_state_of_a_breaker_comes_back_with_its_hold(parts: Backend) -> None
     circuit = Circuit(
         task=TASK, queue=QUEUE, opened_at=7, probe_every=1.5, probes=2, probed_at=9, successes=1
     )
-    hold = Hold(id="breaker-1", created_at=NOW, circuit=circuit)
-    assert parts.holds.replace(None, hold)
-    assert parts.holds.all() == [hold]
+    hold = Hold(id="breaker-1", since=NOW, circuit=circuit)
+    assert parts.instructions.replace(None, hold)
+    assert parts.instructions.of(Hold) == [hold]
     other = replace(hold, circuit=replace(circuit, successes=2))
-    assert parts.holds.replace(hold, other)
-    assert not parts.holds.replace(hold, other)
+    assert parts.instructions.replace(hold, other)
+    assert not parts.instructions.replace(hold, other)
 
 
 def changes(parts: Backend) -> tuple[Circuits, list[Any]]:
@@ -105,13 +106,13 @@ def test_a_breaker_opens_closes_and_opens_again_with_one_hold(parts: Backend) ->
     assert closed is not None
     assert parts.circuits.died("f", told()) == Ends(1, 1)
     assert circuits.change(TASK, QUEUE, Emptied()) != (closed, False)
-    (ended,) = parts.holds.all()
-    assert not ended.in_force(parts.holds.now())
+    (ended,) = parts.instructions.of(Hold)
+    assert not ended.in_force(parts.instructions.now())
     again, changed = circuits.change(TASK, QUEUE, Died(Ends(3, 3), "f", "l"), BREAKER)
     assert changed
     assert again is not None
     assert again.circuit is not None
     assert again.circuit.opened_at > opened.circuit.opened_at
-    assert [hold.id for hold in parts.holds.all()] == [opened.id]
+    assert [hold.id for hold in parts.instructions.of(Hold)] == [opened.id]
     assert [str(change.action)[8:] for change in seen] == ["opened", "closed", "opened"]
     assert [change.actor for change in seen] == ["ann", "bob", "circuit_breaker"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ from builders import NOW
 
 from celery_dlq.events import Action, Change
 from celery_dlq.letters.record import to_micros
-from celery_dlq.store.base import Backend, Override, WorkerInfo, WorkerRegistry
+from celery_dlq.store.base import Backend, WorkerInfo, WorkerRegistry
 
 
 @pytest.fixture
@@ -31,19 +31,6 @@ def a_worker(**changes: Any) -> WorkerInfo:
         "policies": {"orders": {"max_deliveries": 3}},
     }
     return WorkerInfo(**{**values, **changes})
-
-
-def an_override(**changes: Any) -> Override:
-    """An override for an hour."""
-    values: dict[str, Any] = {
-        "queue": "orders",
-        "key": "max_deliveries",
-        "value": 3,
-        "until": datetime.now(timezone.utc) + timedelta(hours=1),
-        "actor": "ann@desk",
-        "since": NOW,
-    }
-    return Override(**{**values, **changes})
 
 
 def test_a_worker_is_registered_until_it_deregisters(registry: WorkerRegistry) -> None:
@@ -92,32 +79,3 @@ def test_the_newest_changes_come_first(registry: WorkerRegistry) -> None:
         registry.record(change)
 
     assert registry.changes(limit=2) == [changes[2], changes[1]]
-
-
-def test_an_override_is_in_force_until_its_end(
-    registry: WorkerRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker notices by the revision; the store's clock says when the end is."""
-    now = registry.now()
-    before = registry.heartbeat("celery@web-1").revision
-    registry.override(an_override(value=5))
-    registry.override(an_override(until=now + timedelta(hours=1)))
-    registry.override(an_override(key="reasons", value=["failed"], until=now + timedelta(hours=2)))
-    after = registry.heartbeat("celery@web-1").revision
-
-    assert after > before
-    assert [o.value for o in registry.overrides()] == [3, ["failed"]]
-    assert {o.since for o in registry.overrides()} == {NOW}
-    with monkeypatch.context() as later:
-        later.setattr(registry, "now", lambda: now + timedelta(hours=1))
-        assert [o.key for o in registry.overrides()] == ["reasons"]
-    assert [o.key for o in registry.overrides()] == ["reasons"]
-
-
-def test_an_override_can_be_lifted(registry: WorkerRegistry) -> None:
-    """Once."""
-    registry.override(an_override())
-
-    assert registry.lift("orders", "max_deliveries") is True
-    assert registry.lift("orders", "max_deliveries") is False
-    assert registry.overrides() == []

@@ -30,8 +30,7 @@ from celery_dlq.operations import job
 from celery_dlq.operations.jobs import JobRun, Jobs
 from celery_dlq.operations.redrive.publisher import GrowingPace
 from celery_dlq.operations.running import Running
-from celery_dlq.store.base import Hold
-from celery_dlq.store.holds import RedisHolds
+from celery_dlq.store.instructions import Hold, Instructions
 
 TASK = "shop.charge"
 POLICIES = {
@@ -198,7 +197,7 @@ def test_a_release_by_hand_that_is_cancelled_opens_the_breaker_again(
 # -- killed, or ended by an error --------------------------------------------------------
 
 STEPS = {
-    "before the hold names the job": (RedisHolds, "replace"),
+    "before the hold names the job": (Instructions, "replace"),
     "before the job begins": (JobRun, "beat"),
     "before the first message": (Running, "run"),
     "before the job is done": (JobRun, "end"),

@@ -18,8 +18,8 @@ def refuses_everything(backend: RedisBackend) -> None:
     """Reads, writes and counts, over the client and over the worker's connection."""
     for call in (
         backend.letters.queues,
-        backend.holds.all,
-        backend.workers.overrides,
+        backend.instructions.all,
+        backend.workers.workers,
         lambda: backend.letters.dead_letter(a_letter(), key_of(a_letter())),
         backend.letters.check,
     ):

@@ -21,7 +21,8 @@ from celery_dlq.metrics import CIRCUITS, Counts
 from celery_dlq.operations.job import DONE, RUNNING, WAITING
 from celery_dlq.operations.jobs import Jobs
 from celery_dlq.store.backend import RedisBackend
-from celery_dlq.store.base import OPEN, Ends, Hold, Stored, WorkerInfo
+from celery_dlq.store.base import Ends, Stored, WorkerInfo
+from celery_dlq.store.instructions import OPEN, Hold
 from celery_dlq.store.scripts import script_text
 from celery_dlq.worker.heartbeat import Heartbeat
 
@@ -68,7 +69,7 @@ def test_a_breaker_whose_opening_has_no_reply_is_told_once(
     circuits = Circuits(parts, events, counts, BROKER)
     circuits.change(TASK, "another", Opened(), BREAKER)
     seen.clear()
-    lost = proxy.fault("after", runs("replace_hold"))
+    lost = proxy.fault("after", runs("instruct"))
 
     opened = change(circuits, Died(Ends(2, 2), "f", "letter"))
 
@@ -87,7 +88,7 @@ def test_a_probe_whose_success_has_no_reply_counts_once(
     """Counted twice, one probe would close a breaker that asks for two."""
     circuits = Circuits(parts, Events(), Counts(), BROKER)
     change(circuits, Opened())
-    lost = proxy.fault("after", runs("replace_hold"))
+    lost = proxy.fault("after", runs("instruct"))
 
     assert change(circuits, Probed(succeeded=True)) == (OPEN, 1, True)
     assert lost.met.is_set()
@@ -96,15 +97,15 @@ def test_a_probe_whose_success_has_no_reply_counts_once(
 def test_of_two_equal_changes_of_two_processes_one_is_made(parts: RedisBackend) -> None:
     """What another process wrote is not taken for our own, though it is equal."""
     change(Circuits(parts, Events(), Counts(), BROKER), Opened())
-    (hold,) = parts.holds.all()
-    assert parts.holds.replace(hold, hold)
-    (again,) = parts.holds.all()
+    (hold,) = parts.instructions.of(Hold)
+    assert parts.instructions.replace(hold, hold)
+    (again,) = parts.instructions.of(Hold)
     assert again == hold
 
-    text = parts.client.hget(parts.keys.holds(), hold.id)
+    text = parts.client.hget(parts.keys.instructions(), f"hold:{hold.id}")
     other = RedisBackend(parts.url)
-    assert other.holds.replace(hold, hold)
-    assert parts.client.hget(parts.keys.holds(), hold.id) != text
+    assert other.instructions.replace(hold, hold)
+    assert parts.client.hget(parts.keys.instructions(), f"hold:{hold.id}") != text
     other.close()
 
 
@@ -185,17 +186,14 @@ def test_a_job_whose_beginning_has_no_reply_is_run_by_this_process(
     assert jobs.next_run(lambda _job: True) is None
 
 
-def a_heartbeat(parts: RedisBackend, obey_holds: Any = lambda *_: None, **info: Any) -> Heartbeat:
+def a_heartbeat(parts: RedisBackend, apply: Any = lambda *_: None, **info: Any) -> Heartbeat:
     known = {"hostname": "celery@web-1", "pid": 1, "version": "1", "started_at": EPOCH}
     made = WorkerInfo(**{**known, "queues": (), "tasks": (), "policies": {}, **info})
     return Heartbeat(
         parts.workers,
         made,
-        parts.holds,
-        parts.demands,
-        lambda _overrides, _now: None,
-        obey_holds,
-        lambda _demands: None,
+        parts.instructions,
+        apply,
     )
 
 
@@ -216,13 +214,13 @@ def test_a_hold_that_could_not_be_applied_is_applied_by_the_next_heartbeat(
     caplog.set_level(logging.ERROR)
     applied: list[Any] = []
 
-    def obey(holds: Any, _now: Any) -> None:
+    def apply(holds: Any, _now: Any) -> None:
         applied.append(holds)
         if len(applied) == 2:
             raise ConnectionError("the consumer's connection is gone")
 
-    heartbeat = a_heartbeat(parts, obey)
-    parts.holds.replace(None, a_hold())
+    heartbeat = a_heartbeat(parts, apply)
+    parts.instructions.replace(None, a_hold())
     heartbeat.tick()
     change(Circuits(parts, Events(), Counts(), BROKER), Opened())
     with pytest.raises(ConnectionError):
@@ -234,4 +232,4 @@ def test_a_hold_that_could_not_be_applied_is_applied_by_the_next_heartbeat(
 
 
 def a_hold() -> Hold:
-    return Hold(id="hold-1", created_at=EPOCH)
+    return Hold(id="hold-1", since=EPOCH)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
-import redis
 from builders import DLQ, a_letter, an_app, key_of
 from waiting import poll
 from web_pages import SAME_SITE, form_of, get, post
@@ -19,7 +17,7 @@ from celery_dlq.events import Events
 from celery_dlq.letters.record import Reason
 from celery_dlq.operations.retention import Retention, RetentionRound
 from celery_dlq.policies import overrides
-from celery_dlq.store.keys import Keys
+from celery_dlq.store.instructions import Override
 from celery_dlq.web.forms import SignedForms
 from celery_dlq.web.http import Permission, User
 
@@ -207,15 +205,6 @@ def test_the_letters_of_a_long_queue_are_counted_up_to_a_bound(
     )
 
 
-def test_an_override_of_an_earlier_version_is_in_force(dlq: DeadLetters, redis_url: str) -> None:
-    """It has no beginning."""
-    until = int((dlq.registry.now() + HOUR).timestamp() * 1e6)
-    text = json.dumps({"value": 1, "until": until, "actor": "ann@desk"})
-    with redis.Redis.from_url(redis_url) as client:
-        client.hset(Keys().overrides(), '["orders","dead_letter_max_length"]', text)
-    assert a_worker_trims(dlq) == 1
-
-
 # -- the page ------------------------------------------------------------------------------
 
 
@@ -252,7 +241,7 @@ def test_who_may_edit_policies_only_neither_discards_nor_redrives(
     vera, olga = a_page(dlq), a_page(dlq, needed)
     status, text = vera("/policies", fields)
     assert (status, f"expected the permission {needed}" in text) == (403, True)
-    assert dlq.registry.overrides() == []
+    assert dlq.assembly.backend.instructions.in_force(Override) == []
     assert vera("/policies", {**fields, "key": "max_deliveries", "value": "1"})[0] == 303
     assert f"<option>{key}" not in vera("/policies", {})[1]
 
@@ -264,7 +253,7 @@ def test_who_may_edit_policies_only_neither_discards_nor_redrives(
     assert f"End the override of {key}" in olga("/policies", {})[1]
     assert f"End the override of {key}" not in vera("/policies", {})[1]
     assert vera("/policies/unset", fields)[0] == 403
-    assert key in {one.key for one in dlq.registry.overrides()}
+    assert key in {one.key for one in dlq.assembly.backend.instructions.in_force(Override)}
     assert olga("/policies/unset", fields)[0] == 303
     assert f"End the override of {key}" not in olga("/policies", {})[1]
 

@@ -23,7 +23,7 @@ from celery_dlq.features.hold import operations
 from celery_dlq.letters.record import Reason
 from celery_dlq.operations import job as jobs
 from celery_dlq.operations.redrive.redrive import Redriver
-from celery_dlq.store.base import Hold
+from celery_dlq.store.instructions import Hold
 from celery_dlq.transport.amqp import confirms
 
 QUEUE = "orders-DLQ"
@@ -128,9 +128,9 @@ def test_a_slow_broker_makes_no_other_worker_release_the_same_messages(
     slow, other = place.make(proxied(delay=0.1).port), place.make()
     now = datetime.now(timezone.utc)
     hold = Hold(
-        id="hold-1", task="shop.charge", created_at=now, until=now - timedelta(minutes=1), actor="a"
+        id="hold-1", task="shop.charge", since=now, until=now - timedelta(minutes=1), actor="a"
     )
-    assert slow.assembly.backend.holds.replace(None, hold)
+    assert slow.assembly.backend.instructions.replace(None, hold)
     put(slow, 50, hold)
     thread, _ = in_background(lambda: slow.assembly.holds().release_ended(lambda: False))
     poll(place.ready, timeout_seconds=30)

@@ -29,7 +29,8 @@ from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.features.hold import operations
 from celery_dlq.features.hold.operations import Holds
 from celery_dlq.letters.record import Reason
-from celery_dlq.store.base import Hold, WorkerInfo
+from celery_dlq.store.base import WorkerInfo
+from celery_dlq.store.instructions import Hold
 from celery_dlq.store.letters import RedisStore
 
 Make = Callable[..., DeadLetters]
@@ -118,11 +119,11 @@ def ended(dlq: DeadLetters, seconds: float = 60) -> Hold:
     hold = Hold(
         id="hold-1",
         task="shop.charge",
-        created_at=now - timedelta(hours=1),
+        since=now - timedelta(hours=1),
         until=now - timedelta(seconds=seconds),
         actor="ann@desk",
     )
-    assert dlq.assembly.backend.holds.replace(None, hold)
+    assert dlq.assembly.backend.instructions.replace(None, hold)
     return hold
 
 
@@ -330,7 +331,7 @@ def test_workers_release_a_hold_that_has_ended(make: Make, client: redis.Redis) 
     (job,) = dlq.jobs()
     assert (job.actor, job.options) == ("ann@desk", {"rate": operations.RELEASE_RATE})
     holds_of(dlq).release_ended(lambda: False)
-    assert dlq.assembly.backend.holds.all() == []
+    assert dlq.assembly.backend.instructions.of(Hold) == []
     assert len(dlq.jobs()) == 1
 
 
@@ -408,8 +409,8 @@ def test_an_error_of_one_hold_does_not_stop_the_others(
     dlq = make()
     put(dlq, ended(dlq), 1)
     now = datetime.now(timezone.utc)
-    good = Hold(id="hold-2", created_at=now, until=now - timedelta(seconds=60))
-    assert dlq.assembly.backend.holds.replace(None, good)
+    good = Hold(id="hold-2", since=now, until=now - timedelta(seconds=60))
+    assert dlq.assembly.backend.instructions.replace(None, good)
     ids = put(dlq, good, 2)
     count = Holds._count
 

@@ -12,6 +12,7 @@ from celery import Celery
 
 from celery_dlq import DeadLetters, LetterFilter
 from celery_dlq.operations.job import RUNNING
+from celery_dlq.store.instructions import Override
 from celery_dlq.worker.heartbeat import Heartbeat
 from celery_dlq.worker.info import worker_info
 
@@ -69,7 +70,7 @@ def test_an_override_lasts_as_long_as_was_said(machine: Machine, hours: int) -> 
     (made,) = wrong.override_policy("mails", timedelta(minutes=30), max_deliveries=4)
 
     assert {view.fields["max_deliveries"].value for view in wrong.policies().views} >= {3, 4}
-    assert [o.value for o in right.registry.overrides()] == [4, 3]
+    assert [o.value for o in right.assembly.backend.instructions.in_force(Override)] == [3, 4]
     left = made.until - datetime.now(timezone.utc)
     assert timedelta(minutes=29) < left <= timedelta(minutes=30)
 
@@ -90,28 +91,25 @@ def test_the_minute_before_a_change_is_the_stores(machine: Machine, hours: int) 
 
 def test_a_worker_obeys_an_override_until_its_end(machine: Machine) -> None:
     """It sleeps by a clock that cannot be set, and asks the store whether the end has come."""
-    dlq, obeyed, in_force, seconds = machine(-HOUR), list[int](), list[int](), [0.0]
+    dlq, in_force, seconds = machine(-HOUR), list[int](), [0.0]
     info = worker_info(dlq.app, dlq.settings)
     heartbeat = Heartbeat(
         dlq.registry,
         info,
-        dlq.assembly.backend.holds,
-        dlq.assembly.backend.demands,
-        lambda overrides, _now: obeyed.append(len(overrides)),
-        lambda holds, now: in_force.append(sum(hold.in_force(now) for hold in holds)),
-        lambda _demands: None,
+        dlq.assembly.backend.instructions,
+        lambda found, now: in_force.append(sum(one.in_force(now) for one in found)),
         lambda: seconds[0],
     )
     dlq.hold(queue="celery", span=timedelta(seconds=0.3))
     dlq.override_policy("orders", timedelta(seconds=0.3), max_deliveries=3)
     for _ in range(2):
         heartbeat.tick()
-    assert (obeyed, in_force) == ([1], [1])
-    while dlq.registry.overrides():
+    assert in_force == [2]
+    while dlq.assembly.backend.instructions.in_force(Override):
         pass
     seconds[0] += 0.3
     heartbeat.tick()
-    assert (obeyed, in_force) == ([1, 0], [1, 0])
+    assert in_force == [2, 0]
 
 
 @pytest.mark.parametrize("hours", [-1, 1])

@@ -24,7 +24,8 @@ from celery_dlq.features.circuit_breaker.policy import (
 )
 from celery_dlq.letters.record import from_micros
 from celery_dlq.policies.policy import Policy
-from celery_dlq.store.base import OPEN, RELEASING, Circuit, Ends, Hold
+from celery_dlq.store.base import Ends
+from celery_dlq.store.instructions import OPEN, RELEASING, Circuit, Hold
 
 SECOND = 1_000_000
 NOW = 1_700_000_000 * SECOND
@@ -105,7 +106,7 @@ def test_an_opening_names_its_cause_and_begins_anew() -> None:
 
 def test_a_hold_admits_what_it_released_since_its_breaker_opened() -> None:
     """Not what it released before; and a hold of a person admits what it ever released."""
-    hold = Hold(id="breaker-1", created_at=from_micros(NOW), circuit=OPENED)
+    hold = Hold(id="breaker-1", since=from_micros(NOW), circuit=OPENED)
     before = replace(hold, circuit=replace(OPENED, opened_at=NOW - 1))
     assert hold.admits(hold.marker)
     assert before.admits(hold.marker)

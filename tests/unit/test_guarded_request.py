@@ -25,7 +25,7 @@ from guarded_worker import Pool, Worker
 from celery_dlq.letters.headers import REDRIVE_HEADER
 from celery_dlq.letters.record import Outcome, Reason, to_micros
 from celery_dlq.metrics import DELIVERIES, INTERNAL_ERRORS
-from celery_dlq.store.base import Demand
+from celery_dlq.store.instructions import Demand
 from celery_dlq.worker.dispatched import ENDED
 from celery_dlq.writing.lifecycle import DeliveryState
 
@@ -384,11 +384,11 @@ def test_no_event_in_any_state_fails_or_lets_go_of_a_message_that_waits(
 
 def demand(worker: Worker) -> None:
     """An operator wants the worker's task dead-lettered, and the worker knows."""
-    demands = worker.dlq.assembly.backend.demands
-    now = demands.now()
-    one = Demand(task_id=worker.id, reason="wrong", at=now, until=now + timedelta(hours=1))
-    assert demands.add(one)
-    worker.guard.demands.obey(demands.all())
+    instructions = worker.dlq.assembly.backend.instructions
+    now = instructions.now()
+    one = Demand(id=worker.id, reason="wrong", since=now, until=now + timedelta(hours=1))
+    assert instructions.put(one)
+    worker.guard.demands.apply(instructions.of(Demand))
 
 
 def test_a_message_that_an_operator_ends_does_not_start(worker: Worker) -> None:
@@ -412,11 +412,11 @@ def test_a_demand_is_forgotten_only_after_the_acknowledgement(worker: Worker) ->
     with pytest.raises(TaskRevokedError):
         worker.receive().execute_using_pool(Pool())
     consumer = SimpleNamespace(timer=SimpleNamespace(schedule=SimpleNamespace(queue=[])))
-    demands = worker.dlq.assembly.backend.demands
+    instructions = worker.dlq.assembly.backend.instructions
     worker.guard.demands.tick(consumer)
-    assert demands.get(worker.id) is not None
+    assert instructions.get(Demand, worker.id) is not None
     worker.guard.demands.tick(consumer)
-    assert demands.get(worker.id) is None
+    assert instructions.get(Demand, worker.id) is None
 
 
 def test_a_terminated_task_waits_for_the_store(worker: Worker) -> None:
@@ -448,7 +448,7 @@ def test_a_redrive_after_the_demand_runs(worker: Worker) -> None:
     """Its job began later; one that began before does not count."""
     demand(worker)
     jobs = worker.dlq.assembly.backend.jobs
-    at = to_micros(worker.guard.demands.known[worker.id].at)
+    at = to_micros(worker.guard.demands.known[worker.id].since)
     jobs.write("earlier", {"started_at": at - 1})
     jobs.write("later", {"started_at": at + 1})
     worker.start(**{REDRIVE_HEADER: "later", "dlq_redrives": 1})

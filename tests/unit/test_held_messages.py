@@ -17,7 +17,7 @@ from celery_dlq import DeadLetter, Reason
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.features.hold.held_back import HeldBack
 from celery_dlq.metrics import DELIVERIES, HELD_MESSAGES, INTERNAL_ERRORS, STORE_ERRORS
-from celery_dlq.store.base import Hold
+from celery_dlq.store.instructions import Hold
 from celery_dlq.writing.lifecycle import DeliveryState
 
 
@@ -136,7 +136,7 @@ def test_a_released_message_starts_no_more_often_than_its_limit(tmp_path: Any) -
 def test_a_hold_ends_by_itself(worker: Worker) -> None:
     """By the store's clock; the worker knows which holds have ended."""
     one = hold(worker, span=timedelta(hours=1))
-    worker.guard.holding.obey([one], one.created_at + timedelta(hours=1))
+    worker.guard.holding.apply([one], one.since + timedelta(hours=1))
     assert dispatch(worker).dlq_state is DeliveryState.DISPATCHED
     assert worker.guard.holding.ended == (one,)
 
@@ -218,13 +218,13 @@ def test_what_the_broker_did_not_take_is_done_at_the_next_tick(worker: Worker, c
     back.add(*worker.held_back.pop())
     if call == "add_task_queue":
         back.tick(consumer)
-        holding.obey([], one.created_at)
+        holding.apply([], one.since)
     setattr(consumer, call, Mock(side_effect=ConnectionError("lost")))
     with pytest.raises(ConnectionError):
         back.tick(consumer)
     setattr(consumer, call, works)
     back.tick(consumer)
-    holding.obey([], one.created_at)
+    holding.apply([], one.since)
     back.tick(consumer)
     assert worker.said == ["stop orders", "reject True", "consume orders"]
 
@@ -255,7 +255,7 @@ def test_a_queue_is_consumed_again_once_its_full_hold_has_ended(worker: Worker) 
     dispatch(worker)
     back.add(*worker.held_back.pop())
     back.tick(consumer)
-    holding.obey([], one.created_at)
+    holding.apply([], one.since)
     back.tick(consumer)
     assert worker.said == ["stop orders", "reject True", "consume orders"]
 
@@ -263,5 +263,5 @@ def test_a_queue_is_consumed_again_once_its_full_hold_has_ended(worker: Worker) 
 def test_a_hold_of_another_broker_is_ignored(worker: Worker) -> None:
     """Two apps may share a store; a release would send the message to the wrong one."""
     one = hold(worker)
-    worker.guard.holding.obey([replace(one, broker="amqp /other")], one.created_at)
+    worker.guard.holding.apply([replace(one, broker="amqp /other")], one.since)
     assert dispatch(worker).dlq_state is DeliveryState.DISPATCHED

@@ -21,8 +21,9 @@ from celery_dlq.policies.overrides import by_queue, keys
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.store.base import Override, WorkerInfo
-from celery_dlq.store.workers import RedisWorkerRegistry
+from celery_dlq.store.backend import RedisBackend
+from celery_dlq.store.base import WorkerInfo
+from celery_dlq.store.instructions import Override
 
 HOUR = timedelta(hours=1)
 TABLE = PolicyTable(
@@ -32,11 +33,12 @@ TABLE = PolicyTable(
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> RedisWorkerRegistry:
-    """An empty registry, with a clock that does not move; so changes begin at once."""
+def backend(monkeypatch: pytest.MonkeyPatch) -> RedisBackend:
+    """An empty store, with a clock that does not move; so changes begin at once."""
     monkeypatch.setattr(overrides, "GRACE", timedelta(0))
-    made = fresh_store().workers
-    monkeypatch.setattr(made, "now", lambda: NOW)
+    made = fresh_store()
+    monkeypatch.setattr(made.workers, "now", lambda: NOW)
+    monkeypatch.setattr(made.instructions, "now", lambda: NOW)
     return made
 
 
@@ -47,13 +49,14 @@ def heard() -> list[Event]:
 
 
 @pytest.fixture
-def policy_admin(registry: RedisWorkerRegistry, heard: list[Event]) -> PolicyAdmin:
+def policy_admin(backend: RedisBackend, heard: list[Event]) -> PolicyAdmin:
     """The rules of a small app."""
     events = Events()
     events.subscribe(heard.append)
     return PolicyAdmin(
         TABLE,
-        registry,
+        backend.workers,
+        backend.instructions,
         events,
         known_queues=lambda: KnownQueues(frozenset({"default"}), complete=True),
         task_queues=lambda: {"shop.charge": "default"},
@@ -69,7 +72,7 @@ def a_worker(hostname: str, policies: dict[str, Any], *queues: str) -> WorkerInf
 
 
 def test_an_override_is_in_force_audited_and_an_event(
-    policy_admin: PolicyAdmin, registry: RedisWorkerRegistry, heard: list[Event]
+    policy_admin: PolicyAdmin, backend: RedisBackend, heard: list[Event]
 ) -> None:
     """From the command line values are text."""
     policy_admin.override_policy("orders", HOUR, max_deliveries="3", reasons="failed, rejected")
@@ -79,22 +82,20 @@ def test_an_override_is_in_force_audited_and_an_event(
     assert explained["max_deliveries"].source == f"override by {whoami()} until 2026-03-04T06:06Z"
     assert sorted(r.value for r in explained["reasons"].value) == ["failed", "rejected"]
     assert explained["dead_letter_ttl"].value == 60.0
-    (change,) = registry.changes(limit=9)
+    (change,) = backend.workers.changes(limit=9)
     assert heard == [change]
     assert (change.action, change.target) == (Action.POLICY_SET, "orders")
     assert change.detail["values"] == {"max_deliveries": 3, "reasons": ["failed", "rejected"]}
     assert change.detail["until"] == "2026-03-04T06:06:07.891011+00:00"
 
 
-def test_an_override_can_be_taken_back(
-    policy_admin: PolicyAdmin, registry: RedisWorkerRegistry
-) -> None:
+def test_an_override_can_be_taken_back(policy_admin: PolicyAdmin, backend: RedisBackend) -> None:
     """All keys of a queue, or one."""
     policy_admin.override_policy("orders", HOUR, max_deliveries=3, max_retries=0)
     assert policy_admin.lift_policy("orders", "max_retries") == ["max_retries"]
     assert policy_admin.lift_policy("orders") == ["max_deliveries"]
     assert policy_admin.in_force().explain("orders")["max_deliveries"].value == 5
-    assert [c.action for c in registry.changes(limit=2)] == [Action.POLICY_UNSET] * 2
+    assert [c.action for c in backend.workers.changes(limit=2)] == [Action.POLICY_UNSET] * 2
     with pytest.raises(NotFound, match="expected an override of any key for queue 'orders'"):
         policy_admin.lift_policy("orders")
 
@@ -117,7 +118,7 @@ def test_an_override_can_be_taken_back(
 )
 def test_an_unusable_override_changes_nothing(
     policy_admin: PolicyAdmin,
-    registry: RedisWorkerRegistry,
+    backend: RedisBackend,
     queue: str,
     duration: timedelta,
     values: Any,
@@ -127,36 +128,35 @@ def test_an_unusable_override_changes_nothing(
     with pytest.raises(SettingsError, match="expected ") as raised:
         policy_admin.override_policy(queue, duration, **values)
     assert said in str(raised.value)
-    assert registry.overrides() == registry.changes(limit=9) == []
+    assert backend.instructions.in_force(Override) == backend.workers.changes(limit=9) == []
 
 
 def test_an_override_of_a_queue_that_nobody_knows_is_refused(
-    policy_admin: PolicyAdmin, registry: RedisWorkerRegistry
+    policy_admin: PolicyAdmin, backend: RedisBackend
 ) -> None:
     """Nothing would happen; a queue of a worker, or one with letters, is known."""
     with pytest.raises(NotFound, match="got 'ordres'; did you mean 'orders'\\?"):
         policy_admin.override_policy("ordres", HOUR, max_deliveries=3)
     with pytest.raises(NotFound, match="got 'zzz'; `dlq policies` lists them"):
         policy_admin.override_policy("zzz", HOUR, max_deliveries=3)
-    assert registry.overrides() == registry.changes(limit=9) == []
-    registry.register(a_worker("one", {}, "by-hand"))
+    assert backend.instructions.in_force(Override) == backend.workers.changes(limit=9) == []
+    backend.workers.register(a_worker("one", {}, "by-hand"))
     policy_admin.override_policy("by-hand", HOUR, max_deliveries=3)
-    registry.deregister("one")
+    backend.workers.deregister("one")
     policy_admin.override_policy("by-hand", HOUR, max_deliveries=4)  # it is overridden already
     policy_admin.override_policy("mails", HOUR, max_deliveries=3)
 
 
 @pytest.mark.parametrize("queue", ["orders-DLQ", "letters", "fatal", "parked"])
-def test_an_override_of_a_dead_letter_queue_is_refused(
-    registry: RedisWorkerRegistry, queue: str
-) -> None:
+def test_an_override_of_a_dead_letter_queue_is_refused(backend: RedisBackend, queue: str) -> None:
     """By its name, named by a policy of a queue or task, or with letters: no chain of them."""
     table = PolicyTable(
         {"slow": Policy(dead_letter_queue="letters")}, {"t": Policy(dead_letter_queue="fatal")}
     )
     admin = PolicyAdmin(
         table,
-        registry,
+        backend.workers,
+        backend.instructions,
         Events(),
         known_queues=lambda: KnownQueues(frozenset({"letters"}), complete=True),
         task_queues=dict,
@@ -164,7 +164,7 @@ def test_an_override_of_a_dead_letter_queue_is_refused(
     )
     with pytest.raises(SettingsError, match=f"got '{queue}', a dead-letter queue"):
         admin.override_policy(queue, HOUR, max_deliveries=3)
-    assert registry.overrides() == []
+    assert backend.instructions.in_force(Override) == []
 
 
 def test_an_override_of_another_version_is_passed_over() -> None:
@@ -198,11 +198,11 @@ def test_the_limit_of_crashes_can_be_overridden_and_exceptions_cannot(
 @pytest.mark.parametrize("off", [None, False, "null", "None", "off", " off "])
 @pytest.mark.parametrize("key", keys())
 def test_an_override_can_end_every_key(
-    policy_admin: PolicyAdmin, registry: RedisWorkerRegistry, key: str, off: Any
+    policy_admin: PolicyAdmin, backend: RedisBackend, key: str, off: Any
 ) -> None:
     """It is stored, read by workers, and shown as what it is."""
     policy_admin.override_policy("orders", HOUR, **{key: off})
-    (override,) = registry.overrides()
+    (override,) = backend.instructions.in_force(Override)
     assert override.value is False
     (policy, _source) = by_queue([override])["orders"]
     assert policy.over(Policy(max_deliveries=5)).of(key) is False
@@ -264,11 +264,11 @@ def test_apps_that_share_a_redis_do_not_differ() -> None:
 
 
 def test_all_policies_are_shown_with_their_warnings(
-    policy_admin: PolicyAdmin, registry: RedisWorkerRegistry
+    policy_admin: PolicyAdmin, backend: RedisBackend
 ) -> None:
     """Queues, then tasks; unknown queues and differences last."""
-    registry.register(a_worker("one", {"orders": {"max_deliveries": 5}}, "orders"))
-    registry.register(a_worker("two", {"orders": {"max_deliveries": 6}}, "orders"))
+    backend.workers.register(a_worker("one", {"orders": {"max_deliveries": 5}}, "orders"))
+    backend.workers.register(a_worker("two", {"orders": {"max_deliveries": 6}}, "orders"))
     rules = policy_admin.policies()
     assert [(view.queue, view.task) for view in rules.views] == [
         ("ord*", None),

@@ -12,7 +12,7 @@ from celery_dlq import dead_letter_policy
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.resolved import PolicyCache
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.store.base import Override
+from celery_dlq.store.instructions import Override
 
 
 def policy_cache(*consumed: str, **policies: Policy) -> PolicyCache:
@@ -46,7 +46,7 @@ def test_queues_that_the_app_a_policy_or_an_override_names_are_known() -> None:
         "mails",
         "by-hand",
     ]
-    known.obey([an_override("later")], NOW)
+    known.apply([an_override("later")], NOW)
     assert queue(known, "later") == "later"
 
 
@@ -70,7 +70,7 @@ def test_a_worker_that_consumes_a_dead_letter_queue_keeps_its_letters_there(
     fatal = Policy(dead_letter_queue="fatal", max_deliveries=2)
     known = PolicyCache(PolicyTable(queues, {"t": fatal}), app.amqp.queues)
     if overridden:
-        known.obey([an_override(name)], NOW)
+        known.apply([an_override(name)], NOW)
 
     @app.task(shared=False)
     @dead_letter_policy(dead_letter_queue="fatal", max_deliveries=2)

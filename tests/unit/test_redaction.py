@@ -22,7 +22,7 @@ from celery_dlq.operations.job import Job
 from celery_dlq.operations.redrive.message import Outgoing
 from celery_dlq.policies.decisions import Die
 from celery_dlq.policies.resolved import ResolvedPolicy
-from celery_dlq.store.base import Hold
+from celery_dlq.store.instructions import Hold
 from celery_dlq.writing.capture import captured
 from celery_dlq.writing.failure import Failure
 from celery_dlq.writing.letter import Death, letter_of
@@ -376,5 +376,5 @@ def test_what_people_wrote_is_masked_and_ids_are_not() -> None:
     assert shown.failed == {letter_id: f"no room for {MARKER}"}
     assert (shown.id, shown.options) == (job.id, job.options)
     assert job.shown(of()) == job
-    hold = Hold(id="h", where=(f"kwargs.card={CARD}", "args.0=1"), created_at=NOW)
+    hold = Hold(id="h", where=(f"kwargs.card={CARD}", "args.0=1"), since=NOW)
     assert redaction.shown(hold, "where").where == (f"kwargs.card={MARKER}", "args.0=1")

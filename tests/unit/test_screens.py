@@ -19,8 +19,7 @@ from celery_dlq.features.hold import tables as hold_tables
 from celery_dlq.features.hold.operations import HeldMessages
 from celery_dlq.letters.record import Delivery, Outcome, Reason
 from celery_dlq.store.base import Group, QueueSummary
-from celery_dlq.store.base.circuits import Circuit
-from celery_dlq.store.base.holds import Hold
+from celery_dlq.store.instructions import Circuit, Hold
 
 FORGERIES = 13
 
@@ -181,7 +180,7 @@ def test_tables_of_messages_that_wait_keep_every_name_whole_at_80_columns() -> N
     names = {"task": task, "queue": queue}
     circuit = Circuit(**names, opened_at=1, probe_every=30, probes=5, probed_at=1)
     hold = Hold(
-        **names, id="hold-5d1c0a7e", created_at=NOW, until=NOW, reason=reason, actor="ann@host-1"
+        **names, id="hold-5d1c0a7e", since=NOW, until=NOW, reason=reason, actor="ann@host-1"
     )
     held = HeldMessages(hold=hold, state="holding", held=123456, oldest_at=NOW)
     broken = HeldMessages(hold=replace(hold, circuit=circuit), state="releasing", held=123456)

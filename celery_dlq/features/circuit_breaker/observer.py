@@ -13,15 +13,8 @@ from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import STORE_ERRORS, Counts
 from celery_dlq.policies.resolved import Executions, PolicyCache
-from celery_dlq.store.base import (
-    OPEN,
-    RELEASING,
-    Circuit,
-    CircuitStore,
-    Hold,
-    HoldStore,
-    Succeeded,
-)
+from celery_dlq.store.base import CircuitStore, Succeeded
+from celery_dlq.store.instructions import OPEN, RELEASING, Circuit, Hold, Instructions
 
 logger = get_logger("celery_dlq.worker")
 
@@ -40,14 +33,14 @@ class CircuitWatch:
         self,
         circuits: Circuits,
         ends: CircuitStore,
-        holds: HoldStore,
+        instructions: Instructions,
         policies: PolicyCache,
         holding: Holding,
         counts: Counts,
     ) -> None:
         self._circuits = circuits
         self._ends = ends
-        self._holds = holds
+        self._instructions = instructions
         self._policies = policies
         self._holding = holding
         self._counts = counts
@@ -99,7 +92,7 @@ class CircuitWatch:
         after, ours = self._circuits.change(circuit.task, circuit.queue, ProbeDue())
         if after is None or not ours:
             return None
-        self._holding.obey(self._holds.all(), self._holds.now())
+        self._holding.apply(self._instructions.of(Hold), self._instructions.now())
         logger.info("The circuit breaker %s is full; a message runs as a probe", hold.id)
         return after.marker
 
@@ -121,7 +114,7 @@ class CircuitWatch:
             executions.task, executions.queue, happened, executions.breaker, reason=reason
         )
         if hold is not None:  # this worker holds from now on, the others within a second or two
-            self._holding.obey(self._holds.all(), self._holds.now())
+            self._holding.apply(self._instructions.of(Hold), self._instructions.now())
 
 
 class Recoveries(Releases):

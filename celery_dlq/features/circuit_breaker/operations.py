@@ -28,7 +28,8 @@ from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.letters.record import from_micros, to_micros
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import CIRCUITS, Counts
-from celery_dlq.store.base import MOST_HOLDS, OPEN, RELEASING, Backend, Circuit, Hold
+from celery_dlq.store.base import Backend
+from celery_dlq.store.instructions import MOST_HOLDS, OPEN, RELEASING, Circuit, Hold
 
 logger = get_logger("celery_dlq")
 
@@ -45,7 +46,7 @@ class Circuits:
     """Changes the states of circuit breakers."""
 
     def __init__(self, backend: Backend, events: Events, counts: Counts, broker: str) -> None:
-        self._store = backend.holds
+        self._store = backend.instructions
         self._ends = backend.circuits
         self._registry = backend.workers
         self._events = events
@@ -65,7 +66,7 @@ class Circuits:
         """Let something happen to a breaker."""
         hold_id, breaker = hold_id_of(task, queue, self.broker), breaker or CircuitBreaker()
         for _ in range(_ATTEMPTS):
-            now, holds = self._store.now(), self._store.all()
+            now, holds = self._store.now(), self._store.of(Hold)
             known = next((hold for hold in holds if hold.id == hold_id), None)
             before = known.circuit if known is not None and known.in_force(now) else None
             after = next_state(breaker, before, happened, to_micros(now))
@@ -83,7 +84,7 @@ class Circuits:
                     task=escape(task),
                     queue=escape(queue),
                     broker=self.broker,
-                    created_at=now,
+                    since=now,
                     reason=_text(reason),
                     actor=actor,
                     circuit=after,

@@ -23,7 +23,8 @@ from typing import Any
 
 from celery_dlq.policies.checks import expected, integer, mapping, number, positive_seconds
 from celery_dlq.policies.policy import KeyValue
-from celery_dlq.store.base import OPEN, RELEASING, Circuit, Ends
+from celery_dlq.store.base import Ends
+from celery_dlq.store.instructions import OPEN, RELEASING, Circuit
 
 _MICROS = 1_000_000
 _MOST_SECONDS = 86_400.0

@@ -22,7 +22,8 @@ from celery_dlq.logs import get_logger
 from celery_dlq.operations.job import CANCELLED, DONE, FAILED, INTERRUPTED, WAITING, Job
 from celery_dlq.operations.jobs import JobRun, Jobs
 from celery_dlq.operations.running import Running
-from celery_dlq.store.base import OPEN, RELEASING, Backend, Hold
+from celery_dlq.store.base import Backend
+from celery_dlq.store.instructions import OPEN, RELEASING, Hold
 
 logger = get_logger("celery_dlq.worker")
 
@@ -42,7 +43,7 @@ class Recovery:
         most: int,
         off: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        self._store = backend.holds
+        self._store = backend.instructions
         self._held = backend.held
         self._jobs = Jobs(backend.jobs)
         self._running = running
@@ -58,7 +59,7 @@ class Recovery:
 
     def _each(self, act: Callable[[Hold], None]) -> None:
         """Do something for each breaker; what one of them has does not stop the others."""
-        for hold in self._store.all():
+        for hold in self._store.of(Hold):
             if hold.circuit is None or hold.broker != self._circuits.broker:
                 continue
             try:

@@ -11,7 +11,8 @@ from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.headers import REDRIVE_HEADER
 from celery_dlq.letters.record import to_micros
 from celery_dlq.logs import get_logger
-from celery_dlq.store.base import Demand, DemandStore, JobStore
+from celery_dlq.store.base import JobStore
+from celery_dlq.store.instructions import Demand, Instructions
 from celery_dlq.writing.lifecycle import GuardedRequest
 
 logger = get_logger("celery_dlq.worker")
@@ -25,21 +26,21 @@ class Demands:
     A demand stays until its message was acknowledged: a worker may be killed before that.
     """
 
-    def __init__(self, store: DemandStore, jobs: JobStore) -> None:
+    def __init__(self, store: Instructions, jobs: JobStore) -> None:
         self._store = store
         self._jobs = jobs
         self.known: dict[str, Demand] = {}
         self._new: list[str] = []
-        self._met_now: list[str] = []
-        self._met_before: list[str] = []
+        self._met_now: list[Demand] = []
+        self._met_before: list[Demand] = []
 
-    def obey(self, demands: Sequence[Demand]) -> None:
+    def apply(self, demands: Sequence[Demand]) -> None:
         """Apply the demands of the app, in place of those before."""
-        known = {demand.task_id: demand for demand in demands}
-        new = [demand for demand in demands if self.known.get(demand.task_id) != demand]
+        known = {demand.id: demand for demand in demands}
+        new = [demand for demand in demands if self.known.get(demand.id) != demand]
         for demand in new[:_MAX_LOGGED]:
-            logger.info("Task %s is to be dead-lettered: %s", demand.task_id, demand.text)
-        self._new += [demand.task_id for demand in new]
+            logger.info("Task %s is to be dead-lettered: %s", demand.id, demand.text)
+        self._new += [demand.id for demand in new]
         self.known = known
 
     def of(self, request: GuardedRequest) -> Demand | None:
@@ -48,7 +49,7 @@ class Demands:
         if demand is None:
             return None
         try:
-            demand = self._store.get(demand.task_id)
+            demand = self._store.get(Demand, demand.id)
             if demand is None:  # met, or withdrawn
                 del self.known[request.id]
             elif self._redriven_after(demand, request.request_dict.get(REDRIVE_HEADER)):
@@ -59,8 +60,9 @@ class Demands:
 
     def met(self, task_id: str) -> None:
         """Forget the demand for a task soon: its letter is stored, or it has succeeded."""
-        if self.known.pop(task_id, None) is not None:
-            self._met_now.append(task_id)
+        demand = self.known.pop(task_id, None)
+        if demand is not None:
+            self._met_now.append(demand)
 
     def tick(self, consumer: Any) -> None:
         """Meet new demands at once, where that is possible; called once a second."""
@@ -81,8 +83,7 @@ class Demands:
     def _forget(self) -> None:
         """Remove demands that were met; those of the last second may not be acknowledged yet."""
         try:
-            for task_id in self._met_before:
-                self._store.remove(task_id)
+            self._store.forget(self._met_before)
         except StoreUnavailable as exc:
             logger.debug("Demands that were met are forgotten later: %s", exc)
             return
@@ -92,7 +93,7 @@ class Demands:
         if not isinstance(redrive, str):
             return False
         job: Mapping[str, Any] = self._jobs.read(redrive) or {}
-        return int(job.get("started_at") or 0) > to_micros(demand.at)
+        return int(job.get("started_at") or 0) > to_micros(demand.since)
 
 
 def _waiting(timer: Any) -> Iterator[tuple[Any, Any]]:

@@ -16,7 +16,8 @@ from celery_dlq.events import Action, Change, Events, whoami
 from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.letters.record import iso
 from celery_dlq.logs import get_logger
-from celery_dlq.store.base import MOST_DEMANDS, Backend, Demand
+from celery_dlq.store.base import Backend
+from celery_dlq.store.instructions import MOST_DEMANDS, Demand
 
 logger = get_logger("celery_dlq")
 
@@ -99,7 +100,8 @@ class DemandRun:
 
     def withdraw(self, task_id: str) -> None:
         """Take back a demand of `dead_letter` that no worker has met."""
-        if not self._backend.demands.remove(task_id):
+        demand = self._backend.instructions.get(Demand, task_id)
+        if demand is None or not self._backend.instructions.forget([demand]):
             raise NotFound(
                 f"expected a task that is to be dead-lettered, got {task_id!r}: its letter is "
                 f"stored, or nobody has demanded it"
@@ -130,7 +132,7 @@ class DemandRun:
             return False
         deadline = time.monotonic() + _MET_SECONDS
         while time.monotonic() < deadline:
-            if self._backend.demands.get(task_id) is None:
+            if self._backend.instructions.get(Demand, task_id) is None:
                 return True
             time.sleep(_LOOK_SECONDS)
         return False
@@ -172,16 +174,16 @@ class DemandRun:
     # -- the demand -------------------------------------------------------------------
 
     def _demand(self, task_id: str, reason: str) -> Demand:
-        now = self._backend.demands.now()
+        now = self._backend.instructions.now()
         demand = Demand(
-            task_id=task_id,
+            id=task_id,
             reason=shortened(one_line(reason.strip()), _MAX_REASON_CHARS),
             actor=whoami(),
-            at=now,
+            since=now,
             until=now + timedelta(seconds=self._settings.count_ttl),
         )
         self._record(Action.DEMANDED, task_id, {"reason": demand.reason} if reason else {})
-        if not self._backend.demands.add(demand):
+        if not self._backend.instructions.put(demand, MOST_DEMANDS):
             raise DLQError(
                 f"expected fewer than {MOST_DEMANDS:,} tasks that are to be dead-lettered, got as "
                 f"many; withdraw some, or wait until workers have met them"
@@ -190,7 +192,7 @@ class DemandRun:
 
     def _record(self, action: Action, task_id: str, detail: Mapping[str, Any]) -> None:
         change = Change(
-            at=self._backend.demands.now(),
+            at=self._backend.instructions.now(),
             action=action,
             actor=whoami(),
             target=task_id,

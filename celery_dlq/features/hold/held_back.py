@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.features.hold.holding import Held, Holding
 from celery_dlq.logs import get_logger
-from celery_dlq.store.base import Hold
+from celery_dlq.store.instructions import Hold
 
 logger = get_logger("celery_dlq.worker")
 

@@ -17,7 +17,8 @@ from celery_dlq.logs import get_logger
 from celery_dlq.metrics import HELD_MESSAGES, STORE_ERRORS, Counts
 from celery_dlq.policies.decisions import Die
 from celery_dlq.policies.resolved import PolicyCache, ResolvedPolicy
-from celery_dlq.store.base import OPEN, Clock, DeadLetterStore, Hold, MessageKey
+from celery_dlq.store.base import Clock, DeadLetterStore, MessageKey
+from celery_dlq.store.instructions import OPEN, Hold
 from celery_dlq.writing.capture import Message, captured
 from celery_dlq.writing.letter import Death, letter_of
 from celery_dlq.writing.lifecycle import GuardedRequest
@@ -72,7 +73,7 @@ class Holding:
         self.probe: Callable[[Hold], str | None] = _no_probe
         self._ahead = timedelta(0)  # the store's clock minus this one's
 
-    def obey(self, holds: Sequence[Hold], now: datetime) -> None:
+    def apply(self, holds: Sequence[Hold], now: datetime) -> None:
         """Apply the holds of the app, in place of those before."""
         before = {hold.id for hold in self.holds}
         self._ahead = now - self._clock()

@@ -24,7 +24,8 @@ from celery_dlq.operations.redrive.message import RedriveOptions
 from celery_dlq.operations.results import RedriveReport
 from celery_dlq.operations.running import Running
 from celery_dlq.policies.queue_names import did_you_mean
-from celery_dlq.store.base import MAX_TASKS, MOST_HOLDS, Backend, Hold, QueueSummary
+from celery_dlq.store.base import MAX_TASKS, Backend, QueueSummary
+from celery_dlq.store.instructions import MOST_HOLDS, Hold
 
 logger = get_logger("celery_dlq.worker")
 
@@ -79,7 +80,7 @@ class Holds:
         queues: Names,
         broker: Callable[[], str],
     ) -> None:
-        self._store = backend.holds
+        self._store = backend.instructions
         self._held = backend.held
         self._registry = backend.workers
         self._jobs = Jobs(backend.jobs)
@@ -109,7 +110,7 @@ class Holds:
         self._matching(task, queue)
         now = self._store.now()
         self._tidy(now)
-        known = self._store.all()
+        known = self._store.of(Hold)
         if len(known) >= MOST_HOLDS:
             raise DLQError(f"expected fewer than {MOST_HOLDS} holds, got {len(known)}; release one")
         hold = Hold(
@@ -117,7 +118,7 @@ class Holds:
             task=task or "*",
             queue=queue or "*",
             where=where,
-            created_at=now,
+            since=now,
             until=None if span is None else now + span,
             reason=shortened(one_line(reason.strip()), _MAX_REASON_CHARS),
             actor=whoami(),
@@ -154,9 +155,9 @@ class Holds:
         """The holds that are in force, and those that have ended and still have messages."""
         now = self._store.now()
         queues = {queue.name: queue for queue in self._held.queues()}
-        found = [self._seen(hold, queues.pop(hold.id, None), now) for hold in self._store.all()]
+        found = [self._seen(hold, queues.pop(hold.id, None), now) for hold in self._store.of(Hold)]
         # A worker that stood still for minutes put a message there: the hold itself is gone.
-        gone = [Hold(id=name, created_at=now, until=now) for name in queues]
+        gone = [Hold(id=name, since=now, until=now) for name in queues]
         found += [self._seen(hold, queues[hold.id], now) for hold in gone]
         return [one for one in found if one.held or one.hold.in_force(now)]
 
@@ -219,7 +220,7 @@ class Holds:
         """
         now = self._store.now()
         self._tidy(now)
-        for hold in self._store.all():
+        for hold in self._store.of(Hold):
             if stopping():
                 return
             if hold.until is None or hold.until + 2 * NOTICED > now or not self._is_ours(hold):
@@ -268,13 +269,13 @@ class Holds:
         return found[0], found[1]
 
     def _get(self, hold_id: str) -> Hold:
-        holds = self._store.all()
+        holds = self._store.of(Hold)
         for hold in holds:
             if hold.id == hold_id:
                 return hold
         if hold_id in self._held.names():
             now = self._store.now()
-            return Hold(id=hold_id, created_at=now, until=now)
+            return Hold(id=hold_id, since=now, until=now)
         known = ", ".join(hold.id for hold in holds) or "none"
         raise NotFound(f"expected the id of a hold, got {hold_id!r}; there are: {known}")
 
@@ -304,7 +305,7 @@ class Holds:
         until = now if hold.in_force(now) else hold.until
         ended = replace(hold, until=until, job=run.job.id)
         if not self._store.replace(hold, ended):  # or it has long been forgotten
-            return all(one.id != hold.id for one in self._store.all())
+            return all(one.id != hold.id for one in self._store.of(Hold))
         run.beat(now=True)  # or another worker would take it for one that died before it began
         while (left := (until or now) + NOTICED - self._store.now()) > timedelta(0):
             time.sleep(min(0.5, left.total_seconds()))
@@ -343,7 +344,7 @@ class Holds:
 
     def _tidy(self, now: datetime) -> None:
         """Forget holds that ended a while ago and have no messages."""
-        for hold in self._store.all():
+        for hold in self._store.of(Hold):
             if hold.until is not None and hold.until + _FORGOTTEN < now and not self._count(hold):
                 self._store.replace(hold, None)
 

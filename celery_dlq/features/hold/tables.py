@@ -13,7 +13,7 @@ from celery_dlq.cli.terminal import age, line, say, table, two_lines, utc
 if TYPE_CHECKING:
     from celery_dlq.features.hold.operations import HeldMessages
     from celery_dlq.operations.results import RedriveReport
-    from celery_dlq.store.base import Hold
+    from celery_dlq.store.instructions import Hold
 
 _MAX_ERRORS = 10
 _STATE_STYLES = {"full": "red", "ended": "yellow"}

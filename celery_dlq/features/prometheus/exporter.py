@@ -13,7 +13,8 @@ from celery_dlq.errors import DLQError, MissingExtra, StoreUnavailable
 from celery_dlq.letters.printable import one_line
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import Measured, MetricsStore
-from celery_dlq.store.base import OPEN, Clock, Hold, QueueSummary, ServerMemory
+from celery_dlq.store.base import Clock, QueueSummary, ServerMemory
+from celery_dlq.store.instructions import OPEN, Hold
 
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

@@ -17,7 +17,8 @@ from celery_dlq.operations.redrive.dry_run import Check, DryRun, Targets, refuse
 from celery_dlq.operations.redrive.message import Outgoing, RedriveOptions, outgoing
 from celery_dlq.operations.redrive.publisher import broker_name
 from celery_dlq.operations.redrive.selection import RawEntry
-from celery_dlq.store.base import Backend, Clock, Hold
+from celery_dlq.store.base import Backend, Clock
+from celery_dlq.store.instructions import Hold
 
 
 class Checks:
@@ -30,7 +31,7 @@ class Checks:
         self._settings = settings
         self._store = backend.letters
         self._registry = backend.workers
-        self._holds = backend.holds
+        self._instructions = backend.instructions
         self._policies = policies
         self._clock = clock
 
@@ -64,8 +65,9 @@ class Checks:
         )
 
     def _holds_in_force(self) -> Sequence[Hold]:
-        now, brokers = self._holds.now(), ("", broker_name(self._app))
-        return [one for one in self._holds.all() if one.in_force(now) and one.broker in brokers]
+        now, brokers = self._instructions.now(), ("", broker_name(self._app))
+        holds = self._instructions.of(Hold)
+        return [one for one in holds if one.in_force(now) and one.broker in brokers]
 
     def loss(self, to_queue: str | None) -> Callable[[RawEntry], str]:
         """What says why the message of a letter would be lost."""

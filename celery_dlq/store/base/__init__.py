@@ -8,21 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from celery_dlq.metrics import MetricsStore
-from celery_dlq.store.base.circuits import (
-    OPEN,
-    RELEASING,
-    Circuit,
-    CircuitStore,
-    Ends,
-    Succeeded,
-)
+from celery_dlq.store.base.circuits import CircuitStore, Ends, Succeeded
 from celery_dlq.store.base.counting import Count, CountStatus, DeliveryCounter, MessageKey
-from celery_dlq.store.base.demands import MOST_DEMANDS, Demand, DemandStore
 from celery_dlq.store.base.exports import ExportLease, ExportLeaseStore
-from celery_dlq.store.base.holds import MOST_HOLDS, Hold, HoldStore
 from celery_dlq.store.base.jobs import MOST_JOBS, JobStore, may_start_at
 from celery_dlq.store.base.letters import (
     Capabilities,
@@ -51,23 +42,20 @@ from celery_dlq.store.base.samples import SUCCEEDED, Samples
 from celery_dlq.store.base.workers import (
     MAX_TASKS,
     HeartbeatReply,
-    Override,
     WorkerInfo,
     WorkerRegistry,
 )
 
+if TYPE_CHECKING:
+    from celery_dlq.store.instructions import Instructions
+
 __all__ = [
     "MAX_TASKS",
-    "MOST_DEMANDS",
-    "MOST_HOLDS",
     "MOST_JOBS",
-    "OPEN",
     "OPEN_GROUP",
-    "RELEASING",
     "SUCCEEDED",
     "Backend",
     "Capabilities",
-    "Circuit",
     "CircuitStore",
     "ClaimState",
     "Clock",
@@ -75,8 +63,6 @@ __all__ = [
     "CountStatus",
     "DeadLetterStore",
     "DeliveryCounter",
-    "Demand",
-    "DemandStore",
     "Ends",
     "ExportLease",
     "ExportLeaseStore",
@@ -87,8 +73,6 @@ __all__ = [
     "GroupState",
     "GroupStatus",
     "HeartbeatReply",
-    "Hold",
-    "HoldStore",
     "JobStore",
     "LetterOutbox",
     "LetterSummary",
@@ -96,7 +80,6 @@ __all__ = [
     "Note",
     "Outbox",
     "OutboxEntry",
-    "Override",
     "QueueEntry",
     "QueueSummary",
     "RawPage",
@@ -148,9 +131,7 @@ class Backend(Protocol):
     @property
     def notes(self) -> GroupNotes: ...  # noqa: D102
     @property
-    def demands(self) -> DemandStore: ...  # noqa: D102
-    @property
-    def holds(self) -> HoldStore: ...  # noqa: D102
+    def instructions(self) -> Instructions: ...  # noqa: D102
     @property
     def held(self) -> DeadLetterStore: ...  # noqa: D102
     @property

@@ -5,31 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-OPEN = "open"
-"""Messages are held, and now and then one runs as a probe."""
-
-RELEASING = "releasing"
-"""Probes succeeded: the held messages are released, slowly at first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Circuit:
-    """The state of a circuit breaker that is not closed; its `Hold` has it.
-
-    Times are in microseconds since 1970, by the store's clock.
-    """
-
-    task: str = ""  # Name of the task
-    queue: str = ""  # Its queue
-    state: str = OPEN  # `open` or `releasing`
-    opened_at: int  # When it opened; marks the messages that were released since, which run
-    fingerprint: str = ""  # The group of letters that opened it; empty if a person did
-    letter: str = ""  # Id of one of them
-    probe_every: float  # Seconds between two probes
-    probes: int  # Probes that must succeed in a row
-    probed_at: int  # When the newest probe was sent, or when it opened
-    successes: int = 0  # Probes that succeeded in a row
-
 
 @dataclass(frozen=True, slots=True)
 class Ends:

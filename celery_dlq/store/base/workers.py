@@ -1,4 +1,4 @@
-"""State that the processes of an app share: live workers, policy overrides, the audit log."""
+"""State that the processes of an app share: live workers, the audit log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
 from celery_dlq.events import Change
-from celery_dlq.letters.record import EPOCH
 
 MAX_TASKS = 5000
 """A worker lists at most this many tasks."""
@@ -28,25 +27,11 @@ class WorkerInfo:
     policies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Override:
-    """A temporary change of one key of a queue's policy."""
-
-    queue: str  # The queue, by its exact name
-    key: str  # The policy key
-    value: Any  # The new value, JSON-ready; validated like a configured one
-    until: datetime  # End of the override, aware UTC, by the store's clock
-    actor: str  # Who set it
-    # Its beginning, by the same clock. Until then, the letters of the queue are left alone; one
-    # that ends as it begins is an override that was lifted
-    since: datetime = EPOCH
-
-
 class HeartbeatReply(NamedTuple):
     """What a worker learns with its heartbeat."""
 
     known: bool  # True if its info is stored; else it registers again
-    revision: int  # The revision of the overrides, which changes with every `override` and `lift`
+    revision: int  # The revision of the instructions; it changes with each of them
     job_waits: bool  # True if a job waits for a process that runs jobs, and may start now
 
 
@@ -54,7 +39,7 @@ class WorkerRegistry(Protocol):
     """Stores what the processes of one app share. Every method may raise `StoreUnavailable`."""
 
     def now(self) -> datetime:
-        """Return the current time by the store's clock, which decides when overrides end."""
+        """Return the current time by the store's clock."""
 
     def register(self, info: WorkerInfo) -> None:
         """Save a worker's info; it is kept while the worker sends heartbeats."""
@@ -73,12 +58,3 @@ class WorkerRegistry(Protocol):
 
     def changes(self, *, limit: int) -> list[Change]:
         """Return at most ``limit`` changes, newest first."""
-
-    def override(self, override: Override) -> None:
-        """Set an override; replaces an earlier one of the same queue and key."""
-
-    def lift(self, queue: str, key: str) -> bool:
-        """Remove an override; return True if there was one."""
-
-    def overrides(self) -> list[Override]:
-        """Return the overrides that have not ended, by queue and key; removes the others."""

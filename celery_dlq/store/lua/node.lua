@@ -1,11 +1,11 @@
 -- Purpose: record a worker's info and heartbeat by the clock of Redis; delete silent workers.
--- KEYS: 1 nodes (zset)  2 worker_infos (hash)  3 tasks (hash)  4 overrides (hash)
+-- KEYS: 1 nodes (zset)  2 worker_infos (hash)  3 tasks (hash)  4 instructions (hash)
 --       5 waiting_jobs (zset)
 -- ARGV: 1 worker (its node name)
 --       2 silent (milliseconds without a heartbeat after which a worker is deleted)
 --       3 info (JSON text; empty = only a heartbeat)
 --       4 tasks (JSON text of their names)
--- Returns: {state, revision, jobs}: 1 = KNOWN, 0 = UNKNOWN (no info stored); revision of overrides,
+-- Returns: {state, revision, jobs}: 1 = KNOWN, 0 = UNKNOWN (no info stored); revision of the instructions,
 --   -1 if it is no number;
 --   1 if a job waits and may start now, else 0
 -- Complexity: O(log N + M), N workers known, M deleted (at most 100)

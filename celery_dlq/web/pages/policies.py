@@ -10,6 +10,7 @@ from celery_dlq.events import whoami
 from celery_dlq.policies.checks import duration_seconds
 from celery_dlq.policies.overrides import keys
 from celery_dlq.policies.table import RETENTION, PolicyTable, of_whole_queues
+from celery_dlq.store.instructions import Override
 from celery_dlq.web.http import Permission, RequestError
 from celery_dlq.web.pages.common import confirm, confirmed, suppressed
 from celery_dlq.web.templating import duration, plain
@@ -130,7 +131,9 @@ def _page(call: Call, error: str = "") -> Response:
         title="Policies",
         views=[view.to_json() for view in report.views],
         warnings=report.warnings,
-        overrides=[o for o in call.dlq.backend.workers.overrides() if o.value is not None],
+        overrides=[
+            o for o in call.dlq.backend.instructions.in_force(Override) if o.value is not None
+        ],
         may_change=lambda key: call.may(_needed(key)),
         keys=keys(),
         shown=_shown,

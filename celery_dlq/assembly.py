@@ -14,8 +14,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kombu.utils.url import maybe_sanitize_url
-
 from celery_dlq import __version__, signals
 from celery_dlq.config import Settings, check_broker_url
 from celery_dlq.decorators import task_policies
@@ -29,7 +27,7 @@ from celery_dlq.metrics import Counts, Measuring, WorkerGauges
 from celery_dlq.policies.delivery_limits import LowLimit, default_limit, low_limits
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.store.base import Backend, Clock, DeadLetterStore, ServerMemory
+from celery_dlq.store.base import Backend, Clock, ServerMemory
 from celery_dlq.transport import default_delay
 
 if TYPE_CHECKING:
@@ -48,11 +46,9 @@ if TYPE_CHECKING:
     from celery_dlq.operations.policies import PolicyAdmin
     from celery_dlq.operations.reading import Progress, Reading
     from celery_dlq.operations.removal import Removal
-    from celery_dlq.operations.retention import Retention, RetentionRound
     from celery_dlq.operations.runner import Runner
     from celery_dlq.operations.running import Running
     from celery_dlq.policies.resolved import PolicyCache
-    from celery_dlq.store.backend import RedisBackend
     from celery_dlq.transport.watched import WatchedFetch
     from celery_dlq.worker.guard import Guard
     from celery_dlq.writing.memory_limit import MemoryLimit
@@ -61,7 +57,6 @@ if TYPE_CHECKING:
 logger = get_logger("celery_dlq")
 
 _RABBITMQ = frozenset({"amqp", "amqps", "pyamqp", "librabbitmq"})  # transports, as kombu names them
-_BROKER_SECONDS = 10.0  # a quorum of nodes writes a large letter to its discs
 
 # By name, as Celery names its own: only workers load them.
 _WORKER_STEPS = (
@@ -160,9 +155,6 @@ class Assembly:
             self.app.connection_for_read().transport_cls,
             self.app.conf.broker_transport_options,
         )
-        settings.check_store(table)
-        if settings.store == "broker":
-            settings.check_broker(self.app.connection_for_write().transport.driver_type)
         settings.store_at(self.app.conf)
         # Not `amqp.queues`: it would keep what the configuration says now.
         declared = self.app.amqp.Queues(self.app.conf.task_queues)
@@ -403,7 +395,7 @@ class Assembly:
         from celery_dlq.features.redaction import masked_log
         from celery_dlq.features.sentry import observer as sentry
         from celery_dlq.operations.redrive.publisher import broker_name
-        from celery_dlq.operations.retention import Retention
+        from celery_dlq.operations.retention import Retention, RetentionRound
         from celery_dlq.policies.resolved import PolicyCache
         from celery_dlq.worker import instructions
         from celery_dlq.worker.guard import Guard
@@ -425,8 +417,6 @@ class Assembly:
         )
         start_check.run()
         table = self._policy_table()
-        if settings.store == "broker":
-            _check_consumed(table, self.app.amqp.queues.consume_from)
         policy_cache = PolicyCache(table, self.app.amqp.queues, self.app.conf.task_default_queue)
         self._warn_of_names(table)
         self.check_exchanges()
@@ -522,7 +512,7 @@ class Assembly:
             measuring,
             *([sampler] if sampler is not None else []),
             limit,  # the last ones wait for servers of their own, and rest while these are away
-            *_trimming(backend.letters, retention, policy_cache),
+            RetentionRound(retention, backend.letters, lambda: policy_cache.policies),
         )
         return guard
 
@@ -552,11 +542,10 @@ class Assembly:
         backend: Backend,
         warnings: Callable[[ServerMemory], Sequence[str]] | None = None,
     ) -> MemoryLimit:
-        """What keeps letters from filling Redis; on another store, it does nothing."""
+        """What keeps letters from filling Redis."""
         from celery_dlq.writing.memory_limit import MemoryLimit
 
-        share = self.settings.memory_limit if self.settings.store == "redis" else 0.0
-        return MemoryLimit(backend.memory, share, warnings)
+        return MemoryLimit(backend.memory, self.settings.memory_limit, warnings)
 
     def reliable_fetch(self) -> WatchedFetch | None:
         """How a worker fetches from Redis or Amazon SQS; ``None`` if the app has no policy."""
@@ -699,27 +688,13 @@ def backend_for(settings: Settings, app: Any) -> Backend:
     """Make the backend that the settings name; nothing is sent yet."""
     from celery_dlq.store.backend import RedisBackend
 
-    broker = settings.store == "broker"
     address, prefix = settings.store_at(app.conf)
     return RedisBackend(
         address,
         prefix=prefix,
         timeout_seconds=settings.store_timeout,
         count_ttl_seconds=settings.count_ttl,
-        make_letters=partial(_letters_on_broker, settings, app) if broker else None,
     )
-
-
-def _letters_on_broker(settings: Settings, app: Any, redis: RedisBackend) -> DeadLetterStore:
-    """A store of letters in queues of the broker; Redis has their positions and claims."""
-    from celery_dlq.store.broker.queue import QueueDriver
-    from celery_dlq.store.broker.store import BrokerStore
-    from celery_dlq.store.positions import PositionIndex
-
-    settings.check_broker(app.connection_for_write().transport.driver_type)
-    index = PositionIndex(redis.client, redis.url, redis.keys, redis.count_ttl)
-    driver = QueueDriver(app.connection_for_write, max(_BROKER_SECONDS, settings.store_timeout))
-    return BrokerStore(driver, index, _dead_letter_queues(settings))
 
 
 def _dead_letter_queues(settings: Settings) -> Iterator[str]:
@@ -732,42 +707,7 @@ def _dead_letter_queues(settings: Settings) -> Iterator[str]:
 
 def _shown_place(settings: Settings, conf: Any) -> str:
     """The store without its password, which may change; names the spool's folder."""
-    if settings.store == "redis":
-        return " ".join(map(str, settings.store_at(conf)))
-    place = settings.store
-    if settings.store == "broker":
-        urls = conf.broker_write_url
-        urls = urls if isinstance(urls, (list, tuple)) else str(urls).split(";")
-        place = ";".join(str(maybe_sanitize_url(str(url))) for url in urls)
-    return f"{place} {settings.key_prefix}"
-
-
-def _trimming(
-    store: DeadLetterStore, retention: Retention, policy_cache: PolicyCache
-) -> list[RetentionRound]:
-    from celery_dlq.operations.retention import RetentionRound
-
-    if store.capabilities.random_access:
-        return [RetentionRound(retention, store, lambda: policy_cache.policies)]
-    table = policy_cache.policies
-    policies = [*table.queues.values(), *table.tasks.values()]
-    if any(p.dead_letter_ttl or p.dead_letter_max_length for p in policies):
-        logger.warning(
-            "dlq_store is 'broker', so workers do not trim: dead_letter_ttl and "
-            "dead_letter_max_length take effect when `celery dlq trim` runs"
-        )
-    return []
-
-
-def _check_consumed(table: PolicyTable, queues: Iterable[str]) -> None:
-    """Refuse to take letters for tasks."""
-    for queue in queues:
-        if table.is_dead_letter_queue(queue):
-            raise SettingsError(
-                f"expected queues of tasks to consume, got the dead-letter queue {queue!r}; with "
-                f"dlq_store = 'broker' its letters would be taken for tasks and dropped. Leave it "
-                f"out of the worker's queues; `celery dlq redrive` publishes letters again"
-            )
+    return " ".join(map(str, settings.store_at(conf)))
 
 
 def _used_up(policy_cache: PolicyCache, letter: DeadLetter) -> str:

@@ -169,12 +169,6 @@ class Settings:
         "Policies by queue name or glob pattern; the keys are those of dead_letter_policy. "
         "Special value: an empty mapping guards no queue. Defaults to {}.",
     )
-    store: str = _setting(
-        "redis",
-        one_of(("redis", "broker")),
-        "Where letters are kept: redis, or broker (real queues on a broker that is RabbitMQ; Redis "
-        "is still needed for counting). Defaults to redis.",
-    )
     max_delay: float = _setting(
         900.0,
         seconds,
@@ -343,51 +337,6 @@ class Settings:
                     f"expected {place}['default_delay'] to be at most dlq_max_delay "
                     f"({self.max_delay:g} s), got {delay:g} s"
                 )
-
-    def check_store(self, table: PolicyTable) -> None:
-        """Refuse policies that the broker store cannot apply.
-
-        Args:
-            table: All policies of the app.
-
-        Raises:
-            SettingsError: A policy names a dead-letter exchange, or automatic redrives.
-        """
-        if self.store != "broker":
-            return
-        for place, policy in table.named():
-            if auto_redrive := policy.of("auto_redrive"):
-                raise SettingsError(
-                    f"expected {place} to have no auto_redrive with dlq_store = 'broker', got "
-                    f"{auto_redrive.to_json()}: to find the letters that are due, all of "
-                    f"its queue would be read each minute. Take dlq_store = 'redis', or redrive "
-                    f"by hand"
-                )
-            if exchange := policy.of("dead_letter_exchange"):
-                raise SettingsError(
-                    f"expected {place} to have no dead_letter_exchange with dlq_store = 'broker', "
-                    f"got {exchange.name!r}: to find one letter, all of its "
-                    f"queue would be read. Take dlq_store = 'redis', or no exchange"
-                )
-
-    def check_broker(self, driver_type: str) -> None:
-        """Refuse to keep letters on a broker that is not RabbitMQ.
-
-        Args:
-            driver_type: The broker's kind, as kombu's transport names it.
-
-        Raises:
-            SettingsError: ``dlq_store`` is ``broker``, and the broker is another one.
-        """
-        if self.store != "broker" or driver_type == "amqp":
-            return
-        why = "whose queues cannot be read without emptying them"
-        if driver_type == "redis":
-            why = "where the default store keeps letters on the same server and can do more"
-        raise SettingsError(
-            f"expected dlq_store = 'broker' with RabbitMQ as the broker, got {driver_type}, {why}; "
-            f"take dlq_store = 'redis'"
-        )
 
     def check_visibility(
         self, table: PolicyTable, transport: str, options: Mapping[str, Any]

@@ -7,7 +7,6 @@
     ├── StoreError              the place where letters are kept
     │   ├── StoreUnavailable    it does not answer, or refuses to write
     │   ├── CorruptLetter       an entry there is not a letter
-    │   └── NotSupported        it cannot do what was asked, by its nature
     ├── NotFound                no such letter or dead-letter queue
     ├── BrokerUnavailable       the broker does not answer, or refuses
     ├── RedriveError            a letter could not be published again
@@ -56,10 +55,6 @@ class StoreUnavailable(StoreError):  # noqa: N818 - a state of the store, named 
 
 class CorruptLetter(StoreError):  # noqa: N818 - names the thing found
     """An entry of the store is not a readable letter."""
-
-
-class NotSupported(StoreError):  # noqa: N818 - names the answer
-    """A store of this kind cannot do what was asked; another one could."""
 
 
 class NotFound(DLQError):  # noqa: N818 - reads as the answer it is

@@ -50,8 +50,6 @@ def queues(ctx: click.Context, *, as_json: bool) -> None:
         return
     console = console_of(ctx)
     letter_tables.queues(console, found)
-    if found and not dead_letters.store.capabilities.overviews:
-        say(console, "The broker does not tell reasons and ages; `dlq groups QUEUE` shows them.")
     if held := hold_tables.summary(dead_letters.holds()):
         say(console, held, "yellow")
     for text in (*letter_tables.memory(found, dead_letters.memory()), *warnings):

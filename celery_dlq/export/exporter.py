@@ -29,7 +29,7 @@ from celery_dlq.features.redaction.columns import Redaction
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import from_micros, letter_from, to_micros
 from celery_dlq.logs import get_logger
-from celery_dlq.store.base import DeadLetterStore, ExportLeaseStore, ordered
+from celery_dlq.store.base import DeadLetterStore, ordered
 
 try:
     import pyarrow as pa
@@ -232,15 +232,13 @@ class ParquetExport:
                 yield work
             finally:
                 work.abandon()
-                if leases is not None:
-                    leases.end()
-                self._store.done()
+                leases.end()
 
-    def _agreed(self) -> ExportLeases | None:
-        """Begin the folder or check that it is the same; return its leases if there are any."""
+    def _agreed(self) -> ExportLeases:
+        """Begin the folder or check that it is the same; return its leases."""
         destination, store = self._destination, self._store
         about = self._redaction.about() if self._redaction is not None else {}
-        store_id = store.identity() if isinstance(store, ExportLeaseStore) else None
+        store_id = store.identity()
         folder = checkpoint.agree(
             destination,
             self._where,
@@ -249,8 +247,6 @@ class ParquetExport:
             store=store_id,
             take_over=self._take_over,
         )
-        if store_id is None or not isinstance(store, ExportLeaseStore):
-            return None
         return ExportLeases(store, destination, store_id, folder)
 
 
@@ -267,7 +263,7 @@ class _Work:
     pool: ThreadPoolExecutor
     report: ExportReport
     progress: Progress
-    leases: ExportLeases | None
+    leases: ExportLeases
     required: frozenset[bytes]
     queues: dict[str, _Queue] = field(default_factory=dict)
     failures: dict[str, DLQError] = field(default_factory=dict)
@@ -292,7 +288,7 @@ class _Work:
         except DLQError as exc:
             if name in self.queues:
                 self.queues.pop(name).abandon()
-            if isinstance(exc, StoreUnavailable) or (self.leases and self.leases.refused):
+            if isinstance(exc, StoreUnavailable) or self.leases.refused:
                 raise
             self.failures[name] = exc
 
@@ -337,7 +333,7 @@ class _Queue:
             work.destination, name, work.leases, lambda: work.store.exported_until(name)
         )
         self._read_to = self._checkpoint.position
-        end, last = work.store.settled_position(name), self._checkpoint.last
+        end, last = work.store.last_position(name), self._checkpoint.last
         if known is not None or _is_before(end, last):
             self._begin_again(known, end)
 
@@ -350,11 +346,10 @@ class _Queue:
 
     def read(self) -> None:
         """Read all letters that are there now; commit whenever a limit is reached."""
-        end = self._work.store.settled_position(self.name)
+        end = self._work.store.last_position(self.name)
         if _is_before(end, self._read_to):
             self.commit()
             self._begin_again(None, end)
-        self._check_length()
         if end is None:
             return
         for page in self._pages(end):
@@ -414,19 +409,6 @@ class _Queue:
         self._read_to, self._earlier = self._checkpoint.position, None
         if self.name not in self._work.report.compared:
             self._work.report.compared.append(self.name)
-
-    def _check_length(self) -> None:
-        """Refuse a queue longer than the store can read: the rest would never be exported."""
-        most = self._work.store.capabilities.most_letters
-        if most is None:
-            return
-        length = self._work.store.length(self.name)
-        if length > most:
-            raise ExportError(
-                f"{self.name!r} has {length:,} letters, but only {most:,} of a queue on the "
-                f"broker can be read; redrive some, or remove them with "
-                f"`dlq purge --limit {most} --export-first FILE`"
-            )
 
     def _pages(self, end: str) -> Iterator[Sequence[Entry]]:
         if self._read_to != end:

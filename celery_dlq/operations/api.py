@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from celery_dlq.events import Change
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.edit import Edit
-from celery_dlq.operations.job import REDRIVES, RUNNING, Job
+from celery_dlq.operations.job import REDRIVES, Job
 from celery_dlq.operations.jobs import Jobs
 from celery_dlq.operations.reading import Progress, Reading
 from celery_dlq.operations.redrive.checks import redrive_options
@@ -158,8 +158,6 @@ class Operations:
         job = self._jobs.get(job_id)
         if job.kind not in REDRIVES or not job.run:
             return job
-        if job.state == RUNNING and not self._store.capabilities.random_access:
-            return job  # it has locked the queue
         died = sum(1 for _ in died_again(self._store, job))
         ends = {"died_again": died, "succeeded": self._successes(job_id)}
         return replace(job, counts={**job.counts, **ends})

@@ -47,24 +47,22 @@ class MemoryCheck:
         """`warnings` about a memory that was read before."""
         if not (self._table.queues or self._table.tasks):
             return []
-        letters = self._settings.store == "redis"
         found = []
         unbounded = self._table.unbounded(self._queues)
-        if letters and unbounded and self._is_brokers():
+        if unbounded and self._is_brokers():
             found.append(
                 f"The letters of {_names(unbounded)} are kept for ever in the broker's Redis: set "
                 f"dead_letter_ttl or dead_letter_max_length, or give them a Redis of their own "
                 f"(dlq_url)"
             )
-        if letters and not memory.maximum:
+        if not memory.maximum:
             found.append(
                 "The Redis of the letters has no maxmemory, so they may take all memory of its "
                 "machine, and dlq_memory_limit does nothing: set maxmemory"
             )
         if memory.maximum and memory.policy.startswith("allkeys"):
-            lost = "letters and counts" if letters else "counts"
             found.append(
-                f"At its maxmemory Redis may delete {lost} of deliveries "
+                f"At its maxmemory Redis may delete letters and counts of deliveries "
                 f"(maxmemory-policy is {memory.policy}): set noeviction"
             )
         elif memory.maximum and memory.policy.startswith("volatile"):

@@ -254,7 +254,7 @@ def _group(store: DeadLetterStore, queue: str, where: LetterFilter) -> Group | N
     """Return the group if a filter has a whole fingerprint and the store finds it at once."""
     if where.fingerprint is None or len(where.fingerprint) < DIGITS:
         return None
-    return store.group(queue, where.fingerprint) if store.capabilities.random_access else None
+    return store.group(queue, where.fingerprint)
 
 
 def _total(store: DeadLetterStore, queue: str, where: LetterFilter) -> int | None:

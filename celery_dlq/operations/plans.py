@@ -111,10 +111,7 @@ class Plans:
         if force and kind in REDRIVES:
             kept["force"] = True
         run = self._running.new(kind, dead_letter_queue, where, kept, text)
-        try:
-            return run, self._preview(run, where, seconds, scanned, change)
-        finally:
-            self._store.done()  # who runs it needs the queue
+        return run, self._preview(run, where, seconds, scanned, change)
 
     def start(self, job_id: str, *, at: datetime | None = None) -> Job:
         """Let a plan wait for a process that runs jobs: a worker, `dlq web`, or your own.
@@ -157,8 +154,6 @@ class Plans:
         known = [field.name for field in fields(DiscardOptions)]
         check_names(f"options of {kind}", options, known)
         removal = DiscardOptions(**{**options, **({"forever": True} if kind == "purge" else {})})
-        if not removal.forever:
-            self._checks.check_bin()
         return removal.to_json()
 
     def _preview(

@@ -165,7 +165,7 @@ class Reading:
         """
         where = filter_of(where, fields)
         self.check_queue(dead_letter_queue)
-        after = self._store.settled_position(dead_letter_queue)
+        after = self._store.last_position(dead_letter_queue)
         return self._tail(dead_letter_queue, where, after, stop)
 
     def _tail(
@@ -178,7 +178,7 @@ class Reading:
         pause = _POLL_SECONDS
         while not stop():
             try:
-                until = self._store.settled_position(dead_letter_queue)
+                until = self._store.last_position(dead_letter_queue)
                 span = PositionRange(after=after, until=until)
                 if until != after:
                     for entry in select(self._store, dead_letter_queue, where, span=span):
@@ -248,11 +248,7 @@ class Reading:
         return [one for one in found if state is None or one.status.state == state][:limit]
 
     def _some_groups(self, queue: str, fingerprints: Sequence[str]) -> dict[str, Group]:
-        """Return those of the given groups that have letters; reads a queue on the broker once."""
-        if not fingerprints:
-            return {}
-        if not self._store.capabilities.random_access:
-            return {group.fingerprint: group for group in self._store.groups(queue)}
+        """Return those of the given groups that have letters."""
         found = (self._store.group(queue, name) for name in fingerprints)
         return {group.fingerprint: group for group in found if group is not None}
 

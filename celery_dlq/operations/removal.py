@@ -115,7 +115,6 @@ class Removal:
 
     def restore(self, letter_id: str, dead_letter_queue: str | None = None) -> str:
         """Put a discarded letter back, as the newest of its queue."""
-        self._checks.check_bin()
         if dead_letter_queue is not None:
             self._reading.check_queue(dead_letter_queue)
         names = [dead_letter_queue] if dead_letter_queue else self._store.names()
@@ -165,7 +164,6 @@ class Removal:
     def discarded(self, dead_letter_queue: str) -> Iterator[RawEntry]:
         """The letters in the bin of a queue, newest first."""
         self._reading.check_queue(dead_letter_queue)
-        self._checks.check_bin()
         for page in self._store.discarded(dead_letter_queue):
             for position, fields in page:
                 kept = dict(fields)
@@ -211,8 +209,6 @@ class Removal:
         """What a change of a queue's policy would do to its letters; see `PolicyAdmin.after`."""
         name, removed, redriven = after.dead_letter_queue_of(queue), 0, 0
         policy = after.of_dead_letter_queue(name) or Policy()
-        if not self._store.capabilities.random_access:
-            return PolicyEffect(dead_letter_queue=name)  # workers do nothing there by policy
         if not keys.isdisjoint(RETENTION):
             at = self._registry.now() + GRACE
             removed = self._retention().count(name, policy, at, MOST_COUNTED)
@@ -237,8 +233,6 @@ class Removal:
         scanned: Progress | None,
     ) -> DiscardReport:
         self._reading.check_queue(queue)
-        if not options.forever:
-            self._checks.check_bin()
         run = self._running.new(kind, queue, where, options.to_json())
         return self.run(run, export_first, progress, scanned)
 

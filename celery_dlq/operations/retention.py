@@ -72,15 +72,12 @@ class Retention:
         """Trim a queue in one bounded pass."""
         policy, changes = policy or Policy(), []
         at = self._store.now()
-        try:
-            for cause, chosen in self._chosen(dead_letter_queue, policy, at, MAX_LETTERS_PER_PASS):
-                change = self._remove(
-                    dead_letter_queue, cause, chosen, policy, dry_run=dry_run, to_bin=to_bin
-                )
-                if change is not None:
-                    changes.append(change)
-        finally:
-            self._store.done()
+        for cause, chosen in self._chosen(dead_letter_queue, policy, at, MAX_LETTERS_PER_PASS):
+            change = self._remove(
+                dead_letter_queue, cause, chosen, policy, dry_run=dry_run, to_bin=to_bin
+            )
+            if change is not None:
+                changes.append(change)
         return changes
 
     def trim_all(
@@ -101,8 +98,6 @@ class Retention:
 
     def due(self, policies: Mapping[str, Policy | None]) -> list[str]:
         """The queues that have something to trim, judged by their length and oldest times."""
-        if not self._store.capabilities.random_access:
-            return list(policies)
         found = self._store.glances(list(policies))
         return [glance.name for glance in found if _is_due(glance, policies[glance.name])]
 
@@ -180,7 +175,7 @@ class Retention:
             ids = [each.letter_id for each in chosen]
         if not chosen:
             return None
-        now, to_bin = self._store.now(), to_bin and self._store.capabilities.bin
+        now = self._store.now()
         died = [each.dead_lettered_at for each in chosen if each.dead_lettered_at is not None]
         detail: dict[str, Any] = {
             "cause": cause,

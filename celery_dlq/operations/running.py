@@ -149,7 +149,6 @@ class Running:
                         scanned=scanned,
                     )
         finally:
-            self._store.done()
             self._measuring.close()
         self._ended(run, report, action)
         return report

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, TypeVar
@@ -32,8 +31,6 @@ _HELD_TTL_SECONDS = 1.0  # a copy of a held message may run once that is release
 
 P = TypeVar("P", bound=Part)
 
-MakeLetters = Callable[["RedisBackend"], DeadLetterStore]
-
 
 class RedisBackend:
     """The `Backend` in Redis; connects when the first command is sent."""
@@ -45,14 +42,12 @@ class RedisBackend:
         prefix: str = "dlq",
         timeout_seconds: float = 5.0,
         count_ttl_seconds: float = 72 * 3600.0,
-        make_letters: MakeLetters | None = None,
     ) -> None:
         self._where = where
         self.url = url_without_secrets(where) if isinstance(where, str) else str(where)
         self.keys = Keys(prefix)
         self._timeout = timeout_seconds
         self.count_ttl = count_ttl_seconds
-        self._make_letters = make_letters
         self._parts: dict[type[Part], Any] = {}
 
     @cached_property
@@ -82,8 +77,6 @@ class RedisBackend:
     @cached_property
     def letters(self) -> DeadLetterStore:
         """Dead letters; a worker stores them over the connection that writes its counts."""
-        if self._make_letters is not None:
-            return self._make_letters(self)
         return RedisStore(self.client, self.url, self.keys, self.count_ttl, self.connection)
 
     @cached_property
@@ -119,10 +112,7 @@ class RedisBackend:
     @cached_property
     def reports(self) -> RedisReports:
         """Decides which letters are reported to an error tracker."""
-        tallied = self._make_letters is None
-        return RedisReports(
-            self.client, self.url, self.keys, connection=self.connection, tallied=tallied
-        )
+        return RedisReports(self.client, self.url, self.keys, self.connection)
 
     @cached_property
     def notes(self) -> RedisNotes:
@@ -141,7 +131,7 @@ class RedisBackend:
 
     @cached_property
     def held(self) -> DeadLetterStore:
-        """The held messages, in streams like letters; also if those are on a broker."""
+        """The held messages, in streams like letters."""
         keys = Keys(f"{self.keys.prefix}:held")
         return RedisStore(self.client, self.url, keys, _HELD_TTL_SECONDS, self.connection)
 
@@ -160,7 +150,6 @@ class RedisBackend:
             prefix=self.keys.prefix,
             timeout_seconds=self._timeout,
             count_ttl_seconds=self.count_ttl,
-            make_letters=self._make_letters,
         )
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Ends of executions in Redis; also if the letters are on a broker."""
+"""Ends of executions in Redis."""
 
 from __future__ import annotations
 

@@ -178,14 +178,6 @@ class Keys:
         """STREAM: a sample of the messages that succeeded; bounded; expires."""
         return self.of(dead_letter_queue, "samples")
 
-    def last(self, dead_letter_queue: str) -> str:
-        """STRING: the newest position assigned in a queue on the broker."""
-        return self.of(dead_letter_queue, "last")
-
-    def placing(self, dead_letter_queue: str) -> str:
-        """HASH: id of a letter that is being put into a queue on the broker to its position."""
-        return self.of(dead_letter_queue, "placing")
-
     def export_leases(self, dead_letter_queue: str) -> str:
         """HASH: target of an export to ``owner|lease end|state``; expires."""
         return self.of(dead_letter_queue, "export_leases")

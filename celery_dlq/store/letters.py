@@ -17,7 +17,6 @@ from celery_dlq.letters.packed import packed
 from celery_dlq.letters.record import DeadLetter, Delivery, end_of, letter_from, to_micros
 from celery_dlq.logs import get_logger
 from celery_dlq.store.base import (
-    Capabilities,
     ClaimState,
     ExportLease,
     Glance,
@@ -81,8 +80,6 @@ _RESTORED = {
 
 class RedisStore(RedisPart):
     """The `DeadLetterStore` in Redis."""
-
-    capabilities = Capabilities()
 
     def __init__(
         self,
@@ -249,10 +246,6 @@ class RedisStore(RedisPart):
         """Return the stream's last generated id."""
         end = self._end(dead_letter_queue)
         return text_of(end[0]) if end else None
-
-    def settled_position(self, dead_letter_queue: str) -> str | None:
-        """Return `last_position`: a letter is stored in one step."""
-        return self.last_position(dead_letter_queue)
 
     def stored_ever(self, dead_letter_queue: str) -> int | None:
         """Return the number of entries ever added, which Redis counts since 7.0."""
@@ -465,9 +458,6 @@ class RedisStore(RedisPart):
     def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
         """Set the count with which a redriven message begins."""
         self._redriven.seed(key, deliveries, last)
-
-    def done(self) -> None:
-        """Do nothing: no queue is held."""
 
     def close(self) -> None:
         """Disconnect."""

@@ -1,4 +1,4 @@
-"""Notes on groups, and their states, in Redis; also if the letters are on a broker."""
+"""Notes on groups, and their states, in Redis."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ _KEPT_MILLIS = KEPT_DAYS * 24 * 3600 * 1000
 class RedisNotes(RedisPart):
     """The `GroupNotes` in Redis.
 
-    What is overdue is removed when the next note or state is written in the queue. For letters on
-    a broker, Redis does not know the groups: all is kept for `KEPT_DAYS` after the last change.
+    What is overdue is removed when the next note or state is written in the queue.
     """
 
     def add(self, dead_letter_queue: str, fingerprint: str, note: Note) -> None:

@@ -37,14 +37,11 @@ class RedisReports(RedisPart):
         client: Any,
         url: str,
         keys: Keys,
-        *,
         connection: PipelinedConnection | None = None,
-        tallied: bool = True,
         gap_seconds: float = GAP_SECONDS,
     ) -> None:
         super().__init__(client, url, keys, connection)
         self._options = [
-            int(tallied),
             *(int(seconds * 1000) for seconds in (QUIET_SECONDS, gap_seconds)),
             BURST,
             int(REFILL_SECONDS * 1000),

@@ -40,7 +40,7 @@ class EndedReply(IntEnum):
 
 
 class DeadLetterReply(IntEnum):
-    """Replies of ``dead_letter.lua`` and ``placed.lua``."""
+    """Replies of ``dead_letter.lua``."""
 
     ALREADY_THERE = 0
     STORED = 1
@@ -122,7 +122,6 @@ REPLIES: dict[str, type[IntEnum]] = {
     "count": CountReply,
     "ended": EndedReply,
     "dead_letter": DeadLetterReply,
-    "placed": DeadLetterReply,
     "claim": ClaimReply,
     "redrive": ClaimReply,
     "note_exported": NoteExportedReply,

@@ -11,11 +11,10 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.errors import DLQError, NotSupported, StoreUnavailable
+from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.letters.printable import printable
 from celery_dlq.letters.record import iso
 from celery_dlq.logs import get_logger
@@ -61,10 +60,9 @@ class Fleet:
                     sources[name].append(view.queue)
                     policies.setdefault(name, _line(view))
         problems, memory = [*_breakers(dlq), *report.warnings], None
-        with suppress(NotSupported):
-            check = dlq.memory_check()
-            memory = check.memory()
-            problems += [] if memory is None else check.warnings_of(memory)
+        check = dlq.memory_check()
+        memory = check.memory()
+        problems += [] if memory is None else check.warnings_of(memory)
         return cls(
             workers={info.hostname: frozenset(info.queues) for info in workers},
             sources={name: tuple(found) for name, found in sources.items()},

@@ -18,7 +18,6 @@ from celery_dlq.errors import (
     DLQError,
     MissingExtra,
     NotFound,
-    NotSupported,
     StoreUnavailable,
 )
 from celery_dlq.events import acting_as
@@ -63,7 +62,6 @@ _STATUS: tuple[tuple[type[DLQError], int], ...] = (
     (StoreUnavailable, 503),
     (BrokerUnavailable, 503),
     (CorruptLetter, 422),
-    (NotSupported, 501),
     (MissingExtra, 501),
 )
 _RETRY_AFTER = {429: "30", 503: "5"}

@@ -13,7 +13,6 @@ import pytest
 import redis
 from builders import a_letter, a_request, key_of
 from command_line import Dlq
-from rabbit import RabbitServer
 from waiting import poll
 from workers import Place, Worker, run_python
 
@@ -128,19 +127,3 @@ def test_a_worker_that_consumes_a_dead_letter_queue_keeps_its_letters_there(
     assert [(x.dead_letter_queue, x.source_queue) for x in poison.dlq.letters(name)] == [
         (name, name)
     ] * 2
-
-
-def test_a_worker_takes_no_letters_on_the_broker_for_tasks(
-    rabbit_server: RabbitServer, start_worker: Start, redis_url: str
-) -> None:
-    """It would drop each as an unknown message; so it does not start, and says why."""
-    rabbit_server.delete_queues(QUEUE)
-    worker = start_worker(
-        {"dlq_store": "broker"},
-        arguments=("--queues", f"orders,{QUEUE}"),
-        env={"POISON_BROKER": rabbit_server.url},
-        wait=False,
-    )
-    poll(lambda: worker.process.poll() is not None, timeout_seconds=30)
-    assert "got the dead-letter queue 'orders-DLQ'" in worker.output
-    assert "ready." not in worker.output

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from rabbit import RabbitServer
 from servers import RedisServer
 from tcp_proxy import TcpProxy
 from waiting import poll
@@ -233,34 +232,6 @@ def test_a_store_on_the_brokers_redis_may_come_after_the_worker(
         worker.stop()
 
 
-def test_letters_on_a_rabbitmq_that_comes_after_the_worker(
-    poison: ModuleType,
-    start_worker: Start,
-    rabbit_server: RabbitServer,
-    redis_url: str,
-    ran: Ran,
-    operator_of: Callable[..., Operator],
-) -> None:
-    """The broker store is away together with the broker."""
-    rabbit_server.delete_queues("orders", "slow", "patient", "unguarded", "orders-DLQ")
-    with TcpProxy(rabbit_server.port) as proxy:
-        url = rabbit_server.url.replace(f":{rabbit_server.port}", f":{proxy.port}")
-        conf = {"dlq_store": "broker"}
-        worker = start_worker(conf, wait=False, env={"POISON_BROKER": url})
-        poll(lambda: "Cannot connect to" in worker.output, timeout_seconds=60)
-        assert worker.output.count(WITHOUT) == 1
-        proxy.open()
-        operator = operator_of(redis_url, rabbit_server.url, **conf)
-        poll(lambda: operator.workers() == 1, timeout_seconds=60)
-        sender = Celery("sender", broker=rabbit_server.url, set_as_current=False)
-        sender.conf.task_default_queue = "orders"
-        sender.send_task("poison_app.fails", ["late"])
-        sender.close()
-        poll(operator.letters, timeout_seconds=60)
-        assert [letter.args_json for letter in operator.letters()] == ['["late"]']
-        worker.stop()
-
-
 # -- what is wrong ----------------------------------------------------------------------
 
 
@@ -301,15 +272,6 @@ def test_a_node_of_a_cluster_ends_the_start(start_worker: Start) -> None:
     with RedisServer("--cluster-enabled", "yes") as node:
         worker = start_worker(conf_of(node.url), wait=False)
         assert "redis+cluster://" in refuses(worker)
-
-
-def test_a_wrong_password_of_rabbitmq_ends_the_start(
-    start_worker: Start, rabbit_server: RabbitServer
-) -> None:
-    """If letters are kept there."""
-    url = rabbit_server.url.replace("guest:guest", "guest:hush")
-    worker = start_worker({"dlq_store": "broker"}, wait=False, env={"POISON_BROKER": url})
-    assert "expected broker_url to name a user" in refuses(worker)
 
 
 def test_a_worker_that_must_have_its_store_waits_and_then_ends(

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import pytest
-from kombu.connection import Connection
 
 from celery_dlq.store import base
 from celery_dlq.store.backend import RedisBackend
 from celery_dlq.store.base import DeadLetterStore, DeliveryCounter
-from celery_dlq.store.broker import BrokerStore
-from celery_dlq.store.broker.queue import QueueDriver
 from celery_dlq.store.connect import connect
 from celery_dlq.store.counter import RedisCounter
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import RedisStore
-from celery_dlq.store.positions import PositionIndex
 from celery_dlq.store.slots import pipelined
 
 TTL_SECONDS = 3600.0
-BACKENDS = {
-    "test_store_contract": ["redis", "cluster", "quorum"],
-    "test_groups_contract": ["redis", "cluster", "quorum"],
-    "test_pages_contract": ["redis", "cluster", "quorum"],
-    "test_retention": ["redis", "cluster", "quorum"],
-}
-QUEUES = ("orders-DLQ", "mail-DLQ", "a-DLQ", "b-DLQ")
 
 
 @dataclass(frozen=True)
@@ -40,34 +28,18 @@ class Backend:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the tests of a module on every backend that they are about.
-
-    Counting is the same with letters on a broker.
-    """
+    """Run the tests on one Redis and on a cluster."""
     if "backend" in metafunc.fixturenames:
-        kinds = BACKENDS.get(metafunc.module.__name__, ["redis", "cluster"])
-        metafunc.parametrize("backend", kinds, indirect=True)
+        metafunc.parametrize("backend", ["redis", "cluster"], indirect=True)
 
 
 @pytest.fixture
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Give each backend in turn, empty."""
-    which = "cluster_url" if request.param == "cluster" else "redis_url"
-    url = request.getfixturevalue(which)
-    made = redis_backend(url)
-    if request.param == "quorum":
-        made = Backend(broker_store(request, url), made.counter)
+    made = redis_backend(request.getfixturevalue(f"{request.param}_url"))
     yield made
     made.counter.close()
     made.store.close()
-
-
-def broker_store(request: pytest.FixtureRequest, redis_url: str) -> BrokerStore:
-    """A store on RabbitMQ."""
-    server = request.getfixturevalue("rabbit_server")
-    server.delete_queues(*QUEUES)
-    driver = QueueDriver(partial(Connection, server.url), 10.0)
-    return BrokerStore(driver, PositionIndex(connect(redis_url, 2.0), redis_url, Keys()))
 
 
 @pytest.fixture

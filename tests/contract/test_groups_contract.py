@@ -73,8 +73,6 @@ def test_the_order_of_groups_follows_removals(store: DeadLetterStore) -> None:
 
 def test_a_restored_letter_is_in_the_order_of_groups(store: DeadLetterStore) -> None:
     """Its group was gone with it; it did not arrive again."""
-    if not store.capabilities.bin:
-        pytest.skip("no bin")
     letter = stored(store, "bb", dead_lettered_at=NOW + MINUTE)
     stored(store, "aa")
     store.claim(DLQ, [letter.id], owner="me", lease_seconds=60)

@@ -86,11 +86,11 @@ IN_BULK = """
 local function ask(KEYS, ARGV)
   {script}
 end
-local states, groups = {{}}, {{unpack(ARGV, 9)}}
+local states, groups = {{}}, {{unpack(ARGV, 8)}}
 for number = tonumber(ARGV[1]), tonumber(ARGV[2]) do
   local group = groups[number % #groups + 1]
   local reply = ask({{KEYS[1] .. group, KEYS[2], KEYS[3], KEYS[4]}},
-    {{'letter-' .. number, group, ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], '0', ''}})
+    {{'letter-' .. number, group, ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], '0', ''}})
   states[#states + 1] = reply[1]
 end
 return states

@@ -262,8 +262,6 @@ def test_a_worker_looks_after_one_queue_after_the_other(place: Place) -> None:
 
 def test_a_worker_gets_round_many_queues(place: Place) -> None:
     """One tick glances at some of them and looks into few; what is over goes in the end."""
-    if not place.store.capabilities.random_access:
-        pytest.skip("there is nothing to glance at")
     names = [f"{number:03d}-DLQ" for number in range(2 * QUEUES_PER_GLANCE)]
     for name in names:
         place.put(dead_letter_queue=name)

@@ -48,13 +48,6 @@ def many(store: DeadLetterStore, count: int) -> list[DeadLetter]:
     ]
 
 
-def needs(store: DeadLetterStore, **capabilities: bool) -> None:
-    """Skip what this kind of store declares that it cannot do."""
-    for name, wanted in capabilities.items():
-        if getattr(store.capabilities, name) is not wanted:
-            pytest.skip(f"{type(store).__name__} declares {name}={not wanted}")
-
-
 def ids(store: DeadLetterStore, queue: str = DLQ, *, newest_first: bool = False) -> list[str]:
     """The ids of all letters of a queue."""
     return [found.letter.id for found in store.letters(queue, newest_first=newest_first)]
@@ -98,10 +91,9 @@ def test_storing_twice_is_storing_once(store: DeadLetterStore) -> None:
     again = a_letter(task_id=letter.task_id, description="second")
     assert again.id == letter.id
     said = store.dead_letter(again, key_of(again))
-    assert said is (Stored.ALREADY_THERE if store.capabilities.tells_twins else Stored.NEW)
+    assert said is Stored.ALREADY_THERE
     assert [found.letter for found in store.letters(DLQ, newest_first=False)] == [letter]
-    if store.capabilities.overviews:
-        assert store.queues()[0].reasons == {"failed": 1}
+    assert store.queues()[0].reasons == {"failed": 1}
     assert store.groups(DLQ)[0].letters == 1
 
 
@@ -164,7 +156,7 @@ def test_an_unknown_queue_is_empty(store: DeadLetterStore) -> None:
     assert store.get("nowhere", "x") is None
     assert store.ids(["nowhere"], "", most=5) == []
     assert store.groups("nowhere") == []
-    assert store.last_position("nowhere") is store.settled_position("nowhere") is None
+    assert store.last_position("nowhere") is None
     assert list(store.fields("nowhere", after=None, until="9-9", page_size=5)) == []
     assert store.claim("nowhere", ["x"], owner="me", lease_seconds=1) == [ClaimState.GONE]
     assert store.remove("nowhere", ["x"]) == 0
@@ -205,7 +197,6 @@ def test_the_queue_of_a_letter_is_found(store: DeadLetterStore) -> None:
 
 def test_a_glance_tells_what_retention_asks(store: DeadLetterStore) -> None:
     """It has the number, the oldest, and when the first message expires."""
-    needs(store, random_access=True)
     before = store.now()
     end = before.replace(microsecond=0) + 60 * MINUTE
     stored(store, dead_lettered_at=before - 60 * MINUTE, expires=end + MINUTE)
@@ -219,7 +210,6 @@ def test_a_glance_tells_what_retention_asks(store: DeadLetterStore) -> None:
 
 def test_queues_with_discarded_letters_are_known(store: DeadLetterStore) -> None:
     """A letter is looked for in these bins only."""
-    needs(store, bin=True)
     letter = stored(store)
     stored(store, dead_letter_queue="mail-DLQ")
     claim(store, letter.id)
@@ -248,7 +238,7 @@ def test_positions_increase_strictly(store: DeadLetterStore) -> None:
     backwards = [letter.position for letter in store.letters(DLQ, newest_first=True)]
     assert len(set(found)) == 15
     assert backwards == found[::-1]
-    assert store.last_position(DLQ) == store.settled_position(DLQ) == found[-1]
+    assert store.last_position(DLQ) == found[-1]
 
 
 @pytest.mark.parametrize("newest_first", [False, True])
@@ -363,7 +353,6 @@ def test_queues_are_listed_by_name_with_numbers_ages_and_reasons(store: DeadLett
     stored(store, dead_letter_queue="mail-DLQ", dead_lettered_at=NOW)
     assert store.names() == ["mail-DLQ", DLQ]
     assert [(q.name, q.letters) for q in store.queues()] == [("mail-DLQ", 1), (DLQ, 3)]
-    needs(store, overviews=True)
     assert store.queues() == [
         QueueSummary(
             name="mail-DLQ", letters=1, oldest_at=NOW, newest_at=NOW, reasons={"failed": 1}
@@ -426,8 +415,7 @@ def test_groups_and_reasons_follow_removals(store: DeadLetterStore) -> None:
     third = stored(store, fingerprint="bb", reason=Reason.REJECTED)
     store.remove(DLQ, [first.id, third.id])
     assert [(group.fingerprint, group.letters) for group in store.groups(DLQ)] == [("aa", 1)]
-    if store.capabilities.overviews:
-        assert store.queues()[0].reasons == {"failed": 1}
+    assert store.queues()[0].reasons == {"failed": 1}
     store.remove(DLQ, [second.id])
     assert store.groups(DLQ) == []
     assert store.queues()[0].reasons == {}
@@ -679,7 +667,6 @@ def test_a_store_redrives_only_where_it_can_lie_in_a_brokers_database(
 
 def discard(store: DeadLetterStore, *letter_ids: str, keep_seconds: float = 60.0) -> int:
     """Claim and discard letters of the usual queue."""
-    needs(store, bin=True)
     claim(store, *letter_ids)
     return store.discard(DLQ, letter_ids, owner="me", keep_seconds=keep_seconds)
 
@@ -691,7 +678,6 @@ def in_bin(store: DeadLetterStore) -> list[bytes]:
 
 def test_a_discarded_letter_lies_in_the_bin_and_comes_back_whole(store: DeadLetterStore) -> None:
     """With its group and reason; as the newest of its queue."""
-    needs(store, bin=True)
     letters = many(store, 3)
     before = store.queues(), store.groups(DLQ)
     assert discard(store, letters[0].id) == 1
@@ -721,7 +707,6 @@ def test_a_group_that_comes_back_says_what_it_is(store: DeadLetterStore) -> None
 
 def test_only_the_owner_discards(store: DeadLetterStore) -> None:
     """A letter that another operator redrives stays; a repetition finds nothing."""
-    needs(store, bin=True)
     letter = stored(store)
     claim(store, letter.id, owner="you")
     assert store.discard(DLQ, [letter.id], owner="me", keep_seconds=60) == 0

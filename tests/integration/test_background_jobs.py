@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from builders import DLQ, a_letter, a_request, an_app, key_of
 from fresh import fresh_store
-from rabbit import RabbitServer
 from servers import RedisServer
 from slow_proxy import SlowProxy
 from waiting import poll
@@ -30,10 +29,9 @@ from celery_dlq.operations import preview as preview_module
 from celery_dlq.operations.edit import Edit
 from celery_dlq.operations.jobs import MOST_PLANS, CancelledError, Jobs
 from celery_dlq.operations.runner import Runner
-from celery_dlq.store.broker import BrokerStore
 
 Operators = Callable[[], DeadLetters]
-STORES = ["redis", "elsewhere", "broker"]
+STORES = ["redis", "elsewhere"]
 
 
 @pytest.fixture(params=STORES)
@@ -43,10 +41,6 @@ def operators(request: pytest.FixtureRequest) -> Iterator[Operators]:
     values: dict[str, Any] = {"dlq_url": url}
     if request.param == "redis":
         values["broker_url"] = url
-    if request.param == "broker":
-        server: RabbitServer = request.getfixturevalue("rabbit_server")
-        server.delete_queues(DLQ, "orders")
-        values |= {"dlq_store": "broker", "broker_url": server.url}
     made: list[DeadLetters] = []
 
     def make() -> DeadLetters:
@@ -88,8 +82,6 @@ def put(dlq: DeadLetters, count: int = 1, **changes: Any) -> list[str]:
 
 def left(dlq: DeadLetters) -> set[str]:
     """The ids of the letters that are still there."""
-    if isinstance(dlq.store, BrokerStore):
-        dlq.store._seen = None  # what it read a moment ago, before another process changed it
     return {letter.id for letter in dlq.letters(DLQ)}
 
 
@@ -242,12 +234,6 @@ def ran(dlq: DeadLetters, job_id: str) -> Any:
     return job
 
 
-def removes(dlq: DeadLetters, kind: str) -> None:
-    """Skip a discard where there is no bin."""
-    if kind == "discard" and not dlq.store.capabilities.bin:
-        pytest.skip("this store has no bin")
-
-
 KINDS = ["redrive", "discard", "purge"]
 
 
@@ -255,7 +241,6 @@ KINDS = ["redrive", "discard", "purge"]
 def test_two_plans_of_the_same_letters_work_on_them_once(operators: Operators, kind: str) -> None:
     """Both show the same ten; whoever comes second finds none of them and takes no others."""
     dlq = operators()
-    removes(dlq, kind)
     ids = put(dlq, 15)
     plans = [dlq.plan(kind, DLQ, limit=10) for _ in range(2)]
     assert [plan.preview["examples"] for plan in plans] == [ids[:10]] * 2
@@ -272,7 +257,6 @@ def test_a_plan_with_a_limit_only_shrinks(
 ) -> None:
     """Half of its letters went, others came: it takes the other half."""
     dlq = operators()
-    removes(dlq, kind)
     ids = put(dlq, 15)
     plan = dlq.plan(kind, DLQ, LetterFilter(**where), limit=10)
     dlq.purge(DLQ, ids=frozenset(ids[:5]))
@@ -284,7 +268,6 @@ def test_a_plan_with_a_limit_only_shrinks(
 def test_a_plan_of_chosen_letters_has_those_that_were_shown(operators: Operators) -> None:
     """Not one that came back since, nor, with a limit, those that were left out."""
     dlq = operators()
-    removes(dlq, "discard")
     ids = put(dlq, 4)
     dlq.discard(DLQ, ids=frozenset(ids[:1]))
     where = LetterFilter(ids=frozenset(ids))
@@ -516,8 +499,6 @@ def test_a_closed_runner_leaves_its_job_to_the_next(
     """It ends between two batches; nothing is done twice, nothing is left out."""
     monkeypatch.setattr("celery_dlq.operations.discard._LETTERS_PER_BATCH", 2)
     one, two = operators(), operators()
-    if kind == "discard" and not one.store.capabilities.bin:
-        pytest.skip("this store has no bin")
     ids = put(one, 60)
     options: dict[str, Any] = {"rate": 40} if kind == "redrive" else {}
     plan = one.plan(kind, DLQ, **options)

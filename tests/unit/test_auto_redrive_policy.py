@@ -7,10 +7,9 @@ from typing import Any
 
 import click
 import pytest
-from builders import DLQ, a_letter, an_app, key_of
+from builders import DLQ, a_letter, key_of
 from fresh import fresh_store
 
-from celery_dlq import DeadLetters
 from celery_dlq.cli.options import StartTime
 from celery_dlq.errors import SettingsError
 from celery_dlq.features.auto_redrive.policy import AutoRedrive
@@ -142,18 +141,6 @@ def test_an_override_is_json_or_off() -> None:
     assert made == [{"after": 600.0, "times": 1, "backoff": 2.0}, False, False, False]
     with pytest.raises(SettingsError, match="or a mapping"):
         checked("orders", "auto_redrive", "on", HOUR, "ann", NOON)
-
-
-def test_letters_on_the_broker_cannot_be_redriven_by_policy() -> None:
-    """All of them would be read each minute; the start says so."""
-    app = an_app(
-        dlq_store="broker",
-        broker_url="amqp://localhost//",
-        dlq_url="redis://localhost/0",
-        dlq_queues={"orders": {"auto_redrive": RULE}},
-    )
-    with pytest.raises(SettingsError, match="no auto_redrive with dlq_store = 'broker'"):
-        DeadLetters(app).validate()
 
 
 # -- the last one ---------------------------------------------------------------------------

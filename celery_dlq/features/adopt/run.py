@@ -80,11 +80,6 @@ class AdoptRun:
 
     def _check(self, queue: str, target: str | None) -> None:
         check_adoption(self._settings, queue, target, "dlq import")
-        if self._settings.store == "broker" and queue in self._backend.letters.names():
-            raise SettingsError(
-                f"expected dlq import to name a queue of messages that the broker dead-lettered, "
-                f"got {queue!r}, which holds letters already; see `dlq list {queue}`"
-            )
         for info in self._backend.workers.workers():
             if queue in info.queues:
                 raise consumed_already(queue, info.hostname, by="dlq import")

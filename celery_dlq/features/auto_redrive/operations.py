@@ -151,8 +151,6 @@ class AutoRedrives:
         self, rule_of: Callable[[str], AutoRedrive | None], stopping: Stopping
     ) -> Generator[Job, None, None]:
         """Visit each queue once, and run a job for what is due there; yields it when it ended."""
-        if not (isinstance(self._store, ExportLeaseStore) and self._store.capabilities.overviews):
-            return  # in memory, for tests; or on a broker, where settings refuse the policy
         rules = {name: rule for name in self._store.names() if (rule := rule_of(name)) is not None}
         for glance in self._store.glances(list(rules)):
             if stopping():

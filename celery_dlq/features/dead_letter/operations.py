@@ -158,18 +158,15 @@ class DemandRun:
         """The queue and id of the letter of a task, or with this id; the newest are looked at."""
         store, wanted = self._backend.letters, task_id.encode("utf-8", "backslashreplace")
         deadline = time.monotonic() + _LETTERS_SECONDS
-        try:
-            for name in store.names():
-                pages = store.fields(name, after=None, until=None, page_size=500, newest_first=True)
-                for page in islice(pages, _MOST_PAGES):
-                    for _position, fields in page:
-                        if wanted in (fields.get(b"task_id"), fields.get(b"id")):
-                            return name, fields.get(b"id", b"").decode("utf-8", "replace")
-                    if time.monotonic() > deadline:
-                        return None
-            return None
-        finally:
-            store.done()  # a queue on the broker is read by one process at a time
+        for name in store.names():
+            pages = store.fields(name, after=None, until=None, page_size=500, newest_first=True)
+            for page in islice(pages, _MOST_PAGES):
+                for _position, fields in page:
+                    if wanted in (fields.get(b"task_id"), fields.get(b"id")):
+                        return name, fields.get(b"id", b"").decode("utf-8", "replace")
+                if time.monotonic() > deadline:
+                    return None
+        return None
 
     # -- the demand -------------------------------------------------------------------
 

@@ -209,7 +209,7 @@ class _Reader:
 
         A rare group may be far from the newest letter of the queue. ``None``: not known.
         """
-        if self._where.fingerprint is None or not store.capabilities.overviews:
+        if self._where.fingerprint is None:
             return None, None
         group = store.group(self._queue, self._where.fingerprint)
         if group is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.errors import CorruptLetter, NotFound, NotSupported
+from celery_dlq.errors import CorruptLetter, NotFound
 from celery_dlq.events import whoami
 from celery_dlq.policies.checks import duration_seconds
 from celery_dlq.store.base import GroupState
@@ -57,7 +57,7 @@ def group(call: Call) -> Response:
     reading = call.dlq.reading()
     found = reading.group(queue, fingerprint)
     example = suppressed(lambda: reading.get(found.example_id, queue), NotFound, CorruptLetter)
-    notes = suppressed(lambda: call.dlq.notes().notes(queue, fingerprint), NotSupported) or []
+    notes = call.dlq.notes().notes(queue, fingerprint)
     shown = None if example is None else call.web.redaction.letter(example)
     return call.page(
         "group.html",

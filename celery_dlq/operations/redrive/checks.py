@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, TypedDict
 
 from celery_dlq.config import Settings
-from celery_dlq.errors import DLQError, NotSupported
+from celery_dlq.errors import DLQError
 from celery_dlq.events import whoami
 from celery_dlq.features.redaction.masking import Redaction
 from celery_dlq.operations.edit import MAX_CHANGE_CHARS, Edit, edited
@@ -42,15 +42,6 @@ class Checks:
         if to_queue in self._store.names() or self._policies.is_dead_letter_queue(to_queue):
             raise DLQError(
                 f"expected to_queue to be a queue of tasks, got the dead-letter queue {to_queue!r}"
-            )
-
-    def check_bin(self) -> None:
-        """Refuse a store whose discarded letters would be gone."""
-        if not self._store.capabilities.bin:
-            raise NotSupported(
-                f"expected a store that keeps discarded letters for 24 hours, got dlq_store = "
-                f"{self._settings.store!r}, which has no bin; use --forever (or purge), and "
-                f"--export-first to keep a copy"
             )
 
     def targets(self, to_queue: str | None) -> Targets:

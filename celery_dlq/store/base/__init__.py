@@ -16,7 +16,6 @@ from celery_dlq.store.base.counting import Count, CountStatus, DeliveryCounter, 
 from celery_dlq.store.base.exports import ExportLease, ExportLeaseStore
 from celery_dlq.store.base.jobs import MOST_JOBS, JobStore, may_start_at
 from celery_dlq.store.base.letters import (
-    Capabilities,
     ClaimState,
     DeadLetterStore,
     Glance,
@@ -55,7 +54,6 @@ __all__ = [
     "OPEN_GROUP",
     "SUCCEEDED",
     "Backend",
-    "Capabilities",
     "CircuitStore",
     "ClaimState",
     "Clock",

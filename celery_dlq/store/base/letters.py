@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from celery_dlq.letters.record import DeadLetter, Delivery
 from celery_dlq.store.base.counting import MessageKey
+from celery_dlq.store.base.exports import ExportLeaseStore
 from celery_dlq.store.base.notes import OPEN_GROUP, GroupStatus
 
 
@@ -144,23 +145,6 @@ class RedriveOutcome(Enum):
     SUCCEEDED = "succeeded"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capabilities:
-    """Features of a store, declared on its class."""
-
-    # True if a letter, or the oldest ones, can be read without reading all
-    random_access: bool = True
-    # True if `DeadLetterStore.queues` knows ages and reasons, not only lengths, and
-    # `DeadLetterStore.glances` is supported
-    overviews: bool = True
-    bin: bool = True  # True if discarded letters are kept for some time and can be restored
-    # True if storing a letter twice is detected. If not, the queue may hold two copies, which
-    # reads deduplicate
-    tells_twins: bool = True
-    # Maximum number of letters of a queue that can be read; `None`: no limit
-    most_letters: int | None = None
-
-
 class Seed(NamedTuple):
     """The count with which a redriven message begins; see `DeadLetterStore.seed`."""
 
@@ -195,15 +179,13 @@ RawPage = Sequence[tuple[str, Mapping[bytes, bytes]]]
 """Entries as (position, raw fields in storage form); nothing is decoded."""
 
 
-class DeadLetterStore(Protocol):
+class DeadLetterStore(ExportLeaseStore, Protocol):
     """Stores the letters of dead-letter queues.
 
-    Every method may raise `StoreUnavailable`, and `NotSupported` where `capabilities` says no.
+    Every method may raise `StoreUnavailable`.
     An *entry* may be something other than a letter, put into the queue by another program; it
     has a position but no id. Methods that take letter ids accept a position in its place.
     """
-
-    capabilities: Capabilities  # The features of this store
 
     def check(self, dead_letter_queues: Iterable[str] = ()) -> None:
         """Check that letters can be stored here; leaves nothing behind."""
@@ -214,8 +196,7 @@ class DeadLetterStore(Protocol):
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
         """Store a letter and delete the message's counters, in one atomic step.
 
-        A letter whose id is there already is not stored again. Exception: a store without
-        `Capabilities.tells_twins` may store a copy, and deletes the counters afterwards.
+        A letter whose id is there already is not stored again.
         The first letter of a resolved group makes it regressed; see `GroupStatus.ended_by`.
         """
 
@@ -258,13 +239,6 @@ class DeadLetterStore(Protocol):
 
     def last_position(self, dead_letter_queue: str) -> str | None:
         """Return the position of the newest letter ever stored, or ``None``."""
-
-    def settled_position(self, dead_letter_queue: str) -> str | None:
-        """Return the last position before any letter that is still being stored, or ``None``.
-
-        No letter will be stored at or before it any more, so an export that has read up to
-        here has read everything.
-        """
 
     def stored_ever(self, dead_letter_queue: str) -> int | None:
         """Return how many letters were ever stored, a restored one again; ``None`` if unknown."""
@@ -416,9 +390,6 @@ class DeadLetterStore(Protocol):
 
     def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
         """Set the count with which a redriven message begins; called before it is published."""
-
-    def done(self) -> None:
-        """End an operation that claimed or removed letters; release held queues. Never raises."""
 
     def close(self) -> None:
         """Close connections. Never raises."""

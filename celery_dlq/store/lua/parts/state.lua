@@ -1,4 +1,4 @@
--- Part of dead_letter.lua, placed.lua and report.lua: what a letter means to the state of its group.
+-- Part of dead_letter.lua and report.lua: what a letter means to the state of its group.
 -- A state is "state|text|text|text|JSON"; see `states` in keys.py.
 local function is_muted(state, now)  -- in milliseconds since 1970
   local mute_end = string.match(state, '^muted|([^|]*)|')

@@ -30,6 +30,8 @@ _PAGE_LETTERS = 500
 _MAX_BATCH_ROWS = 5_000
 _MAX_BATCH_BYTES = 16 * 1024 * 1024
 _SAMPLE_LETTERS = 1_000
+_TIMEOUT_SECONDS = 10.0  # for a reply of Redis
+_CLOCK_SKEW = timedelta(hours=1)  # reading begins so long before `since` in the stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,8 @@ class LiveLetters:
             feature = "reading live letters with Spark"
             raise MissingExtra(feature, "redis", "spark") from exc
         self._options = options
-        self._keys = Keys(options.keyprefix)
-        self._client = connect(options.address, options.timeoutseconds or None, keys=self._keys)
+        self._keys = Keys(options.key_prefix)
+        self._client = connect(options.address, _TIMEOUT_SECONDS, keys=self._keys)
         self._store = RedisStore(self._client, options.url, self._keys)
         self._translated = translated
 
@@ -98,7 +100,7 @@ class LiveLetters:
         """
         if since is None:
             return START
-        begin = since - timedelta(seconds=self._options.clockskewseconds)
+        begin = since - _CLOCK_SKEW
         milliseconds = int(self._store.position_at(begin).partition("-")[0])
         return f"{milliseconds - 1}-{2**64 - 1}" if milliseconds else START
 
@@ -121,7 +123,7 @@ class LiveLetters:
         The boundaries come from a random sample of the index of letters, because Redis
         has no command for the n-th entry of a stream.
         """
-        tasks = self._options.partitions or -(-self._store.length(span.queue) // LETTERS_PER_TASK)
+        tasks = -(-self._store.length(span.queue) // LETTERS_PER_TASK)
         parts = max(1, min(tasks, MAX_TASKS_PER_QUEUE))
         if parts == 1:
             return [span]

@@ -6,11 +6,11 @@ when the DataFrame is made, not by the first task.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from celery_dlq.errors import DLQError, SettingsError
 from celery_dlq.letters import conditions, json_codec
@@ -21,18 +21,21 @@ from celery_dlq.store.address import Address, address_of
 
 T = TypeVar("T", "ReadOptions", "WriteOptions")
 
+_IN_URL = ("key_prefix", "master_name", "sentinel_username", "sentinel_password")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
     """The options of ``spark.read.format("celery_dlq")`` and ``readStream``.
 
     Attributes:
-        url: The Redis that keeps the letters, as the setting ``dlq_url``. Required. Plans,
-            logs and errors never show it.
-        usessl: The setting ``dlq_use_ssl`` as JSON; defaults to none.
-        transportoptions: The setting ``dlq_transport_options`` as JSON; defaults to none.
+        url: The Redis that keeps the letters, as the setting ``dlq_url``. Required. What else
+            reaches it follows a question mark: ``ssl_…`` for TLS; ``master_name``,
+            ``sentinel_username`` and ``sentinel_password`` with Sentinels; and ``key_prefix``
+            where ``dlq_key_prefix`` is set, e.g.
+            ``rediss://host:6379/0?ssl_ca_certs=ca.pem&key_prefix=shop``. Plans, logs and errors
+            never show it.
         queue: Only this dead-letter queue; ``None``: all of them.
-        keyprefix: The setting ``dlq_key_prefix``. Defaults to ``dlq``.
         columns: Only these columns, in this order, separated by commas; by default all.
             Spark does not pass the columns it needs to a Python source: without this
             option, bodies and tracebacks are read, too.
@@ -41,12 +44,6 @@ class ReadOptions:
         until: Only letters dead-lettered before it.
         where: Only letters for which these conditions on arguments and headers hold, e.g.
             ``kwargs.tenant=42``, as with ``dlq list --where``; several on a line each.
-        partitions: Number of tasks that read one queue, 64 at most; 0: one per 20,000
-            letters. Defaults to 0.
-        clockskewseconds: Largest difference of clocks, in seconds: reading begins this long
-            before ``since`` in the stream. Defaults to 3600.
-        timeoutseconds: Longest wait for a reply of Redis, in seconds; 0: no limit. Defaults
-            to 10.
         startingoffset: Streams only: the start of a stream without a checkpoint,
             ``earliest`` or ``latest``. Defaults to ``earliest``.
         maxletterspertrigger: Streams only: most letters in a micro-batch; 0: no limit.
@@ -54,17 +51,11 @@ class ReadOptions:
     """
 
     url: str
-    usessl: Mapping[str, Any] | bool | None = None
-    transportoptions: Mapping[str, Any] = field(default_factory=dict)
     queue: str | None = None
-    keyprefix: str = "dlq"
     columns: tuple[str, ...] = tuple(field_kinds())
     since: datetime | None = None
     until: datetime | None = None
     where: tuple[str, ...] | None = None
-    partitions: int = 0
-    clockskewseconds: float = 3600.0
-    timeoutseconds: float = 10.0
     startingoffset: str = "earliest"
     maxletterspertrigger: int = 0
 
@@ -84,15 +75,36 @@ class ReadOptions:
         """Where the letters are.
 
         Raises:
-            SettingsError: The URL, or what goes with it, cannot be used.
+            SettingsError: The URL cannot be used.
         """
-        return address_of(
-            self.url,
-            "the option 'url'",
-            use_ssl=self.usessl,
-            options=self.transportoptions,
-            options_where="the option 'transportOptions'",
-        )
+        urls, more = self._reached
+        options: dict[str, Any] = {
+            "master_name": more.get("master_name"),
+            "sentinel_kwargs": {
+                name.removeprefix("sentinel_"): value
+                for name, value in more.items()
+                if name.startswith("sentinel_")
+            },
+        }
+        return address_of(urls, "the option 'url'", options=options, options_where="its query")
+
+    @property
+    def key_prefix(self) -> str:
+        """The first part of the names of all keys."""
+        return self._reached[1].get("key_prefix", "dlq")
+
+    @property
+    def _reached(self) -> tuple[list[str], dict[str, str]]:
+        """The URLs without the parts of their queries that are ours, and these parts."""
+        urls: list[str] = []
+        more: dict[str, str] = {}
+        for url in self.url.split(";"):
+            parts = urlsplit(url)
+            query = dict(parse_qsl(parts.query))
+            ours = {name: query.pop(name) for name in _IN_URL if name in query}
+            more |= ours
+            urls.append(urlunsplit(parts._replace(query=urlencode(query))) if ours else url)
+        return urls, more
 
     @property
     def place(self) -> str:
@@ -149,16 +161,6 @@ def _parsed(kind: type[T], options: Mapping[str, str], known: Mapping[str, _Pars
     return kind(**values)
 
 
-def _json(name: str, value: str) -> Any:
-    try:
-        found = json.loads(value)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) and not (name == "usessl" and isinstance(found, bool)):
-        raise SettingsError(f"expected the option {name!r} to be a JSON object, got something else")
-    return found
-
-
 def _text(name: str, value: str) -> str:
     if not value:
         raise SettingsError(f"expected the option {name!r} to be a name, got an empty text")
@@ -209,18 +211,6 @@ def _count(name: str, value: str) -> int:
     return int(value)
 
 
-def _seconds(name: str, value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < float("inf"):
-        raise SettingsError(
-            f"expected the option {name!r} to be a number of seconds, got {value!r}"
-        )
-    return number
-
-
 def _offset(name: str, value: str) -> str:
     if value.lower() not in {"earliest", "latest"}:
         raise SettingsError(f"expected the option {name!r} to be earliest or latest, got {value!r}")
@@ -230,17 +220,11 @@ def _offset(name: str, value: str) -> str:
 _Parse = Callable[[str, str], Any]
 _READ: Mapping[str, _Parse] = {
     "url": _text,
-    "usessl": _json,
-    "transportoptions": _json,
     "queue": _text,
-    "keyprefix": _text,
     "columns": _columns,
     "since": _moment,
     "until": _moment,
     "where": _conditions,
-    "partitions": _count,
-    "clockskewseconds": _seconds,
-    "timeoutseconds": _seconds,
     "startingoffset": _offset,
     "maxletterspertrigger": _count,
 }

@@ -15,10 +15,7 @@ from celery_dlq.letters.record import Reason
 from celery_dlq.spark.render import charts
 from celery_dlq.spark.triage import bucket_for
 from celery_dlq.spark.triage.rows import (
-    DeliveriesRow,
-    GroupRow,
-    ReasonRow,
-    TimelineRow,
+    Row,
     Triage,
 )
 
@@ -43,7 +40,7 @@ def a_triage(
         last_seen_at=NOON + span,
         bucket=bucket_for(span.total_seconds()),
         groups=tuple(
-            GroupRow(
+            Row(
                 fingerprint=f"{number:016x}",
                 letters=1,
                 first_seen_at=NOON,
@@ -60,15 +57,15 @@ def a_triage(
             for number in range(groups)
         ),
         reasons=tuple(
-            ReasonRow(reason=reason, letters=1, share=1 / reasons) for reason in REASONS[:reasons]
+            Row(reason=reason, letters=1, share=1 / reasons) for reason in REASONS[:reasons]
         ),
         timeline=tuple(
-            TimelineRow(bucket_start=NOON + span * part, reason=reason, letters=2)
+            Row(bucket_start=NOON + span * part, reason=reason, letters=2)
             for part in (0, 1)
             for reason in REASONS[:reasons]
         ),
         deliveries=tuple(
-            DeliveriesRow(task_name=f"{task_name}{number}", deliveries=count, letters=count + 1)
+            Row(task_name=f"{task_name}{number}", deliveries=count, letters=count + 1)
             for number in range(groups)
             for count in (0, deliveries)
         ),
@@ -112,7 +109,7 @@ def test_triage_without_times_has_a_picture(tmp_path: Path) -> None:
         last_seen_at=None,
         bucket="1 second",
         groups=rows.groups,
-        reasons=(ReasonRow(reason="unknown", letters=1, share=1.0),),
+        reasons=(Row(reason="unknown", letters=1, share=1.0),),
         timeline=(),
         deliveries=rows.deliveries,
     )

@@ -103,7 +103,7 @@ def test_live_letters_are_those_of_the_store(
         for n in range(60)
     ]
     fill(letters)
-    df = live(source, redis_url, partitions=2)
+    df = live(source, redis_url)
     assert df.columns == list(field_kinds())
     assert ids(df) == sorted(letter.id for letter in letters)
     row = df.where(f"id = '{letters[3].id}'").selectExpr("*", "unix_micros(dead_lettered_at) m")
@@ -241,15 +241,18 @@ def test_pushed_filters_give_the_same_rows(
         source.conf.set("spark.sql.python.filterPushdown.enabled", "true")
 
 
-def test_partitions_have_about_the_same_size(redis_url: str, fill: Fill) -> None:
+def test_partitions_have_about_the_same_size(
+    redis_url: str, fill: Fill, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tasks share the letters of a stream evenly, without gap or overlap."""
     from celery_dlq.letters.filters import LetterFilter
     from celery_dlq.spark.live import LiveLetters, PositionRange
     from celery_dlq.spark.options import ReadOptions
 
+    monkeypatch.setattr("celery_dlq.spark.live.LETTERS_PER_TASK", 100)
     letters = [a_letter(dead_lettered_at=now()) for _ in range(400)]
     fill(letters)
-    with LiveLetters(ReadOptions.parse({"url": redis_url, "partitions": "4"})) as reader:
+    with LiveLetters(ReadOptions.parse({"url": redis_url})) as reader:
         spans = reader.spans(PositionRange("orders-DLQ", "0-0", reader.end("orders-DLQ")))
         parts = [
             [row for batch in reader.batches(span, LetterFilter(), ("id",)) for row in batch["id"]]
@@ -272,18 +275,33 @@ def test_letters_in_a_cluster_are_read_by_spark(source: SparkSession, cluster_ur
             letter = a_letter(dead_letter_queue=queue)
             backend.letters.dead_letter(letter, key_of(letter))
     backend.close()
-    rows = live(source, cluster_url, transportOptions='{"socket_keepalive": true}', usessl="false")
+    rows = live(source, cluster_url)
     counts = rows.groupBy("dead_letter_queue").count().collect()
     assert sorted(row["count"] for row in counts) == [10, 10, 10]
+
+
+def test_a_url_carries_all_that_reaches_the_letters() -> None:
+    """Sentinels, their password, TLS and the prefix of keys are in its query."""
+    from celery_dlq.spark.options import ReadOptions
+
+    url = "sentinel://a;sentinel://b/1?master_name=shop&sentinel_password=s%3F&key_prefix=team"
+    options = ReadOptions.parse({"url": url})
+    assert options.key_prefix == "team"
+    assert options.address.urls == ("sentinel://a", "sentinel://b/1")
+    assert options.address.options["master_name"] == "shop"
+    assert options.address.options["sentinel_kwargs"] == {"password": "s?"}
+    (connection,) = ReadOptions.parse(
+        {"url": "rediss://h:1/2?ssl_ca_certs=ca.pem&key_prefix=x"}
+    ).address.connections()
+    assert (connection["ssl_ca_certs"], connection["db"]) == ("ca.pem", 2)
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         ({}, r"option 'url' to be set"),
-        ({"url": "sentinel://a"}, r"'transportOptions'\['master_name'\]"),
-        ({"useSsl": "yes"}, "'usessl' to be a JSON object"),
-        ({"transportOptions": "true"}, "'transportoptions' to be a JSON object"),
+        ({"url": "sentinel://a"}, r"query\['master_name'\]"),
+        ({"useSsl": "yes"}, "got 'useSsl'"),
         ({"url": "localhost"}, r"option 'url' to be a Redis URL"),
         ({"queu": "a"}, r"got 'queu'; did you mean 'queue'\?"),
         ({"columns": "idd"}, r"got 'idd'; did you mean 'id'\?"),
@@ -291,8 +309,7 @@ def test_letters_in_a_cluster_are_read_by_spark(source: SparkSession, cluster_ur
         ({"since": "yesterday"}, "option 'since' to be an ISO 8601 time, got 'yesterday'"),
         ({"where": "tenant=42"}, "in the option 'where': expected args, kwargs or headers"),
         ({"where": " \n"}, "option 'where' to be conditions such as kwargs.tenant=42, got none"),
-        ({"partitions": "-1"}, "'partitions' to be a whole number"),
-        ({"timeoutSeconds": "inf"}, "'timeoutseconds' to be a number of seconds"),
+        ({"maxLettersPerTrigger": "-1"}, "'maxletterspertrigger' to be a whole number"),
         ({"startingOffset": "middle"}, "earliest or latest, got 'middle'"),
         ({"url": f"redis://:{PASSWORD[:4]}/{PASSWORD[4:]}@h"}, "percent-encoded"),
     ],

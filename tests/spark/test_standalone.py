@@ -43,7 +43,7 @@ from celery_dlq.spark.source import register
 from celery_dlq.spark.triage import groups
 register(spark)
 reader = spark.read.format("celery_dlq").option("url", sys.argv[1])
-letters = reader.option("partitions", "4").load()
+letters = reader.load()
 
 def where(_):
     import celery_dlq

@@ -18,10 +18,7 @@ from celery_dlq.letters.record import DeadLetter, Reason, field_kinds, from_micr
 from celery_dlq.spark import triage as questions
 from celery_dlq.spark.render.charts import draw
 from celery_dlq.spark.triage.rows import (
-    DeliveriesRow,
-    GroupRow,
-    ReasonRow,
-    TimelineRow,
+    Row,
     Triage,
     triage,
 )
@@ -215,12 +212,12 @@ def test_triage_holds_all_answers(spark: SparkSession, export: Export) -> None:
         bucket="10 seconds",
         groups=found.groups,
         reasons=(
-            ReasonRow(reason="failed", letters=2, share=0.5),
-            ReasonRow(reason="max_deliveries_exceeded", letters=1, share=0.25),
-            ReasonRow(reason="max_retries_exceeded", letters=1, share=0.25),
+            Row(reason="failed", letters=2, share=0.5),
+            Row(reason="max_deliveries_exceeded", letters=1, share=0.25),
+            Row(reason="max_retries_exceeded", letters=1, share=0.25),
         ),
         timeline=tuple(
-            TimelineRow(bucket_start=NOON + timedelta(minutes=minute), reason=reason, letters=1)
+            Row(bucket_start=NOON + timedelta(minutes=minute), reason=reason, letters=1)
             for minute, reason in [
                 (1, "max_retries_exceeded"),
                 (2, "failed"),
@@ -229,11 +226,11 @@ def test_triage_holds_all_answers(spark: SparkSession, export: Export) -> None:
             ]
         ),
         deliveries=(
-            DeliveriesRow(task_name="mail.send", deliveries=5, letters=1),
-            *(DeliveriesRow(task_name="shop.charge", deliveries=n, letters=1) for n in (1, 2, 3)),
+            Row(task_name="mail.send", deliveries=5, letters=1),
+            *(Row(task_name="shop.charge", deliveries=n, letters=1) for n in (1, 2, 3)),
         ),
     )
-    assert found.groups[1] == GroupRow(
+    assert found.groups[1] == Row(
         fingerprint=MAIL,
         letters=1,
         first_seen_at=NOON + timedelta(minutes=2),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from celery_dlq.spark.triage.rows import GroupRow, Triage
+    from celery_dlq.spark.triage.rows import Row, Triage
 
 MAX_ROWS = 10
 """Groups and tasks with a row of their own; all others share one row."""
@@ -219,7 +219,7 @@ def _groups(axes: Axes, triage: Triage) -> None:
     _bars(axes, bars, triage.letters)
 
 
-def _group_label(group: GroupRow) -> str:
+def _group_label(group: Row) -> str:
     cause = (group.exception_type or group.main_reason).rpartition(".")[2]
     return _fitted(f"{group.task_name} · {elided(cause, _MAX_NAME_CHARS)}", _GROUP_LABEL)
 

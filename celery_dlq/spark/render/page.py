@@ -16,7 +16,7 @@ from celery_dlq.spark.triage.lookalikes import MAX_COMPARED
 from celery_dlq.spark.triage.rows import MAX_ROWS
 
 if TYPE_CHECKING:
-    from celery_dlq.spark.triage.rows import Findings, GroupRow
+    from celery_dlq.spark.triage.rows import Findings, Row
 
 MAX_GROUPS = 50
 MAX_LIMIT_ROWS = 200
@@ -44,14 +44,7 @@ def page(found: Findings, now: datetime) -> str:
         feature = "the page of a triage"
         raise MissingExtra(feature, "jinja2", "spark") from exc
 
-    def safe_text(value: Any) -> Any:
-        """Put the text of every expression on one line, and cut it."""
-        if not isinstance(value, str) or isinstance(value, Markup):
-            return value
-        line = one_line(value)
-        return line if len(line) <= _MAX_TEXT_CHARS else f"{line[: _MAX_TEXT_CHARS - 1]}…"
-
-    environment = Environment(autoescape=True, finalize=safe_text)
+    environment = Environment(autoescape=True, finalize=_safe_text)
     template = environment.from_string(
         (files("celery_dlq.spark.render") / "page.html.j2").read_text("utf-8")
     )
@@ -94,7 +87,15 @@ def page(found: Findings, now: datetime) -> str:
     )
 
 
-def _cause(group: GroupRow) -> str:
+def _safe_text(value: Any) -> Any:
+    """Put the text of every expression on one line, and cut it; markup stays as it is."""
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    line = one_line(value)
+    return line if len(line) <= _MAX_TEXT_CHARS else f"{line[: _MAX_TEXT_CHARS - 1]}…"
+
+
+def _cause(group: Row) -> str:
     return _last_part(group.exception_type) if group.exception_type else ", ".join(group.reasons)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import ExportError
@@ -49,6 +50,9 @@ MAX_EXPLAINED_GROUPS = 5
 MIN_LETTERS = 5
 MAX_ROWS = 20
 
+Row = SimpleNamespace
+"""One row of an answer; its attributes are the columns that the question's docstring names."""
+
 _READ_BY_SPARK = ("file", "hdfs", "viewfs", "webhdfs", "swebhdfs")
 
 # There may be as many new causes as letters.
@@ -58,51 +62,6 @@ _LARGEST = """
 """
 _MAX_NEWS_PERIOD = timedelta(days=7)
 _MAX_QUICK_BYTES = 128 * 1024 * 1024  # of files; a million small letters are half of it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupRow:
-    """The letters of one fingerprint; see `celery_dlq.spark.triage.groups`."""
-
-    fingerprint: str
-    letters: int
-    first_seen_at: datetime | None
-    last_seen_at: datetime | None
-    task_name: str
-    reasons: tuple[str, ...]
-    main_reason: str
-    exception_type: str | None
-    hosts: int
-    releases: tuple[str, ...]
-    example_id: str
-    example_description: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReasonRow:
-    """The letters of one reason; see `celery_dlq.spark.triage.reasons`."""
-
-    reason: str
-    letters: int
-    share: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimelineRow:
-    """The letters of one reason in one time bucket; see `celery_dlq.spark.triage.timeline`."""
-
-    bucket_start: datetime
-    reason: str
-    letters: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeliveriesRow:
-    """Letters of a task by deliveries; see `celery_dlq.spark.triage.deliveries_before_death`."""
-
-    task_name: str
-    deliveries: int
-    letters: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,89 +75,16 @@ class Triage:
     first_seen_at: datetime | None
     last_seen_at: datetime | None  # Time of the last death
     bucket: str  # Width of the buckets of `timeline`, e.g. `"10 minutes"`
-    groups: tuple[GroupRow, ...]  # By cause, the largest first
-    reasons: tuple[ReasonRow, ...]  # By reason, the most frequent first
-    timeline: tuple[TimelineRow, ...]  # By time and reason, the oldest first
-    deliveries: tuple[DeliveriesRow, ...]  # By task and number of deliveries
+    groups: tuple[Row, ...]  # By cause, the largest first
+    reasons: tuple[Row, ...]  # By reason, the most frequent first
+    timeline: tuple[Row, ...]  # By time and reason, the oldest first
+    deliveries: tuple[Row, ...]  # By task and number of deliveries
     # The PNG of it, if one was drawn; see `celery_dlq.spark.render.charts`
     picture: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names; times as ISO 8601 in UTC."""
-        return {name: _json(value) for name, value in asdict(self).items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CauseRow:
-    """A value that is over-represented in a group; see `celery_dlq.spark.triage.causes`."""
-
-    feature: str
-    value: str
-    against: str
-    letters: int
-    support: float
-    share_of_others: float
-    lift: float
-    p_value: float
-    q_value: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewRow:
-    """A cause that appeared or came back; see `celery_dlq.spark.triage.new_since`."""
-
-    fingerprint: str
-    kind: str
-    letters: int
-    first_seen_at: datetime
-    last_seen_at: datetime
-    gone_since: datetime | None
-    task_name: str
-    exception_type: str | None
-    example_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpikeRow:
-    """A flood of letters; see `celery_dlq.spark.triage.spikes`."""
-
-    fingerprint: str
-    task_name: str
-    bucket_start: datetime
-    letters: int
-    expected: float
-    score: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimilarRow:
-    """Two causes that look alike; see `celery_dlq.spark.triage.similar`."""
-
-    fingerprint: str
-    other_fingerprint: str
-    similarity: float
-    letters: int
-    other_letters: int
-    task_name: str
-    other_task_name: str
-    message: str
-    other_message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimitRow:
-    """The outcome of one delivery of a task; see `celery_dlq.spark.triage.limits`."""
-
-    task_name: str
-    delivery: int
-    reached: float
-    succeeded: float
-    died: int
-    share: float | None
-    cumulative_share: float | None
-    samples: int
-    lost_at_most: float | None
-    advised_max_deliveries: int | None
+        return {one.name: _json(getattr(self, one.name)) for one in fields(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,18 +96,18 @@ class Findings:
     # days at most; `None`: the letters have no or one time
     news_from: datetime | None
     # The largest causes that are new or came back since then, `MAX_ROWS` at most
-    new: tuple[NewRow, ...]
+    new: tuple[Row, ...]
     new_causes: int  # Number of all causes that are new or came back
-    spikes: tuple[SpikeRow, ...]  # The strongest flood of each cause, the strongest first
-    similar: tuple[SimilarRow, ...]  # Pairs of causes that look alike, the most similar first
+    spikes: tuple[Row, ...]  # The strongest flood of each cause, the strongest first
+    similar: tuple[Row, ...]  # Pairs of causes that look alike, the most similar first
     # The findings of `why` for the largest groups, by fingerprint
-    causes: dict[str, tuple[CauseRow, ...]]
+    causes: dict[str, tuple[Row, ...]]
     # For each of these groups, with what it was compared: the number of letters of the same tasks
     # or queues, and of successes
     others: dict[str, dict[str, int]]
     # The outcome of each delivery, for tasks with known successes; empty without a sample of
     # successes
-    limits: tuple[LimitRow, ...] = ()
+    limits: tuple[Row, ...] = ()
 
 
 def triage(path: Path | str, spark: SparkSession | None = None) -> Triage:
@@ -265,14 +151,14 @@ def findings(
         if since is not None:
             fresh = list(rows_of(run_sql(_LARGEST, new_since(df, since), most=MAX_ROWS)))
         new_causes = max((row.pop("among") for row in fresh), default=0)
-        floods: dict[str, SpikeRow] = {}
+        floods: dict[str, Row] = {}
         for row in rows_of(spikes(df, found.bucket)):
-            floods.setdefault(row["fingerprint"], SpikeRow(**row))
+            floods.setdefault(row["fingerprint"], Row(**row))
         causes, others = _causes(df, found, good)
         return Findings(
             triage=found,
             news_from=since,
-            new=tuple(NewRow(**row) for row in fresh),
+            new=tuple(Row(**row) for row in fresh),
             new_causes=new_causes,
             spikes=tuple(floods.values()),
             similar=_similar(found),
@@ -282,15 +168,15 @@ def findings(
         )
 
 
-def _similar(found: Triage) -> tuple[SimilarRow, ...]:
+def _similar(found: Triage) -> tuple[Row, ...]:
     largest = found.groups[:MAX_COMPARED]
     rows = [{name: getattr(group, name) for name in COMPARED} for group in largest]
-    return tuple(SimilarRow(**row) for row in alike(rows))
+    return tuple(Row(**row) for row in alike(rows))
 
 
 def _causes(
     df: DataFrame, found: Triage, good: DataFrame | None
-) -> tuple[dict[str, tuple[CauseRow, ...]], dict[str, dict[str, int]]]:
+) -> tuple[dict[str, tuple[Row, ...]], dict[str, dict[str, int]]]:
     """Answer `why` for the largest groups, in one pass over the letters; with what it compared."""
     largest = [
         group.fingerprint
@@ -300,18 +186,18 @@ def _causes(
     if not largest:
         return {}, {}
     comparisons = comparisons_of(df, largest, good)
-    named: dict[str, list[CauseRow]] = {fingerprint: [] for fingerprint in largest}
+    named: dict[str, list[Row]] = {fingerprint: [] for fingerprint in largest}
     others: dict[str, dict[str, int]] = {fingerprint: {} for fingerprint in largest}
     for one in comparisons:
         others[one.fingerprint][one.against] = one.outside
     # Most comparisons have nothing to find, so together they may err as often as one.
     for row in findings_of(df, comparisons, good, ALPHA / len(comparisons)):
-        named[row.pop("fingerprint")].append(CauseRow(**row))
+        named[row.pop("fingerprint")].append(Row(**row))
     return {fingerprint: tuple(rows) for fingerprint, rows in named.items()}, others
 
 
-def _limits(df: DataFrame, good: DataFrame) -> tuple[LimitRow, ...]:
-    return tuple(LimitRow(**row) for row in rows_of(limits(df, good).where("samples > 0")))
+def _limits(df: DataFrame, good: DataFrame) -> tuple[Row, ...]:
+    return tuple(Row(**row) for row in rows_of(limits(df, good).where("samples > 0")))
 
 
 def _news_from(found: Triage) -> datetime | None:
@@ -377,10 +263,10 @@ def ask(spark: SparkSession, path: Path | str, df: DataFrame) -> Triage:
     return Triage(
         path=str(path),
         bucket=bucket,
-        groups=tuple(GroupRow(**row) for row in rows_of(groups(df))),
-        reasons=tuple(ReasonRow(**row) for row in rows_of(reasons(df))),
-        timeline=tuple(TimelineRow(**row) for row in rows_of(timeline(df, bucket))),
-        deliveries=tuple(DeliveriesRow(**row) for row in rows_of(deliveries_before_death(df))),
+        groups=tuple(Row(**row) for row in rows_of(groups(df))),
+        reasons=tuple(Row(**row) for row in rows_of(reasons(df))),
+        timeline=tuple(Row(**row) for row in rows_of(timeline(df, bucket))),
+        deliveries=tuple(Row(**row) for row in rows_of(deliveries_before_death(df))),
         **total,
     )
 
@@ -420,8 +306,8 @@ def _json(value: Any) -> Any:
         return iso(value)
     if isinstance(value, Path):
         return str(value)
-    if isinstance(value, dict):
-        return {name: _json(item) for name, item in value.items()}
+    if isinstance(value, Row):
+        return {name: _json(item) for name, item in vars(value).items()}
     if isinstance(value, (list, tuple)):
         return [_json(item) for item in value]
     return value

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from celery_dlq.features.hold.operations import Holds
     from celery_dlq.operations.api import Operations
     from celery_dlq.operations.exports import Exports
+    from celery_dlq.operations.instructions import HeldQueues, KnownNames
     from celery_dlq.operations.memory import MemoryCheck
     from celery_dlq.operations.plans import Plans
     from celery_dlq.operations.policies import PolicyAdmin
@@ -256,24 +257,35 @@ class Assembly:
 
     def _holds(self, backend: Backend, running: Running) -> Holds:
         from celery_dlq.features.hold.operations import Holds
+        from celery_dlq.operations.instructions import Audit
+
+        audit = Audit(backend.workers, self.events)
+        return Holds(backend.instructions, self.held(backend), self._names(backend), running, audit)
+
+    def held(self, backend: Backend | None = None) -> HeldQueues:
+        """The queues of held messages."""
+        from celery_dlq.operations.instructions import HeldQueues
         from celery_dlq.operations.redrive.publisher import broker_name
 
-        return Holds(
-            backend,
-            running,
-            self.events,
+        return HeldQueues(
+            backend or self.backend,
             most=self.settings.held_max,
-            tasks=lambda: self.app.tasks,
-            queues=self._queues,
             broker=partial(broker_name, self.app),
         )
+
+    def _names(self, backend: Backend) -> KnownNames:
+        """The tasks and queues that operators may name."""
+        from celery_dlq.operations.instructions import KnownNames
+
+        return KnownNames(backend.workers, tasks=lambda: self.app.tasks, queues=self._queues)
 
     def breakers(self) -> Breakers:
         """Opens and closes circuit breakers by hand."""
         from celery_dlq.features.circuit_breaker.operations import Breakers
 
-        circuits = self._circuits(self.backend, self.measuring.counts)
-        return Breakers(circuits, self.holds(), self._breaker_of)
+        backend = self.backend
+        circuits = self._circuits(backend, self.measuring.counts)
+        return Breakers(circuits, self.held(backend), self._names(backend), self._breaker_of)
 
     def _circuits(self, backend: Backend, counts: Counts) -> Circuits:
         from celery_dlq.features.circuit_breaker.operations import Circuits
@@ -527,9 +539,13 @@ class Assembly:
 
         with self._separate_backend() as (backend, running, counts):
             circuits = self._circuits(backend, counts)
-            Recovery(backend, running, circuits, self.settings.held_max, self._without_breaker).run(
-                stopping
-            )
+            Recovery(
+                backend.instructions,
+                self.held(backend),
+                running,
+                circuits,
+                self._without_breaker,
+            ).run(stopping)
 
     def _without_breaker(self) -> set[str]:
         """The queues whose circuit breakers an override has ended: nobody counts their probes."""

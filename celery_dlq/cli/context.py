@@ -95,6 +95,13 @@ def ask(what: str, *, yes: bool) -> None:
     click.confirm(f"{what[:1].upper()}{what[1:]}?", abort=True, err=True)
 
 
+def confirm_doubt(doubt: str, what: str, *, yes: bool) -> None:
+    """Ask before something is done that may have no effect."""
+    if doubt:
+        click.echo(one_line(doubt), err=True)
+        ask(f"{what} all the same", yes=yes)
+
+
 def ask_for(verb: str, queue: str, count: int, *, by_id: bool, yes: bool) -> None:
     """Ask before letters are changed, unless one is named by its ID."""
     if count > (1 if by_id else 0):

@@ -22,7 +22,6 @@ from celery_dlq.cli.letter_tables import Unreadable
 from celery_dlq.cli.options import filter_options, json_option
 from celery_dlq.cli.terminal import counting, letters_text, say
 from celery_dlq.errors import CorruptLetter
-from celery_dlq.features.hold import tables as hold_tables
 from celery_dlq.features.redaction.masking import Redaction
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.printable import one_line
@@ -50,8 +49,9 @@ def queues(ctx: click.Context, *, as_json: bool) -> None:
         return
     console = console_of(ctx)
     letter_tables.queues(console, found)
-    if held := hold_tables.summary(dead_letters.holds()):
-        say(console, held, "yellow")
+    if held := dead_letters.assembly.held().all():
+        holds, count = f"{len(held)} hold{'s' if len(held) > 1 else ''}", sum(h.held for h in held)
+        say(console, f"Held by {holds}: {count:,}; see `dlq holds`.", "yellow")
     for text in (*letter_tables.memory(found, dead_letters.memory()), *warnings):
         say(console, text, "dim")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich.table
 from rich import box
@@ -29,6 +29,9 @@ from rich.progress import (
 from rich.text import Text
 
 from celery_dlq.letters.printable import one_line, printable
+
+if TYPE_CHECKING:
+    from celery_dlq.store.instructions import Hold
 
 _CLOCK_SKEW_SECONDS = 2
 _LEFT: JustifyMethod = "left"
@@ -55,6 +58,12 @@ def line(text: str, style: str = "") -> Text:
 def two_lines(first: Text, second: Text) -> Text:
     """Two texts, one below the other."""
     return Text.assemble(first, "\n", second)
+
+
+def about_hold(hold: Hold, *names: str) -> Text:
+    """What is held, why and by whom, a line each."""
+    shown = [*map(line, names), *filter(None, (line(hold.reason), line(hold.actor, "dim")))]
+    return Text("\n").join(shown)
 
 
 def table(title: str, *columns: str | tuple[str, JustifyMethod]) -> Table:

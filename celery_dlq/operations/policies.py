@@ -10,9 +10,10 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import NotFound, SettingsError
-from celery_dlq.events import Action, Change, Events, whoami
+from celery_dlq.events import Action, Events, whoami
 from celery_dlq.letters.record import iso
 from celery_dlq.operations.discard import KEPT_IN_BIN
+from celery_dlq.operations.instructions import Audit
 from celery_dlq.policies.delivery_limits import LowLimit
 from celery_dlq.policies.drift import differences
 from celery_dlq.policies.overrides import MAX_OVERRIDE, applied, begins, checked
@@ -94,7 +95,7 @@ class PolicyAdmin:
         self._table = table
         self._registry = registry
         self._instructions = instructions
-        self._events = events
+        self._audit = Audit(registry, events)
         self._known_queues = known_queues
         self._task_queues = task_queues
         self._dead_letter_queues = dead_letter_queues
@@ -177,7 +178,7 @@ class PolicyAdmin:
         """
         made = self.check_override(queue, span, **values)
         detail = {"values": {o.key: o.value for o in made}, "until": iso(made[0].until)}
-        self._record(Action.POLICY_SET, queue, detail)
+        self._audit.record(Action.POLICY_SET, queue, detail)
         for override in made:
             self._instructions.put(override)
         return made
@@ -202,7 +203,7 @@ class PolicyAdmin:
         minute later.
         """
         wanted = self.check_lift(queue, *keys)
-        self._record(Action.POLICY_UNSET, queue, {"keys": wanted})
+        self._audit.record(Action.POLICY_UNSET, queue, {"keys": wanted})
         now, actor = self._registry.now(), whoami()
         mine = {o.key: o for o in self._instructions.in_force(Override) if o.queue == queue}
         for key in wanted:
@@ -253,14 +254,6 @@ class PolicyAdmin:
                 f"expected a queue that the app, a live worker or a letter knows, got {queue!r}"
                 f"{did_you_mean(queue, known) or '; `dlq policies` lists them'}"
             )
-
-    def _record(self, action: Action, queue: str, detail: Mapping[str, Any]) -> None:
-        """Write the audit; called before the change, so that no change is untraceable."""
-        change = Change(
-            at=self._registry.now(), action=action, actor=whoami(), target=queue, detail=detail
-        )
-        self._registry.record(change)
-        self._events.emit(change)
 
 
 def _view(table: PolicyTable, queue: str, task: str | None) -> PolicyView:

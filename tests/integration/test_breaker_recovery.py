@@ -26,7 +26,7 @@ from celery_dlq.features.circuit_breaker import recovery
 from celery_dlq.features.circuit_breaker.policy import Probed
 from celery_dlq.features.hold import operations as holds
 from celery_dlq.letters.record import Reason
-from celery_dlq.operations import job
+from celery_dlq.operations import instructions, job
 from celery_dlq.operations.jobs import JobRun, Jobs
 from celery_dlq.operations.redrive.publisher import GrowingPace
 from celery_dlq.operations.running import Running
@@ -56,7 +56,7 @@ def client(server: RedisServer) -> redis.Redis:
 def dlq(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadLetters]:
     """An app whose workers notice everything at once, and do not wait after an error."""
     monkeypatch.setattr(holds, "NOTICED", timedelta(0))
-    monkeypatch.setattr(recovery, "_RETRY", timedelta(0))
+    monkeypatch.setattr(instructions, "RETRY", timedelta(0))
     monkeypatch.setattr(GrowingPace, "rate", 20.0)
     with ExitStack() as stack:
         made = DeadLetters(an_app(broker_url=server.url, dlq_url=server.url, dlq_queues=POLICIES))

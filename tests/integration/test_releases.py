@@ -29,6 +29,7 @@ from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.features.hold import operations
 from celery_dlq.features.hold.operations import Holds
 from celery_dlq.letters.record import Reason
+from celery_dlq.operations.instructions import HeldQueues
 from celery_dlq.store.base import WorkerInfo
 from celery_dlq.store.instructions import Hold
 from celery_dlq.store.letters import RedisStore
@@ -376,10 +377,9 @@ def test_workers_leave_a_release_alone_that_was_cancelled(make: Make) -> None:
 
 
 def test_a_message_that_cannot_go_back_does_not_keep_later_ones(
-    make: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    make: Make, client: redis.Redis
 ) -> None:
     """A worker that stood still may hold a message after the release has read the last one."""
-    monkeypatch.setattr(operations, "_RETRY", timedelta(0))
     dlq = make()
     hold = ended(dlq)
     client.xadd(f"dlq:held:{{{hold.id}}}:letters", {"nonsense": "x"})
@@ -412,15 +412,15 @@ def test_an_error_of_one_hold_does_not_stop_the_others(
     good = Hold(id="hold-2", since=now, until=now - timedelta(seconds=60))
     assert dlq.assembly.backend.instructions.replace(None, good)
     ids = put(dlq, good, 2)
-    count = Holds._count
+    count = HeldQueues.length
 
-    def fails(self: Holds, hold: Hold) -> int:
+    def fails(self: HeldQueues, hold: Hold) -> int:
         if hold.id == "hold-1":
             raise DLQError("its messages cannot be counted")
         return count(self, hold)
 
     monkeypatch.setattr(Holds, "_tidy", lambda *_: None)
-    monkeypatch.setattr(Holds, "_count", fails)
+    monkeypatch.setattr(HeldQueues, "length", fails)
     with suppress(DLQError):
         holds_of(dlq).release_ended(lambda: False)
     assert queued(client) == ids

@@ -15,9 +15,10 @@ from rich.console import Console
 from celery_dlq.cli import letter_tables
 from celery_dlq.cli.letter_tables import Unreadable
 from celery_dlq.cli.terminal import age, counting, say, table
+from celery_dlq.features.circuit_breaker.command import show_breakers
 from celery_dlq.features.hold import tables as hold_tables
-from celery_dlq.features.hold.operations import HeldMessages
 from celery_dlq.letters.record import Delivery, Outcome, Reason
+from celery_dlq.operations.instructions import HeldMessages
 from celery_dlq.store.base import Group, QueueSummary
 from celery_dlq.store.instructions import Circuit, Hold
 
@@ -185,7 +186,7 @@ def test_tables_of_messages_that_wait_keep_every_name_whole_at_80_columns() -> N
     held = HeldMessages(hold=hold, state="holding", held=123456, oldest_at=NOW)
     broken = HeldMessages(hold=replace(hold, circuit=circuit), state="releasing", held=123456)
     hold_tables.holds(console, [held])
-    hold_tables.breakers(console, [broken])
+    show_breakers(console, [broken])
 
     lines = text_on(console).splitlines()
     assert max(map(len, lines)) <= 80

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from glob import escape
+from collections.abc import Sequence
 
 import click
+from rich.console import Console
 
-from celery_dlq.cli.context import console_of, dead_letters_of, load_tasks, print_lines
+from celery_dlq.cli.context import (
+    confirm_doubt,
+    console_of,
+    dead_letters_of,
+    load_tasks,
+    print_lines,
+)
 from celery_dlq.cli.options import json_option, yes_option
-from celery_dlq.cli.terminal import say
-from celery_dlq.features.hold import tables as hold_tables
-from celery_dlq.features.hold.commands import ask_for_task
+from celery_dlq.cli.terminal import about_hold, line, say, table, two_lines
+from celery_dlq.operations.instructions import HeldMessages
 
 
 @click.group(
@@ -28,7 +34,7 @@ def breaker(ctx: click.Context, *, as_json: bool) -> None:
     if as_json:
         print_lines(one.to_json() for one in found)
     else:
-        hold_tables.breakers(console_of(ctx), found)
+        show_breakers(console_of(ctx), found)
 
 
 @breaker.command("open")
@@ -43,8 +49,8 @@ def open_(ctx: click.Context, task: str, *, queue: str | None, reason: str, yes:
     Its policy must have circuit_breaker; `dlq hold` holds without probes.
     """
     load_tasks(ctx.obj.app)
-    dead_letters_of(ctx).assembly.holds().preview(escape(task), queue=queue and escape(queue))
-    ask_for_task(ctx, "open the circuit breaker of", escape(task), yes=yes)
+    doubt = dead_letters_of(ctx).assembly.breakers().doubt(task, queue)
+    confirm_doubt(doubt, f"open the circuit breaker of {task}", yes=yes)
     made = dead_letters_of(ctx).open_breaker(task, queue, reason=reason)
     say(console_of(ctx), f"{made.id} holds {task}; its circuit breaker is open.")
 
@@ -60,3 +66,26 @@ def close(ctx: click.Context, task: str, *, queue: str | None) -> None:
     """
     for hold in dead_letters_of(ctx).close_breaker(task, queue):
         say(console_of(ctx), f"The circuit breaker {hold.id} is closed; workers release.")
+
+
+def show_breakers(console: Console, found: Sequence[HeldMessages]) -> None:
+    """Circuit breakers that are not closed, a row each."""
+    if not found:
+        say(console, "All circuit breakers are closed.")
+        return
+    rows = table(
+        "Circuit breakers", "!id\nstate", "task, queue, reason, by", ("held", "right"), "!probes"
+    )
+    for one in found:
+        circuit = one.hold.circuit
+        if circuit is not None:
+            rows.add_row(
+                two_lines(
+                    line(one.hold.id, "bold"),
+                    line(one.state, "red" if one.state == "open" else "yellow"),
+                ),
+                about_hold(one.hold, circuit.task, circuit.queue),
+                f"{one.held:,}",
+                f"{circuit.successes} of {circuit.probes}\nevery {circuit.probe_every:g} s",
+            )
+    console.print(rows)

@@ -23,11 +23,10 @@ from celery_dlq.features.circuit_breaker.policy import (
     Opened,
     next_state,
 )
-from celery_dlq.features.hold.operations import HeldMessages, Holds
-from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.letters.record import from_micros, to_micros
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import CIRCUITS, Counts
+from celery_dlq.operations.instructions import HeldMessages, HeldQueues, KnownNames, reason_of
 from celery_dlq.store.base import Backend
 from celery_dlq.store.instructions import MOST_HOLDS, OPEN, RELEASING, Circuit, Hold
 
@@ -37,7 +36,6 @@ ACTOR = "circuit_breaker"
 """Actor of the changes that workers make by themselves."""
 
 _ATTEMPTS = 10
-_MAX_REASON_CHARS = 500
 
 BreakerOf = Callable[[str, str | None], tuple[str, CircuitBreaker | None]]
 
@@ -77,7 +75,7 @@ class Circuits:
             if before is not None and known is not None:
                 hold = replace(known, circuit=after, until=now if after is None else None)
                 if before.state == RELEASING and after is not None:  # opened again
-                    hold = replace(hold, job=None, actor=actor, reason=_text(reason))
+                    hold = replace(hold, job=None, actor=actor, reason=reason_of(reason))
             elif after is not None:
                 hold = Hold(
                     id=hold_id,
@@ -85,7 +83,7 @@ class Circuits:
                     queue=escape(queue),
                     broker=self.broker,
                     since=now,
-                    reason=_text(reason),
+                    reason=reason_of(reason),
                     actor=actor,
                     circuit=after,
                 )
@@ -129,21 +127,29 @@ class Circuits:
 class Breakers:
     """Circuit breakers for operators; `DeadLetters` describes the arguments that methods share."""
 
-    def __init__(self, circuits: Circuits, holds: Holds, breaker_of: BreakerOf) -> None:
+    def __init__(
+        self, circuits: Circuits, held: HeldQueues, names: KnownNames, breaker_of: BreakerOf
+    ) -> None:
         self._circuits = circuits
-        self._holds = holds
+        self._held = held
+        self._names = names
         self._breaker_of = breaker_of
 
     def breakers(self) -> list[HeldMessages]:
         """The circuit breakers that are open, or closed and still releasing; as `holds`."""
-        return [one for one in self._holds.holds() if one.hold.circuit is not None]
+        return [one for one in self._held.all() if one.hold.circuit is not None]
+
+    def doubt(self, task: str, queue: str | None) -> str:
+        """Why nothing may be held, before a breaker is opened; refuses names that nobody knows."""
+        self._names.matching(escape(task), queue and escape(queue))
+        return self._names.doubt(escape(task))
 
     def open_breaker(self, task: str, queue: str | None = None, *, reason: str = "") -> Hold:
         """Open the circuit breaker of a task: its messages are held, and probes begin.
 
         Use `hold` to hold messages until somebody releases them.
         """
-        self._holds.preview(escape(task), queue=queue and escape(queue))  # refuses the unknown
+        self._names.matching(escape(task), queue and escape(queue))
         queue, breaker = self._breaker_of(task, queue)
         if breaker is None:
             raise DLQError(
@@ -199,10 +205,6 @@ def emptied(circuits: Circuits, hold: Hold) -> None:
     """End the hold of a breaker that closed: all its messages are released."""
     if hold.circuit is not None:
         circuits.change(hold.circuit.task, hold.circuit.queue, Emptied())
-
-
-def _text(reason: str) -> str:
-    return shortened(one_line(reason), _MAX_REASON_CHARS)
 
 
 def _detail(hold: Hold) -> dict[str, object]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from datetime import timedelta
 
-from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
+from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.events import on_behalf_of
 from celery_dlq.features.circuit_breaker.operations import ACTOR, Circuits, emptied
 from celery_dlq.features.circuit_breaker.policy import (
@@ -19,16 +18,15 @@ from celery_dlq.features.circuit_breaker.policy import (
 )
 from celery_dlq.letters.record import to_micros
 from celery_dlq.logs import get_logger
-from celery_dlq.operations.job import CANCELLED, DONE, FAILED, INTERRUPTED, WAITING, Job
-from celery_dlq.operations.jobs import JobRun, Jobs
+from celery_dlq.operations.instructions import HeldQueues
+from celery_dlq.operations.job import CANCELLED, DONE, Job
+from celery_dlq.operations.jobs import JobRun
 from celery_dlq.operations.running import Running
-from celery_dlq.store.base import Backend
-from celery_dlq.store.instructions import OPEN, RELEASING, Hold
+from celery_dlq.store.instructions import OPEN, RELEASING, Hold, Instructions
 
 logger = get_logger("celery_dlq.worker")
 
 _FULL_MICROS = 10_000_000
-_RETRY = timedelta(minutes=1)
 _LOOK_SECONDS = 2.0
 
 
@@ -37,18 +35,16 @@ class Recovery:
 
     def __init__(
         self,
-        backend: Backend,
+        instructions: Instructions,
+        held: HeldQueues,
         running: Running,
         circuits: Circuits,
-        most: int,
         off: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        self._store = backend.instructions
-        self._held = backend.held
-        self._jobs = Jobs(backend.jobs)
+        self._store = instructions
+        self._held = held
         self._running = running
         self._circuits = circuits
-        self._most = most
         self._off = off
 
     def run(self, stopping: Callable[[], bool]) -> None:
@@ -79,10 +75,9 @@ class Recovery:
         if circuit.queue in self._off():
             self._circuits.change(circuit.task, circuit.queue, Closed())
             return
-        length = self._length(hold)
         # Of a full hold, a worker runs one that is still on the broker, if there is one.
-        wait = _FULL_MICROS if length >= self._most else 0
-        if micros_until_probe(circuit, to_micros(now)) > -wait or not length:
+        wait = _FULL_MICROS if self._held.is_full(hold) else 0
+        if micros_until_probe(circuit, to_micros(now)) > -wait or not self._held.length(hold):
             return
         after, ours = self._circuits.change(circuit.task, circuit.queue, ProbeDue())
         if after is not None and ours:
@@ -91,10 +86,10 @@ class Recovery:
 
     def _release(self, hold: Hold, stopping: Callable[[], bool]) -> None:
         """Release the messages, slowly at first; go on with a release whose process died."""
-        circuit, job = hold.circuit, self._job(hold)
+        circuit, job = hold.circuit, self._held.job(hold)
         if circuit is None or stopping():
             return
-        if job is not None and job.state == CANCELLED and self._length(hold):
+        if job is not None and job.state == CANCELLED and self._held.length(hold):
             if circuit.queue in self._off():  # its probe would close it at once: a person goes on
                 return
             same = CircuitBreaker(probe_every=circuit.probe_every, probes=circuit.probes)
@@ -103,7 +98,7 @@ class Recovery:
             return
         if circuit.state != RELEASING or not hold.in_force(self._store.now()):
             return
-        if not self._length(hold):
+        if not self._held.length(hold):
             emptied(self._circuits, hold)
             return
         run = self._next_run(hold, job)
@@ -117,40 +112,25 @@ class Recovery:
         """The same question; others' probes are sent meanwhile, for a release may take long."""
         looked_at = time.monotonic()
 
-        def asked() -> bool:
+        def is_stopping() -> bool:
             nonlocal looked_at
             if time.monotonic() - looked_at > _LOOK_SECONDS:
                 looked_at = time.monotonic()
                 self._each(self._probe)
             return stopping()
 
-        return asked
+        return is_stopping
 
     def _next_run(self, hold: Hold, job: Job | None) -> JobRun | None:
         """The release that this worker does; ``None`` if another does it, or not yet."""
         if job is None:
             options = {"growing": True, "marker": hold.marker}
             run = self._running.new_release(hold.id, options)
-            run.tell(total=self._length(hold))
+            run.tell(total=self._held.length(hold))
             if not self._store.replace(hold, replace(hold, job=run.job.id)):
                 return None
             run.beat(now=True)  # or another worker would take it for one that died before
             return run
         if job.state == DONE:  # its worker died before it could say so
             emptied(self._circuits, hold)
-        waits = job.state == FAILED and self._store.now() - job.updated_at > _RETRY
-        if not waits and job.state not in (INTERRUPTED, WAITING):
-            return None
-        try:
-            return self._jobs.again(job.id)
-        except DLQError:  # another worker was faster
-            return None
-
-    def _job(self, hold: Hold) -> Job | None:
-        try:
-            return None if hold.job is None else self._jobs.get(hold.job)
-        except NotFound:  # it had no time to begin
-            return None
-
-    def _length(self, hold: Hold) -> int:
-        return self._held.length(hold.id)
+        return self._held.resumed(job)

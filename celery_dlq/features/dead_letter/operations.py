@@ -12,17 +12,17 @@ from typing import Any
 
 from celery_dlq.config import Settings
 from celery_dlq.errors import DLQError, NotFound
-from celery_dlq.events import Action, Change, Events, whoami
-from celery_dlq.letters.printable import one_line, shortened
+from celery_dlq.events import Action, Events, whoami
+from celery_dlq.letters.printable import shortened
 from celery_dlq.letters.record import iso
 from celery_dlq.logs import get_logger
+from celery_dlq.operations.instructions import Audit, reason_of
 from celery_dlq.store.base import Backend
 from celery_dlq.store.instructions import MOST_DEMANDS, Demand
 
 logger = get_logger("celery_dlq")
 
 _MAX_ID_CHARS = 500
-_MAX_REASON_CHARS = 500
 _REPLY_SECONDS = 1.0
 _LETTERS_SECONDS, _MOST_PAGES = 5.0, 40  # of 500 letters, in each dead-letter queue
 _MET_SECONDS, _LOOK_SECONDS = 6.0, 0.25  # workers learn it within 2 s, and say so 2 s later
@@ -73,7 +73,7 @@ class DemandRun:
         self._app = app
         self._settings = settings
         self._backend = backend
-        self._events = events
+        self._audit = Audit(backend.workers, events)
 
     def dead_letter(self, task_id: str, reason: str = "") -> DemandReport:
         """Make a letter of the message of a task, instead of letting it be executed.
@@ -106,7 +106,7 @@ class DemandRun:
                 f"expected a task that is to be dead-lettered, got {task_id!r}: its letter is "
                 f"stored, or nobody has demanded it"
             )
-        self._record(Action.DEMAND_WITHDRAWN, task_id, {})
+        self._audit.record(Action.DEMAND_WITHDRAWN, task_id, {})
 
     # -- workers --------------------------------------------------------------------
 
@@ -174,29 +174,18 @@ class DemandRun:
         now = self._backend.instructions.now()
         demand = Demand(
             id=task_id,
-            reason=shortened(one_line(reason.strip()), _MAX_REASON_CHARS),
+            reason=reason_of(reason),
             actor=whoami(),
             since=now,
             until=now + timedelta(seconds=self._settings.count_ttl),
         )
-        self._record(Action.DEMANDED, task_id, {"reason": demand.reason} if reason else {})
+        self._audit.record(Action.DEMANDED, task_id, {"reason": demand.reason} if reason else {})
         if not self._backend.instructions.put(demand, MOST_DEMANDS):
             raise DLQError(
                 f"expected fewer than {MOST_DEMANDS:,} tasks that are to be dead-lettered, got as "
                 f"many; withdraw some, or wait until workers have met them"
             )
         return demand
-
-    def _record(self, action: Action, task_id: str, detail: Mapping[str, Any]) -> None:
-        change = Change(
-            at=self._backend.instructions.now(),
-            action=action,
-            actor=whoami(),
-            target=task_id,
-            detail=detail,
-        )
-        self._backend.workers.record(change)  # first, so that no change is untraceable
-        self._events.emit(change)
 
 
 def _check(task_id: str) -> None:

@@ -6,9 +6,10 @@ from datetime import datetime
 from typing import Any
 
 from celery_dlq.errors import DLQError
-from celery_dlq.events import Action, Change, Events, whoami
+from celery_dlq.events import Action, Events, whoami
 from celery_dlq.letters.printable import shortened
 from celery_dlq.letters.record import iso
+from celery_dlq.operations.instructions import Audit
 from celery_dlq.operations.reading import Reading
 from celery_dlq.store.base import OPEN_GROUP, Backend, GroupNotes, GroupState, GroupStatus, Note
 
@@ -30,19 +31,18 @@ class Notes:
         self._notes: GroupNotes = backend.notes
         self._registry = backend.workers
         self._reading = reading
-        self._events = events
+        self._audit = Audit(backend.workers, events)
 
     def note(self, dead_letter_queue: str, fingerprint: str, text: str) -> Note:
         """Add a note to a group of letters, for example the ticket of its bug.
 
-        A group keeps its newest 50 notes: while it has letters, and for 90 days after. If the
-        letters are on the broker: for 90 days after the last note.
+        A group keeps its newest 50 notes: while it has letters, and for 90 days after.
         """
         text = _checked(text)
         self._check(dead_letter_queue, fingerprint)
-        note = Note(at=self._registry.now(), actor=whoami(), text=text)
         detail = {"fingerprint": fingerprint, "text": shortened(text, _MAX_AUDIT_CHARS)}
-        self._record(Action.NOTED, dead_letter_queue, note.at, detail)
+        at = self._audit.record(Action.NOTED, dead_letter_queue, detail)
+        note = Note(at=at, actor=whoami(), text=text)
         self._notes.add(dead_letter_queue, fingerprint, note)
         return note
 
@@ -102,14 +102,14 @@ class Notes:
         if state is not GroupState.OPEN:
             facts = self._facts(queue, fingerprint)
             status = GroupStatus(state=state, at=at, actor=actor, **given, **facts)
-        told = {
+        given_text = {
             name: iso(value) if isinstance(value, datetime) else value
             for name, value in given.items()
             if value is not None
         }
         if text:
-            told["text"] = shortened(text, _MAX_AUDIT_CHARS)
-        self._record(_ACTIONS[state], queue, at, {"fingerprint": fingerprint, **told})
+            given_text["text"] = shortened(text, _MAX_AUDIT_CHARS)
+        self._audit.record(_ACTIONS[state], queue, {"fingerprint": fingerprint, **given_text})
         self._notes.set_status(queue, fingerprint, status)
         if text:
             self._notes.add(queue, fingerprint, Note(at=at, actor=actor, text=text))
@@ -121,11 +121,6 @@ class Notes:
         names = ("task_name", "reason", "exception_type", "first_seen_at", "last_seen_at")
         facts = {name: getattr(group, name) for name in names}
         return {**facts, "releases": tuple(group.releases)}
-
-    def _record(self, action: Action, queue: str, at: datetime, detail: dict[str, Any]) -> None:
-        change = Change(at=at, action=action, actor=whoami(), target=queue, detail=detail)
-        self._registry.record(change)  # before the change, so that none is untraceable
-        self._events.emit(change)
 
     def _check(self, dead_letter_queue: str, fingerprint: str) -> list[Note]:
         """Return the notes; without any, check that the group exists."""

@@ -6,7 +6,13 @@ from datetime import timedelta
 
 import click
 
-from celery_dlq.cli.context import ask, console_of, dead_letters_of, load_tasks, print_lines
+from celery_dlq.cli.context import (
+    confirm_doubt,
+    console_of,
+    dead_letters_of,
+    load_tasks,
+    print_lines,
+)
 from celery_dlq.cli.options import Duration, Rate, json_option, yes_option
 from celery_dlq.cli.terminal import counting, say
 from celery_dlq.errors import DLQError
@@ -55,8 +61,9 @@ def hold(
         raise click.UsageError("expected --task or --queue, got neither")
     load_tasks(ctx.obj.app)
     length = None if span is None else timedelta(seconds=span)
-    dead_letters_of(ctx).assembly.holds().preview(task, queue=queue, conditions=conditions)
-    ask_for_task(ctx, "hold", task, yes=yes)
+    holds = dead_letters_of(ctx).assembly.holds()
+    holds.preview(task, queue=queue, conditions=conditions)
+    confirm_doubt(holds.doubt(task), f"hold {task}", yes=yes)
     made = dead_letters_of(ctx).hold(
         task, queue=queue, conditions=conditions, span=length, reason=reason
     )
@@ -65,14 +72,6 @@ def hold(
         return
     end = "until `dlq release`" if length is None else f"for {length}"
     say(console_of(ctx), f"{made.id} holds tasks {made.task} of queues {made.queue} {end}.")
-
-
-def ask_for_task(ctx: click.Context, verb: str, task: str | None, *, yes: bool) -> None:
-    """Ask before something is done about a task that no live worker has."""
-    why = dead_letters_of(ctx).assembly.holds().doubt(task)
-    if why:
-        click.echo(one_line(why), err=True)
-        ask(f"{verb} {task} all the same", yes=yes)
 
 
 @click.command(short_help="Show the holds and how many messages they have.")

@@ -382,9 +382,7 @@ stream(spark, *sys.argv[1:], processingTime="0 seconds").awaitTermination()
 
 def stream(spark: SparkSession, url: str, folder: str, **trigger: Any) -> StreamingQuery:
     """Stream into a Parquet sink, 100 letters at a time."""
-    letters = spark.readStream.format("celery_dlq").options(
-        url=url, partitions="2", maxLettersPerTrigger="100"
-    )
+    letters = spark.readStream.format("celery_dlq").options(url=url, maxLettersPerTrigger="100")
     writer = letters.load().writeStream.format("parquet").option("path", f"{folder}/sink")
     writer = writer.option("checkpointLocation", f"{folder}/checkpoint")
     return writer.trigger(**trigger).start()

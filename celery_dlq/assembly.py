@@ -15,11 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq import __version__, signals
-from celery_dlq.config import Settings, check_broker_url
+from celery_dlq.config import Settings, check_broker_url, visibility_timeout
 from celery_dlq.decorators import task_policies
 from celery_dlq.errors import BrokerUnavailable, SettingsError
 from celery_dlq.events import DeadLettered, Event, Events
-from celery_dlq.features.circuit_breaker.policy import CircuitBreaker
 from celery_dlq.features.redaction.masking import Redaction
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.logs import get_logger
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from celery_dlq.features.adopt.adopter import Adopter
     from celery_dlq.features.adopt.run import AdoptRun
     from celery_dlq.features.circuit_breaker.operations import Breakers, Circuits
+    from celery_dlq.features.circuit_breaker.policy import CircuitBreaker
     from celery_dlq.features.dead_letter.operations import DemandRun
     from celery_dlq.features.differences.operations import Comparison
     from celery_dlq.features.exchange.publisher import ExchangeOutbox, ExchangePublisher
@@ -149,8 +149,6 @@ class Assembly:
         check_broker_url(self.app.conf.broker_read_url)
         check_broker_url(self.app.conf.broker_write_url)
         table.check()
-        for name, policy in table.tasks.items():
-            settings.check_delays(policy, f"dead_letter_policy of {name}")
         settings.check_visibility(
             table,
             self.app.connection_for_read().transport_cls,
@@ -264,12 +262,12 @@ class Assembly:
 
     def held(self, backend: Backend | None = None) -> HeldQueues:
         """The queues of held messages."""
-        from celery_dlq.operations.instructions import HeldQueues
+        from celery_dlq.operations.instructions import MOST_HELD, HeldQueues
         from celery_dlq.operations.redrive.publisher import broker_name
 
         return HeldQueues(
             backend or self.backend,
-            most=self.settings.held_max,
+            most=MOST_HELD,
             broker=partial(broker_name, self.app),
         )
 
@@ -406,6 +404,7 @@ class Assembly:
         from celery_dlq.features.hold.releases import Releases
         from celery_dlq.features.redaction import masked_log
         from celery_dlq.features.sentry import observer as sentry
+        from celery_dlq.operations.instructions import MOST_HELD
         from celery_dlq.operations.redrive.publisher import broker_name
         from celery_dlq.operations.retention import Retention, RetentionRound
         from celery_dlq.policies.resolved import PolicyCache
@@ -424,7 +423,7 @@ class Assembly:
         measuring = Measuring(lambda: backend.metrics)
         start_check = StartCheck(
             partial(backend.letters.check, [*_dead_letter_queues(settings)]),
-            settings.start_timeout if settings.start == "refuse" else None,
+            settings.start_timeout or None,
             measuring.counts,
         )
         start_check.run()
@@ -461,7 +460,7 @@ class Assembly:
             policy_cache,
             backend.held,
             broker=broker_name(self.app),
-            most=settings.held_max,
+            most=MOST_HELD,
             fit=partial(limit.fit, whole=True),
             clock=self.clock,
             hostname=hostname,
@@ -705,11 +704,14 @@ def backend_for(settings: Settings, app: Any) -> Backend:
     from celery_dlq.store.backend import RedisBackend
 
     address, prefix = settings.store_at(app.conf)
+    timeout = visibility_timeout(
+        app.connection_for_read().transport_cls, app.conf.broker_transport_options
+    )
     return RedisBackend(
         address,
         prefix=prefix,
         timeout_seconds=settings.store_timeout,
-        count_ttl_seconds=settings.count_ttl,
+        count_ttl_seconds=settings.count_seconds(timeout),
     )
 
 

@@ -23,9 +23,7 @@ from celery_dlq.policies.checks import (
     check_names,
     expected,
     flag,
-    integer,
     key_name,
-    one_of,
     positive_seconds,
     seconds,
     share,
@@ -33,7 +31,7 @@ from celery_dlq.policies.checks import (
     suggestion,
     text,
 )
-from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.policy import DefaultDelay, Policy
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.address import OPTIONS as TRANSPORT_OPTIONS
 from celery_dlq.store.address import SCHEMES, Address, address_of
@@ -47,6 +45,9 @@ _VISIBILITY_TIMEOUTS = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "
 _LEASED = ("redis", "rediss", "sentinel")
 _RENEWED = (*_LEASED, "sqs")
 _LEASE_SECONDS = 60.0
+_TIMEOUT = "socket_timeout"
+_TIMEOUT_SECONDS = 2.0
+_COUNT_SECONDS = 72 * 3600.0
 _SHORTEST_LEASE_SECONDS = 5.0
 _SHORTEST_SECRET = 16
 
@@ -104,7 +105,9 @@ def _tls(where: str, value: object) -> Mapping[str, Any] | bool:
 def _transport_options(where: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise expected(where, "a mapping", value)
-    check_names(f"options in {where}", value, TRANSPORT_OPTIONS, SettingsError)
+    check_names(f"options in {where}", value, (*TRANSPORT_OPTIONS, _TIMEOUT), SettingsError)
+    if value.get(_TIMEOUT) is not None:
+        positive_seconds(f"{where}[{_TIMEOUT!r}]", value[_TIMEOUT])
     return value
 
 
@@ -154,8 +157,9 @@ class Settings:
         _transport_options,
         "How to reach dlq_url, with the names of broker_transport_options: master_name, "
         "sentinel_kwargs, min_other_sentinels, credential_provider, socket_keepalive, "
-        "socket_keepalive_options, health_check_interval. Defaults to the broker's if dlq_url is "
-        "the broker's or not set.",
+        "socket_keepalive_options, health_check_interval; and socket_timeout, the longest wait for "
+        "one answer and for a connection (2 seconds; the broker's does not count). Defaults to the "
+        "broker's if dlq_url is the broker's or not set.",
     )
     key_prefix: str = _setting(
         "dlq",
@@ -169,37 +173,13 @@ class Settings:
         "Policies by queue name or glob pattern; the keys are those of dead_letter_policy. "
         "Special value: an empty mapping guards no queue. Defaults to {}.",
     )
-    max_delay: float = _setting(
-        900.0,
-        seconds,
-        "Upper bound of every default_delay. Unit: seconds or timedelta. "
-        "Special value: 0 forbids default delays. Defaults to 900.",
-    )
-    count_ttl: float = _setting(
-        72 * 3600.0,
-        positive_seconds,
-        "How long counts and history of a message are kept after its last delivery. "
-        "Unit: seconds or timedelta. Defaults to 72 hours, sliding.",
-    )
-    start: str = _setting(
-        "go_on",
-        one_of(("go_on", "refuse")),
-        "What a starting worker does when the store is away (no connection, read-only, full): "
-        "go_on starts without it, as in an outage, or refuse waits for dlq_start_timeout and then "
-        "ends with exit code 1. What is wrong (password, permissions, version, a node of a "
-        "cluster) ends it in both cases. Defaults to go_on.",
-    )
     start_timeout: float = _setting(
-        10.0,
+        0.0,
         seconds,
-        "With dlq_start = 'refuse': how long a starting worker waits for the store before it "
-        "gives up. Unit: seconds or timedelta. Special value: 0 tries once. Defaults to 10.",
-    )
-    store_timeout: float = _setting(
-        2.0,
-        positive_seconds,
-        "Longest wait for one answer of the store, and for a connection to it. "
-        "Unit: seconds or timedelta. Defaults to 2.",
+        "How long a starting worker waits for a store that is away (no connection, read-only, "
+        "full) before it ends with exit code 1. What is wrong (password, permissions, version, a "
+        "node of a cluster) ends it at once. Unit: seconds or timedelta. "
+        "Special value: 0 starts without the store, as in an outage. Defaults to 0.",
     )
     reliable_fetch: bool = _setting(
         True,  # noqa: FBT003 - a default
@@ -231,13 +211,6 @@ class Settings:
         "history; halfway from there to maxmemory they wait on disk (see dlq_spool_dir), so that "
         "the broker can always publish. Without a maxmemory it does nothing. "
         "Unit: 0 to 1. Special value: 0 is no limit. Defaults to 0.8.",
-    )
-    held_max: int = _setting(
-        100_000,
-        integer(1),
-        "About how many messages a hold takes (dlq hold). While it has more, workers do not "
-        "consume the queues of the next ones, which wait there. Unit: messages. "
-        "Defaults to 100,000.",
     )
     release: str | None = _setting(
         lambda: os.environ.get("SENTRY_RELEASE"),
@@ -311,32 +284,10 @@ class Settings:
                 features[name] = feature.load(setting.check)(*found)
         settings = cls(**values, features=features)
         settings.policies.check()
-        settings.check_delays()
         for feature in registry.features():
             if feature.check_settings and not features.keys().isdisjoint(feature.settings):
                 feature.load(feature.check_settings)(settings)
         return settings
-
-    def check_delays(self, policy: Policy | None = None, where: str = "") -> None:
-        """Refuse default delays above ``dlq_max_delay``.
-
-        Args:
-            policy: One more policy to check, e.g. a task's own.
-            where: Its name in the error.
-
-        Raises:
-            SettingsError: A delay is too long.
-        """
-        named = {f"dlq_queues[{name!r}]": p for name, p in self.queues.items()}
-        if policy is not None:
-            named = {where: policy}
-        for place, candidate in named.items():
-            delay = candidate.default_delay
-            if delay is not None and delay > self.max_delay:
-                raise SettingsError(
-                    f"expected {place}['default_delay'] to be at most dlq_max_delay "
-                    f"({self.max_delay:g} s), got {delay:g} s"
-                )
 
     def check_visibility(
         self, table: PolicyTable, transport: str, options: Mapping[str, Any]
@@ -371,14 +322,29 @@ class Settings:
             return
         lease = ", or set dlq_reliable_fetch to True" if transport in _RENEWED else ""
         for place, policy in table.named():
-            delay = policy.default_delay
-            if delay is not None and delay >= timeout:
+            delay = DefaultDelay.of(policy.default_delay).seconds
+            if delay >= timeout:
                 raise SettingsError(
                     f"expected {place}['default_delay'] to be shorter than the broker's "
                     f"visibility timeout ({timeout:g} s), got {delay:g} s: the message would be "
                     f"delivered again and again while it waits. Raise visibility_timeout in "
                     f"broker_transport_options well above the delay, or shorten the delay{lease}"
                 )
+
+    @property
+    def store_timeout(self) -> float:
+        """The longest wait in seconds for one answer of the store."""
+        timeout = (self.transport_options or {}).get(_TIMEOUT)
+        return _TIMEOUT_SECONDS if timeout is None else positive_seconds(_TIMEOUT, timeout)
+
+    @staticmethod
+    def count_seconds(visibility_timeout_seconds: float | None) -> float:
+        """How long counts and history of a message are kept after its last delivery.
+
+        A worker that dies is found at the latest after the visibility timeout: its messages must
+        not begin to count anew.
+        """
+        return max(_COUNT_SECONDS, 3 * (visibility_timeout_seconds or 0))
 
     def lease_for(self, timeout_seconds: float | None) -> float:
         """The lease in seconds, with a broker's visibility timeout in seconds."""
@@ -488,8 +454,17 @@ def _from_environment(known: Collection[str]) -> Mapping[str, Any]:
             f'expected {ENVIRONMENT} to be a JSON object such as {{"dlq_queues": {{}}}}, '
             f"got one of type {type(found).__name__}"
         )
-    check_names(f"dlq_ settings in {ENVIRONMENT}", found, known, SettingsError)
+    check_names(f"dlq_ settings in {ENVIRONMENT}", found, known, SettingsError, gone=_GONE)
     return found
+
+
+_GONE = {
+    "dlq_start": "dlq_start_timeout: 0 starts without the store, a number of seconds refuses then",
+    "dlq_store_timeout": "dlq_transport_options = {'socket_timeout': 5}",
+    "dlq_count_ttl": "nothing: counts are kept for 72 hours, or three visibility timeouts",
+    "dlq_max_delay": "nothing: a default_delay has the bound of RabbitMQ's native delays",
+    "dlq_held_max": "nothing: a hold takes about 100,000 messages",
+}
 
 
 def _refuse_unknown(conf: Any, known: Collection[str]) -> None:
@@ -501,6 +476,5 @@ def _refuse_unknown(conf: Any, known: Collection[str]) -> None:
         if namespace and name.lower().startswith(namespace):
             name = name[len(namespace) :].lower()
         if name.startswith(PREFIX) and name not in known:
-            raise SettingsError(
-                f"expected only known dlq_ settings, got {key!r}; {suggestion(name, known)}"
-            )
+            hint = f"write {_GONE[name]}" if name in _GONE else suggestion(name, known)
+            raise SettingsError(f"expected only known dlq_ settings, got {key!r}; {hint}")

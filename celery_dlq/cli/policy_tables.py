@@ -9,11 +9,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from celery_dlq.cli.terminal import Table, line, say
-from celery_dlq.features.exceptions.policy import ExceptionRule
-from celery_dlq.features.exchange.policy import DeadLetterExchange
 from celery_dlq.operations.policies import PolicyReport, PolicyView
 
-_IN_SECONDS = {"default_delay", "dead_letter_ttl", "crash_window"}
+_IN_SECONDS = {"default_delay", "dead_letter_ttl"}
 
 
 def policies(console: Console, rules: PolicyReport) -> None:
@@ -51,21 +49,11 @@ def _values(view: PolicyView) -> RenderableType:
 def _shown(name: str, value: Any) -> str:
     if value is False:
         return "off"
-    if name in _IN_SECONDS:
+    if name in _IN_SECONDS and isinstance(value, float):
         return _duration(value)
-    if name == "exceptions":
-        return "\n".join(f"{exception}: {_rule(rule)}" for exception, rule in value)
-    if isinstance(value, DeadLetterExchange):
-        return f"{value.name or 'default exchange'} ({value.type})"
-    if isinstance(value, (frozenset, tuple)):
-        return ", ".join(sorted(str(item) for item in value)) or "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _rule(rule: ExceptionRule) -> str:
-    values = rule.to_json()
-    more = ", ".join(f"{key} {value}" for key, value in values.items() if key != "action")
-    return f"{rule.action} ({more})" if more else str(rule.action)
+    if isinstance(value, frozenset):
+        return ", ".join(sorted(map(str, value))) or "none"
+    return str(value)
 
 
 def _duration(seconds: float) -> str:

@@ -24,6 +24,8 @@ from celery_dlq.store.instructions import Hold
 
 _MAX_REASON_CHARS = 500
 RETRY = timedelta(minutes=1)
+MOST_HELD = 100_000
+"""About how many messages a hold takes; workers do not consume the queues of the next ones."""
 
 Names = Callable[[], Iterable[str]]
 
@@ -92,7 +94,7 @@ class HeldMessages:
     """A hold and its messages."""
 
     hold: Hold  # The hold
-    # `holding`; of a circuit breaker `open` or `releasing`; `full`: it has `dlq_held_max`
+    # `holding`; of a circuit breaker `open` or `releasing`; `full`: it has `MOST_HELD`
     # messages, and workers do not consume the queues of the next ones; `ended`: it takes no more
     state: str
     held: int  # Number of its messages

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from celery_dlq.letters.record import Delivery, Outcome, Reason
-from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.policy import CrashLimit, Policy
 from celery_dlq.store.base import Count, CountStatus
 
 CRASHES = {
@@ -99,10 +99,9 @@ def decide_start(policy: Policy, start: Start) -> Run | Die:
     elif deliveries is not None and start.deliveries is not None and start.deliveries >= deliveries:
         reason = Reason.MAX_DELIVERIES_EXCEEDED
         text = f"not executed again: max_deliveries is {deliveries}"
-    elif policy.max_crashes is not None and len(start.crashes) >= policy.max_crashes:
+    elif (limit := CrashLimit.of(policy.max_crashes)) and len(start.crashes) >= limit.times:
         reason = CRASHES[start.crashes[-1]]
-        window = "" if policy.crash_window is None else f" within {policy.crash_window:g} s"
-        text = f"not executed again: max_crashes is {policy.max_crashes}{window}"
+        text = f"not executed again: max_crashes is {limit}"
     else:
         return Run()
     return Die(reason, text, kept=policy.keeps(reason))
@@ -117,11 +116,12 @@ def crashes_of(
     that is possible counts: the start of the next delivery.
     """
     found: list[Outcome] = []
-    until = now
+    until, limit = now, CrashLimit.of(policy.max_crashes)
+    window = limit.within if limit else None
     mine = [each for each in history if each.retries == retries]
     for delivery in reversed(mine):
         outcome, at = delivery.outcome or Outcome.VANISHED, delivery.ended_at or until
-        within = policy.crash_window is None or (now - at).total_seconds() <= policy.crash_window
+        within = window is None or (now - at).total_seconds() <= window
         if outcome in CRASHES and within:
             found.append(outcome)
         until = delivery.started_at

@@ -21,7 +21,6 @@ logger = get_logger("celery_dlq")
 _CORE = (
     "max_deliveries",
     "max_crashes",
-    "crash_window",
     "max_retries",
     "reasons",
     "dead_letter_ttl",
@@ -35,7 +34,6 @@ GRACE = timedelta(minutes=1)
 
 _ELSEWHERE = {
     "default_delay": "it acts where messages are published, and publishers do not ask Redis",
-    "ignore_message_delay": "it acts where messages are published, and publishers do not ask Redis",
     "dead_letter_queue": "the counts of messages under way are kept beside their letters",
 }
 

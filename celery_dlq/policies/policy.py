@@ -22,6 +22,7 @@ from celery_dlq.policies.checks import (
     flag,
     integer,
     is_off,
+    mapping,
     positive_seconds,
     queue_name,
     seconds,
@@ -37,14 +38,12 @@ class PolicyKeys(TypedDict, total=False):
     """The keys of a policy as users write them; `Policy` says what they mean."""
 
     max_deliveries: int | Off | None
-    max_crashes: int | Off | None
-    crash_window: float | timedelta | Off | None
+    max_crashes: int | Mapping[str, Any] | Off | None
     max_retries: int | Off | None
     dead_letter_queue: str | Off | None
     dead_letter_exchange: str | Mapping[str, str] | Off | None
     dead_letter_routing_key: str | Off | None
-    default_delay: float | timedelta | Off | None
-    ignore_message_delay: bool | Off | None
+    default_delay: float | timedelta | Mapping[str, Any] | Off | None
     dead_letter_ttl: float | timedelta | Off | None
     dead_letter_max_length: int | Off | None
     auto_redrive: Mapping[str, Any] | Off | None
@@ -73,6 +72,49 @@ class KeyValue:
         raise NotImplementedError
 
 
+@dataclass(frozen=True, slots=True)
+class CrashLimit(KeyValue):
+    """The value of ``max_crashes``, if only crashes of the last so many seconds count."""
+
+    times: int
+    within: float | None = None
+
+    @classmethod
+    def of(cls, value: int | CrashLimit | None) -> CrashLimit | None:
+        """The limit that a value of the key is; ``None`` if it is none."""
+        return cls(value) if type(value) is int else value or None  # type: ignore[return-value]
+
+    def __str__(self) -> str:
+        return f"{self.times}" if self.within is None else f"{self.times} within {self.within:g} s"
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping, as the policy takes it."""
+        return {"times": self.times, "within": self.within}
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultDelay(KeyValue):
+    """The value of ``default_delay``, if it replaces a message's own countdown or eta."""
+
+    seconds: float
+    always: bool = False
+
+    @classmethod
+    def of(cls, value: float | DefaultDelay | None) -> DefaultDelay:
+        """The delay that a value of the key is."""
+        return value if isinstance(value, DefaultDelay) else cls(value or 0.0)
+
+    def __bool__(self) -> bool:
+        return bool(self.seconds) or self.always
+
+    def __str__(self) -> str:
+        return f"{self.seconds:g} s" + (", whatever the message says" if self.always else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping, as the policy takes it."""
+        return {"seconds": self.seconds, "always": self.always}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """The limits and delays of one queue or task.
@@ -89,17 +131,17 @@ class Policy:
             Unset: not limited by count.
         max_crashes: A message whose deliveries ended this often by a crash (its process or
             worker was lost, or a hard time limit) is dead-lettered before the next one, even if
-            ``max_deliveries`` allows more. 1 to 50. Unset: only ``max_deliveries`` counts.
-        crash_window: Only crashes of the last so many seconds (or timedelta) count for
-            ``max_crashes``. More than 0. Unset: all that are on record.
+            ``max_deliveries`` allows more. 1 to 50, or a mapping of ``times`` and ``within``: only
+            crashes of the last so many seconds (or timedelta) count. Unset: only
+            ``max_deliveries`` counts.
         max_retries: A message that ``Task.retry()`` published is executed at most up
             to this retry number; the next one is dead-lettered. 0 or more. Unset:
             only the task's own ``max_retries`` counts.
         dead_letter_queue: Name of the dead-letter queue. Unset: ``<queue>-DLQ``.
         default_delay: Seconds (or timedelta) that a message published without its own
-            countdown or eta waits before it may run. 0 to ``dlq_max_delay``. Unset: 0.
-        ignore_message_delay: Whether a message's own countdown or eta is dropped when it is
-            published to a queue without ``default_delay``. Retries keep theirs. Unset: no.
+            countdown or eta waits before it may run; or a mapping of ``seconds`` and ``always``:
+            with True it replaces the message's own countdown or eta, apart from retries.
+            At most 8 years, as RabbitMQ's native delays. Unset: 0.
         dead_letter_ttl: Seconds (or timedelta) after it was stored when a letter is trimmed.
             More than 0. Unset: a letter ends when its message would have expired, and has
             no end if the message has none or died of it.
@@ -109,12 +151,10 @@ class Policy:
     """
 
     max_deliveries: int | None = None
-    max_crashes: int | None = None
-    crash_window: float | None = None
+    max_crashes: int | CrashLimit | None = None
     max_retries: int | None = None
     dead_letter_queue: str | None = None
-    default_delay: float | None = None
-    ignore_message_delay: bool | None = None
+    default_delay: float | DefaultDelay | None = None
     dead_letter_ttl: float | None = None
     dead_letter_max_length: int | None = None
     reasons: frozenset[Reason] | None = None
@@ -168,7 +208,7 @@ class Policy:
     @property
     def says_delay(self) -> bool:
         """True if the policy affects the delay of a message when it is published."""
-        return bool(self.default_delay or self.ignore_message_delay)
+        return bool(self.default_delay)
 
     def keeps(self, reason: Reason) -> bool:
         """True if deaths with this reason become letters."""
@@ -197,6 +237,30 @@ def plain(value: Any) -> Any:
     return sorted(map(str, value)) if isinstance(value, frozenset) else value
 
 
+def _crashes(where: str, value: object) -> int | CrashLimit:
+    times = integer(1, MAX_CRASHES, ", the deliveries that are kept on record")
+    if isinstance(value, CrashLimit):
+        value = value.to_json()
+    if not isinstance(value, Mapping):
+        return times(where, value)
+    keys = mapping({"times": times, "within": positive_seconds}, required=("times",))
+    limit = CrashLimit(**keys(where, value))
+    return limit if limit.within else limit.times
+
+
+def _delay(where: str, value: object) -> float | DefaultDelay:
+    if isinstance(value, DefaultDelay):
+        value = value.to_json()
+    if isinstance(value, Mapping):
+        keys = mapping({"seconds": _delay, "always": flag}, required=("seconds",))
+        delay = DefaultDelay(**keys(where, value))
+        return delay if delay.always else delay.seconds
+    found = seconds(where, value)
+    if found > MAX_DELAY_SECONDS:
+        raise expected(where, f"at most {MAX_DELAY_SECONDS:,} seconds, RabbitMQ's bound", value)
+    return found
+
+
 def _policy(values: Mapping[str, Any]) -> Policy:
     """A policy of checked values; ``None`` is not set."""
     core = {key: value for key, value in values.items() if key in _CHECKS}
@@ -215,18 +279,20 @@ def _checked(where: str, key: str, value: object) -> Any:
 
 
 MAX_CRASHES = 50
+MAX_DELAY_SECONDS = 2**28 - 1
+"""Of RabbitMQ's native delays, in Celery."""
 _GONE = {
+    "crash_window": "max_crashes = {'times': 3, 'within': 3600}",
+    "ignore_message_delay": "default_delay = {'seconds': 0, 'always': True}",
     "ignore": "exceptions = {'shop.SoldOut': 'ignore'}",
     "keep_until_exported": "nothing: of a queue that is exported, only what is exported is trimmed",
 }
 _CHECKS: dict[str, Check[Any]] = {
     "max_deliveries": integer(1),
-    "max_crashes": integer(1, MAX_CRASHES, ", the deliveries that are kept on record"),
-    "crash_window": positive_seconds,
+    "max_crashes": _crashes,
     "max_retries": integer(0),
     "dead_letter_queue": queue_name,
-    "default_delay": seconds,
-    "ignore_message_delay": flag,
+    "default_delay": _delay,
     "dead_letter_ttl": positive_seconds,
     "dead_letter_max_length": integer(1),
     "reasons": some_of(Reason, "reasons"),

@@ -106,7 +106,7 @@ class Address:
         if others and not self.of_broker:  # not shown: a password may have a question mark
             raise _UnusableError(
                 "expected no options after the host but db, virtual_host, credential_provider and "
-                "ssl_…; others are in dlq_store_timeout and dlq_transport_options"
+                "ssl_…; others are in dlq_transport_options"
             )
         given = query.get("credential_provider") or self.options.get("credential_provider")
         if provider := _provider(given):

@@ -24,7 +24,7 @@ from celery_dlq.config import Settings
 from celery_dlq.decorators import policy_of, task_policies
 from celery_dlq.letters.headers import DELAY_HEADER, DELAY_SOURCE_HEADER
 from celery_dlq.logs import get_logger
-from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.policy import DefaultDelay, Policy
 from celery_dlq.policies.queue_names import QueueNames
 from celery_dlq.policies.table import PolicyTable
 
@@ -117,7 +117,7 @@ class DelayRule:
 
     seconds: float = 0.0  # Delay of a message without its own; 0 for none
     source: str = ""  # The policy that sets it, e.g. `dlq_queues['orders']`
-    ignores: bool = False  # Ignore a message's own delay
+    always: bool = False  # Replace a message's own delay
 
 
 class DefaultDelays:
@@ -154,14 +154,10 @@ class DefaultDelays:
         changes = {} if router is own_router else {"router": router}
         rule = self._rule(queue, getattr(task, "name", ""), policy)
         own = options.get("countdown") is not None or options.get("eta") is not None
-        if own and rule.ignores and not rule.seconds:
-            logger.debug(
-                "Task %s: its countdown or eta is ignored (ignore_message_delay of queue %s)",
-                name,
-                queue,
-            )
-            return {**changes, "countdown": None, "eta": None}
-        if not own and rule.seconds:
+        if own and rule.always:
+            logger.debug("Task %s: default_delay of queue %s replaces its delay", name, queue)
+            changes |= {"countdown": None, "eta": None}
+        if rule.seconds and (rule.always or not own):
             changes["countdown"] = rule.seconds
             changes["headers"] = {
                 **(options.get("headers") or {}),
@@ -195,8 +191,9 @@ class DefaultDelays:
     def _find_rule(self, queue: str, task_name: str, policy: Policy | None) -> DelayRule:
         table = PolicyTable(self.settings.queues, {task_name: policy} if policy else {})
         explained = table.explain(queue, task_name)
-        delay, ignores = explained["default_delay"], explained["ignore_message_delay"]
-        return DelayRule(delay.value or 0.0, delay.source, bool(ignores.value))
+        found = explained["default_delay"]
+        delay = DefaultDelay.of(found.value)
+        return DelayRule(delay.seconds, found.source, delay.always)
 
     def _warn_of_expiry(self, name: str, options: Mapping[str, Any]) -> None:
         expires, countdown, eta = (

@@ -27,7 +27,7 @@ from celery_dlq.policies.decisions import (
     decide_redelivery,
     decide_start,
 )
-from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.policy import CrashLimit, Policy
 from celery_dlq.store.base import Clock, Count, CountStatus, DeliveryCounter, MessageKey
 from celery_dlq.writing.lifecycle import OVER, GuardedRequest, InFlight
 
@@ -204,11 +204,12 @@ class Starts:
         self, policy: Policy, in_flight: InFlight
     ) -> tuple[tuple[Outcome, ...], int | None]:
         """The crashes so far, and the limit of deliveries: reached if there were too many."""
-        if policy.max_crashes is None:
+        limit = CrashLimit.of(policy.max_crashes)
+        if limit is None:
             return (), policy.max_deliveries
         retries, history = in_flight.key.retries, self._counter.history(in_flight.key)
         crashes = crashes_of(policy, retries, history, in_flight.delivery.started_at)
-        if len(crashes) < policy.max_crashes:
+        if len(crashes) < limit.times:
             return crashes, policy.max_deliveries
         # The last one may still run on a live worker: only the count can tell.
         reached = max(

@@ -1,12 +1,13 @@
 """The app of the acceptance tests: every way to die, and a trace of every execution in Redis.
 
-Imported by the tests and by the workers they start; ``POISON_REDIS`` and
-``POISON_CONF`` (JSON) come from the environment.
+Imported by the tests and by the workers they start; ``POISON_REDIS``, ``POISON_CONF`` (JSON) and
+``POISON_CONSTANTS`` (JSON, ``module:NAME`` to value) come from the environment.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -24,6 +25,10 @@ from celery.worker.request import Request
 from kombu import Exchange, Queue
 
 from celery_dlq import DeadLetters, RejectToDLQ, dead_letter_policy
+
+for place, value in json.loads(os.environ.get("POISON_CONSTANTS", "{}")).items():
+    module, _, constant = place.partition(":")
+    setattr(importlib.import_module(module), constant, value)
 
 URL = os.environ.get("POISON_REDIS", "redis://127.0.0.1:6379")
 BROKER = os.environ.get("POISON_BROKER", f"{URL}/0")

@@ -268,7 +268,7 @@ def test_while_the_store_is_down_the_entry_is_not_acknowledged(
 ) -> None:
     """Its letter waits, healthy work goes on, and no second worker is given it."""
     with RedisServer() as store:
-        conf = {**QUICK, "dlq_url": store.url, "dlq_store_timeout": 0.5}
+        conf = {**QUICK, "dlq_url": store.url, "dlq_transport_options": {"socket_timeout": 0.5}}
         worker = start_worker(conf)
         other = start_worker(conf)
         store.kill()

@@ -15,9 +15,19 @@ import redis
 from waiting import poll
 from workers import Place, Worker, run_python
 
-BREAKER = {"deaths": 20, "window": 60, "probe_every": 1, "probes": 3}
+from celery_dlq.features.circuit_breaker import policy
+
+BREAKER = {"deaths": 20, "window": 60}
+QUICK = {"celery_dlq.features.circuit_breaker.policy:PROBE_SECONDS": 1}
 CONF: dict[str, Any] = {"dlq_queues": {"orders": {"max_deliveries": 3, "circuit_breaker": BREAKER}}}
 TASK = "poison_app.calls_downstream"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breakers probe every second."""
+    monkeypatch.setattr(policy, "PROBE_SECONDS", 1)
+    monkeypatch.setenv("POISON_CONSTANTS", json.dumps(QUICK))
 
 
 @pytest.fixture
@@ -214,7 +224,8 @@ def test_a_full_breaker_probes_with_what_is_on_the_broker(
 ) -> None:
     """A probe from its queue would wait behind that; in the end all runs."""
     downstream.set("outage", 1)
-    worker = start_worker({**CONF, "dlq_held_max": 30})
+    few = json.dumps({**QUICK, "celery_dlq.operations.instructions:MOST_HELD": 30})
+    worker = start_worker(CONF, env={"POISON_CONSTANTS": few})
     publish(redis_url, Place("redis"), 0, 300)
     poll(lambda: "Queue orders is not consumed" in worker.output, timeout_seconds=60)
     downstream.delete("outage")

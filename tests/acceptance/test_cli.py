@@ -256,8 +256,7 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     (
         {
             "dlq_url": "redis://:hush@127.0.0.1:1/0",
-            "dlq_start": "refuse",
-            "dlq_start_timeout": 0,
+            "dlq_start_timeout": 0.1,
         },
         "check that Redis runs",
     ),

@@ -19,7 +19,7 @@ Ran = Callable[[str], int]
 
 RETRY = {"action": "retry", "max_retries": 2}
 RULES: dict[str, Any] = {
-    "json.JSONDecodeError": {**RETRY, "retry_jitter": False},
+    "json.JSONDecodeError": RETRY,
     "exceptions_app.StubbornError": {**RETRY, "backoff": "fixed", "countdown": 0.1},
     "exceptions_app.FatalError": {"action": "dead_letter", "dead_letter_queue": "fatal-DLQ"},
     "exceptions_app.KnownError": {"action": "ignore"},
@@ -155,7 +155,7 @@ def test_a_message_that_crashes_too_often_dies_before_its_deliveries_are_used_up
     place: Place,
 ) -> None:
     """A message that is requeued without a crash goes on."""
-    policy = {"max_deliveries": 6, "max_crashes": 2, "crash_window": 60}
+    policy = {"max_deliveries": 6, "max_crashes": {"times": 2, "within": 60}}
     worker = start_worker({"dlq_queues": {"orders": policy}}, env=place.env)
     code = "import poison_app as p; p.killed.delay('killed'); p.requeues.delay('requeues')"
     assert run_python(redis_url, "-c", code, **place.env).returncode == 0

@@ -155,8 +155,9 @@ def test_a_full_hold_stops_its_queue_and_no_other(
     """The rest waits on the broker, in order; after the release each message runs once."""
     hold = hold_of(redis_url, broker, "poison_app.healthy")
     publish(redis_url, broker, *(("healthy", f"h-{n}", {}) for n in range(30)))
-    conf = {"dlq_held_max": 5, "worker_prefetch_multiplier": 4}
-    worker = start_worker(conf, env=broker.env, pool=pool)
+    few = {"POISON_CONSTANTS": json.dumps({"celery_dlq.operations.instructions:MOST_HELD": 5})}
+    conf = {"worker_prefetch_multiplier": 4}
+    worker = start_worker(conf, env={**broker.env, **few}, pool=pool)
     poll(lambda: "Queue orders is not consumed" in worker.output, timeout_seconds=20)
     publish(redis_url, broker, ("delayed", "other", {"countdown": 0}))
     poll(lambda: ran("other") == 1, timeout_seconds=20)
@@ -189,7 +190,7 @@ def test_while_the_store_is_away_held_tasks_run_and_then_no_more(
     poison: ModuleType, start_worker: Start, ran: Ran, store_server: RedisServer
 ) -> None:
     """Each that runs is in the log; once the store answers, the hold is obeyed again."""
-    conf = {"dlq_url": store_server.url, "dlq_store_timeout": 0.5}
+    conf = {"dlq_url": store_server.url, "dlq_transport_options": {"socket_timeout": 0.5}}
     with Celery("reader", broker=store_server.url) as app:
         app.conf.update(conf)
         app.tasks.register(poison.healthy)

@@ -55,7 +55,7 @@ def calls(name: str) -> Matches:
 def conf(url: str, limit: int, **more: Any) -> dict[str, Any]:
     return {
         "dlq_url": url,
-        "dlq_store_timeout": 0.5,
+        "dlq_transport_options": {"socket_timeout": 0.5},
         "dlq_queues": {"orders": {"max_deliveries": limit}},
         **more,
     }

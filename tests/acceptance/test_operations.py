@@ -332,8 +332,7 @@ def held_by(poison: ModuleType, how: str) -> str:
     if how == "queue":
         return str(poison.dlq.hold(queue="orders", conditions=["args[0]!=x"]).id)
     circuits = poison.dlq.assembly.breakers()._circuits
-    breaker = CircuitBreaker(probe_every=3600)
-    hold, _ = circuits.change("poison_app.healthy", "orders", Opened(), breaker)
+    hold, _ = circuits.change("poison_app.healthy", "orders", Opened(), CircuitBreaker())
     return str(hold.id)
 
 

@@ -15,18 +15,22 @@ from waiting import poll
 from workers import Worker, run_python
 
 from celery_dlq import DeadLetter
+from celery_dlq.features.circuit_breaker import policy as breaker
 from celery_dlq.policies import overrides
 
 Start = Callable[..., Worker]
 Ran = Callable[[str], int]
 Letters = Callable[..., list[DeadLetter]]
-BREAKER = {"deaths": 2, "window": 60, "probe_every": 1, "probes": 3}
+BREAKER = {"deaths": 2, "window": 60}
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change of a policy begins now."""
+    """A change of a policy begins now, and breakers probe every second."""
     monkeypatch.setattr(overrides, "GRACE", timedelta(0))
+    monkeypatch.setattr(breaker, "PROBE_SECONDS", 1)
+    name = "celery_dlq.features.circuit_breaker.policy:PROBE_SECONDS"
+    monkeypatch.setenv("POISON_CONSTANTS", json.dumps({name: 1}))
 
 
 def end(dlq: Dlq, worker: Worker, conf: dict[str, Any], *keys: str) -> None:

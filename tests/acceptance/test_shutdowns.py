@@ -64,7 +64,7 @@ def test_a_cold_shutdown_during_a_count_ends_and_nothing_starts(
 ) -> None:
     """The handler waits for what it interrupted; the messages come back, and each runs once."""
     keys = [f"k-{n}" for n in range(6)]
-    conf = {"worker_prefetch_multiplier": 8, "dlq_store_timeout": 20}
+    conf = {"worker_prefetch_multiplier": 8, "dlq_transport_options": {"socket_timeout": 20}}
     signals, env = SIGNALS[how]
     counting = store.fault("hold", sends("EVALSHA", script_text("count").digest))
     worker = start_worker(

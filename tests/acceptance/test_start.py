@@ -39,7 +39,7 @@ class Operator:
 
     def __init__(self, url: str, broker: str, **conf: Any) -> None:
         self._app = Celery("operator", broker=broker, set_as_current=False)
-        self._app.conf.update(dlq_url=url, dlq_store_timeout=0.5, **conf)
+        self._app.conf.update(dlq_url=url, dlq_transport_options={"socket_timeout": 0.5}, **conf)
         self.dlq = DeadLetters(self._app)
 
     def letters(self) -> list[DeadLetter]:
@@ -85,7 +85,7 @@ def conf_of(url: str, **more: Any) -> dict[str, Any]:
     """Settings of a worker whose prefetch outlasts what waits for the store."""
     return {
         "dlq_url": url,
-        "dlq_store_timeout": 0.5,
+        "dlq_transport_options": {"socket_timeout": 0.5},
         "worker_prefetch_multiplier": 8,
         **more,
     }
@@ -245,14 +245,14 @@ def refuses(worker: Worker) -> str:
     return line
 
 
-@pytest.mark.parametrize("mode", ["go_on", "refuse"])
+@pytest.mark.parametrize("wait_seconds", [0, 600])
 def test_a_wrong_password_ends_the_start_at_once(
-    start_worker: Start, store: RedisServer, mode: str
+    start_worker: Start, store: RedisServer, wait_seconds: int
 ) -> None:
-    """In both modes; time does not mend it."""
+    """Whether it would wait or not; time does not mend it."""
     store.client().config_set("requirepass", "other")
     url = store.url.replace("redis://", "redis://:hush@")
-    worker = start_worker(conf_of(url, dlq_start=mode, dlq_start_timeout=600), wait=False)
+    worker = start_worker(conf_of(url, dlq_start_timeout=wait_seconds), wait=False)
     assert "to accept the user and password" in refuses(worker)
 
 
@@ -277,10 +277,10 @@ def test_a_node_of_a_cluster_ends_the_start(start_worker: Start) -> None:
 def test_a_worker_that_must_have_its_store_waits_and_then_ends(
     start_worker: Start, store: RedisServer
 ) -> None:
-    """`dlq_start = "refuse"`; within its time the store may come."""
+    """`dlq_start_timeout`; within it the store may come."""
     store.kill()
-    patient = start_worker(conf_of(store.url, dlq_start="refuse"), wait=False)
-    hasty = conf_of(store.url, dlq_start="refuse", dlq_start_timeout=0)
+    patient = start_worker(conf_of(store.url, dlq_start_timeout=10), wait=False)
+    hasty = conf_of(store.url, dlq_start_timeout=0.1)
     assert "check that Redis runs" in refuses(start_worker(hasty, wait=False))
     poll(lambda: "Waiting for the dead-letter store" in patient.output, timeout_seconds=30)
     store.start()

@@ -51,7 +51,7 @@ def letters_of(poison: ModuleType) -> Iterator[Callable[[RedisServer], list[Dead
 
 
 def conf(server: RedisServer, **more: Any) -> dict[str, Any]:
-    return {"dlq_url": server.url, "dlq_store_timeout": 0.5, **more}
+    return {"dlq_url": server.url, "dlq_transport_options": {"socket_timeout": 0.5}, **more}
 
 
 def kill(server: RedisServer) -> None:

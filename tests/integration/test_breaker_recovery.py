@@ -22,7 +22,7 @@ from waiting import poll
 
 from celery_dlq import DeadLetters
 from celery_dlq.errors import DLQError
-from celery_dlq.features.circuit_breaker import recovery
+from celery_dlq.features.circuit_breaker import policy, recovery
 from celery_dlq.features.circuit_breaker.policy import Probed
 from celery_dlq.features.hold import operations as holds
 from celery_dlq.letters.record import Reason
@@ -33,10 +33,7 @@ from celery_dlq.operations.running import Running
 from celery_dlq.store.instructions import Hold, Instructions
 
 TASK = "shop.charge"
-POLICIES = {
-    name: {"max_deliveries": 3, "circuit_breaker": {"probe_every": 0.01, "probes": 1}}
-    for name in ("orders", "mail")
-}
+POLICIES = {name: {"max_deliveries": 3, "circuit_breaker": {}} for name in ("orders", "mail")}
 
 
 @pytest.fixture
@@ -57,6 +54,8 @@ def dlq(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadLe
     """An app whose workers notice everything at once, and do not wait after an error."""
     monkeypatch.setattr(holds, "NOTICED", timedelta(0))
     monkeypatch.setattr(instructions, "RETRY", timedelta(0))
+    monkeypatch.setattr(policy, "PROBE_SECONDS", 0.01)
+    monkeypatch.setattr(policy, "PROBES", 1)
     monkeypatch.setattr(GrowingPace, "rate", 20.0)
     with ExitStack() as stack:
         made = DeadLetters(an_app(broker_url=server.url, dlq_url=server.url, dlq_queues=POLICIES))

@@ -27,7 +27,7 @@ from celery_dlq.store.scripts import script_text
 from celery_dlq.worker.heartbeat import Heartbeat
 
 TASK, QUEUE, BROKER = "shop.charge", "orders", "broker"
-BREAKER = CircuitBreaker(deaths=2, probes=2, probe_every=60)
+BREAKER = CircuitBreaker(deaths=2)
 
 
 def runs(name: str) -> Matches:

@@ -100,7 +100,6 @@ def test_a_visibility_timeout_is_that_of_the_broker_that_workers_read() -> None:
         broker_write_url="memory://",
         **fresh_conf(),
         dlq_reliable_fetch=False,
-        dlq_max_delay=7200,
         dlq_queues={"orders": {"default_delay": 7200}},
     )
     with pytest.raises(SettingsError, match=r"visibility timeout \(3600 s\)"):

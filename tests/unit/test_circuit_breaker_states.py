@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.features.circuit_breaker.policy import (
+    PROBES,
     CircuitBreaker,
     Closed,
     Died,
@@ -29,11 +30,11 @@ from celery_dlq.store.instructions import OPEN, RELEASING, Circuit, Hold
 
 SECOND = 1_000_000
 NOW = 1_700_000_000 * SECOND
-BREAKER = CircuitBreaker(deaths=5, window=60, probe_every=30, probes=2, share=0.9)
+BREAKER = CircuitBreaker(deaths=5, window=60)
 OPENED = Circuit(
-    opened_at=NOW, fingerprint="f", letter="l", probe_every=30, probes=2, probed_at=NOW
+    opened_at=NOW, fingerprint="f", letter="l", probe_every=30, probes=PROBES, probed_at=NOW
 )
-RELEASES = replace(OPENED, state=RELEASING, successes=2)
+RELEASES = replace(OPENED, state=RELEASING, successes=PROBES)
 LATER = NOW + 40 * SECOND
 
 
@@ -63,7 +64,7 @@ def state_of(circuit: Circuit | None) -> str:
         (OPENED, Closed(), RELEASING),
         (OPENED, Emptied(), OPEN),
         (OPENED, Probed(succeeded=True), OPEN),
-        (replace(OPENED, successes=1), Probed(succeeded=True), RELEASING),
+        (replace(OPENED, successes=PROBES - 1), Probed(succeeded=True), RELEASING),
         (replace(OPENED, successes=1), Probed(succeeded=False), OPEN),
         (RELEASES, died(1, 100, released=True), OPEN),
         (RELEASES, died(1, 100), RELEASING),
@@ -90,7 +91,7 @@ def test_what_changes_nothing_returns_the_same_object() -> None:
 
 
 def test_probes_are_sent_one_after_the_other() -> None:
-    """The next one is due ``probe_every`` after the last one, or after the opening."""
+    """The next one is due half a minute after the last one, or after the opening."""
     assert micros_until_probe(OPENED, NOW) == 30 * SECOND
     probing = next_state(BREAKER, OPENED, ProbeDue(), LATER)
     assert probing == replace(OPENED, probed_at=LATER)
@@ -151,7 +152,7 @@ def test_whatever_happens(happenings: list[Any], seconds: list[int]) -> None:
         if isinstance(happened, Probed) and was == OPEN:
             in_a_row = in_a_row + 1 if happened.succeeded else 0
         if (was, is_) == (OPEN, RELEASING):
-            assert isinstance(happened, Closed) or in_a_row == BREAKER.probes
+            assert isinstance(happened, Closed) or in_a_row == PROBES
         if circuit is not None:
             newest = circuit.opened_at
 
@@ -159,7 +160,7 @@ def test_whatever_happens(happenings: list[Any], seconds: list[int]) -> None:
 def test_the_policy_takes_any_of_the_keys() -> None:
     """And shows all of them; what it shows, it takes."""
     assert Policy.parse({"circuit_breaker": {}}, "p").of("circuit_breaker") == CircuitBreaker()
-    given_ = {"deaths": 5, "window": 9, "probe_every": 1.5, "probes": 1, "share": 1}
+    given_ = {"deaths": 5, "window": 9}
     policy = Policy.parse({"circuit_breaker": given_}, "p")
     assert policy.to_json() == {"circuit_breaker": given_}
     assert Policy.parse(policy.to_json(), "p") == policy
@@ -172,9 +173,8 @@ def test_the_policy_takes_any_of_the_keys() -> None:
         ({"death": 3}, "did you mean 'deaths'?"),
         ({"deaths": 0}, "p['circuit_breaker']['deaths'] to be a whole number of 1 or more, got 0"),
         ({"deaths": 2.5}, "a whole number of 1 or more, got 2.5"),
-        ({"probes": True}, "a whole number of 1 or more, got True"),
-        ({"share": 0}, "more than 0 and at most 1, got 0"),
-        ({"share": float("nan")}, "more than 0 and at most 1, got nan"),
+        ({"probes": 1}, "got 'probes'; write nothing: 3 in a row must succeed"),
+        ({"share": 1}, "got 'share'; write nothing: it is 0.9 of the executions"),
         ({"window": 0}, "a duration of more than 0 seconds, got 0"),
         ({"window": "2d"}, "more than 0 and at most 86,400 seconds, got '2d'"),
     ],

@@ -20,6 +20,7 @@ from celery_dlq import signals
 from celery_dlq.cli.commands import dlq
 from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
 from celery_dlq.events import Action, Change
+from celery_dlq.features.circuit_breaker import policy
 from celery_dlq.features.circuit_breaker.operations import hold_id_of
 from celery_dlq.features.sentry import observer as sentry
 from celery_dlq.features.sentry.observer import event_of_opening
@@ -39,9 +40,11 @@ def clean() -> Iterator[None]:
 
 
 @pytest.fixture
-def worker(tmp_path: Any) -> Worker:
+def worker(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Worker:
     """A worker whose task is held after two deaths, and released after two probes."""
-    return Worker(tmp_path, circuit_breaker={"deaths": 2, "probes": 2, "probe_every": 60})
+    monkeypatch.setattr(policy, "PROBE_SECONDS", 60.0)
+    monkeypatch.setattr(policy, "PROBES", 2)
+    return Worker(tmp_path, circuit_breaker={"deaths": 2})
 
 
 def start(worker: Worker, **headers: Any) -> Any:
@@ -256,9 +259,7 @@ def test_a_task_whose_policy_has_none_is_not_counted(tmp_path: Any) -> None:
 
 def test_an_override_of_the_policy_begins_and_ends_the_counting(worker: Worker) -> None:
     """Without a deploy."""
-    worker.dlq.override_policy(
-        "orders", timedelta(hours=1), circuit_breaker='{"deaths": 1, "share": 0.1}'
-    )
+    worker.dlq.override_policy("orders", timedelta(hours=1), circuit_breaker='{"deaths": 1}')
     worker.guard.tick()
     fail(start(worker))
     assert circuit(worker) is not None

@@ -24,7 +24,7 @@ from celery_dlq.policies.decisions import (
     decide_redelivery,
     decide_start,
 )
-from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.policy import CrashLimit, Policy
 from celery_dlq.store.base import Count, CountStatus
 
 FAILED = End(
@@ -104,7 +104,7 @@ def test_a_limit_holds_also_where_its_letters_are_not_kept(policy: Policy, start
 THREE = Policy(max_deliveries=3)
 AGAIN = "not executed again: max_deliveries is 3"
 NINE = "not executed again: max_deliveries is 9"
-TWO_CRASHES = Policy(max_deliveries=9, max_crashes=2, crash_window=60.0)
+TWO_CRASHES = Policy(max_deliveries=9, max_crashes=CrashLimit(2, 60.0))
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_only_crashes_within_the_window_count() -> None:
         a_delivery(number=3, started_at=NOW - seconds(59)),
         a_delivery(number=4, started_at=NOW - seconds(50)),
     ]
-    policy = Policy(max_crashes=2, crash_window=60.0)
+    policy = Policy(max_crashes=CrashLimit(2, 60.0))
     assert crashes_of(policy, 0, history[:3], NOW) == (Outcome.VANISHED,)
     assert crashes_of(policy, 0, history, NOW) == (Outcome.VANISHED, Outcome.VANISHED)
-    assert len(crashes_of(replace(policy, crash_window=61.0), 0, history, NOW)) == 4
+    assert len(crashes_of(replace(policy, max_crashes=CrashLimit(2, 61.0)), 0, history, NOW)) == 4

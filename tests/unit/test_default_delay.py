@@ -31,6 +31,7 @@ QUEUES = [
     Queue("slow-topic", Exchange("news", type="topic"), routing_key="slow.#"),
     Queue("slow-direct", Exchange("shop", type="direct"), routing_key="later"),
     Queue("plain"),
+    Queue("own"),
 ]
 SETTINGS: dict[str, Any] = {
     "task_queues": QUEUES,
@@ -39,7 +40,8 @@ SETTINGS: dict[str, Any] = {
     "dlq_queues": {
         "slow": {"default_delay": DELAY},
         "slow-*": {"default_delay": timedelta(seconds=DELAY)},
-        "plain": {"ignore_message_delay": True},
+        "plain": {"default_delay": {"seconds": 0, "always": True}},
+        "own": {"default_delay": {"seconds": DELAY, "always": True}},
     },
 }
 
@@ -175,13 +177,14 @@ def test_a_queue_without_a_delay_is_untouched(
 def test_a_queue_may_drop_the_delays_of_messages(
     app: Celery, published: Published, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """``ignore_message_delay``, with a line in the debug log; never for a retry."""
+    """``always``, with a line in the debug log; never for a retry."""
     with caplog.at_level(logging.DEBUG, "celery_dlq.transport.default_delay"):
         app.send_task("here", queue="plain", countdown=60)
         app.send_task("here", queue="plain", eta=datetime.now(timezone.utc) + timedelta(hours=1))
     app.send_task("here", queue="plain", countdown=60, retries=1)
-    assert [seconds_of(headers) for headers in published] == [None, None, 60]
-    assert caplog.text.count("ignore_message_delay") == 2
+    app.send_task("here", queue="own", eta=datetime.now(timezone.utc) + timedelta(hours=1))
+    assert [seconds_of(headers) for headers in published] == [None, None, 60, DELAY]
+    assert caplog.text.count("of queue plain replaces its delay") == 2
 
 
 def test_a_tasks_policy_beats_its_queues(published: Published) -> None:

@@ -102,7 +102,7 @@ def test_rules_are_read_from_classes_and_dotted_names() -> None:
         ({"a.B": {**RETRY, "max_retries": -1}}, "a whole number of 0 or more, got -1"),
         ({"a.B": {**RETRY, "backoff": "fix"}}, "got 'fix'; did you mean 'fixed'?"),
         ({"a.B": {**RETRY, "countdown": "soon"}}, "a text such as 30m, got 'soon'"),
-        ({"a.B": {**RETRY, "backoff": "fixed", "retry_jitter": True}}, "with a fixed backoff"),
+        ({"a.B": {**RETRY, "retry_jitter": False}}, "write backoff = 'fixed'"),
         ({"a.B": {**FATAL, "dead_letter_queue": "{x}"}}, "without braces"),
         ({"a B": RETRY}, "or their dotted names, got 'a B'"),
         ({"a.B, c.D": RETRY}, "or their dotted names, got 'a.B, c.D'"),
@@ -205,15 +205,10 @@ def test_two_mappings_are_merged_by_exception() -> None:
 @pytest.mark.parametrize(
     ("rule", "waits"),
     [
-        (ExceptionRule(action=Action.RETRY, retry_jitter=False), [1, 2, 4, 8]),
-        (ExceptionRule(action=Action.RETRY, countdown=30.0, retry_jitter=False), [30, 60, 120]),
-        (ExceptionRule(action=Action.RETRY, countdown=0.2, retry_jitter=False), [1, 1, 1, 2]),
-        (
-            ExceptionRule(
-                action=Action.RETRY, countdown=30.0, retry_backoff_max=50.0, retry_jitter=False
-            ),
-            [30, 50, 50],
-        ),
+        (ExceptionRule(action=Action.RETRY), [1, 2, 4, 8]),
+        (ExceptionRule(action=Action.RETRY, countdown=30.0), [30, 60, 120]),
+        (ExceptionRule(action=Action.RETRY, countdown=0.2), [1, 1, 1, 2]),
+        (ExceptionRule(action=Action.RETRY, countdown=300.0), [300, 600, 600]),
         (ExceptionRule(action=Action.RETRY, backoff=Backoff.FIXED, countdown=7.0), [7, 7, 7]),
         (ExceptionRule(action=Action.RETRY, backoff=Backoff.FIXED), [None, None]),
         (ExceptionRule(action=Action.RETRY, countdown=0.0), [0, 0]),

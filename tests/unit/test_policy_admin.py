@@ -18,7 +18,7 @@ from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.policies import overrides
 from celery_dlq.policies.drift import differences
 from celery_dlq.policies.overrides import by_queue, keys
-from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.policy import CrashLimit, Policy
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.backend import RedisBackend
@@ -188,9 +188,9 @@ def test_the_limit_of_crashes_can_be_overridden_and_exceptions_cannot(
     policy_admin: PolicyAdmin,
 ) -> None:
     """Only main processes read overrides; exceptions are met where tasks run."""
-    policy_admin.override_policy("default", HOUR, max_crashes="2", crash_window="10m")
+    policy_admin.override_policy("default", HOUR, max_crashes='{"times": 2, "within": "10m"}')
     explained = policy_admin.in_force().explain("default")
-    assert (explained["max_crashes"].value, explained["crash_window"].value) == (2, 600)
+    assert explained["max_crashes"].value == CrashLimit(2, 600.0)
     with pytest.raises(SettingsError, match="processes that run tasks"):
         policy_admin.override_policy("default", HOUR, exceptions={"a.A": {"action": "ignore"}})
 

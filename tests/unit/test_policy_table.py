@@ -50,14 +50,12 @@ def test_a_value_of_zero_is_set() -> None:
 
 VALUES: dict[str, Any] = {
     "max_deliveries": 3,
-    "max_crashes": 2,
-    "crash_window": 60,
+    "max_crashes": {"times": 2, "within": 60},
     "max_retries": 1,
     "dead_letter_queue": "dead",
     "dead_letter_exchange": "deaths",
     "dead_letter_routing_key": "key",
     "default_delay": 5,
-    "ignore_message_delay": True,
     "dead_letter_ttl": 60,
     "dead_letter_max_length": 9,
     "auto_redrive": {"after": 60, "times": 1},

@@ -16,7 +16,7 @@ from celery_dlq.features.exceptions.policy import Action, ExceptionPolicy, Excep
 from celery_dlq.letters.record import Delivery, Outcome, Reason
 from celery_dlq.metrics import Counts
 from celery_dlq.policies.decisions import Die, Leave, PutOff, Run
-from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.policy import CrashLimit, Policy
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.store.counter import RedisCounter
 from celery_dlq.worker import starts as module
@@ -150,8 +150,8 @@ def a_message_that_crashed(policy: Policy, counter: RedisCounter, times: int) ->
         (Policy(max_deliveries=9, max_crashes=3), 3, Reason.WORKER_LOST),
         (Policy(max_crashes=3), 3, Reason.WORKER_LOST),
         (Policy(max_deliveries=3, max_crashes=3), 3, Reason.MAX_DELIVERIES_EXCEEDED),
-        (Policy(max_crashes=3, crash_window=150.0), 3, None),
-        (Policy(max_crashes=2, crash_window=150.0), 3, Reason.WORKER_LOST),
+        (Policy(max_crashes=CrashLimit(3, 150.0)), 3, None),
+        (Policy(max_crashes=CrashLimit(2, 150.0)), 3, Reason.WORKER_LOST),
     ],
 )
 def test_a_message_that_crashed_too_often_does_not_start(

@@ -12,9 +12,7 @@ FEATURE = Feature(
             type="CircuitBreaker",
             doc="When nearly all executions of a task die of one cause, its messages are held, and "
             "probes find out when they may run again: a mapping with any of ``deaths`` (20 letters "
-            "of one fingerprint), ``window`` (within 60 seconds), ``share`` (0.9 of the "
-            "executions), ``probe_every`` (30 seconds) and ``probes`` (3 that succeed in a row). "
-            "Unset: none.",
+            "of one fingerprint) and ``window`` (within 60 seconds). Unset: none.",
             overridable=True,
         )
     },

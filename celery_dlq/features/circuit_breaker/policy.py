@@ -21,13 +21,19 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from celery_dlq.policies.checks import expected, integer, mapping, number, positive_seconds
+from celery_dlq.policies.checks import expected, integer, mapping, positive_seconds
 from celery_dlq.policies.policy import KeyValue
 from celery_dlq.store.base import Ends
 from celery_dlq.store.instructions import OPEN, RELEASING, Circuit
 
 _MICROS = 1_000_000
 _MOST_SECONDS = 86_400.0
+SHARE = 0.9
+"""Share of all executions within the window that must have died for a breaker to open."""
+PROBE_SECONDS = 30.0
+"""Time between two probes."""
+PROBES = 3
+"""Probes in a row that must succeed before a breaker closes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,21 +43,17 @@ class CircuitBreaker(KeyValue):
     Attributes:
         deaths: Letters of one fingerprint within the window that open it. At least 1.
         window: Length of the window in seconds; at most a day.
-        probe_every: Seconds between two probes; at most a day.
-        probes: Probes in a row that must succeed before it closes. At least 1.
-        share: Share of all executions within the window that must have died so; more than 0,
-            at most 1.
     """
 
     deaths: int = 20
     window: float = 60.0
-    probe_every: float = 30.0
-    probes: int = 3
-    share: float = 0.9
 
     def trips(self, ends: Ends) -> bool:
         """True if so many executions died."""
-        return ends.died >= self.deaths and ends.died >= self.share * ends.all
+        return ends.died >= self.deaths and ends.died >= SHARE * ends.all
+
+    def __str__(self) -> str:
+        return f"{self.deaths} deaths within {self.window:g} s"
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping, as the policy takes it."""
@@ -125,12 +127,12 @@ def next_state(
     """
     if isinstance(happened, Opened):
         is_open = circuit is not None and circuit.state == OPEN
-        return circuit if is_open else _opened(breaker, circuit, now)
+        return circuit if is_open else _opened(circuit, now)
     if isinstance(happened, Died) and (circuit is None or circuit.state == RELEASING):
         again = circuit is not None and happened.released
         again = again and circuit is not None and happened.fingerprint == circuit.fingerprint
         if again or breaker.trips(happened.ends):
-            opened = _opened(breaker, circuit, now)
+            opened = _opened(circuit, now)
             return replace(opened, fingerprint=happened.fingerprint, letter=happened.letter)
         return circuit
     if circuit is None:
@@ -160,12 +162,12 @@ def _while_open(circuit: Circuit, happened: Happened, now: int) -> Circuit:
     return circuit
 
 
-def _opened(breaker: CircuitBreaker, before: Circuit | None, now: int) -> Circuit:
+def _opened(before: Circuit | None, now: int) -> Circuit:
     opened_at = now if before is None else max(now, before.opened_at + 1)
     return Circuit(
         opened_at=opened_at,
-        probe_every=breaker.probe_every,
-        probes=breaker.probes,
+        probe_every=PROBE_SECONDS,
+        probes=PROBES,
         probed_at=now,
     )
 
@@ -183,18 +185,14 @@ def _within_a_day(where: str, value: object) -> float:
     return span
 
 
-def _share(where: str, value: object) -> float:
-    if not (found := number(0, 1, "more than 0 and at most 1")(where, value)):
-        raise expected(where, "more than 0 and at most 1", value)
-    return found
-
-
 _KEYS = mapping(
     {
         "deaths": integer(1),
         "window": _within_a_day,
-        "probe_every": _within_a_day,
-        "probes": integer(1),
-        "share": _share,
-    }
+    },
+    gone={
+        "share": f"nothing: it is {SHARE:g} of the executions within the window",
+        "probe_every": f"nothing: a probe runs every {PROBE_SECONDS:g} seconds",
+        "probes": f"nothing: {PROBES} in a row must succeed",
+    },
 )

@@ -92,7 +92,7 @@ class Recovery:
         if job is not None and job.state == CANCELLED and self._held.length(hold):
             if circuit.queue in self._off():  # its probe would close it at once: a person goes on
                 return
-            same = CircuitBreaker(probe_every=circuit.probe_every, probes=circuit.probes)
+            same = CircuitBreaker()
             why = f"its release, job {job.id}, was cancelled"
             self._circuits.change(circuit.task, circuit.queue, Opened(), same, reason=why)
             return

@@ -24,6 +24,8 @@ logger = get_logger("celery_dlq")
 
 _MAX_ID_CHARS = 500
 _REPLY_SECONDS = 1.0
+DEMAND_KEPT = timedelta(hours=72)
+"""A demand waits so long for a worker that gets the task, as the counts of messages do."""
 _LETTERS_SECONDS, _MOST_PAGES = 5.0, 40  # of 500 letters, in each dead-letter queue
 _MET_SECONDS, _LOOK_SECONDS = 6.0, 0.25  # workers learn it within 2 s, and say so 2 s later
 
@@ -80,7 +82,7 @@ class DemandRun:
 
         A message that waits for its ETA in a worker becomes a letter within seconds. A running
         task is terminated, in a prefork pool. A message that is in no worker becomes a letter
-        when a worker is given it, before it starts; the demand is kept for ``dlq_count_ttl``.
+        when a worker is given it, before it starts; the demand is kept for 72 hours.
         Workers know it within 2 seconds. Its task gets a failure as its result, with a
         ``TaskRevokedError``.
         """
@@ -177,7 +179,7 @@ class DemandRun:
             reason=reason_of(reason),
             actor=whoami(),
             since=now,
-            until=now + timedelta(seconds=self._settings.count_ttl),
+            until=now + DEMAND_KEPT,
         )
         self._audit.record(Action.DEMANDED, task_id, {"reason": demand.reason} if reason else {})
         if not self._backend.instructions.put(demand, MOST_DEMANDS):

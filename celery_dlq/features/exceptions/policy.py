@@ -16,17 +16,15 @@ from celery_dlq.policies.checks import (
     Check,
     check_names,
     expected,
-    flag,
     integer,
     one_of,
-    positive_seconds,
     queue_name,
     seconds,
 )
 from celery_dlq.policies.policy import KeyValue
 
 DEFAULT_COUNTDOWN = 1.0
-DEFAULT_BACKOFF_MAX = 600.0
+BACKOFF_MAX_SECONDS = 600.0
 _MAX_DOUBLINGS = 64  # the number of retries comes over the wire
 
 
@@ -55,19 +53,15 @@ class Backoff(str, Enum):
 class ExceptionRule:
     """What to do about one exception and its subclasses. ``None`` means: not set.
 
-    The names are those of ``Task.retry`` and of Celery's ``retry_backoff_max`` and
-    ``retry_jitter``, and mean the same.
+    The names are those of ``Task.retry``, and mean the same.
 
     Attributes:
         action: ``retry``, ``dead_letter`` (at once) or ``ignore`` (no letter).
         max_retries: Of ``retry``: at most this many retries. Unset: the task's own.
-        backoff: Of ``retry``: ``exponential`` (each wait is twice the one before) or ``fixed``.
-            Unset: exponential.
+        backoff: Of ``retry``: ``exponential`` (each wait is a random part of twice the one before,
+            600 seconds at most, as Celery's ``retry_backoff``) or ``fixed``. Unset: exponential.
         countdown: Of ``retry``: seconds (or timedelta) before the first retry, rounded up to
             whole ones. Unset: 1, or with a fixed backoff the task's ``default_retry_delay``.
-        retry_backoff_max: Of an exponential backoff: longest wait in seconds. Unset: 600.
-        retry_jitter: Of an exponential backoff: whether to wait a random part of that time.
-            Unset: yes.
         dead_letter_queue: Of ``dead_letter``: the queue of the letters. Unset: the policy's.
 
     Source: https://docs.celeryq.dev/en/stable/userguide/tasks.html#Task.retry_backoff
@@ -77,8 +71,6 @@ class ExceptionRule:
     max_retries: int | None = None
     backoff: Backoff | None = None
     countdown: float | None = None
-    retry_backoff_max: float | None = None
-    retry_jitter: bool | None = None
     dead_letter_queue: str | None = None
 
     def wait(self, retries: int, share: float) -> int | None:
@@ -93,10 +85,13 @@ class ExceptionRule:
         if self.backoff is Backoff.FIXED:
             return None if self.countdown is None else ceil(self.countdown)
         first = DEFAULT_COUNTDOWN if self.countdown is None else self.countdown
-        most = DEFAULT_BACKOFF_MAX if self.retry_backoff_max is None else self.retry_backoff_max
         doubled: float = first * 2.0 ** min(max(retries, 0), _MAX_DOUBLINGS)
-        whole = ceil(min(most, doubled))
-        return whole if self.retry_jitter is False else int(share * (whole + 1))
+        return int(share * (ceil(min(BACKOFF_MAX_SECONDS, doubled)) + 1))
+
+    def __str__(self) -> str:
+        keys = self.to_json().items()
+        more = ", ".join(f"{key} {value}" for key, value in keys if key != "action")
+        return f"{self.action} ({more})" if more else str(self.action)
 
     def to_json(self) -> dict[str, Any]:
         """The keys that are set, JSON-ready."""
@@ -135,13 +130,16 @@ class ExceptionPolicy(KeyValue):
         """Each exception counts as a key of its own."""
         return ExceptionPolicy(tuple(sorted({**dict(weaker.rules), **dict(self.rules)}.items())))
 
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {rule}" for name, rule in self.rules)
+
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping, as the policy takes it."""
         return {name: rule.to_json() for name, rule in self.rules}
 
 
 KEYS_OF_ACTION = {
-    Action.RETRY: ("max_retries", "backoff", "countdown", "retry_backoff_max", "retry_jitter"),
+    Action.RETRY: ("max_retries", "backoff", "countdown"),
     Action.DEAD_LETTER: ("dead_letter_queue",),
     Action.IGNORE: (),
 }
@@ -149,8 +147,6 @@ _RULE_CHECKS: Mapping[str, Check[Any]] = {
     "max_retries": integer(0),
     "backoff": one_of(Backoff),
     "countdown": seconds,
-    "retry_backoff_max": positive_seconds,
-    "retry_jitter": flag,
     "dead_letter_queue": queue_name,
 }
 _DOTTED_NAME = re.compile(r"[\w<>]+(\.[\w<>]+)*")
@@ -192,13 +188,15 @@ def _rule(where: str, value: object) -> ExceptionRule:
         )
     action = one_of(Action)(f"{where}['action']", value["action"])
     known = ("action", *KEYS_OF_ACTION[action])
-    check_names(f"keys of the action {action} in {where}", value, known, SettingsError)
+    check_names(f"keys of the action {action} in {where}", value, known, SettingsError, gone=_GONE)
     given = {key: item for key, item in value.items() if key != "action" and item is not None}
-    rule = ExceptionRule(
+    return ExceptionRule(
         action=action,
         **{key: _RULE_CHECKS[key](f"{where}[{key!r}]", item) for key, item in given.items()},
     )
-    if rule.backoff is Backoff.FIXED:
-        for key in {"retry_backoff_max", "retry_jitter"} & given.keys():
-            raise expected(f"{where}[{key!r}]", "left out with a fixed backoff", given[key])
-    return rule
+
+
+_GONE = {
+    "retry_backoff_max": f"nothing: a wait is at most {BACKOFF_MAX_SECONDS:g} s, as in Celery",
+    "retry_jitter": "backoff = 'fixed' for waits without a random part",
+}

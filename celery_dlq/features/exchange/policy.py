@@ -26,6 +26,9 @@ class DeadLetterExchange(KeyValue):
     name: str
     type: str = "direct"
 
+    def __str__(self) -> str:
+        return f"{self.name or 'default exchange'} ({self.type})"
+
     def to_json(self) -> dict[str, str]:
         """A JSON-ready mapping, as the policy takes it."""
         return {"name": self.name, "type": self.type}

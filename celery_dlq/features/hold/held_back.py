@@ -69,7 +69,7 @@ class HeldBack:
         consumer.cancel_task_queue(held.queue)
         self._stopped[held.queue] = held.hold
         logger.error(
-            "Queue %s is not consumed until %s has room or ends: it has dlq_held_max messages, or "
+            "Queue %s is not consumed until %s has room or ends: it has 100,000 messages, or "
             "the store has no room",
             held.queue,
             held.hold.id,

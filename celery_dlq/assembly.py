@@ -606,11 +606,6 @@ class Assembly:
         from celery_dlq.features.adopt.letter import Adoption
         from celery_dlq.features.adopt.sources import source_of
 
-        def adopted(letter: DeadLetter, regressed: bool) -> None:  # noqa: FBT001 - one of two
-            self.events.emit(DeadLettered(at=self.clock(), letter=letter, regressed=regressed))
-            if progress is not None:
-                progress(1)
-
         settings = self.settings
         adoption = Adoption(
             self.app,
@@ -631,26 +626,32 @@ class Assembly:
             self.letter_outbox(backend),
             self.memory_limit(backend),
             self.clock,
-            adopted,
+            self.events,
+            progress,
         )
 
     # -- dead-letter exchanges ----------------------------------------------------
 
     def letter_outbox(self, backend: Backend) -> ExchangeOutbox | None:
         """The outbox of dead-letter exchanges; ``None`` if no policy names an exchange."""
-        from celery_dlq.features.exchange.publisher import ExchangeOutbox, Targets
+        from celery_dlq.features.exchange.connection import Exchanges, Targets
+        from celery_dlq.features.exchange.publisher import ExchangeOutbox
 
         targets = Targets(self.app, self.settings.policies)
-        return ExchangeOutbox(backend.outbox, targets) if targets.exchanges() else None
+        if not targets.exchanges():
+            return None
+        return ExchangeOutbox(backend.outbox, Exchanges(self.app, targets))
 
     def exchange_publisher(self) -> ExchangePublisher | None:
         """The publisher of letters to exchanges; ``None`` if no policy names an exchange."""
-        from celery_dlq.features.exchange.publisher import ExchangePublisher, Targets
+        from celery_dlq.features.exchange.connection import Exchanges, Targets
+        from celery_dlq.features.exchange.publisher import ExchangePublisher
 
         with self._lock:
             targets = Targets(self.app, self.settings.policies)
             if self._publisher is None and targets.exchanges():
-                self._publisher = ExchangePublisher(self.app, self.backend.separate(), targets)
+                exchanges = Exchanges(self.app, targets)
+                self._publisher = ExchangePublisher(self.backend.separate(), exchanges)
                 self.events.subscribe(self._publisher.stored, _is_death)
             return self._publisher
 

@@ -17,6 +17,7 @@ __all__ = [
     "HOLD_HEADER",
     "LETTER_HEADER",
     "REASON_HEADER",
+    "RECORD_HEADER",
     "REDRIVES_HEADER",
     "REDRIVE_HEADER",
     "RETRIES_HEADER",
@@ -68,6 +69,9 @@ DELIVERIES_HEADER = "dlq_deliveries"
 RETRIES_HEADER = "dlq_retries"
 """Retry number of the message."""
 
+RECORD_HEADER = "dlq_record"
+"""The whole letter but its body, on a copy that was confirmed first (``before_ack``)."""
+
 SAMPLE_HEADER = "dlq_sample_share"
 """Share of its kind that was sampled, on a sampled success; above 0, at most 1."""
 
@@ -85,6 +89,18 @@ def whole_number(value: object) -> int:
     if not isinstance(value, (int, float)) or not value >= 0:
         return 0
     return int(min(value, MAX_COUNT))
+
+
+DEATH_HEADERS = (
+    LETTER_HEADER,
+    REASON_HEADER,
+    DEAD_LETTERED_AT_HEADER,
+    SOURCE_QUEUE_HEADER,
+    DEAD_LETTER_QUEUE_HEADER,
+    DELIVERIES_HEADER,
+    RETRIES_HEADER,
+    RECORD_HEADER,
+)
 
 
 def death_headers(letter: DeadLetter) -> dict[str, Any]:

@@ -41,9 +41,8 @@ class PolicyKeys(TypedDict, total=False):
     max_crashes: int | Mapping[str, Any] | Off | None
     max_retries: int | Off | None
     dead_letter_queue: str | Off | None
-    dead_letter_exchange: str | Mapping[str, str] | Off | None
-    dead_letter_routing_key: str | Off | None
     default_delay: float | timedelta | Mapping[str, Any] | Off | None
+    dead_letter_exchange: str | Mapping[str, Any] | Off | None
     dead_letter_ttl: float | timedelta | Off | None
     dead_letter_max_length: int | Off | None
     auto_redrive: Mapping[str, Any] | Off | None
@@ -284,6 +283,7 @@ MAX_DELAY_SECONDS = 2**28 - 1
 _GONE = {
     "crash_window": "max_crashes = {'times': 3, 'within': 3600}",
     "ignore_message_delay": "default_delay = {'seconds': 0, 'always': True}",
+    "dead_letter_routing_key": "dead_letter_exchange = {'name': …, 'routing_key': …}",
     "ignore": "exceptions = {'shop.SoldOut': 'ignore'}",
     "keep_until_exported": "nothing: of a queue that is exported, only what is exported is trimmed",
 }

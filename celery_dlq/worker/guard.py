@@ -335,6 +335,7 @@ class Guard:
     def close(self) -> None:
         """Tick a last time, then close connections."""
         self.tick()
+        self._letter_writer.close()
         self.periodic_tasks.close()
         self._counter.close()
 

@@ -139,6 +139,11 @@ class LetterWriter:
         # The text of a letter on disk takes no memory: it waits until all of it may be stored.
         self._spool.flush(partial(self._save_or_plain, whole=True))
 
+    def close(self) -> None:
+        """Disconnect from the broker, if copies of letters are published there."""
+        if self._outbox is not None:
+            self._outbox.close()
+
     def __len__(self) -> int:
         """The number of letters in memory."""
         return len(self._waiting)

@@ -23,8 +23,11 @@ CONF: dict[str, Any] = {
     "dlq_queues": {
         "orders": {
             "max_deliveries": 3,
-            "dead_letter_exchange": {"name": "deaths", "type": "topic"},
-            "dead_letter_routing_key": "dead.orders",
+            "dead_letter_exchange": {
+                "name": "deaths",
+                "type": "topic",
+                "routing_key": "dead.orders",
+            },
         }
     }
 }
@@ -32,8 +35,8 @@ CONF: dict[str, Any] = {
 # A publisher that is killed with its worker, where a message should be published.
 DIES = """
 import os, signal
-from celery_dlq.features.exchange.publisher import ExchangePublisher
-ExchangePublisher._publish = lambda *_: os.killpg(os.getpgid(0), signal.SIGKILL)
+from celery_dlq.features.exchange.connection import Exchanges
+Exchanges.publish = lambda *_, **__: os.killpg(os.getpgid(0), signal.SIGKILL)
 from poison_app import *
 """
 
@@ -121,7 +124,7 @@ def test_killed_between_storing_and_publishing_it_is_published_later(
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"dead_letter_exchange": {"name": "deaths", "type": "fanout"}}, "inequivalent arg 'type'"),
-    ({"dead_letter_exchange": "", "dead_letter_routing_key": "nowhere"}, "the queue 'nowhere'"),
+    ({"dead_letter_exchange": {"name": "", "routing_key": "nowhere"}}, "the queue 'nowhere'"),
 ]
 
 

@@ -21,7 +21,8 @@ from celery_dlq import DeadLetter, DeadLetters
 from celery_dlq.errors import BrokerUnavailable, SettingsError
 from celery_dlq.events import DeadLettered
 from celery_dlq.features.exchange import publisher as publisher_module
-from celery_dlq.features.exchange.bootstep import publish
+from celery_dlq.features.exchange.connection import Exchanges
+from celery_dlq.features.exchange.publisher import publish
 from celery_dlq.store.base import OutboxEntry
 
 HEADERS = '{"task":"shop.charge","id":"t-1","nothing":null,"deep":{"list":[1,2.5]}}'
@@ -73,10 +74,12 @@ def closed() -> Iterator[None]:
         assembly.close()
 
 
-def an_app(broker_url: str, redis_url: str, exchange: object, key: str | None = None) -> Celery:
+def an_app(broker_url: str, redis_url: str, exchange: Any, key: str | None = None) -> Celery:
     app = Celery("shop", broker=broker_url, set_as_current=False)
-    keys = {"dead_letter_exchange": exchange, "dead_letter_routing_key": key}
-    app.conf.update(dlq_url=redis_url, dlq_queues={"orders": keys})
+    if key is not None:
+        exchange = {"name": exchange} if isinstance(exchange, str) else exchange
+        exchange = {**exchange, "routing_key": key}
+    app.conf.update(dlq_url=redis_url, dlq_queues={"orders": {"dead_letter_exchange": exchange}})
     APPS.append(app)
     return app
 
@@ -351,13 +354,13 @@ def test_a_slow_broker_gives_no_copies(
     """What a worker took and cannot publish in time, it puts back; two workers publish once."""
     monkeypatch.setattr("celery_dlq.features.exchange.publisher.LEASE_SECONDS", 3.0)
     monkeypatch.setattr("celery_dlq.features.exchange.publisher._ROUND_SECONDS", 0.5)
-    publish = publisher_module.ExchangePublisher._publish
+    publish = Exchanges.publish
 
-    def slowly(*args: Any) -> None:
+    def slowly(*args: Any) -> bool:
         time.sleep(0.1)
-        publish(*args)
+        return publish(*args)
 
-    monkeypatch.setattr(publisher_module.ExchangePublisher, "_publish", slowly)
+    monkeypatch.setattr(Exchanges, "publish", slowly)
     subscriber = Subscriber(connection, Exchange("deaths", "fanout"), "")
     exchange = {"name": "deaths", "type": "fanout"}
     dlqs = [DeadLetters(an_app(rabbit_server.url, redis_url, exchange)) for _ in range(2)]

@@ -8,8 +8,8 @@ import pytest
 from builders import a_letter, an_app
 
 from celery_dlq.errors import SettingsError
+from celery_dlq.features.exchange.connection import Targets, announced_headers
 from celery_dlq.features.exchange.policy import DeadLetterExchange
-from celery_dlq.features.exchange.publisher import Targets, announced_headers
 from celery_dlq.letters.record import Reason
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
@@ -17,8 +17,9 @@ from celery_dlq.policies.table import PolicyTable
 
 def policy(exchange: object, routing_key: object = None) -> Policy:
     """A policy as a user writes it."""
-    keys = {"dead_letter_exchange": exchange, "dead_letter_routing_key": routing_key}
-    return Policy.parse(keys, "dlq_queues['orders']")
+    if routing_key is not None:
+        exchange = {"name": exchange, "routing_key": routing_key}
+    return Policy.parse({"dead_letter_exchange": exchange}, "dlq_queues['orders']")
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,10 @@ def policy(exchange: object, routing_key: object = None) -> Policy:
         ({"name": "deaths", "type": "topic"}, DeadLetterExchange(name="deaths", type="topic")),
         (DeadLetterExchange(name="x", type="fanout"), DeadLetterExchange(name="x", type="fanout")),
         ("", DeadLetterExchange(name="")),
+        (
+            {"name": "", "routing_key": "copies", "before_ack": True},
+            DeadLetterExchange(name="", routing_key="copies", before_ack=True),
+        ),
     ],
 )
 def test_an_exchange_is_a_name_or_a_mapping(given: object, expected: DeadLetterExchange) -> None:
@@ -40,15 +45,16 @@ def test_an_exchange_is_a_name_or_a_mapping(given: object, expected: DeadLetterE
 @pytest.mark.parametrize(
     ("exchange", "routing_key", "text"),
     [
-        (7, None, "the name of an exchange, or a mapping of name and type, got 7"),
-        ({"type": "topic"}, None, "a mapping of name and type, got {'type': 'topic'}"),
-        ({"name": "x", "kind": "topic"}, None, "a mapping of name and type"),
+        (7, None, "the name of an exchange, or a mapping of name, type, routing_key"),
+        ({"type": "topic"}, None, "a mapping with 'name', got {'type': 'topic'}"),
+        ({"name": "x", "kind": "topic"}, None, "only known keys in"),
+        ({"name": "x", "before_ack": 1}, None, "True or False, got 1"),
         ({"name": "x", "type": "headers"}, None, "one of direct, fanout, topic, got 'headers'"),
         ({"name": "", "type": "topic"}, None, "direct for the broker's default exchange"),
         ({"name": 7}, None, "at most 255 bytes, got 7"),
         ("x" * 256, None, "at most 255 bytes"),
         ("x", "", "text of 1 to 255 bytes, got ''"),
-        ("x", "ü" * 128, "text of 1 to 255 bytes"),
+        ("x", "ü" * 128, "text of at most 255 bytes"),
     ],
 )
 def test_anything_else_is_refused(exchange: object, routing_key: object, text: str) -> None:
@@ -63,16 +69,16 @@ def targets(**policies: Policy) -> Targets:
     return Targets(an_app(), PolicyTable(policies))
 
 
-def test_the_routing_key_is_the_source_queue_by_default() -> None:
-    """And no exchange means no entry."""
+def test_a_letter_has_the_exchange_of_its_policy() -> None:
+    """Perhaps none."""
     found = targets(orders=policy("deaths"), slow=policy("deaths", "slow.dead"), quiet=Policy())
     keys = {
-        queue: entry and (entry.exchange, entry.routing_key)
+        queue: entry and (entry.name, entry.routing_key)
         for queue in ("orders", "slow", "quiet", "unknown")
-        for entry in [found.entry(a_letter(source_queue=queue))]
+        for entry in [found.of(a_letter(source_queue=queue))]
     }
     assert keys == {
-        "orders": ("deaths", "orders"),
+        "orders": ("deaths", None),
         "slow": ("deaths", "slow.dead"),
         "quiet": None,
         "unknown": None,

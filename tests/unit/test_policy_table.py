@@ -54,7 +54,6 @@ VALUES: dict[str, Any] = {
     "max_retries": 1,
     "dead_letter_queue": "dead",
     "dead_letter_exchange": "deaths",
-    "dead_letter_routing_key": "key",
     "default_delay": 5,
     "dead_letter_ttl": 60,
     "dead_letter_max_length": 9,
@@ -69,7 +68,7 @@ VALUES: dict[str, Any] = {
 @pytest.mark.parametrize("key", sorted(VALUES))
 def test_every_key_can_be_off_whatever_a_pattern_says(key: str, off: Any) -> None:
     """As if no policy set it; the source stays, and it can be written and read as JSON."""
-    if key in ("dead_letter_queue", "dead_letter_exchange", "dead_letter_routing_key"):
+    if key in ("dead_letter_queue", "dead_letter_exchange"):
         off = False  # "off" is the name of one
     exact = Policy.parse({key: off}, "dlq_queues['orders']")
     assert Policy.parse(json.loads(json.dumps(exact.to_json())), "again") == exact

@@ -6,6 +6,9 @@ the message is redelivered and its letter is recognized by the message's id.
 Without an id nothing tells a message that came back from an equal one, whatever the broker marks:
 a look into RabbitMQ's management page marks all it shows as redelivered. So each such message
 becomes a letter: a copy at worst, which the report counts, never none.
+
+A copy that a worker published before it acknowledged a message is read back as the letter that it
+was, once: not if that is in the store, nor if it was there in the last days and left.
 """
 
 from __future__ import annotations
@@ -19,11 +22,19 @@ from typing import Any
 from kombu.utils.functional import LRUCache
 
 from celery_dlq.errors import DLQError
+from celery_dlq.events import DeadLettered, Events
 from celery_dlq.features.adopt.letter import Adoption, Identity
 from celery_dlq.features.adopt.sources import Source, TakenMessage
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.logs import get_logger
-from celery_dlq.store.base import Clock, DeadLetterStore, DeliveryCounter, LetterOutbox, Stored
+from celery_dlq.store.base import (
+    Clock,
+    DeadLetterStore,
+    DeliveryCounter,
+    LetterOutbox,
+    MessageKey,
+    Stored,
+)
 from celery_dlq.writing.memory_limit import MemoryLimit
 
 logger = get_logger("celery_dlq.worker")
@@ -70,7 +81,8 @@ class Adopter:
         outbox: LetterOutbox | None,
         limit: MemoryLimit,
         clock: Clock,
-        adopted: Callable[[DeadLetter, bool], None],
+        events: Events,
+        progress: Callable[[int], object] | None = None,
     ) -> None:
         self.report = AdoptReport(queue)
         self._source = source
@@ -80,7 +92,8 @@ class Adopter:
         self._outbox = outbox
         self._limit = limit
         self._clock = clock
-        self._adopted = adopted
+        self._events = events
+        self._progress = progress
         # By the hash of messages without an id: the next number, and if there were letters before.
         self._equal: MutableMapping[str, tuple[int, bool]] = LRUCache(MAX_EQUAL)  # type: ignore[no-untyped-call]
 
@@ -100,9 +113,15 @@ class Adopter:
     def close(self) -> None:
         """Disconnect; the next `drain` connects again. Never raises."""
         self._source.close()
+        if self._outbox is not None:
+            self._outbox.close()
         self._equal.clear()  # what was taken comes back and looks like the next one
 
     def _adopt(self, found: TakenMessage) -> None:
+        copied = self._adoption.copied(found.message)
+        if copied is not None:  # not published again: it would come back to this queue
+            self.report.known += not self._read_back(*copied)
+            return
         identity = self._adoption.identity(found.message)
         if identity.certain:
             self.report.known += not self._stored(found, identity)
@@ -119,6 +138,15 @@ class Adopter:
                 identity.numbered(number).task_id,
             )
 
+    def _read_back(self, letter: DeadLetter, key: MessageKey) -> bool:
+        if self._counter.is_dead(key):
+            return False
+        letter = self._limit.fit(letter)
+        if self._store.dead_letter(letter, key) is Stored.ALREADY_THERE:
+            return False
+        self._count(letter)
+        return True
+
     def _stored(self, found: TakenMessage, identity: Identity) -> bool:
         letter, key, counted = self._adoption.letter(found.message, identity, self._clock())
         letter = self._limit.fit(letter)
@@ -129,6 +157,12 @@ class Adopter:
             self._counter.died(counted)  # storing the letter did that beside the letter
         if stored is Stored.ALREADY_THERE:
             return False
+        regressed = stored is Stored.REGRESSED
+        self._events.emit(DeadLettered(at=self._clock(), letter=letter, regressed=regressed))
+        self._count(letter)
+        return True
+
+    def _count(self, letter: DeadLetter) -> None:
         self.report.adopted += 1
         self.report.by_queue[letter.dead_letter_queue] += 1
         logger.info(
@@ -137,8 +171,8 @@ class Adopter:
             letter.dead_letter_queue,
             letter.description,
         )
-        self._adopted(letter, stored is Stored.REGRESSED)
-        return True
+        if self._progress is not None:
+            self._progress(1)
 
 
 def follow(adopters: Sequence[Adopter], stop: threading.Event) -> None:

@@ -16,7 +16,14 @@ from celery_dlq.errors import StoreUnavailable
 from celery_dlq.features.adopt.native_death import NativeDeath, native_death
 from celery_dlq.features.redaction.masking import NO_REDACTION, Redaction
 from celery_dlq.letters import json_codec
+from celery_dlq.letters.copied import letter_of as letter_of_copy
 from celery_dlq.letters.fingerprint import fingerprint
+from celery_dlq.letters.headers import (
+    DEATH_HEADERS,
+    RECORD_HEADER,
+    REPLACED_TASK_NESTING,
+    whole_number,
+)
 from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.decisions import Die
@@ -88,6 +95,29 @@ class Adoption:
         ]
         digest = hashlib.sha256(json_codec.dumps(what).encode("utf-8", "backslashreplace"))
         return Identity(f"adopted-{digest.hexdigest()[:32]}", certain=False)
+
+    def copied(self, message: Any) -> tuple[DeadLetter, MessageKey] | None:
+        """Read a copy of a letter back, which its worker published; ``None`` if it is none.
+
+        It goes to the dead-letter queue that it was in, with the id that it had.
+        """
+        headers = _mapping(message.headers)
+        if RECORD_HEADER not in headers:
+            return None
+        kept = captured(message, request_fields(message, headers))
+        own = {name: value for name, value in headers.items() if name not in DEATH_HEADERS}
+        letter = letter_of_copy(
+            headers[RECORD_HEADER], kept.body, json_codec.dumps(own), kept.properties
+        )
+        if letter is None:
+            return None
+        return letter, MessageKey(
+            dead_letter_queue=letter.dead_letter_queue,
+            task_id=letter.task_id,
+            retries=letter.retries,
+            redrives=letter.redrives,
+            nesting=whole_number(_mapping(letter.decoded("headers")).get(REPLACED_TASK_NESTING)),
+        )
 
     def letter(
         self, message: Any, identity: Identity, now: datetime

@@ -11,15 +11,10 @@ FEATURE = Feature(
             check="policy:dead_letter_exchange",
             type="DeadLetterExchange",
             doc="Exchange to which each letter is published too, for other services: its name, or "
-            "a mapping of ``name`` and ``type`` (direct, fanout, topic). Unset: none.",
+            "a mapping of ``name``, ``type`` (direct, fanout, topic), ``routing_key`` (by default "
+            "the name of the queue that the message came from) and ``before_ack`` (RabbitMQ "
+            "confirms the copy before the message is acknowledged). Unset: none.",
             is_name=True,
-        ),
-        "dead_letter_routing_key": PolicyKey(
-            check="policy:dead_letter_routing_key",
-            type="str",
-            doc="Routing key of what is published there. Unset: the name of the queue that the "
-            "message came from.",
-            is_name=True,
-        ),
+        )
     },
 )

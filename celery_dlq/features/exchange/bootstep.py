@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
-from celery_dlq.errors import DLQError
-from celery_dlq.features.exchange.publisher import ExchangePublisher
-from celery_dlq.logs import get_logger
+from celery_dlq.features.exchange.publisher import ExchangePublisher, publish
 from celery_dlq.worker.bootsteps import ThreadStep, assembly_of
-
-logger = get_logger("celery_dlq.worker")
-
-SWEEP_SECONDS = 5.0
-"""Interval of checking all outboxes, for entries that other workers left."""
-
-_MAX_REST_SECONDS = 30.0
 
 
 class PublishStep(ThreadStep):
@@ -45,31 +35,3 @@ class PublishStep(ThreadStep):
         """Let the thread notice the stop at once."""
         if self._publisher is not None:
             self._publisher.wake.set()
-
-
-def publish(publisher: ExchangePublisher, stop: threading.Event) -> None:
-    """Publish until stopped; errors of the broker or the store are logged and retried."""
-    rest, swept_at = 1.0, -SWEEP_SECONDS
-    while True:
-        try:
-            if time.monotonic() - swept_at >= SWEEP_SECONDS:
-                publisher.deliver()
-                swept_at = time.monotonic()
-            publisher.deliver_new()
-        except Exception as exc:  # noqa: BLE001 - the thread must not die
-            _log(exc)
-            swept_at, pause = -SWEEP_SECONDS, rest
-            rest = min(2 * rest, _MAX_REST_SECONDS)
-        else:
-            rest = pause = 1.0
-        if stop.is_set():
-            break
-        (stop if pause > 1.0 else publisher.wake).wait(pause)
-    publisher.close()
-
-
-def _log(exc: Exception) -> None:
-    if isinstance(exc, DLQError):
-        logger.error("A dead-letter exchange gets its letters later: %s", exc)
-    else:
-        logger.error("A dead-letter exchange gets its letters later", exc_info=exc)

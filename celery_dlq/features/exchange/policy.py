@@ -1,15 +1,14 @@
-"""The dead-letter exchange of a policy: each letter is published there for other services."""
+"""The dead-letter exchange of a policy: each letter is published there, for other services."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
-from celery_dlq.policies.checks import expected
+from celery_dlq.policies.checks import expected, flag, mapping, one_of
 from celery_dlq.policies.policy import KeyValue
 
 TYPES = ("direct", "fanout", "topic")
-_KEYS = ("name", "type")
 MAX_NAME_BYTES = 255  # AMQP short strings hold no more
 
 
@@ -21,21 +20,28 @@ class DeadLetterExchange(KeyValue):
         name: Its name. Empty: the broker's default exchange, where the routing key is the
             name of a queue.
         type: ``direct``, ``fanout`` or ``topic``.
+        routing_key: Routing key of what is published there. Unset: the name of the queue that
+            the message came from.
+        before_ack: The broker confirms the copy before the message is acknowledged, and the copy
+            has the whole letter; RabbitMQ only.
     """
 
     name: str
     type: str = "direct"
+    routing_key: str | None = None
+    before_ack: bool = False
 
     def __str__(self) -> str:
         return f"{self.name or 'default exchange'} ({self.type})"
 
-    def to_json(self) -> dict[str, str]:
-        """A JSON-ready mapping, as the policy takes it."""
-        return {"name": self.name, "type": self.type}
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping, as the policy takes it; without what is not set."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {key: value for key, value in found.items() if value not in (None, False)}
 
 
 def dead_letter_exchange(where: str, value: object) -> DeadLetterExchange:
-    """Check an exchange: its name, or a mapping of ``name`` and ``type``.
+    """Check an exchange: its name, or a mapping.
 
     Raises:
         SettingsError: The value is something else.
@@ -44,28 +50,28 @@ def dead_letter_exchange(where: str, value: object) -> DeadLetterExchange:
         value = value.to_json()
     if isinstance(value, str):
         value = {"name": value}
-    if not isinstance(value, Mapping) or "name" not in value or set(value) - set(_KEYS):
-        raise expected(where, "the name of an exchange, or a mapping of name and type", value)
-    name, kind = value["name"], value.get("type", "direct")
-    if not isinstance(name, str) or len(name.encode("utf-8", "replace")) > MAX_NAME_BYTES:
-        raise expected(f"{where}['name']", f"text of at most {MAX_NAME_BYTES} bytes", name)
-    if kind not in TYPES:
-        raise expected(f"{where}['type']", f"one of {', '.join(TYPES)}", kind)
-    if not name and kind != "direct":
-        raise expected(f"{where}['type']", "direct for the broker's default exchange", kind)
-    return DeadLetterExchange(name=name, type=str(kind))
+    found = _CHECK(where, value)
+    exchange = DeadLetterExchange(**found)
+    if not exchange.name and exchange.type != "direct":
+        what = "direct for the broker's default exchange"
+        raise expected(f"{where}['type']", what, exchange.type)
+    return exchange
 
 
-def dead_letter_routing_key(where: str, value: object) -> str:
-    """Check a routing key.
-
-    Raises:
-        SettingsError: The value is something else.
-    """
-    if (
-        not isinstance(value, str)
-        or not value
-        or len(value.encode("utf-8", "replace")) > MAX_NAME_BYTES
-    ):
-        raise expected(where, f"text of 1 to {MAX_NAME_BYTES} bytes", value)
+def _name(where: str, value: object) -> str:
+    if not isinstance(value, str) or len(value.encode("utf-8", "replace")) > MAX_NAME_BYTES:
+        raise expected(where, f"text of at most {MAX_NAME_BYTES} bytes", value)
     return value
+
+
+def _routing_key(where: str, value: object) -> str:
+    if value == "":
+        raise expected(where, f"text of 1 to {MAX_NAME_BYTES} bytes", value)
+    return _name(where, value)
+
+
+_CHECK = mapping(
+    {"name": _name, "type": one_of(TYPES), "routing_key": _routing_key, "before_ack": flag},
+    required=("name",),
+    what="the name of an exchange, or a mapping of name, type, routing_key and before_ack",
+)

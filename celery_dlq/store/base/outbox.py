@@ -49,3 +49,6 @@ class LetterOutbox(Protocol):
         Called before the letter is stored: if the process is killed in between, the exchange
         still gets the letter.
         """
+
+    def close(self) -> None:
+        """Disconnect; never raises."""

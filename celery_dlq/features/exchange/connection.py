@@ -1,0 +1,261 @@
+"""A connection to the broker's dead-letter exchanges: declares them, and publishes confirmed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+from uuid import UUID, uuid5
+
+from amqp.exceptions import FrameSyntaxError, MessageNacked  # type: ignore[import-untyped]
+from kombu.entity import Exchange
+from kombu.exceptions import OperationalError
+
+from celery_dlq.decorators import policy_of
+from celery_dlq.errors import BrokerUnavailable, DLQError, SettingsError
+from celery_dlq.features.exchange.policy import DeadLetterExchange
+from celery_dlq.letters.copied import record_of
+from celery_dlq.letters.headers import RECORD_HEADER, death_headers
+from celery_dlq.letters.record import DeadLetter
+from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.table import PolicyTable
+
+KEY = "dead_letter_exchange"
+
+_TRANSPORT_OPTIONS = {"confirm_publish": True, "read_timeout": 10, "write_timeout": 10}
+_CONNECT: dict[str, Any] = {"max_retries": 1, "interval_start": 0.2, "interval_step": 0.2}
+_MESSAGE_ID_NAMESPACE = UUID("0a3c1c0e-5c7b-5a55-8a39-0d1a3f0f6f0b")
+_MOST_HEADER_CHARS = 64 * 1024  # beside the record, in one frame of AMQP
+_NOT_EQUIVALENT = 406  # AMQP's reply code
+
+# Set by a broker earlier; RabbitMQ drops messages that seem to go in a cycle.
+_STALE = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "redelivered")
+_KEPT_PROPERTIES = ("correlation_id", "reply_to", "priority", "type", "app_id", "delivery_mode")
+_DURABLE = 2
+
+
+class Refused(BrokerUnavailable):
+    """The broker or its client refuses one message; others may pass."""
+
+
+class Targets:
+    """Maps letters to exchanges."""
+
+    def __init__(self, app: Any, policies: PolicyTable) -> None:
+        self._app = app
+        self._policies = policies
+
+    def of(self, letter: DeadLetter) -> DeadLetterExchange | None:
+        """The exchange of a letter; ``None`` if its policy names none."""
+        task = self._app.tasks.get(letter.task_name)
+        own = None if task is None else policy_of(task)
+        policy = self._policies.resolve(letter.source_queue, own)
+        found: DeadLetterExchange | None = None if policy is None else policy.of(KEY)
+        if not found or not (found.name or found.routing_key):
+            return None  # without both it is refused at start-up: it would return to its queue
+        return found
+
+    def exchanges(self) -> dict[str, DeadLetterExchange]:
+        """All exchanges of all policies, by name."""
+        found: dict[str, tuple[str, DeadLetterExchange]] = {}
+        for where, exchange in self.named():
+            before, known = found.setdefault(exchange.name, (where, exchange))
+            if known.type != exchange.type:
+                raise SettingsError(
+                    f"expected one type for the exchange {exchange.name!r}, got {known.type!r} "
+                    f"from {before} and {exchange.type!r} from {where}"
+                )
+        return {name: exchange for name, (_where, exchange) in found.items()}
+
+    def queues_by_name(self) -> list[tuple[str, DeadLetterExchange]]:
+        """Exchanges that are the default one, each with the policy that names a queue there."""
+        found = [(where, exchange) for where, exchange in self.named() if not exchange.name]
+        for where, exchange in found:
+            key = exchange.routing_key
+            if not key or key in self._policies.queues:
+                got = "none" if not key else f"{key!r}, whose workers would run the dead tasks"
+                raise SettingsError(
+                    f"expected {where}['dead_letter_exchange']['routing_key'] to name a queue of "
+                    f"your own, because the exchange is the default one, got {got}"
+                )
+        return found
+
+    def named(self) -> Iterator[tuple[str, DeadLetterExchange]]:
+        """Each exchange that a policy names, with what to call that policy in an error."""
+        for where, policy in self._all_policies():
+            if policy.of(KEY):
+                yield where, policy.of(KEY)
+
+    def _all_policies(self) -> Iterator[tuple[str, Policy]]:
+        for name, policy in self._policies.queues.items():
+            yield f"dlq_queues[{name!r}]", policy
+        for task in list(self._app.tasks.values()):
+            own = policy_of(task)
+            if own is not None:
+                yield f"dead_letter_policy of {task.name}", own
+
+
+class Exchanges:
+    """Publishes letters to the exchanges of policies; connects when it must."""
+
+    def __init__(self, app: Any, targets: Targets) -> None:
+        self.targets = targets
+        self._exchanges: dict[str, DeadLetterExchange] = {}
+        self._connection = app.connection_for_write(transport_options=_TRANSPORT_OPTIONS)
+        self._is_amqp = self._connection.transport.driver_type == "amqp"
+        self._producer: Any = None
+        self._returned = False
+
+    def check(self) -> None:
+        """Declare all exchanges, and check that the queues of the default exchange exist."""
+        exchanges, queues = self.targets.exchanges(), self.targets.queues_by_name()
+        for where, exchange in self.targets.named():
+            if exchange.before_ack and not self._is_amqp:
+                raise SettingsError(
+                    f"expected {where}['dead_letter_exchange']['before_ack'] with RabbitMQ as the "
+                    f"broker, got {self._connection.transport.driver_type}, which confirms nothing"
+                )
+        if not exchanges:
+            return
+        try:
+            with self._errors():
+                self._connection.ensure_connection(**_CONNECT)
+                for exchange in exchanges.values():
+                    self._declare(exchange)
+                for where, exchange in queues if self._is_amqp else ():
+                    self._look_for(exchange, where)
+        finally:
+            self.close()  # a pool child must not inherit the connection
+
+    def publish(
+        self,
+        letter: DeadLetter,
+        name: str,
+        routing_key: str,
+        *,
+        before_ack: bool = False,
+        plain: bool = False,
+    ) -> bool:
+        """Publish a letter, confirmed; return False if no queue got it.
+
+        Before the message is acknowledged the copy has the whole letter; ``plain`` leaves out the
+        message's own headers, which that has too. Raises `Refused` if only this message cannot be
+        published, else `BrokerUnavailable`.
+        """
+        with self._errors():
+            producer = self._open()
+        with self._errors():
+            self._returned = False
+            exchange = self._exchanges.get(name)
+            properties = (letter.decoded("properties") or {}) if not plain else {}
+            kept = {key: properties[key] for key in _KEPT_PROPERTIES if properties.get(key)}
+            if plain or (before_ack and len(letter.headers) > _MOST_HEADER_CHARS):
+                headers = death_headers(letter)
+            else:
+                headers = announced_headers(letter)
+            if before_ack:
+                kept["delivery_mode"] = _DURABLE
+                headers[RECORD_HEADER] = record_of(letter)
+            producer.publish(
+                letter.body,
+                exchange=name,
+                routing_key=routing_key,
+                declare=[_entity(exchange)] if exchange is not None and exchange.name else None,
+                content_type=letter.content_type or "application/octet-stream",
+                content_encoding=letter.content_encoding or "binary",
+                headers=headers,
+                message_id=str(uuid5(_MESSAGE_ID_NAMESPACE, letter.id)),
+                mandatory=self._is_amqp,
+                retry=False,
+                **kept,
+            )
+        return not self._returned
+
+    def close(self) -> None:
+        """Disconnect; the next message connects again. Never raises."""
+        self._producer = None
+        with suppress(Exception):
+            self._connection.close()
+
+    def _open(self) -> Any:
+        if self._producer is None:
+            self._exchanges = self.targets.exchanges()
+            self._connection.ensure_connection(**_CONNECT)
+            self._producer = self._connection.Producer(
+                channel=self._connection.channel(),
+                auto_declare=False,
+                on_return=self._on_return if self._is_amqp else None,
+            )
+        return self._producer
+
+    def _on_return(self, *_: Any) -> None:
+        self._returned = True
+
+    def _declare(self, exchange: DeadLetterExchange) -> None:
+        if not exchange.name:
+            return
+        channel = self._connection.channel()
+        try:
+            if exchange.name.startswith("amq."):  # the broker's own, which kombu never declares
+                channel.exchange_declare(exchange.name, exchange.type, passive=True)
+            else:
+                _entity(exchange)(channel).declare()  # type: ignore[no-untyped-call]
+        except self._connection.channel_errors as exc:
+            raise SettingsError(
+                f"expected the broker {self._connection.as_uri()} to have or create the "
+                f"{exchange.type} exchange {exchange.name!r} of dead_letter_exchange, got: {exc}; "
+                f"set its real type (it must be durable), or name another exchange"
+            ) from exc
+
+    def _look_for(self, exchange: DeadLetterExchange, where: str) -> None:
+        queue, connection = exchange.routing_key, self._connection
+        place = f"which {where}['dead_letter_exchange'] names, on the broker {connection.as_uri()}"
+        try:
+            connection.channel().queue_declare(queue, passive=True)
+        except connection.channel_errors as exc:
+            raise SettingsError(
+                f"expected the queue {queue!r}, {place}, to exist, got: {exc}; create it first"
+            ) from exc
+        if not exchange.before_ack:
+            return
+        try:  # it is there: this changes nothing, and RabbitMQ compares the durability first
+            connection.channel().queue_declare(queue, durable=True, auto_delete=False)
+        except connection.channel_errors as exc:
+            if getattr(exc, "code", None) == _NOT_EQUIVALENT and "'durable'" in str(exc):
+                raise SettingsError(
+                    f"expected the queue {queue!r}, {place}, to be durable, got: {exc}"
+                ) from exc
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        connection = self._connection
+        try:
+            yield
+        except DLQError:
+            raise
+        except MessageNacked as exc:
+            raise Refused("a queue refused it: is it full?") from exc
+        except Exception as exc:
+            self.close()
+            message = (
+                f"the broker {connection.as_uri()} did not accept a letter for its dead-letter "
+                f"exchange: {type(exc).__name__}: {exc}"
+            )
+            lost = (OSError, OperationalError, *connection.connection_errors)
+            if isinstance(exc, lost) and not isinstance(exc, FrameSyntaxError):
+                raise BrokerUnavailable(message) from exc
+            raise Refused(message) from exc
+
+
+def announced_headers(letter: DeadLetter) -> dict[str, Any]:
+    """The original headers and those of the death; documented in docs/reference/wire.md."""
+    original = letter.decoded("headers")
+    kept = original.items() if isinstance(original, dict) else ()
+    return {
+        **{name: value for name, value in kept if not str(name).startswith(_STALE)},
+        **death_headers(letter),
+    }
+
+
+def _entity(exchange: DeadLetterExchange) -> Exchange:
+    return Exchange(exchange.name, type=exchange.type)  # type: ignore[no-untyped-call]

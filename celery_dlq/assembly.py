@@ -26,7 +26,7 @@ from celery_dlq.metrics import Counts, Measuring, WorkerGauges
 from celery_dlq.policies.delivery_limits import LowLimit, default_limit, low_limits
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.store.base import Backend, Clock, ServerMemory
+from celery_dlq.store.records import Clock, ServerMemory
 from celery_dlq.transport import default_delay
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from celery_dlq.operations.runner import Runner
     from celery_dlq.operations.running import Running
     from celery_dlq.policies.resolved import PolicyCache
+    from celery_dlq.store.store import Store
     from celery_dlq.transport.watched import WatchedFetch
     from celery_dlq.worker.guard import Guard
     from celery_dlq.writing.memory_limit import MemoryLimit
@@ -80,8 +81,8 @@ class Assembly:
         self.measuring = Measuring(lambda: self.backend.metrics)
         self._lock = threading.RLock()
         self._settings: Settings | None = None
-        self._backend: Backend | None = None
-        self._backends_of_parents: list[Backend] = []
+        self._backend: Store | None = None
+        self._backends_of_parents: list[Store] = []
         self._pid = os.getpid()
         self._publisher: ExchangePublisher | None = None
         self._server: Mapping[str, Any] | None = None
@@ -105,7 +106,7 @@ class Assembly:
         return Redaction.of(self.settings)
 
     @property
-    def backend(self) -> Backend:
+    def backend(self) -> Store:
         """The backend for operators in this process; a worker and its threads have their own."""
         with self._lock:
             if self._backend is None:
@@ -118,7 +119,7 @@ class Assembly:
             return self._backend
 
     @contextmanager
-    def using(self, backend: Backend) -> Iterator[None]:
+    def using(self, backend: Store) -> Iterator[None]:
         """Use another backend and read the settings again until the block ends; for tests."""
         with self._lock:
             before = self._settings, self._backend, self._publisher
@@ -169,7 +170,7 @@ class Assembly:
 
         return Reading(self.backend.letters, self.redaction, self.backend.notes)
 
-    def _reading_all(self, backend: Backend) -> Reading:
+    def _reading_all(self, backend: Store) -> Reading:
         from celery_dlq.operations.reading import Reading
 
         return Reading(backend.letters)  # what is not masked: operations need it
@@ -225,7 +226,7 @@ class Assembly:
             yield running
 
     @contextmanager
-    def _separate_backend(self) -> Iterator[tuple[Backend, Running, Counts]]:
+    def _separate_backend(self) -> Iterator[tuple[Store, Running, Counts]]:
         backend = self.backend.separate()
         measuring = Measuring(lambda: backend.metrics)
         try:
@@ -234,7 +235,7 @@ class Assembly:
             measuring.close()
             backend.close()
 
-    def _running(self, backend: Backend, measuring: Measuring) -> Running:
+    def _running(self, backend: Store, measuring: Measuring) -> Running:
         from celery_dlq.operations.redrive.checks import Checks
         from celery_dlq.operations.running import Running
 
@@ -253,14 +254,14 @@ class Assembly:
         """Holds messages and releases them."""
         return self._holds(self.backend, self.running())
 
-    def _holds(self, backend: Backend, running: Running) -> Holds:
+    def _holds(self, backend: Store, running: Running) -> Holds:
         from celery_dlq.features.hold.operations import Holds
         from celery_dlq.operations.instructions import Audit
 
         audit = Audit(backend.workers, self.events)
         return Holds(backend.instructions, self.held(backend), self._names(backend), running, audit)
 
-    def held(self, backend: Backend | None = None) -> HeldQueues:
+    def held(self, backend: Store | None = None) -> HeldQueues:
         """The queues of held messages."""
         from celery_dlq.operations.instructions import MOST_HELD, HeldQueues
         from celery_dlq.operations.redrive.publisher import broker_name
@@ -271,7 +272,7 @@ class Assembly:
             broker=partial(broker_name, self.app),
         )
 
-    def _names(self, backend: Backend) -> KnownNames:
+    def _names(self, backend: Store) -> KnownNames:
         """The tasks and queues that operators may name."""
         from celery_dlq.operations.instructions import KnownNames
 
@@ -285,7 +286,7 @@ class Assembly:
         circuits = self._circuits(backend, self.measuring.counts)
         return Breakers(circuits, self.held(backend), self._names(backend), self._breaker_of)
 
-    def _circuits(self, backend: Backend, counts: Counts) -> Circuits:
+    def _circuits(self, backend: Store, counts: Counts) -> Circuits:
         from celery_dlq.features.circuit_breaker.operations import Circuits
         from celery_dlq.operations.redrive.publisher import broker_name
 
@@ -375,7 +376,7 @@ class Assembly:
         """Finds what endangers letters in the memory of Redis."""
         return self._memory_check(self.backend)
 
-    def _memory_check(self, backend: Backend) -> MemoryCheck:
+    def _memory_check(self, backend: Store) -> MemoryCheck:
         from celery_dlq.operations.memory import MemoryCheck
 
         table, queues = self._policy_table(), KnownQueues.of(self.app).names
@@ -554,7 +555,7 @@ class Assembly:
 
     def memory_limit(
         self,
-        backend: Backend,
+        backend: Store,
         warnings: Callable[[ServerMemory], Sequence[str]] | None = None,
     ) -> MemoryLimit:
         """What keeps letters from filling Redis."""
@@ -595,7 +596,7 @@ class Assembly:
         self,
         queue: str,
         target: str | None,
-        backend: Backend,
+        backend: Store,
         *,
         hostname: str,
         pid: int | None = None,
@@ -632,7 +633,7 @@ class Assembly:
 
     # -- dead-letter exchanges ----------------------------------------------------
 
-    def letter_outbox(self, backend: Backend) -> ExchangeOutbox | None:
+    def letter_outbox(self, backend: Store) -> ExchangeOutbox | None:
         """The outbox of dead-letter exchanges; ``None`` if no policy names an exchange."""
         from celery_dlq.features.exchange.connection import Exchanges, Targets
         from celery_dlq.features.exchange.publisher import ExchangeOutbox
@@ -682,7 +683,7 @@ class Assembly:
             self._publisher.backend.close()
 
     def _marker(
-        self, backend: Backend, used_up: Callable[[DeadLetter], str]
+        self, backend: Store, used_up: Callable[[DeadLetter], str]
     ) -> Callable[[DeadLetter], DeadLetter]:
         """A function that marks letters to be reported to Sentry; subscribes the reporter.
 
@@ -700,15 +701,15 @@ class Assembly:
         return marked
 
 
-def backend_for(settings: Settings, app: Any) -> Backend:
+def backend_for(settings: Settings, app: Any) -> Store:
     """Make the backend that the settings name; nothing is sent yet."""
-    from celery_dlq.store.backend import RedisBackend
+    from celery_dlq.store.store import Store
 
     address, prefix = settings.store_at(app.conf)
     timeout = visibility_timeout(
         app.connection_for_read().transport_cls, app.conf.broker_transport_options
     )
-    return RedisBackend(
+    return Store(
         address,
         prefix=prefix,
         timeout_seconds=settings.store_timeout,

@@ -12,9 +12,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from celery_dlq.logs import get_logger
+
+if TYPE_CHECKING:
+    from celery_dlq.store.metrics import MetricsStore
 
 NAMESPACE = "celery_dlq"
 OTHER = "(other)"
@@ -175,24 +178,6 @@ class Measured:
 
     counts: Mapping[Series, int] = field(default_factory=dict)
     workers: tuple[WorkerGauges, ...] = ()
-
-
-class MetricsStore(Protocol):
-    """Adds up the counts of all processes of an app."""
-
-    def add(self, counts: Mapping[Series, int], gauges: WorkerGauges | None = None) -> bool:
-        """Add counts without waiting; never raises.
-
-        Returns:
-            True if the counts were sent; if not, the caller keeps them.
-        """
-
-    def read(self) -> Measured:
-        """All counts, and the gauges of workers that reported in the last half minute.
-
-        Raises:
-            StoreUnavailable: The store does not answer.
-        """
 
 
 class Counts:

@@ -19,7 +19,7 @@ from celery_dlq.errors import MissingExtra
 from celery_dlq.features.redaction.masking import Redaction
 from celery_dlq.letters.filters import FilterFields
 from celery_dlq.policies.checks import check_names
-from celery_dlq.store.base import Clock, DeadLetterStore, JobStore, WorkerRegistry
+from celery_dlq.store.records import Clock
 
 if TYPE_CHECKING:
     from celery_dlq.features.adopt.run import AdoptRun
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from celery_dlq.operations.removal import Removal
     from celery_dlq.operations.runner import Runner
     from celery_dlq.operations.running import Running
+    from celery_dlq.store.jobs import JobStore
+    from celery_dlq.store.letters import Letters
+    from celery_dlq.store.workers import WorkerRegistry
     from celery_dlq.web.asgi import AppAccess, DeadLettersApp
     from celery_dlq.web.web import Web
 
@@ -191,7 +194,7 @@ class DeadLetters:
         self.assembly.validate()
 
     @property
-    def store(self) -> DeadLetterStore:
+    def store(self) -> Letters:
         """The store of the letters."""
         return self.assembly.backend.letters
 

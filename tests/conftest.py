@@ -16,7 +16,7 @@ from servers import RedisServer, redis_executable, require
 from sqs import SqsServer, sqs_module
 from tiers import in_default_tier
 
-from celery_dlq.store.backend import RedisBackend
+from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,14 +110,14 @@ def cluster_url(cluster_servers: ClusterServers) -> str:
 @pytest.fixture(autouse=True)
 def _stores_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Close the stores that a test makes: a socket that is only freed is a warning."""
-    made: list[RedisBackend] = []
-    make = RedisBackend.__init__
+    made: list[Store] = []
+    make = Store.__init__
 
-    def noted(self: RedisBackend, *args: Any, **options: Any) -> None:
+    def noted(self: Store, *args: Any, **options: Any) -> None:
         make(self, *args, **options)
         made.append(self)
 
-    monkeypatch.setattr(RedisBackend, "__init__", noted)
+    monkeypatch.setattr(Store, "__init__", noted)
     yield
     for store in made:
         store.close()

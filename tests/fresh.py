@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 from uuid import uuid4
 
-from celery_dlq.store.backend import RedisBackend
-from celery_dlq.store.counter import RedisCounter
+from celery_dlq.store.counter import DeliveryCounter
+from celery_dlq.store.store import Store
 from celery_dlq.testing.server import embedded
 
 
@@ -15,9 +15,9 @@ def fresh_conf() -> dict[str, Any]:
     return {"dlq_url": embedded(), "dlq_key_prefix": f"fresh-{uuid4().hex[:8]}"}
 
 
-def fresh_store(**options: Any) -> RedisBackend:
+def fresh_store(**options: Any) -> Store:
     """An empty store."""
-    return RedisBackend(embedded(), prefix=f"fresh-{uuid4().hex[:8]}", **options)
+    return Store(embedded(), prefix=f"fresh-{uuid4().hex[:8]}", **options)
 
 
 def shared(dlq: Any) -> Any:
@@ -27,5 +27,5 @@ def shared(dlq: Any) -> Any:
     """
     backend = dlq.assembly.backend
     backend.separate = lambda: backend
-    backend.counter = RedisCounter(backend.connection, backend.keys, 3600.0, stale_seconds=0)
+    backend.counter = DeliveryCounter(backend.connection, backend.keys, 3600.0, stale_seconds=0)
     return dlq

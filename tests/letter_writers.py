@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery_dlq.letters.record import DeadLetter
-    from celery_dlq.store.backend import RedisBackend
+    from celery_dlq.store.store import Store
 
 QUEUES = [f"orders{n}-DLQ" for n in range(6)]
 
@@ -25,7 +25,7 @@ QUEUES = [f"orders{n}-DLQ" for n in range(6)]
 class Writer(threading.Thread):
     """Stores letters like a worker: a letter that is not confirmed is stored again later."""
 
-    def __init__(self, backend: RedisBackend, queue: str) -> None:
+    def __init__(self, backend: Store, queue: str) -> None:
         super().__init__()
         self._backend = backend
         self._queue = queue
@@ -55,7 +55,7 @@ class Writer(threading.Thread):
 
 
 @contextmanager
-def writing(make: Callable[[], RedisBackend]) -> Iterator[list[Writer]]:
+def writing(make: Callable[[], Store]) -> Iterator[list[Writer]]:
     """Letters of several queues are stored; in the end, each that was confirmed is there once."""
     backends = [make() for _ in QUEUES]
     writers = [Writer(backend, queue) for backend, queue in zip(backends, QUEUES, strict=True)]

@@ -25,7 +25,8 @@ from celery_dlq.letters import json_codec
 from celery_dlq.letters.links import WHEN, links_of
 from celery_dlq.letters.printable import shortened
 from celery_dlq.letters.record import DeadLetter, Delivery
-from celery_dlq.store.base import Group, GroupState, Note, QueueSummary, ServerMemory
+from celery_dlq.store.notes import Note
+from celery_dlq.store.records import Group, GroupState, QueueSummary, ServerMemory
 
 _MAX_DESCRIPTION_CHARS = 300
 _MAX_BODY_CHARS = 4_000

@@ -26,7 +26,7 @@ from celery_dlq.features.redaction.masking import Redaction
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.printable import one_line
 from celery_dlq.letters.record import DeadLetter, iso
-from celery_dlq.store.base import OPEN_GROUP, Group, GroupState, QueueSummary
+from celery_dlq.store.records import OPEN_GROUP, Group, GroupState, QueueSummary
 
 if TYPE_CHECKING:
     from celery_dlq.operations.redrive.selection import RawEntry

@@ -28,7 +28,7 @@ from celery_dlq.export.lease import ExportLeases
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import from_micros, iso, to_micros
 from celery_dlq.logs import get_logger, readable
-from celery_dlq.store.base import ordered
+from celery_dlq.store.records import ordered
 
 logger = get_logger("celery_dlq.export")
 

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import CorruptLetter, DLQError, ExportError, MissingExtra, StoreUnavailable
 from celery_dlq.export import checkpoint, table, trim
@@ -29,7 +29,10 @@ from celery_dlq.features.redaction.columns import Redaction
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import from_micros, letter_from, to_micros
 from celery_dlq.logs import get_logger
-from celery_dlq.store.base import DeadLetterStore, ordered
+from celery_dlq.store.records import ordered
+
+if TYPE_CHECKING:
+    from celery_dlq.store.letters import Letters
 
 try:
     import pyarrow as pa
@@ -120,7 +123,7 @@ class ParquetExport:
 
     def __init__(
         self,
-        store: DeadLetterStore,
+        store: Letters,
         destination: str | Path,
         *,
         where: LetterFilter | None = None,
@@ -254,7 +257,7 @@ class ParquetExport:
 class _Work:
     """State that the queues of one run share."""
 
-    store: DeadLetterStore
+    store: Letters
     destination: Destination
     where: LetterFilter
     rolling: Rolling

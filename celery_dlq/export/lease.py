@@ -21,13 +21,16 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from celery_dlq.errors import ExportError, StoreUnavailable
 from celery_dlq.export.destination import Destination
 from celery_dlq.logs import readable
-from celery_dlq.store.base import ExportLease, ExportLeaseStore
+from celery_dlq.store.records import ExportLease
+
+if TYPE_CHECKING:
+    from celery_dlq.store.letters import Letters
 
 LEASE_SECONDS = 15.0
 """A killed export keeps others out for this long; a paused one loses its lease after it."""
@@ -39,7 +42,7 @@ class ExportLeases:
     """The leases of one run of an export, kept until it ends."""
 
     def __init__(
-        self, store: ExportLeaseStore, destination: Destination, store_id: str, folder: str
+        self, store: Letters, destination: Destination, store_id: str, folder: str
     ) -> None:
         self._store = store
         self._name = destination.name

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from celery_dlq.errors import ExportError, MissingExtra
 from celery_dlq.export import partition
 from celery_dlq.export.checkpoint import Checkpoint
 from celery_dlq.export.destination import Destination
-from celery_dlq.store.base import DeadLetterStore, ordered
+from celery_dlq.store.records import ordered
+
+if TYPE_CHECKING:
+    from celery_dlq.store.letters import Letters
 
 try:
     import pyarrow as pa
@@ -16,7 +21,7 @@ except ImportError as exc:
     raise MissingExtra(feature, "pyarrow", "parquet") from exc
 
 
-def trim(store: DeadLetterStore, destination: Destination, checkpoint: Checkpoint) -> int:
+def trim(store: Letters, destination: Destination, checkpoint: Checkpoint) -> int:
     """Remove the letters of the files that were put in place since the last trim.
 
     Only the content of the files counts: every page of a file is read back and its checksum

@@ -18,7 +18,7 @@ from celery_dlq.operations.redrive.message import RedriveOptions
 from celery_dlq.operations.redrive.redrive import died_again
 from celery_dlq.operations.results import RedriveReport
 from celery_dlq.operations.running import Running
-from celery_dlq.store.base import Backend
+from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -30,7 +30,7 @@ class Operations:
     The methods are those of `DeadLetters`, which describes the arguments that they share.
     """
 
-    def __init__(self, backend: Backend, reading: Reading, running: Running) -> None:
+    def __init__(self, backend: Store, reading: Reading, running: Running) -> None:
         self._store = backend.letters
         self._registry = backend.workers
         self._jobs = Jobs(backend.jobs)

@@ -17,7 +17,8 @@ from celery_dlq.operations.job import DONE
 from celery_dlq.operations.jobs import CancelledError, JobRun
 from celery_dlq.operations.redrive.selection import PositionRange, RawEntry, batches, select
 from celery_dlq.operations.results import DiscardReport
-from celery_dlq.store.base import ClaimState, DeadLetterStore
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.records import ClaimState
 
 KEPT_IN_BIN = timedelta(hours=24)
 
@@ -56,7 +57,7 @@ class DiscardOptions:
 class Discarder:
     """Removes letters, each completely or not at all."""
 
-    def __init__(self, store: DeadLetterStore) -> None:
+    def __init__(self, store: Letters) -> None:
         self._store = store
 
     def discard(

@@ -11,7 +11,8 @@ from celery_dlq.errors import SettingsError
 from celery_dlq.events import Action, Change, Events, whoami
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.reading import Reading
-from celery_dlq.store.base import Backend, Clock
+from celery_dlq.store.records import Clock
+from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 class Exports:
     """Exports letters."""
 
-    def __init__(self, backend: Backend, reading: Reading, events: Events, clock: Clock) -> None:
+    def __init__(self, backend: Store, reading: Reading, events: Events, clock: Clock) -> None:
         self._backend = backend
         self._reading = reading
         self._events = events

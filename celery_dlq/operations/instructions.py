@@ -19,8 +19,10 @@ from celery_dlq.letters.record import iso
 from celery_dlq.operations.job import FAILED, INTERRUPTED, WAITING, Job
 from celery_dlq.operations.jobs import JobRun, Jobs
 from celery_dlq.policies.queue_names import did_you_mean
-from celery_dlq.store.base import MAX_TASKS, Backend, QueueSummary, WorkerRegistry
 from celery_dlq.store.instructions import Hold
+from celery_dlq.store.records import MAX_TASKS, QueueSummary
+from celery_dlq.store.store import Store
+from celery_dlq.store.workers import WorkerRegistry
 
 _MAX_REASON_CHARS = 500
 RETRY = timedelta(minutes=1)
@@ -113,7 +115,7 @@ class HeldMessages:
 class HeldQueues:
     """The holds of an app, and the queues of their messages."""
 
-    def __init__(self, backend: Backend, *, most: int, broker: Callable[[], str]) -> None:
+    def __init__(self, backend: Store, *, most: int, broker: Callable[[], str]) -> None:
         self._store = backend.instructions
         self._held = backend.held
         self._jobs = Jobs(backend.jobs)

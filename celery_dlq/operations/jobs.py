@@ -28,7 +28,7 @@ from celery_dlq.operations.job import (
     WAITING,
     Job,
 )
-from celery_dlq.store.base import JobStore
+from celery_dlq.store.jobs import JobStore
 
 logger = get_logger("celery_dlq")
 

@@ -10,7 +10,7 @@ from celery_dlq.config import Settings
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.address import SCHEMES, SOCKETS
-from celery_dlq.store.base import ServerMemory
+from celery_dlq.store.records import ServerMemory
 
 _MAX_NAMES_SHOWN = 5
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})

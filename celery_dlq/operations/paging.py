@@ -13,7 +13,8 @@ from celery_dlq.errors import DLQError
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.fingerprint import DIGITS
 from celery_dlq.operations.redrive.selection import CLOCK_SKEW, RawEntry, later, matcher, select
-from celery_dlq.store.base import DeadLetterStore, Group, RawPage, ordered
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.records import Group, RawPage, ordered
 
 _SCANNED_PER_PAGE = 500
 _MAX_PAGE_BYTES = 8 * 1024 * 1024
@@ -131,7 +132,7 @@ class _Search:
 
 
 def page(
-    store: DeadLetterStore,
+    store: Letters,
     queue: str,
     where: LetterFilter,
     *,
@@ -172,7 +173,7 @@ def page(
 
 
 def count(
-    store: DeadLetterStore, queue: str, where: LetterFilter, *, most: int, deadline_seconds: float
+    store: Letters, queue: str, where: LetterFilter, *, most: int, deadline_seconds: float
 ) -> LetterCount:
     """Count letters; see `celery_dlq.operations.reading.Reading.count`."""
     if not where:
@@ -190,9 +191,7 @@ def count(
     return LetterCount(number, exact=True)
 
 
-def _newer(
-    store: DeadLetterStore, queue: str, start: _Cursor, search: _Search
-) -> LetterPage | None:
+def _newer(store: Letters, queue: str, start: _Cursor, search: _Search) -> LetterPage | None:
     """Return the page before a position; ``None`` if that is the first one."""
     pages = _pages(
         store,
@@ -218,7 +217,7 @@ def _newer(
 
 
 def _pages(
-    store: DeadLetterStore,
+    store: Letters,
     queue: str,
     where: LetterFilter,
     after: str | None,
@@ -250,14 +249,14 @@ def _pages(
     )
 
 
-def _group(store: DeadLetterStore, queue: str, where: LetterFilter) -> Group | None:
+def _group(store: Letters, queue: str, where: LetterFilter) -> Group | None:
     """Return the group if a filter has a whole fingerprint and the store finds it at once."""
     if where.fingerprint is None or len(where.fingerprint) < DIGITS:
         return None
     return store.group(queue, where.fingerprint)
 
 
-def _total(store: DeadLetterStore, queue: str, where: LetterFilter) -> int | None:
+def _total(store: Letters, queue: str, where: LetterFilter) -> int | None:
     """Return how many letters match if the store knows."""
     if where != LetterFilter(fingerprint=where.fingerprint):
         return None
@@ -270,7 +269,7 @@ def _rest(where: LetterFilter) -> LetterFilter:
     return where if where.ids is None else LetterFilter()
 
 
-def _arrived(store: DeadLetterStore, queue: str, start: _Cursor) -> int | None:
+def _arrived(store: Letters, queue: str, start: _Cursor) -> int | None:
     """Return how many letters were stored since the first page."""
     last = store.last_position(queue)
     if last is None or ordered(last) <= ordered(start.newest):

@@ -24,7 +24,7 @@ from celery_dlq.operations.redrive.message import Outgoing
 from celery_dlq.operations.redrive.selection import PositionRange, RawEntry, select
 from celery_dlq.operations.running import Running
 from celery_dlq.policies.checks import check_names
-from celery_dlq.store.base import Backend
+from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -44,7 +44,7 @@ class PlanOptions(RedriveKeys, total=False):
 class Plans:
     """Makes plans and starts them; the methods are those of `DeadLetters`."""
 
-    def __init__(self, backend: Backend, reading: Reading, running: Running) -> None:
+    def __init__(self, backend: Store, reading: Reading, running: Running) -> None:
         self._store = backend.letters
         self._jobs = Jobs(backend.jobs)
         self._reading = reading

@@ -20,8 +20,9 @@ from celery_dlq.policies.overrides import MAX_OVERRIDE, applied, begins, checked
 from celery_dlq.policies.policy import DLQ_SUFFIX, KeyValue, Policy, PolicyKeys, plain
 from celery_dlq.policies.queue_names import KnownQueues, did_you_mean
 from celery_dlq.policies.table import PolicyTable, Sourced
-from celery_dlq.store.base import WorkerInfo, WorkerRegistry
 from celery_dlq.store.instructions import Instructions, Override
+from celery_dlq.store.records import WorkerInfo
+from celery_dlq.store.workers import WorkerRegistry
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -19,17 +19,17 @@ from celery_dlq.operations.edit import arguments
 from celery_dlq.operations.paging import LetterCount, LetterPage
 from celery_dlq.operations.redrive.selection import PositionRange, RawEntry, select
 from celery_dlq.policies.queue_names import did_you_mean
-from celery_dlq.store.base import (
+from celery_dlq.store.grouping import in_order
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.notes import GroupNotes
+from celery_dlq.store.records import (
     OPEN_GROUP,
-    DeadLetterStore,
     Group,
-    GroupNotes,
     GroupOrder,
     GroupState,
     GroupStatus,
     QueueSummary,
 )
-from celery_dlq.store.grouping import in_order
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -50,7 +50,7 @@ class Reading:
 
     def __init__(
         self,
-        store: DeadLetterStore,
+        store: Letters,
         redaction: Redaction = NO_REDACTION,
         notes: GroupNotes | None = None,
     ) -> None:

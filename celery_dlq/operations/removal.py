@@ -22,7 +22,8 @@ from celery_dlq.operations.running import Running
 from celery_dlq.policies.overrides import GRACE
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import RETENTION, PolicyTable
-from celery_dlq.store.base import Backend, Restored
+from celery_dlq.store.records import Restored
+from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -38,7 +39,7 @@ class Removal:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: Store,
         reading: Reading,
         policies: PolicyAdmin,
         running: Running,

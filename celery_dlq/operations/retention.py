@@ -23,14 +23,9 @@ from celery_dlq.logs import get_logger
 from celery_dlq.operations.discard import KEPT_IN_BIN
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.store.base import (
-    ClaimState,
-    DeadLetterStore,
-    Glance,
-    LetterSummary,
-    WorkerRegistry,
-    ordered,
-)
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.records import ClaimState, Glance, LetterSummary, ordered
+from celery_dlq.store.workers import WorkerRegistry
 
 logger = get_logger("celery_dlq.operations.retention")
 
@@ -54,7 +49,7 @@ class Retention:
     """Trims dead-letter queues by their policies."""
 
     def __init__(
-        self, store: DeadLetterStore, registry: WorkerRegistry, events: Events, actor: str
+        self, store: Letters, registry: WorkerRegistry, events: Events, actor: str
     ) -> None:
         self._store = store
         self._registry = registry
@@ -228,7 +223,7 @@ class RetentionRound:
     """Visits the dead-letter queues of an app in turn, some of them in every third tick."""
 
     def __init__(
-        self, retention: Retention, store: DeadLetterStore, table: Callable[[], PolicyTable]
+        self, retention: Retention, store: Letters, table: Callable[[], PolicyTable]
     ) -> None:
         self._retention = retention
         self._store = store

@@ -31,8 +31,9 @@ from celery_dlq.operations.redrive.redrive import Loss, Redriver, first_failures
 from celery_dlq.operations.redrive.selection import RawEntry
 from celery_dlq.operations.results import DiscardReport, RedriveReport
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.store.base import Backend, Clock, MessageKey
 from celery_dlq.store.instructions import Hold
+from celery_dlq.store.records import Clock, MessageKey
+from celery_dlq.store.store import Store
 
 _LOOK_SECONDS = 0.5
 _ACTIONS = {
@@ -50,7 +51,7 @@ class Running:
     def __init__(
         self,
         app: Any,
-        backend: Backend,
+        backend: Store,
         policies: PolicyAdmin,
         checks: Checks,
         *,

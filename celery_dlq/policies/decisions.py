@@ -13,7 +13,7 @@ from typing import Any
 
 from celery_dlq.letters.record import Delivery, Outcome, Reason
 from celery_dlq.policies.policy import CrashLimit, Policy
-from celery_dlq.store.base import Count, CountStatus
+from celery_dlq.store.records import Count, CountStatus
 
 CRASHES = {
     Outcome.WORKER_LOST: Reason.WORKER_LOST,

@@ -18,7 +18,7 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.packed import PackedFields
 from celery_dlq.policies.checks import suggestion
 from celery_dlq.spark.options import ReadOptions
-from celery_dlq.store.base import RawPage, ordered
+from celery_dlq.store.records import RawPage, ordered
 
 START = "0-0"
 """The position before the first letter of every queue."""
@@ -53,14 +53,14 @@ class LiveLetters:
                 translated,
             )
             from celery_dlq.store.keys import Keys  # noqa: PLC0415
-            from celery_dlq.store.letters import RedisStore  # noqa: PLC0415
+            from celery_dlq.store.letters import Letters  # noqa: PLC0415
         except ImportError as exc:
             feature = "reading live letters with Spark"
             raise MissingExtra(feature, "redis", "spark") from exc
         self._options = options
         self._keys = Keys(options.key_prefix)
         self._client = connect(options.address, _TIMEOUT_SECONDS, keys=self._keys)
-        self._store = RedisStore(self._client, options.url, self._keys)
+        self._store = Letters(self._client, options.url, self._keys)
         self._translated = translated
 
     def __enter__(self) -> LiveLetters:  # noqa: PYI034 - Self came with Python 3.11

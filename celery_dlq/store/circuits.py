@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from celery_dlq.store.base import Ends, Succeeded
 from celery_dlq.store.connect import translated
-from celery_dlq.store.part import RedisPart
+from celery_dlq.store.part import Part
 from celery_dlq.store.scripts import script_text
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Executions of a task that ended for good within a window."""
+
+    died: int  # Those that became letters of one fingerprint
+    all: int  # Those that succeeded or became letters
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """Executions of a task that succeeded in one process since it last told."""
+
+    breaker: str  # Id of the hold that its breaker makes
+    window: float  # Seconds for which they count
+    number: int  # How many
+
 
 _ENDS = script_text("ends")
 _MOST = 100  # tasks in one call
 
 
-class RedisCircuits(RedisPart):
+class CircuitStore(Part):
     """The `CircuitStore` in Redis."""
 
     def died(self, fingerprint: str, with_successes: Succeeded) -> Ends:
@@ -27,7 +45,7 @@ class RedisCircuits(RedisPart):
             self._count("", tasks[start : start + _MOST])
 
     def forget(self, breaker: str) -> None:
-        """Begin anew."""
+        """Begin anew: the breaker closed."""
         with translated(self._url):
             self._client.delete(self._keys.breaker_ends(breaker))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from celery_dlq.store.base import ClaimState
 from celery_dlq.store.connect import translated
-from celery_dlq.store.part import RedisPart
+from celery_dlq.store.part import Part
+from celery_dlq.store.records import ClaimState
 from celery_dlq.store.scripts import ClaimReply, chunks
 
 STATES = {
@@ -19,8 +19,8 @@ STATES = {
 }
 
 
-class RedisClaims(RedisPart):
-    """Claims of letters, wherever the letters are kept; see `DeadLetterStore.claim`."""
+class Claims(Part):
+    """Claims of letters, wherever the letters are kept; see `Letters.claim`."""
 
     def claim(
         self,
@@ -32,7 +32,10 @@ class RedisClaims(RedisPart):
         previous_run_prefix: str = "",
         elsewhere: bool = False,
     ) -> list[ClaimState]:
-        """Claim letters; see `DeadLetterStore.claim`."""
+        """Claim letters for an operation, so that no two operations take the same letter.
+
+        Idempotent: a repetition by the same owner returns the same states.
+        """
         name, keys = dead_letter_queue, self._keys
         places = [keys.claims(name)]
         if not elsewhere:
@@ -59,7 +62,11 @@ class RedisClaims(RedisPart):
         owner: str,
         doubtful: bool = False,
     ) -> None:
-        """Give unused claims back."""
+        """Give back this owner's claims, except on published letters.
+
+        With ``doubtful`` the next owner gets `ClaimState.RECLAIMED`: the messages may have been
+        published.
+        """
         self._run(self._scripts.release, dead_letter_queue, letter_ids, owner, int(doubtful))
 
     def owned(self, dead_letter_queue: str, letter_ids: Sequence[str], owner: str) -> list[str]:

@@ -13,9 +13,9 @@ from urllib.parse import quote, unquote
 from uuid import uuid4
 
 from celery_dlq.letters.record import Delivery, Outcome, from_micros, to_micros
-from celery_dlq.store.base import Count, CountStatus, MessageKey
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.pipelined import Command, PipelinedConnection
+from celery_dlq.store.records import Count, CountStatus, MessageKey
 from celery_dlq.store.scripts import CountReply, script_text
 
 HISTORY_LIMIT = 50
@@ -44,7 +44,7 @@ _Done = tuple[MessageKey, Delivery, bool]
 """A message that is done, its last delivery, and whether that was its first."""
 
 
-class RedisCounter:
+class DeliveryCounter:
     """The `DeliveryCounter` in Redis."""
 
     _CLEAN_UPS_PER_WRITE = 32
@@ -105,7 +105,7 @@ class RedisCounter:
         alone: bool = True,
         unless_dead: bool = False,
     ) -> Count:
-        """Count and wait for the reply."""
+        """Count a delivery and wait for the reply."""
         waited = -1 if waited_seconds is None else int(waited_seconds * 1000)
         keys = [self._keys.run(key), self._keys.workers(key.dead_letter_queue)]
         args = (
@@ -128,9 +128,11 @@ class RedisCounter:
         return Count(_STATUSES[CountReply(state)], number, bool(suspect))
 
     def ended(self, key: MessageKey, delivery: Delivery, *, charged: bool = True) -> None:
-        """Write the end of a delivery, again and again until Redis has accepted it.
+        """Record how a delivery ended; with ``charged=False`` take its count back.
 
-        Wait for the reply if the message comes back: another worker may ask at once how it ended.
+        An uncharged delivery without an outcome never started: no record of it is kept.
+        A start that is not on record, and was charged, is recorded now, unless the message was
+        retried or is dead: nobody will ask for it again. Never raises.
         """
         end = ""
         if charged or delivery.outcome is not None:
@@ -146,7 +148,10 @@ class RedisCounter:
         self._connection.send_unanswered(commands, commands, keep=True)
 
     def heartbeat(self, dead_letter_queues: Iterable[str]) -> None:
-        """Write heartbeats with the next flush, and so after all ends that are not recorded yet."""
+        """Record with the next `flush` that this worker is alive, for the counters of these queues.
+
+        Never raises.
+        """
         if self._worker:
             names = set(dead_letter_queues)
             self._unprobed |= names
@@ -166,7 +171,10 @@ class RedisCounter:
         return self._heartbeat_script.command(keys, self._worker)
 
     def succeeded(self, key: MessageKey, delivery: Delivery, *, first: bool = False) -> None:
-        """Queue the clean-up for one of the next writes."""
+        """Delete the counts of a message that is done; may be postponed until `flush`.
+
+        Another message that runs under the same task id keeps its count. Never raises.
+        """
         # What it needs is made with many others: here every task would pay for it.
         self._done.append((key, delivery, first))
 
@@ -175,7 +183,10 @@ class RedisCounter:
         self._connection.send_unanswered([("UNLINK", self._keys.run(key))])
 
     def died(self, key: MessageKey) -> None:
-        """Write what storing a letter writes into the hash of the counts."""
+        """Delete the counts of the task and record that this message is dead. Never raises.
+
+        For a message whose letter is in another dead-letter queue than its counts.
+        """
         run = self._keys.run(key)
         commands: list[Command] = [
             ("DEL", run),
@@ -186,16 +197,16 @@ class RedisCounter:
         self._connection.send_unanswered(commands, commands, keep=True)
 
     def is_dead(self, key: MessageKey) -> bool:
-        """Look for what storing a letter wrote."""
+        """True if a letter of this message was stored beside these counts, not long ago."""
         return bool(self._connection.call("HEXISTS", self._keys.run(key), f"dead:{key.retries}"))
 
     def redrive_succeeded(self, redrive_id: str) -> None:
-        """Count a success, to be written with the next flush; bounded."""
+        """Count a success for a redrive; may be postponed until `flush`. Never raises."""
         if len(self._successes) < self._MAX_REDRIVES or redrive_id in self._successes:
             self._successes[redrive_id] += 1
 
     def history(self, key: MessageKey) -> tuple[Delivery, ...]:
-        """Read all recorded deliveries of the task."""
+        """Return all recorded deliveries of the task, over its retries, oldest first."""
         reply = self._connection.call("HGETALL", self._keys.run(key))
         return _deliveries(dict(zip(reply[::2], reply[1::2], strict=True)))
 
@@ -211,7 +222,7 @@ class RedisCounter:
             self._unprobed |= names
 
     def close(self) -> None:
-        """Flush and disconnect."""
+        """Flush and close the connection. Never raises."""
         self.flush()
         self._connection.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from celery_dlq.store.base import Group, GroupOrder
+from celery_dlq.store.records import Group, GroupOrder
 
 _MINUTE, _RECENT, _HOUR = 60, 300, 3600  # seconds
 _HOURS, _MINUTES = 24, 60

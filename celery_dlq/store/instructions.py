@@ -95,7 +95,7 @@ class Circuit:
 class Hold(Instruction):
     """Messages of a task or a queue that are not executed for now.
 
-    Its id is the name of the queue that has its messages in `RedisBackend.held`.
+    Its id is the name of the queue that has its messages in `Store.held`.
     """
 
     kind = "hold"

@@ -8,16 +8,26 @@ from typing import Any
 
 from celery_dlq.letters.record import to_micros
 from celery_dlq.logs import readable
-from celery_dlq.store.base import MOST_JOBS, may_start_at
 from celery_dlq.store.connect import translated
 from celery_dlq.store.keys import spelled
-from celery_dlq.store.part import RedisPart
+from celery_dlq.store.part import Part
 from celery_dlq.store.scripts import SaveJobReply
+
+MOST_JOBS = 550
+"""Number of jobs that a store keeps: 500 that were started, and 50 plans."""
+
+
+def may_start_at(state: Mapping[str, Any]) -> int | None:
+    """When a job that waits may start, in milliseconds since 1970; ``None`` if it does not wait."""
+    if state.get("state") != "waiting":
+        return None
+    return int(state.get("start_at") or state.get("updated_at") or 0) // 1000
+
 
 _CANCEL = b"cancel"
 
 
-class RedisJobStore(RedisPart):
+class JobStore(Part):
     """The `JobStore` in Redis."""
 
     def write(self, job_id: str, state: Mapping[str, Any]) -> bool:
@@ -29,7 +39,7 @@ class RedisJobStore(RedisPart):
         return bool(request == _CANCEL)
 
     def read(self, job_id: str) -> Mapping[str, Any] | None:
-        """Return one state."""
+        """Return the state of a job, or ``None``."""
         with translated(self._url):
             text = self._client.hget(self._keys.jobs(), spelled(job_id))
         return _state(text) if text else None
@@ -42,14 +52,14 @@ class RedisJobStore(RedisPart):
         return [state for state in states if state is not None]
 
     def due(self) -> list[str]:
-        """Return the ids of the jobs that may start now."""
+        """Return the ids of the jobs that wait and may start now, who waits longest first."""
         millis = to_micros(self.now()) // 1000
         with translated(self._url):
             found = self._client.zrangebyscore(self._keys.waiting_jobs(), "-inf", millis)
         return [job_id.decode() for job_id in found]
 
     def cancel(self, job_id: str, *, wanted: bool = True) -> None:
-        """Request or withdraw the cancellation of a job."""
+        """Request the cancellation of a job, or withdraw the request."""
         with translated(self._url):
             if wanted:
                 self._client.hset(self._keys.cancel_requests(), job_id, _CANCEL)
@@ -57,14 +67,17 @@ class RedisJobStore(RedisPart):
                 self._client.hdel(self._keys.cancel_requests(), job_id)
 
     def succeeded(self, job_id: str) -> int:
-        """Return the successes that workers counted."""
+        """Return how many messages of a redrive succeeded; only guarded queues report this."""
         with translated(self._url):
             return int(self._client.hget(self._keys.successes(), job_id) or 0)
 
     def replace(
         self, job_id: str, known: Mapping[str, Any], state: Mapping[str, Any] | None
     ) -> bool:
-        """Save or delete a state if nobody has changed it."""
+        """Save a state if the job still has the ``state`` and ``run`` of the known one.
+
+        So one process of many starts, resumes or cancels a job, at one moment.
+        """
         jobs, there = self._keys.jobs(), spelled(job_id)
         with translated(self._url):
             while True:  # a heartbeat in between changes neither state nor run

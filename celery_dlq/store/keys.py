@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from celery_dlq.store.base import MessageKey
+from celery_dlq.store.records import MessageKey
 
 FORMAT = 1
 """The format of the keys and their values; a version that reads them otherwise writes another."""

@@ -16,7 +16,15 @@ from celery_dlq.errors import CorruptLetter, StoreUnavailable
 from celery_dlq.letters.packed import packed
 from celery_dlq.letters.record import DeadLetter, Delivery, end_of, letter_from, to_micros
 from celery_dlq.logs import get_logger
-from celery_dlq.store.base import (
+from celery_dlq.store.claims import Claims
+from celery_dlq.store.connect import translated
+from celery_dlq.store.exports import Exports
+from celery_dlq.store.keys import Keys, spelled
+from celery_dlq.store.many import of_each
+from celery_dlq.store.overviews import Overviews, moment, release_text, text_of
+from celery_dlq.store.part import Part
+from celery_dlq.store.pipelined import Command, PipelinedConnection
+from celery_dlq.store.records import (
     ClaimState,
     ExportLease,
     Glance,
@@ -27,7 +35,6 @@ from celery_dlq.store.base import (
     QueueEntry,
     QueueSummary,
     RawPage,
-    RedriveCall,
     RedriveOutcome,
     Restored,
     Stored,
@@ -35,15 +42,7 @@ from celery_dlq.store.base import (
     position_at,
     stored_at,
 )
-from celery_dlq.store.claims import RedisClaims
-from celery_dlq.store.connect import translated
-from celery_dlq.store.exports import RedisExports
-from celery_dlq.store.keys import Keys, spelled
-from celery_dlq.store.many import of_each
-from celery_dlq.store.overviews import RedisOverviews, moment, release_text, text_of
-from celery_dlq.store.part import RedisPart
-from celery_dlq.store.pipelined import Command, PipelinedConnection
-from celery_dlq.store.redriven import RedrivenMessages
+from celery_dlq.store.redriven import RedriveCall, Redriven
 from celery_dlq.store.scripts import (
     DeadLetterReply,
     RestoreReply,
@@ -78,8 +77,8 @@ _RESTORED = {
 }
 
 
-class RedisStore(RedisPart):
-    """The `DeadLetterStore` in Redis."""
+class Letters(Part):
+    """The `Letters` in Redis."""
 
     def __init__(
         self,
@@ -92,16 +91,20 @@ class RedisStore(RedisPart):
         super().__init__(client, url, keys, connection)
         self._ttl_millis = int(ttl_seconds * 1000)
         self._reader = StreamReader(client, url)
-        self._claims = RedisClaims(client, url, keys)
-        self._exports = RedisExports(client, url, keys)
-        self._overviews = RedisOverviews(client, url, keys)
-        self._redriven = RedrivenMessages(client, url, keys, ttl_seconds)
+        self._claims = Claims(client, url, keys)
+        self._exports = Exports(client, url, keys)
+        self._overviews = Overviews(client, url, keys)
+        self._redriven = Redriven(client, url, keys, ttl_seconds)
         self._named: set[str] = set()
         # Attempts by the ids of letters that may be stored: a reply was lost, or no replica has it.
         self._doubtful: dict[str, str] = {}
 
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
-        """Store a letter; see `DeadLetterStore.dead_letter`."""
+        """Store a letter and delete the message's counters, in one atomic step.
+
+        A letter whose id is there already is not stored again.
+        The first letter of a resolved group makes it regressed; see `GroupStatus.ended_by`.
+        """
         name, keys = letter.dead_letter_queue, self._keys
         facts = {name: getattr(letter, name) for name in _FACTS}
         entry = [part for pair in packed(letter.to_fields()).items() for part in pair]
@@ -171,7 +174,7 @@ class RedisStore(RedisPart):
     def entry(
         self, dead_letter_queue: str, letter_id: str
     ) -> tuple[str, Mapping[bytes, bytes]] | None:
-        """Return the position and raw fields of one entry."""
+        """Return the position and raw fields of one entry, or ``None``."""
         key = self._keys.ids(dead_letter_queue)
         with translated(self._url):
             entry = self._client.hget(key, spelled(letter_id))
@@ -182,11 +185,11 @@ class RedisStore(RedisPart):
         return found[0] if found else None
 
     def position_at(self, moment: datetime) -> str:
-        """Return the first entry id of a millisecond."""
+        """Return a lower bound: every letter before it was stored before the moment."""
         return position_at(moment)
 
     def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
-        """Look an id up in the indexes, a position in the streams."""
+        """Return the first of the given queues that has this letter, or ``None``."""
         keys, wanted = self._keys, spelled(letter_id)
 
         def ask(pipe: Any, name: str) -> None:
@@ -202,7 +205,7 @@ class RedisStore(RedisPart):
     def ids(
         self, dead_letter_queues: Sequence[str], prefix: str, *, most: int
     ) -> list[tuple[str, str]]:
-        """Scan the indexes; no letter is read."""
+        """Find letters whose ids begin with a prefix; reads ids only where it can."""
         found: list[tuple[str, str]] = []
         match = f"{_literal(spelled(prefix))}*"
 
@@ -219,7 +222,11 @@ class RedisStore(RedisPart):
         return found
 
     def letters(self, dead_letter_queue: str, *, newest_first: bool) -> Iterator[StoredLetter]:
-        """Iterate over all letters, page by page."""
+        """Iterate over all letters, reading bounded pages.
+
+        Letters that arrive meanwhile are left out: the end is fixed at the first page.
+        Entries that are not readable letters are skipped and logged.
+        """
         pages = self._pages(dead_letter_queue, None, None, PAGE, newest_first=newest_first)
         for page in pages:
             for position, fields in page:
@@ -239,11 +246,11 @@ class RedisStore(RedisPart):
         page_size: int,
         newest_first: bool = False,
     ) -> Iterator[RawPage]:
-        """Iterate over raw pages."""
+        """Iterate over raw pages, bounded in entries and bytes; includes entries of any kind."""
         return self._pages(dead_letter_queue, after, until, page_size, newest_first=newest_first)
 
     def last_position(self, dead_letter_queue: str) -> str | None:
-        """Return the stream's last generated id."""
+        """Return the position of the newest letter ever stored, or ``None``."""
         end = self._end(dead_letter_queue)
         return text_of(end[0]) if end else None
 
@@ -255,14 +262,17 @@ class RedisStore(RedisPart):
     def oldest(
         self, dead_letter_queue: str, *, after: str | None, most: int
     ) -> list[LetterSummary]:
-        """Return the oldest letters; few at a time, because whole entries are read."""
+        """Return the entries stored first, after a position.
+
+        At most ``most``; may be fewer, but is empty only at the end.
+        """
         low = f"({after}" if after else "-"
         count = min(most, _SUMMARIES_PER_PAGE)
         page = self._reader.some(self._keys.letters(dead_letter_queue), low, "+", count)
         return [_letter_summary(entry, fields) for entry, fields in page]
 
     def ended(self, dead_letter_queue: str, *, most: int) -> list[LetterSummary]:
-        """Return letters whose messages have expired, from the index."""
+        """Return at most ``most`` letters whose messages have expired since they were stored."""
         now = to_micros(self.now())
         with translated(self._url):
             ids = self._client.zrange(
@@ -281,16 +291,22 @@ class RedisStore(RedisPart):
         ]
 
     def length(self, dead_letter_queue: str) -> int:
-        """Return the length of the stream."""
+        """Return the number of letters in a queue."""
         with translated(self._url):
             return int(self._client.xlen(self._keys.letters(dead_letter_queue)))
 
     def note_exported(self, dead_letter_queue: str, position: str) -> None:
-        """Record how far the queue is exported."""
+        """Record that all letters up to a position are durably in files; never moves back.
+
+        Only for exports without a filter: they leave no letter out.
+        """
         self._exports.note(dead_letter_queue, position)
 
     def identity(self) -> str:
-        """Return the store's random id; see `ExportLeaseStore.identity`."""
+        """Return a random id, made by the first call, that the store keeps for ever.
+
+        A restarted or restored store, and a replica, have the same; an emptied one has not.
+        """
         return self._exports.identity()
 
     def export_lease(
@@ -303,17 +319,21 @@ class RedisStore(RedisPart):
         lease_seconds: float,
         state: str = "",
     ) -> ExportLease:
-        """Acquire, renew, annotate or end a lease; see `ExportLeaseStore.export_lease`."""
+        """Acquire, renew, annotate or end a lease."""
         return self._exports.export_lease(
             dead_letter_queue, what, place, owner=owner, lease_seconds=lease_seconds, state=state
         )
 
     def exported_until(self, dead_letter_queue: str) -> str | None:
-        """Return how far the queue is exported."""
+        """Return the position up to and including which letters were exported, or ``None``.
+
+        Also ``None`` if the queue ends before that position: it was deleted and made anew, or
+        a fail-over lost its end, so what was exported of it is unknown.
+        """
         return self._exports.until(dead_letter_queue, self.last_position)
 
     def names(self) -> list[str]:
-        """Return the names of all dead-letter queues."""
+        """Return the names of all dead-letter queues that ever had a letter, sorted."""
         return self._overviews.names()
 
     def queues(self) -> list[QueueSummary]:
@@ -321,7 +341,7 @@ class RedisStore(RedisPart):
         return self._overviews.queues()
 
     def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
-        """Return a `Glance` at each queue."""
+        """Return a `Glance` at each of the given queues."""
         return self._overviews.glances(dead_letter_queues)
 
     def groups(
@@ -331,7 +351,11 @@ class RedisStore(RedisPart):
         return self._overviews.groups(dead_letter_queue, most=most, by=by)
 
     def group(self, dead_letter_queue: str, fingerprint: str) -> Group | None:
-        """Return one group, from the tally."""
+        """Return the group of a fingerprint, or ``None``.
+
+        Where letters are in Redis, also one of the newest 1,000 groups whose last letter left, for
+        `KEPT_DAYS`.
+        """
         return self._overviews.group(dead_letter_queue, fingerprint)
 
     def claim(
@@ -343,7 +367,10 @@ class RedisStore(RedisPart):
         lease_seconds: float,
         previous_run_prefix: str = "",
     ) -> list[ClaimState]:
-        """Claim letters; see `DeadLetterStore.claim`."""
+        """Claim letters for an operation, so that no two operations take the same letter.
+
+        Idempotent: a repetition by the same owner returns the same states.
+        """
         return self._claims.claim(
             dead_letter_queue,
             letter_ids,
@@ -366,11 +393,19 @@ class RedisStore(RedisPart):
         owner: str,
         doubtful: bool = False,
     ) -> None:
-        """Give unused claims back."""
+        """Give back this owner's claims, except on published letters.
+
+        With ``doubtful`` the next owner gets `ClaimState.RECLAIMED`: the messages may have been
+        published.
+        """
         self._claims.release(dead_letter_queue, letter_ids, owner=owner, doubtful=doubtful)
 
     def marker(self) -> str | None:
-        """Write a key that expires, and return its name; ``None`` in a cluster."""
+        """Write a key that expires after a minute, and return its name.
+
+        A broker's client that sees the key reaches the same database. ``None`` if letters are
+        never kept in a broker's database.
+        """
         return self._redriven.marker()
 
     def redrive(
@@ -382,7 +417,11 @@ class RedisStore(RedisPart):
         owner: str,
         previous_run_prefix: str = "",
     ) -> RedriveCall:
-        """Publish and remove in one script; see `DeadLetterStore.redrive`."""
+        """Publish the messages of letters and remove the letters, in one atomic step.
+
+        Only if the letters are in the broker's database; see `marker`. No letter has to be
+        claimed before; the claims of others are respected as by `claim`.
+        """
         return self._redriven.redrive(
             dead_letter_queue,
             entries,
@@ -392,13 +431,19 @@ class RedisStore(RedisPart):
         )
 
     def redriven(self, dead_letter_queue: str, job_id: str) -> dict[ClaimState, int]:
-        """Return what `redrive` has done for a job."""
+        """Return how many letters `redrive` has found in each state for a job.
+
+        Exact, also if the job's process was killed before it had counted them.
+        """
         return self._redriven.redriven(dead_letter_queue, job_id)
 
     def remove(
         self, dead_letter_queue: str, letter_ids: Iterable[str], *, owner: str | None = None
     ) -> int:
-        """Remove letters; see `DeadLetterStore.remove`."""
+        """Remove letters and their claims; return the number of letters removed.
+
+        With ``owner`` only letters that it has claimed, which makes a repetition harmless.
+        """
         return self._remove(dead_letter_queue, letter_ids, owner or "", 0)
 
     def discard(
@@ -409,11 +454,11 @@ class RedisStore(RedisPart):
         owner: str,
         keep_seconds: float,
     ) -> int:
-        """Move letters to the bin."""
+        """Move letters that ``owner`` has claimed to the bin, to be kept for ``keep_seconds``."""
         return self._remove(dead_letter_queue, letter_ids, owner, int(keep_seconds * 1000))
 
     def restore(self, dead_letter_queue: str, letter_id: str) -> Restored:
-        """Put a letter back; see `DeadLetterStore.restore`."""
+        """Put a discarded letter back as the newest of its queue, in one atomic step."""
         name, keys = dead_letter_queue, self._keys
         places = [
             keys.letters(name),
@@ -432,7 +477,7 @@ class RedisStore(RedisPart):
         return _RESTORED[RestoreReply(reply)]
 
     def binned(self, dead_letter_queues: Sequence[str]) -> list[str]:
-        """Return those with a bin."""
+        """Return those of the given queues whose bin is not empty."""
         with translated(self._url):
             found = of_each(
                 self._client,
@@ -442,25 +487,28 @@ class RedisStore(RedisPart):
             return [name for name, (there,) in found if there]
 
     def discarded(self, dead_letter_queue: str) -> Iterator[RawPage]:
-        """Iterate over the bin; the next discard deletes what is overdue there."""
+        """Iterate over raw pages of the bin, newest first.
+
+        The field ``~key`` holds the id that `restore` takes.
+        """
         return self._reader.pages(
             self._keys.bin(dead_letter_queue), None, "+", PAGE, newest_first=True
         )
 
     def watch(self, keys: Sequence[MessageKey]) -> None:
-        """Mark messages that are about to be redriven."""
+        """Mark messages that are about to be redriven, for `outcomes`."""
         self._redriven.watch(keys)
 
     def outcomes(self, keys: Sequence[MessageKey]) -> list[RedriveOutcome]:
-        """Return the outcomes of watched messages."""
+        """Return the outcomes of watched messages, in the order of the keys."""
         return self._redriven.outcomes(keys)
 
     def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
-        """Set the count with which a redriven message begins."""
+        """Set the count with which a redriven message begins; called before it is published."""
         self._redriven.seed(key, deliveries, last)
 
     def close(self) -> None:
-        """Disconnect."""
+        """Close connections. Never raises."""
         self._reader.close()
         self._redriven.close()
         with suppress(Exception):

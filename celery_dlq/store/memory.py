@@ -11,15 +11,15 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from celery_dlq.logs import get_logger
-from celery_dlq.store.base import ServerMemory
 from celery_dlq.store.connect import translated
 from celery_dlq.store.keys import Keys
-from celery_dlq.store.part import RedisPart
+from celery_dlq.store.part import Part
+from celery_dlq.store.records import ServerMemory
 
 logger = get_logger("celery_dlq.store")
 
 
-class RedisMemory(RedisPart):
+class MemoryReader(Part):
     """Reads the memory of Redis; in a cluster, that of the fullest master."""
 
     def __init__(self, client: Any, url: str, keys: Keys) -> None:

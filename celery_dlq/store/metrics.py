@@ -10,7 +10,7 @@ from celery_dlq.logs import get_logger
 from celery_dlq.metrics import OTHER, Measured, Series, WorkerGauges
 from celery_dlq.store.connect import translated
 from celery_dlq.store.keys import Keys, spelled
-from celery_dlq.store.part import RedisPart
+from celery_dlq.store.part import Part
 from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.store.scripts import script_text
 
@@ -22,8 +22,8 @@ SILENT_SECONDS = 30
 _MOST_FIELDS = 5_000
 
 
-class RedisMetrics(RedisPart):
-    """The `MetricsStore` in Redis."""
+class MetricsStore(Part):
+    """Adds up the counts of all processes of an app."""
 
     def __init__(self, client: Any, url: str, keys: Keys, connection: PipelinedConnection) -> None:
         super().__init__(client, url, keys)
@@ -31,7 +31,7 @@ class RedisMetrics(RedisPart):
         self._writes = connection
 
     def add(self, counts: Mapping[Series, int], gauges: WorkerGauges | None = None) -> bool:
-        """Write counts and gauges; see `MetricsStore.add`."""
+        """Add counts without waiting, and never raise; False if the caller is to keep them."""
         worker = "" if gauges is None else gauges.worker
         values = "" if gauges is None else _json([gauges.spool, gauges.waiting])
         fields = [part for series, count in counts.items() for part in (*_names(series), count)]
@@ -41,7 +41,7 @@ class RedisMetrics(RedisPart):
         )
 
     def read(self) -> Measured:
-        """Read all counts and gauges."""
+        """Return all counts, and the gauges of workers that reported in the last half minute."""
         with translated(self._url):
             pipe = self._client.pipeline(transaction=False)
             pipe.hgetall(self._keys.counts())

@@ -3,37 +3,66 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from typing import Any
 from urllib.parse import unquote
 
-from celery_dlq.letters.record import from_micros, to_micros
+from celery_dlq.letters.record import check_aware, from_micros, iso, to_micros
 from celery_dlq.logs import readable
-from celery_dlq.store.base.notes import (
-    KEPT_DAYS,
-    MAX_NOTES,
-    OPEN_GROUP,
-    GroupState,
-    GroupStatus,
-    Note,
-)
 from celery_dlq.store.connect import translated
 from celery_dlq.store.keys import spelled
 from celery_dlq.store.overviews import release_text, text_of
-from celery_dlq.store.part import RedisPart
+from celery_dlq.store.part import Part
+from celery_dlq.store.records import KEPT_DAYS, MAX_NOTES, OPEN_GROUP, GroupState, GroupStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """A note on a group.
+
+    Attributes:
+        at: When it was written, aware UTC.
+        actor: Who wrote it.
+        text: Its text.
+    """
+
+    at: datetime
+    actor: str
+    text: str
+
+    def __post_init__(self) -> None:
+        check_aware("at", self.at)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping with the attribute names."""
+        return {"at": iso(self.at), "actor": self.actor, "text": self.text}
+
+    def to_stored(self) -> dict[str, Any]:
+        """As `to_json`, with the time in microseconds since 1970."""
+        return {**self.to_json(), "at": to_micros(self.at)}
+
+    @classmethod
+    def from_stored(cls, value: Mapping[str, Any]) -> Note:
+        """Read what `to_stored` wrote."""
+        return cls(
+            at=from_micros(int(value["at"])), actor=str(value["actor"]), text=str(value["text"])
+        )
+
 
 _KEPT_MILLIS = KEPT_DAYS * 24 * 3600 * 1000
 
 
-class RedisNotes(RedisPart):
+class GroupNotes(Part):
     """The `GroupNotes` in Redis.
 
     What is overdue is removed when the next note or state is written in the queue.
     """
 
     def add(self, dead_letter_queue: str, fingerprint: str, note: Note) -> None:
-        """Add a note."""
+        """Add a note to a group. Adding the same note again changes nothing."""
         with translated(self._url):
             self._scripts.note(
                 keys=self._places(dead_letter_queue),
@@ -41,7 +70,7 @@ class RedisNotes(RedisPart):
             )
 
     def notes(self, dead_letter_queue: str, fingerprint: str) -> list[Note]:
-        """Return the notes on a group."""
+        """Return the notes on a group, newest first."""
         with translated(self._url):
             text = self._client.hget(self._keys.notes(dead_letter_queue), spelled(fingerprint))
         lines = reversed((text or b"").splitlines())
@@ -49,7 +78,10 @@ class RedisNotes(RedisPart):
         return [note for note in found if note is not None]
 
     def set_status(self, dead_letter_queue: str, fingerprint: str, status: GroupStatus) -> None:
-        """Set the state of a group."""
+        """Set the state of a group: open, muted or resolved.
+
+        Storing a letter makes it regressed; see `Letters.dead_letter`.
+        """
         with translated(self._url):
             self._scripts.group_state(
                 keys=self._places(dead_letter_queue),
@@ -57,13 +89,13 @@ class RedisNotes(RedisPart):
             )
 
     def status(self, dead_letter_queue: str, fingerprint: str) -> GroupStatus:
-        """Return the state of a group."""
+        """Return the state of a group; one whose mute has ended is open."""
         with translated(self._url):
             text = self._client.hget(self._keys.states(dead_letter_queue), spelled(fingerprint))
         return OPEN_GROUP if text is None else _status(text, self.now())
 
     def statuses(self, dead_letter_queue: str) -> dict[str, GroupStatus]:
-        """Return the states of all groups that are not open."""
+        """Return the states of all groups of a queue that are not open, by fingerprint."""
         with translated(self._url):
             texts = self._client.hgetall(self._keys.states(dead_letter_queue))
         if not texts:

@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from celery_dlq.logs import readable
-from celery_dlq.store.base import OutboxEntry
 from celery_dlq.store.connect import translated
 from celery_dlq.store.many import of_each
-from celery_dlq.store.part import RedisPart
+from celery_dlq.store.part import Part
 
 
-class RedisOutbox(RedisPart):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxEntry:
+    """A letter that is still to be published to a dead-letter exchange."""
+
+    letter_id: str  # The letter's id
+    exchange: str  # The name of the exchange
+    routing_key: str  # The routing key to publish with
+    tries: int = 0  # How often it was published without a confirmation
+
+
+class Outbox(Part):
     """The `Outbox` in Redis."""
 
     def add(
         self, dead_letter_queue: str, entry: OutboxEntry, *, after_seconds: float = 0.0
     ) -> None:
-        """Add an entry, due after so long by the clock of Redis."""
+        """Add an entry, due after so long; an equal entry that is there is due then, too."""
         self._raise_if_away()
         at = int((self.now().timestamp() + after_seconds) * 1000) if after_seconds else 0
         with translated(self._url):
             self._client.zadd(self._keys.outbox(dead_letter_queue), {_text(entry): at})
 
     def due(self, dead_letter_queue: str, *, most: int, lease_seconds: float) -> list[OutboxEntry]:
-        """Return due entries and postpone them."""
+        """Return at most ``most`` due entries; they are due again after ``lease_seconds``."""
         with translated(self._url):
             found = self._scripts.due(
                 keys=[self._keys.outbox(dead_letter_queue)], args=[most, int(lease_seconds * 1000)]
@@ -35,14 +45,14 @@ class RedisOutbox(RedisPart):
         return [entry for entry in entries if entry is not None]
 
     def done(self, dead_letter_queue: str, entries: Sequence[OutboxEntry]) -> None:
-        """Remove entries."""
+        """Remove entries: they are published."""
         if entries:
             with translated(self._url):
                 texts = [_text(entry) for entry in entries]
                 self._client.zrem(self._keys.outbox(dead_letter_queue), *texts)
 
     def holding(self, dead_letter_queues: Sequence[str]) -> list[str]:
-        """Return those with an outbox."""
+        """Return those of the given queues that have entries."""
         with translated(self._url):
             found = of_each(
                 self._client,
@@ -52,7 +62,7 @@ class RedisOutbox(RedisPart):
             return [name for name, (there,) in found if there]
 
     def waiting(self, dead_letter_queue: str) -> int:
-        """Return the number of entries."""
+        """Return the number of entries of a queue."""
         with translated(self._url):
             return int(self._client.zcard(self._keys.outbox(dead_letter_queue)))
 

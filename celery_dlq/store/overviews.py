@@ -16,13 +16,12 @@ from redis.exceptions import ResponseError
 
 from celery_dlq.letters.record import Reason, from_micros, to_micros
 from celery_dlq.logs import readable
-from celery_dlq.store.base import Glance, Group, GroupOrder, QueueSummary, stored_at
-from celery_dlq.store.base.notes import KEPT_DAYS
 from celery_dlq.store.connect import translated
 from celery_dlq.store.grouping import by_hour, by_minute, in_last_hour, in_order
 from celery_dlq.store.keys import spelled
 from celery_dlq.store.many import of_each
-from celery_dlq.store.part import RedisPart
+from celery_dlq.store.part import Part
+from celery_dlq.store.records import KEPT_DAYS, Glance, Group, GroupOrder, QueueSummary, stored_at
 
 _MAX_RELEASE_CHARS = 100
 _SPANS_PER_HOUR = 12  # in parts/group.lua
@@ -30,11 +29,11 @@ _SAMPLES = 50
 """Nodes of a stream that Redis weighs; the others are taken to be like them."""
 
 
-class RedisOverviews(RedisPart):
+class Overviews(Part):
     """Reads what concerns dead-letter queues as a whole."""
 
     def names(self) -> list[str]:
-        """Return the names of all dead-letter queues."""
+        """Return the names of all dead-letter queues that ever had a letter, sorted."""
         with translated(self._url):
             return sorted(text_of(name) for name in self._client.smembers(self._keys.queues()))
 
@@ -102,7 +101,11 @@ class RedisOverviews(RedisPart):
         return in_order(found, by)
 
     def group(self, dead_letter_queue: str, fingerprint: str) -> Group | None:
-        """Return one group, from the tally; or as it was when its last letter left."""
+        """Return the group of a fingerprint, or ``None``.
+
+        Where letters are in Redis, also one of the newest 1,000 groups whose last letter left, for
+        `KEPT_DAYS`.
+        """
         name = spelled(fingerprint).encode()
         with translated(self._url):
             ranked = self._sized(dead_letter_queue, [name])

@@ -60,6 +60,3 @@ class Part:
         with translated(self._url):
             seconds, micros = self._client.time()
         return from_micros(seconds * 1_000_000 + micros)
-
-
-RedisPart = Part

@@ -15,12 +15,12 @@ from redis.exceptions import NoScriptError, RedisClusterException, ResponseError
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.record import Delivery, to_micros
 from celery_dlq.logs import get_logger
-from celery_dlq.store.base import ClaimState, MessageKey, QueueEntry, RedriveCall, RedriveOutcome
 from celery_dlq.store.claims import STATES
 from celery_dlq.store.cluster import LazyCluster
 from celery_dlq.store.connect import translated
 from celery_dlq.store.keys import Keys, spelled
-from celery_dlq.store.part import RedisPart
+from celery_dlq.store.part import Part
+from celery_dlq.store.records import ClaimState, MessageKey, QueueEntry, RedriveOutcome
 from celery_dlq.store.stream import ReadAhead
 
 logger = get_logger("celery_dlq.store")
@@ -29,7 +29,7 @@ _MARKER_MILLIS = 60_000
 _STATES = {ord("0") + reply: state for reply, state in STATES.items()}  # by digit of the reply
 
 
-class RedrivenMessages(RedisPart):
+class Redriven(Part):
     """Publishes messages of letters; marks and reads redriven ones in the hash of their counts."""
 
     def __init__(self, client: Any, url: str, keys: Keys, ttl_seconds: float) -> None:
@@ -38,7 +38,11 @@ class RedrivenMessages(RedisPart):
         self._idle: list[ReadAhead] = []  # connections for calls
 
     def marker(self) -> str | None:
-        """Write a key that expires, and return its name; no broker is a cluster."""
+        """Write a key that expires after a minute, and return its name.
+
+        A broker's client that sees the key reaches the same database. ``None`` if letters are
+        never kept in a broker's database.
+        """
         if isinstance(self._client, LazyCluster):
             return None
         key = self._keys.marker(uuid4().hex)
@@ -55,7 +59,11 @@ class RedrivenMessages(RedisPart):
         owner: str,
         previous_run_prefix: str,
     ) -> RedriveCall:
-        """Publish and remove in one script; see `DeadLetterStore.redrive`."""
+        """Publish the messages of letters and remove the letters, in one atomic step.
+
+        Only if the letters are in the broker's database; see `marker`. No letter has to be
+        claimed before; the claims of others are respected as by `claim`.
+        """
         name, keys = dead_letter_queue, self._keys
         places: list[str | bytes] = [
             keys.letters(name),
@@ -81,22 +89,25 @@ class RedrivenMessages(RedisPart):
                 text = json.dumps([len(places), *_flat(*seed)])
             letter = (spelled(letter_id), position, reason, fingerprint)
             args += (*letter, numbers[list_key], entry_text, text)
-        return _Call(self._url, self._scripts.redrive, places, args, self._idle)
+        return RedriveCall(self._url, self._scripts.redrive, places, args, self._idle)
 
     def close(self) -> None:
-        """Disconnect."""
+        """Close connections. Never raises."""
         while self._idle:
             self._idle.pop().close()
 
     def redriven(self, dead_letter_queue: str, job_id: str) -> dict[ClaimState, int]:
-        """Return what the script has counted for a job."""
+        """Return how many letters `redrive` has found in each state for a job.
+
+        Exact, also if the job's process was killed before it had counted them.
+        """
         key = self._keys.redriven(dead_letter_queue, job_id)
         with translated(self._url):
             counts = self._client.hgetall(key)
         return {state: int(counts.get(b"%d" % reply, 0)) for reply, state in STATES.items()}
 
     def watch(self, keys: Sequence[MessageKey]) -> None:
-        """Set a mark in the hash of the message's counts."""
+        """Mark messages that are about to be redriven, for `outcomes`."""
         with translated(self._url):
             pipe = self._client.pipeline(transaction=False)
             for key in keys:
@@ -120,8 +131,8 @@ class RedrivenMessages(RedisPart):
 
 
 @dataclass(slots=True)
-class _Call:
-    """A call of the script; see `RedriveCall`."""
+class RedriveCall:
+    """A call of `Redriven.redrive`. It does nothing twice, however often it is made."""
 
     url: str  # Shown in messages, without its password
     script: Any  # The script

@@ -9,6 +9,9 @@ from celery_dlq.letters.packed import packed
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.pipelined import Command, PipelinedConnection
 
+SUCCEEDED = "succeeded"
+"""The value of the ``reason`` field in a sample."""
+
 MOST_SAMPLES = 10_000
 """Approximate number of samples kept per queue, the newest."""
 
@@ -16,7 +19,7 @@ KEPT_SECONDS = 30 * 24 * 3600
 """A sample stream expires this many seconds after its last entry."""
 
 
-class RedisSamples:
+class Samples:
     """The `Samples` in Redis."""
 
     _MAX_WAITING = 1000  # between two flushes; further samples are dropped
@@ -28,12 +31,12 @@ class RedisSamples:
         self._waiting: deque[tuple[str, Mapping[str, bytes]]] = deque()
 
     def add(self, dead_letter_queue: str, fields: Mapping[str, bytes]) -> None:
-        """Queue a sample for the next flush."""
+        """Queue a sample, in the storage form of a letter. Sends nothing, never raises."""
         if len(self._waiting) < self._MAX_WAITING:
             self._waiting.append((dead_letter_queue, fields))
 
     def flush(self) -> None:
-        """Write the queued samples; drop them if Redis fails."""
+        """Send queued samples without waiting; drop them if that fails. Never raises."""
         while self._waiting:
             count = min(self._SAMPLES_PER_WRITE, len(self._waiting))
             some = [self._waiting.popleft() for _ in range(count)]

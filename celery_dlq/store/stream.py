@@ -8,8 +8,8 @@ from typing import Any
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.packed import fields_of
-from celery_dlq.store.base import RawPage
 from celery_dlq.store.connect import new_connection, translated
+from celery_dlq.store.records import RawPage
 from celery_dlq.store.slots import client_for, pipelined
 
 PAGE_BYTES = 8 * 1024 * 1024

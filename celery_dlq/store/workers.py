@@ -12,11 +12,11 @@ from typing import Any
 from celery_dlq.events import Change
 from celery_dlq.letters.record import from_micros, to_micros
 from celery_dlq.logs import readable
-from celery_dlq.store.base import HeartbeatReply, WorkerInfo
 from celery_dlq.store.connect import translated
 from celery_dlq.store.keys import Keys, spelled
-from celery_dlq.store.part import RedisPart
+from celery_dlq.store.part import Part
 from celery_dlq.store.pipelined import PipelinedConnection
+from celery_dlq.store.records import HeartbeatReply, WorkerInfo
 from celery_dlq.store.scripts import NodeReply, script_text
 
 SILENT_SECONDS = 30.0
@@ -26,7 +26,7 @@ _MAX_CHANGES = 10_000
 _NODE = script_text("node")
 
 
-class RedisWorkerRegistry(RedisPart):
+class WorkerRegistry(Part):
     """The `WorkerRegistry` in Redis."""
 
     def __init__(
@@ -35,7 +35,7 @@ class RedisWorkerRegistry(RedisPart):
         super().__init__(client, url, keys, connection)
 
     def register(self, info: WorkerInfo) -> None:
-        """Save a worker's info."""
+        """Save a worker's info; it is kept while the worker sends heartbeats."""
         text = {**asdict(info), "started_at": to_micros(info.started_at)}
         tasks = text.pop("tasks")
         self._node(info.hostname, _json(text), _json(tasks))
@@ -52,7 +52,7 @@ class RedisWorkerRegistry(RedisPart):
             self._client.hdel(self._keys.tasks(), hostname)
 
     def workers(self, *, with_tasks: bool = True) -> list[WorkerInfo]:
-        """Return the infos of live workers."""
+        """Return the infos of live workers, by host name; much smaller without their tasks."""
         with translated(self._url):
             live = self._live()
             infos = self._client.hmget(self._keys.worker_infos(), live) if live else []
@@ -65,7 +65,7 @@ class RedisWorkerRegistry(RedisPart):
         return [info for info in found if info is not None]
 
     def record(self, change: Change) -> None:
-        """Add a change to the audit log."""
+        """Add a change to the audit log, which keeps about the newest 10,000."""
         with translated(self._url):
             self._client.xadd(
                 self._keys.changes(),
@@ -75,7 +75,7 @@ class RedisWorkerRegistry(RedisPart):
             )
 
     def changes(self, *, limit: int) -> list[Change]:
-        """Return the newest changes."""
+        """Return at most ``limit`` changes, newest first."""
         with translated(self._url):
             entries = self._client.xrevrange(self._keys.changes(), count=limit)
         found = (

@@ -11,9 +11,9 @@ from celery import signals
 
 from celery_dlq.decorators import RejectToDLQ
 from celery_dlq.letters.record import DeadLetter, Delivery, Outcome
-from celery_dlq.store.base import Count, CountStatus, MessageKey, Stored
-from celery_dlq.store.counter import RedisCounter
-from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.counter import DeliveryCounter
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.records import Count, CountStatus, MessageKey, Stored
 
 
 class Ledger:
@@ -65,9 +65,9 @@ class Ledger:
         Patches the classes: a worker has connections of its own, and one of the whole test session
         has them already.
         """
-        dead_letter, count = RedisStore.dead_letter, RedisCounter.count
-        count_first, ended = RedisCounter.count_first, RedisCounter.ended
-        succeeded = RedisCounter.succeeded
+        dead_letter, count = Letters.dead_letter, DeliveryCounter.count
+        count_first, ended = DeliveryCounter.count_first, DeliveryCounter.ended
+        succeeded = DeliveryCounter.succeeded
 
         def counting(self_: Any, key: MessageKey, *args: Any, **options: Any) -> Count:
             counted = count(self_, key, *args, **options)
@@ -93,10 +93,10 @@ class Ledger:
             succeeded(self_, key, delivery, **options)
             self._closed(_message(key))
 
-        stack.enter_context(patch.object(RedisStore, "dead_letter", storing))
+        stack.enter_context(patch.object(Letters, "dead_letter", storing))
         stack.enter_context(
             patch.multiple(
-                RedisCounter,
+                DeliveryCounter,
                 count=counting,
                 count_first=counting_first,
                 ended=ending,

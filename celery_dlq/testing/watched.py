@@ -20,7 +20,7 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import DeadLetter, Reason, field_kinds
 from celery_dlq.plugin import ATTRIBUTE, DeadLetters
 from celery_dlq.policies.checks import suggestion
-from celery_dlq.store.base import DeadLetterStore
+from celery_dlq.store.letters import Letters
 from celery_dlq.testing.eager import EagerGuards, itself
 from celery_dlq.testing.ledger import Ledger
 from celery_dlq.testing.server import embedded
@@ -273,7 +273,7 @@ class _Watched:
 
     app: Any
     dlq: DeadLetters
-    store: DeadLetterStore
+    store: Letters
     _before: set[tuple[str, str]] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -42,7 +42,8 @@ from celery_dlq.policies.decisions import (
     decide_end,
 )
 from celery_dlq.policies.resolved import Executions, PolicyCache, ResolvedPolicy
-from celery_dlq.store.base import Clock, DeliveryCounter, MessageKey
+from celery_dlq.store.counter import DeliveryCounter
+from celery_dlq.store.records import Clock, MessageKey
 from celery_dlq.worker.dispatched import AtWork
 from celery_dlq.worker.periodic import PeriodicTasks
 from celery_dlq.worker.starts import Starts

@@ -10,8 +10,9 @@ from datetime import datetime, timedelta
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.drift import differences
-from celery_dlq.store.base import WorkerInfo, WorkerRegistry
 from celery_dlq.store.instructions import Instruction, Instructions, Override
+from celery_dlq.store.records import WorkerInfo
+from celery_dlq.store.workers import WorkerRegistry
 
 logger = get_logger("celery_dlq.worker")
 

@@ -8,7 +8,7 @@ from celery_dlq.config import Settings
 from celery_dlq.decorators import task_policies
 from celery_dlq.letters.record import EPOCH
 from celery_dlq.policies.drift import TASK_PREFIX
-from celery_dlq.store.base import MAX_TASKS, WorkerInfo
+from celery_dlq.store.records import MAX_TASKS, WorkerInfo
 
 
 def worker_info(app: Any, settings: Settings) -> WorkerInfo:

@@ -28,7 +28,8 @@ from celery_dlq.policies.decisions import (
     decide_start,
 )
 from celery_dlq.policies.policy import CrashLimit, Policy
-from celery_dlq.store.base import Clock, Count, CountStatus, DeliveryCounter, MessageKey
+from celery_dlq.store.counter import DeliveryCounter
+from celery_dlq.store.records import Clock, Count, CountStatus, MessageKey
 from celery_dlq.writing.lifecycle import OVER, GuardedRequest, InFlight
 
 logger = get_logger("celery_dlq.worker")

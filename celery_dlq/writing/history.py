@@ -7,7 +7,8 @@ from dataclasses import replace
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.record import Delivery, Outcome
 from celery_dlq.logs import get_logger
-from celery_dlq.store.base import DeliveryCounter, MessageKey
+from celery_dlq.store.counter import DeliveryCounter
+from celery_dlq.store.records import MessageKey
 from celery_dlq.writing.lifecycle import InFlight
 
 logger = get_logger("celery_dlq.worker")

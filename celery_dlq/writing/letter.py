@@ -11,7 +11,7 @@ from celery_dlq.letters.fingerprint import fingerprint
 from celery_dlq.letters.record import DeadLetter, Delivery, Reason
 from celery_dlq.policies.decisions import Die
 from celery_dlq.policies.resolved import ResolvedPolicy
-from celery_dlq.store.base import MessageKey
+from celery_dlq.store.records import MessageKey
 from celery_dlq.writing.capture import Message
 from celery_dlq.writing.failure import MESSAGE_LIMIT, SENTRY_TRACE, Failure
 

@@ -12,7 +12,7 @@ from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import shortened
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.logs import get_logger
-from celery_dlq.store.base import ServerMemory
+from celery_dlq.store.records import ServerMemory
 
 logger = get_logger("celery_dlq.worker")
 

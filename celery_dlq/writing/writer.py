@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import DeadLettered, Events
@@ -28,7 +29,8 @@ from celery_dlq.metrics import (
     STORE_ERRORS,
     Counts,
 )
-from celery_dlq.store.base import DeadLetterStore, LetterOutbox, MessageKey, Stored
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.records import MessageKey, Stored
 from celery_dlq.writing.letter import plain
 from celery_dlq.writing.lifecycle import DeliveryState, WaitsForStore
 from celery_dlq.writing.memory_limit import MemoryLimit, MemoryLimitReached
@@ -38,6 +40,20 @@ logger = get_logger("celery_dlq.worker")
 
 _MAX_WAITING_LETTERS = 10_000
 _NO_TASK = {Reason.UNKNOWN_TASK, Reason.INVALID_MESSAGE, Reason.UNDECODABLE_MESSAGE}
+
+
+class LetterOutbox(Protocol):
+    """Adds a letter to the outbox of the exchange that its policy names."""
+
+    def add(self, letter: DeadLetter) -> None:
+        """Add the letter if its policy names an exchange.
+
+        Called before the letter is stored: if the process is killed in between, the exchange
+        still gets the letter.
+        """
+
+    def close(self) -> None:
+        """Disconnect; never raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +71,7 @@ class LetterWriter:
 
     def __init__(
         self,
-        store: DeadLetterStore,
+        store: Letters,
         spool: Spool,
         *,
         limit: MemoryLimit | None = None,

@@ -27,8 +27,8 @@ from celery_dlq.letters.record import DeadLetter, Delivery, Kind, Outcome, Reaso
 from celery_dlq.policies.overrides import keys as overridable
 from celery_dlq.policies.policy import Policy
 from celery_dlq.spark.options import ReadOptions, WriteOptions
-from celery_dlq.store.base import MessageKey
 from celery_dlq.store.keys import Keys
+from celery_dlq.store.records import MessageKey
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx

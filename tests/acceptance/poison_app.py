@@ -424,18 +424,18 @@ stops_at_receipt.Request = StopsAtReceipt
 
 def die_after_storing() -> None:
     """Make the worker SIGKILL itself between storing a letter and acknowledging the message."""
-    from celery_dlq.store.letters import RedisStore
+    from celery_dlq.store.letters import Letters
 
-    store = RedisStore.dead_letter
+    store = Letters.dead_letter
 
-    def dead_letter(self: RedisStore, *args: Any) -> Any:
+    def dead_letter(self: Letters, *args: Any) -> Any:
         stored = store(self, *args)
         with redis.Redis.from_url(f"{URL}/2") as client:
             if client.incr("stored") == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
         return stored
 
-    RedisStore.dead_letter = dead_letter  # type: ignore[method-assign]
+    Letters.dead_letter = dead_letter  # type: ignore[method-assign]
 
 
 if os.environ.get("POISON_DIE_AFTER_STORING"):

@@ -15,7 +15,7 @@ from waiting import poll
 from workers import Worker
 
 from celery_dlq import DeadLetter
-from celery_dlq.store.base import Group, GroupState
+from celery_dlq.store.records import Group, GroupState
 
 DLQ = "orders-DLQ"
 SHORT_SIGHT = {"broker_transport_options": {"visibility_timeout": 1}}

@@ -514,15 +514,15 @@ def test_every_change_is_in_the_audit_and_on_the_bus(poison: ModuleType) -> None
 
 DIES = """
 import os, signal, sys, time
-from celery_dlq.store.jobs import RedisJobStore
-from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.jobs import JobStore
+from celery_dlq.store.letters import Letters
 from celery_dlq.operations.redrive.publisher import Publisher
 import poison_app
 
 owner, name, when = sys.argv[1], sys.argv[2], sys.argv[3]
 if len(sys.argv) > 5:  # as if the broker were elsewhere
-    RedisStore.marker = lambda self: None
-places = {"RedisStore": RedisStore, "Publisher": Publisher, "RedisJobStore": RedisJobStore}
+    Letters.marker = lambda self: None
+places = {"Letters": Letters, "Publisher": Publisher, "JobStore": JobStore}
 place = places[owner]
 inner, calls = getattr(place, name), []
 
@@ -556,13 +556,13 @@ def dies(redis_url: str, owner: str, name: str, when: str, operation: str, *more
 @pytest.mark.parametrize(
     ("owner", "name", "when", "twice"),
     [
-        ("RedisStore", "claim", "before", 0),
-        ("RedisStore", "claim", "after", 0),
+        ("Letters", "claim", "before", 0),
+        ("Letters", "claim", "after", 0),
         ("Publisher", "publish", "after", 500),
-        ("RedisStore", "mark_published", "after", 0),
+        ("Letters", "mark_published", "after", 0),
         # Removed in the background: the next letters may be on their way at that moment.
-        ("RedisStore", "remove", "before", None),
-        ("RedisStore", "remove", "after", None),
+        ("Letters", "remove", "before", None),
+        ("Letters", "remove", "after", None),
     ],
 )
 def test_a_redrive_killed_anywhere_is_finished_by_resuming_its_job(
@@ -595,14 +595,14 @@ def test_a_redrive_killed_anywhere_is_finished_by_resuming_its_job(
 @pytest.mark.parametrize(
     ("owner", "name", "when", "elsewhere", "twice"),
     [
-        ("RedisJobStore", "replace", "before", (), 0),
-        ("RedisJobStore", "replace", "after", (), 0),
-        ("RedisStore", "redrive", "before", (), 0),
-        ("RedisStore", "redrive", "after", (), 0),
-        ("RedisStore", "claim", "after", ("elsewhere",), 0),
+        ("JobStore", "replace", "before", (), 0),
+        ("JobStore", "replace", "after", (), 0),
+        ("Letters", "redrive", "before", (), 0),
+        ("Letters", "redrive", "after", (), 0),
+        ("Letters", "claim", "after", ("elsewhere",), 0),
         ("Publisher", "publish", "before", ("elsewhere",), 0),
         ("Publisher", "publish", "after", ("elsewhere",), A_BATCH),
-        ("RedisStore", "mark_published", "after", ("elsewhere",), 0),
+        ("Letters", "mark_published", "after", ("elsewhere",), 0),
     ],
 )
 def test_a_job_whose_runner_is_killed_anywhere_is_finished_by_another(
@@ -619,7 +619,7 @@ def test_a_job_whose_runner_is_killed_anywhere_is_finished_by_another(
     sent = {put(poison).id for _ in range(1100)}
     plan = poison.dlq.plan("redrive", QUEUE)
     poison.dlq.start(plan.id)
-    if owner == "RedisJobStore":  # its second call is the one of a second job
+    if owner == "JobStore":  # its second call is the one of a second job
         other = poison.dlq.plan("purge", QUEUE, LetterFilter(task_name="none"))
         poison.dlq.start(other.id)
     dies(redis_url, owner, name, when, "runner", *elsewhere)
@@ -678,7 +678,7 @@ def test_a_discard_killed_anywhere_is_finished_by_resuming_its_job(
     """Each letter is in its queue or in the bin, at every moment."""
     sent = {put(poison).id for _ in range(1100)}
     name = "discard" if operation == "discard" else "remove"
-    dies(redis_url, "RedisStore", name, when, operation)
+    dies(redis_url, "Letters", name, when, operation)
     binned = {found.text("id") for found in poison.dlq.discarded(QUEUE)}
     here = set(left(poison))
     assert not here & binned

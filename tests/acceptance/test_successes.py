@@ -149,7 +149,7 @@ def test_the_stream_stays_bounded(redis_url: str, monkeypatch: pytest.MonkeyPatc
     """About the newest ten thousand successes of a queue are kept."""
     monkeypatch.setattr(samples, "MOST_SAMPLES", 200)
     connection = PipelinedConnection(connect(redis_url, 2, retries=0), redis_url)
-    kept = samples.RedisSamples(connection, Keys())
+    kept = samples.Samples(connection, Keys())
     for burst in range(2):
         for number in range(1500):  # more than one tick takes
             kept.add("orders-DLQ", {"id": b"%d" % (burst * 1500 + number), "reason": b"succeeded"})

@@ -248,10 +248,10 @@ import poison_app
 from celery_dlq.operations import jobs
 from celery_dlq.features.auto_redrive import operations as auto_redrive
 from celery_dlq.operations.redrive import publisher
-from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.letters import Letters
 
 owner, name, when, number, elsewhere = sys.argv[1:]
-place = {"RedisStore": RedisStore, "JobRun": jobs.JobRun, "Publisher": publisher.Publisher}[owner]
+place = {"Letters": Letters, "JobRun": jobs.JobRun, "Publisher": publisher.Publisher}[owner]
 inner, calls = getattr(place, name), []
 
 def dying(self, *args, **kwargs):
@@ -265,7 +265,7 @@ def dying(self, *args, **kwargs):
 
 setattr(place, name, dying)
 if elsewhere:
-    RedisStore.marker = lambda _: None
+    Letters.marker = lambda _: None
 auto_redrive.LEASE_SECONDS = 1.0
 running = poison_app.dlq.assembly.running()
 list(running.redrive_due(running._policies.in_force(), lambda: False))
@@ -275,19 +275,19 @@ list(running.redrive_due(running._policies.in_force(), lambda: False))
 @pytest.mark.parametrize(
     ("owner", "name", "when", "number", "elsewhere", "twice"),
     [
-        ("RedisStore", "export_lease", "after", "1", "", 0),
-        ("RedisStore", "export_lease", "after", "2", "", 0),
+        ("Letters", "export_lease", "after", "1", "", 0),
+        ("Letters", "export_lease", "after", "2", "", 0),
         ("JobRun", "beat", "before", "1", "", 0),
         ("JobRun", "beat", "after", "1", "", 0),
-        ("RedisStore", "redrive", "before", "2", "", 0),
-        ("RedisStore", "redrive", "after", "2", "", 0),
+        ("Letters", "redrive", "before", "2", "", 0),
+        ("Letters", "redrive", "after", "2", "", 0),
         ("JobRun", "end", "before", "1", "", 0),
         ("JobRun", "end", "after", "1", "", 0),
-        ("RedisStore", "export_lease", "before", "3", "", 0),
-        ("RedisStore", "claim", "after", "2", "elsewhere", 0),
+        ("Letters", "export_lease", "before", "3", "", 0),
+        ("Letters", "claim", "after", "2", "elsewhere", 0),
         ("Publisher", "publish", "before", "2", "elsewhere", 0),
         ("Publisher", "publish", "after", "2", "elsewhere", 100),
-        ("RedisStore", "mark_published", "after", "2", "elsewhere", 0),
+        ("Letters", "mark_published", "after", "2", "elsewhere", 0),
     ],
 )
 def test_a_look_killed_anywhere_is_finished_by_the_next_ones(

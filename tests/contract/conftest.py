@@ -1,4 +1,4 @@
-"""The backends that keep the contracts of `celery_dlq.store.base`."""
+"""The store on one Redis, and on a cluster."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from celery_dlq.store import base
-from celery_dlq.store.backend import RedisBackend
-from celery_dlq.store.base import DeadLetterStore, DeliveryCounter
 from celery_dlq.store.connect import connect
-from celery_dlq.store.counter import RedisCounter
+from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.keys import Keys
-from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.letters import Letters
 from celery_dlq.store.slots import pipelined
+from celery_dlq.store.store import Store
 
 TTL_SECONDS = 3600.0
 
@@ -23,7 +21,7 @@ TTL_SECONDS = 3600.0
 class Backend:
     """A store and a counter that belong together."""
 
-    store: DeadLetterStore
+    store: Letters
     counter: DeliveryCounter
 
 
@@ -43,7 +41,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
 
 
 @pytest.fixture
-def store(backend: Backend) -> DeadLetterStore:
+def store(backend: Backend) -> Letters:
     """Give the store of each backend in turn."""
     return backend.store
 
@@ -58,16 +56,16 @@ def redis_backend(url: str) -> Backend:
     """The Redis backend, wired as the plugin does it."""
     connection = pipelined(connect(url, 2.0, retries=0), url)
     return Backend(
-        store=RedisStore(connect(url, 2.0), url, Keys()),
+        store=Letters(connect(url, 2.0), url, Keys()),
         # What nobody ended is over here; how long a worker may be silent is tested elsewhere.
-        counter=RedisCounter(connection, Keys(), TTL_SECONDS, stale_seconds=0),
+        counter=DeliveryCounter(connection, Keys(), TTL_SECONDS, stale_seconds=0),
     )
 
 
 @pytest.fixture(params=["redis", "cluster"])
-def parts(request: pytest.FixtureRequest) -> Iterator[base.Backend]:
+def parts(request: pytest.FixtureRequest) -> Iterator[Store]:
     """Give all parts of each backend in turn, empty."""
     url = request.getfixturevalue(f"{request.param}_url")
-    made = RedisBackend(url, timeout_seconds=2.0)
+    made = Store(url, timeout_seconds=2.0)
     yield made
     made.close()

@@ -13,8 +13,9 @@ from celery_dlq.events import Action, Events
 from celery_dlq.features.circuit_breaker.operations import Circuits, hold_id_of
 from celery_dlq.features.circuit_breaker.policy import CircuitBreaker, Closed, Died, Emptied, Opened
 from celery_dlq.metrics import Counts
-from celery_dlq.store.base import Backend, Ends, Succeeded
+from celery_dlq.store.circuits import Ends, Succeeded
 from celery_dlq.store.instructions import Circuit, Hold
+from celery_dlq.store.store import Store
 
 TASK, QUEUE, BROKER = "shop.süß", "orders", "redis://here/0"
 HOLD = hold_id_of(TASK, QUEUE, BROKER)
@@ -26,7 +27,7 @@ def told(number: int = 0, *, breaker: str = HOLD, window: float = 60.0) -> Succe
     return Succeeded(breaker, window, number)
 
 
-def test_letters_of_one_fingerprint_are_counted_among_all_ends(parts: Backend) -> None:
+def test_letters_of_one_fingerprint_are_counted_among_all_ends(parts: Store) -> None:
     """Of one task and queue; successes come with a letter or by themselves."""
     store = parts.circuits
     assert store.died("f", told()) == Ends(1, 1)
@@ -38,7 +39,7 @@ def test_letters_of_one_fingerprint_are_counted_among_all_ends(parts: Backend) -
     assert store.died("f", told()) == Ends(1, 1)
 
 
-def test_what_left_the_window_counts_no_more(parts: Backend) -> None:
+def test_what_left_the_window_counts_no_more(parts: Store) -> None:
     """The newest stay."""
     store, short = parts.circuits, told(5, window=0.4)
     store.succeeded([short])
@@ -46,7 +47,7 @@ def test_what_left_the_window_counts_no_more(parts: Backend) -> None:
     poll(lambda: store.died("f", told(window=0.4)).died < 3, every_seconds=0.5)
 
 
-def test_more_groups_than_are_told_apart_count_among_all(parts: Backend) -> None:
+def test_more_groups_than_are_told_apart_count_among_all(parts: Store) -> None:
     """Their number is bounded in the store."""
     for number in range(60):
         ends = parts.circuits.died(f"f{number}", told())
@@ -54,7 +55,7 @@ def test_more_groups_than_are_told_apart_count_among_all(parts: Backend) -> None
     assert parts.circuits.died("f0", told()).died >= 1
 
 
-def test_the_state_of_a_breaker_comes_back_with_its_hold(parts: Backend) -> None:
+def test_the_state_of_a_breaker_comes_back_with_its_hold(parts: Store) -> None:
     """Whole, and workers are told that it changed."""
     circuit = Circuit(
         task=TASK, queue=QUEUE, opened_at=7, probe_every=1.5, probes=2, probed_at=9, successes=1
@@ -67,14 +68,14 @@ def test_the_state_of_a_breaker_comes_back_with_its_hold(parts: Backend) -> None
     assert not parts.instructions.replace(hold, other)
 
 
-def changes(parts: Backend) -> tuple[Circuits, list[Any]]:
+def changes(parts: Store) -> tuple[Circuits, list[Any]]:
     """What changes breakers, and the changes that it tells."""
     events, seen = Events(), []
     events.subscribe(seen.append)
     return Circuits(parts, events, Counts(), BROKER), seen
 
 
-def test_of_many_processes_one_opens_and_tells(parts: Backend) -> None:
+def test_of_many_processes_one_opens_and_tells(parts: Store) -> None:
     """At the same moment, for the same cause."""
     circuits, seen = changes(parts)
     barrier, won = Barrier(4), []
@@ -94,7 +95,7 @@ def test_of_many_processes_one_opens_and_tells(parts: Backend) -> None:
     assert [change.action for change in parts.workers.changes(limit=9)] == [Action.CIRCUIT_OPENED]
 
 
-def test_a_breaker_opens_closes_and_opens_again_with_one_hold(parts: Backend) -> None:
+def test_a_breaker_opens_closes_and_opens_again_with_one_hold(parts: Store) -> None:
     """Which ends when its messages are released; counts begin anew at the closing."""
     circuits, seen = changes(parts)
     parts.circuits.died("f", told())

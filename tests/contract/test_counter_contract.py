@@ -17,11 +17,11 @@ from builders import DLQ, NOW, a_delivery, a_key, an_ended_delivery
 from servers import RedisServer
 
 from celery_dlq.letters.record import Delivery, Outcome
-from celery_dlq.store.base import Count, CountStatus, DeliveryCounter, MessageKey
 from celery_dlq.store.connect import connect
-from celery_dlq.store.counter import HISTORY_LIMIT, RedisCounter
+from celery_dlq.store.counter import HISTORY_LIMIT, DeliveryCounter
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.pipelined import PipelinedConnection
+from celery_dlq.store.records import Count, CountStatus, MessageKey
 
 TTL_SECONDS = 3600
 _SECONDS = count()
@@ -505,7 +505,7 @@ def test_flushing_and_closing_may_be_repeated(counter: DeliveryCounter) -> None:
 def redis_counter(redis_url: str) -> Iterator[DeliveryCounter]:
     """Give the counter of Redis alone, for what only Redis does."""
     connection = PipelinedConnection(connect(redis_url, 2.0, retries=0), redis_url)
-    counter = RedisCounter(connection, Keys(), TTL_SECONDS, stale_seconds=0)
+    counter = DeliveryCounter(connection, Keys(), TTL_SECONDS, stale_seconds=0)
     yield counter
     counter.close()
 

@@ -14,9 +14,10 @@ from celery_dlq.events import Action, Event, Events, acting_as
 from celery_dlq.features.groups.operations import Notes
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.operations.reading import Reading
-from celery_dlq.store.backend import RedisBackend
-from celery_dlq.store.base import OPEN_GROUP, Backend, GroupState, GroupStatus, Note, Stored
-from celery_dlq.store.base.reports import Why
+from celery_dlq.store.notes import Note
+from celery_dlq.store.records import OPEN_GROUP, GroupState, GroupStatus, Stored
+from celery_dlq.store.reports import Why
+from celery_dlq.store.store import Store
 
 GROUP = "0123456789abcdef"
 OTHER = "fedcba9876543210"
@@ -27,13 +28,13 @@ def letter_of(release: str | None = None, **changes: Any) -> DeadLetter:
     return a_letter(**{"fingerprint": GROUP, "release": release, **changes})
 
 
-def dies(parts: Backend, release: str | None = None, **changes: Any) -> Stored:
+def dies(parts: Store, release: str | None = None, **changes: Any) -> Stored:
     """Store a letter of the group."""
     letter = letter_of(release, **changes)
     return parts.letters.dead_letter(letter, key_of(letter))
 
 
-def resolve(parts: Backend, release: str | None = None, *releases: str) -> GroupStatus:
+def resolve(parts: Store, release: str | None = None, *releases: str) -> GroupStatus:
     """Resolve the group, which had died in some releases."""
     status = GroupStatus(
         state=GroupState.RESOLVED, at=NOW, actor="ann@desk", release=release, releases=releases
@@ -42,12 +43,12 @@ def resolve(parts: Backend, release: str | None = None, *releases: str) -> Group
     return status
 
 
-def state(parts: Backend) -> GroupState:
+def state(parts: Store) -> GroupState:
     """The state of the group."""
     return parts.notes.status(DLQ, GROUP).state
 
 
-def test_a_state_is_kept_whole(parts: Backend) -> None:
+def test_a_state_is_kept_whole(parts: Store) -> None:
     """Each group and each queue has its own; a group is open until somebody says otherwise."""
     assert parts.notes.status(DLQ, GROUP) is OPEN_GROUP
     resolved = GroupStatus(
@@ -74,7 +75,7 @@ def test_a_state_is_kept_whole(parts: Backend) -> None:
     assert parts.notes.statuses(DLQ) == {OTHER: muted}
 
 
-def test_a_mute_ends_by_itself(parts: Backend) -> None:
+def test_a_mute_ends_by_itself(parts: Store) -> None:
     """By the clock of the store; without an end it lasts."""
     past = datetime.now(timezone.utc) - timedelta(seconds=5)
     for until, expected in ((past, GroupState.OPEN), (None, GroupState.MUTED)):
@@ -84,7 +85,7 @@ def test_a_mute_ends_by_itself(parts: Backend) -> None:
         assert (GROUP in parts.notes.statuses(DLQ)) is (expected is GroupState.MUTED)
 
 
-def test_the_first_letter_of_a_resolved_group_makes_it_regressed(parts: Backend) -> None:
+def test_the_first_letter_of_a_resolved_group_makes_it_regressed(parts: Store) -> None:
     """Once, and it is known which letter it was and who had resolved the group when."""
     dies(parts)
     resolve(parts)
@@ -101,7 +102,7 @@ def test_the_first_letter_of_a_resolved_group_makes_it_regressed(parts: Backend)
     assert dies(parts) is Stored.REGRESSED
 
 
-def test_a_state_outlives_the_letters_of_its_group(parts: Backend) -> None:
+def test_a_state_outlives_the_letters_of_its_group(parts: Store) -> None:
     """People resolve a group and redrive it; the next letter is weeks later."""
     letter = letter_of()
     parts.letters.dead_letter(letter, key_of(letter))
@@ -128,7 +129,7 @@ def test_a_state_outlives_the_letters_of_its_group(parts: Backend) -> None:
     ],
 )
 def test_a_worker_that_is_not_deployed_yet_is_no_regression(
-    parts: Backend,
+    parts: Store,
     fixed_in: str | None,
     before: tuple[str, ...],
     died_in: str | None,
@@ -141,7 +142,7 @@ def test_a_worker_that_is_not_deployed_yet_is_no_regression(
     assert state(parts) is (GroupState.RESOLVED if went_on else GroupState.REGRESSED)
 
 
-def test_many_workers_end_a_resolution_once(parts: Backend) -> None:
+def test_many_workers_end_a_resolution_once(parts: Store) -> None:
     """One of their letters does."""
     resolve(parts)
     with ThreadPoolExecutor(4) as threads:
@@ -149,7 +150,7 @@ def test_many_workers_end_a_resolution_once(parts: Backend) -> None:
     assert sorted(one.name for one in found) == ["NEW"] * 19 + ["REGRESSED"]
 
 
-def test_a_regression_is_reported_whatever_was_reported_before(parts: Backend) -> None:
+def test_a_regression_is_reported_whatever_was_reported_before(parts: Store) -> None:
     """Once for each resolution; asking again gives the same answer."""
     first = letter_of()
     assert parts.reports.of(first) is not None
@@ -177,7 +178,7 @@ def test_a_regression_is_reported_whatever_was_reported_before(parts: Backend) -
     assert report.why is Why.REGRESSED
 
 
-def test_a_muted_group_is_not_reported(parts: Backend) -> None:
+def test_a_muted_group_is_not_reported(parts: Store) -> None:
     """Its letters are stored all the same."""
     muted = GroupStatus(state=GroupState.MUTED, at=NOW, actor="ann")
     parts.notes.set_status(DLQ, GROUP, muted)
@@ -193,7 +194,7 @@ def test_states_go_long_after_their_letters(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When the next one is set; a group that has letters keeps its own."""
-    backend = RedisBackend(redis_url, timeout_seconds=2.0)
+    backend = Store(redis_url, timeout_seconds=2.0)
     monkeypatch.setattr("celery_dlq.store.notes._KEPT_MILLIS", -1000)  # all are overdue
     dies(backend, fingerprint="alive")
     muted = GroupStatus(state=GroupState.MUTED, at=NOW, actor="ann")
@@ -205,7 +206,7 @@ def test_states_go_long_after_their_letters(
 
 def test_a_state_of_a_later_version_counts_as_open(redis_url: str) -> None:
     """And letters of its group are stored."""
-    backend = RedisBackend(redis_url, timeout_seconds=2.0)
+    backend = Store(redis_url, timeout_seconds=2.0)
     key = backend.keys.states(DLQ)
     for text in (b"odd", b"snoozed|1|2|3|{}", b'resolved|||1|{"odd": 1}', b"resolved|x", b"\xff"):
         backend.client.hset(key, GROUP, text)
@@ -215,7 +216,7 @@ def test_a_state_of_a_later_version_counts_as_open(redis_url: str) -> None:
     backend.close()
 
 
-def operations(parts: Backend) -> tuple[Notes, Reading, list[Event]]:
+def operations(parts: Store) -> tuple[Notes, Reading, list[Event]]:
     """What sets states, what reads groups, and the events of the former."""
     seen: list[Event] = []
     events = Events()
@@ -224,7 +225,7 @@ def operations(parts: Backend) -> tuple[Notes, Reading, list[Event]]:
     return Notes(parts, reading, events), reading, seen
 
 
-def test_who_resolved_a_group_in_which_release_is_known_and_audited(parts: Backend) -> None:
+def test_who_resolved_a_group_in_which_release_is_known_and_audited(parts: Store) -> None:
     """The note is one of the group's notes; the releases before are those that it died in."""
     notes, reading, seen = operations(parts)
     dies(parts, "1")
@@ -243,7 +244,7 @@ def test_who_resolved_a_group_in_which_release_is_known_and_audited(parts: Backe
     assert dies(parts, "3") is Stored.REGRESSED
 
 
-def test_a_group_is_found_by_its_state_also_without_letters(parts: Backend) -> None:
+def test_a_group_is_found_by_its_state_also_without_letters(parts: Store) -> None:
     """Its last letters tell what it was; open groups are those that have letters."""
     notes, reading, _ = operations(parts)
     letters = [letter_of(fingerprint=name, release="1") for name in ("aa", "bb", "cc", "dd")]
@@ -272,7 +273,7 @@ def test_a_group_is_found_by_its_state_also_without_letters(parts: Backend) -> N
         reading.groups(DLQ, state="fixed")
 
 
-def test_a_cause_whose_letters_are_gone_is_still_known(parts: Backend) -> None:
+def test_a_cause_whose_letters_are_gone_is_still_known(parts: Store) -> None:
     """People redrive its letters first, and then say that it is mended."""
     notes, reading, _ = operations(parts)
     letters = [letter_of(release="1"), letter_of(release="2")]
@@ -296,7 +297,7 @@ def test_a_cause_whose_letters_are_gone_is_still_known(parts: Backend) -> None:
         notes.resolve(DLQ, "a-typo")
 
 
-def test_a_note_alone_keeps_a_cause_known(parts: Backend) -> None:
+def test_a_note_alone_keeps_a_cause_known(parts: Store) -> None:
     """Of letters on a broker, Redis has nothing else."""
     notes, reading, _ = operations(parts)
     dies(parts, fingerprint=OTHER)
@@ -307,7 +308,7 @@ def test_a_note_alone_keeps_a_cause_known(parts: Backend) -> None:
 
 def test_groups_that_are_gone_are_bounded_and_forgotten(redis_url: str) -> None:
     """The newest 1,000, for 90 days; a group that comes back is one with letters again."""
-    backend = RedisBackend(redis_url, timeout_seconds=2.0)
+    backend = Store(redis_url, timeout_seconds=2.0)
     letters = [letter_of(fingerprint=f"f{number}") for number in range(1010)]
     for letter in letters:
         backend.letters.dead_letter(letter, key_of(letter))
@@ -329,7 +330,7 @@ def test_groups_that_are_gone_are_bounded_and_forgotten(redis_url: str) -> None:
     backend.close()
 
 
-def test_a_group_that_regressed_can_be_resolved_again_or_reopened(parts: Backend) -> None:
+def test_a_group_that_regressed_can_be_resolved_again_or_reopened(parts: Store) -> None:
     """The release in which it died again is one of those before the next fix."""
     notes, reading, _ = operations(parts)
     letter = letter_of("1")
@@ -346,7 +347,7 @@ def test_a_group_that_regressed_can_be_resolved_again_or_reopened(parts: Backend
     assert reading.group(DLQ, GROUP).status is OPEN_GROUP
 
 
-def test_what_cannot_be_set_is_refused(parts: Backend) -> None:
+def test_what_cannot_be_set_is_refused(parts: Store) -> None:
     """Nothing of it is in the audit."""
     notes, _, _ = operations(parts)
     dies(parts)

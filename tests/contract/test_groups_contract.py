@@ -13,24 +13,24 @@ from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.operations.reading import Reading
 
 if TYPE_CHECKING:
-    from celery_dlq.store.base import DeadLetterStore
+    from celery_dlq.store.letters import Letters
 
 MINUTE = timedelta(minutes=1)
 
 
-def stored(store: DeadLetterStore, fingerprint: str = "aa", **changes: Any) -> DeadLetter:
+def stored(store: Letters, fingerprint: str = "aa", **changes: Any) -> DeadLetter:
     """A letter that is in the store now."""
     letter = a_letter(fingerprint=fingerprint, **changes)
     store.dead_letter(letter, key_of(letter))
     return letter
 
 
-def newest(store: DeadLetterStore, most: int | None = None) -> list[str]:
+def newest(store: Letters, most: int | None = None) -> list[str]:
     """The fingerprints of the groups, last seen first."""
     return [group.fingerprint for group in store.groups(DLQ, most=most, by="newest")]
 
 
-def test_arrivals_are_counted_by_reason_and_minute(store: DeadLetterStore) -> None:
+def test_arrivals_are_counted_by_reason_and_minute(store: Letters) -> None:
     """By when letters were stored, also those that are gone; a queue without any has none."""
     first = stored(store)
     stored(store)
@@ -49,7 +49,7 @@ def test_arrivals_are_counted_by_reason_and_minute(store: DeadLetterStore) -> No
     assert orders.last_hour == 3
 
 
-def test_groups_can_be_ordered_by_their_newest_letter(store: DeadLetterStore) -> None:
+def test_groups_can_be_ordered_by_their_newest_letter(store: Letters) -> None:
     """What began to fail after a deploy is on top, however small its group is."""
     for minute, fingerprint in enumerate(("aa", "aa", "bb", "cc", "bb")):
         stored(store, fingerprint, dead_lettered_at=NOW + minute * MINUTE)
@@ -61,7 +61,7 @@ def test_groups_can_be_ordered_by_their_newest_letter(store: DeadLetterStore) ->
         reading.groups(DLQ, by="size")  # type: ignore[arg-type]
 
 
-def test_the_order_of_groups_follows_removals(store: DeadLetterStore) -> None:
+def test_the_order_of_groups_follows_removals(store: Letters) -> None:
     """A group without letters is in no order, and comes back when a letter does."""
     gone = stored(store, "bb", dead_lettered_at=NOW + MINUTE)
     stored(store, "aa")
@@ -71,7 +71,7 @@ def test_the_order_of_groups_follows_removals(store: DeadLetterStore) -> None:
     assert newest(store) == ["bb", "aa"]
 
 
-def test_a_restored_letter_is_in_the_order_of_groups(store: DeadLetterStore) -> None:
+def test_a_restored_letter_is_in_the_order_of_groups(store: Letters) -> None:
     """Its group was gone with it; it did not arrive again."""
     letter = stored(store, "bb", dead_lettered_at=NOW + MINUTE)
     stored(store, "aa")
@@ -82,7 +82,7 @@ def test_a_restored_letter_is_in_the_order_of_groups(store: DeadLetterStore) -> 
     assert newest(store) == ["bb", "aa"]
 
 
-def test_one_group_is_found_by_its_fingerprint(store: DeadLetterStore) -> None:
+def test_one_group_is_found_by_its_fingerprint(store: Letters) -> None:
     """The page of a group reads no other groups."""
     stored(store, "aa", task_name="t.a")
     stored(store, "bb", task_name="t.b")
@@ -96,7 +96,7 @@ def test_one_group_is_found_by_its_fingerprint(store: DeadLetterStore) -> None:
         Reading(store).group(DLQ, "b")
 
 
-def test_a_group_knows_how_many_letters_came_when(store: DeadLetterStore) -> None:
+def test_a_group_knows_how_many_letters_came_when(store: Letters) -> None:
     """By when they were stored: a burst and a drizzle look different."""
     for _ in range(3):
         stored(store, "aa")
@@ -106,7 +106,7 @@ def test_a_group_knows_how_many_letters_came_when(store: DeadLetterStore) -> Non
     assert (sum(other.course), other.last_hour) == (1, 1)
 
 
-def test_a_group_knows_its_releases(store: DeadLetterStore) -> None:
+def test_a_group_knows_its_releases(store: Letters) -> None:
     """The newest letter's is first; the oldest one stays, whatever came between."""
     stored(store)
     assert store.groups(DLQ)[0].releases == ()

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from celery_dlq.store.base import Backend
 from celery_dlq.store.instructions import Demand, Instructions, Override
+from celery_dlq.store.store import Store
 
 
 @pytest.fixture
-def instructions(parts: Backend) -> Instructions:
+def instructions(parts: Store) -> Instructions:
     """Give each store in turn, empty."""
     return parts.instructions
 
@@ -71,7 +71,7 @@ def test_a_demand_ends(instructions: Instructions) -> None:
     assert instructions.forget([ended]) == 0
 
 
-def test_workers_notice_a_new_instruction(parts: Backend) -> None:
+def test_workers_notice_a_new_instruction(parts: Store) -> None:
     """By the revision that comes with their heartbeat; not that a demand was met."""
     found = parts.instructions
     revisions = [parts.workers.heartbeat("celery@web-1").revision]

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from celery_dlq.letters.record import to_micros
-from celery_dlq.store.base import MOST_JOBS, Backend, JobStore
-from celery_dlq.store.jobs import RedisJobStore
+from celery_dlq.store.jobs import MOST_JOBS, JobStore
 from celery_dlq.store.keys import Keys
+from celery_dlq.store.store import Store
 
 
 @pytest.fixture
-def jobs(parts: Backend) -> JobStore:
+def jobs(parts: Store) -> JobStore:
     """Give each jobs in turn, empty."""
     return parts.jobs
 
@@ -101,5 +101,5 @@ def test_the_oldest_jobs_are_forgotten(jobs: JobStore) -> None:
     assert len(jobs.all()) == MOST_JOBS
     assert jobs.read("0004") is None
     assert jobs.read("0005") is not None
-    if isinstance(jobs, RedisJobStore):
+    if isinstance(jobs, JobStore):
         assert jobs._client.hlen(Keys().cancel_requests()) == 0

@@ -16,25 +16,23 @@ from celery_dlq.metrics import (
     STORE_ERRORS,
     Counts,
     Measured,
-    MetricsStore,
     WorkerGauges,
 )
-from celery_dlq.store.backend import RedisBackend
-from celery_dlq.store.base import Backend
 from celery_dlq.store.keys import Keys
-from celery_dlq.store.metrics import _MOST_FIELDS, RedisMetrics
+from celery_dlq.store.metrics import _MOST_FIELDS, MetricsStore
+from celery_dlq.store.store import Store
 
 
 @contextmanager
-def redis_metrics(url: str) -> Iterator[RedisMetrics]:
+def redis_metrics(url: str) -> Iterator[MetricsStore]:
     """The store of one process."""
-    backend = RedisBackend(url, timeout_seconds=2.0)
+    backend = Store(url, timeout_seconds=2.0)
     yield backend.metrics
     backend.close()
 
 
 @pytest.fixture
-def metrics(parts: Backend) -> MetricsStore:
+def metrics(parts: Store) -> MetricsStore:
     """Give each store in turn, empty."""
     return parts.metrics
 

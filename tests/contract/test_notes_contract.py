@@ -12,15 +12,14 @@ from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Action, Event, Events, whoami
 from celery_dlq.features.groups.operations import Notes
 from celery_dlq.operations.reading import Reading
-from celery_dlq.store.backend import RedisBackend
-from celery_dlq.store.base import Backend, GroupNotes, Note
-from celery_dlq.store.notes import RedisNotes
+from celery_dlq.store.notes import GroupNotes, Note
+from celery_dlq.store.store import Store
 
 GROUP = "0123456789abcdef"
 
 
 @pytest.fixture
-def notes(parts: Backend) -> GroupNotes:
+def notes(parts: Store) -> GroupNotes:
     """Give each store of notes in turn, empty."""
     return parts.notes
 
@@ -61,7 +60,7 @@ def test_a_group_keeps_its_newest_notes(notes: GroupNotes) -> None:
 
 def test_notes_go_long_after_their_letters(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the next note is written; a group that has letters keeps its own."""
-    backend = RedisBackend(redis_url, timeout_seconds=2.0)
+    backend = Store(redis_url, timeout_seconds=2.0)
     monkeypatch.setattr("celery_dlq.store.notes._KEPT_MILLIS", -1000)  # all are overdue
     letter = a_letter(fingerprint="alive")
     backend.letters.dead_letter(letter, key_of(letter))
@@ -69,13 +68,13 @@ def test_notes_go_long_after_their_letters(redis_url: str, monkeypatch: pytest.M
         backend.notes.add(DLQ, group, a_note())
     found = {group: len(backend.notes.notes(DLQ, group)) for group in ("alive", "gone", "new")}
     assert found == {"alive": 1, "gone": 0, "new": 1}
-    assert isinstance(backend.notes, RedisNotes)
+    assert isinstance(backend.notes, GroupNotes)
     backend.close()
 
 
 def test_a_note_of_a_later_version_is_skipped(redis_url: str) -> None:
     """The others can still be read."""
-    backend = RedisBackend(redis_url, timeout_seconds=2.0)
+    backend = Store(redis_url, timeout_seconds=2.0)
     backend.notes.add(DLQ, GROUP, a_note())
     key = backend.keys.notes(DLQ)
     backend.client.hset(key, GROUP, b'{"odd": 1}\n' + backend.client.hget(key, GROUP))
@@ -83,7 +82,7 @@ def test_a_note_of_a_later_version_is_skipped(redis_url: str) -> None:
     backend.close()
 
 
-def test_a_note_has_its_author_and_is_in_the_audit(parts: Backend) -> None:
+def test_a_note_has_its_author_and_is_in_the_audit(parts: Store) -> None:
     """Also a note on letters that are gone since can be read and answered."""
     seen: list[Event] = []
     events = Events()
@@ -103,7 +102,7 @@ def test_a_note_has_its_author_and_is_in_the_audit(parts: Backend) -> None:
     assert operation.notes(DLQ, GROUP) == [later, note]
 
 
-def test_what_cannot_be_noted_is_refused(parts: Backend) -> None:
+def test_what_cannot_be_noted_is_refused(parts: Store) -> None:
     """Nothing of it is in the audit."""
     operation = Notes(parts, Reading(parts.letters), Events())
     letter = a_letter(fingerprint=GROUP)

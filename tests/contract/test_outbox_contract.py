@@ -8,11 +8,12 @@ import pytest
 from builders import DLQ
 from waiting import poll
 
-from celery_dlq.store.base import Backend, Outbox, OutboxEntry
+from celery_dlq.store.outbox import Outbox, OutboxEntry
+from celery_dlq.store.store import Store
 
 
 @pytest.fixture
-def outbox(parts: Backend) -> Outbox:
+def outbox(parts: Store) -> Outbox:
     """Give each outbox in turn, empty."""
     return parts.outbox
 

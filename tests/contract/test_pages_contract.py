@@ -13,17 +13,17 @@ from celery_dlq.operations.reading import Reading
 
 if TYPE_CHECKING:
     from celery_dlq.operations.paging import LetterPage
-    from celery_dlq.store.base import DeadLetterStore
+    from celery_dlq.store.letters import Letters
 
 
-def stored(store: DeadLetterStore, **changes: Any) -> str:
+def stored(store: Letters, **changes: Any) -> str:
     """The id of a letter that is in the store now."""
     letter = a_letter(**changes)
     store.dead_letter(letter, key_of(letter))
     return letter.id
 
 
-def several(store: DeadLetterStore, count: int, **changes: Any) -> list[str]:
+def several(store: Letters, count: int, **changes: Any) -> list[str]:
     """Ids of letters that are in the store, newest first."""
     return [stored(store, **changes) for _ in range(count)][::-1]
 
@@ -43,7 +43,7 @@ def walk(reading: Reading, **options: Any) -> tuple[list[list[str]], LetterPage]
     return pages, page
 
 
-def test_pages_go_from_the_newest_letter_to_the_oldest_and_back(store: DeadLetterStore) -> None:
+def test_pages_go_from_the_newest_letter_to_the_oldest_and_back(store: Letters) -> None:
     """Each letter is on one page, in both directions; the first page has no newer one."""
     there, reading = several(store, 7), Reading(store)
     pages, page = walk(reading, size=3)
@@ -56,14 +56,14 @@ def test_pages_go_from_the_newest_letter_to_the_oldest_and_back(store: DeadLette
     assert ids(reading.page(DLQ, cursor=first.older, size=3)) == there[3:6]
 
 
-def test_an_exactly_full_page_is_the_last(store: DeadLetterStore) -> None:
+def test_an_exactly_full_page_is_the_last(store: Letters) -> None:
     """No link leads to an empty page."""
     there = several(store, 4)
     assert walk(Reading(store), size=2)[0] == [there[:2], there[2:]]
     assert walk(Reading(store), size=4)[0] == [there]
 
 
-def test_letters_that_arrive_meanwhile_move_nothing(store: DeadLetterStore) -> None:
+def test_letters_that_arrive_meanwhile_move_nothing(store: Letters) -> None:
     """They are on no page, also not on the way back; a new first page has them."""
     there, reading = several(store, 5), Reading(store)
     first = reading.page(DLQ, size=2)
@@ -78,7 +78,7 @@ def test_letters_that_arrive_meanwhile_move_nothing(store: DeadLetterStore) -> N
     assert ids(reading.page(DLQ, size=2)) == new[:2]
 
 
-def test_removed_letters_leave_the_others_where_they_are(store: DeadLetterStore) -> None:
+def test_removed_letters_leave_the_others_where_they_are(store: Letters) -> None:
     """Also if the page's own first and last letters are gone."""
     there, reading = several(store, 6), Reading(store)
     first = reading.page(DLQ, size=2)
@@ -89,7 +89,7 @@ def test_removed_letters_leave_the_others_where_they_are(store: DeadLetterStore)
     assert ids(reading.page(DLQ, cursor=second.newer, size=2)) == [there[0], there[4]]
 
 
-def test_a_filter_holds_on_all_pages(store: DeadLetterStore) -> None:
+def test_a_filter_holds_on_all_pages(store: Letters) -> None:
     """Pages are full of what matches, with newer pages too."""
     reading, wanted = Reading(store), []
     for _ in range(5):
@@ -101,7 +101,7 @@ def test_a_filter_holds_on_all_pages(store: DeadLetterStore) -> None:
     assert ids(back) == wanted[2:4]
 
 
-def test_chosen_letters_come_newest_first(store: DeadLetterStore) -> None:
+def test_chosen_letters_come_newest_first(store: Letters) -> None:
     """Whatever the order of their ids; another filter counts too."""
     there, reading = several(store, 4), Reading(store)
     chosen = frozenset(there[1:])
@@ -110,7 +110,7 @@ def test_chosen_letters_come_newest_first(store: DeadLetterStore) -> None:
     assert reading.count(DLQ, ids=chosen) == (3, True)
 
 
-def test_a_search_ends_at_the_deadline_and_goes_on_from_there(store: DeadLetterStore) -> None:
+def test_a_search_ends_at_the_deadline_and_goes_on_from_there(store: Letters) -> None:
     """Each page gets on, so all are found in the end, in both directions."""
     wanted = stored(store, task_name="shop.refund")
     several(store, 3)
@@ -130,7 +130,7 @@ def test_a_search_ends_at_the_deadline_and_goes_on_from_there(store: DeadLetterS
     assert newest in found
 
 
-def test_pages_are_bounded_in_bytes(store: DeadLetterStore) -> None:
+def test_pages_are_bounded_in_bytes(store: Letters) -> None:
     """Fifty letters of 50 MB would not fit into memory."""
     body = bytes(3_000_000)
     there = several(store, 5, body=body, args_json=None, kwargs_json=None)
@@ -138,7 +138,7 @@ def test_pages_are_bounded_in_bytes(store: DeadLetterStore) -> None:
     assert pages == [there[:2], there[2:4], there[4:]]
 
 
-def test_an_empty_queue_has_an_empty_page(store: DeadLetterStore) -> None:
+def test_an_empty_queue_has_an_empty_page(store: Letters) -> None:
     """A queue that never had a letter is unknown."""
     with pytest.raises(NotFound, match="expected the name of a dead-letter queue"):
         Reading(store).page(DLQ)
@@ -152,7 +152,7 @@ def test_an_empty_queue_has_an_empty_page(store: DeadLetterStore) -> None:
     "cursor",
     ["", "o", "o1-0_1-0", "x1-0_1-0_1", "o1-0_1-0_1\n", f"o1-0_{'9' * 20}-0_1", "o١-0_1-0_"],
 )
-def test_a_malformed_cursor_is_refused(store: DeadLetterStore, cursor: str) -> None:
+def test_a_malformed_cursor_is_refused(store: Letters, cursor: str) -> None:
     """It came by a link, which anybody can write."""
     stored(store)
     with pytest.raises(DLQError, match="expected cursor to be one that a page gave"):
@@ -161,7 +161,7 @@ def test_a_malformed_cursor_is_refused(store: DeadLetterStore, cursor: str) -> N
         Reading(store).page(DLQ, size=0)
 
 
-def test_letters_are_counted_up_to_a_limit(store: DeadLetterStore) -> None:
+def test_letters_are_counted_up_to_a_limit(store: Letters) -> None:
     """The number says whether there may be more."""
     several(store, 4)
     several(store, 2, task_name="shop.refund")
@@ -174,7 +174,7 @@ def test_letters_are_counted_up_to_a_limit(store: DeadLetterStore) -> None:
     assert (number in (1, 2), exact) == (True, False)
 
 
-def test_a_page_of_a_time_reads_no_older_letters(store: DeadLetterStore) -> None:
+def test_a_page_of_a_time_reads_no_older_letters(store: Letters) -> None:
     """Letters lie in the order in which they were stored."""
     now = datetime.now(timezone.utc)
     several(store, 3, dead_lettered_at=NOW)
@@ -187,7 +187,7 @@ GROUP = "0123456789abcdef"
 
 
 def test_the_letters_of_a_group_are_found_between_its_first_and_its_newest(
-    store: DeadLetterStore,
+    store: Letters,
 ) -> None:
     """Of a million letters, those that came before or after are not read."""
     reading = Reading(store)
@@ -210,7 +210,7 @@ def test_the_letters_of_a_group_are_found_between_its_first_and_its_newest(
     assert reading.count(DLQ, fingerprint=GROUP) == (2, True)
 
 
-def test_a_wrong_clock_hides_no_letter_of_a_group(store: DeadLetterStore) -> None:
+def test_a_wrong_clock_hides_no_letter_of_a_group(store: Letters) -> None:
     """The worker that saw the first death was ahead by hours."""
     ahead = datetime.now(timezone.utc) + timedelta(hours=20)
     there = several(store, 2, fingerprint=GROUP, dead_lettered_at=ahead)

@@ -13,21 +13,20 @@ from builders import DLQ, NOW, a_letter, key_of
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.record import DeadLetter
-from celery_dlq.store.base import Backend
-from celery_dlq.store.base.reports import BURST, MOST_IDS, Report, Reports, Why
 from celery_dlq.store.connect import connect
 from celery_dlq.store.keys import Keys
-from celery_dlq.store.letters import RedisStore
-from celery_dlq.store.reports import RedisReports
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.reports import BURST, MOST_IDS, Report, Reports, Why
 from celery_dlq.store.scripts import ReportReply, whole
+from celery_dlq.store.store import Store
 
 
-def redis_reports(url: str, **options: Any) -> RedisReports:
-    return RedisReports(connect(url, 2.0), url, Keys(), **options)
+def redis_reports(url: str, **options: Any) -> Reports:
+    return Reports(connect(url, 2.0), url, Keys(), **options)
 
 
 @pytest.fixture
-def reports(parts: Backend) -> Reports:
+def reports(parts: Store) -> Reports:
     """Give each in turn, empty."""
     return parts.reports
 
@@ -135,9 +134,9 @@ def test_a_flood_of_causes_is_held_to_the_allowance_and_made_up_for_later(redis_
 
 def test_a_group_came_back_when_it_was_emptied_before(redis_url: str) -> None:
     """But not again and again while it is redriven again and again."""
-    store = RedisStore(connect(redis_url, 2.0), redis_url, Keys())
+    store = Letters(connect(redis_url, 2.0), redis_url, Keys())
 
-    def dies(reports: RedisReports) -> Report | None:
+    def dies(reports: Reports) -> Report | None:
         letter = a_letter(dead_lettered_at=NOW)
         report = reports.of(letter)
         store.dead_letter(letter, key_of(letter))
@@ -161,7 +160,7 @@ def test_a_group_came_back_when_it_was_emptied_before(redis_url: str) -> None:
 
 def test_a_group_came_back_when_a_redriven_message_of_it_dies(redis_url: str) -> None:
     """It may die before the redrive has removed the letters; each round is reported once."""
-    store = RedisStore(connect(redis_url, 2.0), redis_url, Keys())
+    store = Letters(connect(redis_url, 2.0), redis_url, Keys())
     reports = redis_reports(redis_url, gap_seconds=0)
     whys = []
     for redrives in (0, 0, 1, 1, 0, 2, 2):
@@ -175,7 +174,7 @@ def test_a_group_came_back_when_a_redriven_message_of_it_dies(redis_url: str) ->
 
 def test_a_group_known_to_the_store_but_not_here_came_back(redis_url: str) -> None:
     """It was quiet for a day, and what was remembered of it expired."""
-    store = RedisStore(connect(redis_url, 2.0), redis_url, Keys())
+    store = Letters(connect(redis_url, 2.0), redis_url, Keys())
     letter = a_letter()
     store.dead_letter(letter, key_of(letter))
     reports = redis_reports(redis_url)

@@ -23,10 +23,10 @@ from celery_dlq.operations.retention import (
 )
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.store.base import ClaimState, DeadLetterStore
 from celery_dlq.store.connect import connect
 from celery_dlq.store.keys import Keys
-from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.records import ClaimState
 
 HOUR = timedelta(hours=1)
 
@@ -34,7 +34,7 @@ HOUR = timedelta(hours=1)
 class Place:
     """A store with a retention, and the events of the retention; its clock can be set ahead."""
 
-    def __init__(self, store: DeadLetterStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, store: Letters, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store = store
         self.real_now = store.now
         self.ahead = timedelta(0)
@@ -61,7 +61,7 @@ class Place:
 
 
 @pytest.fixture
-def place(store: DeadLetterStore, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(store: Letters, monkeypatch: pytest.MonkeyPatch) -> Place:
     """Each store in turn, with a retention."""
     return Place(store, monkeypatch)
 
@@ -129,7 +129,7 @@ def test_entries_that_are_no_letters_stay_and_hold_up_no_letter(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One broken entry at a queue's head must not keep all behind it forever."""
-    place = Place(RedisStore(connect(redis_url, 5), redis_url, Keys()), monkeypatch)
+    place = Place(Letters(connect(redis_url, 5), redis_url, Keys()), monkeypatch)
     with redis.Redis.from_url(redis_url) as client:
         client.xadd(Keys().letters(DLQ), {"a": "1"}, id="1-1")
     letters = aged(place, 2, hours=26)

@@ -1,4 +1,4 @@
-"""The contract of every `DeadLetterStore`."""
+"""The contract of every `Letters`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from builders import DLQ, NOW, a_delivery, a_key, a_letter, an_ended_delivery, k
 from waiting import poll
 
 from celery_dlq.letters.record import DeadLetter, Reason
-from celery_dlq.store.base import (
+from celery_dlq.store.letters import PAGE, Letters
+from celery_dlq.store.records import (
     ClaimState,
     Count,
     CountStatus,
-    DeadLetterStore,
     Group,
     QueueEntry,
     QueueSummary,
@@ -23,24 +23,23 @@ from celery_dlq.store.base import (
     Restored,
     Stored,
 )
-from celery_dlq.store.letters import PAGE
 from celery_dlq.store.scripts import MOST_IDS
 
 if TYPE_CHECKING:
-    from conftest import Backend
+    from conftest import Store
 
 SEVERAL_PAGES = 2 * PAGE + 50
 MINUTE = timedelta(minutes=1)
 
 
-def stored(store: DeadLetterStore, **changes: Any) -> DeadLetter:
+def stored(store: Letters, **changes: Any) -> DeadLetter:
     """A letter that is in the store."""
     letter = a_letter(**changes)
     assert store.dead_letter(letter, key_of(letter)) is Stored.NEW
     return letter
 
 
-def many(store: DeadLetterStore, count: int) -> list[DeadLetter]:
+def many(store: Letters, count: int) -> list[DeadLetter]:
     """Letters that are in the store, oldest first."""
     return [
         stored(store, dead_lettered_at=NOW + timedelta(seconds=number), retries=number)
@@ -48,13 +47,13 @@ def many(store: DeadLetterStore, count: int) -> list[DeadLetter]:
     ]
 
 
-def ids(store: DeadLetterStore, queue: str = DLQ, *, newest_first: bool = False) -> list[str]:
+def ids(store: Letters, queue: str = DLQ, *, newest_first: bool = False) -> list[str]:
     """The ids of all letters of a queue."""
     return [found.letter.id for found in store.letters(queue, newest_first=newest_first)]
 
 
 def claim(
-    store: DeadLetterStore, *letter_ids: str, owner: str = "me", lease_seconds: float = 60.0
+    store: Letters, *letter_ids: str, owner: str = "me", lease_seconds: float = 60.0
 ) -> list[ClaimState]:
     """Claim letters of the usual queue."""
     return store.claim(DLQ, letter_ids, owner=owner, lease_seconds=lease_seconds)
@@ -63,12 +62,12 @@ def claim(
 # -- storing -----------------------------------------------------------------------
 
 
-def test_a_store_that_works_answers(store: DeadLetterStore) -> None:
+def test_a_store_that_works_answers(store: Letters) -> None:
     """A starting worker asks before it takes messages."""
     store.check()
 
 
-def test_a_stored_letter_comes_back_whole(store: DeadLetterStore) -> None:
+def test_a_stored_letter_comes_back_whole(store: Letters) -> None:
     """Every field survives, unknown ones too."""
     letter = stored(
         store,
@@ -85,7 +84,7 @@ def test_a_stored_letter_comes_back_whole(store: DeadLetterStore) -> None:
     assert [found.letter for found in store.letters(DLQ, newest_first=False)] == [letter]
 
 
-def test_storing_twice_is_storing_once(store: DeadLetterStore) -> None:
+def test_storing_twice_is_storing_once(store: Letters) -> None:
     """A worker killed between storing and acknowledging stores again: the first letter stays."""
     letter = stored(store, description="first")
     again = a_letter(task_id=letter.task_id, description="second")
@@ -97,7 +96,7 @@ def test_storing_twice_is_storing_once(store: DeadLetterStore) -> None:
     assert store.groups(DLQ)[0].letters == 1
 
 
-def test_a_removed_letter_can_be_stored_again(store: DeadLetterStore) -> None:
+def test_a_removed_letter_can_be_stored_again(store: Letters) -> None:
     """Idempotence is about letters that are there."""
     letter = stored(store)
     store.remove(DLQ, [letter.id])
@@ -106,7 +105,7 @@ def test_a_removed_letter_can_be_stored_again(store: DeadLetterStore) -> None:
 
 
 @pytest.mark.parametrize("twice", [False, True])
-def test_storing_a_letter_forgets_the_counts_of_its_task(backend: Backend, *, twice: bool) -> None:
+def test_storing_a_letter_forgets_the_counts_of_its_task(backend: Store, *, twice: bool) -> None:
     """The history is in the letter now; also a second storing cleans up."""
     letter = a_letter(retries=1)
     key = key_of(letter)
@@ -119,7 +118,7 @@ def test_storing_a_letter_forgets_the_counts_of_its_task(backend: Backend, *, tw
     assert backend.counter.count(key, a_delivery(), None).number == 1
 
 
-def test_an_end_after_the_letter_does_not_bring_the_counts_back(backend: Backend) -> None:
+def test_an_end_after_the_letter_does_not_bring_the_counts_back(backend: Store) -> None:
     """A late report of a dead message leaves nothing behind."""
     letter = a_letter()
     key = key_of(letter)
@@ -130,7 +129,7 @@ def test_an_end_after_the_letter_does_not_bring_the_counts_back(backend: Backend
     assert backend.counter.history(key) == ()
 
 
-def test_storing_a_letter_keeps_the_counts_of_others(backend: Backend) -> None:
+def test_storing_a_letter_keeps_the_counts_of_others(backend: Store) -> None:
     """Only the message that died is forgotten."""
     other = a_key()
     backend.counter.count(other, a_delivery(), None)
@@ -139,7 +138,7 @@ def test_storing_a_letter_keeps_the_counts_of_others(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("task_id", ["", "süß", "a\x00b", "\ud800"])
-def test_any_task_id_makes_a_letter(store: DeadLetterStore, task_id: str) -> None:
+def test_any_task_id_makes_a_letter(store: Letters, task_id: str) -> None:
     """Ids come over the wire and may be any text; the letter is stored all the same."""
     letter = stored(store, task_id=task_id)
     found = store.get(DLQ, letter.id)
@@ -150,7 +149,7 @@ def test_any_task_id_makes_a_letter(store: DeadLetterStore, task_id: str) -> Non
 # -- reading -----------------------------------------------------------------------
 
 
-def test_an_unknown_queue_is_empty(store: DeadLetterStore) -> None:
+def test_an_unknown_queue_is_empty(store: Letters) -> None:
     """Reading what does not exist gives nothing and makes nothing."""
     assert ids(store, "nowhere") == []
     assert store.get("nowhere", "x") is None
@@ -164,13 +163,13 @@ def test_an_unknown_queue_is_empty(store: DeadLetterStore) -> None:
     assert store.queues() == []
 
 
-def test_an_unknown_letter_is_none(store: DeadLetterStore) -> None:
+def test_an_unknown_letter_is_none(store: Letters) -> None:
     """``None`` is the answer, not an error."""
     stored(store)
     assert store.get(DLQ, "x") is None
 
 
-def test_letters_are_found_by_the_beginning_of_their_id(store: DeadLetterStore) -> None:
+def test_letters_are_found_by_the_beginning_of_their_id(store: Letters) -> None:
     """People type the first digits; characters of patterns mean themselves."""
     for letter_id in ("abc-1", "abc-2", "abd-1", "a*c-1", "[ab]-1"):
         stored(store, id=letter_id)
@@ -185,7 +184,7 @@ def test_letters_are_found_by_the_beginning_of_their_id(store: DeadLetterStore) 
     assert len(everywhere) == 3
 
 
-def test_the_queue_of_a_letter_is_found(store: DeadLetterStore) -> None:
+def test_the_queue_of_a_letter_is_found(store: Letters) -> None:
     """Among those that are named; by its id or its position."""
     letter = stored(store, dead_letter_queue="mail-DLQ")
     stored(store)
@@ -195,7 +194,7 @@ def test_the_queue_of_a_letter_is_found(store: DeadLetterStore) -> None:
     assert store.holder([DLQ], letter.id) is store.holder([], letter.id) is None
 
 
-def test_a_glance_tells_what_retention_asks(store: DeadLetterStore) -> None:
+def test_a_glance_tells_what_retention_asks(store: Letters) -> None:
     """It has the number, the oldest, and when the first message expires."""
     before = store.now()
     end = before.replace(microsecond=0) + 60 * MINUTE
@@ -208,7 +207,7 @@ def test_a_glance_tells_what_retention_asks(store: DeadLetterStore) -> None:
     assert (nothing.letters, nothing.oldest_stored_at, nothing.first_end_at) == (0, None, None)
 
 
-def test_queues_with_discarded_letters_are_known(store: DeadLetterStore) -> None:
+def test_queues_with_discarded_letters_are_known(store: Letters) -> None:
     """A letter is looked for in these bins only."""
     letter = stored(store)
     stored(store, dead_letter_queue="mail-DLQ")
@@ -217,21 +216,21 @@ def test_queues_with_discarded_letters_are_known(store: DeadLetterStore) -> None
     assert store.binned([DLQ, "mail-DLQ", "nowhere"]) == [DLQ]
 
 
-def test_letters_come_in_both_orders_over_several_pages(store: DeadLetterStore) -> None:
+def test_letters_come_in_both_orders_over_several_pages(store: Letters) -> None:
     """No letter is uncounted or shown twice where two pages meet."""
     expected = [letter.id for letter in many(store, SEVERAL_PAGES)]
     assert ids(store) == expected
     assert ids(store, newest_first=True) == expected[::-1]
 
 
-def test_exactly_full_pages_end(store: DeadLetterStore) -> None:
+def test_exactly_full_pages_end(store: Letters) -> None:
     """The page after the last is empty."""
     expected = [letter.id for letter in many(store, 2 * PAGE)]
     assert ids(store) == expected
     assert ids(store, newest_first=True) == expected[::-1]
 
 
-def test_positions_increase_strictly(store: DeadLetterStore) -> None:
+def test_positions_increase_strictly(store: Letters) -> None:
     """An exporter can say up to where it read."""
     many(store, 15)
     found = [letter.position for letter in store.letters(DLQ, newest_first=False)]
@@ -243,7 +242,7 @@ def test_positions_increase_strictly(store: DeadLetterStore) -> None:
 
 @pytest.mark.parametrize("newest_first", [False, True])
 def test_letters_that_arrive_while_reading_are_left_out(
-    store: DeadLetterStore, *, newest_first: bool
+    store: Letters, *, newest_first: bool
 ) -> None:
     """A redrive that puts letters back would never end otherwise."""
     expected = {letter.id for letter in many(store, SEVERAL_PAGES)}
@@ -257,9 +256,7 @@ def test_letters_that_arrive_while_reading_are_left_out(
 
 
 @pytest.mark.parametrize("newest_first", [False, True])
-def test_letters_may_be_removed_while_reading(
-    store: DeadLetterStore, *, newest_first: bool
-) -> None:
+def test_letters_may_be_removed_while_reading(store: Letters, *, newest_first: bool) -> None:
     """A redrive removes what it reads; no later letter is skipped for that."""
     expected = {letter.id for letter in many(store, SEVERAL_PAGES)}
     seen = set()
@@ -270,7 +267,7 @@ def test_letters_may_be_removed_while_reading(
     assert ids(store) == []
 
 
-def test_raw_pages_hold_the_storage_form(store: DeadLetterStore) -> None:
+def test_raw_pages_hold_the_storage_form(store: Letters) -> None:
     """The exporter gets every field's bytes with the position, oldest first."""
     letters = many(store, 7)
     end = store.last_position(DLQ)
@@ -286,7 +283,7 @@ def test_raw_pages_hold_the_storage_form(store: DeadLetterStore) -> None:
     ]
 
 
-def test_raw_pages_go_on_after_a_position_and_end_at_another(store: DeadLetterStore) -> None:
+def test_raw_pages_go_on_after_a_position_and_end_at_another(store: Letters) -> None:
     """A second export reads what is new; ``after`` is left out, ``until`` is taken."""
     many(store, 10)
     places = [found.position for found in store.letters(DLQ, newest_first=False)]
@@ -295,7 +292,7 @@ def test_raw_pages_go_on_after_a_position_and_end_at_another(store: DeadLetterSt
     assert list(store.fields(DLQ, after=places[-1], until=places[-1], page_size=2)) == []
 
 
-def test_the_last_position_stays_when_letters_go(store: DeadLetterStore) -> None:
+def test_the_last_position_stays_when_letters_go(store: Letters) -> None:
     """A queue that was emptied is not one that was deleted and made again."""
     many(store, 3)
     end = store.last_position(DLQ)
@@ -304,7 +301,7 @@ def test_the_last_position_stays_when_letters_go(store: DeadLetterStore) -> None
     assert store.last_position(DLQ) == end
 
 
-def test_a_position_of_one_queue_is_not_moved_by_another(store: DeadLetterStore) -> None:
+def test_a_position_of_one_queue_is_not_moved_by_another(store: Letters) -> None:
     """Exports of queues do not depend on each other."""
     stored(store)
     end = store.last_position(DLQ)
@@ -312,7 +309,7 @@ def test_a_position_of_one_queue_is_not_moved_by_another(store: DeadLetterStore)
     assert store.last_position(DLQ) == end
 
 
-def test_how_far_a_queue_is_exported_is_remembered(store: DeadLetterStore) -> None:
+def test_how_far_a_queue_is_exported_is_remembered(store: Letters) -> None:
     """A rule that keeps letters until they are exported asks for it; other queues are apart."""
     many(store, 12)
     places = [found.position for found in store.letters(DLQ, newest_first=False)]
@@ -325,7 +322,7 @@ def test_how_far_a_queue_is_exported_is_remembered(store: DeadLetterStore) -> No
     assert store.exported_until(DLQ) == places[2]
 
 
-def test_how_far_a_queue_is_exported_never_moves_back(store: DeadLetterStore) -> None:
+def test_how_far_a_queue_is_exported_never_moves_back(store: Letters) -> None:
     """An export to a second folder begins at the first letter; the first one has what it has."""
     many(store, 12)
     places = [found.position for found in store.letters(DLQ, newest_first=False)]
@@ -334,7 +331,7 @@ def test_how_far_a_queue_is_exported_never_moves_back(store: DeadLetterStore) ->
     assert store.exported_until(DLQ) == places[11]
 
 
-def test_a_note_beyond_the_end_of_a_queue_says_nothing(store: DeadLetterStore) -> None:
+def test_a_note_beyond_the_end_of_a_queue_says_nothing(store: Letters) -> None:
     """The queue was made again, or lost its end: its letters are not taken for exported."""
     many(store, 2)
     store.note_exported(DLQ, "99999999999999999999-0")
@@ -345,7 +342,7 @@ def test_a_note_beyond_the_end_of_a_queue_says_nothing(store: DeadLetterStore) -
 # -- overviews -----------------------------------------------------------------------
 
 
-def test_queues_are_listed_by_name_with_numbers_ages_and_reasons(store: DeadLetterStore) -> None:
+def test_queues_are_listed_by_name_with_numbers_ages_and_reasons(store: Letters) -> None:
     """The first look of an operator."""
     stored(store, dead_lettered_at=NOW, reason=Reason.FAILED)
     stored(store, dead_lettered_at=NOW + MINUTE, reason=Reason.REJECTED)
@@ -367,7 +364,7 @@ def test_queues_are_listed_by_name_with_numbers_ages_and_reasons(store: DeadLett
     ]
 
 
-def test_an_emptied_queue_is_still_listed(store: DeadLetterStore) -> None:
+def test_an_emptied_queue_is_still_listed(store: Letters) -> None:
     """It had letters, and it may get some again."""
     letter = stored(store)
     store.remove(DLQ, [letter.id])
@@ -375,7 +372,7 @@ def test_an_emptied_queue_is_still_listed(store: DeadLetterStore) -> None:
     assert store.queues() == [QueueSummary(name=DLQ, letters=0)]
 
 
-def test_groups_are_the_letters_of_one_fingerprint_largest_first(store: DeadLetterStore) -> None:
+def test_groups_are_the_letters_of_one_fingerprint_largest_first(store: Letters) -> None:
     """A thousand letters are few causes."""
     stored(store, fingerprint="aa", dead_lettered_at=NOW, task_name="t.a")
     for minute in (1, 2):
@@ -401,14 +398,14 @@ def test_groups_are_the_letters_of_one_fingerprint_largest_first(store: DeadLett
     assert (other.fingerprint, other.letters, other.exception_type) == ("aa", 1, "ValueError")
 
 
-def test_groups_of_one_size_are_in_the_order_of_their_fingerprints(store: DeadLetterStore) -> None:
+def test_groups_of_one_size_are_in_the_order_of_their_fingerprints(store: Letters) -> None:
     """Two calls show the same list."""
     for fingerprint in ("cc", "aa", "bb"):
         stored(store, fingerprint=fingerprint)
     assert [group.fingerprint for group in store.groups(DLQ)] == ["aa", "bb", "cc"]
 
 
-def test_groups_and_reasons_follow_removals(store: DeadLetterStore) -> None:
+def test_groups_and_reasons_follow_removals(store: Letters) -> None:
     """A group or reason without letters disappears, the others keep their numbers."""
     first = stored(store, fingerprint="aa", reason=Reason.FAILED)
     second = stored(store, fingerprint="aa", reason=Reason.FAILED)
@@ -421,7 +418,7 @@ def test_groups_and_reasons_follow_removals(store: DeadLetterStore) -> None:
     assert store.queues()[0].reasons == {}
 
 
-def test_a_group_that_comes_back_begins_anew(store: DeadLetterStore) -> None:
+def test_a_group_that_comes_back_begins_anew(store: Letters) -> None:
     """After the last letter of a cause is gone, its times are forgotten too."""
     letter = stored(store, fingerprint="aa", dead_lettered_at=NOW)
     store.remove(DLQ, [letter.id])
@@ -430,16 +427,14 @@ def test_a_group_that_comes_back_begins_anew(store: DeadLetterStore) -> None:
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
-def test_the_example_of_a_group_is_never_a_removed_letter(
-    store: DeadLetterStore, gone: int
-) -> None:
+def test_the_example_of_a_group_is_never_a_removed_letter(store: Letters, gone: int) -> None:
     """An operator opens the example; no example is better than one that is not there."""
     letters = many(store, 3)
     store.remove(DLQ, [letters[gone].id])
     assert store.groups(DLQ)[0].example_id in {*ids(store), ""}
 
 
-def test_two_dead_letter_queues_are_separate(store: DeadLetterStore) -> None:
+def test_two_dead_letter_queues_are_separate(store: Letters) -> None:
     """Letters, groups, claims and removals of one do not touch the other."""
     here = stored(store, task_id="t")
     there = stored(store, task_id="t", dead_letter_queue="mail-DLQ")
@@ -456,7 +451,7 @@ def test_two_dead_letter_queues_are_separate(store: DeadLetterStore) -> None:
 # -- removing ------------------------------------------------------------------------
 
 
-def test_removing_says_how_many_were_there(store: DeadLetterStore) -> None:
+def test_removing_says_how_many_were_there(store: Letters) -> None:
     """Unknown and repeated ids do not count."""
     one, other = stored(store), stored(store)
     assert store.remove(DLQ, [one.id, "x", one.id]) == 1
@@ -466,7 +461,7 @@ def test_removing_says_how_many_were_there(store: DeadLetterStore) -> None:
     assert store.remove(DLQ, []) == 0
 
 
-def test_any_number_of_letters_is_removed_at_once(store: DeadLetterStore) -> None:
+def test_any_number_of_letters_is_removed_at_once(store: Letters) -> None:
     """Callers need not know how many ids one step takes, and may give an iterator."""
     letters = many(store, MOST_IDS + 20)
     assert store.remove(DLQ, (letter.id for letter in letters[:-1])) == MOST_IDS + 19
@@ -476,7 +471,7 @@ def test_any_number_of_letters_is_removed_at_once(store: DeadLetterStore) -> Non
 # -- claims --------------------------------------------------------------------------
 
 
-def test_a_free_letter_is_claimed(store: DeadLetterStore) -> None:
+def test_a_free_letter_is_claimed(store: Letters) -> None:
     """Each id has its answer, in order; what is not there is gone."""
     one, other = stored(store), stored(store)
     assert claim(store, one.id, "x", other.id) == [
@@ -487,7 +482,7 @@ def test_a_free_letter_is_claimed(store: DeadLetterStore) -> None:
     assert claim(store) == []
 
 
-def test_a_claimed_letter_is_held_for_everybody_else(store: DeadLetterStore) -> None:
+def test_a_claimed_letter_is_held_for_everybody_else(store: Letters) -> None:
     """Two operators never redrive one letter; asking does not prolong or steal."""
     letter = stored(store)
     claim(store, letter.id)
@@ -495,7 +490,7 @@ def test_a_claimed_letter_is_held_for_everybody_else(store: DeadLetterStore) -> 
         assert claim(store, letter.id, owner="you") == [ClaimState.HELD]
 
 
-def test_a_claim_does_not_hide_the_letter(store: DeadLetterStore) -> None:
+def test_a_claim_does_not_hide_the_letter(store: Letters) -> None:
     """It is still read, counted and removable."""
     letter = stored(store)
     claim(store, letter.id)
@@ -503,7 +498,7 @@ def test_a_claim_does_not_hide_the_letter(store: DeadLetterStore) -> None:
     assert store.remove(DLQ, [letter.id]) == 1
 
 
-def test_an_expired_claim_is_reclaimed(store: DeadLetterStore) -> None:
+def test_an_expired_claim_is_reclaimed(store: Letters) -> None:
     """A redrive that died is noticed: its letters may have been published."""
     letter = stored(store)
     claim(store, letter.id, lease_seconds=0.05)
@@ -518,7 +513,7 @@ def test_an_expired_claim_is_reclaimed(store: DeadLetterStore) -> None:
     assert claim(store, letter.id, owner="me") == [ClaimState.HELD]
 
 
-def test_a_published_letter_is_only_to_be_removed(store: DeadLetterStore) -> None:
+def test_a_published_letter_is_only_to_be_removed(store: Letters) -> None:
     """Once the broker confirmed it, anybody may finish, at once, and nobody publishes again."""
     letter = stored(store)
     claim(store, letter.id)
@@ -526,7 +521,7 @@ def test_a_published_letter_is_only_to_be_removed(store: DeadLetterStore) -> Non
     assert claim(store, letter.id, owner="you") == [ClaimState.PUBLISHED]
 
 
-def test_a_published_letter_stays_published(store: DeadLetterStore) -> None:
+def test_a_published_letter_stays_published(store: Letters) -> None:
     """The second redrive may die too; the third still knows."""
     letter = stored(store)
     claim(store, letter.id)
@@ -536,7 +531,7 @@ def test_a_published_letter_stays_published(store: DeadLetterStore) -> None:
     assert claim(store, letter.id, owner="you") == [ClaimState.PUBLISHED]
 
 
-def test_a_released_letter_is_free_again(store: DeadLetterStore) -> None:
+def test_a_released_letter_is_free_again(store: Letters) -> None:
     """A redrive that stops gives back what it did not use."""
     one, other = stored(store), stored(store)
     claim(store, one.id, other.id)
@@ -544,7 +539,7 @@ def test_a_released_letter_is_free_again(store: DeadLetterStore) -> None:
     assert claim(store, one.id, other.id, owner="you") == [ClaimState.CLAIMED, ClaimState.HELD]
 
 
-def test_nobody_releases_the_claim_of_another(store: DeadLetterStore) -> None:
+def test_nobody_releases_the_claim_of_another(store: Letters) -> None:
     """A redrive whose lease ran out must not free what another took over."""
     letter = stored(store)
     claim(store, letter.id)
@@ -553,7 +548,7 @@ def test_nobody_releases_the_claim_of_another(store: DeadLetterStore) -> None:
     assert claim(store, letter.id, owner="you") == [ClaimState.HELD]
 
 
-def test_releasing_does_not_forget_that_a_letter_was_published(store: DeadLetterStore) -> None:
+def test_releasing_does_not_forget_that_a_letter_was_published(store: Letters) -> None:
     """The note of the broker's confirmation is worth more than a claim."""
     letter = stored(store)
     claim(store, letter.id)
@@ -562,7 +557,7 @@ def test_releasing_does_not_forget_that_a_letter_was_published(store: DeadLetter
     assert claim(store, letter.id, owner="you") == [ClaimState.PUBLISHED]
 
 
-def test_a_removed_letter_leaves_no_claim(store: DeadLetterStore) -> None:
+def test_a_removed_letter_leaves_no_claim(store: Letters) -> None:
     """The same message may die again after its redrive; its letter is free then."""
     letter = stored(store)
     claim(store, letter.id)
@@ -573,7 +568,7 @@ def test_a_removed_letter_leaves_no_claim(store: DeadLetterStore) -> None:
     assert claim(store, letter.id, owner="you") == [ClaimState.CLAIMED]
 
 
-def test_owners_of_any_text_are_distinct(store: DeadLetterStore) -> None:
+def test_owners_of_any_text_are_distinct(store: Letters) -> None:
     """An owner's name holds host names; characters of patterns mean themselves."""
     letter = stored(store)
     owner = "id|x|99@höst:1.%a*[b"
@@ -586,7 +581,7 @@ def test_owners_of_any_text_are_distinct(store: DeadLetterStore) -> None:
 
 
 def test_any_number_of_letters_is_claimed_noted_and_released_at_once(
-    store: DeadLetterStore,
+    store: Letters,
 ) -> None:
     """Callers need not know how many ids one step takes."""
     some = [letter.id for letter in many(store, MOST_IDS + 20)]
@@ -597,7 +592,7 @@ def test_any_number_of_letters_is_claimed_noted_and_released_at_once(
     assert states == [ClaimState.PUBLISHED] * (len(some) - 10) + [ClaimState.CLAIMED] * 10
 
 
-def test_a_claim_asked_for_twice_is_answered_as_the_first_time(store: DeadLetterStore) -> None:
+def test_a_claim_asked_for_twice_is_answered_as_the_first_time(store: Letters) -> None:
     """A client asks again after a time-out, and must not take itself for a dead one."""
     letter, doubtful = stored(store), stored(store)
     store.claim(DLQ, [doubtful.id], owner="dead", lease_seconds=0)
@@ -605,7 +600,7 @@ def test_a_claim_asked_for_twice_is_answered_as_the_first_time(store: DeadLetter
         assert claim(store, letter.id, doubtful.id) == [ClaimState.CLAIMED, ClaimState.RECLAIMED]
 
 
-def test_a_resumed_job_takes_over_the_claims_of_its_earlier_runs(store: DeadLetterStore) -> None:
+def test_a_resumed_job_takes_over_the_claims_of_its_earlier_runs(store: Letters) -> None:
     """At once: it knows that they died. Others still wait."""
     one, other = stored(store), stored(store)
     claim(store, one.id, other.id, owner="job-1:1@x")
@@ -616,7 +611,7 @@ def test_a_resumed_job_takes_over_the_claims_of_its_earlier_runs(store: DeadLett
     ) == [ClaimState.RECLAIMED, ClaimState.PUBLISHED]
 
 
-def test_only_the_owner_notes_and_removes(store: DeadLetterStore) -> None:
+def test_only_the_owner_notes_and_removes(store: Letters) -> None:
     """A late repetition must neither touch a letter that came back nor one of somebody else."""
     letter = stored(store)
     claim(store, letter.id, owner="you")
@@ -630,7 +625,7 @@ def test_only_the_owner_notes_and_removes(store: DeadLetterStore) -> None:
     assert claim(store, letter.id, owner="her") == [ClaimState.CLAIMED]
 
 
-def test_a_doubtful_claim_given_back_is_reclaimed_at_once(store: DeadLetterStore) -> None:
+def test_a_doubtful_claim_given_back_is_reclaimed_at_once(store: Letters) -> None:
     """The broker may have the message: the next owner hears of it, and need not wait."""
     letter = stored(store)
     claim(store, letter.id)
@@ -644,7 +639,7 @@ def test_a_doubtful_claim_given_back_is_reclaimed_at_once(store: DeadLetterStore
 
 
 def test_a_store_redrives_only_where_it_can_lie_in_a_brokers_database(
-    store: DeadLetterStore,
+    store: Letters,
 ) -> None:
     """It says so by a marker, and what it did for a job is counted."""
     letter = stored(store)
@@ -665,18 +660,18 @@ def test_a_store_redrives_only_where_it_can_lie_in_a_brokers_database(
         assert ids(store) == []
 
 
-def discard(store: DeadLetterStore, *letter_ids: str, keep_seconds: float = 60.0) -> int:
+def discard(store: Letters, *letter_ids: str, keep_seconds: float = 60.0) -> int:
     """Claim and discard letters of the usual queue."""
     claim(store, *letter_ids)
     return store.discard(DLQ, letter_ids, owner="me", keep_seconds=keep_seconds)
 
 
-def in_bin(store: DeadLetterStore) -> list[bytes]:
+def in_bin(store: Letters) -> list[bytes]:
     """The ids in the bin, newest first."""
     return [fields[b"id"] for page in store.discarded(DLQ) for _, fields in page]
 
 
-def test_a_discarded_letter_lies_in_the_bin_and_comes_back_whole(store: DeadLetterStore) -> None:
+def test_a_discarded_letter_lies_in_the_bin_and_comes_back_whole(store: Letters) -> None:
     """With its group and reason; as the newest of its queue."""
     letters = many(store, 3)
     before = store.queues(), store.groups(DLQ)
@@ -695,7 +690,7 @@ def test_a_discarded_letter_lies_in_the_bin_and_comes_back_whole(store: DeadLett
     assert store.restore(DLQ, letters[0].id) is Restored.NOT_THERE
 
 
-def test_a_group_that_comes_back_says_what_it_is(store: DeadLetterStore) -> None:
+def test_a_group_that_comes_back_says_what_it_is(store: Letters) -> None:
     """Its only letter was discarded, and the group with it."""
     letter = stored(store, traceback="Traceback" * 50, exception_type="shop.Down")
     (before,) = store.groups(DLQ)
@@ -705,7 +700,7 @@ def test_a_group_that_comes_back_says_what_it_is(store: DeadLetterStore) -> None
     assert store.groups(DLQ) == [before]
 
 
-def test_only_the_owner_discards(store: DeadLetterStore) -> None:
+def test_only_the_owner_discards(store: Letters) -> None:
     """A letter that another operator redrives stays; a repetition finds nothing."""
     letter = stored(store)
     claim(store, letter.id, owner="you")
@@ -715,7 +710,7 @@ def test_only_the_owner_discards(store: DeadLetterStore) -> None:
     assert in_bin(store) == [letter.id.encode()]
 
 
-def test_a_letter_that_came_back_is_not_overwritten(store: DeadLetterStore) -> None:
+def test_a_letter_that_came_back_is_not_overwritten(store: Letters) -> None:
     """The same message died again meanwhile: the bin keeps the older letter."""
     letter = stored(store)
     discard(store, letter.id)
@@ -724,7 +719,7 @@ def test_a_letter_that_came_back_is_not_overwritten(store: DeadLetterStore) -> N
     assert ids(store) == [letter.id]
 
 
-def test_the_bin_forgets(store: DeadLetterStore) -> None:
+def test_the_bin_forgets(store: Letters) -> None:
     """After its time nothing can be restored."""
     letter = stored(store)
     discard(store, letter.id, keep_seconds=0.05)
@@ -735,21 +730,21 @@ def test_the_bin_forgets(store: DeadLetterStore) -> None:
 # -- what operations ask ---------------------------------------------------------------
 
 
-def test_the_letters_of_the_last_hour_are_counted(store: DeadLetterStore) -> None:
+def test_the_letters_of_the_last_hour_are_counted(store: Letters) -> None:
     """By when they were stored, whenever they died; also those that are gone."""
     letters = many(store, 3)
     store.remove(DLQ, [letters[0].id])
     assert store.queues()[0].last_hour == 3
 
 
-def test_groups_can_be_few(store: DeadLetterStore) -> None:
+def test_groups_can_be_few(store: Letters) -> None:
     """A queue may have as many causes as letters; the first page is the largest ones."""
     for number, fingerprint in enumerate(("aa", "bb", "bb", "cc", "cc", "cc")):
         stored(store, fingerprint=fingerprint, retries=number)
     assert [group.fingerprint for group in store.groups(DLQ, most=2)] == ["cc", "bb"]
 
 
-def test_a_letter_is_found_raw_by_its_id_or_position(store: DeadLetterStore) -> None:
+def test_a_letter_is_found_raw_by_its_id_or_position(store: Letters) -> None:
     """Operations decode nothing that they do not need."""
     letter = stored(store)
     entry = store.entry(DLQ, letter.id)
@@ -760,7 +755,7 @@ def test_a_letter_is_found_raw_by_its_id_or_position(store: DeadLetterStore) -> 
     assert store.entry("nowhere", letter.id) is None
 
 
-def test_no_letter_lies_before_the_position_of_its_death(store: DeadLetterStore) -> None:
+def test_no_letter_lies_before_the_position_of_its_death(store: Letters) -> None:
     """A search by time need not begin at the first letter."""
     letter = stored(store)
     after = store.position_at(NOW)
@@ -769,7 +764,7 @@ def test_no_letter_lies_before_the_position_of_its_death(store: DeadLetterStore)
 
 
 @pytest.mark.parametrize("size", [10, 3_000_000])
-def test_pages_are_bounded_in_bytes_too(store: DeadLetterStore, size: int) -> None:
+def test_pages_are_bounded_in_bytes_too(store: Letters, size: int) -> None:
     """Letters of megabytes do not come by the hundreds."""
     for number in range(12):
         stored(store, retries=number, body=b"x" * size)
@@ -778,7 +773,7 @@ def test_pages_are_bounded_in_bytes_too(store: DeadLetterStore, size: int) -> No
     assert [fields[b"body"] for page in pages for _, fields in page] == [b"x" * size] * 12
 
 
-def test_the_outcome_of_a_watched_message_is_known(backend: Backend) -> None:
+def test_the_outcome_of_a_watched_message_is_known(backend: Store) -> None:
     """It waits, it runs, it succeeded, or it has a letter again."""
     store, keys = backend.store, [a_key(redrives=1), a_key(redrives=1), a_key(redrives=1)]
     store.watch(keys)
@@ -796,7 +791,7 @@ def test_the_outcome_of_a_watched_message_is_known(backend: Backend) -> None:
     ]
 
 
-def test_deliveries_of_an_earlier_life_can_count(backend: Backend) -> None:
+def test_deliveries_of_an_earlier_life_can_count(backend: Store) -> None:
     """A redrive with its counts kept goes on where the message died."""
     key = a_key(redrives=1)
     backend.store.seed(key, 2, an_ended_delivery(number=7))
@@ -805,7 +800,7 @@ def test_deliveries_of_an_earlier_life_can_count(backend: Backend) -> None:
     assert backend.counter.count(key, a_delivery(), 3).status is CountStatus.LIMIT_REACHED
 
 
-def test_closing_may_be_repeated(store: DeadLetterStore) -> None:
+def test_closing_may_be_repeated(store: Letters) -> None:
     """It never raises."""
     store.close()
     store.close()

@@ -10,11 +10,13 @@ from builders import NOW
 
 from celery_dlq.events import Action, Change
 from celery_dlq.letters.record import to_micros
-from celery_dlq.store.base import Backend, WorkerInfo, WorkerRegistry
+from celery_dlq.store.records import WorkerInfo
+from celery_dlq.store.store import Store
+from celery_dlq.store.workers import WorkerRegistry
 
 
 @pytest.fixture
-def registry(parts: Backend) -> WorkerRegistry:
+def registry(parts: Store) -> WorkerRegistry:
     """Give each registry in turn, empty."""
     return parts.workers
 
@@ -50,7 +52,7 @@ def test_a_worker_is_registered_until_it_deregisters(registry: WorkerRegistry) -
     assert registry.heartbeat("celery@web-2")[0] is True
 
 
-def test_a_heartbeat_tells_if_a_job_waits(parts: Backend) -> None:
+def test_a_heartbeat_tells_if_a_job_waits(parts: Store) -> None:
     """Not of one whose time has not come, nor of one that runs."""
     now, jobs = to_micros(parts.jobs.now()), parts.jobs
     assert not parts.workers.heartbeat("celery@web-1").job_waits

@@ -17,8 +17,8 @@ from celery_dlq import metrics, registry
 from celery_dlq.config import Settings
 from celery_dlq.letters import headers
 from celery_dlq.policies.policy import policy_keys
-from celery_dlq.store.base import MessageKey
 from celery_dlq.store.keys import Keys
+from celery_dlq.store.records import MessageKey
 
 # Those that the README, the docs and the examples name; all others may change at any time.
 PUBLIC = (

@@ -33,7 +33,7 @@ from celery_dlq.export.destination import Destination, Draft
 from celery_dlq.export.exporter import ParquetExport, Rolling
 from celery_dlq.store.connect import connect
 from celery_dlq.store.keys import Keys
-from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.letters import Letters
 
 LETTERS, MORE, ROWS = 24, 7, 10
 REFUSED = 3
@@ -54,9 +54,9 @@ STEPS = [
     (checkpoint.Checkpoint, "_save"),
     (roll._DayFile, "write"),
     (roll._DayFile, "close"),
-    (RedisStore, "note_exported"),
-    (RedisStore, "remove"),
-    (RedisStore, "export_lease"),
+    (Letters, "note_exported"),
+    (Letters, "remove"),
+    (Letters, "export_lease"),
     (trim, "_ids"),
 ]
 
@@ -135,8 +135,8 @@ def child(work: Callable[[], object]) -> int:
     return code
 
 
-def a_store(url: str) -> RedisStore:
-    return RedisStore(connect(url, 10.0), url, Keys())
+def a_store(url: str) -> Letters:
+    return Letters(connect(url, 10.0), url, Keys())
 
 
 def store_letters(url: str) -> None:
@@ -166,7 +166,7 @@ def store_more(url: str) -> None:
     put_letters(a_store(url), range(LETTERS, LETTERS + MORE))
 
 
-def put_letters(store: RedisStore, numbers: range) -> None:
+def put_letters(store: Letters, numbers: range) -> None:
     for number in numbers:
         letter = a_letter(task_id=f"t{number}", dead_lettered_at=NOW + timedelta(hours=number))
         store.dead_letter(letter, key_of(letter))

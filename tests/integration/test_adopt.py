@@ -25,8 +25,8 @@ from celery_dlq import DeadLetter, DeadLetters, Reason
 from celery_dlq.config import Settings
 from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, SettingsError, StoreUnavailable
 from celery_dlq.events import Action, DeadLettered
-from celery_dlq.store.base import ServerMemory, WorkerInfo
-from celery_dlq.store.memory import RedisMemory
+from celery_dlq.store.memory import MemoryReader
+from celery_dlq.store.records import ServerMemory, WorkerInfo
 
 QUEUES = ("orders", "orders.dead", "orders-DLQ")
 
@@ -235,7 +235,7 @@ def test_a_store_without_room_leaves_the_messages_in_their_queue(broker: Broker)
     ids = broker.kill_tasks(2)
     memory = [ServerMemory(used=95, maximum=100), ServerMemory(used=10, maximum=10**9)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RedisMemory, "read", lambda _self: memory[0])
+        patch.setattr(MemoryReader, "read", lambda _self: memory[0])
         with pytest.raises(StoreUnavailable, match="95% of its maxmemory"):
             broker.dlq.adopt("orders.dead")
         poll(lambda: broker.ready("orders.dead") == 2)
@@ -249,13 +249,13 @@ import os, signal, sys
 from celery import Celery
 from celery_dlq import DeadLetters
 from celery_dlq.features.adopt import sources
-from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.letters import Letters
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 for kind in (sources.BrokerQueue, sources.RedisList):
     kind.let_go = die
 if sys.argv[3] == "storing":
-    RedisStore.dead_letter = die
+    Letters.dead_letter = die
 app = Celery("dies", broker=sys.argv[1])
 app.conf.dlq_url = sys.argv[2]
 DeadLetters(app).adopt("orders.dead", sys.argv[4] or None)

@@ -20,7 +20,7 @@ from celery_dlq.features.auto_redrive.operations import ACTOR, MOST_LETTERS, Cur
 from celery_dlq.letters.record import EPOCH, Reason
 from celery_dlq.operations.job import Job
 from celery_dlq.policies import overrides
-from celery_dlq.store.base import RedriveOutcome
+from celery_dlq.store.records import RedriveOutcome
 
 Make = Callable[..., DeadLetters]
 SOON = {"after": 0.05, "times": 3, "backoff": 1}
@@ -208,7 +208,7 @@ def test_if_the_canary_dies_the_rest_waits(make: Make, monkeypatch: pytest.Monke
     put(dlq, 4)
     died = RedriveOutcome.DIED
     monkeypatch.setattr(
-        "celery_dlq.store.letters.RedisStore.outcomes",
+        "celery_dlq.store.letters.Letters.outcomes",
         lambda _, keys: [died for _ in keys],
     )
     aged(dlq, 1)
@@ -230,7 +230,7 @@ def test_there_is_one_canary_at_a_time(make: Make, monkeypatch: pytest.MonkeyPat
         put(dlq, 4, redrives=redrives)
     died = RedriveOutcome.DIED
     monkeypatch.setattr(
-        "celery_dlq.store.letters.RedisStore.outcomes",
+        "celery_dlq.store.letters.Letters.outcomes",
         lambda _, keys: [died for _ in keys],
     )
     aged(dlq, 1)

@@ -26,12 +26,12 @@ import os, signal, sys
 from celery import Celery
 from celery_dlq import DeadLetters
 from celery_dlq.features.adopt import sources
-from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.letters import Letters
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 sources.BrokerQueue.let_go = die
 if sys.argv[3] == "storing":
-    RedisStore.dead_letter = die
+    Letters.dead_letter = die
 app = Celery("dies", broker=sys.argv[1])
 app.conf.dlq_url = sys.argv[2]
 DeadLetters(app).adopt("orders.copies")

@@ -14,7 +14,7 @@ from redis import Redis
 from web_pages import ALL, get
 
 from celery_dlq import DeadLetters
-from celery_dlq.store.base import WorkerInfo
+from celery_dlq.store.records import WorkerInfo
 from celery_dlq.web.http import User
 
 PAGES = ("/", "/jobs", "/holds", "/policies", "/audit", f"/queues/{DLQ}", f"/queues/{DLQ}/letters")

@@ -23,7 +23,7 @@ from celery_dlq.events import DeadLettered
 from celery_dlq.features.exchange import publisher as publisher_module
 from celery_dlq.features.exchange.connection import Exchanges
 from celery_dlq.features.exchange.publisher import publish
-from celery_dlq.store.base import OutboxEntry
+from celery_dlq.store.outbox import OutboxEntry
 
 HEADERS = '{"task":"shop.charge","id":"t-1","nothing":null,"deep":{"list":[1,2.5]}}'
 EXCHANGES = ("deaths", "letters")

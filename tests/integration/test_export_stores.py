@@ -27,7 +27,7 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.store.connect import connect
 from celery_dlq.store.keys import Keys
-from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.letters import Letters
 
 QUIET, LATER = "a-quiet-DLQ", "z-later-DLQ"
 
@@ -46,18 +46,18 @@ def mine() -> Iterator[RedisServer]:
         yield server
 
 
-def a_store(url: str, prefix: str = "dlq") -> RedisStore:
-    return RedisStore(connect(url, 10.0), url, Keys(prefix))
+def a_store(url: str, prefix: str = "dlq") -> Letters:
+    return Letters(connect(url, 10.0), url, Keys(prefix))
 
 
-def put(store: RedisStore, count: int, queue: str = DLQ) -> list[DeadLetter]:
+def put(store: Letters, count: int, queue: str = DLQ) -> list[DeadLetter]:
     letters = [a_letter(dead_letter_queue=queue) for _ in range(count)]
     for letter in letters:
         store.dead_letter(letter, key_of(letter))
     return letters
 
 
-def run(store: RedisStore, folder: Any, **options: Any) -> Any:
+def run(store: Letters, folder: Any, **options: Any) -> Any:
     return ParquetExport(store, folder, **options).run(store.names())
 
 
@@ -74,11 +74,11 @@ def once(*letters: list[DeadLetter]) -> Counter[str]:
     return Counter(letter.id for some in letters for letter in some)
 
 
-def left(store: RedisStore, queue: str = DLQ) -> set[str]:
+def left(store: Letters, queue: str = DLQ) -> set[str]:
     return {found.letter.id for found in store.letters(queue, newest_first=False)}
 
 
-def as_main_wrote(folder: Path, store: RedisStore) -> None:
+def as_main_wrote(folder: Path, store: Letters) -> None:
     """Turn a folder and its store into what they were before stores had an identity."""
     notes = folder / "_celery_dlq"
     for path in (notes / "about", *notes.glob("*.json")):
@@ -385,10 +385,10 @@ _FOLLOW = """
 import signal, sys, threading
 from celery_dlq.store.connect import connect
 from celery_dlq.store.keys import Keys
-from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.letters import Letters
 from celery_dlq.cli.export import _stop_event
 from celery_dlq.export.exporter import ParquetExport
-store = RedisStore(connect(sys.argv[1], 2.0), sys.argv[1], Keys())
+store = Letters(connect(sys.argv[1], 2.0), sys.argv[1], Keys())
 ParquetExport(store, sys.argv[2]).follow(store.names, _stop_event())
 """
 

@@ -8,13 +8,13 @@ from cluster import ClusterServers
 from servers import RedisServer
 
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.store.backend import RedisBackend
 from celery_dlq.store.keys import FORMAT, Keys
+from celery_dlq.store.store import Store
 
 LATER = "got '2', which a later celery_dlq wrote; install that version here"
 
 
-def refuses_everything(backend: RedisBackend) -> None:
+def refuses_everything(backend: Store) -> None:
     """Reads, writes and counts, over the client and over the worker's connection."""
     for call in (
         backend.letters.queues,
@@ -32,7 +32,7 @@ def refuses_everything(backend: RedisBackend) -> None:
 def test_one_server(redis_server: RedisServer, redis_url: str) -> None:
     """Also one that was of this format when a client connected, once it connects again."""
     client = redis_server.client()
-    backend = RedisBackend(redis_url, timeout_seconds=2.0)
+    backend = Store(redis_url, timeout_seconds=2.0)
     assert backend.letters.queues() == []
     client.set(Keys().format(), FORMAT + 1)
     backend.client.connection_pool.disconnect()
@@ -43,13 +43,13 @@ def test_one_server(redis_server: RedisServer, redis_url: str) -> None:
 def test_a_cluster(cluster_servers: ClusterServers, cluster_url: str) -> None:
     """Its nodes are asked through the client that knows the slots."""
     cluster_servers.holder(Keys().format()).client().set(Keys().format(), FORMAT + 1)
-    refuses_everything(RedisBackend(cluster_url, timeout_seconds=2.0))
+    refuses_everything(Store(cluster_url, timeout_seconds=2.0))
     assert sum(server.client().dbsize() for server in cluster_servers.masters) == 1
 
 
 def test_the_format_of_now_and_none_are_taken(redis_server: RedisServer, redis_url: str) -> None:
     """None is what the first versions left."""
-    backend = RedisBackend(redis_url, timeout_seconds=2.0)
+    backend = Store(redis_url, timeout_seconds=2.0)
     backend.letters.check()
     assert redis_server.client().get(Keys().format()) == b"%d" % FORMAT
     backend.client.connection_pool.disconnect()
@@ -61,7 +61,7 @@ def test_a_master_that_is_gone_stops_no_other(
     cluster_servers: ClusterServers, cluster_url: str
 ) -> None:
     """A client that connects then can use the others, though nobody tells it the format."""
-    backend = RedisBackend(cluster_url, timeout_seconds=2.0)
+    backend = Store(cluster_url, timeout_seconds=2.0)
     names = [f"queue-{n}-DLQ" for n in range(9)]
     lost = cluster_servers.holder(Keys().format())
     name = next(n for n in names if cluster_servers.holder(Keys().letters(n)) is not lost)

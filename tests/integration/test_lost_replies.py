@@ -20,10 +20,11 @@ from celery_dlq.letters.record import EPOCH
 from celery_dlq.metrics import CIRCUITS, Counts
 from celery_dlq.operations.job import DONE, RUNNING, WAITING
 from celery_dlq.operations.jobs import Jobs
-from celery_dlq.store.backend import RedisBackend
-from celery_dlq.store.base import Ends, Stored, WorkerInfo
+from celery_dlq.store.circuits import Ends
 from celery_dlq.store.instructions import OPEN, Hold
+from celery_dlq.store.records import Stored, WorkerInfo
 from celery_dlq.store.scripts import script_text
+from celery_dlq.store.store import Store
 from celery_dlq.worker.heartbeat import Heartbeat
 
 TASK, QUEUE, BROKER = "shop.charge", "orders", "broker"
@@ -45,9 +46,9 @@ def proxy(redis_server: RedisServer, redis_url: str) -> Iterator[CommandProxy]:
 
 
 @pytest.fixture
-def parts(proxy: CommandProxy) -> Iterator[RedisBackend]:
+def parts(proxy: CommandProxy) -> Iterator[Store]:
     """The store behind it, every script of which is known to Redis."""
-    made = RedisBackend(proxy.url)
+    made = Store(proxy.url)
     yield made
     made.close()
 
@@ -60,7 +61,7 @@ def change(circuits: Circuits, happened: Any) -> tuple[str | None, int, bool]:
 
 
 def test_a_breaker_whose_opening_has_no_reply_is_told_once(
-    proxy: CommandProxy, parts: RedisBackend
+    proxy: CommandProxy, parts: Store
 ) -> None:
     """Log, metric, event and audit would lack it, and nobody would know why tasks wait."""
     seen: list[Any] = []
@@ -82,9 +83,7 @@ def test_a_breaker_whose_opening_has_no_reply_is_told_once(
     assert metrics.read().counts[CIRCUITS.name, TASK, QUEUE, "open"] == 1
 
 
-def test_a_probe_whose_success_has_no_reply_counts_once(
-    proxy: CommandProxy, parts: RedisBackend
-) -> None:
+def test_a_probe_whose_success_has_no_reply_counts_once(proxy: CommandProxy, parts: Store) -> None:
     """Counted twice, one probe would close a breaker that asks for two."""
     circuits = Circuits(parts, Events(), Counts(), BROKER)
     change(circuits, Opened())
@@ -94,7 +93,7 @@ def test_a_probe_whose_success_has_no_reply_counts_once(
     assert lost.met.is_set()
 
 
-def test_of_two_equal_changes_of_two_processes_one_is_made(parts: RedisBackend) -> None:
+def test_of_two_equal_changes_of_two_processes_one_is_made(parts: Store) -> None:
     """What another process wrote is not taken for our own, though it is equal."""
     change(Circuits(parts, Events(), Counts(), BROKER), Opened())
     (hold,) = parts.instructions.of(Hold)
@@ -103,14 +102,14 @@ def test_of_two_equal_changes_of_two_processes_one_is_made(parts: RedisBackend) 
     assert again == hold
 
     text = parts.client.hget(parts.keys.instructions(), f"hold:{hold.id}")
-    other = RedisBackend(parts.url)
+    other = Store(parts.url)
     assert other.instructions.replace(hold, hold)
     assert parts.client.hget(parts.keys.instructions(), f"hold:{hold.id}") != text
     other.close()
 
 
 def test_a_closing_is_told_though_its_counts_cannot_be_forgotten(
-    parts: RedisBackend, monkeypatch: pytest.MonkeyPatch
+    parts: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The breaker is closed in the store: that is said before anything else can fail."""
     seen: list[Any] = []
@@ -129,7 +128,7 @@ def test_a_closing_is_told_though_its_counts_cannot_be_forgotten(
 
 @pytest.mark.parametrize("cut", [1, 2])
 def test_a_letter_whose_reply_is_lost_is_new_all_the_same(
-    proxy: CommandProxy, parts: RedisBackend, cut: int
+    proxy: CommandProxy, parts: Store, cut: int
 ) -> None:
     """Taken for another worker's, it would be in no log, no metric, no signal and no breaker."""
     parts.connection.call("PING")
@@ -149,7 +148,7 @@ def test_a_letter_whose_reply_is_lost_is_new_all_the_same(
 
 
 def test_a_letter_whose_store_answers_at_a_later_attempt_is_new(
-    proxy: CommandProxy, parts: RedisBackend
+    proxy: CommandProxy, parts: Store
 ) -> None:
     """The worker kept it in memory, because nobody had said that it is stored."""
     for _ in range(2):
@@ -168,7 +167,7 @@ def test_a_letter_whose_store_answers_at_a_later_attempt_is_new(
 
 
 def test_a_job_whose_beginning_has_no_reply_is_run_by_this_process(
-    proxy: CommandProxy, parts: RedisBackend
+    proxy: CommandProxy, parts: Store
 ) -> None:
     """Taken for another process's, nobody would run it until a person looked."""
     jobs = Jobs(parts.jobs)
@@ -186,7 +185,7 @@ def test_a_job_whose_beginning_has_no_reply_is_run_by_this_process(
     assert jobs.next_run(lambda _job: True) is None
 
 
-def a_heartbeat(parts: RedisBackend, apply: Any = lambda *_: None, **info: Any) -> Heartbeat:
+def a_heartbeat(parts: Store, apply: Any = lambda *_: None, **info: Any) -> Heartbeat:
     known = {"hostname": "celery@web-1", "pid": 1, "version": "1", "started_at": EPOCH}
     made = WorkerInfo(**{**known, "queues": (), "tasks": (), "policies": {}, **info})
     return Heartbeat(
@@ -197,7 +196,7 @@ def a_heartbeat(parts: RedisBackend, apply: Any = lambda *_: None, **info: Any) 
     )
 
 
-def test_a_worker_that_starts_again_is_known_by_what_it_is_now(parts: RedisBackend) -> None:
+def test_a_worker_that_starts_again_is_known_by_what_it_is_now(parts: Store) -> None:
     """Taken for the one that was killed, its new tasks would have no worker."""
     a_heartbeat(parts, pid=1, tasks=("shop.old",)).tick()
 
@@ -208,7 +207,7 @@ def test_a_worker_that_starts_again_is_known_by_what_it_is_now(parts: RedisBacke
 
 
 def test_a_hold_that_could_not_be_applied_is_applied_by_the_next_heartbeat(
-    parts: RedisBackend, caplog: pytest.LogCaptureFixture
+    parts: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The revision of what was applied is kept, not of what was read."""
     caplog.set_level(logging.ERROR)

@@ -18,7 +18,7 @@ from celery_dlq.cli.commands import dlq as commands
 from celery_dlq.operations.memory import MemoryCheck
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.keys import Keys
-from celery_dlq.store.memory import RedisMemory
+from celery_dlq.store.memory import MemoryReader
 from celery_dlq.worker.guard import Guard
 
 MEGABYTES = 64
@@ -53,14 +53,14 @@ def test_the_memory_of_redis_is_read(server: RedisServer) -> None:
     """What is in use, what is allowed, and what happens then."""
     client = server.client()
     client.config_set("maxmemory-policy", "volatile-lru")
-    found = RedisMemory(client, server.url, Keys()).read()
+    found = MemoryReader(client, server.url, Keys()).read()
     assert found is not None
     assert found.maximum == MEGABYTES * 2**20
     assert found.policy == "volatile-lru"
     assert 0 < (found.share or 0) < 0.5
     before = found.used
     client.set("x", b"x" * 10_000_000)
-    found = RedisMemory(client, server.url, Keys()).read()
+    found = MemoryReader(client, server.url, Keys()).read()
     assert found is not None
     assert found.used - before > 10_000_000
 
@@ -72,7 +72,7 @@ def test_a_user_who_may_not_ask_gets_no_error_and_asks_once(server: RedisServer)
         "app", enabled=True, passwords=["+pw"], keys=["*"], categories=["+@all"], commands=["-info"]
     )
     with redis.Redis(port=server.port, username="app", password="pw") as limited:
-        memory = RedisMemory(limited, server.url, Keys())
+        memory = MemoryReader(limited, server.url, Keys())
         assert memory.read() is None
         assert memory.read() is None
     refused = [entry for entry in client.acl_log() if entry["object"] in ("info", b"info")]
@@ -141,7 +141,7 @@ def test_what_endangers_letters_is_said(
     for name, value in config.items():
         server.client().config_set(name, value)
     dlq = installed(server.url, **settings)
-    memory = RedisMemory(server.client(), server.url, Keys())
+    memory = MemoryReader(server.client(), server.url, Keys())
     # Not the app's table: it has the tasks that other tests registered for all apps.
     table = PolicyTable(dlq.settings.queues)
     found = MemoryCheck(dlq.settings, table, ["orders"], dlq.app.conf, memory.read).warnings()

@@ -19,9 +19,9 @@ from watched import WatchedServers
 from celery_dlq import DeadLetters
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.store.address import address_of
-from celery_dlq.store.backend import RedisBackend
-from celery_dlq.store.base import Stored
 from celery_dlq.store.pipelined import PipelinedConnection
+from celery_dlq.store.records import Stored
+from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +62,7 @@ def test_letters_that_were_confirmed_survive_a_failover() -> None:
     """The replica has them before they are confirmed, and the Sentinel names it."""
     with WatchedServers() as servers:
         address = address_of(servers.url, options=servers.options)
-        with writing(lambda: RedisBackend(address, timeout_seconds=1.0)) as writers:
+        with writing(lambda: Store(address, timeout_seconds=1.0)) as writers:
             servers.master.kill()
             servers.wait_for_takeover()
             more(writers)
@@ -73,7 +73,7 @@ def test_letters_that_were_confirmed_survive_a_change_of_roles() -> None:
     """The old master goes on for a moment; what it confirms then without its replica is lost."""
     with WatchedServers() as servers:
         address = address_of(servers.url, options=servers.options)
-        with writing(lambda: RedisBackend(address, timeout_seconds=1.0)) as writers:
+        with writing(lambda: Store(address, timeout_seconds=1.0)) as writers:
             servers.fail_over()
             more(writers)
 
@@ -84,7 +84,7 @@ def test_a_replica_that_hangs_delays_letters_for_seconds_only(
     """Then the master's word is enough, and the replica is not asked each time."""
     monkeypatch.setattr(PipelinedConnection, "_DOUBT_SECONDS", 1.0)
     with WatchedServers() as servers:
-        backend = RedisBackend(address_of(servers.url, options=servers.options))
+        backend = Store(address_of(servers.url, options=servers.options))
         letters = [a_letter() for _ in range(5)]
         backend.letters.dead_letter(letters[0], key_of(letters[0]))
         servers.replica.pause()
@@ -113,7 +113,7 @@ def _keeps_now(servers: WatchedServers) -> bool:
     return True
 
 
-def _stored(backend: RedisBackend, letter: DeadLetter) -> Stored | None:
+def _stored(backend: Store, letter: DeadLetter) -> Stored | None:
     try:
         return backend.letters.dead_letter(letter, key_of(letter))
     except StoreUnavailable:
@@ -218,7 +218,7 @@ def test_the_first_server_that_answers_is_the_store(redis_url: str, first: str) 
 def test_a_server_that_dies_is_followed_by_the_next(redis_url: str) -> None:
     """Connections that are open go on there, with its own password and database."""
     with RedisServer(password="hush") as first:
-        backend = RedisBackend(f"{first.url};{redis_url[:-1]}3", timeout_seconds=1.0)
+        backend = Store(f"{first.url};{redis_url[:-1]}3", timeout_seconds=1.0)
         letters = [a_letter(), a_letter()]
         backend.letters.dead_letter(letters[0], key_of(letters[0]))
         first.kill()

@@ -16,10 +16,11 @@ from servers import RedisServer
 from waiting import poll
 
 from celery_dlq.errors import SettingsError, StoreUnavailable
-from celery_dlq.store.backend import RedisBackend
-from celery_dlq.store.base import CountStatus, MessageKey, OutboxEntry
 from celery_dlq.store.connect import connect
+from celery_dlq.store.outbox import OutboxEntry
 from celery_dlq.store.pipelined import PipelinedConnection
+from celery_dlq.store.records import CountStatus, MessageKey
+from celery_dlq.store.store import Store
 
 QUEUES = (DLQ, "payments-DLQ")
 TIMEOUT_SECONDS = 0.5
@@ -48,7 +49,7 @@ def allow(server: RedisServer, *rules: str) -> None:
 
 def check(url: str) -> None:
     """Check a Redis as a worker does."""
-    backend = RedisBackend(url, timeout_seconds=TIMEOUT_SECONDS)
+    backend = Store(url, timeout_seconds=TIMEOUT_SECONDS)
     try:
         backend.letters.check(QUEUES)
     finally:
@@ -68,7 +69,7 @@ def refusal(url: str, error: type[Exception] = SettingsError) -> str:
 
 def test_a_check_leaves_nothing_behind(server: RedisServer) -> None:
     """But the format; nor, in the worker that checks, a connection that its pool would inherit."""
-    backend = RedisBackend(server.url, timeout_seconds=TIMEOUT_SECONDS)
+    backend = Store(server.url, timeout_seconds=TIMEOUT_SECONDS)
     backend.letters.check(QUEUES)
     assert not backend.connection.is_open
     assert server.client().keys() == [b"dlq:{app}:format"]
@@ -177,7 +178,7 @@ def test_a_node_of_a_cluster_needs_another_url() -> None:
 def test_a_cluster_is_checked_through_its_own_client(cluster_servers: ClusterServers) -> None:
     """The keys of each script share a slot."""
     cluster_servers.flush()
-    backend = RedisBackend(cluster_servers.url)
+    backend = Store(cluster_servers.url)
     backend.letters.check(QUEUES)
     backend.close()
     assert sum(server.client().dbsize() for server in cluster_servers.masters) == 1  # the format
@@ -193,7 +194,7 @@ def test_a_renamed_command_is_named_without_its_arguments() -> None:
 
 def test_a_redis_that_hangs_costs_one_time_out(server: RedisServer) -> None:
     """The check fails by the connection whose circuit breaker the worker uses."""
-    backend = RedisBackend(server.url, timeout_seconds=TIMEOUT_SECONDS)
+    backend = Store(server.url, timeout_seconds=TIMEOUT_SECONDS)
     server.pause()
     begun, letter = time.monotonic(), a_letter()
     an_entry = OutboxEntry(letter_id=letter.id, exchange="fanout", routing_key="orders")
@@ -213,7 +214,7 @@ def test_a_redis_that_hangs_costs_one_time_out(server: RedisServer) -> None:
     backend.close()
 
 
-def stored(backend: RedisBackend, letter: Any) -> bool:
+def stored(backend: Store, letter: Any) -> bool:
     """True once a letter could be stored."""
     try:
         backend.letters.dead_letter(letter, key_of(letter))
@@ -226,23 +227,23 @@ def stored(backend: RedisBackend, letter: Any) -> bool:
 
 
 @pytest.fixture
-def limited(server: RedisServer) -> Iterator[RedisBackend]:
+def limited(server: RedisServer) -> Iterator[Store]:
     """Give a backend whose user may not ask Redis to be silent."""
     allow(server, "reset", *LIMITED[:5], "-client", "+client|setname")
-    backend = RedisBackend(
+    backend = Store(
         server.url.replace("redis://", "redis://worker:hush@"), timeout_seconds=TIMEOUT_SECONDS
     )
     yield backend
     backend.close()
 
 
-def count_of(server: RedisServer, backend: RedisBackend, key: MessageKey) -> int:
+def count_of(server: RedisServer, backend: Store, key: MessageKey) -> int:
     """The count of a message as Redis has it."""
     return int(server.client().hget(backend.keys.run(key), f"count:{key.retries}") or 0)
 
 
 def test_counts_are_exact_where_replies_cannot_be_skipped(
-    limited: RedisBackend, server: RedisServer, caplog: pytest.LogCaptureFixture
+    limited: Store, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Replies are read where they belong; one line says what it costs."""
     limited.letters.check(QUEUES)
@@ -264,7 +265,7 @@ def test_counts_are_exact_where_replies_cannot_be_skipped(
 
 
 def test_a_lost_connection_counts_once_where_replies_cannot_be_skipped(
-    limited: RedisBackend, server: RedisServer
+    limited: Store, server: RedisServer
 ) -> None:
     """What was sent and not answered is sent again, and says so."""
     counter, connection = limited.counter, limited.connection
@@ -279,7 +280,7 @@ def test_a_lost_connection_counts_once_where_replies_cannot_be_skipped(
 
 
 def test_a_reply_that_is_lost_counts_once_where_replies_cannot_be_skipped(
-    limited: RedisBackend, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    limited: Store, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command was executed; the repetition finds its own start."""
     counter, connection, key = limited.counter, limited.connection, a_key()
@@ -301,7 +302,7 @@ def test_a_reply_that_is_lost_counts_once_where_replies_cannot_be_skipped(
 
 
 def test_a_refused_count_is_seen_where_replies_cannot_be_skipped(
-    limited: RedisBackend, server: RedisServer
+    limited: Store, server: RedisServer
 ) -> None:
     """Its message runs uncounted, as in any outage."""
     assert limited.counter.count_first(a_key(), a_delivery())

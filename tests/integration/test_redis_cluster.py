@@ -12,15 +12,15 @@ from redis.crc import key_slot
 from waiting import poll
 
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.store.backend import RedisBackend
+from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def backend_of(servers: ClusterServers) -> Callable[[], RedisBackend]:
+def backend_of(servers: ClusterServers) -> Callable[[], Store]:
     """What makes backends in a cluster."""
-    return lambda: RedisBackend(servers.url, timeout_seconds=1.0)
+    return lambda: Store(servers.url, timeout_seconds=1.0)
 
 
 def letters_key(queue: str) -> str:
@@ -56,7 +56,7 @@ def test_letters_that_were_confirmed_survive_the_death_of_their_master() -> None
 def test_counts_follow_a_slot_that_moves(cluster_servers: ClusterServers) -> None:
     """Starts are written without waiting for replies, so a refusal is seen later, and mended."""
     cluster_servers.flush()
-    backend = RedisBackend(cluster_servers.url, timeout_seconds=2.0)
+    backend = Store(cluster_servers.url, timeout_seconds=2.0)
     counter = backend.counter
     keys = [a_key(dead_letter_queue=QUEUES[0]) for n in range(30)]
     for key in keys[:10]:
@@ -66,7 +66,7 @@ def test_counts_follow_a_slot_that_moves(cluster_servers: ClusterServers) -> Non
     for key in keys[10:]:
         assert counter.count_first(key, a_delivery())
     counter.flush()
-    other = RedisBackend(cluster_servers.url, timeout_seconds=2.0)
+    other = Store(cluster_servers.url, timeout_seconds=2.0)
     assert [len(other.counter.history(key)) for key in keys] == [1] * len(keys)
     for one in (backend, other):
         one.close()
@@ -77,7 +77,7 @@ def test_a_dead_master_does_not_stop_the_work_of_the_others() -> None:
     with ClusterServers() as servers:
         lost = servers.holder(letters_key(QUEUES[0]))
         others = [queue for queue in QUEUES if servers.holder(letters_key(queue)) is not lost]
-        backend = RedisBackend(servers.url, timeout_seconds=1.0)
+        backend = Store(servers.url, timeout_seconds=1.0)
         for queue in QUEUES:
             letter = a_letter(dead_letter_queue=queue)
             backend.letters.dead_letter(letter, key_of(letter))
@@ -93,7 +93,7 @@ def test_a_dead_master_does_not_stop_the_work_of_the_others() -> None:
         backend.close()
 
 
-def _is_stored(backend: RedisBackend, letter: object) -> bool:
+def _is_stored(backend: Store, letter: object) -> bool:
     try:
         backend.letters.dead_letter(letter, key_of(letter))  # type: ignore[arg-type]
     except StoreUnavailable:

@@ -21,12 +21,12 @@ from waiting import poll
 
 from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.letters.record import Delivery, Outcome
-from celery_dlq.store.base import ClaimState, CountStatus, MessageKey
 from celery_dlq.store.connect import connect
-from celery_dlq.store.counter import RedisCounter
+from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.keys import Keys
-from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.letters import Letters
 from celery_dlq.store.pipelined import Breaker, PipelinedConnection
+from celery_dlq.store.records import ClaimState, CountStatus, MessageKey
 from celery_dlq.store.stream import ReadAhead
 
 KEYS = Keys()
@@ -49,15 +49,15 @@ class Parts:
         self._open.callback(connection.close)
         return connection
 
-    def counter(self, connection: PipelinedConnection | None = None) -> RedisCounter:
+    def counter(self, connection: PipelinedConnection | None = None) -> DeliveryCounter:
         """A counter as a worker has it."""
-        counter = RedisCounter(connection or self.connection(), KEYS, 3600.0)
+        counter = DeliveryCounter(connection or self.connection(), KEYS, 3600.0)
         self._open.callback(counter.close)
         return counter
 
-    def store(self) -> RedisStore:
+    def store(self) -> Letters:
         """A store as a worker has it."""
-        store = RedisStore(connect(self.url, self._timeout), self.url, KEYS)
+        store = Letters(connect(self.url, self._timeout), self.url, KEYS)
         self._open.callback(store.close)
         return store
 
@@ -96,7 +96,7 @@ def unavailable(call: Callable[[], object]) -> str:
     return str(raised.value)
 
 
-def counted(counter: RedisCounter, key: MessageKey) -> int:
+def counted(counter: DeliveryCounter, key: MessageKey) -> int:
     """Count a delivery that ends at once, and wait for its number."""
     count = counter.count(key, a_delivery(), None)
     assert count.status is CountStatus.COUNTED
@@ -252,7 +252,7 @@ def test_a_store_works_again_when_redis_comes_back_empty(own: Parts, server: Red
     assert store.remove(DLQ, [letter.id]) == 1
 
 
-def readable(store: RedisStore, letter_id: str) -> bool:
+def readable(store: Letters, letter_id: str) -> bool:
     """True if a letter can be read now; reading rests a moment after a failure."""
     try:
         return store.get(DLQ, letter_id) is not None

@@ -16,11 +16,11 @@ from builders import DLQ, NOW, a_delivery, a_key, an_ended_delivery
 from servers import RedisServer
 from waiting import poll
 
-from celery_dlq.store.base import Count, CountStatus, MessageKey
 from celery_dlq.store.connect import connect
-from celery_dlq.store.counter import RedisCounter
+from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.pipelined import PipelinedConnection
+from celery_dlq.store.records import Count, CountStatus, MessageKey
 
 KEYS = Keys()
 STALE_SECONDS = 1.0
@@ -34,10 +34,10 @@ class Workers:
         self._url = url
         self._open = open_ones
 
-    def start(self, stale_seconds: float = STALE_SECONDS) -> RedisCounter:
+    def start(self, stale_seconds: float = STALE_SECONDS) -> DeliveryCounter:
         """The counter of a new worker process."""
         connection = PipelinedConnection(connect(self._url, 5.0, retries=0), self._url)
-        counter = RedisCounter(connection, KEYS, 3600.0, stale_seconds)
+        counter = DeliveryCounter(connection, KEYS, 3600.0, stale_seconds)
         self._open.callback(counter.close)
         return counter
 
@@ -52,7 +52,7 @@ def workers(redis_url: str) -> Iterator[Workers]:
 class Redelivery:
     """A message that a worker holds and asks about, as the guard does: now and then."""
 
-    def __init__(self, counter: RedisCounter, key: MessageKey, limit: int | None = None) -> None:
+    def __init__(self, counter: DeliveryCounter, key: MessageKey, limit: int | None = None) -> None:
         self._counter, self._key, self._limit = counter, key, limit
         self._seen_at: float | None = None
 
@@ -64,7 +64,7 @@ class Redelivery:
             self._seen_at = time.monotonic()
         return count
 
-    def answer(self, *alive: RedisCounter) -> Count:
+    def answer(self, *alive: DeliveryCounter) -> Count:
         """The last answer of counting, while some workers give heartbeats."""
 
         def certain() -> Count | None:

@@ -11,9 +11,9 @@ from builders import a_delivery, a_key, a_letter
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.store.connect import connect
-from celery_dlq.store.counter import RedisCounter
+from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.keys import Keys
-from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.letters import Letters
 from celery_dlq.store.pipelined import PipelinedConnection
 
 LOADING = b"-LOADING Redis is loading the dataset in memory\r\n"
@@ -49,7 +49,7 @@ def url() -> Iterator[str]:
 
 def test_a_loading_store_is_unavailable(url: str) -> None:
     """A letter waits; nobody takes the refusal for an answer."""
-    store = RedisStore(connect(url, 1.0), url, Keys())
+    store = Letters(connect(url, 1.0), url, Keys())
     letter = a_letter()
     for attempt in (store.check, lambda: store.dead_letter(letter, a_key()), store.queues):
         with pytest.raises(StoreUnavailable, match=r"LOADING|loading"):
@@ -60,7 +60,7 @@ def test_a_loading_store_is_unavailable(url: str) -> None:
 def test_counting_on_a_loading_store_fails_at_once_and_stops_nothing(url: str) -> None:
     """A first delivery goes on; one that needs its count gets the error."""
     connection = PipelinedConnection(connect(url, 1.0, retries=0), url)
-    counter = RedisCounter(connection, Keys(), 60.0)
+    counter = DeliveryCounter(connection, Keys(), 60.0)
     counter.count_first(a_key(), a_delivery())
     with pytest.raises(StoreUnavailable):
         counter.count(a_key(), a_delivery(), 3)

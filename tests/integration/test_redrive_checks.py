@@ -16,7 +16,7 @@ from celery_dlq.errors import RedriveError
 from celery_dlq.events import Action
 from celery_dlq.operations.edit import Edit
 from celery_dlq.operations.redrive import dry_run as module
-from celery_dlq.store.base import WorkerInfo
+from celery_dlq.store.records import WorkerInfo
 
 QUEUES = ("orders", "other", "ordres", "empty")
 

@@ -29,9 +29,9 @@ from celery_dlq import DeadLetter, DeadLetters
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.headers import CONTENT_TYPE_OF_ENTRY
 from celery_dlq.letters.record import Delivery
-from celery_dlq.store.base import ClaimState, MessageKey, QueueEntry, Seed
 from celery_dlq.store.keys import Keys
-from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.records import ClaimState, MessageKey, QueueEntry, Seed
 from celery_dlq.store.stream import ReadAhead
 
 Make = Callable[..., DeadLetters]
@@ -68,10 +68,10 @@ def make(server: RedisServer) -> Iterator[Make]:
 @pytest.fixture
 def step_by_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From now on, letters are as if they were elsewhere."""
-    return lambda: monkeypatch.setattr(RedisStore, "marker", lambda _: None)
+    return lambda: monkeypatch.setattr(Letters, "marker", lambda _: None)
 
 
-def put(store: RedisStore, count: int = 1, **changes: Any) -> list[DeadLetter]:
+def put(store: Letters, count: int = 1, **changes: Any) -> list[DeadLetter]:
     """Store letters of tasks."""
     letters = []
     for _ in range(count):
@@ -92,7 +92,7 @@ def went(client: redis.Redis, queue: str = "orders") -> list[str]:
     return [json.loads(entry)["headers"]["dlq_letter"] for entry in entries]
 
 
-def entry_of(store: RedisStore, letter: DeadLetter, **changes: Any) -> QueueEntry:
+def entry_of(store: Letters, letter: DeadLetter, **changes: Any) -> QueueEntry:
     """What a letter becomes."""
     found = store.entry(DLQ, letter.id)
     assert found is not None
@@ -252,13 +252,13 @@ def test_what_is_refused_changes_nothing(
 def claims_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Records the claims of redrives that go step by step."""
     made: list[int] = []
-    inner = RedisStore.claim
+    inner = Letters.claim
 
-    def claim(self: RedisStore, queue: str, ids: Any, **options: Any) -> Any:
+    def claim(self: Letters, queue: str, ids: Any, **options: Any) -> Any:
         made.append(len(ids))
         return inner(self, queue, ids, **options)
 
-    monkeypatch.setattr(RedisStore, "claim", claim)
+    monkeypatch.setattr(Letters, "claim", claim)
     return made
 
 
@@ -481,7 +481,7 @@ def test_killed_at_any_instant_each_letter_is_here_or_published(
     assert job.counts["published"] == 3000
 
 
-def _moves(process: subprocess.Popen[bytes], store: RedisStore, letters: int) -> bool:
+def _moves(process: subprocess.Popen[bytes], store: Letters, letters: int) -> bool:
     return process.poll() is not None or store.length(DLQ) < letters
 
 

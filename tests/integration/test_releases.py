@@ -30,9 +30,9 @@ from celery_dlq.features.hold import operations
 from celery_dlq.features.hold.operations import Holds
 from celery_dlq.letters.record import Reason
 from celery_dlq.operations.instructions import HeldQueues
-from celery_dlq.store.base import WorkerInfo
 from celery_dlq.store.instructions import Hold
-from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.records import WorkerInfo
 
 Make = Callable[..., DeadLetters]
 # Of a publish, not of a message; the expiry itself is a header.
@@ -77,7 +77,7 @@ def make(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Broker and store in one database, or as if they were not."""
     if request.param == "step by step":
-        monkeypatch.setattr(RedisStore, "marker", lambda _: None)
+        monkeypatch.setattr(Letters, "marker", lambda _: None)
     return str(request.param)
 
 
@@ -257,12 +257,12 @@ def test_killed_between_publishing_and_removing_the_next_run_knows(
     make: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where one script cannot do both: what the broker has is not published again."""
-    monkeypatch.setattr(RedisStore, "marker", lambda _: None)
+    monkeypatch.setattr(Letters, "marker", lambda _: None)
     dlq = make()
     hold = dlq.hold("shop.charge")
     ids = put(dlq, hold, 5)
     with monkeypatch.context() as patch:
-        patch.setattr(RedisStore, "remove", lambda *_, **__: 1 / 0)
+        patch.setattr(Letters, "remove", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             dlq.release(hold.id)
     assert (queued(client), held(dlq, hold)) == (ids, ids)

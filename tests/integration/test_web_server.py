@@ -26,7 +26,7 @@ from waiting import poll
 from celery_dlq.cli.commands import dlq
 from celery_dlq.store.connect import connect
 from celery_dlq.store.keys import Keys
-from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.letters import Letters
 
 PROJECT = """
 import os, resource
@@ -80,7 +80,7 @@ class Server:
 
 def put_letter(url: str) -> None:
     """One more letter, as a worker stores it."""
-    store = RedisStore(connect(url, 2.0), url, Keys())
+    store = Letters(connect(url, 2.0), url, Keys())
     letter = a_letter()
     store.dead_letter(letter, key_of(letter))
     store.close()

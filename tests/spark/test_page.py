@@ -33,7 +33,7 @@ from celery_dlq.spark.triage.rows import EARLIEST, LATEST, Findings, findings
 from celery_dlq.store.connect import connect
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.pipelined import PipelinedConnection
-from celery_dlq.store.samples import RedisSamples
+from celery_dlq.store.samples import Samples
 from celery_dlq.writing.lifecycle import InFlight
 
 NOTHING: dict[str, Any] = {
@@ -194,7 +194,7 @@ def command(redis_url: str) -> Iterator[Command]:
         letter = a_letter(args_json="[]", kwargs_json=kwargs, deliveries=5, dead_lettered_at=NOON)
         dead_letters.store.dead_letter(letter, key_of(letter))
     connection = PipelinedConnection(connect(redis_url, 5), redis_url)
-    samples = RedisSamples(connection, Keys())
+    samples = Samples(connection, Keys())
     sampler = Sampler(samples, 0.5, lambda: NOON, hostname="celery@web-1", chance=lambda: 0.0)
     resolved = ResolvedPolicy("orders", DLQ, Policy(max_deliveries=5), None)
     for number in range(90):

@@ -23,10 +23,10 @@ from waiting import poll
 
 from celery_dlq import DeadLetter, DeadLetters
 from celery_dlq.letters.record import field_kinds
-from celery_dlq.store.backend import RedisBackend
 from celery_dlq.store.connect import connect
 from celery_dlq.store.keys import Keys
-from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,7 +57,7 @@ def fill(redis_url: str) -> Fill:
 
 def store(url: str, letters: Iterable[DeadLetter]) -> None:
     """Put letters into their queues."""
-    place = RedisStore(connect(url, 5), url, Keys())
+    place = Letters(connect(url, 5), url, Keys())
     for letter in letters:
         place.dead_letter(letter, key_of(letter))
     place.close()
@@ -269,7 +269,7 @@ def test_empty_redis_has_no_rows(source: SparkSession, redis_url: str) -> None:
 
 def test_letters_in_a_cluster_are_read_by_spark(source: SparkSession, cluster_url: str) -> None:
     """Executors ask its nodes; the options are those of the settings."""
-    backend = RedisBackend(cluster_url)
+    backend = Store(cluster_url)
     for queue in ("orders-DLQ", "mail-DLQ", "slow-DLQ"):
         for _ in range(10):
             letter = a_letter(dead_letter_queue=queue)

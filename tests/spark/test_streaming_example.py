@@ -15,7 +15,7 @@ from java import QUICK_JAVA
 
 from celery_dlq.store.connect import connect
 from celery_dlq.store.keys import Keys
-from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.letters import Letters
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,7 +24,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples/spark-streaming"
 
 
 def write(url: str, task_names: list[str]) -> None:
-    store = RedisStore(connect(url, 10), url, Keys())
+    store = Letters(connect(url, 10), url, Keys())
     for name in task_names:
         letter = a_letter(task_name=name)
         store.dead_letter(letter, key_of(letter))

@@ -19,13 +19,13 @@ from fresh import fresh_store
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.features.differences.operations import Apart, Comparison, fixed_by
 from celery_dlq.operations.reading import Reading
-from celery_dlq.store.backend import RedisBackend
-from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.store import Store
 
 GROUP, REST = "a" * 16, "b" * 16
 
 
-def fill(store: RedisStore, letters: int, fingerprint: str = REST, **changes: Any) -> None:
+def fill(store: Letters, letters: int, fingerprint: str = REST, **changes: Any) -> None:
     """Store letters whose arguments are noise."""
     dice = Random(f"{fingerprint}{letters}{changes}")  # noqa: S311 - the same every time
     planted = changes.pop("kwargs", {})
@@ -43,12 +43,12 @@ def fill(store: RedisStore, letters: int, fingerprint: str = REST, **changes: An
 
 
 @pytest.fixture
-def backend() -> RedisBackend:
+def backend() -> Store:
     """No letters."""
     return fresh_store()
 
 
-def apart(backend: RedisBackend, **options: Any) -> Apart:
+def apart(backend: Store, **options: Any) -> Apart:
     """What sets letters apart; the time stands still."""
     options.setdefault("fingerprint", GROUP)
     return Comparison(backend, Reading(backend.letters), monotonic=lambda: 0.0).apart(
@@ -56,7 +56,7 @@ def apart(backend: RedisBackend, **options: Any) -> Apart:
     )
 
 
-def test_a_planted_cause_is_the_finding(backend: RedisBackend) -> None:
+def test_a_planted_cause_is_the_finding(backend: Store) -> None:
     """With its counts, in a sentence, and as conditions of a filter."""
     fill(backend.letters, 60, GROUP, kwargs={"tenant": 42})
     fill(backend.letters, 200, kwargs={"tenant": 7})
@@ -76,7 +76,7 @@ def test_a_planted_cause_is_the_finding(backend: RedisBackend) -> None:
     assert json.loads(json.dumps(found.to_json()))["findings"][0]["letters"] == 60
 
 
-def test_what_says_the_same_is_said_once(backend: RedisBackend) -> None:
+def test_what_says_the_same_is_said_once(backend: Store) -> None:
     """An argument that coincides with another one is named beside it; a weaker one is not."""
     fill(backend.letters, 80, GROUP, kwargs={"plan": "trial", "region": "eu", "tags": ["t"]})
     fill(backend.letters, 100, kwargs={"plan": "paid", "region": "us", "tags": ["p"]})
@@ -94,7 +94,7 @@ def test_what_says_the_same_is_said_once(backend: RedisBackend) -> None:
     )
 
 
-def test_what_is_masked_is_not_compared(backend: RedisBackend) -> None:
+def test_what_is_masked_is_not_compared(backend: Store) -> None:
     """Neither a finding nor the condition of a link shows what nobody may see."""
     fill(backend.letters, 60, GROUP, kwargs={"card": "4111", "at": {"card": {"no": 4111}}})
     fill(backend.letters, 60, kwargs={"card": "4222", "at": {"card": {"no": 4222}}})
@@ -126,7 +126,7 @@ def test_what_is_masked_is_not_compared(backend: RedisBackend) -> None:
     ],
 )
 def test_a_condition_is_one_or_none(
-    backend: RedisBackend, name: str, value: Any, condition: str | None
+    backend: Store, name: str, value: Any, condition: str | None
 ) -> None:
     """What the grammar of conditions would read otherwise is not offered as one."""
     fill(backend.letters, 60, GROUP, kwargs={name: value})
@@ -136,7 +136,7 @@ def test_a_condition_is_one_or_none(
     assert found.condition == condition
 
 
-def test_places_are_fields_of_the_filter(backend: RedisBackend) -> None:
+def test_places_are_fields_of_the_filter(backend: Store) -> None:
     """A host is selected by a field; what no filter selects has neither field nor condition."""
     fill(
         backend.letters,
@@ -157,7 +157,7 @@ def test_places_are_fields_of_the_filter(backend: RedisBackend) -> None:
     assert found["queue"].where == {}
 
 
-def test_a_release_is_told_before_its_host(backend: RedisBackend) -> None:
+def test_a_release_is_told_before_its_host(backend: Store) -> None:
     """Both have the same letters; what is at other hosts of the queue alone is not the release."""
     fill(backend.letters, 60, GROUP, worker_hostname="celery@new", release="v9")
     fill(backend.letters, 200, release="v8")
@@ -165,7 +165,7 @@ def test_a_release_is_told_before_its_host(backend: RedisBackend) -> None:
     assert (found.feature, found.value, found.also) == ("release", "v9", ("host = celery@new",))
 
 
-def test_what_follows_from_the_task_is_no_finding(backend: RedisBackend) -> None:
+def test_what_follows_from_the_task_is_no_finding(backend: Store) -> None:
     """Letters of other tasks have other queues, publishers, retries and arguments."""
     own = {"source_queue": "payments", "origin": "gen1@web", "retries": 3, "task_name": "shop.pay"}
     fill(backend.letters, 60, GROUP, kwargs={"kind": "payment"}, args_json="[1]", **own)
@@ -177,7 +177,7 @@ def test_what_follows_from_the_task_is_no_finding(backend: RedisBackend) -> None
     assert (found.feature, found.value) == ("host", "celery@bad")
 
 
-def test_a_small_difference_is_no_finding(backend: RedisBackend) -> None:
+def test_a_small_difference_is_no_finding(backend: Store) -> None:
     """Among two thousand letters it is hardly ever chance, and still explains nothing."""
     fill(backend.letters, 1_000, GROUP, kwargs={"plan": "paid"})
     fill(backend.letters, 90, GROUP, kwargs={"plan": "trial"})
@@ -185,7 +185,7 @@ def test_a_small_difference_is_no_finding(backend: RedisBackend) -> None:
     assert apart(backend).findings == ()
 
 
-def test_what_the_filter_says_is_no_finding(backend: RedisBackend) -> None:
+def test_what_the_filter_says_is_no_finding(backend: Store) -> None:
     """A filter by host finds what else is there: the task."""
     fill(backend.letters, 60, task_name="shop.ship", worker_hostname="celery@bad")
     fill(backend.letters, 200)
@@ -208,7 +208,7 @@ def test_what_a_filter_fixes_is_named() -> None:
     }
 
 
-def test_successes_show_what_all_letters_share(backend: RedisBackend) -> None:
+def test_successes_show_what_all_letters_share(backend: Store) -> None:
     """Without other letters, messages of the task that succeeded are what differs."""
     fill(backend.letters, 60, GROUP, kwargs={"currency": "XXX"})
     fill(backend.sampled, 100, "", kwargs={"ok": 1})
@@ -221,7 +221,7 @@ def test_successes_show_what_all_letters_share(backend: RedisBackend) -> None:
         assert one.text.endswith("against none of the sampled successes of the task.")
 
 
-def test_the_newest_are_compared_and_no_more(backend: RedisBackend) -> None:
+def test_the_newest_are_compared_and_no_more(backend: Store) -> None:
     """Of 100 messages 40 are letters, 40 others and 20 successes."""
     for store, values in ((backend.letters, {}), (backend.sampled, {"kwargs": {}})):
         fill(store, 300, **values)
@@ -238,7 +238,7 @@ def ticking() -> Iterator[float]:
     return (number / 1_000 for number in count())
 
 
-def test_a_deadline_cuts_and_says_so(backend: RedisBackend) -> None:
+def test_a_deadline_cuts_and_says_so(backend: Store) -> None:
     """What was read in time is compared."""
     fill(backend.letters, 400, kwargs={"plan": "paid"})
     fill(backend.letters, 400, GROUP, kwargs={"plan": "trial"})
@@ -253,7 +253,7 @@ def test_a_deadline_cuts_and_says_so(backend: RedisBackend) -> None:
     assert (late.letters, late.cut, late.findings) == (0, True, ())
 
 
-def test_a_group_that_died_long_ago_is_found_at_once(backend: RedisBackend) -> None:
+def test_a_group_that_died_long_ago_is_found_at_once(backend: Store) -> None:
     """After enough others reading skips to its newest letter, and ends with its last one."""
     fill(backend.letters, 150, kwargs={"plan": "paid"})
     fill(backend.letters, 50, GROUP, kwargs={"plan": "trial"})
@@ -267,7 +267,7 @@ def test_a_group_that_died_long_ago_is_found_at_once(backend: RedisBackend) -> N
     assert (part.letters, part.cut) == (0, True)  # digits may be of several groups
 
 
-def test_hostile_arguments_are_bounded(backend: RedisBackend) -> None:
+def test_hostile_arguments_are_bounded(backend: Store) -> None:
     """Deep, wide, long and odd arguments neither raise nor hide the cause."""
     odd = [
         "[" * 50_000,
@@ -289,14 +289,14 @@ def test_hostile_arguments_are_bounded(backend: RedisBackend) -> None:
 
 
 @pytest.mark.parametrize("options", [{"most": 4}, {"deadline_seconds": 0}])
-def test_unusable_options_are_refused(backend: RedisBackend, options: dict[str, Any]) -> None:
+def test_unusable_options_are_refused(backend: Store, options: dict[str, Any]) -> None:
     """The error says what was expected."""
     fill(backend.letters, 1)
     with pytest.raises(DLQError, match="expected most of 5 or more and deadline_seconds above 0"):
         apart(backend, **options)
 
 
-def test_an_unknown_queue_is_named(backend: RedisBackend) -> None:
+def test_an_unknown_queue_is_named(backend: Store) -> None:
     """As in every operation; a filter that nothing matches is no error."""
     with pytest.raises(NotFound, match="expected the name of a dead-letter queue"):
         apart(backend)

@@ -15,9 +15,8 @@ from celery_dlq.assembly import backend_for
 from celery_dlq.config import Settings
 from celery_dlq.errors import SettingsError
 from celery_dlq.events import DeadLettered, Event
-from celery_dlq.store.backend import RedisBackend
-from celery_dlq.store.base import Backend
-from celery_dlq.store.letters import RedisStore
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.store import Store
 
 NOWHERE = "redis://127.0.0.1:1/0"
 
@@ -71,14 +70,14 @@ def test_for_a_while_everything_is_kept_elsewhere() -> None:
 def test_the_settings_choose_the_backend() -> None:
     """Nothing is sent before the first use."""
 
-    def made(**settings: object) -> Backend:
+    def made(**settings: object) -> Store:
         app = an_app(**settings)
         return backend_for(Settings.from_conf(app.conf), app)
 
-    assert isinstance(made(**fresh_conf()), RedisBackend)
+    assert isinstance(made(**fresh_conf()), Store)
     redis = made(dlq_url=NOWHERE, dlq_key_prefix="shop")
-    assert isinstance(redis, RedisBackend)
-    assert isinstance(redis.letters, RedisStore)
+    assert isinstance(redis, Store)
+    assert isinstance(redis.letters, Letters)
     assert redis.keys.prefix == redis.separate().keys.prefix == "shop"
     with pytest.raises(SettingsError, match="expected dlq_url to be set"):
         made()

@@ -19,7 +19,7 @@ from celery_dlq.metrics import REDRIVES_USED_UP, Counts
 from celery_dlq.policies.overrides import checked
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.store.base.reports import Report, Why
+from celery_dlq.store.reports import Report, Why
 from celery_dlq.writing.spool import Spool
 from celery_dlq.writing.writer import LetterWriter, PendingLetter
 

@@ -27,7 +27,7 @@ from celery_dlq.features.sentry.observer import event_of_opening
 from celery_dlq.letters.headers import HOLD_HEADER
 from celery_dlq.metrics import CIRCUITS, INTERNAL_ERRORS, STORE_ERRORS
 from celery_dlq.operations.redrive.publisher import broker_name
-from celery_dlq.store.base import Ends, Succeeded
+from celery_dlq.store.circuits import Ends, Succeeded
 from celery_dlq.store.instructions import OPEN, RELEASING, Circuit
 from celery_dlq.web.status import Fleet
 

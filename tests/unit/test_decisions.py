@@ -25,7 +25,7 @@ from celery_dlq.policies.decisions import (
     decide_start,
 )
 from celery_dlq.policies.policy import CrashLimit, Policy
-from celery_dlq.store.base import Count, CountStatus
+from celery_dlq.store.records import Count, CountStatus
 
 FAILED = End(
     outcome=Outcome.FAILED,

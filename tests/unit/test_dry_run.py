@@ -13,7 +13,7 @@ from celery_dlq.errors import RedriveError
 from celery_dlq.operations.redrive import dry_run as module
 from celery_dlq.operations.redrive.dry_run import Targets, dry_run, refuse_lost
 from celery_dlq.operations.redrive.selection import RawEntry
-from celery_dlq.store.base import MAX_TASKS, WorkerInfo
+from celery_dlq.store.records import MAX_TASKS, WorkerInfo
 
 
 def a_worker(*queues: str, tasks: tuple[str, ...] = ("shop.charge",)) -> WorkerInfo:

@@ -21,9 +21,9 @@ from celery_dlq.policies.overrides import by_queue, keys
 from celery_dlq.policies.policy import CrashLimit, Policy
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.store.backend import RedisBackend
-from celery_dlq.store.base import WorkerInfo
 from celery_dlq.store.instructions import Override
+from celery_dlq.store.records import WorkerInfo
+from celery_dlq.store.store import Store
 
 HOUR = timedelta(hours=1)
 TABLE = PolicyTable(
@@ -33,7 +33,7 @@ TABLE = PolicyTable(
 
 
 @pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> RedisBackend:
+def backend(monkeypatch: pytest.MonkeyPatch) -> Store:
     """An empty store, with a clock that does not move; so changes begin at once."""
     monkeypatch.setattr(overrides, "GRACE", timedelta(0))
     made = fresh_store()
@@ -49,7 +49,7 @@ def heard() -> list[Event]:
 
 
 @pytest.fixture
-def policy_admin(backend: RedisBackend, heard: list[Event]) -> PolicyAdmin:
+def policy_admin(backend: Store, heard: list[Event]) -> PolicyAdmin:
     """The rules of a small app."""
     events = Events()
     events.subscribe(heard.append)
@@ -72,7 +72,7 @@ def a_worker(hostname: str, policies: dict[str, Any], *queues: str) -> WorkerInf
 
 
 def test_an_override_is_in_force_audited_and_an_event(
-    policy_admin: PolicyAdmin, backend: RedisBackend, heard: list[Event]
+    policy_admin: PolicyAdmin, backend: Store, heard: list[Event]
 ) -> None:
     """From the command line values are text."""
     policy_admin.override_policy("orders", HOUR, max_deliveries="3", reasons="failed, rejected")
@@ -89,7 +89,7 @@ def test_an_override_is_in_force_audited_and_an_event(
     assert change.detail["until"] == "2026-03-04T06:06:07.891011+00:00"
 
 
-def test_an_override_can_be_taken_back(policy_admin: PolicyAdmin, backend: RedisBackend) -> None:
+def test_an_override_can_be_taken_back(policy_admin: PolicyAdmin, backend: Store) -> None:
     """All keys of a queue, or one."""
     policy_admin.override_policy("orders", HOUR, max_deliveries=3, max_retries=0)
     assert policy_admin.lift_policy("orders", "max_retries") == ["max_retries"]
@@ -118,7 +118,7 @@ def test_an_override_can_be_taken_back(policy_admin: PolicyAdmin, backend: Redis
 )
 def test_an_unusable_override_changes_nothing(
     policy_admin: PolicyAdmin,
-    backend: RedisBackend,
+    backend: Store,
     queue: str,
     duration: timedelta,
     values: Any,
@@ -132,7 +132,7 @@ def test_an_unusable_override_changes_nothing(
 
 
 def test_an_override_of_a_queue_that_nobody_knows_is_refused(
-    policy_admin: PolicyAdmin, backend: RedisBackend
+    policy_admin: PolicyAdmin, backend: Store
 ) -> None:
     """Nothing would happen; a queue of a worker, or one with letters, is known."""
     with pytest.raises(NotFound, match="got 'ordres'; did you mean 'orders'\\?"):
@@ -148,7 +148,7 @@ def test_an_override_of_a_queue_that_nobody_knows_is_refused(
 
 
 @pytest.mark.parametrize("queue", ["orders-DLQ", "letters", "fatal", "parked"])
-def test_an_override_of_a_dead_letter_queue_is_refused(backend: RedisBackend, queue: str) -> None:
+def test_an_override_of_a_dead_letter_queue_is_refused(backend: Store, queue: str) -> None:
     """By its name, named by a policy of a queue or task, or with letters: no chain of them."""
     table = PolicyTable(
         {"slow": Policy(dead_letter_queue="letters")}, {"t": Policy(dead_letter_queue="fatal")}
@@ -198,7 +198,7 @@ def test_the_limit_of_crashes_can_be_overridden_and_exceptions_cannot(
 @pytest.mark.parametrize("off", [None, False, "null", "None", "off", " off "])
 @pytest.mark.parametrize("key", keys())
 def test_an_override_can_end_every_key(
-    policy_admin: PolicyAdmin, backend: RedisBackend, key: str, off: Any
+    policy_admin: PolicyAdmin, backend: Store, key: str, off: Any
 ) -> None:
     """It is stored, read by workers, and shown as what it is."""
     policy_admin.override_policy("orders", HOUR, **{key: off})
@@ -264,7 +264,7 @@ def test_apps_that_share_a_redis_do_not_differ() -> None:
 
 
 def test_all_policies_are_shown_with_their_warnings(
-    policy_admin: PolicyAdmin, backend: RedisBackend
+    policy_admin: PolicyAdmin, backend: Store
 ) -> None:
     """Queues, then tasks; unknown queues and differences last."""
     backend.workers.register(a_worker("one", {"orders": {"max_deliveries": 5}}, "orders"))

@@ -19,8 +19,8 @@ from celery_dlq.features.circuit_breaker.command import show_breakers
 from celery_dlq.features.hold import tables as hold_tables
 from celery_dlq.letters.record import Delivery, Outcome, Reason
 from celery_dlq.operations.instructions import HeldMessages
-from celery_dlq.store.base import Group, QueueSummary
 from celery_dlq.store.instructions import Circuit, Hold
+from celery_dlq.store.records import Group, QueueSummary
 
 FORGERIES = 13
 

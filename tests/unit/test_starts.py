@@ -18,16 +18,16 @@ from celery_dlq.metrics import Counts
 from celery_dlq.policies.decisions import Die, Leave, PutOff, Run
 from celery_dlq.policies.policy import CrashLimit, Policy
 from celery_dlq.policies.resolved import ResolvedPolicy
-from celery_dlq.store.counter import RedisCounter
+from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.worker import starts as module
 from celery_dlq.worker.starts import KnownDeliveries, Starts
 from celery_dlq.writing.lifecycle import DeliveryState, InFlight
 
 POLICY = Policy(max_deliveries=2)
-C = TypeVar("C", bound=RedisCounter)
+C = TypeVar("C", bound=DeliveryCounter)
 
 
-class AwayCounter(RedisCounter):
+class AwayCounter(DeliveryCounter):
     """Does not answer while it is away."""
 
     away = True
@@ -41,7 +41,7 @@ class AwayCounter(RedisCounter):
         return not self.away and super().count_first(*args)
 
 
-def a_counter(kind: type[C] = RedisCounter) -> C:  # type: ignore[assignment]
+def a_counter(kind: type[C] = DeliveryCounter) -> C:  # type: ignore[assignment]
     """A counter for which a delivery that nobody ended is over."""
     store = fresh_store()
     return kind(store.connection, store.keys, 3600.0, stale_seconds=0)
@@ -131,7 +131,7 @@ def test_what_is_known_is_bounded() -> None:
     assert [known.of(key) for key in keys] == [0, 0, 3]
 
 
-def a_message_that_crashed(policy: Policy, counter: RedisCounter, times: int) -> Any:
+def a_message_that_crashed(policy: Policy, counter: DeliveryCounter, times: int) -> Any:
     """A request of a message whose worker was lost so often, a minute apart."""
     request = a_redelivered_message()
     key = request.dlq_in_flight.key

@@ -10,7 +10,7 @@ from builders import DLQ, a_letter, key_of
 from web_pages import SAME_SITE, form_of, get, pages, post
 
 from celery_dlq.letters.record import DeadLetter
-from celery_dlq.store.base import GroupState
+from celery_dlq.store.records import GroupState
 from celery_dlq.web.http import Permission, User
 from celery_dlq.web.web import Web
 

@@ -27,15 +27,11 @@ from celery_dlq.features.adopt.letter import Adoption, Identity
 from celery_dlq.features.adopt.sources import Source, TakenMessage
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.logs import get_logger
-from celery_dlq.store.base import (
-    Clock,
-    DeadLetterStore,
-    DeliveryCounter,
-    LetterOutbox,
-    MessageKey,
-    Stored,
-)
+from celery_dlq.store.counter import DeliveryCounter
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.records import Clock, MessageKey, Stored
 from celery_dlq.writing.memory_limit import MemoryLimit
+from celery_dlq.writing.writer import LetterOutbox
 
 logger = get_logger("celery_dlq.worker")
 
@@ -76,7 +72,7 @@ class Adopter:
         queue: str,
         source: Source,
         adoption: Adoption,
-        store: DeadLetterStore,
+        store: Letters,
         counter: DeliveryCounter,
         outbox: LetterOutbox | None,
         limit: MemoryLimit,

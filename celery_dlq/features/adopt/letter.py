@@ -31,7 +31,8 @@ from celery_dlq.policies.policy import DLQ_SUFFIX, Policy
 from celery_dlq.policies.queue_names import QueueNames
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.store.base import DeliveryCounter, MessageKey
+from celery_dlq.store.counter import DeliveryCounter
+from celery_dlq.store.records import MessageKey
 from celery_dlq.writing.capture import Message, captured, wire_body
 from celery_dlq.writing.history import history_of_adopted
 from celery_dlq.writing.letter import Death, letter_of

@@ -13,7 +13,8 @@ from celery_dlq.errors import DLQError, SettingsError
 from celery_dlq.events import Action, Change, whoami
 from celery_dlq.features.adopt.settings import check_adoption
 from celery_dlq.logs import get_logger
-from celery_dlq.store.base import Backend, Clock
+from celery_dlq.store.records import Clock
+from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
     from celery_dlq.features.adopt.adopter import Adopter, AdoptReport
@@ -28,7 +29,7 @@ class AdoptRun:
     def __init__(
         self,
         settings: Settings,
-        backend: Backend,
+        backend: Store,
         make_adopter: Callable[..., Adopter],
         publisher: Callable[[], ExchangePublisher | None],
         clock: Clock,

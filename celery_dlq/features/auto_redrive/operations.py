@@ -33,7 +33,8 @@ from celery_dlq.operations.job import (
 )
 from celery_dlq.operations.jobs import JobRun, Jobs
 from celery_dlq.operations.redrive.selection import RawEntry
-from celery_dlq.store.base import DeadLetterStore, ExportLeaseStore, Glance
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.records import Glance
 
 logger = get_logger("celery_dlq")
 
@@ -137,7 +138,7 @@ class AutoRedrives:
 
     def __init__(
         self,
-        store: DeadLetterStore,
+        store: Letters,
         jobs: Jobs,
         new_job: Callable[[str, Mapping[str, Any]], JobRun],
         run: Callable[[JobRun], object],
@@ -283,7 +284,7 @@ class AutoRedrives:
 class _Lease:
     """The right to redrive a queue's letters automatically, and what the processes know of it."""
 
-    def __init__(self, leases: ExportLeaseStore, queue: str) -> None:
+    def __init__(self, leases: Letters, queue: str) -> None:
         self._leases = leases
         self._queue = queue
         self._owner = uuid4().hex

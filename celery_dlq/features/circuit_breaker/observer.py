@@ -13,7 +13,7 @@ from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import STORE_ERRORS, Counts
 from celery_dlq.policies.resolved import Executions, PolicyCache
-from celery_dlq.store.base import CircuitStore, Succeeded
+from celery_dlq.store.circuits import CircuitStore, Succeeded
 from celery_dlq.store.instructions import OPEN, RELEASING, Circuit, Hold, Instructions
 
 logger = get_logger("celery_dlq.worker")

@@ -27,8 +27,8 @@ from celery_dlq.letters.record import from_micros, to_micros
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import CIRCUITS, Counts
 from celery_dlq.operations.instructions import HeldMessages, HeldQueues, KnownNames, reason_of
-from celery_dlq.store.base import Backend
 from celery_dlq.store.instructions import MOST_HOLDS, OPEN, RELEASING, Circuit, Hold
+from celery_dlq.store.store import Store
 
 logger = get_logger("celery_dlq")
 
@@ -43,7 +43,7 @@ BreakerOf = Callable[[str, str | None], tuple[str, CircuitBreaker | None]]
 class Circuits:
     """Changes the states of circuit breakers."""
 
-    def __init__(self, backend: Backend, events: Events, counts: Counts, broker: str) -> None:
+    def __init__(self, backend: Store, events: Events, counts: Counts, broker: str) -> None:
         self._store = backend.instructions
         self._ends = backend.circuits
         self._registry = backend.workers

@@ -23,7 +23,7 @@ from typing import Any
 
 from celery_dlq.policies.checks import expected, integer, mapping, positive_seconds
 from celery_dlq.policies.policy import KeyValue
-from celery_dlq.store.base import Ends
+from celery_dlq.store.circuits import Ends
 from celery_dlq.store.instructions import OPEN, RELEASING, Circuit
 
 _MICROS = 1_000_000

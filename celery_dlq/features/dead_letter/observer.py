@@ -11,8 +11,8 @@ from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.headers import REDRIVE_HEADER
 from celery_dlq.letters.record import to_micros
 from celery_dlq.logs import get_logger
-from celery_dlq.store.base import JobStore
 from celery_dlq.store.instructions import Demand, Instructions
+from celery_dlq.store.jobs import JobStore
 from celery_dlq.writing.lifecycle import GuardedRequest
 
 logger = get_logger("celery_dlq.worker")

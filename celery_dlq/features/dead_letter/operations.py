@@ -17,8 +17,8 @@ from celery_dlq.letters.printable import shortened
 from celery_dlq.letters.record import iso
 from celery_dlq.logs import get_logger
 from celery_dlq.operations.instructions import Audit, reason_of
-from celery_dlq.store.base import Backend
 from celery_dlq.store.instructions import MOST_DEMANDS, Demand
+from celery_dlq.store.store import Store
 
 logger = get_logger("celery_dlq")
 
@@ -71,7 +71,7 @@ class DemandReport:
 class DemandRun:
     """Dead-letters single messages; see `DeadLetters.dead_letter`."""
 
-    def __init__(self, app: Any, settings: Settings, backend: Backend, events: Events) -> None:
+    def __init__(self, app: Any, settings: Settings, backend: Store, events: Events) -> None:
         self._app = app
         self._settings = settings
         self._backend = backend

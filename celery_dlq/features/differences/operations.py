@@ -30,7 +30,9 @@ from celery_dlq.features.differences.significance import (
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.reading import Reading
 from celery_dlq.operations.redrive.selection import RawEntry
-from celery_dlq.store.base import Backend, DeadLetterStore, ordered
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.records import ordered
+from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -82,7 +84,7 @@ class Comparison:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: Store,
         reading: Reading,
         *,
         masked: Masked | None = None,
@@ -183,7 +185,7 @@ class _Reader:
         self.cut = False
 
     def letters(
-        self, store: DeadLetterStore, most: tuple[int, int], *, until: float
+        self, store: Letters, most: tuple[int, int], *, until: float
     ) -> tuple[list[Message], list[Message]]:
         """The newest letters that match the filter, and the newest others."""
         sides: tuple[list[Message], list[Message]] = ([], [])
@@ -204,7 +206,7 @@ class _Reader:
                 return sides
         return sides
 
-    def _group(self, store: DeadLetterStore) -> tuple[int | None, str | None]:
+    def _group(self, store: Letters) -> tuple[int | None, str | None]:
         """The size of the group that the filter names, and the position of its newest letter.
 
         A rare group may be far from the newest letter of the queue. ``None``: not known.
@@ -218,7 +220,7 @@ class _Reader:
         return group.letters, None if entry is None else entry[0]
 
     def successes(
-        self, store: DeadLetterStore, tasks: set[str], most: int, *, until: float
+        self, store: Letters, tasks: set[str], most: int, *, until: float
     ) -> list[Message]:
         """The newest sampled successes of some tasks."""
         found: list[Message] = []
@@ -229,9 +231,7 @@ class _Reader:
                 break
         return found
 
-    def _entries(
-        self, store: DeadLetterStore, before: str | None, until: float
-    ) -> Iterator[RawEntry]:
+    def _entries(self, store: Letters, before: str | None, until: float) -> Iterator[RawEntry]:
         for page in store.fields(
             self._queue, after=None, until=before, page_size=_ENTRIES_PER_PAGE, newest_first=True
         ):

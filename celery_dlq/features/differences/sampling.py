@@ -16,7 +16,8 @@ from celery_dlq.features.redaction.masking import NO_REDACTION, Redaction
 from celery_dlq.letters.headers import SAMPLE_HEADER
 from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.logs import get_logger
-from celery_dlq.store.base import SUCCEEDED, Clock, Samples
+from celery_dlq.store.records import Clock
+from celery_dlq.store.samples import SUCCEEDED, Samples
 from celery_dlq.writing.capture import captured
 
 if TYPE_CHECKING:

@@ -32,7 +32,8 @@ from celery_dlq.features.exchange.connection import Exchanges, Refused
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import INTERNAL_ERRORS
-from celery_dlq.store.base import Backend, Outbox, OutboxEntry
+from celery_dlq.store.outbox import Outbox, OutboxEntry
+from celery_dlq.store.store import Store
 
 logger = get_logger("celery_dlq.features.exchange.publisher")
 
@@ -110,7 +111,7 @@ class ExchangeOutbox:
 class ExchangePublisher:
     """Publishes the letters of outbox entries."""
 
-    def __init__(self, backend: Backend, exchanges: Exchanges) -> None:
+    def __init__(self, backend: Store, exchanges: Exchanges) -> None:
         self.backend = backend
         self._store = backend.letters
         self._outbox = backend.outbox

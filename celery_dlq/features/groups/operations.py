@@ -11,7 +11,9 @@ from celery_dlq.letters.printable import shortened
 from celery_dlq.letters.record import iso
 from celery_dlq.operations.instructions import Audit
 from celery_dlq.operations.reading import Reading
-from celery_dlq.store.base import OPEN_GROUP, Backend, GroupNotes, GroupState, GroupStatus, Note
+from celery_dlq.store.notes import GroupNotes, Note
+from celery_dlq.store.records import OPEN_GROUP, GroupState, GroupStatus
+from celery_dlq.store.store import Store
 
 MAX_NOTE_CHARS = 2000
 MAX_RELEASE_CHARS = 200
@@ -27,7 +29,7 @@ _ACTIONS = {
 class Notes:
     """Writes and reads notes, and sets the states of groups."""
 
-    def __init__(self, backend: Backend, reading: Reading, events: Events) -> None:
+    def __init__(self, backend: Store, reading: Reading, events: Events) -> None:
         self._notes: GroupNotes = backend.notes
         self._registry = backend.workers
         self._reading = reading

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq.errors import CorruptLetter, NotFound
 from celery_dlq.events import whoami
 from celery_dlq.policies.checks import duration_seconds
-from celery_dlq.store.base import GroupState
+from celery_dlq.store.records import GroupState
 from celery_dlq.web.http import Permission, RequestError
 from celery_dlq.web.pages.common import (
     check_text,
@@ -20,7 +20,7 @@ from celery_dlq.web.pages.common import (
 )
 
 if TYPE_CHECKING:
-    from celery_dlq.store.base import GroupOrder
+    from celery_dlq.store.records import GroupOrder
     from celery_dlq.web.http import Response
     from celery_dlq.web.web import Call
 

@@ -17,8 +17,9 @@ from celery_dlq.logs import get_logger
 from celery_dlq.metrics import HELD_MESSAGES, STORE_ERRORS, Counts
 from celery_dlq.policies.decisions import Die
 from celery_dlq.policies.resolved import PolicyCache, ResolvedPolicy
-from celery_dlq.store.base import Clock, DeadLetterStore, MessageKey
 from celery_dlq.store.instructions import OPEN, Hold
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.records import Clock, MessageKey
 from celery_dlq.writing.capture import Message, captured
 from celery_dlq.writing.letter import Death, letter_of
 from celery_dlq.writing.lifecycle import GuardedRequest
@@ -46,7 +47,7 @@ class Holding:
     def __init__(
         self,
         policies: PolicyCache,
-        store: DeadLetterStore,
+        store: Letters,
         *,
         broker: str,
         most: int,

@@ -12,9 +12,10 @@ from celery_dlq import metrics
 from celery_dlq.errors import DLQError, MissingExtra, StoreUnavailable
 from celery_dlq.letters.printable import one_line
 from celery_dlq.logs import get_logger
-from celery_dlq.metrics import Measured, MetricsStore
-from celery_dlq.store.base import Clock, QueueSummary, ServerMemory
+from celery_dlq.metrics import Measured
 from celery_dlq.store.instructions import OPEN, Hold
+from celery_dlq.store.metrics import MetricsStore
+from celery_dlq.store.records import Clock, QueueSummary, ServerMemory
 
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

@@ -34,7 +34,7 @@ from celery_dlq.letters.record import DeadLetter, iso
 from celery_dlq.letters.tracebacks import Raised, raised
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.checks import one_of
-from celery_dlq.store.base.reports import Report, Reports, Why
+from celery_dlq.store.reports import Report, Reports, Why
 
 logger = get_logger("celery_dlq.sentry")
 

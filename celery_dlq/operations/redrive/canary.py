@@ -9,7 +9,7 @@ from typing import Any
 
 from celery_dlq.errors import DLQError
 from celery_dlq.operations.redrive.selection import RawEntry
-from celery_dlq.store.base import RedriveOutcome
+from celery_dlq.store.records import RedriveOutcome
 
 _MAX_LETTERS = 1000
 _MAX_ENTRIES_SCANNED = 100_000

@@ -17,15 +17,16 @@ from celery_dlq.operations.redrive.dry_run import Check, DryRun, Targets, refuse
 from celery_dlq.operations.redrive.message import Outgoing, RedriveOptions, outgoing
 from celery_dlq.operations.redrive.publisher import broker_name
 from celery_dlq.operations.redrive.selection import RawEntry
-from celery_dlq.store.base import Backend, Clock
 from celery_dlq.store.instructions import Hold
+from celery_dlq.store.records import Clock
+from celery_dlq.store.store import Store
 
 
 class Checks:
     """Refuses what would lose letters, or cannot be done."""
 
     def __init__(
-        self, app: Any, settings: Settings, backend: Backend, policies: PolicyAdmin, clock: Clock
+        self, app: Any, settings: Settings, backend: Store, policies: PolicyAdmin, clock: Clock
     ) -> None:
         self._app = app
         self._settings = settings

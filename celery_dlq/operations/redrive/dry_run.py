@@ -13,8 +13,8 @@ from celery_dlq.letters import conditions
 from celery_dlq.letters.links import is_in_chord
 from celery_dlq.operations.redrive.selection import RawEntry
 from celery_dlq.policies.queue_names import did_you_mean
-from celery_dlq.store.base import MAX_TASKS, WorkerInfo
 from celery_dlq.store.instructions import Hold
+from celery_dlq.store.records import MAX_TASKS, WorkerInfo
 from celery_dlq.transport.sqs.aws import is_sqs, queue_exists
 
 _MAX_NAMES = 1000

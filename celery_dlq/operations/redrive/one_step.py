@@ -16,7 +16,9 @@ from celery_dlq.operations.jobs import JobRun
 from celery_dlq.operations.redrive.message import Outgoing
 from celery_dlq.operations.redrive.publisher import Publisher
 from celery_dlq.operations.redrive.selection import RawEntry
-from celery_dlq.store.base import ClaimState, DeadLetterStore, QueueEntry, RedriveCall, Seed
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.records import ClaimState, QueueEntry, Seed
+from celery_dlq.store.redriven import RedriveCall
 from celery_dlq.transport.redis.envelope import Envelopes
 
 MOST_LETTERS = 100
@@ -37,7 +39,7 @@ class Prepared(NamedTuple):
 class OneStep:
     """Redrives batches of letters, each in one step; the next is prepared meanwhile."""
 
-    def __init__(self, store: DeadLetterStore, run: JobRun, envelopes: Envelopes) -> None:
+    def __init__(self, store: Letters, run: JobRun, envelopes: Envelopes) -> None:
         self._store = store
         self._run = run
         self._envelopes = envelopes
@@ -45,7 +47,7 @@ class OneStep:
         self._call: RedriveCall | None = None
 
     @classmethod
-    def of(cls, store: DeadLetterStore, run: JobRun, publisher: Publisher) -> OneStep | None:
+    def of(cls, store: Letters, run: JobRun, publisher: Publisher) -> OneStep | None:
         """Return one if the broker's client sees a key that the store has just written."""
         envelopes = publisher.envelopes()
         with suppress(StoreUnavailable, *publisher.errors):

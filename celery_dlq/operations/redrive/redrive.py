@@ -33,15 +33,8 @@ from celery_dlq.operations.redrive.publisher import (
 )
 from celery_dlq.operations.redrive.selection import PositionRange, RawEntry, batches, select
 from celery_dlq.operations.results import RedriveReport
-from celery_dlq.store.base import (
-    ClaimState,
-    Clock,
-    DeadLetterStore,
-    MessageKey,
-    QueueEntry,
-    RedriveOutcome,
-    Seed,
-)
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.records import ClaimState, Clock, MessageKey, QueueEntry, RedriveOutcome, Seed
 
 LEASE_SECONDS = 60.0
 MOST_DIED_IDS = 20
@@ -121,7 +114,7 @@ class Claims:
     """
 
     def __init__(
-        self, store: DeadLetterStore, work: Work, letter_ids: Sequence[str], lease_seconds: float
+        self, store: Letters, work: Work, letter_ids: Sequence[str], lease_seconds: float
     ) -> None:
         self._store = store
         self._work = work
@@ -168,7 +161,7 @@ class Redriver:
     def __init__(
         self,
         app: Any,
-        store: DeadLetterStore,
+        store: Letters,
         clock: Clock,
         *,
         counted_in: CountedIn | None = None,
@@ -518,7 +511,7 @@ def first_failures(report: RedriveReport) -> dict[str, str]:
     return {letter_id: shortened(one_line(error), _MAX_ERROR_CHARS) for letter_id, error in first}
 
 
-def died_again(store: DeadLetterStore, job: Job) -> Iterator[str]:
+def died_again(store: Letters, job: Job) -> Iterator[str]:
     """Ids of new letters whose headers name a redrive; scans a bounded number."""
     marker, scanned = f'"{job.id}"'.encode(), 0
     for page in store.fields(job.queue, after=job.until, until=None, page_size=500):

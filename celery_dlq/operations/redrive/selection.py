@@ -10,7 +10,8 @@ from celery_dlq.errors import CorruptLetter
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.packed import PackedFields
 from celery_dlq.letters.record import DeadLetter, Reason, letter_from
-from celery_dlq.store.base import DeadLetterStore, ordered
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.records import ordered
 
 _ENTRIES_PER_PAGE = 500
 _CHOSEN_PER_PAGE = 125  # of those that are all worked on: they stay in the processor's cache
@@ -76,7 +77,7 @@ class PositionRange:
 
 
 def select(
-    store: DeadLetterStore,
+    store: Letters,
     queue: str,
     where: LetterFilter,
     *,
@@ -148,7 +149,7 @@ def later(one: str | None, other: str) -> str:
     return other if one is None or ordered(other) > ordered(one) else one
 
 
-def _named(store: DeadLetterStore, queue: str, where: LetterFilter) -> Iterator[RawEntry]:
+def _named(store: Letters, queue: str, where: LetterFilter) -> Iterator[RawEntry]:
     others = LetterFilter(
         **{name: getattr(where, name) for name in LetterFilter.__slots__ if name != "ids"}
     )

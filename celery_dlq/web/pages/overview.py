@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from celery_dlq.store.base import QueueSummary
+from celery_dlq.store.records import QueueSummary
 
 if TYPE_CHECKING:
     from celery_dlq.operations.job import Job

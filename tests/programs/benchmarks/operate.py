@@ -33,7 +33,7 @@ from celery_dlq.cli.context import ready_for_many
 from celery_dlq.store.keys import Keys
 
 if TYPE_CHECKING:
-    from celery_dlq.store.base.reports import ExportReport
+    from celery_dlq.store.records import ExportReport
 
 Facts = dict[str, Any]
 

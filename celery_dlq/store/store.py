@@ -8,31 +8,31 @@ from typing import Any, TypeVar
 
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.store.address import Address
-from celery_dlq.store.base import DeadLetterStore, ServerMemory
-from celery_dlq.store.circuits import RedisCircuits
+from celery_dlq.store.circuits import CircuitStore
 from celery_dlq.store.connect import connect
-from celery_dlq.store.counter import RedisCounter
+from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.instructions import Instructions
-from celery_dlq.store.jobs import RedisJobStore
+from celery_dlq.store.jobs import JobStore
 from celery_dlq.store.keys import Keys
-from celery_dlq.store.letters import RedisStore
-from celery_dlq.store.memory import RedisMemory
-from celery_dlq.store.metrics import RedisMetrics
-from celery_dlq.store.notes import RedisNotes
-from celery_dlq.store.outbox import RedisOutbox
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.memory import MemoryReader
+from celery_dlq.store.metrics import MetricsStore
+from celery_dlq.store.notes import GroupNotes
+from celery_dlq.store.outbox import Outbox
 from celery_dlq.store.part import Part
 from celery_dlq.store.pipelined import PipelinedConnection
-from celery_dlq.store.reports import RedisReports
-from celery_dlq.store.samples import RedisSamples
+from celery_dlq.store.records import ServerMemory
+from celery_dlq.store.reports import Reports
+from celery_dlq.store.samples import Samples
 from celery_dlq.store.slots import pipelined
-from celery_dlq.store.workers import RedisWorkerRegistry
+from celery_dlq.store.workers import WorkerRegistry
 
 _HELD_TTL_SECONDS = 1.0  # a copy of a held message may run once that is released
 
 P = TypeVar("P", bound=Part)
 
 
-class RedisBackend:
+class Store:
     """The `Backend` in Redis; connects when the first command is sent."""
 
     def __init__(
@@ -70,54 +70,54 @@ class RedisBackend:
         return made
 
     @cached_property
-    def counter(self) -> RedisCounter:
+    def counter(self) -> DeliveryCounter:
         """Counts of deliveries."""
-        return RedisCounter(self.connection, self.keys, self.count_ttl)
+        return DeliveryCounter(self.connection, self.keys, self.count_ttl)
 
     @cached_property
-    def letters(self) -> DeadLetterStore:
+    def letters(self) -> Letters:
         """Dead letters; a worker stores them over the connection that writes its counts."""
-        return RedisStore(self.client, self.url, self.keys, self.count_ttl, self.connection)
+        return Letters(self.client, self.url, self.keys, self.count_ttl, self.connection)
 
     @cached_property
-    def workers(self) -> RedisWorkerRegistry:
+    def workers(self) -> WorkerRegistry:
         """Live workers, policy overrides and the audit log."""
-        return RedisWorkerRegistry(self.client, self.url, self.keys, self.connection)
+        return WorkerRegistry(self.client, self.url, self.keys, self.connection)
 
     @cached_property
-    def jobs(self) -> RedisJobStore:
+    def jobs(self) -> JobStore:
         """States of redrives and discards."""
-        return RedisJobStore(self.client, self.url, self.keys)
+        return JobStore(self.client, self.url, self.keys)
 
     @cached_property
-    def outbox(self) -> RedisOutbox:
+    def outbox(self) -> Outbox:
         """Letters still to be published to dead-letter exchanges."""
-        return RedisOutbox(self.client, self.url, self.keys, self.connection)
+        return Outbox(self.client, self.url, self.keys, self.connection)
 
     @cached_property
-    def metrics(self) -> RedisMetrics:
+    def metrics(self) -> MetricsStore:
         """Metrics of all processes."""
-        return RedisMetrics(self.client, self.url, self.keys, self.connection)
+        return MetricsStore(self.client, self.url, self.keys, self.connection)
 
     @cached_property
-    def samples(self) -> RedisSamples:
+    def samples(self) -> Samples:
         """Records samples of messages that succeeded."""
-        return RedisSamples(self.connection, self.keys)
+        return Samples(self.connection, self.keys)
 
     @cached_property
-    def sampled(self) -> DeadLetterStore:
+    def sampled(self) -> Letters:
         """The same samples, read like letters."""
-        return RedisStore(self.client, self.url, Keys(self.keys.prefix, successes_only=True))
+        return Letters(self.client, self.url, Keys(self.keys.prefix, successes_only=True))
 
     @cached_property
-    def reports(self) -> RedisReports:
+    def reports(self) -> Reports:
         """Decides which letters are reported to an error tracker."""
-        return RedisReports(self.client, self.url, self.keys, self.connection)
+        return Reports(self.client, self.url, self.keys, self.connection)
 
     @cached_property
-    def notes(self) -> RedisNotes:
+    def notes(self) -> GroupNotes:
         """Notes of operators on groups of letters."""
-        return RedisNotes(self.client, self.url, self.keys)
+        return GroupNotes(self.client, self.url, self.keys)
 
     @cached_property
     def instructions(self) -> Instructions:
@@ -125,27 +125,27 @@ class RedisBackend:
         return Instructions(self.client, self.url, self.keys)
 
     @cached_property
-    def circuits(self) -> RedisCircuits:
+    def circuits(self) -> CircuitStore:
         """Counts how executions ended, for circuit breakers."""
-        return RedisCircuits(self.client, self.url, self.keys, self.connection)
+        return CircuitStore(self.client, self.url, self.keys, self.connection)
 
     @cached_property
-    def held(self) -> DeadLetterStore:
+    def held(self) -> Letters:
         """The held messages, in streams like letters."""
         keys = Keys(f"{self.keys.prefix}:held")
-        return RedisStore(self.client, self.url, keys, _HELD_TTL_SECONDS, self.connection)
+        return Letters(self.client, self.url, keys, _HELD_TTL_SECONDS, self.connection)
 
     @cached_property
-    def _memory(self) -> RedisMemory:
-        return RedisMemory(self.client, self.url, self.keys)
+    def _memory(self) -> MemoryReader:
+        return MemoryReader(self.client, self.url, self.keys)
 
     def memory(self) -> ServerMemory | None:
         """Return the memory of Redis."""
         return self._memory.read()
 
-    def separate(self) -> RedisBackend:
+    def separate(self) -> Store:
         """Return a backend on the same data with its own connections."""
-        return RedisBackend(
+        return Store(
             self._where,
             prefix=self.keys.prefix,
             timeout_seconds=self._timeout,

@@ -1,0 +1,371 @@
+"""The plain records that the store takes and returns; nothing here needs Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from enum import Enum
+from typing import Any, Literal, NamedTuple
+
+from celery_dlq.letters.record import (
+    DeadLetter,
+    Delivery,
+    check_aware,
+    from_micros,
+    iso,
+    letter_id,
+    to_micros,
+)
+
+Clock = Callable[[], datetime]
+"""Returns the current time, aware, in UTC."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageKey:
+    """Identifies one message; the task id alone does not, since ``Task.retry()`` re-uses it."""
+
+    dead_letter_queue: str  # Where its letter would go; counters are kept beside the letters
+    task_id: str  # The task's id
+    retries: int = 0  # The message's `retries` header
+    redrives: int = 0  # Number of times the message was redriven
+    nesting: int = 0  # Number of times `Task.replace` passed the id on before
+
+    @property
+    def letter_id(self) -> str:
+        """The id of its letter; see `celery_dlq.letters.record.letter_id`."""
+        return letter_id(
+            self.dead_letter_queue, self.task_id, self.retries, self.redrives, self.nesting
+        )
+
+
+class CountStatus(Enum):
+    """Result of counting a delivery; only with ``COUNTED`` was it counted."""
+
+    COUNTED = "counted"
+    LIMIT_REACHED = "limit_reached"  # the limit of deliveries was reached before
+    RUNNING = "running"  # an earlier delivery runs on a live worker
+    UNCERTAIN = "uncertain"  # the worker of an earlier delivery may just have died; ask again
+    SUSPECT = "suspect"  # its last delivery vanished, and ``alone`` was false
+    DEAD = "dead"  # its letter was stored before
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Reply to `DeliveryCounter.count`."""
+
+    status: CountStatus  # The result
+    number: int  # The number of this delivery, or of the last one counted
+    # True if the last delivery vanished: it may have killed its worker
+    suspect: bool = field(default=False, compare=False)
+
+
+def ordered(position: str) -> tuple[int, ...]:
+    """Return a position as numbers, which sort in the order of storing."""
+    return tuple(int(part) for part in position.split("-"))
+
+
+def stored_at(position: str) -> datetime | None:
+    """Return the time in a position, which begins with milliseconds since 1970, or ``None``."""
+    with suppress(ValueError, OverflowError):
+        return from_micros(ordered(position)[0] * 1000)
+    return None
+
+
+def position_at(moment: datetime) -> str:
+    """Return the first position of a moment: letters before it were stored earlier."""
+    return f"{max(0, to_micros(moment) // 1000)}-0"
+
+
+MAX_NOTES = 50
+"""Maximum number of notes on a group; the oldest one goes."""
+
+KEPT_DAYS = 90
+"""Notes and states are kept while their group has letters, and for this long after."""
+
+
+class GroupState(str, Enum):
+    """What is to be done about a group: a closed list."""
+
+    OPEN = "open"
+    MUTED = "muted"
+    RESOLVED = "resolved"
+    REGRESSED = "regressed"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStatus:
+    """The state of a group, since when, and by whom."""
+
+    state: GroupState = GroupState.OPEN  # The state
+    # When the group was muted or resolved, aware UTC; of a regressed group, when it had been
+    # resolved. `None` for an open one
+    at: datetime | None = None
+    actor: str = ""  # Who did that
+    until: datetime | None = None  # When a muted group opens by itself; `None`: never
+    # The release in which a group is, or was, resolved; `None`: in all that run
+    release: str | None = None
+    releases: tuple[str, ...] = ()  # Releases in which it had died before
+    regressed_at: datetime | None = None  # When the letter died that ended the resolution
+    regressed_in: str | None = None  # The release of that letter, if known
+    letter_id: str | None = None  # Its id
+    # The task of the group, as it was when it was muted or resolved. This and the following
+    # describe a group that has no letters any more
+    task_name: str = ""
+    reason: str = ""  # Its reason
+    exception_type: str | None = None  # Its exception
+    first_seen_at: datetime | None = None  # When its first letter had died
+    last_seen_at: datetime | None = None  # When its newest letter had died
+
+    def __post_init__(self) -> None:
+        for name in _TIMES:
+            if getattr(self, name) is not None:
+                check_aware(name, getattr(self, name))
+
+    def ended_by(self, release: str | None) -> bool:
+        """True if a new letter of a release means that the group is not resolved after all.
+
+        Where the fix has a release, a worker of an earlier one has not been deployed yet.
+        """
+        if self.state is not GroupState.RESOLVED:
+            return False
+        return not (self.release and release and release != self.release) or (
+            release not in self.releases
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping with the attribute names."""
+        return self._mapping(iso)
+
+    def to_stored(self) -> dict[str, Any]:
+        """As `to_json`, with the times in microseconds since 1970."""
+        return self._mapping(to_micros)
+
+    def _mapping(self, written: Any) -> dict[str, Any]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name in _TIMES:
+            values[name] = None if values[name] is None else written(values[name])
+        return {**values, "state": self.state.value, "releases": list(self.releases)}
+
+    @classmethod
+    def from_stored(cls, value: Mapping[str, Any]) -> GroupStatus:
+        """Read what `to_stored` wrote; keys of later versions are skipped."""
+        found = {field.name: value[field.name] for field in fields(cls) if field.name in value}
+        for name in _TIMES:
+            if found.get(name) is not None:
+                found[name] = from_micros(int(found[name]))
+        state, releases = GroupState(value["state"]), tuple(map(str, found.get("releases", ())))
+        return cls(**{**found, "state": state, "releases": releases})
+
+
+_TIMES = ("at", "until", "regressed_at", "first_seen_at", "last_seen_at")
+
+OPEN_GROUP = GroupStatus()
+"""The status of a group about which nobody decided anything."""
+
+
+class Stored(Enum):
+    """Result of storing a letter."""
+
+    NEW = 1
+    REGRESSED = 2  # new, and its group was resolved
+    ALREADY_THERE = 0
+
+
+class ClaimState(Enum):
+    """State of a letter after an operation tried to claim it."""
+
+    CLAIMED = "claimed"  # the caller has it; it was never published
+    RECLAIMED = "reclaimed"  # the caller has it; an earlier operation may have published it
+    PUBLISHED = "published"  # the caller has it; it was published and is only to be removed
+    HELD = "held"  # another operation has it
+    GONE = "gone"  # there is no such letter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSummary:
+    """Size, age and reasons of one dead-letter queue.
+
+    Attributes:
+        name: Its name.
+        letters: Number of letters.
+        oldest_at: When its oldest letter died.
+        newest_at: When its newest letter died.
+        reasons: Letters by reason.
+        last_hour: Letters stored in the last hour, removed ones too.
+        arrivals: The same by reason: their numbers in each of the last 60 minutes, the oldest
+            minute first. The last minute is still running.
+        memory_bytes: Memory of its letters and of those in its bin, estimated from the oldest ones;
+            ``None`` if unknown.
+    """
+
+    name: str
+    letters: int
+    oldest_at: datetime | None = None
+    newest_at: datetime | None = None
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    last_hour: int = field(default=0, compare=False)
+    arrivals: Mapping[str, Sequence[int]] = field(default_factory=dict, compare=False)
+    memory_bytes: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glance:
+    """A queue as retention first sees it, to decide if there is anything to remove."""
+
+    name: str  # The dead-letter queue
+    at: datetime  # The current time by the store's clock
+    letters: int  # Number of letters
+    oldest_stored_at: datetime | None  # When the oldest letter was stored, by the same clock
+    first_end_at: datetime | None  # Earliest expiry of a letter's message, past or future
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The letters of one fingerprint, summed up.
+
+    Attributes:
+        fingerprint: The fingerprint.
+        letters: Number of letters.
+        task_name: The task of the newest letter.
+        reason: Its reason.
+        exception_type: Its exception.
+        first_seen_at: When the first letter died, since the group last was empty.
+        last_seen_at: When the newest letter died.
+        example_id: Id of the newest letter; empty if that was removed.
+        course: Letters stored in each of the last 24 hours of the clock, the oldest hour first.
+            The last hour is still running. In Redis, removed letters are included.
+        last_hour: Letters stored in the last hour, to five minutes. The same holds.
+        releases: The `DeadLetter.release` of its letters, that of the newest letter first: at
+            most five, among them the first one.
+        status: Its state; `DeadLetters.groups` and `DeadLetters.group` fill it in.
+    """
+
+    fingerprint: str
+    letters: int
+    task_name: str
+    reason: str
+    exception_type: str | None
+    first_seen_at: datetime
+    last_seen_at: datetime
+    example_id: str
+    course: Sequence[int] = field(default=(), compare=False)
+    last_hour: int = field(default=0, compare=False)
+    releases: Sequence[str] = ()
+    status: GroupStatus = field(default=OPEN_GROUP, compare=False)
+
+
+GroupOrder = Literal["letters", "newest"]
+"""Order of groups: the largest first, or the last seen first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredLetter:
+    """A letter and its place in the store: an opaque, strictly increasing position."""
+
+    position: str
+    letter: DeadLetter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterSummary:
+    """A letter as retention sees it."""
+
+    position: str  # Its position
+    letter_id: str  # Its id
+    # When it died, by its worker's clock. `None` if the entry is not a letter, and from
+    # `Letters.ended`
+    dead_lettered_at: datetime | None
+    stored_at: datetime | None  # When it was stored, by the store's clock; `None` if unknown
+
+
+class Restored(Enum):
+    """Result of restoring a letter from the bin."""
+
+    RESTORED = "restored"
+    NOT_THERE = "not_there"
+    TAKEN = "taken"  # the queue has another letter of this id
+
+
+class RedriveOutcome(Enum):
+    """Outcome of a watched redriven message."""
+
+    OPEN = "open"  # it waits or runs
+    DIED = "died"
+    SUCCEEDED = "succeeded"
+
+
+class Seed(NamedTuple):
+    """The count with which a redriven message begins; see `Letters.seed`."""
+
+    key: MessageKey
+    deliveries: int
+    last: Delivery
+
+
+class QueueEntry(NamedTuple):
+    """The entry of a broker's queue that a letter becomes."""
+
+    letter_id: str  # Id of the letter
+    position: str  # Its position
+    reason: bytes  # Its reason
+    fingerprint: bytes  # Its fingerprint
+    list_key: bytes  # Key of the queue in the broker's database
+    entry: str | bytes  # The message as the broker's transport writes it
+    seed: Seed | None = None  # The count with which the message begins; `None` for 0
+
+
+RawPage = Sequence[tuple[str, Mapping[bytes, bytes]]]
+"""Entries as (position, raw fields in storage form); nothing is decoded."""
+
+MAX_TASKS = 5000
+"""A worker lists at most this many tasks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """A worker's description of itself for all processes of its app."""
+
+    hostname: str  # Its node name, e.g. `celery@web-1`
+    pid: int  # Process id of its main process
+    version: str  # Version of celery_dlq
+    started_at: datetime  # When it started, aware UTC
+    queues: tuple[str, ...] = ()  # The queues it consumes
+    tasks: tuple[str, ...] = ()  # The names of its registered tasks
+    # Policy by queue or pattern, and by task as `task:<name>`; JSON-ready
+    policies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+class HeartbeatReply(NamedTuple):
+    """What a worker learns with its heartbeat."""
+
+    known: bool  # True if its info is stored; else it registers again
+    revision: int  # The revision of the instructions; it changes with each of them
+    job_waits: bool  # True if a job waits for a process that runs jobs, and may start now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerMemory:
+    """What a server says of its memory."""
+
+    used: int  # Bytes in use, as the server compares them with its maximum
+    maximum: int  # Bytes it may use (`maxmemory`); 0 for no limit
+    policy: str = ""  # What it does at the maximum (`maxmemory-policy`); empty if unknown
+
+    @property
+    def share(self) -> float | None:
+        """The share of the maximum in use; ``None`` without a maximum."""
+        return self.used / self.maximum if self.maximum else None
+
+
+class ExportLease(NamedTuple):
+    """Result of asking for the lease on a place that a queue is exported to."""
+
+    acquired: bool  # True if the caller holds the lease
+    # The last state noted, if acquired; else `owner|end`, the end in milliseconds since 1970
+    state: str

@@ -20,32 +20,25 @@ from celery_dlq.letters.printable import one_line
 from celery_dlq.registry import Feature, features
 
 _MODULES = {
-    "apart": "reading",
-    "audit": "reading",
+    "audit": "queues",
     "discard": "removal",
     "export": "export",
-    "exporter": "prometheus",
-    "groups": "reading",
-    "import": "import_",
+    "groups": "queues",
     "jobs": "jobs",
-    "list": "reading",
+    "list": "letters",
     "policies": "policies",
     "purge": "removal",
-    "queues": "reading",
+    "queues": "queues",
     "redrive": "redrive",
     "restore": "removal",
-    "show": "reading",
-    "tail": "reading",
+    "show": "letters",
+    "tail": "letters",
     "triage": "triage",
     "trim": "removal",
     "web": "web",
     "web-user": "web",
 }
-_OTHER_NAMES = {
-    "import": "import_",
-    "list": "list_",
-    "web-user": "web_user",
-}
+_OTHER_NAMES = {"list": "list_", "web-user": "web_user"}
 
 
 class PlainErrors(click.Group):

@@ -10,8 +10,8 @@ from typing import Any
 import click
 from rich.console import Console
 
-from celery_dlq.cli.options import FILTER_NAMES
-from celery_dlq.cli.terminal import letters_text
+from celery_dlq.cli.options import letter_filter
+from celery_dlq.cli.table import letters_text
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import json_text, one_line
 from celery_dlq.plugin import DeadLetters
@@ -44,12 +44,6 @@ def ready_for_many() -> None:
     """Let the garbage collector skip what is imported, and run seldom: 20 % faster redrives."""
     gc.freeze()
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTION)
-
-
-def letter_filter(fields: dict[str, Any], letter_ids: Iterable[str] = ()) -> LetterFilter:
-    """The filter that `filter_options` describe."""
-    given = {name: fields[name] for name in FILTER_NAMES if fields.get(name) is not None}
-    return LetterFilter(ids=frozenset(letter_ids) or None, **given)
 
 
 def chosen(

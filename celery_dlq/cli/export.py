@@ -5,21 +5,25 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import Console
 
-from celery_dlq.cli import operation_tables
 from celery_dlq.cli.context import (
     console_of,
     dead_letters_of,
-    letter_filter,
     print_lines,
     ready_for_many,
 )
-from celery_dlq.cli.options import FILTER_NAMES, filter_options, json_option
-from celery_dlq.cli.terminal import counting
+from celery_dlq.cli.options import FILTER_NAMES, filter_options, json_option, letter_filter
+from celery_dlq.cli.table import counting, letters_text, say, unreadable_text
 from celery_dlq.features.redaction.rules import PATTERN_PREFIX
+
+if TYPE_CHECKING:
+    from celery_dlq.export.exporter import ExportReport
+
+_MAX_FOREIGN_FILES = 5
 
 
 @click.command(short_help="Write letters to Parquet files; later runs add what is new.")
@@ -113,7 +117,7 @@ def export(
     if as_json:
         print_lines([report.to_json()])
     else:
-        operation_tables.exported(console, report)
+        show_exported(console, report)
 
 
 def _rules(text: str) -> list[str]:
@@ -132,3 +136,32 @@ def _stop_event() -> threading.Event:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ask)
     return stop
+
+
+def show_exported(console: Console, report: ExportReport) -> None:
+    """What an export wrote."""
+    if report.letters:
+        files = f"{report.files:,} file{'' if report.files == 1 else 's'}"
+        size = f"{report.bytes / 1024:,.0f} KiB in {files}"
+        what = f"{letters_text(report.letters)} ({size}) to {report.destination}"
+        say(console, f"Exported {what}")
+    else:
+        say(console, f"Nothing new to export; {report.destination} is up to date.")
+    if report.trimmed:
+        say(console, f"Trimmed {letters_text(report.trimmed)}, after reading the files back.")
+    if report.compared:
+        names = ", ".join(report.compared)
+        say(console, f"Read again, without the letters that the files have: {names}", "yellow")
+    if report.waiting:
+        names = ", ".join(report.waiting)
+        say(console, f"Letters that died after --until were left for a later export: {names}")
+    if report.unreadable:
+        left_out = f"Not exported: {unreadable_text(report.unreadable)}."
+        say(console, f"{left_out} `dlq show` and `dlq discard` take a position:", "bold red")
+        for place in report.unreadable_at:
+            say(console, f"  {place}", "red")
+        if more := report.unreadable - len(report.unreadable_at):
+            say(console, f"  and {more:,} more", "red")
+    if report.foreign:
+        names = ", ".join(report.foreign[:_MAX_FOREIGN_FILES])
+        say(console, f"No export made these files, and Spark may fail on them: {names}", "yellow")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import Console
 
-from celery_dlq.cli import operation_tables
 from celery_dlq.cli.context import (
     ask_for,
     console_of,
@@ -16,17 +15,29 @@ from celery_dlq.cli.context import (
     none_matched,
     print_lines,
 )
-from celery_dlq.cli.options import json_option
-from celery_dlq.cli.terminal import counting, say
+from celery_dlq.cli.options import StartAt, json_option
+from celery_dlq.cli.table import Cell, age, counting, letters_text, line, say, table, utc
+from celery_dlq.letters.printable import json_text
 from celery_dlq.operations.jobs import check_start
 
 if TYPE_CHECKING:
     from celery_dlq.letters.filters import LetterFilter
     from celery_dlq.operations.job import Job
     from celery_dlq.operations.jobs import JobRun
+    from celery_dlq.operations.redrive.dry_run import DryRun
 
-StartAt = Callable[[datetime], datetime]
-"""Returns when a job may start, given the present by the store's clock."""
+
+HELD = (
+    "another operator has them, or died with them less than a minute ago; "
+    "run the command again later"
+)
+"""Why letters were skipped."""
+
+_STATE_STYLES = {"running": "green", "failed": "red", "interrupted": "red", "stopped": "yellow"}
+_SHOWN = (
+    *("id", "actor", "started_at", "updated_at", "ended_at", "filter", "options", "total", "note"),
+    *("run", "expires_at", "start_at", "canary", "failed"),
+)
 
 
 @click.group(
@@ -43,7 +54,7 @@ def jobs(ctx: click.Context, *, as_json: bool) -> None:
     if as_json:
         print_lines(job.to_json() for job in found)
     else:
-        operation_tables.jobs(console_of(ctx), found)
+        _show_all(console_of(ctx), found)
 
 
 @jobs.command()
@@ -56,7 +67,7 @@ def status(ctx: click.Context, job_id: str, *, as_json: bool) -> None:
     if as_json:
         print_lines([found.to_json()])
     else:
-        operation_tables.job(console_of(ctx), found)
+        _show(console_of(ctx), found)
 
 
 @jobs.command()
@@ -85,7 +96,7 @@ def resume(ctx: click.Context, job_id: str, *, background: bool, as_json: bool) 
     if as_json:
         print_lines([report.to_json()])
     else:
-        operation_tables.job(console, _shown(ctx, dead_letters.job(job_id)))
+        _show(console, _shown(ctx, dead_letters.job(job_id)))
     stayed = (getattr(report, name, 0) for name in ("refused", "failures"))
     if report.state != "done" or any(stayed):
         ctx.exit(1)
@@ -137,7 +148,7 @@ def agreed(
     if where and not count:
         raise none_matched(queue)
     if not as_json:
-        operation_tables.in_the_way(console_of(ctx), seen)
+        show_in_the_way(console_of(ctx), seen)
     ask_for(kind, queue, count, by_id=where.ids is not None, yes=False)
     return run
 
@@ -146,8 +157,65 @@ def _tell(ctx: click.Context, job: Job, *, as_json: bool) -> None:
     if as_json:
         print_lines([_shown(ctx, job).to_json()])
     else:
-        operation_tables.waiting(console_of(ctx), job)
+        _show_waiting(console_of(ctx), job)
 
 
 def _shown(ctx: click.Context, job: Job) -> Job:
     return job.shown(dead_letters_of(ctx).redaction)
+
+
+def show_in_the_way(console: Console, plan: DryRun) -> None:
+    """What the messages would wait for."""
+    for what, letters in plan.waits_for.items():
+        say(console, f"  {letters_text(letters)} would wait for {what}.", "yellow")
+
+
+def unfinished(what: str, state: str, job_id: str) -> str:
+    """What to say of a job that did not end as it should."""
+    return f"The {what} was {state} before its end; `dlq jobs resume {job_id}` continues it."
+
+
+def _show_all(console: Console, found: Sequence[Job]) -> None:
+    """Jobs, a row each."""
+    columns = ("!id", "kind, queue", "!state", "done", "!started")
+    if not table(console, "Jobs, newest first", columns, map(_row, found)):
+        say(console, "There are no jobs yet.")
+
+
+def _row(one: Job) -> tuple[Cell, ...]:
+    planned = one.state == "waiting" and one.start_at is not None
+    return (
+        one.id,
+        (one.kind, one.queue),
+        (
+            line(one.state, _STATE_STYLES.get(one.state, "")),
+            f"for {utc(one.start_at)}" if planned else "",
+        ),
+        tuple(f"{count:,} {name}" for name, count in one.counts.items() if count),
+        age(one.started_at),
+    )
+
+
+def _show_waiting(console: Console, found: Job) -> None:
+    """A job that another process is to run."""
+    count = found.preview.get("letters", 0)
+    least = "" if found.preview.get("exact") else "at least "
+    what = f"{found.kind} {least}{letters_text(count)} of {found.queue}"
+    if found.start_at is not None:
+        what += f", not before {utc(found.start_at)}"
+    say(console, f"Job {found.id} is {found.state}: {what}.")
+    if found.note:
+        say(console, f"  {found.note}", "yellow")
+    say(console, f"  `dlq jobs status {found.id}` shows how it does.")
+
+
+def _show(console: Console, found: Job) -> None:
+    """Everything about one job."""
+    shown = found.to_json()
+    say(console, f"{found.kind} of {found.queue}: {found.state}", "bold")
+    for name in _SHOWN:
+        value = shown[name]
+        if value not in (None, "", {}):
+            say(console, f"  {name:<12}{json_text(value) if isinstance(value, dict) else value}")
+    for name, count in found.counts.items():
+        say(console, f"  {name:<12}{count:,}")

@@ -8,15 +8,20 @@ from datetime import timedelta
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
 
-from celery_dlq.cli import policy_tables
 from celery_dlq.cli.context import console_of, dead_letters_of, load_tasks, print_lines
-from celery_dlq.cli.options import Duration, json_option, yes_option
-from celery_dlq.cli.terminal import say
+from celery_dlq.cli.options import DURATION, json_option, yes_option
+from celery_dlq.cli.table import facts, line, say
 from celery_dlq.letters.printable import one_line
+from celery_dlq.operations.policies import PolicyReport, PolicyView
 from celery_dlq.policies.checks import check_names
 from celery_dlq.policies.policy import policy_keys
 from celery_dlq.policies.table import PolicyTable, of_whole_queues
+
+_IN_SECONDS = {"default_delay", "dead_letter_ttl"}
 
 
 @click.group(
@@ -35,7 +40,7 @@ def policies(ctx: click.Context, *, queue: str | None, as_json: bool) -> None:
     if as_json:
         print_lines(shown.to_json())
     else:
-        policy_tables.policies(console_of(ctx), shown)
+        show_policies(console_of(ctx), shown)
 
 
 @policies.command("set")
@@ -44,7 +49,7 @@ def policies(ctx: click.Context, *, queue: str | None, as_json: bool) -> None:
 @click.option(
     "--for",
     "span",
-    type=Duration(),
+    type=DURATION,
     required=True,
     help="Time until the override ends, e.g. 30m, 2h, 7d; at most 30d.",
 )
@@ -115,3 +120,47 @@ def _pair(text: str) -> tuple[str, str]:
     if not key or not value:
         raise click.UsageError(f"expected KEY=VALUE such as max_deliveries=3, got {text!r}")
     return key, value
+
+
+def show_policies(console: Console, report: PolicyReport) -> None:
+    """Each queue and task with the values that are set and their sources, then what is unset."""
+    if not report.views:
+        say(console, "There are no policies: no queue and no task is guarded.")
+    for view in report.views:
+        console.print(_title(view))
+        unset = [name for name, sourced in view.fields.items() if sourced.value is None]
+        rows = (
+            (f"  {name}", _shown(name, sourced.value).split("\n"), sourced.source)
+            for name, sourced in view.fields.items()
+            if name not in unset
+        )
+        facts(console, rows, ("", "", "dim"))
+        console.print(Padding(line(f"not set: {', '.join(unset)}", "dim"), (0, 0, 0, 2)))
+        console.print()
+    for warning in report.warnings:
+        console.print(line(f"! {warning}", "yellow"))
+
+
+def _title(view: PolicyView) -> Text:
+    of = f"queue {view.queue}" if view.task is None else f"task {view.task}"
+    source = "" if view.task is None else f" from queue {view.queue}"
+    target = line(f" → {view.dead_letter_queue}", "dim")
+    return Text.assemble(line(of, "bold"), line(source), target)
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is False:
+        return "off"
+    if name in _IN_SECONDS and isinstance(value, float):
+        return _duration(value)
+    if isinstance(value, frozenset):
+        return ", ".join(sorted(map(str, value))) or "none"
+    return str(value)
+
+
+def _duration(seconds: float) -> str:
+    """The largest unit of which it is a whole number."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:,.0f} {unit}"
+    return f"{seconds:,g} s"

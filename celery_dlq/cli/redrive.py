@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import Console
+from rich.text import Text
 
-from celery_dlq.cli import operation_tables
 from celery_dlq.cli.context import (
     chosen,
     console_of,
@@ -18,16 +20,9 @@ from celery_dlq.cli.context import (
     print_lines,
     ready_for_many,
 )
-from celery_dlq.cli.jobs import StartAt, agreed, in_background
-from celery_dlq.cli.options import (
-    Duration,
-    Rate,
-    background_options,
-    filter_options,
-    json_option,
-    yes_option,
-)
-from celery_dlq.cli.terminal import counting
+from celery_dlq.cli.jobs import HELD, agreed, in_background, show_in_the_way, unfinished
+from celery_dlq.cli.options import DURATION, RATE, StartAt, changes_letters, options
+from celery_dlq.cli.table import counting, letters_text, line, say, table, unreadable_text
 from celery_dlq.letters.conditions import assignment
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import json_text
@@ -37,72 +32,83 @@ from celery_dlq.plugin import DeadLetters
 
 if TYPE_CHECKING:
     from celery_dlq.operations.jobs import JobRun
+    from celery_dlq.operations.redrive.dry_run import Check, DryRun
+    from celery_dlq.operations.results import RedriveReport
 
+_MAX_ERRORS = 10
+_CHORDS = "Parts of chords: {:,}. Such a chord fails; the redrive does not run its body."
+_REFUSED = (
+    "{:,} would be lost or have no delivery left, and stay in {}; "
+    "--force redrives them nevertheless."
+)
 _EDIT_OPTIONS = ("to_queue", "delay", "new_id", "keep_count", "force")
 _OPTIONS = (*_EDIT_OPTIONS, "rate", "limit", "canary", "max_failures", "canary_wait")
 
 
+_canary_options = options(
+    click.option(
+        "--canary",
+        type=int,
+        metavar="N",
+        help="First redrive N letters, spread over the groups, and wait for their outcome.",
+    ),
+    click.option(
+        "--max-failures",
+        type=int,
+        default=0,
+        show_default=True,
+        help="Redrive the rest if at most this many of the canary die again or do not end.",
+    ),
+    click.option(
+        "--canary-wait",
+        type=DURATION,
+        default="60s",
+        show_default=True,
+        help="Wait at most this long for the outcome of the canary.",
+    ),
+)
+_message_options = options(
+    click.option("--to-queue", help="Publish to this queue instead of each message's own."),
+    click.option(
+        "--delay",
+        type=DURATION,
+        default=0,
+        help="Delay the execution of the messages, e.g. 30s, 5m.",
+    ),
+    click.option("--new-id", is_flag=True, help="Give each task a new ID."),
+    click.option(
+        "--keep-count", is_flag=True, help="Keep the count of deliveries instead of starting at 0."
+    ),
+    click.option(
+        "--force", is_flag=True, help="Also publish messages that would be lost; see --dry-run."
+    ),
+    click.option(
+        "--edit",
+        "in_editor",
+        is_flag=True,
+        help="First edit the arguments of one letter in $EDITOR.",
+    ),
+    click.option(
+        "--set",
+        "assignments",
+        multiple=True,
+        metavar="PATH=VALUE",
+        help="First set an argument or a header of one letter, e.g. kwargs.tenant=42; paths as for "
+        "--where.",
+    ),
+)
+
+
 @click.command(short_help="Publish the messages of letters again, then remove the letters.")
-@click.argument("queue")
-@click.argument("letter_ids", metavar="[ID]...", nargs=-1)
-@filter_options
-@click.option("--all", "everything", is_flag=True, help="Redrive all letters of the queue.")
-@click.option("--rate", type=Rate(), help="Redrive at most this many letters a second, e.g. 100/s.")
-@click.option("--limit", type=int, help="Redrive at most this many letters.")
-@click.option("--to-queue", help="Publish to this queue instead of each message's own.")
-@click.option(
-    "--delay",
-    type=Duration(),
-    default=0,
-    help="Delay the execution of the messages, e.g. 30s, 5m.",
-)
-@click.option("--new-id", is_flag=True, help="Give each task a new ID.")
-@click.option(
-    "--keep-count", is_flag=True, help="Keep the count of deliveries instead of starting at 0."
-)
-@click.option(
-    "--force", is_flag=True, help="Also publish messages that would be lost; see --dry-run."
-)
+@changes_letters("Redrive")
+@click.option("--rate", type=RATE, help="Redrive at most this many letters a second, e.g. 100/s.")
+@_message_options
 @click.option(
     "--dry-run",
     is_flag=True,
     help="Show what would be redriven and what is missing; change nothing.",
 )
-@click.option(
-    "--canary",
-    type=int,
-    metavar="N",
-    help="First redrive N letters, spread over the groups, and wait for their outcome.",
-)
-@click.option(
-    "--max-failures",
-    type=int,
-    default=0,
-    show_default=True,
-    help="Redrive the rest if at most this many of the canary die again or do not end.",
-)
-@click.option(
-    "--canary-wait",
-    type=Duration(),
-    default="60s",
-    show_default=True,
-    help="Wait at most this long for the outcome of the canary.",
-)
-@click.option(
-    "--edit", "in_editor", is_flag=True, help="First edit the arguments of one letter in $EDITOR."
-)
-@click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    metavar="PATH=VALUE",
-    help="First set an argument or a header of one letter, e.g. kwargs.tenant=42; paths as for "
-    "--where.",
-)
-@background_options
-@yes_option
-@json_option
-@click.pass_context
+@_canary_options
 def redrive(
     ctx: click.Context,
     /,
@@ -173,7 +179,7 @@ def _redrive(
     if as_json:
         print_lines([report.to_json()])
     else:
-        operation_tables.redriven(console, queue, report)
+        show_redriven(console, queue, report)
     if report.failures or report.refused or report.state != "done":
         ctx.exit(1)
 
@@ -198,7 +204,7 @@ def _dry_run(
     if as_json:
         print_lines([plan.to_json()])
     else:
-        operation_tables.dry_run(console, queue, plan)
+        _show_dry_run(console, queue, plan)
     if not plan.ready:
         ctx.exit(1)
 
@@ -234,7 +240,7 @@ def _edit(
     if as_json:
         print_lines([report.to_json()])
     else:
-        operation_tables.redriven(console_of(ctx), queue, report)
+        show_redriven(console_of(ctx), queue, report)
     if report.failures or not report.published + report.finished:
         ctx.exit(1)
 
@@ -252,3 +258,59 @@ def _edited(dead_letters: DeadLetters, letter_id: str, queue: str) -> dict[str, 
     except (ValueError, TypeError, KeyError):
         message = 'expected JSON such as {"args": [], "kwargs": {}}, got something else'
         raise click.ClickException(f"{message}; nothing was redriven") from None
+
+
+def _show_dry_run(console: Console, queue: str, plan: DryRun) -> None:
+    """What a redrive would do, and whether what it needs is there."""
+    what = f"{letters_text(plan.letters)} of {queue} ({plan.bytes / 1024:,.0f} KiB)"
+    say(console, f"Would redrive {what}; nothing was changed.", "bold")
+    if plan.corrupt:
+        say(console, f"  Would skip {unreadable_text(plan.corrupt)}.")
+    if plan.chords:
+        say(console, f"  {_CHORDS.format(plan.chords)}", "yellow")
+    for kind, checks in (("queue", plan.queues), ("task", plan.tasks)):
+        rows = ((check.name, check.letters, _there(check), check.why) for check in checks)
+        table(console, "", (kind, ">letters", "!there", "why"), rows)
+    show_in_the_way(console, plan)
+
+
+def show_redriven(console: Console, queue: str, report: RedriveReport) -> None:
+    """What a redrive did."""
+    total = letters_text(report.published + report.finished)
+    say(console, f"Redriven from {queue}: {total} (redrive {report.redrive_id}).")
+    for text, style in _redrive_notes(report):
+        say(console, f"  {text}", style)
+    for letter_id, error in list(report.failed.items())[:_MAX_ERRORS]:
+        say(console, f"  failed {letter_id}: {error}", "red")
+    if report.failures:
+        say(console, f"  {report.failures:,} failed and stay in {queue}.", "red")
+    for why, count in list(report.refused_by.items())[:_MAX_ERRORS]:
+        say(console, f"  refused {letters_text(count)}: {why}", "red")
+    if report.refused:
+        say(console, f"  {_REFUSED.format(report.refused, queue)}", "red")
+
+
+def _redrive_notes(report: RedriveReport) -> Iterator[tuple[str, str]]:
+    if report.canary is not None:
+        said = "Canary: {succeeded} of {redriven} succeeded, {died} died again, {open} did not end"
+        held = f", held by {', '.join(report.canary['holds'])}" if report.canary["holds"] else ""
+        yield f"{said.format(**report.canary)}{held}. Verdict: {report.canary['verdict']}.", ""
+    if report.state != "done":
+        yield unfinished("redrive", report.state, report.redrive_id), "red"
+    if report.corrupt:
+        yield f"Skipped {unreadable_text(report.corrupt)}.", ""
+    if report.finished:
+        yield f"{report.finished:,} of them were published by an interrupted redrive.", ""
+    if report.maybe_twice:
+        copies = "equal dlq_letter headers show the copies"
+        yield f"{report.maybe_twice:,} may have been published before as well; {copies}.", ""
+    if report.skipped:
+        yield f"{report.skipped:,} skipped: {HELD}.", ""
+    if report.doubtful:
+        yield f"The broker may have accepted {report.doubtful:,} of those that failed.", "red"
+
+
+def _there(check: Check) -> Text:
+    if check.found is None:
+        return line("unknown", "yellow")
+    return line("yes", "green") if check.found else line("NO", "red")

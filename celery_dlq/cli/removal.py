@@ -3,60 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import click
+from rich.console import Console
 
-from celery_dlq.cli import operation_tables
 from celery_dlq.cli.context import (
     ask_for,
     chosen,
     console_of,
     dead_letters_of,
-    letter_filter,
     none_matched,
     print_lines,
     ready_for_many,
 )
-from celery_dlq.cli.jobs import StartAt, agreed, in_background
-from celery_dlq.cli.options import background_options, filter_options, json_option, yes_option
-from celery_dlq.cli.terminal import counting, letters_text, say
+from celery_dlq.cli.jobs import HELD, agreed, in_background, unfinished
+from celery_dlq.cli.options import (
+    StartAt,
+    changes_letters,
+    filter_options,
+    json_option,
+    letter_filter,
+    yes_option,
+)
+from celery_dlq.cli.table import counting, letters_text, say, utc
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import one_line
 from celery_dlq.operations.results import DiscardReport
 
-
-def _removal_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The arguments and options of ``discard`` and ``purge``."""
-    for option in (
-        click.pass_context,
-        json_option,
-        background_options,
-        click.option(
-            "--export-first",
-            type=click.Path(),
-            metavar="PATH",
-            help="First write the letters to this Parquet file, or into this folder.",
-        ),
-        yes_option,
-        click.option("--limit", type=int, help="Remove at most this many letters."),
-        click.option("--all", "everything", is_flag=True, help="Remove all letters of the queue."),
-        filter_options,
-        click.argument("letter_ids", metavar="[ID]...", nargs=-1),
-        click.argument("queue"),
-    ):
-        command = option(command)
-    return command
+_export_first = click.option(
+    "--export-first",
+    type=click.Path(),
+    metavar="PATH",
+    help="First write the letters to this Parquet file, or into this folder.",
+)
 
 
 @click.command(short_help="Remove letters; for 24 hours `restore` brings them back.")
+@changes_letters("Remove")
+@_export_first
 @click.option(
     "--forever", is_flag=True, help="Remove the letters for good; `restore` will not find them."
 )
-@_removal_options
 def discard(ctx: click.Context, /, *, forever: bool, **given: Any) -> None:
     """Remove letters from QUEUE; for 24 hours `restore` brings them back.
 
@@ -67,7 +59,8 @@ def discard(ctx: click.Context, /, *, forever: bool, **given: Any) -> None:
 
 
 @click.command()
-@_removal_options
+@changes_letters("Remove")
+@_export_first
 def purge(ctx: click.Context, /, **given: Any) -> None:
     """Remove letters from QUEUE for good.
 
@@ -219,6 +212,20 @@ def _remove(
     if as_json:
         print_lines([report.to_json()])
     else:
-        operation_tables.discarded(console, queue, done, report)
+        _show(console, queue, done, report)
     if report.state != "done":
         ctx.exit(1)
+
+
+def _show(console: Console, queue: str, verb: str, report: DiscardReport) -> None:
+    """What a discard or a purge did."""
+    say(console, f"{verb} from {queue}: {letters_text(report.removed)} (job {report.job_id}).")
+    if report.export_path:
+        say(console, f"  {report.exported:,} were first written to {report.export_path}.")
+    if report.kept_until:
+        until = utc(datetime.fromisoformat(report.kept_until))
+        say(console, f"  Until {until} `dlq restore ID` brings each of them back.")
+    if report.skipped:
+        say(console, f"  {report.skipped:,} skipped: {HELD}.")
+    if report.state != "done":
+        say(console, f"  {unfinished('job', report.state, report.job_id)}", "red")

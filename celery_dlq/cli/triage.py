@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timezone
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
 
-from celery_dlq.cli import triage_tables
 from celery_dlq.cli.context import console_of, print_lines
+from celery_dlq.cli.letters import reason
 from celery_dlq.cli.options import json_option
-from celery_dlq.cli.terminal import say
+from celery_dlq.cli.table import block, letters_text, line, say, table, utc
+from celery_dlq.letters.printable import shortened
 
 if TYPE_CHECKING:
     from celery_dlq.spark.triage.rows import Triage
+
+_MOST_GROUPS, _MOST_ROWS = 20, 30
 
 
 @click.command(short_help="Show what is dying and why, with PySpark, from an export.")
@@ -50,7 +55,7 @@ def triage(
     if as_json:
         print_lines([result.to_json()])
     else:
-        triage_tables.triage(console_of(ctx), result)
+        show_triage(console_of(ctx), result)
         if html is not None:
             say(console_of(ctx), f"Report: {html}")
 
@@ -72,3 +77,51 @@ def _result(path: str, picture: str | None, html: str | None, successes: str | N
 
     # Without Spark: by now its memory is free again.
     return replace(result, picture=draw(result, picture))
+
+
+def show_triage(console: Console, found: Triage) -> None:
+    """What is dying, why, when, and after how many deliveries."""
+    span = f"{utc(found.first_seen_at)} to {utc(found.last_seen_at)}"
+    say(console, f"{letters_text(found.letters)}, {span}", "bold")
+    groups = (
+        (
+            group.letters,
+            line(group.task_name, "bold"),
+            group.exception_type or ", ".join(group.reasons),
+            block(shortened(group.example_description or "", 100)),
+        )
+        for group in found.groups[:_MOST_GROUPS]
+    )
+    table(console, "Groups: what is dying", (">letters", "task", "cause", "example"), groups)
+    _more(console, len(found.groups) - _MOST_GROUPS, "Smaller groups")
+    reasons = ((reason(one.reason), one.letters, f"{one.share:.0%}") for one in found.reasons)
+    table(console, "Reasons", ("reason", ">letters", ">share"), reasons)
+    totals: dict[datetime, int] = {}
+    for bucket in found.timeline:
+        totals[bucket.bucket_start] = totals.get(bucket.bucket_start, 0) + bucket.letters
+    _timeline(console, found.bucket, sorted(totals.items())[-_MOST_ROWS:])
+    _more(console, len(totals) - _MOST_ROWS, "Earlier times")
+    deliveries = ((one.task_name, one.deliveries, one.letters) for one in found.deliveries)
+    columns = ("task", ">deliveries", ">letters")
+    table(console, "Deliveries before death", columns, islice(deliveries, _MOST_ROWS))
+    _more(console, len(found.deliveries) - _MOST_ROWS, "Rows")
+    if found.picture:
+        say(console, f"Picture: {found.picture}")
+
+
+def _more(console: Console, number: int, what: str) -> None:
+    if number > 0:
+        say(console, f"{what} not shown: {number:,}")
+
+
+def _timeline(console: Console, bucket: str, totals: list[tuple[datetime, int]]) -> None:
+    most = max((letters for _start, letters in totals), default=1)
+    rows = (
+        (
+            f"{start:%Y-%m-%d %H:%M:%S}",
+            letters,
+            line("█" * max(1, round(30 * letters / most)), "yellow"),
+        )
+        for start, letters in totals
+    )
+    table(console, f"Over time, by {bucket}", ("from (UTC)", ">letters", ""), rows)

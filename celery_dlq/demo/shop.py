@@ -9,6 +9,7 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,24 @@ def thumbnail(image_id: int) -> None:
 def invoice(order_id: int) -> str:
     """Healthy; its queue delays every mail, so that the customer can change the order."""
     return f"invoice for order {order_id} sent"
+
+
+def publish() -> tuple[list[str], dict[str, list[str]]]:
+    """Publish the tasks of the demo: ids of those that will succeed, and of the others by name."""
+    healthy = [pack.delay(number).id for number in range(60)]
+    healthy += [invoice.delay(number).id for number in range(5)]
+    countries = ("GB", "US", "BR", "JP")
+    dying = {
+        "charge": [charge.delay(number, 19.9 + number, 0).id for number in range(12)],
+        "ship": [ship.delay(number, countries[number % 4]).id for number in range(8)],
+        "reserve": [reserve.delay(number).id for number in range(5)],
+        "render": [render.delay(number).id for number in range(5)],
+        "thumbnail": [thumbnail.delay(number).id for number in range(3)],
+    }
+    return healthy, dying
+
+
+def succeeded(ids: Sequence[str]) -> int:
+    """How many of these tasks have succeeded."""
+    metas = app.backend.client.mget([app.backend.get_key_for_task(task_id) for task_id in ids])
+    return sum(b'"SUCCESS"' in meta for meta in metas if meta)

@@ -74,7 +74,8 @@ def test_the_demo_shows_its_letters_in_a_browser_until_it_is_stopped(tmp_path: P
         )
     try:
         found = poll(
-            lambda: re.search(r"Open (http://\S+) ", output.read_text("utf-8")), timeout_seconds=240
+            lambda: re.search(r"Serving dead letters at (http://\S+) ", output.read_text("utf-8")),
+            timeout_seconds=240,
         )
         with urllib.request.urlopen(found[1], timeout=10) as answer:  # noqa: S310 - our own
             page = answer.read().decode()

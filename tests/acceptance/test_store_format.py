@@ -35,7 +35,7 @@ READING = (
     ("queues",),
     ("list", "orders-DLQ"),
     ("groups", "orders-DLQ"),
-    ("apart", "orders-DLQ", "--task", "poison_app.fails"),
+    ("differences", "orders-DLQ", "--task", "poison_app.fails"),
     ("holds",),
     ("breaker",),
     ("policies",),

@@ -1,4 +1,4 @@
-"""`dlq apart` on a real Redis: the cause that was planted, on the screen and as JSON."""
+"""`dlq differences` on a real Redis: the cause that was planted, on the screen and as JSON."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def test_the_planted_cause_is_found_in_redis(shop: DeadLetters) -> None:
 
 def test_the_command_shows_it(shop: DeadLetters) -> None:
     """A table for people, one object for programs."""
-    done = run(shop, "apart", DLQ, "--fingerprint", GROUP)
+    done = run(shop, "differences", DLQ, "--fingerprint", GROUP)
     assert done.exit_code == 0
     assert "50 letters compared with 100 others and 50 successes" in done.output
     said = " ".join(done.output.split())
     assert "All of these letters have kwargs.tenant = 42, against" in said
-    (line,) = run(shop, "apart", DLQ, "--fingerprint", GROUP, "--json").output.splitlines()
+    (line,) = run(shop, "differences", DLQ, "--fingerprint", GROUP, "--json").output.splitlines()
     found = json.loads(line)
     assert found["letters"] == 50
     assert found["findings"][0]["condition"] == "kwargs.tenant=42"
@@ -88,11 +88,11 @@ def test_nothing_that_stands_out_is_said(shop: DeadLetters) -> None:
     """So are a filter that matches nothing, and a queue that is not there."""
     letter = a_letter(dead_letter_queue="quiet-DLQ")
     shop.store.dead_letter(letter, key_of(letter))
-    done = run(shop, "apart", "quiet-DLQ")
+    done = run(shop, "differences", "quiet-DLQ")
     assert (done.exit_code, done.output.splitlines()[-1]) == (0, "Nothing stands out.")
-    none = run(shop, "apart", DLQ, "--task", "nobody")
+    none = run(shop, "differences", DLQ, "--task", "nobody")
     assert (none.exit_code, "no letter of 'orders-DLQ' matches" in none.output) == (1, True)
-    unknown = run(shop, "apart", "nowhere")
+    unknown = run(shop, "differences", "nowhere")
     assert (unknown.exit_code, "got 'nowhere'" in unknown.output) == (1, True)
 
 
@@ -102,7 +102,7 @@ def test_a_hostile_value_does_not_steer_the_terminal(shop: DeadLetters) -> None:
         evil = json.dumps({"note": "\x1b[2J\nforged [red]", "tenant": number})
         letter = a_letter(fingerprint="e" * 16, kwargs_json=evil, worker_hostname="\x1b]0;x\x07")
         shop.store.dead_letter(letter, key_of(letter))
-    done = run(shop, "apart", DLQ, "--fingerprint", "eeee")
+    done = run(shop, "differences", DLQ, "--fingerprint", "eeee")
     assert done.exit_code == 0
     assert "\x1b" not in done.output
     assert r"\x1b" in done.output

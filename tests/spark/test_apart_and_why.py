@@ -1,4 +1,4 @@
-"""`dlq apart` and the triage's `why` say the same of the same letters, in the same order."""
+"""`dlq differences` and the triage's `why` say the same of the same letters, in the same order."""
 
 from __future__ import annotations
 

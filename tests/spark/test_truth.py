@@ -17,8 +17,8 @@ import planted
 import pytest
 from test_picture import a_triage
 
-from celery_dlq.cli import triage_tables
-from celery_dlq.cli.terminal import Console
+from celery_dlq.cli.table import Console
+from celery_dlq.cli.triage import show_triage
 from celery_dlq.spark.render.charts import draw
 from celery_dlq.spark.render.page import page
 from celery_dlq.spark.triage import limits, spikes
@@ -192,7 +192,7 @@ def test_every_table_may_be_empty(table: str, tmp_path: Path) -> None:
     assert len(sections(replace(EMPTY, triage=triage))) == 8
     assert draw(triage, tmp_path / "triage.png").exists()
     console = Console(record=True, width=200)
-    triage_tables.triage(console, triage)
+    show_triage(console, triage)
     said = console.export_text()
     assert ("Smaller groups not shown: 40" in said) == (table != "groups")
 

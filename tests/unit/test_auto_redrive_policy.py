@@ -10,7 +10,7 @@ import pytest
 from builders import DLQ, a_letter, key_of
 from fresh import fresh_store
 
-from celery_dlq.cli.options import StartTime
+from celery_dlq.cli.options import START_TIME
 from celery_dlq.errors import SettingsError
 from celery_dlq.features.auto_redrive.policy import AutoRedrive
 from celery_dlq.features.sentry import observer as sentry
@@ -225,11 +225,11 @@ def test_sentry_gets_one_event_for_each_group(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_a_start_is_a_time_of_the_stores_clock(text: str, moment: str) -> None:
     """The next nine o'clock is tomorrow's if it is later by now."""
-    assert StartTime().convert(text, None, None)(NOON).isoformat() == moment
+    assert START_TIME.convert(text, None, None)(NOON).isoformat() == moment
 
 
 @pytest.mark.parametrize("text", ["24:00", "9", "+soon", "30m", "tomorrow", ""])
 def test_what_is_no_start_is_a_usage_error(text: str) -> None:
     """An age is a time of the past."""
     with pytest.raises(click.UsageError, match="expected a time such as 09:00"):
-        StartTime().convert(text, None, None)
+        START_TIME.convert(text, None, None)

@@ -11,7 +11,7 @@ from builders import NOW
 from fresh import fresh_store
 from rich.console import Console
 
-from celery_dlq.cli.policy_tables import policies
+from celery_dlq.cli.policies import show_policies
 from celery_dlq.errors import NotFound, SettingsError
 from celery_dlq.events import Action, Event, Events, whoami
 from celery_dlq.operations.policies import PolicyAdmin
@@ -210,7 +210,7 @@ def test_an_override_can_end_every_key(
     assert view.fields[key].value is False
     assert view.to_json()["policy"][key]["value"] is False
     console = Console(record=True, width=200)
-    policies(console, policy_admin.policies("orders"))
+    show_policies(console, policy_admin.policies("orders"))
     assert re.search(rf"{key} +off +override by", console.export_text())
 
 

@@ -12,9 +12,9 @@ import pytest
 from builders import DLQ, NOW, a_letter
 from rich.console import Console
 
-from celery_dlq.cli import letter_tables
-from celery_dlq.cli.letter_tables import Unreadable
-from celery_dlq.cli.terminal import age, counting, say, table
+from celery_dlq.cli import letters, queues
+from celery_dlq.cli.letters import Unreadable
+from celery_dlq.cli.table import age, block, counting, say, table
 from celery_dlq.features.circuit_breaker.command import show_breakers
 from celery_dlq.features.hold import tables as hold_tables
 from celery_dlq.letters.record import Delivery, Outcome, Reason
@@ -58,8 +58,8 @@ def drawn() -> str:
         ),
     )
     corrupt = Unreadable(position="17-1", error="no id", fields={"mood\x1b": "\x1b"})
-    letter_tables.queues(console, [])
-    letter_tables.queues(
+    queues.show_queues(console, [])
+    queues.show_queues(
         console,
         [
             QueueSummary(
@@ -73,7 +73,7 @@ def drawn() -> str:
             QueueSummary(name="a\nforged", letters=3, reasons={"b\rforged": 3}),
         ],
     )
-    letter_tables.letters(
+    letters.letters(
         console, "c\nforged", [a_letter(id="d\nforged", task_id="t", task_name="e\nforged")]
     )
     group = Group(
@@ -86,15 +86,13 @@ def drawn() -> str:
         last_seen_at=NOW,
         example_id="e",
     )
-    letter_tables.groups(console, "f\nforged", [group])
-    letter_tables.letter_line(
-        console, a_letter(**ids, task_name="k\nforged", description="l\rforged")
-    )
+    queues.show_groups(console, "f\nforged", [group])
+    letters.letter_line(console, a_letter(**ids, task_name="k\nforged", description="l\rforged"))
     say(console, "m\nforged")
-    letter_tables.letters(console, "orders\x1b[31m-DLQ", [long, evil, corrupt])
-    letter_tables.letter(console, evil)
-    letter_tables.letter_line(console, evil)
-    letter_tables.unreadable(console, "orders-DLQ", corrupt)
+    letters.letters(console, "orders\x1b[31m-DLQ", [long, evil, corrupt])
+    letters.letter(console, evil)
+    letters.letter_line(console, evil)
+    letters.unreadable(console, "orders-DLQ", corrupt)
     with counting(console, "done") as progress:
         progress(1)
         progress.expect(2)
@@ -125,9 +123,8 @@ def test_tables_fit_80_columns() -> None:
 def test_cells_are_folded_at_spaces_and_names_with_a_mark_are_kept_whole() -> None:
     """A column that never wraps keeps its words whole, the others give way."""
     console = Console(file=StringIO(), width=31)
-    rows = table("", "!id", ("letters", "right"), "said")
-    rows.add_row("0123456789", "1,234", "one two three\nfour " + "x" * 12)
-    console.print(rows)
+    row = ("0123456789", 1234, block("one two three\nfour " + "x" * 12))
+    assert table(console, "", ("!id", ">letters", "said"), [row]) == 1
 
     assert [line.rstrip() for line in text_on(console).splitlines()][3:-1] == [
         " 0123456789    1,234  one two",
@@ -164,12 +161,12 @@ def test_deliveries_of_a_message_are_no_retries_of_its_task() -> None:
         reason=Reason.MAX_RETRIES_EXCEEDED, deliveries=1, max_deliveries=3, retries=2, max_retries=2
     )
     console = a_screen()
-    assert letter_tables.letters(console, DLQ, [letter, a_letter()]) == 2
+    assert letters.letters(console, DLQ, [letter, a_letter()]) == 2
     rows = text_on(console)
     assert rows.count("1 of 3 deliveries") == 1
     assert rows.count("retry 2 of 2") == rows.count("retry") == 1
     console = a_screen()
-    letter_tables.letter(console, letter)
+    letters.letter(console, letter)
     shown = " ".join(text_on(console).split())
     assert "deliveries 1 of 3, of this message retries 2 of 2, of this task" in shown
 

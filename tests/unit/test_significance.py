@@ -1,4 +1,4 @@
-"""The statistics of the triage and of `dlq apart`: exact, and no findings in noise."""
+"""The statistics of the triage and of `dlq differences`: exact, and no findings in noise."""
 
 from __future__ import annotations
 

@@ -19,4 +19,5 @@ FEATURE = Feature(
         )
     },
     check_settings="settings:check",
+    commands={"import": "command:import_"},
 )

@@ -15,8 +15,10 @@ from celery_dlq.cli.context import (
     print_lines,
 )
 from celery_dlq.cli.options import json_option, yes_option
-from celery_dlq.cli.terminal import about_hold, line, say, table, two_lines
+from celery_dlq.cli.table import about_hold, line, say, table
 from celery_dlq.operations.instructions import HeldMessages
+
+_STYLES = {"open": "red"}
 
 
 @click.group(
@@ -70,22 +72,19 @@ def close(ctx: click.Context, task: str, *, queue: str | None) -> None:
 
 def show_breakers(console: Console, found: Sequence[HeldMessages]) -> None:
     """Circuit breakers that are not closed, a row each."""
-    if not found:
-        say(console, "All circuit breakers are closed.")
-        return
-    rows = table(
-        "Circuit breakers", "!id\nstate", "task, queue, reason, by", ("held", "right"), "!probes"
+    rows = (
+        (
+            (
+                line(one.hold.id, "bold"),
+                line(one.state, "red" if one.state == "open" else "yellow"),
+            ),
+            about_hold(one.hold, circuit.task, circuit.queue),
+            one.held,
+            (f"{circuit.successes} of {circuit.probes}", f"every {circuit.probe_every:g} s"),
+        )
+        for one in found
+        if (circuit := one.hold.circuit) is not None
     )
-    for one in found:
-        circuit = one.hold.circuit
-        if circuit is not None:
-            rows.add_row(
-                two_lines(
-                    line(one.hold.id, "bold"),
-                    line(one.state, "red" if one.state == "open" else "yellow"),
-                ),
-                about_hold(one.hold, circuit.task, circuit.queue),
-                f"{one.held:,}",
-                f"{circuit.successes} of {circuit.probes}\nevery {circuit.probe_every:g} s",
-            )
-    console.print(rows)
+    columns = ("!id\nstate", "task, queue, reason, by", ">held", "!probes")
+    if not table(console, "Circuit breakers", columns, rows):
+        say(console, "All circuit breakers are closed.")

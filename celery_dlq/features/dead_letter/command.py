@@ -6,7 +6,7 @@ import click
 
 from celery_dlq.cli.context import console_of, dead_letters_of, print_lines
 from celery_dlq.cli.options import json_option
-from celery_dlq.cli.terminal import say
+from celery_dlq.cli.table import say
 
 
 @click.command(short_help="Dead-letter the message of a task instead of executing it.")

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from celery_dlq.registry import Feature
 
-FEATURE = Feature(name="differences")
+FEATURE = Feature(name="differences", commands={"differences": "command:differences"})

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
 import click
 
-from celery_dlq.cli import letter_tables
 from celery_dlq.cli.context import console_of, dead_letters_of, print_lines
-from celery_dlq.cli.options import Duration, json_option
-from celery_dlq.cli.terminal import say, utc
+from celery_dlq.cli.options import DURATION, json_option, options
+from celery_dlq.cli.table import age, block, say, table, utc
 
-
-def _of_group(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The group, a note on it, and ``--json``."""
-    for option in (
-        json_option,
-        click.option("--note", default="", help="A note on the group, e.g. the ticket."),
-        click.option("--queue", required=True, help="The dead-letter queue of the group."),
-        click.argument("fingerprint"),
-    ):
-        command = option(command)
-    return command
+_of_group = options(
+    click.argument("fingerprint"),
+    click.option("--queue", required=True, help="The dead-letter queue of the group."),
+    click.option("--note", default="", help="A note on the group, e.g. the ticket."),
+    json_option,
+)
 
 
 @click.command(short_help="Add a note to a group of letters, or show its notes.")
@@ -47,7 +39,9 @@ def note(
     elif text is not None:
         say(console, f"Noted on {fingerprint} of {queue}.")
     elif notes:
-        letter_tables.notes(console, fingerprint, notes)
+        title = f"Notes on {fingerprint}, newest first"
+        rows = (((age(one.at), one.actor), block(one.text)) for one in notes)
+        table(console, title, ("when, who", "note"), rows)
     else:
         say(console, f"There are no notes on {fingerprint} of {queue}.")
 
@@ -80,7 +74,7 @@ def resolve(
 
 @click.command(short_help="Stop reports of a group to Sentry.")
 @_of_group
-@click.option("--for", "seconds", type=Duration(), help="Open again after this time (30m, 2h, 7d).")
+@click.option("--for", "seconds", type=DURATION, help="Open again after this time (30m, 2h, 7d).")
 @click.pass_context
 def mute(
     ctx: click.Context,

@@ -13,8 +13,8 @@ from celery_dlq.cli.context import (
     load_tasks,
     print_lines,
 )
-from celery_dlq.cli.options import Duration, Rate, json_option, yes_option
-from celery_dlq.cli.terminal import counting, say
+from celery_dlq.cli.options import DURATION, RATE, json_option, yes_option
+from celery_dlq.cli.table import counting, say
 from celery_dlq.errors import DLQError
 from celery_dlq.features.hold import tables as hold_tables
 from celery_dlq.letters.printable import one_line
@@ -34,7 +34,7 @@ from celery_dlq.letters.printable import one_line
 @click.option(
     "--for",
     "span",
-    type=Duration(),
+    type=DURATION,
     help="Time until the messages are released by themselves, e.g. 30m, 2h; at most 30d.",
 )
 @click.option("--reason", default="", help="Why, for whoever sees the hold.")
@@ -90,7 +90,7 @@ def holds(ctx: click.Context, *, as_json: bool) -> None:
 @click.command(short_help="End a hold, or all, and send the messages back to their queues.")
 @click.argument("hold_id", metavar="[ID]", required=False)
 @click.option("--all", "every", is_flag=True, help="End all holds, those of circuit breakers too.")
-@click.option("--rate", type=Rate(), help="Release at most this many messages a second.")
+@click.option("--rate", type=RATE, help="Release at most this many messages a second.")
 @click.option(
     "--limit", type=int, help="Release only this many, the oldest; the hold then goes on."
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from celery_dlq.cli.terminal import about_hold, age, line, say, table, two_lines, utc
+from celery_dlq.cli.table import about_hold, age, line, say, table, utc
 
 if TYPE_CHECKING:
     from celery_dlq.operations.instructions import HeldMessages
@@ -19,21 +19,18 @@ _STATE_STYLES = {"full": "red", "ended": "yellow"}
 
 def holds(console: Console, found: Sequence[HeldMessages]) -> None:
     """Holds, a row each."""
-    if not found:
-        say(console, "Nothing is held.")
-        return
-    rows = table(
-        "Holds", "!id\nstate", "task, queue, reason, by", ("held", "right"), "!oldest\nuntil"
-    )
-    for one in found:
-        hold = one.hold
-        rows.add_row(
-            two_lines(line(hold.id, "bold"), line(one.state, _STATE_STYLES.get(one.state, ""))),
-            about_hold(hold, hold.task, hold.queue, *hold.where),
-            f"{one.held:,}",
-            f"{age(one.oldest_at)}\n{utc(hold.until) if hold.until else 'released'}",
+    rows = (
+        (
+            (line(one.hold.id, "bold"), line(one.state, _STATE_STYLES.get(one.state, ""))),
+            about_hold(one.hold, one.hold.task, one.hold.queue, *one.hold.where),
+            one.held,
+            (age(one.oldest_at), utc(one.hold.until) if one.hold.until else "released"),
         )
-    console.print(rows)
+        for one in found
+    )
+    columns = ("!id\nstate", "task, queue, reason, by", ">held", "!oldest\nuntil")
+    if not table(console, "Holds", columns, rows):
+        say(console, "Nothing is held.")
 
 
 def released(console: Console, hold_id: str, report: RedriveReport) -> None:

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from celery_dlq.registry import Feature
 
-FEATURE = Feature(name="prometheus")
+FEATURE = Feature(name="prometheus", commands={"exporter": "command:exporter"})

@@ -1,20 +1,19 @@
-"""What every screen is drawn with: rich, made safe for texts of any origin, and live counts.
+"""What every screen is drawn with: tables of rich, made safe for texts of any origin, live counts.
 
 Task names, ids and exception messages come from whoever may publish. rich lets their escape
-sequences through, and reads markup in plain strings. So foreign text is shown by `line`, `block`
-and `Table` only: there it neither steers the terminal nor means anything to rich.
+sequences through, and reads markup in plain strings. So foreign text is shown by `line`, `block`,
+`table` and `facts` only: there it neither steers the terminal nor means anything to rich.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import rich.table
 from rich import box
-from rich.console import Console, JustifyMethod
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -26,6 +25,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 from rich.text import Text
 
 from celery_dlq.letters.printable import one_line, printable
@@ -34,15 +34,9 @@ if TYPE_CHECKING:
     from celery_dlq.store.instructions import Hold
 
 _CLOCK_SKEW_SECONDS = 2
-_LEFT: JustifyMethod = "left"
 
-
-class Table(rich.table.Table):
-    """A table that shows plain strings as they are."""
-
-    def add_row(self, *cells: Any, **looks: Any) -> None:
-        """Add a row."""
-        super().add_row(*(block(c) if isinstance(c, str) else c for c in cells), **looks)
+Cell = str | int | Text | Sequence[str | Text] | None
+"""What a table shows in one place: a line, a number, styled text, or several lines."""
 
 
 def block(text: str, style: str = "") -> Text:
@@ -55,19 +49,24 @@ def line(text: str, style: str = "") -> Text:
     return Text(one_line(text), style)
 
 
-def two_lines(first: Text, second: Text) -> Text:
-    """Two texts, one below the other."""
-    return Text.assemble(first, "\n", second)
+def lines(parts: Iterable[str | Text]) -> Text:
+    """Texts below each other; those that are empty are left out."""
+    shown = (part if isinstance(part, Text) else line(part) for part in parts)
+    return Text("\n").join(part for part in shown if part)
 
 
 def about_hold(hold: Hold, *names: str) -> Text:
     """What is held, why and by whom, a line each."""
-    shown = [*map(line, names), *filter(None, (line(hold.reason), line(hold.actor, "dim")))]
-    return Text("\n").join(shown)
+    return lines((*names, hold.reason, line(hold.actor, "dim")))
 
 
-def table(title: str, *columns: str | tuple[str, JustifyMethod]) -> Table:
-    """An empty table; too wide columns are folded, but not those whose name begins with ``!``."""
+def table(
+    console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]
+) -> int:
+    """Print a table, if it has rows; returns how many.
+
+    A column whose name begins with ``!`` is not folded, one with ``>`` is of numbers.
+    """
     made = Table(
         title=line(title, "bold"),
         title_justify="left",
@@ -76,11 +75,43 @@ def table(title: str, *columns: str | tuple[str, JustifyMethod]) -> Table:
         pad_edge=False,
         padding=(0, 1, 0, 0),
     )
-    for column in columns:
-        name, justify = column if isinstance(column, tuple) else (column, _LEFT)
-        no_wrap = name.startswith("!")
-        made.add_column(name.lstrip("!"), justify=justify, no_wrap=no_wrap, overflow="fold")
-    return made
+    for name in columns:
+        made.add_column(
+            name.lstrip("!>"),
+            justify="right" if name[:1] == ">" else "left",
+            no_wrap=name[:1] == "!",
+            overflow="fold",
+        )
+    for row in rows:
+        made.add_row(*map(_shown, row))
+    if made.row_count:
+        console.print(made)
+    return made.row_count
+
+
+def facts(
+    console: Console, rows: Iterable[Sequence[Cell]], styles: Sequence[str] = ("dim",)
+) -> None:
+    """Print names and what they have; ``styles`` are those of the columns."""
+    grid = Table.grid(padding=(0, 2))
+    shown = [[*map(_shown, row)] for row in rows]
+    for number in range(max(map(len, shown), default=0)):
+        style = styles[number] if number < len(styles) else ""
+        grid.add_column(style=style, no_wrap=not number, overflow="fold")
+    for row in shown:
+        grid.add_row(*row)
+    if shown:
+        console.print(grid)
+
+
+def _shown(cell: Cell) -> Text:
+    if cell is None:
+        return Text("")
+    if isinstance(cell, Text):
+        return cell
+    if isinstance(cell, int):
+        return Text(f"{cell:,}")
+    return line(cell) if isinstance(cell, str) else lines(cell)
 
 
 def say(console: Console, text: str, style: str = "") -> None:
@@ -108,6 +139,11 @@ def utc(moment: datetime | None) -> str:
 def letters_text(count: int) -> str:
     """``1 letter`` or ``1,234 letters``."""
     return f"{count:,} letter{'' if count == 1 else 's'}"
+
+
+def unreadable_text(count: int) -> str:
+    """``1 entry that is not a letter``, or several."""
+    return f"{count:,} entr{'y that is not a letter' if count == 1 else 'ies that are not letters'}"
 
 
 class Count:

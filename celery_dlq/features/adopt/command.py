@@ -8,7 +8,7 @@ import click
 
 from celery_dlq.cli.context import console_of, dead_letters_of, print_lines
 from celery_dlq.cli.options import json_option
-from celery_dlq.cli.terminal import counting, letters_text, say
+from celery_dlq.cli.table import counting, letters_text, say
 
 
 @click.command("import", short_help="Make letters of messages that the broker dead-lettered.")

@@ -1,0 +1,319 @@
+"""``dlq list``, ``show`` and ``tail``: letters on a terminal, readable at 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from celery_dlq.cli.context import console_of, dead_letters_of, none_matched, print_lines
+from celery_dlq.cli.options import filter_options, json_option, letter_filter
+from celery_dlq.cli.table import (
+    Cell,
+    age,
+    block,
+    counting,
+    facts,
+    letters_text,
+    line,
+    say,
+    table,
+    utc,
+)
+from celery_dlq.errors import CorruptLetter
+from celery_dlq.features.redaction.masking import Redaction
+from celery_dlq.letters import json_codec
+from celery_dlq.letters.links import WHEN, links_of
+from celery_dlq.letters.printable import shortened
+from celery_dlq.letters.record import DeadLetter, Delivery
+
+if TYPE_CHECKING:
+    from celery_dlq.operations.redrive.selection import RawEntry
+
+_MAX_DESCRIPTION_CHARS = 300
+_MAX_BODY_CHARS = 4_000
+_MAX_BODY_BYTES = 200
+_MAX_FIELD_CHARS = 200
+_MAX_VALUE_CHARS = 1000
+_SHORT_ID = 8
+_LETHAL = frozenset({"max_deliveries_exceeded", "worker_lost", "time_limit_exceeded"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """An entry of a queue that is not a letter."""
+
+    position: str  # Its place, by which it can be shown and discarded
+    error: str  # What is wrong with it
+    fields: dict[str, str]  # Names and values, as far as they can be shown
+
+
+Entry = DeadLetter | Unreadable
+
+
+@click.command("list")
+@click.argument("queue")
+@filter_options
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Letters on a page."
+)
+@click.option("--page", type=click.IntRange(min=1), default=1, help="Number of the page to show.")
+@click.option("--oldest-first", is_flag=True, help="Show the oldest letters first.")
+@click.option("--discarded", is_flag=True, help="Show discarded letters, the last discarded first.")
+@json_option
+@click.pass_context
+def list_(
+    ctx: click.Context,
+    /,
+    queue: str,
+    *,
+    limit: int,
+    page: int,
+    oldest_first: bool,
+    discarded: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """List the letters of QUEUE, newest first."""
+    dead_letters, console = dead_letters_of(ctx), console_of(ctx)
+    where = letter_filter(options)
+    with counting(console, "scanned", quiet=as_json or not where) as scanned:
+        entries: Iterable[RawEntry]
+        if discarded:
+            binned = dead_letters.discarded(queue)
+            entries = (found for found in binned if where.matches_fields(found.fields))
+        else:
+            entries = dead_letters.entries(
+                queue, where, newest_first=not oldest_first, scanned=scanned
+            )
+        page_of = islice(entries, (page - 1) * limit, page * limit)
+        found = (_readable(entry, dead_letters.redaction) for entry in page_of)
+        shown = print_lines(map(_json, found)) if as_json else letters(console, queue, found)
+    if where and not shown:
+        raise none_matched(queue)
+    if as_json:
+        return
+    if not shown and page > 1:
+        say(console, f"Page {page} of {queue} is empty.")
+    elif not shown:
+        say(console, f"{queue} has no discarded letters." if discarded else f"{queue} is empty.")
+    elif shown == limit:
+        say(console, f"{letters_text(limit)} shown; --page {page + 1} shows the next.")
+
+
+@click.command(short_help="Show everything about one letter.")
+@click.argument("letter_id", metavar="ID")
+@click.option("--queue", help="Look only in this dead-letter queue.")
+@json_option
+@click.pass_context
+def show(ctx: click.Context, letter_id: str, *, queue: str | None, as_json: bool) -> None:
+    """Show everything about one letter; the first 6 characters of its ID are enough."""
+    dead_letters, console = dead_letters_of(ctx), console_of(ctx)
+    name, entry = dead_letters.entry(letter_id, queue)
+    found = _readable(entry, dead_letters.redaction)
+    if as_json:
+        print_lines([_json(found)])
+    elif isinstance(found, Unreadable):
+        unreadable(console, name, found)
+    else:
+        letter(console, found, body_bytes=len(entry.fields.get(b"body", b"")))
+
+
+@click.command(short_help="Show the newest letters of QUEUE; with --follow, also new ones.")
+@click.argument("queue")
+@filter_options
+@click.option(
+    "--lines",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="Show this many of the newest letters.",
+)
+@click.option("--follow", "-f", is_flag=True, help="Wait for new letters until Ctrl-C.")
+@json_option
+@click.pass_context
+def tail(
+    ctx: click.Context,
+    /,
+    queue: str,
+    *,
+    lines: int,
+    follow: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Show the newest letters of QUEUE, one a line; with --follow, also new ones."""
+    dead_letters, where, console = dead_letters_of(ctx), letter_filter(options), console_of(ctx)
+    coming = dead_letters.tail(queue, where) if follow else iter(())  # from this moment on
+    found = dead_letters.letters(queue, where, newest_first=True, limit=lines)
+    newest = [one.id for one in found]
+    # Each is read again, because all of them together may be large.
+    read = (dead_letters.store.get(queue, letter_id) for letter_id in reversed(newest))
+    coming = (one for one in coming if one.id not in {*newest})
+    redaction = dead_letters.redaction
+    try:
+        for one in chain(read, coming):
+            if one is None:  # removed meanwhile
+                continue
+            if as_json:
+                print_lines([redaction.letter(one).to_json()])
+            else:
+                letter_line(console, redaction.letter(one))
+    except KeyboardInterrupt:
+        return
+
+
+def letters(console: Console, title: str, found: Iterable[Entry]) -> int:
+    """Letters, a row each, without holding their bodies; returns how many there were."""
+    columns = ("!id", "task, reason", "!when, deliveries", "description")
+    return table(console, title, columns, map(_row, found))
+
+
+def _row(entry: Entry) -> tuple[Cell, ...]:
+    if isinstance(entry, Unreadable):
+        error = block(shortened(entry.error, _MAX_DESCRIPTION_CHARS))
+        return entry.position, line("not a letter", "red"), "-", error
+    return (
+        entry.id[:_SHORT_ID],
+        (line(entry.task_name, "bold"), reason(entry.reason.value)),
+        (age(entry.dead_lettered_at), *_counts(entry)),
+        block(shortened(_description(entry), _MAX_DESCRIPTION_CHARS)),
+    )
+
+
+def letter_line(console: Console, found: DeadLetter) -> None:
+    """One letter in one line."""
+    description = shortened(found.description.replace("\n", " "), _MAX_DESCRIPTION_CHARS)
+    text = Text.assemble(
+        line(f"{utc(found.dead_lettered_at)}  {found.id[:_SHORT_ID]}  ", "dim"),
+        line(found.task_name, "bold"),
+        "  ",
+        reason(found.reason.value),
+        "  ",
+        line(description),
+    )
+    console.print(text, soft_wrap=True)
+
+
+def letter(console: Console, found: DeadLetter, body_bytes: int | None = None) -> None:
+    """Everything about one letter; ``body_bytes`` is the size of a body that is masked here."""
+    size = len(found.body) if body_bytes is None else body_bytes
+    console.print(line(found.task_name, "bold"), reason(found.reason.value))
+    facts(console, ((name, value) for name, value in _facts(found) if value not in ("", "-")))
+    _history(console, found.history)
+    console.print(line(f"body ({size:,} bytes, {found.content_type})", "dim"))
+    console.print(Padding(block(shortened(_body(found), _MAX_BODY_CHARS)), (0, 0, 0, 2)))
+    if found.traceback:
+        console.print(line("traceback", "dim"))
+        # Lines stay whole: people copy them.
+        console.print(block(found.traceback.rstrip()), soft_wrap=True)
+
+
+def unreadable(console: Console, queue: str, entry: Unreadable) -> None:
+    """Everything about an entry that is not a letter."""
+    say(console, f"Entry {entry.position} of {queue} is not a letter: {entry.error}", "red")
+    for name, value in entry.fields.items():
+        say(console, f"  {name}  {shortened(value, _MAX_FIELD_CHARS)}")
+    say(console, f"`dlq discard {queue} {entry.position}` removes it.")
+
+
+def reason(name: str) -> Text:
+    """A reason; those that cost a worker process or its time stand out."""
+    return line(name, "red" if name in _LETHAL else "yellow")
+
+
+def class_name(exception_type: str | None) -> str:
+    """The last part of a dotted name."""
+    return (exception_type or "").rpartition(".")[2]
+
+
+def _counts(found: DeadLetter) -> Iterator[str]:
+    count = _of(found.deliveries, found.max_deliveries)
+    yield f"{count} deliver{'y' if count == '1' else 'ies'}"
+    if found.retries:
+        yield f"retry {_of(found.retries, found.max_retries)}"
+
+
+def _description(found: DeadLetter) -> str:
+    if found.exception_type and found.reason.value != "rejected":
+        return f"{class_name(found.exception_type)}: {found.description}"
+    return found.description
+
+
+def _facts(found: DeadLetter) -> Iterator[tuple[str, str | Text]]:
+    pid = "" if found.worker_pid is None else f" (pid {found.worker_pid})"
+    yield "letter", found.id
+    yield "task id", found.task_id
+    yield "queue", f"{found.source_queue} → {found.dead_letter_queue}"
+    yield "died", f"{utc(found.dead_lettered_at)} ({age(found.dead_lettered_at)})"
+    yield "first delivered", utc(found.first_delivered_at)
+    if found.description:
+        yield "description", block(found.description)
+    yield "exception", found.exception_type or ""
+    yield "deliveries", f"{_of(found.deliveries, found.max_deliveries)}, of this message"
+    yield "retries", f"{_of(found.retries, found.max_retries)}, of this task"
+    yield "redrives", f"{found.redrives or ''}"
+    yield "fingerprint", found.fingerprint
+    yield "worker", f"{found.worker_hostname}{pid}" if found.worker_hostname else ""
+    yield "origin", found.origin or ""
+    yield "root id", (found.root_id or "") if found.root_id != found.task_id else ""
+    yield "parent id", found.parent_id or ""
+    yield "group id", found.group_id or ""
+    yield "expires", utc(found.expires)
+    yield "release", found.release or ""
+    for kind, task in links_of(found.content_type, found.body):
+        yield kind, f"{task} {WHEN[kind]}"
+
+
+def _history(console: Console, history: Sequence[Delivery]) -> None:
+    rows = []
+    for one in history:
+        took = f"{(one.ended_at - one.started_at).total_seconds():.2f} s" if one.ended_at else "-"
+        text = ": ".join(filter(None, (class_name(one.exception_type), one.exception_message)))
+        rows.append(
+            (
+                f"{one.number} of retry {one.retries}" if one.retries else f"{one.number}",
+                f"{one.started_at:%m-%d %H:%M:%S}",
+                took,
+                (one.outcome.value if one.outcome else "running", f"{one.worker_pid or '-'}"),
+                block(shortened(text, _MAX_DESCRIPTION_CHARS)),
+            )
+        )
+    columns = ("!delivery", "!started (UTC)", "!took", "!outcome, pid", "exception")
+    table(console, "history", columns, rows)
+
+
+def _body(found: DeadLetter) -> str:
+    if found.args_json is not None and found.kwargs_json is not None:
+        return f"args   {found.args_json}\nkwargs {found.kwargs_json}"
+    # The body is not JSON and is never decoded here; Celery's own description is safe.
+    shown = json_codec.safe_repr(found.body[:_MAX_BODY_BYTES])
+    return f"args   {found.argsrepr or '?'}\nkwargs {found.kwargsrepr or '?'}\nbytes  {shown}"
+
+
+def _of(count: int, limit: int | None) -> str:
+    return f"{count}" if limit is None else f"{count} of {limit}"
+
+
+def _readable(found: RawEntry, redaction: Redaction) -> Entry:
+    try:
+        return redaction.letter(found.letter())
+    except CorruptLetter as exc:
+        values = {
+            name.decode("utf-8", "backslashreplace"): json_codec.safe_repr(value, _MAX_VALUE_CHARS)
+            for name, value in found.fields.items()
+        }
+        error = "an entry that cannot be read" if redaction else str(exc)
+        return Unreadable(position=found.position, error=error, fields=redaction.fields(values))
+
+
+def _json(entry: Entry) -> dict[str, Any]:
+    if isinstance(entry, DeadLetter):
+        return entry.to_json()
+    return {"corrupt": True, "id": None, **asdict(entry)}

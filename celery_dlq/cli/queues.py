@@ -1,0 +1,159 @@
+"""``dlq queues``, ``groups`` and ``audit``: what there is, by cause, and who changed it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import datetime
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from celery_dlq.cli.context import console_of, dead_letters_of, print_lines
+from celery_dlq.cli.letters import class_name, reason
+from celery_dlq.cli.options import json_option, limit_option
+from celery_dlq.cli.table import Cell, age, block, line, say, table
+from celery_dlq.events import Change
+from celery_dlq.letters.printable import json_text, one_line, shortened
+from celery_dlq.letters.record import iso
+from celery_dlq.store.records import OPEN_GROUP, Group, GroupState, QueueSummary, ServerMemory
+
+_MAX_DETAIL_CHARS = 200
+_STATES = {
+    GroupState.OPEN: "dim",
+    GroupState.MUTED: "dim",
+    GroupState.RESOLVED: "green",
+    GroupState.REGRESSED: "red",
+}
+
+
+@click.command()
+@json_option
+@click.pass_context
+def queues(ctx: click.Context, *, as_json: bool) -> None:
+    """Show all dead-letter queues: letters, growth, ages, reasons."""
+    dead_letters = dead_letters_of(ctx)
+    found, warnings = dead_letters.queues(), dead_letters.warnings()
+    if as_json:
+        print_lines(map(_as_json, found))
+        for warning in warnings:
+            click.echo(one_line(warning), err=True)  # names of queues may be hostile
+        return
+    console = console_of(ctx)
+    show_queues(console, found)
+    if held := dead_letters.assembly.held().all():
+        holds, count = f"{len(held)} hold{'s' if len(held) > 1 else ''}", sum(h.held for h in held)
+        say(console, f"Held by {holds}: {count:,}; see `dlq holds`.", "yellow")
+    for text in (*_memory(found, dead_letters.memory()), *warnings):
+        say(console, text, "dim")
+
+
+@click.command()
+@click.argument("queue")
+@limit_option(100, "groups")
+@click.option(
+    "--state",
+    type=click.Choice([state.value for state in GroupState]),
+    help="Only groups in this state; also without letters, unless they are open.",
+)
+@json_option
+@click.pass_context
+def groups(ctx: click.Context, queue: str, *, limit: int, state: str | None, as_json: bool) -> None:
+    """Show the letters of QUEUE by cause, largest group first."""
+    found = dead_letters_of(ctx).groups(queue, limit=limit, state=state)
+    if as_json:
+        print_lines(map(_group_json, found))
+        return
+    console = console_of(ctx)
+    if not show_groups(console, queue, found):
+        say(console, f"{queue} has no {state} group." if state else f"{queue} is empty.")
+    if len(found) == limit:
+        say(console, f"The {limit} largest groups; --limit shows more.")
+
+
+@click.command()
+@limit_option(50, "changes")
+@json_option
+@click.pass_context
+def audit(ctx: click.Context, *, limit: int, as_json: bool) -> None:
+    """Show who changed letters or policies, newest first."""
+    redaction = dead_letters_of(ctx).redaction
+    changes = [redaction.shown(change, "detail") for change in dead_letters_of(ctx).changes(limit)]
+    if as_json:
+        print_lines(change.to_json() for change in changes)
+        return
+    columns = ("when, who", "what, where", ">letters", "how")
+    if not table(console_of(ctx), "Changes, newest first", columns, map(_change, changes)):
+        say(console_of(ctx), "Nothing has been changed yet.")
+
+
+def show_queues(console: Console, summaries: Sequence[QueueSummary]) -> None:
+    """Dead-letter queues, a row each."""
+    columns = ("queue", ">letters", ">last hour", "!oldest\nnewest", "!reasons")
+    rows = (
+        (
+            line(queue.name, "bold"),
+            queue.letters,
+            f"+{queue.last_hour:,}",
+            (age(queue.oldest_at), age(queue.newest_at)),
+            tuple(f"{count:,} {name}" for name, count in queue.reasons.items()),
+        )
+        for queue in summaries
+    )
+    if not table(console, "Dead-letter queues", columns, rows):
+        say(console, "There are no dead-letter queues yet.")
+
+
+def show_groups(console: Console, queue: str, found: Sequence[Group]) -> int:
+    """Groups, a row each; returns how many."""
+    columns = ("!fingerprint, state", ">letters", "task, cause", "!seen")
+    return table(console, f"{queue} by cause", columns, map(_group, found))
+
+
+def _group(group: Group) -> tuple[Cell, ...]:
+    cause, state = reason(group.reason), group.status.state
+    if group.exception_type is not None:
+        cause = Text.assemble(cause, " ", line(class_name(group.exception_type)))
+    return (
+        (group.fingerprint, line(state.value, _STATES[state])),
+        group.letters,
+        (line(group.task_name, "bold"), cause),
+        (f"first {age(group.first_seen_at)}", f"last  {age(group.last_seen_at)}"),
+    )
+
+
+def _change(change: Change) -> tuple[Cell, ...]:
+    detail = block(shortened(_detail(change.detail), _MAX_DETAIL_CHARS))
+    what = (change.action.value, change.target)
+    return (age(change.at), change.actor), what, change.letters, detail
+
+
+def _detail(detail: Mapping[str, Any]) -> str:
+    """Names and values, a line each: narrow enough for a column."""
+    return "\n".join(
+        one_line(f"{name}: {value if isinstance(value, str) else json_text(value)}")
+        for name, value in detail.items()
+        if value not in (None, "", {}, [])
+    )
+
+
+def _memory(summaries: Sequence[QueueSummary], server: ServerMemory | None) -> Iterator[str]:
+    """What the letters take of Redis, in a line; nothing where that is unknown."""
+    taken = sum(queue.memory_bytes or 0 for queue in summaries)
+    if taken:
+        share = None if server is None else server.share
+        of = "" if share is None else f", which uses {share:.0%} of its maxmemory"
+        yield f"The letters take {taken / 1e6:,.1f} MB of Redis{of}."
+
+
+def _group_json(group: Group) -> dict[str, Any]:
+    values = _as_json(replace(group, status=OPEN_GROUP))
+    return {**values, "state": group.status.state.value, "status": group.status.to_json()}
+
+
+def _as_json(record: QueueSummary | Group) -> dict[str, Any]:
+    values = asdict(record)
+    times = {name: iso(value) for name, value in values.items() if isinstance(value, datetime)}
+    return {**values, **times}

@@ -1,0 +1,50 @@
+"""``dlq differences``: what some letters have that others lack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from celery_dlq.cli.context import console_of, dead_letters_of, none_matched, print_lines
+from celery_dlq.cli.options import filter_options, json_option, letter_filter
+from celery_dlq.cli.table import letters_text, line, say, table
+
+_DEADLINE_SECONDS = 10.0
+
+
+@click.command(short_help="Show what letters of QUEUE have that others lack.")
+@click.argument("queue")
+@filter_options
+@json_option
+@click.pass_context
+def differences(ctx: click.Context, /, queue: str, *, as_json: bool, **options: Any) -> None:
+    """Show what the newest letters of QUEUE that match the filter have and others lack.
+
+    Others are the other letters of QUEUE, and successes if dlq_sample_successes samples them.
+    At most 5,000 messages are compared, and reading them ends after 10 seconds.
+    """
+    where, console = letter_filter(options), console_of(ctx)
+    found = dead_letters_of(ctx).apart(queue, where, deadline_seconds=_DEADLINE_SECONDS)
+    if where and not found.letters and not found.cut:
+        raise none_matched(queue)
+    if as_json:
+        print_lines([found.to_json()])
+        return
+    compared = f"{found.others:,} others and {found.successes:,} successes"
+    say(console, f"{letters_text(found.letters)} compared with {compared}", "bold")
+    rows = (
+        (
+            f"{one.letters:,} of {one.of_letters:,}",
+            f"{one.others:,} of {one.of_others:,}",
+            (
+                one.text,
+                line(f"nearly the same letters: {', '.join(one.also)}" if one.also else "", "dim"),
+            ),
+        )
+        for one in found.findings
+    )
+    if not table(console, "Differences", (">here", ">against", ""), rows):
+        say(console, "Nothing stands out.")
+    if found.cut:
+        say(console, "There was no time to read older letters, which were left out.", "dim")

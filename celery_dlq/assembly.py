@@ -10,19 +10,18 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq import __version__, signals
+from celery_dlq import signals
 from celery_dlq.config import Settings, check_broker_url, visibility_timeout
 from celery_dlq.decorators import task_policies
 from celery_dlq.errors import BrokerUnavailable, SettingsError
 from celery_dlq.events import DeadLettered, Event, Events
 from celery_dlq.features.redaction.masking import Redaction
-from celery_dlq.letters.record import DeadLetter
 from celery_dlq.logs import get_logger
-from celery_dlq.metrics import Counts, Measuring, WorkerGauges
+from celery_dlq.metrics import Measuring
 from celery_dlq.policies.delivery_limits import LowLimit, default_limit, low_limits
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
@@ -49,12 +48,10 @@ if TYPE_CHECKING:
     from celery_dlq.operations.removal import Removal
     from celery_dlq.operations.runner import Runner
     from celery_dlq.operations.running import Running
-    from celery_dlq.policies.resolved import PolicyCache
     from celery_dlq.store.store import Store
     from celery_dlq.transport.watched import WatchedFetch
     from celery_dlq.worker.guard import Guard
     from celery_dlq.writing.memory_limit import MemoryLimit
-    from celery_dlq.writing.writer import LetterWriter
 
 logger = get_logger("celery_dlq")
 
@@ -63,7 +60,7 @@ _RABBITMQ = frozenset({"amqp", "amqps", "pyamqp", "librabbitmq"})  # transports,
 # By name, as Celery names its own: only workers load them.
 _WORKER_STEPS = (
     "celery_dlq.worker.bootsteps:GuardStep",
-    "celery_dlq.worker.bootsteps:JobStep",
+    "celery_dlq.worker.bootsteps:LongWorkStep",
     "celery_dlq.features.adopt.bootstep:AdoptStep",
     "celery_dlq.features.exchange.bootstep:PublishStep",
 )
@@ -146,7 +143,7 @@ class Assembly:
     def validate(self) -> None:
         """Check all settings and the policies of all registered tasks."""
         self._settings = None  # as they are now, e.g. in a test that changed them
-        settings, table = self.settings, self._policy_table()
+        settings, table = self.settings, self.policy_table()
         check_broker_url(self.app.conf.broker_read_url)
         check_broker_url(self.app.conf.broker_write_url)
         table.check()
@@ -186,9 +183,7 @@ class Assembly:
         from celery_dlq.operations.api import Operations
 
         backend = self.backend
-        return Operations(
-            backend, self._reading_all(backend), self._running(backend, self.measuring)
-        )
+        return Operations(backend, self._reading_all(backend), self.running())
 
     def removal(self) -> Removal:
         """Discards, restores and trims letters."""
@@ -199,7 +194,7 @@ class Assembly:
             backend,
             self._reading_all(backend),
             self.policy_admin(),
-            self._running(backend, self.measuring),
+            self.running(),
             self.events,
         )
 
@@ -208,11 +203,23 @@ class Assembly:
         from celery_dlq.operations.plans import Plans
 
         backend = self.backend
-        return Plans(backend, self._reading_all(backend), self._running(backend, self.measuring))
+        return Plans(backend, self._reading_all(backend), self.running())
 
     def running(self) -> Running:
         """Makes, runs and resumes jobs."""
-        return self._running(self.backend, self.measuring)
+        from celery_dlq.operations.redrive.checks import Checks
+        from celery_dlq.operations.running import Running
+
+        backend, policies = self.backend, self.policy_admin()
+        return Running(
+            self.app,
+            backend,
+            policies,
+            Checks(self.app, self.settings, backend, policies, self.clock),
+            events=self.events,
+            measuring=self.measuring,
+            clock=self.clock,
+        )
 
     def runner(self) -> Runner:
         """Runs waiting jobs; each of its threads has connections of its own."""
@@ -222,75 +229,64 @@ class Assembly:
 
     @contextmanager
     def _separate_running(self) -> Iterator[Running]:
-        with self._separate_backend() as (_backend, running, _counts):
-            yield running
+        with self.separate() as own:
+            yield own.running()
+
+    def separated(self) -> Assembly:
+        """The same with connections and counts of its own, e.g. for a worker."""
+        own = copy(self)
+        vars(own).update(
+            _lock=threading.RLock(),
+            _backend=self.backend.separate(),
+            _backends_of_parents=[],
+            _publisher=None,
+        )
+        own.measuring = Measuring(lambda: own.backend.metrics)
+        return own
 
     @contextmanager
-    def _separate_backend(self) -> Iterator[tuple[Store, Running, Counts]]:
-        backend = self.backend.separate()
-        measuring = Measuring(lambda: backend.metrics)
+    def separate(self) -> Iterator[Assembly]:
+        """The same with connections of its own, for a thread, until the block ends."""
+        own = self.separated()
         try:
-            yield backend, self._running(backend, measuring), measuring.counts
+            yield own
         finally:
-            measuring.close()
-            backend.close()
-
-    def _running(self, backend: Store, measuring: Measuring) -> Running:
-        from celery_dlq.operations.redrive.checks import Checks
-        from celery_dlq.operations.running import Running
-
-        policies = self.policy_admin()
-        return Running(
-            self.app,
-            backend,
-            policies,
-            Checks(self.app, self.settings, backend, policies, self.clock),
-            events=self.events,
-            measuring=measuring,
-            clock=self.clock,
-        )
+            own.measuring.close()
+            own.backend.close()
 
     def holds(self) -> Holds:
         """Holds messages and releases them."""
-        return self._holds(self.backend, self.running())
-
-    def _holds(self, backend: Store, running: Running) -> Holds:
         from celery_dlq.features.hold.operations import Holds
         from celery_dlq.operations.instructions import Audit
 
-        audit = Audit(backend.workers, self.events)
-        return Holds(backend.instructions, self.held(backend), self._names(backend), running, audit)
+        instructions, audit = self.backend.instructions, Audit(self.backend.workers, self.events)
+        return Holds(instructions, self.held(), self._names(), self.running(), audit)
 
-    def held(self, backend: Store | None = None) -> HeldQueues:
+    def held(self) -> HeldQueues:
         """The queues of held messages."""
         from celery_dlq.operations.instructions import MOST_HELD, HeldQueues
         from celery_dlq.operations.redrive.publisher import broker_name
 
-        return HeldQueues(
-            backend or self.backend,
-            most=MOST_HELD,
-            broker=partial(broker_name, self.app),
-        )
+        return HeldQueues(self.backend, most=MOST_HELD, broker=partial(broker_name, self.app))
 
-    def _names(self, backend: Store) -> KnownNames:
+    def _names(self) -> KnownNames:
         """The tasks and queues that operators may name."""
         from celery_dlq.operations.instructions import KnownNames
 
-        return KnownNames(backend.workers, tasks=lambda: self.app.tasks, queues=self._queues)
+        return KnownNames(self.backend.workers, tasks=lambda: self.app.tasks, queues=self._queues)
 
     def breakers(self) -> Breakers:
         """Opens and closes circuit breakers by hand."""
         from celery_dlq.features.circuit_breaker.operations import Breakers
 
-        backend = self.backend
-        circuits = self._circuits(backend, self.measuring.counts)
-        return Breakers(circuits, self.held(backend), self._names(backend), self._breaker_of)
+        return Breakers(self.circuits(), self.held(), self._names(), self._breaker_of)
 
-    def _circuits(self, backend: Store, counts: Counts) -> Circuits:
+    def circuits(self) -> Circuits:
+        """The states of circuit breakers."""
         from celery_dlq.features.circuit_breaker.operations import Circuits
         from celery_dlq.operations.redrive.publisher import broker_name
 
-        return Circuits(backend, self.events, counts, broker_name(self.app))
+        return Circuits(self.backend, self.events, self.measuring.counts, broker_name(self.app))
 
     def _breaker_of(self, task: str, queue: str | None) -> tuple[str, CircuitBreaker | None]:
         """The queue of a task, and the circuit breaker of its policy there."""
@@ -330,7 +326,7 @@ class Assembly:
         from celery_dlq.operations.policies import PolicyAdmin
 
         return PolicyAdmin(
-            self._policy_table(),
+            self.policy_table(),
             self.backend.workers,
             self.backend.instructions,
             self.events,
@@ -368,19 +364,16 @@ class Assembly:
         tasks: Mapping[str, str] = {}
         with suppress(Exception):  # a route of the user's may take no call without arguments
             tasks = default_delay.task_queues(self.app)
-        table, queues = self._policy_table(), self.app.amqp.queues
+        table, queues = self.policy_table(), self.app.amqp.queues
         for low in self._low_limits(table, lambda: default_limit(server), queues, tasks):
             logger.warning("A message may vanish: %s", low.text)
 
     def memory_check(self) -> MemoryCheck:
         """Finds what endangers letters in the memory of Redis."""
-        return self._memory_check(self.backend)
-
-    def _memory_check(self, backend: Store) -> MemoryCheck:
         from celery_dlq.operations.memory import MemoryCheck
 
-        table, queues = self._policy_table(), KnownQueues.of(self.app).names
-        return MemoryCheck(self.settings, table, queues, self.app.conf, backend.memory)
+        table, queues = self.policy_table(), KnownQueues.of(self.app).names
+        return MemoryCheck(self.settings, table, queues, self.app.conf, self.backend.memory)
 
     def adopt_run(self) -> AdoptRun:
         """Adopts messages when an operator asks for it."""
@@ -390,7 +383,7 @@ class Assembly:
             self.settings, self.backend, self.adopter, self.exchange_publisher, self.clock
         )
 
-    def _policy_table(self) -> PolicyTable:
+    def policy_table(self) -> PolicyTable:
         """The policies of the app's queues and of its registered tasks."""
         return PolicyTable(self.settings.queues, task_policies(self.app))
 
@@ -398,154 +391,21 @@ class Assembly:
 
     def make_guard(self, *, hostname: str, pid: int, flags_redelivery: bool) -> Guard:
         """Make the guard of one worker, and check its store."""
-        from celery_dlq.features.circuit_breaker.observer import CircuitWatch, Recoveries
-        from celery_dlq.features.dead_letter.observer import Demands
-        from celery_dlq.features.differences.sampling import Sampler
-        from celery_dlq.features.hold.holding import Holding
-        from celery_dlq.features.hold.releases import Releases
-        from celery_dlq.features.redaction import masked_log
-        from celery_dlq.features.sentry import observer as sentry
-        from celery_dlq.operations.instructions import MOST_HELD
-        from celery_dlq.operations.redrive.publisher import broker_name
-        from celery_dlq.operations.retention import Retention, RetentionRound
-        from celery_dlq.policies.resolved import PolicyCache
-        from celery_dlq.worker import instructions
-        from celery_dlq.worker.guard import Guard
-        from celery_dlq.worker.heartbeat import Heartbeat
-        from celery_dlq.worker.info import worker_info
-        from celery_dlq.worker.jobs import WorkerJobs
-        from celery_dlq.worker.start_check import StartCheck
-        from celery_dlq.writing.lifecycle import HANDLING
-        from celery_dlq.writing.spool import Spool
-        from celery_dlq.writing.writer import LetterWriter
+        from celery_dlq.worker.wiring import guard_of
 
-        self.validate()
-        settings, backend = self.settings, self.backend.separate()
-        measuring = Measuring(lambda: backend.metrics)
-        start_check = StartCheck(
-            partial(backend.letters.check, [*_dead_letter_queues(settings)]),
-            settings.start_timeout or None,
-            measuring.counts,
-        )
-        start_check.run()
-        table = self._policy_table()
-        policy_cache = PolicyCache(table, self.app.amqp.queues, self.app.conf.task_default_queue)
-        self._warn_of_names(table)
-        self.check_exchanges()
-        limit = self.memory_limit(backend, self._memory_check(backend).warnings_of)
-        used_up = partial(_used_up, policy_cache)
-        letter_writer = LetterWriter(
-            backend.letters,
-            Spool(settings.spool_dir, _shown_place(settings, self.app.conf)),
-            limit=limit,
-            durable_spool=settings.spool_dir is not None,
-            forget=backend.counter.forget,
-            outbox=self.letter_outbox(backend),
-            events=self.events,
-            mark=None if settings.of("sentry") == sentry.OFF else self._marker(backend, used_up),
-            counts=measuring.counts,
-            used_up=used_up,
-        )
-        measuring.gauges = partial(_gauges, letter_writer, hostname)
-        sampler = None
-        if settings.sample_successes:
-            sampler = Sampler(
-                backend.samples,
-                settings.sample_successes,
-                self.clock,
-                hostname=hostname,
-                release=settings.release,
-                redaction=self.redaction,
-            )
-        holding = Holding(
-            policy_cache,
-            backend.held,
-            broker=broker_name(self.app),
-            most=MOST_HELD,
-            fit=partial(limit.fit, whole=True),
-            clock=self.clock,
-            hostname=hostname,
-            pid=pid,
-            counts=measuring.counts,
-            redaction=self.redaction,
-        )
-        watch = CircuitWatch(
-            self._circuits(backend, measuring.counts),
-            backend.circuits,
-            backend.instructions,
-            policy_cache,
-            holding,
-            measuring.counts,
-        )
-        guard = Guard(
-            policy_cache,
-            letter_writer,
-            backend.counter,
-            self.clock,
-            hostname=hostname,
-            pid=pid,
-            flags_redelivery=flags_redelivery,
-            release=settings.release,
-            counts=measuring.counts,
-            sampler=sampler,
-            redaction=self.redaction,
-            holding=holding,
-            circuits=watch,
-            demands=Demands(backend.instructions, backend.jobs),
-        )
-        sentry.install_masking(self.redaction)
-        masked_log.install(self.redaction)
-        if settings.of("sentry") != sentry.OFF and sentry.client() is not None:
-            # Before the pool starts, so that its processes inherit it.
-            instead = settings.of("sentry") == sentry.GROUPS
-            sentry.SentryDeduplicator(guard.keeps, HANDLING.get, instead=instead).install()
-        info = replace(
-            worker_info(self.app, settings),
-            hostname=hostname,
-            pid=pid,
-            version=__version__,
-            started_at=self.clock(),
-        )
-        retention = Retention(backend.letters, backend.workers, self.events, hostname)
-        jobs = guard.jobs = WorkerJobs(self._separate_running, lambda: policy_cache.policies)
-        guard.periodic_tasks.add(
-            start_check,
-            Heartbeat(
-                backend.workers,
-                info,
-                backend.instructions,
-                partial(instructions.apply, policy_cache, holding, guard.demands),
-                job_waits=jobs.wake,
-                queues=lambda: guard.queues,
-            ),
-            Releases(holding, self._release_ended),
-            watch,
-            Recoveries(holding, self._recover),
-            measuring,
-            *([sampler] if sampler is not None else []),
-            limit,  # the last ones wait for servers of their own, and rest while these are away
-            RetentionRound(retention, backend.letters, lambda: policy_cache.policies),
-        )
-        return guard
+        return guard_of(self, hostname=hostname, pid=pid, flags_redelivery=flags_redelivery)
 
-    def _release_ended(self, stopping: Callable[[], bool]) -> None:
-        """Release the messages of holds that ended, in a thread of a worker."""
-        with self._separate_backend() as (backend, running, _counts):
-            self._holds(backend, running).release_ended(stopping)
-
-    def _recover(self, stopping: Callable[[], bool]) -> None:
-        """Send probes and release the messages of circuit breakers, in a thread of a worker."""
+    def recover(self, stopping: Callable[[], bool]) -> None:
+        """Send probes and release the messages of circuit breakers."""
         from celery_dlq.features.circuit_breaker.recovery import Recovery
 
-        with self._separate_backend() as (backend, running, counts):
-            circuits = self._circuits(backend, counts)
-            Recovery(
-                backend.instructions,
-                self.held(backend),
-                running,
-                circuits,
-                self._without_breaker,
-            ).run(stopping)
+        Recovery(
+            self.backend.instructions,
+            self.held(),
+            self.running(),
+            self.circuits(),
+            self._without_breaker,
+        ).run(stopping)
 
     def _without_breaker(self) -> set[str]:
         """The queues whose circuit breakers an override has ended: nobody counts their probes."""
@@ -554,18 +414,16 @@ class Assembly:
         return {name for name, (policy, _) in overrides.items() if policy.of(key) is False}
 
     def memory_limit(
-        self,
-        backend: Store,
-        warnings: Callable[[ServerMemory], Sequence[str]] | None = None,
+        self, warnings: Callable[[ServerMemory], Sequence[str]] | None = None
     ) -> MemoryLimit:
         """What keeps letters from filling Redis."""
         from celery_dlq.writing.memory_limit import MemoryLimit
 
-        return MemoryLimit(backend.memory, self.settings.memory_limit, warnings)
+        return MemoryLimit(self.backend.memory, self.settings.memory_limit, warnings)
 
     def reliable_fetch(self) -> WatchedFetch | None:
         """How a worker fetches from Redis or Amazon SQS; ``None`` if the app has no policy."""
-        table = self._policy_table()
+        table = self.policy_table()
         if not (table.queues or table.tasks):
             return None
         options = self.app.conf.broker_transport_options
@@ -606,6 +464,7 @@ class Assembly:
         from celery_dlq.features.adopt.adopter import Adopter
         from celery_dlq.features.adopt.letter import Adoption
         from celery_dlq.features.adopt.sources import source_of
+        from celery_dlq.writing.letter import LetterMaker
 
         settings = self.settings
         adoption = Adoption(
@@ -614,9 +473,12 @@ class Assembly:
             queue,
             target,
             backend.counter,
-            hostname=hostname,
-            pid=pid or os.getpid(),
-            redaction=self.redaction,
+            LetterMaker(
+                clock=self.clock,
+                hostname=hostname,
+                pid=pid or os.getpid(),
+                change=self.redaction.captured,
+            ),
         )
         return Adopter(
             queue,
@@ -625,7 +487,7 @@ class Assembly:
             backend.letters,
             backend.counter,
             self.letter_outbox(backend),
-            self.memory_limit(backend),
+            self.memory_limit(),
             self.clock,
             self.events,
             progress,
@@ -656,17 +518,6 @@ class Assembly:
                 self.events.subscribe(self._publisher.stored, _is_death)
             return self._publisher
 
-    def _warn_of_names(self, table: PolicyTable) -> None:
-        """Warn of queues and exceptions in policies that nothing here has."""
-        from celery_dlq.features.exceptions.observer import warn_of_exceptions
-
-        for name, hint in table.unknown_queues(KnownQueues.of(self.app)).items():
-            logger.warning(
-                "dlq_queues[%r] is a policy for a queue that this app does not know; %s", name, hint
-            )
-        for where, policy in table.named():
-            warn_of_exceptions(where, policy)
-
     def check_exchanges(self) -> None:
         """Check that the broker's exchanges and queues match the policies."""
         publisher = self.exchange_publisher()
@@ -682,23 +533,13 @@ class Assembly:
             self._publisher.close()
             self._publisher.backend.close()
 
-    def _marker(
-        self, backend: Store, used_up: Callable[[DeadLetter], str]
-    ) -> Callable[[DeadLetter], DeadLetter]:
-        """A function that marks letters to be reported to Sentry; subscribes the reporter.
+    def dead_letter_queues(self) -> list[str]:
+        """The dead-letter queues that the settings name; others follow from patterns and tasks."""
+        return [*_dead_letter_queues(self.settings)]
 
-        Subscribes late, because the app may initialise Sentry after the guard is made.
-        """
-        from celery_dlq.features.sentry import observer as sentry
-
-        reporter = sentry.SentryReporter(backend.reports, self.redaction, used_up)
-
-        def marked(letter: DeadLetter) -> DeadLetter:
-            if sentry.client() is not None:
-                self.events.subscribe(reporter, _is_death)
-            return reporter.mark(letter)
-
-        return marked
+    def shown_place(self) -> str:
+        """The store without its password, which may change; names the spool's folder."""
+        return " ".join(map(str, self.settings.store_at(self.app.conf)))
 
 
 def backend_for(settings: Settings, app: Any) -> Store:
@@ -725,19 +566,5 @@ def _dead_letter_queues(settings: Settings) -> Iterator[str]:
     return (name for name in every if not set(name) & set("*?["))
 
 
-def _shown_place(settings: Settings, conf: Any) -> str:
-    """The store without its password, which may change; names the spool's folder."""
-    return " ".join(map(str, settings.store_at(conf)))
-
-
-def _used_up(policy_cache: PolicyCache, letter: DeadLetter) -> str:
-    rule = policy_cache.policies.value_of(letter.dead_letter_queue, "auto_redrive")
-    return "" if rule is None else rule.used_up(letter.redrives, letter.reason)
-
-
 def _is_death(kind: type[Event]) -> bool:
     return kind is DeadLettered
-
-
-def _gauges(letter_writer: LetterWriter, hostname: str) -> WorkerGauges:
-    return WorkerGauges(worker=hostname, spool=letter_writer.spooled, waiting=len(letter_writer))

@@ -15,16 +15,16 @@ from typing import Any
 FEATURES = (
     "adopt",
     "auto_redrive",
-    "circuit_breaker",
     "dead_letter",
+    "hold",
+    "circuit_breaker",
     "differences",
     "exceptions",
-    "exchange",
     "groups",
-    "hold",
     "prometheus",
     "redaction",
     "sentry",
+    "exchange",
 )
 """The features that are plugged in, by the name of their folder; the order is that of observers."""
 
@@ -70,6 +70,12 @@ class Feature:
     check_settings: str = ""
     # Commands of `celery dlq`, by name
     commands: Mapping[str, str] = field(default_factory=dict)
+    # What it does in a worker: a function of `celery_dlq.worker.observer.WorkerParts` that returns
+    # an `Observer` or `None`
+    observer: str = ""
+    # Methods that it adds to `DeadLetters`, by name: a function, or a method of a class, whose
+    # first argument is the `DeadLetters`
+    operations: Mapping[str, str] = field(default_factory=dict)
 
     def load(self, place: str) -> Any:
         """What a place names."""

@@ -37,19 +37,13 @@ class Worker:
         self.id = str(uuid4())  # Celery remembers what is revoked
         self.said: list[str] = []
         self.later: list[Any] = []
-        self.held_back: list[Any] = []
 
         @app.task(name="shop.charge", acks_late=True, shared=False)
         def charge() -> None:
             """Do nothing."""
 
         self.task = charge
-        kind = guarded_request_class(
-            charge,
-            self.guard,
-            self.later.append,
-            lambda request, held: self.held_back.append((request, held)),
-        )
+        kind = guarded_request_class(charge, self.guard, self.later.append)
         self._kind = create_request_cls(kind, charge, pool or Pool(), "w", None, app=app)
         self._store, self.down = self.dlq.store.dead_letter, False
         self.dlq.store.dead_letter = self._dead_letter  # type: ignore[method-assign]
@@ -87,3 +81,8 @@ class Worker:
         self.guard._counts.flush(store)
         counts = store.read().counts
         return {key[1:]: n for key, n in counts.items() if key[0] == metric.name}
+
+    def observer(self, feature: str) -> Any:
+        """What a feature does in the worker."""
+        (found,) = (one for one in self.guard.observers if one.name == feature)
+        return found

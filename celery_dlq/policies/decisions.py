@@ -6,14 +6,14 @@ carries the verdict out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from celery_dlq.letters.record import Delivery, Outcome, Reason
 from celery_dlq.policies.policy import CrashLimit, Policy
-from celery_dlq.store.records import Count, CountStatus
+from celery_dlq.store.records import CountStatus
 
 CRASHES = {
     Outcome.WORKER_LOST: Reason.WORKER_LOST,
@@ -28,8 +28,9 @@ class Start:
     """A message is about to be executed."""
 
     retries: int  # Its `retries` header
-    # How often it was delivered before, or `None` if that is not known (a first delivery, or the
-    # store does not answer)
+    # What the store said when this start was counted; `None` if it was not asked, or is away
+    status: CountStatus | None = None
+    # How often it was delivered before, or `None` if that is not known
     deliveries: int | None = None
     # The outcomes of those that crashed, as `crashes_of` returns them
     crashes: tuple[Outcome, ...] = ()
@@ -58,7 +59,20 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class PutOff:
-    """Too early to decide: ask again in a moment."""
+    """Not now: the message starts again in a moment."""
+
+    # Keeps the request until then; by default, the next tick hands it to the pool again
+    keep: Callable[[Any], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The message is stored in another place: acknowledge it, its task has not ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class LateCopy:
+    """A copy of a message whose letter is stored: acknowledge it, and end its task if need be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +90,9 @@ class Die:
     rule: Any = None  # What the policy's `exceptions` say about the exception, if they do
 
 
+Verdict: TypeAlias = Run | PutOff | Taken | LateCopy | Leave | Die
+"""What happens to a message: at its start all but `Leave`, at its end `Leave` or `Die`."""
+
 _REASON_OF_OUTCOME = {
     Outcome.FAILED: Reason.FAILED,
     Outcome.REJECTED: Reason.REJECTED,
@@ -85,17 +102,27 @@ _REASON_OF_OUTCOME = {
 }
 
 
-def decide_start(policy: Policy, start: Start) -> Run | Die:
+def exceeds_retries(policy: Policy, retries: int) -> bool:
+    """True for a retry too many: that is in the message itself and needs no store."""
+    return policy.max_retries is not None and retries > policy.max_retries
+
+
+def decide_start(policy: Policy, start: Start) -> Run | PutOff | LateCopy | Die:
     """Whether a message may be executed.
 
-    Retries are looked at first: they are in the message itself and need no store.
     A count that is not known lets the message run (fail-open). A limit holds also
     where the policy keeps no letters for it: the message ends, without one.
     """
-    retries, deliveries = policy.max_retries, policy.max_deliveries
-    if retries is not None and start.retries > retries:
+    deliveries, status = policy.max_deliveries, start.status
+    if exceeds_retries(policy, start.retries):
         reason = Reason.MAX_RETRIES_EXCEEDED
-        text = f"not executed as retry {start.retries}: max_retries is {retries}"
+        text = f"not executed as retry {start.retries}: max_retries is {policy.max_retries}"
+    elif status in (CountStatus.UNCERTAIN, CountStatus.SUSPECT):
+        return PutOff()
+    elif status is CountStatus.DEAD:
+        return LateCopy()
+    elif status in (CountStatus.COUNTED, CountStatus.RUNNING):
+        return Run()
     elif deliveries is not None and start.deliveries is not None and start.deliveries >= deliveries:
         reason = Reason.MAX_DELIVERIES_EXCEEDED
         text = f"not executed again: max_deliveries is {deliveries}"
@@ -126,21 +153,6 @@ def crashes_of(
             found.append(outcome)
         until = delivery.started_at
     return tuple(reversed(found))
-
-
-def decide_redelivery(
-    policy: Policy, retries: int, count: Count, crashes: tuple[Outcome, ...] = ()
-) -> Run | PutOff | Leave | Die:
-    """Whether a message that was, or may have been, delivered before may be executed."""
-    if count.status in (CountStatus.UNCERTAIN, CountStatus.SUSPECT):
-        return PutOff()
-    if count.status is CountStatus.DEAD:
-        return Leave()
-    if count.status is CountStatus.LIMIT_REACHED:
-        return decide_start(
-            policy, Start(retries=retries, deliveries=count.number, crashes=crashes)
-        )
-    return Run()
 
 
 def decide_end(policy: Policy | None, end: End) -> Leave | Die:

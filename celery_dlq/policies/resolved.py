@@ -20,18 +20,6 @@ logger = get_logger("celery_dlq.worker")
 _MAX_RESOLVED = 4096
 
 
-@dataclass(slots=True)
-class Executions:
-    """Executions of one task from one queue, for its circuit breaker."""
-
-    task: str  # The task's name
-    queue: str  # The queue
-    breaker: Any  # The policy's circuit breaker
-    # Those that succeeded and are not in the store yet. Threads of a thread pool may now and then
-    # lose one
-    succeeded: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class ResolvedPolicy:
     """The policy and queues of the messages of one task from one queue."""
@@ -40,8 +28,6 @@ class ResolvedPolicy:
     dead_letter_queue: str  # The queue of their letters, also of those from `RejectToDLQ`
     policy: Policy | None  # The merged policy; `None` if they are not guarded
     max_retries: int | None  # The policy's limit, else the task's own; for the letter
-    # Counted for the circuit breaker; `None` if the policy has none
-    executions: Executions | None = None
 
 
 class PolicyCache:
@@ -51,7 +37,6 @@ class PolicyCache:
         self.policies = policies
         self._queues = queues
         self._default_queue = default_queue
-        self.executions: dict[tuple[str, str], Executions] = {}
         self._warned = False
         self._queue_names = QueueNames(queues)
         self._policies: dict[tuple[str, str, str], ResolvedPolicy] = {}
@@ -108,19 +93,7 @@ class PolicyCache:
         task_policy = None if task is None else policy_of(task)
         policy = self.policies.resolve(queue, task_policy)
         target = self.policies.dead_letter_queue_of(queue, task_policy)
-        retries, executions = _max_retries(policy, task), None
-        breaker = None if policy is None else policy.of("circuit_breaker")
-        if task is not None and breaker is not None:
-            executions = self._executions(task.name, queue, breaker)
-        return ResolvedPolicy(queue, target, policy, retries, executions)
-
-    def _executions(self, task: str, queue: str, breaker: Any) -> Executions:
-        place = (task, queue)
-        if place not in self.executions and len(self.executions) >= _MAX_RESOLVED:
-            self.executions.clear()
-        found = self.executions.setdefault(place, Executions(task, queue, breaker))
-        found.breaker = breaker
-        return found
+        return ResolvedPolicy(queue, target, policy, _max_retries(policy, task))
 
     def _known_queue(self, queue: str, routing_key: str) -> str:
         """A queue that the app knows: else every generated routing key would count as a queue.

@@ -37,7 +37,7 @@ from kombu.serialization import dumps
 
 from celery_dlq.plugin import DeadLetters
 from celery_dlq.policies.decisions import Die, Run
-from celery_dlq.worker.guard import Guard, Refusal
+from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.request import refusal_error
 from celery_dlq.writing.failure import failure_of
 from celery_dlq.writing.lifecycle import DeliveryState, GuardedRequest, InFlight
@@ -78,11 +78,11 @@ class EagerRequest:
         """True: there is no broker."""
         return True
 
-    def error(self, refusal: Refusal) -> Exception:
+    def error(self, verdict: Die) -> Exception:
         """The error of a message that is not executed."""
-        assert isinstance(refusal.verdict, Die)  # noqa: S101 - eager mode has no second copies
-        name = f"{self.task.name}[{self.id}]"
-        return refusal_error(name, refusal.verdict, refusal.dead_letter_queue)
+        assert self.dlq_in_flight is not None  # noqa: S101 - it was counted
+        where = self.dlq_in_flight.key.dead_letter_queue
+        return refusal_error(f"{self.task.name}[{self.id}]", verdict, where)
 
 
 _: type[GuardedRequest] = EagerRequest  # checked by mypy
@@ -132,11 +132,14 @@ class EagerGuards:
         task = task.app.tasks.get(task.name, task)
         self.used = True
         request = EagerRequest(task, self._message(task, given))
-        self._guard(task.app).exceptions.install(task)
-        start = self._guard(task.app).begin(request)
-        if isinstance(start, Refusal):
-            return _refused(request, start, throw=given.get("throw"))
-        assert isinstance(start, Run)  # noqa: S101 - no other execution to wait for
+        guard = self._guard(task.app)
+        for one in guard.observers:
+            one.on_task(task)
+        verdict = guard.begin(request)
+        if isinstance(verdict, Die):
+            guard.dead_letter(request, verdict)
+            return _refused(request, verdict, throw=given.get("throw"))
+        assert isinstance(verdict, Run)  # noqa: S101 - no other execution to wait for
         self._running[task_id] = request
         try:
             return apply(*bound.args, **bound.kwargs)
@@ -155,10 +158,11 @@ class EagerGuards:
                 self._guard(task.app).succeeded(request)
             elif isinstance(exc, Exception):  # else the process is exiting
                 info = ExceptionInfo((type(exc), exc, exc.__traceback__))
-                rules = self._guard(task.app).exceptions
-                rules.mark(info, task, request.delivery_info, type(exc))
+                guard = self._guard(task.app)
+                for one in guard.observers:
+                    one.on_error(info, task, request.delivery_info)
                 failure = failure_of(info, tuple(task.throws or ()))
-                self._guard(task.app).end(request, failure, requeued=False)
+                guard.end(request, failure, requeued=False)
         except Exception as problem:  # noqa: BLE001 - raised by the next assertion
             self.problems.append(problem)
 
@@ -171,7 +175,9 @@ class EagerGuards:
             guard = self._apps[id(app)].assembly.make_guard(
                 hostname=hostname, pid=os.getpid(), flags_redelivery=False
             )
-            guard.exceptions.place = self._place_of
+            for one in guard.observers:
+                if one.name == "exceptions":
+                    one.place = self._place_of  # type: ignore[attr-defined]
             self._guards[id(app)] = guard
         return guard
 
@@ -181,7 +187,8 @@ class EagerGuards:
 
     def _close(self) -> None:
         for guard in self._guards.values():
-            guard.exceptions.close()
+            for one in guard.observers:
+                one.close()
 
     def _message(self, task: Any, given: dict[str, Any]) -> Message:
         """The message that would have been published."""
@@ -232,9 +239,9 @@ class EagerGuards:
         return dict(self._places[task_id])
 
 
-def _refused(request: EagerRequest, refusal: Refusal, *, throw: bool | None) -> EagerResult:
+def _refused(request: EagerRequest, verdict: Die, *, throw: bool | None) -> EagerResult:
     """The result of a message that was not executed."""
-    task, exc = request.task, request.error(refusal)
+    task, exc = request.task, request.error(verdict)
     if task.app.conf.task_eager_propagates if throw is None else throw:
         raise exc
     return EagerResult(request.id, exc, states.FAILURE, name=task.name)

@@ -15,13 +15,11 @@ from celery.worker import state
 
 from celery_dlq.errors import DLQError
 from celery_dlq.events import DeadLettered
-from celery_dlq.features.hold.held_back import HeldBack
 from celery_dlq.logs import get_logger
 from celery_dlq.transport.amqp.frames import read_ahead
 from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, read_on, starts_here
 from celery_dlq.worker.dropped import watch
 from celery_dlq.worker.guard import Guard
-from celery_dlq.worker.jobs import WorkerJobs
 from celery_dlq.worker.request import guarded_request_class
 from celery_dlq.worker.shutdown_signals import install
 from celery_dlq.worker.task_events import TaskEvents
@@ -62,10 +60,7 @@ class GuardStep(bootsteps.StartStopStep):
         worker.dead_letter_guard = self.guard
         worker.dead_letter_retry_later = RetryLater()
         here = starts_here(worker.pool_cls)
-        worker.dead_letter_held_back = HeldBack(self.guard.holding)
-        worker.dead_letter_tasks = TaskGuard(
-            self.guard, worker.dead_letter_retry_later, worker.dead_letter_held_back, here
-        )
+        worker.dead_letter_tasks = TaskGuard(self.guard, worker.dead_letter_retry_later, here)
         worker.dead_letter_tasks(worker.app)
         guarded = any(map(self.guard.may_guard, [None, *worker.app.tasks.values()]))
         if guarded and _driver_type(worker) == "amqp":
@@ -81,7 +76,6 @@ class GuardStep(bootsteps.StartStopStep):
 
     def _close(self, **_: Any) -> None:
         """Close the guard when the pool is gone, so that the last outcomes are written too."""
-        _quietly(self.guard.exceptions.close)
         _quietly(self.guard.close)
 
 
@@ -96,7 +90,6 @@ class TickStep(bootsteps.StartStopStep):
         self._asked = False
         worker = consumer.controller
         watch(consumer, worker.dead_letter_guard, worker.dead_letter_retry_later.empty)
-        self._held_back = worker.dead_letter_held_back
         self._fetch = assembly_of(worker.app).reliable_fetch()
         if self._fetch is not None:
             self._fetch.watch(consumer)
@@ -111,7 +104,7 @@ class TickStep(bootsteps.StartStopStep):
         guard = consumer.controller.dead_letter_guard
         room = consumer.controller.dead_letter_retry_later
         room.opened(consumer)
-        self._held_back.empty()
+        guard.connected()
         self._asked = False  # the loop of a lost connection may have forgotten
         if not self._warned:
             self._warned = True
@@ -135,8 +128,7 @@ class TickStep(bootsteps.StartStopStep):
             self._asked = False
             _quietly(consumer.controller.dead_letter_tasks.more, consumer)
             _quietly(room.tick)
-            _quietly(self._held_back.tick, consumer)
-            _quietly(guard.demands.tick, consumer)
+            _quietly(guard.in_loop, consumer)
 
         _quietly(read_before_put_back, consumer.pool, consumer.hub)
         if self._fetch is not None:
@@ -211,23 +203,16 @@ class ThreadStep(bootsteps.StartStopStep):
     terminate = stop
 
 
-class JobStep(ThreadStep):
-    """Worker bootstep: run the jobs that wait, and the automatic redrives."""
+class LongWorkStep(bootsteps.StartStopStep):
+    """Worker bootstep: end long work before the pool, which may wait long for its tasks."""
 
-    thread_name = "dlq-jobs"
+    requires = ("celery.worker.components:Pool",)
 
-    def prepare(self, worker: Any) -> bool:
-        """Return True if this worker can run jobs."""
-        self._jobs: WorkerJobs = worker.dead_letter_guard.jobs
-        return self._jobs is not None
+    def stop(self, worker: Any) -> None:
+        """Stop long work; another worker, or the next start, goes on."""
+        _quietly(worker.dead_letter_guard.housekeeping.stop)
 
-    def run(self, stop: threading.Event) -> None:
-        """Run jobs until the event is set."""
-        self._jobs.run(stop)
-
-    def wake(self) -> None:
-        """Let `run` see the event."""
-        self._jobs.end()
+    terminate = stop
 
 
 class RetryLater:
@@ -272,12 +257,10 @@ class TaskGuard:
         self,
         guard: Guard,
         room: RetryLater,
-        held_back: HeldBack,
-        here: bool,  # noqa: FBT001 - one of four
+        here: bool,  # noqa: FBT001 - one of three
     ) -> None:
         self._guard = guard
         self._room = room
-        self._held_back = held_back
         self._here = here
         self._classes: dict[tuple[Any, bool], type] = {}
 
@@ -288,12 +271,13 @@ class TaskGuard:
             made = self._classes.get(kind)
             if made is None:
                 made = guarded_request_class(
-                    task, self._guard, self._room.add, self._held_back.add, starts_here=self._here
+                    task, self._guard, self._room.add, starts_here=self._here
                 )
                 self._classes[kind] = self._classes[made, kind[1]] = made
             task.Request = made
             if task is not app.Task:
-                self._guard.exceptions.install(task)
+                for one in self._guard.observers:
+                    one.on_task(task)
 
     def watch(self, consumer: Any) -> None:
         """Guard newly registered tasks whenever the consumer updates its strategies.

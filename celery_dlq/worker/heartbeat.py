@@ -6,12 +6,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
+from celery_dlq.config import Settings
+from celery_dlq.decorators import task_policies
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.letters.record import EPOCH
 from celery_dlq.logs import get_logger
-from celery_dlq.policies.drift import differences
+from celery_dlq.policies.drift import TASK_PREFIX, differences
 from celery_dlq.store.instructions import Instruction, Instructions, Override
-from celery_dlq.store.records import WorkerInfo
+from celery_dlq.store.records import MAX_TASKS, WorkerInfo
 from celery_dlq.store.workers import WorkerRegistry
 
 logger = get_logger("celery_dlq.worker")
@@ -106,3 +110,21 @@ def _times(instruction: Instruction) -> Iterator[datetime]:
         yield instruction.since
     if instruction.until is not None:
         yield instruction.until
+
+
+def worker_info(app: Any, settings: Settings) -> WorkerInfo:
+    """The info that all workers of an app share; hostname, pid, version and start are empty."""
+    policies = {
+        **settings.queues,
+        **{f"{TASK_PREFIX}{name}": policy for name, policy in task_policies(app).items()},
+    }
+    tasks = sorted(name for name in app.tasks if not name.startswith("celery."))
+    return WorkerInfo(
+        hostname="",
+        pid=0,
+        version="",
+        started_at=EPOCH,
+        queues=tuple(sorted(app.amqp.queues.consume_from)),
+        tasks=tuple(tasks[:MAX_TASKS]),
+        policies={name: policy.to_json() for name, policy in policies.items()},
+    )

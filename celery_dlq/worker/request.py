@@ -32,13 +32,11 @@ from celery.utils.imports import symbol_by_name
 from celery.worker.state import task_ready
 
 from celery_dlq.errors import MaxDeliveriesExceeded
-from celery_dlq.features.hold.held_back import GivesBack
-from celery_dlq.features.hold.holding import Held
 from celery_dlq.letters.record import Outcome, Reason
 from celery_dlq.logs import get_logger
-from celery_dlq.policies.decisions import Die, End, PutOff, Run
+from celery_dlq.policies.decisions import Die, End, LateCopy, PutOff, Run, Verdict
 from celery_dlq.worker.dispatched import ENDED, drop_failed, is_closed
-from celery_dlq.worker.guard import Guard, Refusal
+from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.shutdown_signals import is_stopping, nothing_starts
 from celery_dlq.writing.failure import (
     Failure,
@@ -49,6 +47,7 @@ from celery_dlq.writing.failure import (
     time_limit_failure,
 )
 from celery_dlq.writing.lifecycle import (
+    DEAD,
     DECIDED,
     HANDLING,
     HELD,
@@ -116,8 +115,6 @@ class DeadLetterRequest(_Base):
     dlq_guard: Guard  # The worker's guard
     # Hands a request to the pool again at the next tick
     dlq_later: Callable[[GuardedRequest], None]
-    # Returns a message whose hold is full to its queue at the next tick
-    dlq_held_back: Callable[[GivesBack, Held], None]
     dlq_counted = False
     dlq_starts_here = False
     dlq_state = DeliveryState.NEW
@@ -125,7 +122,6 @@ class DeadLetterRequest(_Base):
     dlq_job: Any = None  # What the pool made of it; see `celery_dlq.worker.dispatched.has`
 
     _dlq_cancelled = False  # by a lost connection or a shutdown
-    _dlq_terminated = False  # an operator had it terminated, and its letter is made
     _dlq_failure: Failure | None = None  # the end that Celery reported, while ENDING
     _dlq_escaped: BaseException | None = None  # in the solo pool, past Celery's handling
     _dlq_let_go: Callable[[], Any] | None = None  # called once the wait for the store is over
@@ -168,8 +164,8 @@ class DeadLetterRequest(_Base):
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         """The pool reported an exception, a lost child or a hard time limit."""
-        if self._dlq_terminated:
-            return None
+        if self._already_revoked and self.dlq_state in DEAD:
+            return None  # terminated by an operator, and its letter is made
         failure = _guarded(failure_of, exc_info, tuple(self.task.throws or ()))
         return self._dlq_while_ending(failure, super().on_failure, exc_info, *args, **kwargs)
 
@@ -181,7 +177,7 @@ class DeadLetterRequest(_Base):
     def acknowledge(self) -> None:
         """Acknowledge; if the message died, only after its letter is stored."""
         if self.dlq_state is _S.ENDING:
-            if self._dlq_end(super().acknowledge) is not _S.WAITING_FOR_STORE:
+            if self._dlq_ended(super().acknowledge) not in DEAD:
                 super().acknowledge()
         elif self.dlq_state not in HELD:
             super().acknowledge()
@@ -196,17 +192,83 @@ class DeadLetterRequest(_Base):
         if self.dlq_state is _S.ENDING:
             settle = super().acknowledge
             if requeue and self.acknowledged:  # early: it dies, and Celery stores no result
-                settle = partial(self._dlq_fail_and_acknowledge, Reject("not requeued", requeue))
-            ended = self._dlq_end(settle, requeued=requeue)
-            if ended is _S.STORED:
-                settle()
-            elif ended is not _S.WAITING_FOR_STORE:
+                settle = partial(self._dlq_settle, Reject("not requeued", requeue))
+            if self._dlq_ended(settle, requeued=requeue) not in DEAD:
                 super().reject(requeue)
         elif self.dlq_state not in HELD:
             seen = self.time_start is not None or hasattr(self.message, "dlq_is_dispatched")
             # If not seen, Celery drops it before its start, e.g. for an eta out of range.
             if seen or requeue or not self.dlq_refuse(InvalidTaskError("cannot be scheduled")):
                 super().reject(requeue)
+
+    # -- the one way to end: first the letter is stored, then the message is settled -----
+
+    def _dlq_end(
+        self,
+        decide: Callable[[], DeliveryState],
+        settle: Callable[[], Any],
+        *,
+        otherwise: DeliveryState | None = _S.DONE,
+    ) -> DeliveryState:
+        """Let the guard decide and store the letter; then settle the message, now or later.
+
+        If this is no death, or no letter can be made, the state becomes ``otherwise``, and the
+        caller settles the message.
+        """
+        try:
+            state = decide()
+        except Exception:
+            # A bug of ours would recur: the message must not wait for it forever.
+            self.dlq_guard.failed("end")
+            logger.critical("The end of task %s is left to Celery", self.id, exc_info=True)
+            state = _S.DONE
+        if state is _S.DONE:
+            if otherwise is not None:
+                self.dlq_move(otherwise)
+            return state
+        if state is _S.STORED:
+            self.dlq_move(state)
+            settle()
+            return state
+        self._dlq_let_go = settle
+        # In a thread pool, the store may have answered in the meantime.
+        if self.dlq_state in (_S.STORED, _S.DONE):
+            self._dlq_let_go_now()
+        else:
+            self.dlq_move(state)
+        return state
+
+    def dlq_die(self, verdict: Die, failure: Failure | None = None) -> bool:
+        """Dead-letter a message that does not run, or was terminated; False if that failed.
+
+        The result becomes a failure, so that callers stop waiting for it; errbacks run,
+        and a chord or chain fails as usual in Celery.
+        """
+        if not self.dlq_starts_here:
+            self.dlq_job = ENDED  # the pool never gets it
+        where = self.dlq_guard.dead_letter_queue_of(self)
+        error = refusal_error(f"{self.name}[{self.id}]", verdict, where)
+        decide = partial(self.dlq_guard.dead_letter, self, verdict, failure)
+        settle = partial(self._dlq_settle_unrun, error)
+        return self._dlq_end(decide, settle, otherwise=None) is not _S.DONE
+
+    def _dlq_settle_unrun(self, error: Exception | None = None) -> None:
+        """Settle a message that does not run; an error of the broker lets it come again."""
+        try:
+            self._dlq_settle(error)
+        except Exception:
+            logger.exception("Task %s is not executed again, but could not be ended", self.id)
+
+    def _dlq_settle(self, error: Exception | None = None) -> None:
+        """Acknowledge a message that ends here; its task fails, if there is an error."""
+        task_ready(self)
+        try:
+            if error is not None:
+                self._dlq_fail(error)
+        except Exception:
+            logger.exception("Task %s was dead-lettered, but its result is not stored", self.id)
+        finally:
+            super().acknowledge()
 
     def dlq_wait_is_over(self, state: DeliveryState) -> None:
         """Settle the message: its letter is stored, or cannot be stored."""
@@ -217,38 +279,52 @@ class DeadLetterRequest(_Base):
         """False if the message went back to its broker, which delivers it again."""
         return is_held(self.message)
 
-    def dlq_settle(self, verdict: Die, dead_letter_queue: str) -> None:
-        """End the task of a message that was dead-lettered without being executed.
-
-        The result becomes a failure, so that callers stop waiting for it; errbacks run,
-        and a chord or chain fails as usual in Celery.
-        """
-        exc = refusal_error(f"{self.name}[{self.id}]", verdict, dead_letter_queue)
-        task_ready(self)
-        try:
-            self._dlq_fail(exc)
-        except Exception:
-            logger.exception("Task %s was dead-lettered, but its result is not stored", self.id)
-        finally:
-            super().acknowledge()
-
-    def dlq_settle_copy(self, dead_letter_queue: str) -> None:
-        """Acknowledge a late copy of a message whose letter is stored.
-
-        If its worker died between storing the letter and ending the task, end the task now.
-        """
-        verdict = Die(Reason.MAX_DELIVERIES_EXCEEDED, "dead-lettered before")
-        if self._dlq_has_a_result():
+    def _dlq_let_go_now(self) -> None:
+        let_go = self.__dict__.pop("_dlq_let_go", None)  # once, whichever thread comes first
+        if let_go is None:
+            return
+        if self.dlq_state is _S.STORED:
+            let_go()
+        else:  # there is no letter: an error of ours acknowledges nothing
             task_ready(self)
-            super().acknowledge()
-        else:
-            self.dlq_settle(verdict, dead_letter_queue)
+            if self.dlq_is_held():
+                super().reject(requeue=True)
 
-    def _dlq_has_a_result(self) -> bool:
-        try:
-            return self.task.backend.get_state(self.id) in READY_STATES
-        except Exception:  # noqa: BLE001 - no result backend, or it is down
+    def _dlq_carry_out(self, verdict: Verdict | None) -> bool:
+        """Do what is decided about a message that is about to start; True if it starts."""
+        if verdict is None or isinstance(verdict, Run):
             return True
+        if isinstance(verdict, PutOff):
+            if self.dlq_put_off():
+                (verdict.keep or self.dlq_later)(self)
+            return False
+        if isinstance(verdict, Die):
+            if self.dlq_die(verdict):
+                return False
+            logger.critical(
+                "Task %s is executed once more: %s, but no letter can be made",
+                self.id,
+                verdict.description,
+            )
+            return True
+        if not self.dlq_starts_here:
+            self.dlq_job = ENDED
+        self.dlq_move(_S.DONE)
+        late = isinstance(verdict, LateCopy)
+        self._dlq_settle_unrun(self._dlq_unfinished() if late else None)
+        return False
+
+    def _dlq_unfinished(self) -> Exception | None:
+        """The end of the task of a late copy, if the worker died after it stored the letter."""
+        logger.info("Late copy of task %s dropped: its letter is stored", self.id)
+        try:
+            if self.task.backend.get_state(self.id) in READY_STATES:
+                return None
+        except Exception:  # noqa: BLE001 - no result backend, or it is down
+            return None
+        verdict = Die(Reason.MAX_DELIVERIES_EXCEEDED, "dead-lettered before")
+        where = self.dlq_guard.dead_letter_queue_of(self)
+        return refusal_error(f"{self.name}[{self.id}]", verdict, where)
 
     def dlq_execute(self, execute: Callable[[], Any], pool: Any) -> Any:
         """Count the start and hand the task to the pool; else skip it and release its slot."""
@@ -301,17 +377,17 @@ class DeadLetterRequest(_Base):
                 return False
             return begun
         # Held here already, in order: threads would mix it up.
-        return not self.dlq_guard.holding.holds or self._dlq_may_start(begins=False)
+        return not self.dlq_guard.watching or self._dlq_may_start(begins=False)
 
     def dlq_execute_if_ours(self, execute: Callable[[], Any], pool: Any) -> Any:
         """Hand a task that is not counted to the pool, unless another worker owns its message."""
         if nothing_starts():
             raise TaskRevokedError(self.id)
-        holds = self.dlq_guard.holding.holds
-        if holds and self._dlq_is_revoked():
+        watching = self.dlq_guard.watching
+        if watching and self._dlq_is_revoked():
             raise TaskRevokedError(self.id)
         begins = not self.dlq_starts_here
-        if (holds or begins) and not self._dlq_may_start(begins=begins):
+        if (watching or begins) and not self._dlq_may_start(begins=begins):
             raise TaskRevokedError(self.id)
         try:
             return self._dlq_give(execute, pool)
@@ -336,71 +412,33 @@ class DeadLetterRequest(_Base):
         """Count the start; return True if it may happen."""
         if not self._dlq_may_start():
             return False
-        start: Run | PutOff | Refusal
+        verdict: Verdict = Run()
         try:
-            start = self.dlq_guard.begin(self)
+            verdict = self.dlq_guard.begin(self)
         except Exception:
             self.dlq_guard.failed("start")
             logger.exception("Task %s is not guarded this time, it runs", self.id)
-            start = Run()
-        if isinstance(start, Run):
-            waited = self.dlq_in_flight is not None and not self.dlq_in_flight.first
-            if waited and not self._dlq_is_ours():
-                self.dlq_guard.uncount(self)
-                return False
-            if self.dlq_starts_here and is_stopping():  # meanwhile; the pool's thread may just end
-                self.dlq_guard.never_started([self])
-                return False
-            self.dlq_move(_S.RUNNING if self.dlq_starts_here else _S.DISPATCHED)
-            return True
-        if not isinstance(start, PutOff):
-            self._dlq_end_at_start(start)
-        elif self.dlq_put_off():
-            self.dlq_later(self)
-        return False
+        if not self._dlq_carry_out(verdict):
+            return False
+        waited = self.dlq_in_flight is not None and not self.dlq_in_flight.first
+        if waited and not self._dlq_is_ours():
+            self.dlq_guard.uncount(self)
+            return False
+        if self.dlq_starts_here and is_stopping():  # meanwhile; the pool's thread may just end
+            self.dlq_guard.never_started([self])
+            return False
+        self.dlq_move(_S.RUNNING if self.dlq_starts_here else _S.DISPATCHED)
+        return True
 
     def _dlq_may_start(self, *, begins: bool = True) -> bool:
-        """False if another worker owns the message, an operator ends it, or a hold takes it."""
+        """False if another worker owns the message, or an observer keeps it from starting."""
         if not self._dlq_is_ours() or (begins and not self._dlq_is_begun()):
             return False
-        guard = self.dlq_guard
-        if guard.demands.known and self._dlq_is_demanded():
-            return False
-        return not (guard.holding.holds and self._dlq_is_on_hold())  # every task pays
+        return self._dlq_carry_out(self.dlq_guard.stops(self))
 
-    def _dlq_is_on_hold(self) -> bool:
-        """Put the message into the queue of a hold, if it matches one."""
-        try:
-            held = self.dlq_guard.holding.take(self)
-        except Exception:
-            self.dlq_guard.failed("hold")
-            logger.exception("Task %s is not held, it runs", self.id)
-            return False
-        if held is None:
-            return False
-        if held.stored:
-            self.dlq_move(_S.DONE)
-            self._dlq_discard()
-        elif self.dlq_put_off():
-            self.dlq_held_back(self, held)
-        return True
-
-    def _dlq_is_demanded(self, failure: Failure | None = None) -> bool:
-        """Dead-letter the message if an operator wants it; return True if that was done."""
-        try:
-            refusal = self.dlq_guard.demanded(self, failure)
-        except Exception:
-            self.dlq_guard.failed("demand")
-            logger.exception("Task %s is not dead-lettered on demand", self.id)
-            return False
-        if refusal is None:
-            return False
-        self._dlq_end_at_start(refusal)
-        return True
-
-    def dlq_end_waiting(self) -> bool:
-        """Dead-letter a message that waits for its ETA, if an operator wants it."""
-        return self.dlq_state is _S.NEW and self._dlq_is_ours() and self._dlq_is_demanded()
+    def dlq_end_waiting(self, verdict: Die) -> bool:
+        """Dead-letter a message that waits for its ETA; True if that was done."""
+        return self.dlq_state is _S.NEW and self._dlq_is_ours() and self.dlq_die(verdict)
 
     def dlq_terminate(self, pool: Any) -> None:
         """Terminate a running task, or one that a prefork pool was given."""
@@ -418,15 +456,15 @@ class DeadLetterRequest(_Base):
 
     def _dlq_end_terminated(self) -> bool:
         """Dead-letter a task that was terminated because an operator wants it dead-lettered."""
-        demand = self.dlq_guard.demands.of(self)
-        if demand is None or self.dlq_state in OVER:
+        verdict = None if self.dlq_state in OVER else self.dlq_guard.death_at_end(self)
+        if verdict is None:
             return False
-        end = End(outcome=Outcome.WORKER_LOST, text=demand.text)
-        self._already_revoked = self._dlq_terminated = True
+        end = End(outcome=Outcome.WORKER_LOST, text=verdict.description)
+        self._already_revoked = True
         self.dlq_move(_S.ENDING)
-        if self._dlq_is_demanded(Failure(end, None, f"terminated; {demand.text}", None)):
+        text = f"terminated; {verdict.description}"
+        if self.dlq_die(verdict, Failure(end, None, text, None)):
             return True
-        self._dlq_terminated = False
         self.dlq_move(_S.RUNNING)
         return False
 
@@ -447,7 +485,7 @@ class DeadLetterRequest(_Base):
         logger.info("Task %s does not start here: its message went back to its queue", self.id)
         if hasattr(self.message.channel, "dlq_leases"):
             self.dlq_move(_S.DONE)
-            self._dlq_discard()  # frees its place in the prefetch window, and nothing else
+            self._dlq_settle()  # frees its place in the prefetch window, and nothing else
         else:
             self._dlq_leave()
         return False
@@ -545,22 +583,6 @@ class DeadLetterRequest(_Base):
         if not self.dlq_counted:
             self.dlq_move(_S.RUNNING)
 
-    def _dlq_end_at_start(self, refusal: Refusal) -> None:
-        if not self.dlq_starts_here:
-            self.dlq_job = ENDED  # the pool never gets it
-        settle = partial(self.dlq_settle_copy, refusal.dead_letter_queue)
-        if isinstance(refusal.verdict, Die):
-            settle = partial(self.dlq_settle, refusal.verdict, refusal.dead_letter_queue)
-        if refusal.state is _S.WAITING_FOR_STORE:
-            self._dlq_wait(settle)
-            return
-        self.dlq_move(refusal.state)
-        try:
-            settle()
-        except Exception:
-            # E.g. the broker is down. The message is redelivered, and does not run now.
-            logger.exception("Task %s is not executed again, but could not be ended", self.id)
-
     def dlq_refuse(self, exc: Exception) -> bool:
         """Dead-letter a message that Celery cannot read and that would stop the worker."""
         failure = dropped_failure(exc, "not a Celery task message")
@@ -570,14 +592,7 @@ class DeadLetterRequest(_Base):
                 self.message, self.request_dict, Reason.INVALID_MESSAGE, failure, self
             )
 
-        state = self._dlq_carry_out(decide, self._dlq_discard)
-        if state is _S.STORED:
-            self._dlq_discard()
-        return state is not _S.DONE
-
-    def _dlq_discard(self) -> None:
-        task_ready(self)
-        super().acknowledge()
+        return self._dlq_end(decide, self._dlq_settle) is not _S.DONE
 
     def dlq_not_started(self, pool: Any, exc: Exception) -> bool:
         """End a delivery that the pool could not take; the message may be tried again."""
@@ -591,20 +606,11 @@ class DeadLetterRequest(_Base):
         failure = replace(dropped_failure(exc, text), end=end)
         again = in_flight.resolved.policy.max_deliveries is not None
         decide = partial(self.dlq_guard.end, self, failure, requeued=again)
-        settle = partial(self._dlq_fail_and_acknowledge, exc)
         self.dlq_move(_S.ENDING)
-        state = self._dlq_carry_out(decide, settle)
-        if state is _S.STORED:
-            settle()
-        elif state is _S.DONE:
+        if self._dlq_end(decide, partial(self._dlq_settle, exc)) is _S.DONE:
             task_ready(self)
             super().reject(requeue=again)
         return True
-
-    def _dlq_fail_and_acknowledge(self, exc: Exception) -> None:
-        task_ready(self)
-        _guarded(self._dlq_fail, exc)
-        super().acknowledge()
 
     def _dlq_fail(self, exc: Exception) -> None:
         self.task.backend.mark_as_failure(
@@ -640,11 +646,11 @@ class DeadLetterRequest(_Base):
         try:
             result = handle(*args, **kwargs)
             if self.acknowledged and self.dlq_state is _S.ENDING:
-                self._dlq_end(super().acknowledge)  # acknowledged early: only the letter is missing
+                self._dlq_ended(super().acknowledge)  # early: only the letter is missing
         except BaseException:
             # E.g. a MemoryError, which stops the worker, or a result that cannot be stored.
             if self.acknowledged and self.dlq_state is _S.ENDING:
-                _guarded(self._dlq_end, super().acknowledge)
+                _guarded(self._dlq_ended, super().acknowledge)
             elif self.dlq_state not in OVER:
                 _guarded(self.dlq_guard.crashed, self, failure)
             raise
@@ -656,8 +662,8 @@ class DeadLetterRequest(_Base):
             if self.dlq_state is _S.ENDING:  # it was not an end
                 self.dlq_move(_S.RUNNING)
 
-    def _dlq_end(self, settle: Callable[[], Any], *, requeued: bool = False) -> DeliveryState:
-        """Handle the end, once; return the state that decides what happens to the message."""
+    def _dlq_ended(self, settle: Callable[[], Any], *, requeued: bool = False) -> DeliveryState:
+        """Handle the end that Celery reported, once."""
         failure, self._dlq_failure = self._dlq_failure, None
         if failure is None:
             return _S.WAITING_FOR_STORE  # another thread is storing the letter right now
@@ -672,54 +678,17 @@ class DeadLetterRequest(_Base):
             self.dlq_move(_S.RELEASED)
             return _S.RELEASED
         decide = partial(self.dlq_guard.end, self, failure, requeued=requeued)
-        return self._dlq_carry_out(decide, settle)
-
-    def _dlq_carry_out(
-        self, decide: Callable[[], DeliveryState], settle: Callable[[], Any]
-    ) -> DeliveryState:
-        """Enter the state that the guard decides; call ``settle`` later if the letter waits."""
-        try:
-            state = decide()
-        except Exception:
-            # A bug of ours would recur: the message must not wait for it forever.
-            self.dlq_guard.failed("end")
-            logger.critical("The end of task %s is left to Celery", self.id, exc_info=True)
-            state = _S.DONE
-        if state is _S.WAITING_FOR_STORE:
-            self._dlq_wait(settle)
-        else:
-            self.dlq_move(state)
-        return state
-
-    def _dlq_wait(self, settle: Callable[[], Any]) -> None:
-        self._dlq_let_go = settle
-        # In a thread pool, the store may have answered in the meantime.
-        if self.dlq_state in (_S.STORED, _S.DONE):
-            self._dlq_let_go_now()
-        else:
-            self.dlq_move(_S.WAITING_FOR_STORE)
-
-    def _dlq_let_go_now(self) -> None:
-        let_go = self.__dict__.pop("_dlq_let_go", None)  # once, whichever thread comes first
-        if let_go is None:
-            return
-        if self.dlq_state is _S.STORED:
-            let_go()
-        else:  # there is no letter: an error of ours acknowledges nothing
-            task_ready(self)
-            if self.dlq_is_held():
-                super().reject(requeue=True)
+        return self._dlq_end(decide, settle)
 
     def _announce_revoked(self, reason: Any, terminated: Any, signum: Any, expired: Any) -> None:
         """Celery revokes a task and acknowledges its message; expiry is a death."""
-        if terminated and self.dlq_guard.demands.known and self._dlq_end_terminated():
+        if terminated and self._dlq_end_terminated():
             return
         announce = partial(super()._announce_revoked, reason, terminated, signum, expired)
         if self.dlq_state is _S.WAITING_FOR_STORE:
             return  # dead already
         if expired:
-            decide = partial(self.dlq_guard.expired, self)
-            if self._dlq_carry_out(decide, announce) is _S.WAITING_FOR_STORE:
+            if self._dlq_end(partial(self.dlq_guard.expired, self), announce) is not _S.DONE:
                 return
         elif self.dlq_state not in DECIDED:
             self.dlq_guard.succeeded(self)
@@ -755,7 +724,7 @@ class DeadLetterRequest(_Base):
         end = End(outcome=Outcome.WORKER_LOST, text=str(exc))
         failure = replace(dropped_failure(exc, ""), end=end)
         announced = self._dlq_while_ending(failure, announce, *args, **kwargs)
-        if self.dlq_state in (_S.STORED, _S.WAITING_FOR_STORE):
+        if self.dlq_state in DEAD:
             _guarded(self._dlq_fail, exc)
         return announced
 
@@ -784,7 +753,6 @@ def guarded_request_class(
     task: Any,
     guard: Guard,
     later: Callable[[GuardedRequest], None],
-    held_back: Callable[[GivesBack, Held], None],
     *,
     starts_here: bool = False,
 ) -> type:
@@ -795,7 +763,6 @@ def guarded_request_class(
     names = {
         "dlq_guard": guard,
         "dlq_later": staticmethod(later),
-        "dlq_held_back": staticmethod(held_back),
         "dlq_counted": guard.may_guard(task),
         "dlq_starts_here": starts_here,
     }

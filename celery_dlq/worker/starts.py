@@ -1,7 +1,7 @@
 """Starts of execution, counted before they happen.
 
-`celery_dlq.policies.decisions` decides what may run. A first delivery runs without waiting for
-the store's answer.
+A first delivery is counted without waiting for the store's answer, and runs. For any other one the
+facts are gathered (its count, and what it did before), and `decide_start` decides, once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ from celery_dlq.letters.record import Outcome
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import DELIVERIES, DUPLICATES, STORE_ERRORS, UNCOUNTED, Counts
 from celery_dlq.policies.decisions import (
-    Die,
-    Leave,
-    PutOff,
     Run,
     Start,
+    Verdict,
     crashes_of,
-    decide_redelivery,
     decide_start,
+    exceeds_retries,
 )
 from celery_dlq.policies.policy import CrashLimit, Policy
 from celery_dlq.store.counter import DeliveryCounter
@@ -95,33 +93,74 @@ class Starts:
         self._away_since = self._failed_at = -OUTAGE_WAIT_SECONDS  # in monotonic seconds
         self.known = KnownDeliveries()
 
-    def decide(
-        self, policy: Policy, in_flight: InFlight, request: GuardedRequest
-    ) -> Run | PutOff | Leave | Die:
+    def decide(self, policy: Policy, in_flight: InFlight, request: GuardedRequest) -> Verdict:
         """Count a start and decide whether it may happen."""
-        verdict: Run | Die = _RUN
         in_flight.charged = False
-        if policy.max_retries is not None:
-            verdict = decide_start(policy, Start(retries=in_flight.key.retries))
-        if isinstance(verdict, Die):
-            return verdict
+        retries = in_flight.key.retries
+        if exceeds_retries(policy, retries):
+            return decide_start(policy, Start(retries=retries))
         if in_flight.first:
             if not self._counter.count_first(in_flight.key, in_flight.delivery):
                 self._uncounted(in_flight)
             in_flight.charged = True
-            return verdict
-        try:
-            with self._one_at_a_time:  # thread pools must not start two suspects at once either
-                verdict_again = self._start_again(policy, in_flight, request)
-                if in_flight.suspect and isinstance(verdict_again, Run):
+            return _RUN
+        with self._one_at_a_time:  # thread pools must not start two suspects at once either
+            start = self._counted(policy, in_flight, request)
+            verdict = decide_start(policy, start)
+            if isinstance(verdict, Run):
+                if start.status is None:
+                    self._uncounted(in_flight)
+                    in_flight.charged = True  # it is counted when its end is recorded
+                    logger.error("Delivery of %s is not counted, it runs", in_flight.key.task_id)
+                elif in_flight.suspect:
                     self._suspect = ref(request)
+        return verdict
+
+    def _counted(self, policy: Policy, in_flight: InFlight, request: GuardedRequest) -> Start:
+        """Count a message that was, or may have been, delivered before; the facts about it."""
+        now = time.monotonic()
+        key, retries = in_flight.key, in_flight.key.retries
+        in_flight.delivery = replace(in_flight.delivery, started_at=self._clock())
+        waited = None if in_flight.seen_at is None else now - in_flight.seen_at
+        # Amazon SQS may not mark a second delivery, but it marks no first one.
+        again = self._flags_redelivery or bool(request.delivery_info.get("redelivered"))
+        try:
+            if again and self._died_by_exception(policy, key):
+                return Start(retries=retries, status=CountStatus.DEAD)
+            crashes, limit = self._crashes(policy, in_flight)
+            count = self._counter.count(
+                key,
+                in_flight.delivery,
+                limit,
+                known=self.known.of(key),
+                here=any(
+                    one.charged and one is not in_flight and one.key == key
+                    for one in self._running()
+                ),
+                waited_seconds=waited,
+                alone=self._no_suspect_runs() or (waited or 0.0) > MAX_SUSPECT_WAIT_SECONDS,
+                unless_dead=again,
+            )
         except StoreUnavailable as exc:
-            if not self._outage_is_old():
-                # The reply was lost, perhaps, and not the count; the next one is another.
-                self._counter.ended(in_flight.key, in_flight.delivery, charged=False)
-                return PutOff()
-            return self._start_uncounted(policy, in_flight, exc)
-        return verdict_again
+            logger.debug("Delivery of %s is not counted: %s", key.task_id, exc)
+            return self._not_counted(in_flight)
+        self._failed_at = -OUTAGE_WAIT_SECONDS
+        if count.status in (CountStatus.UNCERTAIN, CountStatus.SUSPECT):
+            in_flight.seen_at = now if in_flight.seen_at is None else in_flight.seen_at
+        else:
+            self._note(in_flight, count, request.task.name)
+        return Start(retries=retries, status=count.status, deliveries=count.number, crashes=crashes)
+
+    def _not_counted(self, in_flight: InFlight) -> Start:
+        """The facts while the store is down: wait a little, then what is known here."""
+        key = in_flight.key
+        if not self._outage_is_old():
+            # The reply was lost, perhaps, and not the count; the next one is another.
+            self._counter.ended(key, in_flight.delivery, charged=False)
+            return Start(retries=key.retries, status=CountStatus.UNCERTAIN)
+        known = self.known.of(key)
+        in_flight.delivery = replace(in_flight.delivery, number=known + 1)
+        return Start(retries=key.retries, deliveries=known)
 
     def _outage_is_old(self) -> bool:
         """Note that the store did not count; True if it has not for some time."""
@@ -130,19 +169,6 @@ class Starts:
             self._away_since = now
         self._failed_at = now
         return now - self._away_since > OUTAGE_WAIT_SECONDS
-
-    def _start_uncounted(
-        self, policy: Policy, in_flight: InFlight, exc: StoreUnavailable
-    ) -> Run | Die:
-        """Decide by what is known here while the store is down: work goes on, within limits."""
-        known = self.known.of(in_flight.key)
-        verdict = decide_start(policy, Start(retries=in_flight.key.retries, deliveries=known))
-        in_flight.delivery = replace(in_flight.delivery, number=known + 1)
-        if isinstance(verdict, Run):
-            self._uncounted(in_flight)
-            in_flight.charged = True  # it is counted when its end is recorded
-            logger.error("Delivery of %s is not counted, it runs: %s", in_flight.key.task_id, exc)
-        return verdict
 
     def _uncounted(self, in_flight: InFlight) -> None:
         self.known.note(in_flight.key, self.known.of(in_flight.key) + 1)
@@ -157,39 +183,6 @@ class Starts:
         """
         running = self._suspect() if self._suspect is not None else None
         return running is None or running.acknowledged or running.dlq_state in OVER
-
-    def _start_again(
-        self, policy: Policy, in_flight: InFlight, request: GuardedRequest
-    ) -> Run | PutOff | Leave | Die:
-        """Count a message that was, or may have been, delivered before."""
-        now = time.monotonic()
-        in_flight.delivery = replace(in_flight.delivery, started_at=self._clock())
-        waited = None if in_flight.seen_at is None else now - in_flight.seen_at
-        # Amazon SQS may not mark a second delivery, but it marks no first one.
-        again = self._flags_redelivery or bool(request.delivery_info.get("redelivered"))
-        if again and self._died_by_exception(policy, in_flight.key):
-            return Leave()
-        crashes, limit = self._crashes(policy, in_flight)
-        count = self._counter.count(
-            in_flight.key,
-            in_flight.delivery,
-            limit,
-            known=self.known.of(in_flight.key),
-            here=any(
-                one.charged and one is not in_flight and one.key == in_flight.key
-                for one in self._running()
-            ),
-            waited_seconds=waited,
-            alone=self._no_suspect_runs() or (waited or 0.0) > MAX_SUSPECT_WAIT_SECONDS,
-            unless_dead=again,
-        )
-        self._failed_at = -OUTAGE_WAIT_SECONDS
-        verdict = decide_redelivery(policy, in_flight.key.retries, count, crashes)
-        if isinstance(verdict, PutOff):
-            in_flight.seen_at = now if in_flight.seen_at is None else in_flight.seen_at
-        else:
-            self._note_count(in_flight, count, request.task.name)
-        return verdict
 
     def _died_by_exception(self, policy: Policy, key: MessageKey) -> bool:
         """True if its letter is in a dead-letter queue that ``exceptions`` names.
@@ -218,7 +211,7 @@ class Starts:
         )
         return crashes, min(reached, policy.max_deliveries or reached)
 
-    def _note_count(self, in_flight: InFlight, count: Count, task: str) -> None:
+    def _note(self, in_flight: InFlight, count: Count, task: str) -> None:
         """Apply the result of a count to the message, the metrics and the log."""
         status, queue, number = count.status, in_flight.resolved.queue, count.number
         if status is CountStatus.COUNTED:

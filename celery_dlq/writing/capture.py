@@ -1,4 +1,4 @@
-"""Captures the fields of a letter from a Celery message; bytes and headers stay untouched."""
+"""The part of a Celery message that a letter keeps; bytes and headers stay untouched."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from kombu.exceptions import KombuError
 
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.headers import REDRIVES_HEADER, REPLACED_TASK_NESTING, whole_number
+from celery_dlq.store.records import MessageKey
 
 _JSON_TYPES = ("application/json",)
 _MAX_JSON_BYTES = 1024 * 1024  # in larger bodies, args and kwargs are not stored separately
@@ -46,42 +47,52 @@ class Message:
     eta: datetime | None
     expires: datetime | None
 
+    @classmethod
+    def of(cls, message: Any, request: Mapping[str, Any]) -> Message:
+        """Capture a message; ``request`` has Celery's fields, in the form of protocol 2."""
+        delivery = message.delivery_info or {}
+        headers = dict(message.headers) if isinstance(message.headers, Mapping) else {}
+        # A body that could not be decompressed is still compressed.
+        compression = None if message.errors else headers.get("compression")
+        body = wire_body(message.body, compression, message.content_encoding)
+        content_type = _text(message.content_type) or ""
+        args_json, kwargs_json = (None, None)
+        if not headers.get("compression"):
+            args_json, kwargs_json = json_parts(body, content_type)
+        return cls(
+            task_id=message_id(message, request),
+            task_name=_text(request.get("task")) or "",
+            retries=whole_number(request.get("retries")),
+            redrives=whole_number(headers.get(REDRIVES_HEADER)),
+            nesting=whole_number(request.get(REPLACED_TASK_NESTING)),
+            exchange=_text(delivery.get("exchange")) or "",
+            routing_key=_text(delivery.get("routing_key")) or "",
+            content_type=content_type,
+            content_encoding=_text(message.content_encoding) or "",
+            headers=json_codec.dumps(headers),
+            properties=json_codec.dumps(dict(message.properties or {})),
+            body=body,
+            args_json=args_json,
+            kwargs_json=kwargs_json,
+            argsrepr=_text(request.get("argsrepr")),
+            kwargsrepr=_text(request.get("kwargsrepr")),
+            root_id=_text(request.get("root_id")),
+            parent_id=_text(request.get("parent_id")),
+            group_id=_text(request.get("group")),
+            origin=_text(request.get("origin")),
+            eta=parsed_time(request.get("eta")),
+            expires=parsed_time(request.get("expires")),
+        )
 
-def captured(message: Any, request: Mapping[str, Any]) -> Message:
-    """Capture the part of a message that a letter keeps."""
-    delivery = message.delivery_info or {}
-    headers = dict(message.headers) if isinstance(message.headers, Mapping) else {}
-    # A body that could not be decompressed is still compressed.
-    compression = None if message.errors else headers.get("compression")
-    body = wire_body(message.body, compression, message.content_encoding)
-    content_type = _text(message.content_type) or ""
-    args_json, kwargs_json = (None, None)
-    if not headers.get("compression"):
-        args_json, kwargs_json = json_parts(body, content_type)
-    return Message(
-        task_id=message_id(message, request),
-        task_name=_text(request.get("task")) or "",
-        retries=whole_number(request.get("retries")),
-        redrives=whole_number(headers.get(REDRIVES_HEADER)),
-        nesting=whole_number(request.get(REPLACED_TASK_NESTING)),
-        exchange=_text(delivery.get("exchange")) or "",
-        routing_key=_text(delivery.get("routing_key")) or "",
-        content_type=content_type,
-        content_encoding=_text(message.content_encoding) or "",
-        headers=json_codec.dumps(headers),
-        properties=json_codec.dumps(dict(message.properties or {})),
-        body=body,
-        args_json=args_json,
-        kwargs_json=kwargs_json,
-        argsrepr=_text(request.get("argsrepr")),
-        kwargsrepr=_text(request.get("kwargsrepr")),
-        root_id=_text(request.get("root_id")),
-        parent_id=_text(request.get("parent_id")),
-        group_id=_text(request.get("group")),
-        origin=_text(request.get("origin")),
-        eta=parsed_time(request.get("eta")),
-        expires=parsed_time(request.get("expires")),
-    )
+    def key(self, dead_letter_queue: str) -> MessageKey:
+        """The identity of the message in a dead-letter queue."""
+        return MessageKey(
+            dead_letter_queue=dead_letter_queue,
+            task_id=self.task_id,
+            retries=self.retries,
+            redrives=self.redrives,
+            nesting=self.nesting,
+        )
 
 
 def message_id(message: Any, request: Mapping[str, Any]) -> str:

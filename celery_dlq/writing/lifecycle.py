@@ -65,7 +65,10 @@ NEXT: Mapping[DeliveryState, frozenset[DeliveryState]] = {
 }
 """Legal transitions."""
 
-DECIDED = frozenset({_S.WAITING_FOR_STORE, _S.STORED, _S.DONE})
+DEAD = frozenset({_S.WAITING_FOR_STORE, _S.STORED})
+"""States of a message that died: its letter is stored, or waits for the store."""
+
+DECIDED = DEAD | {_S.DONE}
 """States in which the message's outcome is final."""
 
 OVER = DECIDED | {_S.RELEASED}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -24,7 +24,6 @@ from celery_dlq.metrics import (
     DIED_AGAIN,
     INTERNAL_ERRORS,
     OTHER,
-    REDRIVES_USED_UP,
     REGRESSED,
     STORE_ERRORS,
     Counts,
@@ -60,10 +59,10 @@ class LetterOutbox(Protocol):
 class PendingLetter:
     """A letter that must be stored."""
 
-    letter: DeadLetter  # The letter
+    letter: DeadLetter
     key: MessageKey  # The message's identity
-    acknowledged: bool  # True if the broker no longer has the message
     waits: WaitsForStore  # The message's owner; called when a letter that had to wait is stored
+    acknowledged: bool = False  # True if the broker no longer has the message
 
 
 class LetterWriter:
@@ -77,28 +76,31 @@ class LetterWriter:
         limit: MemoryLimit | None = None,
         durable_spool: bool = False,
         forget: Callable[[MessageKey], None] | None = None,
-        outbox: LetterOutbox | None = None,
+        change: Callable[[DeadLetter], DeadLetter] = lambda letter: letter,
         events: Events | None = None,
-        mark: Callable[[DeadLetter], DeadLetter] | None = None,
         counts: Counts | None = None,
-        used_up: Callable[[DeadLetter], str] | None = None,
     ) -> None:
         self._store = store
-        self._used_up = used_up
+        self._change = change
         self._spool = spool
         self._limit = limit
         self._durable_spool = durable_spool
         self._forget = forget
         self._spooled_now: list[MessageKey] = []
         self._spooled_before: list[MessageKey] = []
-        self._outbox = outbox
         self._events = events or Events()
-        self._mark = mark
         self._counts = Counts() if counts is None else counts
         self._waiting: deque[PendingLetter] = deque()
 
     def write(self, pending: PendingLetter) -> DeliveryState:
-        """Store a letter."""
+        """Store a letter, or let it wait; ``DONE`` if an error of ours left it to Celery."""
+        try:
+            return self._written(pending)
+        except Exception as exc:  # noqa: BLE001 - the message is Celery's
+            self._lost(pending, exc)
+            return DeliveryState.DONE
+
+    def _written(self, pending: PendingLetter) -> DeliveryState:
         try:
             self._save_or_plain(pending.letter, pending.key)
         except StoreUnavailable as exc:
@@ -142,23 +144,21 @@ class LetterWriter:
                         return
                 except OSError:
                     return
-            except Exception:
-                self._counts.count(INTERNAL_ERRORS, "letter")
-                logger.critical(
-                    "Task %s died and is left to Celery, without a letter",
-                    pending.letter.task_id,
-                    exc_info=True,
-                )
+            except Exception as exc:  # noqa: BLE001 - as above
+                self._lost(pending, exc)
                 state = DeliveryState.DONE
             self._waiting.popleft()
             _finish(pending, state)
         # The text of a letter on disk takes no memory: it waits until all of it may be stored.
         self._spool.flush(partial(self._save_or_plain, whole=True))
 
-    def close(self) -> None:
-        """Disconnect from the broker, if copies of letters are published there."""
-        if self._outbox is not None:
-            self._outbox.close()
+    def _lost(self, pending: PendingLetter, exc: Exception) -> None:
+        self._counts.count(INTERNAL_ERRORS, "letter")
+        logger.critical(
+            "Task %s died and is left to Celery, without a letter",
+            pending.letter.task_id,
+            exc_info=exc,
+        )
 
     def __len__(self) -> int:
         """The number of letters in memory."""
@@ -185,45 +185,35 @@ class LetterWriter:
             self._save(plain(letter), key)
 
     def _save(self, letter: DeadLetter, key: MessageKey) -> None:
-        """Add the outbox entry, store the letter, emit the event; the caller settles the message.
+        """Let observers record the letter, store it, emit the event; the caller settles.
 
         The order matters when the worker is killed in between: every stored letter reaches its
         dead-letter exchange, and no message is acknowledged before its letter is stored.
         """
-        used_up = self._used_up(letter) if letter.redrives and self._used_up is not None else ""
-        if used_up:
-            said = f"{letter.description}; {used_up}" if letter.description else used_up
-            letter = replace(letter, description=said)
-        letter = _marked(letter, self._mark)
         try:
-            if self._outbox is not None:
-                self._outbox.add(letter)
+            letter = self._change(letter)
             stored = self._store.dead_letter(letter, key)
         except StoreUnavailable:
             self._counts.count(STORE_ERRORS, "dead_letter")
             raise
-        if stored is not Stored.ALREADY_THERE:
-            regressed = stored is Stored.REGRESSED
-            logger.warning(
-                "Task %s[%s] dead-lettered to %s: %s (%s)%s",
-                letter.task_name,
-                letter.task_id,
-                letter.dead_letter_queue,
-                letter.reason,
-                letter.description,
-                f"; group {letter.fingerprint} was resolved" if regressed else "",
-            )
-            self._announce(letter, regressed=regressed, used_up=bool(used_up))
-
-    def _announce(self, letter: DeadLetter, *, regressed: bool, used_up: bool) -> None:
+        if stored is Stored.ALREADY_THERE:
+            return
+        regressed = stored is Stored.REGRESSED
+        logger.warning(
+            "Task %s[%s] dead-lettered to %s: %s (%s)%s",
+            letter.task_name,
+            letter.task_id,
+            letter.dead_letter_queue,
+            letter.reason,
+            letter.description,
+            f"; group {letter.fingerprint} was resolved" if regressed else "",
+        )
         queues = (letter.source_queue, letter.dead_letter_queue)
         # Whoever can publish chooses the names of unknown tasks.
         task = OTHER if letter.reason in _NO_TASK else letter.task_name
         self._counts.count(DEAD_LETTERS, *queues, letter.reason.value, task)
         if letter.redrives:
             self._counts.count(DIED_AGAIN, *queues, task)
-        if used_up:
-            self._counts.count(REDRIVES_USED_UP, *queues)
         if regressed:
             self._counts.count(REGRESSED, *queues, task)
         self._events.emit(
@@ -279,14 +269,6 @@ class LetterWriter:
             exc,
             len(self._waiting),
         )
-
-
-def _marked(letter: DeadLetter, mark: Callable[[DeadLetter], DeadLetter] | None) -> DeadLetter:
-    try:
-        return letter if mark is None else mark(letter)
-    except Exception:
-        logger.exception("Letter %s is stored without its Sentry event id", letter.id)
-        return letter
 
 
 def _finish(pending: PendingLetter, state: DeliveryState) -> None:

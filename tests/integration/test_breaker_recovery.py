@@ -100,8 +100,8 @@ def queued(client: redis.Redis, queue: str = "orders") -> list[str]:
 
 def recover(dlq: DeadLetters, stopping: Callable[[], bool] = lambda: False) -> None:
     """What each worker does every two seconds, and every five for holds that have ended."""
-    dlq.assembly._recover(stopping)
-    dlq.assembly._release_ended(stopping)
+    dlq.assembly.recover(stopping)
+    dlq.assembly.holds().release_ended(stopping)
 
 
 def states(dlq: DeadLetters) -> list[str]:
@@ -240,7 +240,7 @@ from celery_dlq.operations.redrive import redrive
 redrive.MOST_LETTERS = redrive._MOST_AT_ONCE = 3
 dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[1]))
 print("ready", flush=True)
-dlq.assembly._recover(lambda: False)
+dlq.assembly.recover(lambda: False)
 """
 
 

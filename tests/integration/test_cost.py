@@ -22,7 +22,6 @@ from kombu import Queue
 from waiting import poll
 
 from celery_dlq import DeadLetters
-from celery_dlq.metrics import Measuring
 from celery_dlq.policies.decisions import Run
 from celery_dlq.store.counter import SCRIPTS
 from celery_dlq.store.pipelined import PipelinedConnection
@@ -185,8 +184,7 @@ def working(app: Celery) -> Iterator[Any]:
             poll(lambda: not client.hlen("unacked"))
 
     with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=30) as worker:
-        periodic = worker.dead_letter_guard.periodic_tasks._tasks
-        (run.measuring,) = [one for one in periodic if isinstance(one, Measuring)]
+        run.parts = worker.dead_letter_guard.parts
         yield run
         # It looks for these only between two events, or every two seconds.
         worker_state.should_terminate = 0
@@ -205,7 +203,7 @@ def test_a_task_adds_one_command_and_a_letter_two_more(
             run("cost.noop", TASKS)
         with Seen(redis_url, others) as dying:
             run("cost.fails", DYING)
-            run.measuring.flush()
+            run.parts.counts.flush(run.parts.backend.metrics)
             assert dying.connections() <= 2
     found = healthy.of_tasks
     assert found.pop(FIRST) == TASKS

@@ -30,6 +30,7 @@ from celery_dlq.features.hold import operations
 from celery_dlq.features.hold.operations import Holds
 from celery_dlq.letters.record import Reason
 from celery_dlq.operations.instructions import HeldQueues
+from celery_dlq.policies.decisions import Taken
 from celery_dlq.store.instructions import Hold
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import WorkerInfo
@@ -139,7 +140,7 @@ def test_a_message_goes_back_as_it_came(make: Make, client: redis.Redis, way: st
     (key,) = client.keys("orders*")
     before = json.loads(client.lindex(key, 0))
     hold = dlq.hold("shop.charge")
-    _take_all(dlq, hold)
+    _take_all(dlq)
     assert dlq.holds()[0].held == 1
     (entry,) = dlq.assembly.backend.held.letters(hold.id, newest_first=False)
     assert client.keys("orders*") == []
@@ -163,7 +164,7 @@ def test_a_message_goes_back_as_it_came(make: Make, client: redis.Redis, way: st
     assert dlq.queues() == []
 
 
-def _take_all(dlq: DeadLetters, hold: Hold) -> None:
+def _take_all(dlq: DeadLetters) -> None:
     """Let a worker hold all messages of the queue."""
     guard = dlq.assembly.make_guard(hostname="w", pid=1, flags_redelivery=True)
     guard.tick()
@@ -177,9 +178,7 @@ def _take_all(dlq: DeadLetters, hold: Hold) -> None:
                 delivery_info=message.delivery_info,
                 task=SimpleNamespace(name=message.headers["task"]),
             )
-            taken = guard.holding.take(request)  # type: ignore[arg-type]
-            assert taken is not None
-            assert (taken.hold, taken.stored) == (hold, True)
+            assert guard.stops(request) == Taken()  # type: ignore[arg-type]
             message.ack()
     guard.close()
 

@@ -13,8 +13,7 @@ from celery import Celery
 from celery_dlq import DeadLetters, LetterFilter
 from celery_dlq.operations.job import RUNNING
 from celery_dlq.store.instructions import Override
-from celery_dlq.worker.heartbeat import Heartbeat
-from celery_dlq.worker.info import worker_info
+from celery_dlq.worker.heartbeat import Heartbeat, worker_info
 
 HOUR = timedelta(hours=1)
 Machine = Callable[[timedelta], DeadLetters]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kombu.utils.json import dumps as kombu_dumps
 
 from celery_dlq.letters import json_codec
-from celery_dlq.writing.capture import captured, json_parts, wire_body
+from celery_dlq.writing.capture import Message, json_parts, wire_body
 
 JSON = st.recursive(
     st.none()
@@ -110,7 +110,7 @@ def test_the_body_of_protocol_1_has_no_parts() -> None:
     """It is one object with everything in it."""
     app = an_app(task_protocol=1)
     message = sent_message(app, "shop.charge", (1,), {"a": 2})
-    letter = captured(message, a_request())
+    letter = Message.of(message, a_request())
     assert (letter.args_json, letter.kwargs_json) == (None, None)
     assert json.loads(letter.body)["args"] == [1]
 
@@ -145,7 +145,7 @@ def test_a_message_of_celery_is_captured_whole() -> None:
         headers={"tenant": "acme"},
     )
     body = bytes(message.body)
-    letter = captured(message, message.headers)
+    letter = Message.of(message, message.headers)
     assert (letter.task_id, letter.task_name, letter.retries) == ("t-1", "shop.charge", 0)
     assert (letter.root_id, letter.parent_id, letter.group_id) == ("r-1", "p-1", "g-1")
     assert letter.expires == expires
@@ -166,7 +166,7 @@ def test_a_pickled_body_is_never_loaded(tmp_path: Path) -> None:
     place = tmp_path / "exploded"
     message = sent_message(an_app(), "shop.charge", (Bomb(place),), serializer="pickle")
     assert message.content_type == "application/x-python-serialize"
-    letter = captured(message, message.headers)
+    letter = Message.of(message, message.headers)
     assert not place.exists()
     assert letter.args_json is None
     assert letter.body == bytes(message.body)
@@ -178,7 +178,7 @@ def test_a_pickled_body_is_never_loaded(tmp_path: Path) -> None:
 def test_a_compressed_body_is_kept_compressed(compression: str) -> None:
     """Kombu decompresses on arrival; a redriven message must match its headers again."""
     message = sent_message(an_app(), "shop.charge", (1,), compression=compression)
-    letter = captured(message, message.headers)
+    letter = Message.of(message, message.headers)
     assert json_codec.loads(letter.headers)["compression"] == message.headers["compression"]
     assert letter.body == wire_body(message.body, compression)
     assert letter.body != bytes(message.body)
@@ -211,7 +211,7 @@ def test_headers_of_any_type_are_kept() -> None:
     """AMQP tables carry bytes and times."""
     when = datetime(2026, 1, 1, tzinfo=timezone.utc)
     message = a_message(headers={**a_request(), "raw": b"\x00\xff", "when": when})
-    headers = json_codec.loads(captured(message, a_request()).headers)
+    headers = json_codec.loads(Message.of(message, a_request()).headers)
     assert (headers["raw"], headers["when"]) == (b"\x00\xff", when)
 
 
@@ -225,7 +225,7 @@ def test_a_message_without_anything_is_captured() -> None:
         content_type=None,
         content_encoding=None,
     )
-    letter = captured(message, {})
+    letter = Message.of(message, {})
     assert (letter.task_name, letter.body) == ("", b"")
     assert (letter.headers, letter.properties) == ("{}", "{}")
 
@@ -245,13 +245,13 @@ def test_a_message_without_a_task_id_has_what_else_tells_it_from_others(
 ) -> None:
     """When it is delivered again, under another tag, its letter must be found again."""
     message = a_message(properties=properties, delivery_tag="of this delivery")
-    assert captured(message, a_request(id=request_id)).task_id == task_id
+    assert Message.of(message, a_request(id=request_id)).task_id == task_id
 
 
 def test_messages_with_nothing_to_tell_them_apart_are_two() -> None:
     """AMQP's tags number deliveries: the letter of one message must not hide another's."""
     one, other = (
-        captured(a_message(properties={}, delivery_tag=1), a_request(id=None)) for _ in range(2)
+        Message.of(a_message(properties={}, delivery_tag=1), a_request(id=None)) for _ in range(2)
     )
     assert one.task_id != other.task_id
 
@@ -260,20 +260,20 @@ def test_messages_with_nothing_to_tell_them_apart_are_two() -> None:
 def test_nonsense_counts_are_zero(value: object) -> None:
     """A header that is no count must not stop a death."""
     message = a_message(headers={**a_request(), "dlq_redrives": value})
-    letter = captured(message, a_request(retries=value))
+    letter = Message.of(message, a_request(retries=value))
     assert (letter.retries, letter.redrives) == (0, 0)
 
 
 @pytest.mark.parametrize(("value", "count"), [(True, 1), (1.5, 1), (2**63, 2**31 - 1)])
 def test_odd_counts_are_taken_as_celery_takes_them(value: object, count: int) -> None:
     """It compares them with limits; a number that no column holds is as many as fit."""
-    assert captured(a_message(), a_request(retries=value)).retries == count
+    assert Message.of(a_message(), a_request(retries=value)).retries == count
 
 
 def test_counts_of_retries_and_redrives_are_taken() -> None:
     """Both make the key of the message."""
     message = a_message(headers={**a_request(), "dlq_redrives": 2})
-    letter = captured(message, a_request(retries=3))
+    letter = Message.of(message, a_request(retries=3))
     assert (letter.retries, letter.redrives) == (3, 2)
 
 
@@ -293,10 +293,10 @@ def test_counts_of_retries_and_redrives_are_taken() -> None:
 )
 def test_times_of_a_message_are_aware_or_left_out(value: object, time: datetime | None) -> None:
     """A time without a zone is UTC, as Celery means it; nonsense is no reason to fail."""
-    letter = captured(a_message(), a_request(eta=value, expires=value))
+    letter = Message.of(a_message(), a_request(eta=value, expires=value))
     assert letter.eta == letter.expires == time
 
 
 def test_a_relative_expiry_is_left_out() -> None:
     """Only a moment can be compared later."""
-    assert captured(a_message(), a_request(expires=timedelta(seconds=5))).expires is None
+    assert Message.of(a_message(), a_request(expires=timedelta(seconds=5))).expires is None

@@ -14,18 +14,19 @@ from celery_dlq.letters.record import Outcome, Reason
 from celery_dlq.policies.decisions import (
     Die,
     End,
+    LateCopy,
     Leave,
     PutOff,
     Run,
     Start,
+    Verdict,
     crashes_of,
     decide_drop,
     decide_end,
-    decide_redelivery,
     decide_start,
 )
 from celery_dlq.policies.policy import CrashLimit, Policy
-from celery_dlq.store.records import Count, CountStatus
+from celery_dlq.store.records import CountStatus
 
 FAILED = End(
     outcome=Outcome.FAILED,
@@ -123,7 +124,7 @@ TWO_CRASHES = Policy(max_deliveries=9, max_crashes=CrashLimit(2, 60.0))
         (THREE, CountStatus.RUNNING, 3, Run()),
         (THREE, CountStatus.UNCERTAIN, 3, PutOff()),
         (THREE, CountStatus.SUSPECT, 3, PutOff()),
-        (THREE, CountStatus.DEAD, 3, Leave()),
+        (THREE, CountStatus.DEAD, 3, LateCopy()),
         (TWO_CRASHES, CountStatus.COUNTED, 3, Run()),
         (TWO_CRASHES, CountStatus.RUNNING, 2, Run()),
         (
@@ -137,15 +138,16 @@ TWO_CRASHES = Policy(max_deliveries=9, max_crashes=CrashLimit(2, 60.0))
         (Policy(), CountStatus.UNCERTAIN, 1, PutOff()),
         (Policy(), CountStatus.SUSPECT, 1, PutOff()),
         (Policy(), CountStatus.RUNNING, 1, Run()),
-        (Policy(), CountStatus.DEAD, 1, Leave()),
+        (Policy(), CountStatus.DEAD, 1, LateCopy()),
     ],
 )
 def test_what_a_count_found_and_the_policy_decide_on_a_redelivery(
-    policy: Policy, status: CountStatus, number: int, verdict: Run | PutOff | Leave | Die
+    policy: Policy, status: CountStatus, number: int, verdict: Verdict
 ) -> None:
     """A copy of what runs elsewhere runs; one of what is dead does not; the rest waits or ends."""
     crashes = (Outcome.WORKER_LOST, Outcome.TIME_LIMIT)
-    assert decide_redelivery(policy, 0, Count(status, number), crashes) == verdict
+    start = Start(retries=0, status=status, deliveries=number, crashes=crashes)
+    assert decide_start(policy, start) == verdict
 
 
 @pytest.mark.parametrize(

@@ -305,7 +305,7 @@ def guarded(app: Celery, exceptions: Any, **policy: Any) -> ExceptionRules:
     rules = ExceptionRules(PolicyCache(table, app.amqp.queues, "orders"))
     app.conf.task_default_queue = "orders"
     for task in app.tasks.values():
-        rules.install(task)
+        rules.on_task(task)
     return rules
 
 

@@ -388,7 +388,7 @@ def demand(worker: Worker) -> None:
     now = instructions.now()
     one = Demand(id=worker.id, reason="wrong", since=now, until=now + timedelta(hours=1))
     assert instructions.put(one)
-    worker.guard.demands.apply(instructions.of(Demand))
+    worker.guard.tick()
 
 
 def test_a_message_that_an_operator_ends_does_not_start(worker: Worker) -> None:
@@ -400,7 +400,7 @@ def test_a_message_that_an_operator_ends_does_not_start(worker: Worker) -> None:
     assert worker.said == ["letter", "ack"]
     (letter,) = worker.dlq.letters("orders-DLQ")
     assert (letter.reason, letter.deliveries, letter.history) == (Reason.OPERATOR, 0, ())
-    assert not worker.guard.demands.known
+    assert not worker.observer("dead_letter").known
 
     worker.id = str(uuid4())
     worker.start()
@@ -413,9 +413,9 @@ def test_a_demand_is_forgotten_only_after_the_acknowledgement(worker: Worker) ->
         worker.receive().execute_using_pool(Pool())
     consumer = SimpleNamespace(timer=SimpleNamespace(schedule=SimpleNamespace(queue=[])))
     instructions = worker.dlq.assembly.backend.instructions
-    worker.guard.demands.tick(consumer)
+    worker.guard.in_loop(consumer)
     assert instructions.get(Demand, worker.id) is not None
-    worker.guard.demands.tick(consumer)
+    worker.guard.in_loop(consumer)
     assert instructions.get(Demand, worker.id) is None
 
 
@@ -448,7 +448,7 @@ def test_a_redrive_after_the_demand_runs(worker: Worker) -> None:
     """Its job began later; one that began before does not count."""
     demand(worker)
     jobs = worker.dlq.assembly.backend.jobs
-    at = to_micros(worker.guard.demands.known[worker.id].since)
+    at = to_micros(worker.observer("dead_letter").known[worker.id].since)
     jobs.write("earlier", {"started_at": at - 1})
     jobs.write("later", {"started_at": at + 1})
     worker.start(**{REDRIVE_HEADER: "later", "dlq_redrives": 1})
@@ -462,7 +462,7 @@ def test_a_task_that_succeeds_in_spite_of_a_demand_has_succeeded(worker: Worker)
     demand(worker)
     request.on_success((False, None, 0.1))
     assert worker.said == ["ack"]
-    assert not worker.guard.demands.known
+    assert not worker.observer("dead_letter").known
 
 
 def test_a_message_whose_end_celery_does_not_report_is_given_back_charged_and_counted(

@@ -15,7 +15,6 @@ from guarded_worker import Pool, Worker
 
 from celery_dlq import DeadLetter, Reason
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.features.hold.held_back import HeldBack
 from celery_dlq.metrics import DELIVERIES, HELD_MESSAGES, INTERNAL_ERRORS, STORE_ERRORS
 from celery_dlq.store.instructions import Hold
 from celery_dlq.writing.lifecycle import DeliveryState
@@ -136,9 +135,9 @@ def test_a_released_message_starts_no_more_often_than_its_limit(tmp_path: Any) -
 def test_a_hold_ends_by_itself(worker: Worker) -> None:
     """By the store's clock; the worker knows which holds have ended."""
     one = hold(worker, span=timedelta(hours=1))
-    worker.guard.holding.apply([one], one.since + timedelta(hours=1))
+    worker.observer("hold").holding.apply([one], one.since + timedelta(hours=1))
     assert dispatch(worker).dlq_state is DeliveryState.DISPATCHED
-    assert worker.guard.holding.ended == (one,)
+    assert worker.observer("hold").holding.ended == (one,)
 
 
 def test_while_the_store_is_away_its_messages_run(
@@ -162,7 +161,7 @@ def test_an_error_of_our_own_lets_the_message_run(
 ) -> None:
     """It is logged and counted, and neither holds nor acknowledges."""
     hold(worker)
-    monkeypatch.setattr(worker.guard.holding, "take", lambda _: 1 / 0)
+    monkeypatch.setattr(worker.observer("hold").holding, "take", lambda _: 1 / 0)
     assert dispatch(worker).dlq_state is DeliveryState.DISPATCHED
     assert worker.said == []
     assert worker.counted(INTERNAL_ERRORS) == {("hold",): 1}
@@ -190,12 +189,11 @@ def test_when_a_hold_is_full_its_queue_is_not_consumed_until_there_is_room(
 ) -> None:
     """The message goes back first; it neither runs nor fills the prefetch window."""
     one = hold(worker)
-    holding, consumer = worker.guard.holding, Consumer(worker.said)
+    holding, consumer = worker.observer("hold").holding, Consumer(worker.said)
     holding._most = 0
-    back = HeldBack(holding)
+    back = worker.observer("hold").held_back
     request = dispatch(worker)
     assert (worker.said, request.dlq_state) == ([], DeliveryState.NEW)
-    back.add(*worker.held_back.pop())
     back.tick(consumer)
     back.tick(consumer)
     assert worker.said == ["stop orders", "reject True"]
@@ -211,11 +209,10 @@ def test_when_a_hold_is_full_its_queue_is_not_consumed_until_there_is_room(
 def test_what_the_broker_did_not_take_is_done_at_the_next_tick(worker: Worker, call: str) -> None:
     """A queue that was said to be consumed again, and is not, would wait for ever."""
     one = hold(worker)
-    holding, consumer = worker.guard.holding, Consumer(worker.said)
+    holding, consumer = worker.observer("hold").holding, Consumer(worker.said)
     holding._most = 0
-    back, works = HeldBack(holding), getattr(consumer, call)
+    back, works = worker.observer("hold").held_back, getattr(consumer, call)
     dispatch(worker)
-    back.add(*worker.held_back.pop())
     if call == "add_task_queue":
         back.tick(consumer)
         holding.apply([], one.since)
@@ -232,12 +229,11 @@ def test_what_the_broker_did_not_take_is_done_at_the_next_tick(worker: Worker, c
 def test_a_message_that_cannot_be_returned_is_returned_at_the_next_tick(worker: Worker) -> None:
     """Its lease is renewed for as long as this worker lives, so nobody else would have it."""
     hold(worker)
-    worker.guard.holding._most = 0
-    back, consumer = HeldBack(worker.guard.holding), Consumer(worker.said)
+    worker.observer("hold").holding._most = 0
+    back, consumer = worker.observer("hold").held_back, Consumer(worker.said)
     request = dispatch(worker)
     qos = request.message.channel = Mock()
     qos.qos.put_first.side_effect = [ConnectionError("full"), True]
-    back.add(*worker.held_back.pop())
     with pytest.raises(ConnectionError):
         back.tick(consumer)
     assert request.dlq_state is DeliveryState.NEW
@@ -249,11 +245,10 @@ def test_a_message_that_cannot_be_returned_is_returned_at_the_next_tick(worker: 
 def test_a_queue_is_consumed_again_once_its_full_hold_has_ended(worker: Worker) -> None:
     """Also if nothing was released."""
     one = hold(worker)
-    holding, consumer = worker.guard.holding, Consumer(worker.said)
+    holding, consumer = worker.observer("hold").holding, Consumer(worker.said)
     holding._most = 0
-    back = HeldBack(holding)
+    back = worker.observer("hold").held_back
     dispatch(worker)
-    back.add(*worker.held_back.pop())
     back.tick(consumer)
     holding.apply([], one.since)
     back.tick(consumer)
@@ -263,5 +258,5 @@ def test_a_queue_is_consumed_again_once_its_full_hold_has_ended(worker: Worker) 
 def test_a_hold_of_another_broker_is_ignored(worker: Worker) -> None:
     """Two apps may share a store; a release would send the message to the wrong one."""
     one = hold(worker)
-    worker.guard.holding.apply([replace(one, broker="amqp /other")], one.since)
+    worker.observer("hold").holding.apply([replace(one, broker="amqp /other")], one.since)
     assert dispatch(worker).dlq_state is DeliveryState.DISPATCHED

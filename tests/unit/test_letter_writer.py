@@ -38,11 +38,8 @@ class Said:
             raise StoreUnavailable("away")
         self.said.append(what)
 
-    def add(self, _letter: DeadLetter) -> None:
+    def change(self, letter: DeadLetter) -> DeadLetter:
         self.note("entry")
-
-    def mark(self, letter: DeadLetter) -> DeadLetter:
-        self.note("mark")
         return replace(letter, sentry_event_id="1")
 
     def dead_letter(self, letter: DeadLetter, key: Any) -> Any:
@@ -65,20 +62,20 @@ def a_writer(said: Said, tmp_path: Path) -> LetterWriter:
     """The letter writer of a worker."""
     events = Events()
     events.subscribe(lambda _event: said.note("event"))
-    return LetterWriter(said, Spool(str(tmp_path), "x"), outbox=said, events=events, mark=said.mark)
+    return LetterWriter(said, Spool(str(tmp_path), "x"), change=said.change, events=events)
 
 
 def written(writer: LetterWriter, said: Said, *, acknowledged: bool = False) -> DeliveryState:
     """Write a letter; return the state of its message."""
     letter = a_letter()
-    return writer.write(PendingLetter(letter, key_of(letter), acknowledged, said))
+    return writer.write(PendingLetter(letter, key_of(letter), said, acknowledged=acknowledged))
 
 
 def test_the_outbox_has_an_entry_before_the_letter_is_stored(tmp_path: Path) -> None:
     """Killed between the two, an entry without a letter is dropped in the end."""
     said = Said()
     assert written(a_writer(said, tmp_path), said) is DeliveryState.STORED
-    assert said.said == ["mark", "entry", "letter", "event"]
+    assert said.said == ["entry", "letter", "event"]
 
 
 def test_the_first_letter_of_a_resolved_group_is_told_apart(tmp_path: Path) -> None:
@@ -92,7 +89,7 @@ def test_the_first_letter_of_a_resolved_group_is_told_apart(tmp_path: Path) -> N
     said.resolve(letters[0])
     said.down = {"letter"}
     for letter in letters:
-        writer.write(PendingLetter(letter, key_of(letter), False, said))
+        writer.write(PendingLetter(letter, key_of(letter), said))
     said.down.clear()
     writer.tick()
     assert [(event.letter.id, event.regressed) for event in seen] == [
@@ -112,7 +109,7 @@ def test_a_name_that_anybody_can_publish_is_no_label(tmp_path: Path) -> None:
     writer = LetterWriter(said, Spool(str(tmp_path), "x"), counts=counts)
     for reason in (Reason.UNKNOWN_TASK, Reason.FAILED):
         letter = a_letter(reason=reason)
-        writer.write(PendingLetter(letter, key_of(letter), False, said))
+        writer.write(PendingLetter(letter, key_of(letter), said))
     store = fresh_store().metrics
     counts.flush(store)
     assert {series[-2:] for series in store.read().counts} == {
@@ -134,7 +131,7 @@ def test_a_letter_waits_while_outbox_or_store_do_not_answer(tmp_path: Path, away
     said.said.clear()
     writer.tick()
     writer.tick()
-    assert said.said == ["mark", "entry", "letter", "event", "settle stored"]
+    assert said.said == ["entry", "letter", "event", "settle stored"]
 
 
 def test_a_letter_that_waits_is_dropped_if_its_message_goes_back(tmp_path: Path) -> None:

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 from builders import a_message, a_request, an_app
 from fresh import fresh_conf, shared
+from guarded_worker import Pool, Worker
 
 from celery_dlq import DeadLetters
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.record import Outcome
-from celery_dlq.metrics import INTERNAL_ERRORS, Measuring
-from celery_dlq.policies.decisions import End, Run
-from celery_dlq.worker import guard as guard_module
+from celery_dlq.metrics import INTERNAL_ERRORS
+from celery_dlq.policies.decisions import End
 from celery_dlq.worker.guard import Guard
+from celery_dlq.writing import letter as letter_module
 from celery_dlq.writing.failure import Failure
 from celery_dlq.writing.lifecycle import DeliveryState
 
@@ -40,7 +41,7 @@ def guard(dlq: DeadLetters) -> Guard:
 
 
 def a_begun(guard: Guard, **info: Any) -> Any:
-    """A request that was begun, or refused."""
+    """A request that was begun."""
     waited: list[DeliveryState] = []
     request = SimpleNamespace(
         id="t-1",
@@ -56,14 +57,13 @@ def a_begun(guard: Guard, **info: Any) -> Any:
         dlq_wait_is_over=waited.append,
         dlq_is_held=lambda: True,
     )
-    request.begun = guard.begin(request)
+    guard.begin(request)
     return request
 
 
 def errors(dlq: DeadLetters, guard: Guard, operation: str) -> int:
     """Number of errors of its own that the plugin counted."""
-    (measuring,) = [t for t in guard.periodic_tasks._tasks if isinstance(t, Measuring)]
-    measuring.flush()
+    guard.counts.flush(dlq.assembly.backend.metrics)
     counts = dlq.assembly.backend.metrics.read().counts
     return counts.get((INTERNAL_ERRORS.name, operation), 0)
 
@@ -99,7 +99,7 @@ def test_a_death_that_cannot_be_described_is_a_letter_all_the_same(
     dlq: DeadLetters, guard: Guard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without its history and traceback."""
-    monkeypatch.setattr(guard_module, "letter_of", failing(1, guard_module.letter_of))
+    monkeypatch.setattr(letter_module, "fingerprint", failing(1, letter_module.fingerprint))
     request = a_begun(guard)
     assert guard.end(request, FAILED, requeued=False) is DeliveryState.STORED
     (letter,) = dlq.letters("orders-DLQ")
@@ -121,19 +121,16 @@ def test_a_message_whose_letter_cannot_be_made_at_all_is_left_to_celery(
 
 
 def test_a_message_past_its_limit_is_run_by_celery_if_no_letter_can_be_made(
-    dlq: DeadLetters,
-    guard: Guard,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is neither lost nor kept back forever, and it is logged."""
-    assert a_begun(guard).begun == Run()
-    assert a_begun(guard, redelivered=True).begun.state is DeliveryState.STORED
-    assert len(list(dlq.letters("orders-DLQ"))) == 1
-    monkeypatch.setattr(dlq.store, "dead_letter", failing(99, dlq.store.dead_letter))
-    guard._counter.forget(a_begun(guard).dlq_in_flight.key)  # type: ignore[attr-defined]
-    assert a_begun(guard).begun == Run()
-    assert a_begun(guard, redelivered=True).begun == Run()
+    worker = Worker(tmp_path)
+    worker.start()
+    monkeypatch.setattr(worker.dlq.store, "dead_letter", failing(99, worker.dlq.store.dead_letter))
+    request = worker.receive(redelivered=True)
+    request.execute_using_pool(Pool())
+    assert request.dlq_state is DeliveryState.DISPATCHED
+    assert worker.said == []
     assert "is executed once more" in caplog.text
 
 

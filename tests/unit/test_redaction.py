@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import a_key, a_letter, a_message, a_request, an_ended_delivery
+from builders import a_letter, a_message, a_request, an_ended_delivery
 
 from celery_dlq.config import Settings
 from celery_dlq.errors import DLQError, SettingsError
@@ -23,9 +23,9 @@ from celery_dlq.operations.redrive.message import Outgoing
 from celery_dlq.policies.decisions import Die
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.store.instructions import Hold
-from celery_dlq.writing.capture import captured
+from celery_dlq.writing.capture import Message
 from celery_dlq.writing.failure import Failure
-from celery_dlq.writing.letter import Death, letter_of
+from celery_dlq.writing.letter import LetterMaker
 
 CARD = "4111111111111111"
 KEY = b"0123456789abcdef0123456789abcdef"
@@ -335,22 +335,16 @@ def test_exports_have_the_same_grammar_and_leave_masked_values_alone() -> None:
 def test_the_fingerprint_is_that_of_the_unmasked_cause() -> None:
     """Groups stay what they were before there was the setting."""
     traceback = '  File "/srv/shop/charge.py", line 3, in charge\nValueError: bad\n'
-    death = Death(
-        resolved=ResolvedPolicy("orders", "orders-DLQ", None, None),
-        key=a_key(),
-        message=captured(a_message(), a_request()),
-        verdict=Die(Reason.FAILED, "bad"),
-        failure=Failure(None, "ValueError", "bad", traceback),
-        history=(),
-        deliveries=1,
-        now=NOW,
-        hostname="celery@web-1",
-        pid=1,
-        release=None,
-    )
-    masked = letter_of(replace(death, redaction=of("traceback", "re:charge")))
+    resolved = ResolvedPolicy("orders", "orders-DLQ", None, None)
+    message = Message.of(a_message(), a_request())
+    failure = Failure(None, "ValueError", "bad", traceback)
+    plain = LetterMaker(clock=lambda: NOW, hostname="celery@web-1", pid=1)
+    masking = replace(plain, change=of("traceback", "re:charge").captured)
+    bad = Die(Reason.FAILED, "bad")
+    masked = masking(message, resolved, bad, failure=failure, deliveries=1)
     assert masked.traceback == MARKER
-    assert masked.fingerprint == letter_of(death).fingerprint
+    shown = plain(message, resolved, bad, failure=failure, deliveries=1)
+    assert masked.fingerprint == shown.fingerprint
 
 
 def test_what_people_wrote_is_masked_and_ids_are_not() -> None:

@@ -24,7 +24,7 @@ from celery_dlq.letters.headers import CONTENT_TYPE_OF_ENTRY
 from celery_dlq.transport.sqs.aws import broker_errors, fate, only_once, renamed
 from celery_dlq.transport.sqs.channel import ReceiptChannel, SqsEntry, SqsMessage, receiving
 from celery_dlq.transport.sqs.visibility import Receipts
-from celery_dlq.writing.capture import captured
+from celery_dlq.writing.capture import Message
 
 CHANNEL = SQS.Channel
 URL = "https://sqs/1/orders"
@@ -110,7 +110,7 @@ def test_a_message_is_acknowledged_by_its_receipt_and_known_by_its_id() -> None:
         assert message.delivery_info["sqs_message"]["ReceiptHandle"] == message.delivery_tag
         assert message.delivery_info["sqs_queue"] == URL
         assert message.delivery_info["routing_key"] == "orders"
-        assert captured(message, {}).task_id == "sqs-1"
+        assert Message.of(message, {}).task_id == "sqs-1"
         assert "redelivered" not in message.delivery_info
     again = entry(envelope(), Attributes={"ApproximateReceiveCount": "2"})
     assert again.delivery_info["redelivered"] is True

@@ -15,7 +15,7 @@ from celery_dlq.errors import StoreUnavailable
 from celery_dlq.features.exceptions.policy import Action, ExceptionPolicy, ExceptionRule
 from celery_dlq.letters.record import Delivery, Outcome, Reason
 from celery_dlq.metrics import Counts
-from celery_dlq.policies.decisions import Die, Leave, PutOff, Run
+from celery_dlq.policies.decisions import Die, LateCopy, PutOff, Run
 from celery_dlq.policies.policy import CrashLimit, Policy
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.store.counter import DeliveryCounter
@@ -179,4 +179,4 @@ def test_a_message_whose_letter_is_elsewhere_does_not_start_again() -> None:
     starts = Starts(counter, lambda: NOW, Counts(), flags_redelivery=True)
     assert isinstance(starts.decide(policy, request.dlq_in_flight, request), Run)
     counter.died(replace(request.dlq_in_flight.key, dead_letter_queue="fatal-DLQ"))
-    assert isinstance(starts.decide(policy, request.dlq_in_flight, request), Leave)
+    assert isinstance(starts.decide(policy, request.dlq_in_flight, request), LateCopy)

@@ -14,7 +14,6 @@ from kombu.message import Message as KombuMessage
 from celery_dlq.decorators import policy_of
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.features.adopt.native_death import NativeDeath, native_death
-from celery_dlq.features.redaction.masking import NO_REDACTION, Redaction
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.copied import letter_of as letter_of_copy
 from celery_dlq.letters.fingerprint import fingerprint
@@ -33,9 +32,9 @@ from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.records import MessageKey
-from celery_dlq.writing.capture import Message, captured, wire_body
+from celery_dlq.writing.capture import Message, wire_body
 from celery_dlq.writing.history import history_of_adopted
-from celery_dlq.writing.letter import Death, letter_of
+from celery_dlq.writing.letter import LetterMaker
 
 logger = get_logger("celery_dlq.worker")
 
@@ -68,10 +67,7 @@ class Adoption:
         queue: str,
         target: str | None,
         counter: DeliveryCounter,
-        *,
-        hostname: str,
-        pid: int,
-        redaction: Redaction = NO_REDACTION,
+        make: LetterMaker,
     ) -> None:
         self._app = app
         self._policies = policies
@@ -79,7 +75,7 @@ class Adoption:
         self._queue = queue
         self._target = target
         self._counter = counter
-        self._by = {"hostname": hostname, "pid": pid, "redaction": redaction}
+        self._make = make
 
     def identity(self, message: Any) -> Identity:
         """The identity of a message, the same for each delivery."""
@@ -105,7 +101,7 @@ class Adoption:
         headers = _mapping(message.headers)
         if RECORD_HEADER not in headers:
             return None
-        kept = captured(message, request_fields(message, headers))
+        kept = Message.of(message, request_fields(message, headers))
         own = {name: value for name, value in headers.items() if name not in DEATH_HEADERS}
         letter = letter_of_copy(
             headers[RECORD_HEADER], kept.body, json_codec.dumps(own), kept.properties
@@ -139,36 +135,26 @@ class Adoption:
     ) -> tuple[DeadLetter, MessageKey, MessageKey]:
         headers = _mapping(message.headers)
         request = {**request_fields(message, headers), "id": identity.task_id}
-        kept = captured(message, request)
+        kept = Message.of(message, request)
         native = native_death(headers, _mapping(message.properties))
         resolved = self._resolved(kept, native)
-        key = MessageKey(
-            dead_letter_queue=resolved.dead_letter_queue,
-            task_id=kept.task_id,
-            retries=kept.retries,
-            redrives=kept.redrives,
-            nesting=kept.nesting,
-        )
+        key = kept.key(resolved.dead_letter_queue)
         counted = replace(key, dead_letter_queue=self._counted_in(resolved))
         # Only a task is counted, and the id of another message is no key of a task.
         history = history_of_adopted(self._counter, counted) if kept.task_name else ()
         numbers = [one.number for one in history if one.retries == key.retries]
-        death = Death(
-            resolved=resolved,
-            key=key,
-            message=kept,
-            verdict=Die(Reason.ADOPTED, self._description(resolved, native)),
-            failure=None,
+        letter = self._make(
+            kept,
+            resolved,
+            Die(Reason.ADOPTED, self._description(resolved, native)),
             history=history,
             deliveries=max(numbers, default=native.deliveries),
-            # Not the broker's time of death: retention would remove an old letter at once.
-            now=now,
-            release=history[-1].release if history else None,
-            **self._by,  # type: ignore[arg-type]
         )
         cause = f"{Reason.ADOPTED}: {native.reason}" if native.reason else Reason.ADOPTED.value
         letter = replace(
-            letter_of(death),
+            letter,
+            # Not the broker's time of death: retention would remove an old letter at once.
+            dead_lettered_at=now,
             native_death=native.history,
             fingerprint=fingerprint(
                 task_name=kept.task_name, reason=cause, exception_type=None, traceback=None

@@ -6,6 +6,7 @@ from celery_dlq.registry import Feature, PolicyKey
 
 FEATURE = Feature(
     name="circuit_breaker",
+    observer="observer:observer",
     policy_keys={
         "circuit_breaker": PolicyKey(
             check="policy:circuit_breaker",

@@ -2,64 +2,117 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.features.circuit_breaker.operations import Circuits, hold_id_of, why
-from celery_dlq.features.circuit_breaker.policy import Died, Probed, ProbeDue
-from celery_dlq.features.hold.holding import Holding
-from celery_dlq.features.hold.releases import Releases
+from celery_dlq.features.circuit_breaker.policy import CircuitBreaker, Died, Probed, ProbeDue
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.headers import HOLD_HEADER
 from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import STORE_ERRORS, Counts
-from celery_dlq.policies.resolved import Executions, PolicyCache
-from celery_dlq.store.circuits import CircuitStore, Succeeded
-from celery_dlq.store.instructions import OPEN, RELEASING, Circuit, Hold, Instructions
+from celery_dlq.store.circuits import Succeeded
+from celery_dlq.store.instructions import OPEN, RELEASING, Circuit, Hold
+from celery_dlq.worker.housekeeping import LongTask, Task
+from celery_dlq.worker.observer import Ended, Observer, WorkerParts
+from celery_dlq.writing.lifecycle import GuardedRequest, InFlight
 
 logger = get_logger("celery_dlq.worker")
 
 _NOT_EXECUTED = frozenset({Reason.EXPIRED})
+_MAX_EXECUTIONS = 4096
 
 
-class CircuitWatch:
+@dataclass(slots=True)
+class Executions:
+    """Executions of one task from one queue."""
+
+    task: str
+    queue: str
+    breaker: CircuitBreaker  # The policy's
+    # Those that succeeded and are not in the store yet. Threads of a thread pool may now and then
+    # lose one
+    succeeded: int = 0
+
+
+def observer(parts: WorkerParts) -> Observer | None:
+    """The observer of a worker."""
+    hold = parts.made.get("hold")
+    return None if hold is None else CircuitWatch(parts, hold.holding)  # type: ignore[attr-defined]
+
+
+class CircuitWatch(Observer):
     """Counts for circuit breakers, and lets their states change.
 
-    A success is counted in memory and told to the store once a second; a letter at once, with the
+    A success is counted in memory and sent to the store once a second; a letter at once, with the
     successes so far. So the share of executions that died may leave out the successes of other
     workers in the last second.
     """
 
-    def __init__(
-        self,
-        circuits: Circuits,
-        ends: CircuitStore,
-        instructions: Instructions,
-        policies: PolicyCache,
-        holding: Holding,
-        counts: Counts,
-    ) -> None:
-        self._circuits = circuits
-        self._ends = ends
-        self._instructions = instructions
-        self._policies = policies
+    def __init__(self, parts: WorkerParts, holding: Any) -> None:
+        self._circuits: Circuits = parts.dlq.circuits()
+        self._ends = parts.backend.circuits
+        self._instructions = parts.backend.instructions
         self._holding = holding
-        self._counts = counts
+        self._counts = parts.counts
+        self._separate = parts.separate
+        self._executions: dict[tuple[str, str], Executions] = {}
         holding.probe = self._probe
 
-    def tick(self) -> None:
-        """Tell the store of successes."""
-        found = [one for one in list(self._policies.executions.values()) if one.succeeded]
-        told = [self._taken(one) for one in found]
-        if told:
-            try:
-                self._ends.succeeded(told)
-            except StoreUnavailable:
-                for one, taken in zip(found, told, strict=True):
-                    one.succeeded += taken.number
-                raise
+    @property
+    def tasks(self) -> Sequence[Task | LongTask]:
+        """Send successes; send probes and release messages: one worker of many does each."""
+        return [
+            Task(name="circuit_breaker", work=self.tick),
+            LongTask(name="recovery", every=2, is_due=self.is_due, work=self._recover),
+        ]
 
-    def close(self) -> None:
-        """Do nothing: the successes of a last second change nothing."""
+    def _recover(self, stopping: Callable[[], bool]) -> None:
+        with self._separate() as parts:
+            parts.recover(stopping)
+
+    def after_end(self, request: GuardedRequest, in_flight: InFlight, ended: Ended) -> None:
+        """Count an end, and let the breaker look at it."""
+        executions = self._of(request, in_flight)
+        if executions is None:
+            return
+        if ended.letter is not None:
+            self.died(executions, ended.letter)
+            return
+        executions.succeeded += ended.succeeded
+        if self._holding.holds:
+            marker = request.request_dict.get(HOLD_HEADER)
+            if marker is not None:
+                self.ended(executions, marker, succeeded=ended.succeeded)
+
+    def _of(self, request: GuardedRequest, in_flight: InFlight) -> Executions | None:
+        policy, queue = in_flight.resolved.policy, in_flight.resolved.queue
+        breaker = None if policy is None else policy.of("circuit_breaker")
+        if breaker is None:
+            return None
+        place = (request.task.name, queue)
+        found = self._executions.get(place)
+        if found is None:
+            if len(self._executions) >= _MAX_EXECUTIONS:  # of queues generated at run time
+                self._executions.clear()
+            found = self._executions.setdefault(place, Executions(*place, breaker))
+        found.breaker = breaker
+        return found
+
+    def tick(self) -> None:
+        """Send successes to the store."""
+        found = [one for one in list(self._executions.values()) if one.succeeded]
+        taken = [self._taken(one) for one in found]
+        if taken:
+            try:
+                self._ends.succeeded(taken)
+            except StoreUnavailable:
+                for one, lost in zip(found, taken, strict=True):
+                    one.succeeded += lost.number
+                raise
 
     def died(self, executions: Executions, letter: DeadLetter) -> None:
         """Count an execution that became a letter; perhaps the breaker opens, or stays open."""
@@ -116,13 +169,6 @@ class CircuitWatch:
         if hold is not None:  # this worker holds from now on, the others within a second or two
             self._holding.apply(self._instructions.of(Hold), self._instructions.now())
 
-
-class Recoveries(Releases):
-    """Sends probes and releases the messages of circuit breakers, in a thread."""
-
-    ticks = 2
-    thread_name = "dlq-recovery"
-
     def is_due(self) -> bool:
         """True if a breaker releases, or a probe may be due, or a release may be cancelled."""
         ended = any(hold.circuit and hold.job for hold in self._holding.ended)
@@ -130,7 +176,7 @@ class Recoveries(Releases):
 
     def _may_act(self, hold: Hold) -> bool:
         releases = hold.circuit is not None and hold.circuit.state == RELEASING
-        return releases or self._holding.probe_is_due(hold)
+        return releases or bool(self._holding.probe_is_due(hold))
 
 
 class _Away:

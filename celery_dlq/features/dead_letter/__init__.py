@@ -5,6 +5,7 @@ from __future__ import annotations
 from celery_dlq.registry import Feature
 
 FEATURE = Feature(
+    observer="observer:observer",
     name="dead_letter",
     commands={"dead-letter": "command:dead_letter"},
 )

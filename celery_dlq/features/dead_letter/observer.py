@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from celery.worker import state
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.headers import REDRIVE_HEADER
-from celery_dlq.letters.record import to_micros
+from celery_dlq.letters.record import Reason, to_micros
 from celery_dlq.logs import get_logger
-from celery_dlq.store.instructions import Demand, Instructions
+from celery_dlq.policies.decisions import Die
+from celery_dlq.store.instructions import Demand, Instruction, Instructions
 from celery_dlq.store.jobs import JobStore
-from celery_dlq.writing.lifecycle import GuardedRequest
+from celery_dlq.worker.observer import Ended, Observer, WorkerParts
+from celery_dlq.writing.lifecycle import GuardedRequest, InFlight
 
 logger = get_logger("celery_dlq.worker")
 
 _MAX_LOGGED = 10
 
 
-class Demands:
+def observer(parts: WorkerParts) -> Observer:
+    """The observer of a worker."""
+    return Demands(parts.backend.instructions, parts.backend.jobs)
+
+
+class Demands(Observer):
     """The demands that a worker knows of; it learns new ones by its heartbeat.
 
     A demand stays until its message was acknowledged: a worker may be killed before that.
@@ -34,8 +42,27 @@ class Demands:
         self._met_now: list[Demand] = []
         self._met_before: list[Demand] = []
 
-    def apply(self, demands: Sequence[Demand]) -> None:
+    @property
+    def watching(self) -> bool:  # type: ignore[override]
+        """True while there are demands."""
+        return bool(self.known)
+
+    def before_start(self, request: GuardedRequest) -> Die | None:
+        """Dead-letter a message that an operator wants dead."""
+        demand = self.of(request)
+        return None if demand is None else Die(Reason.OPERATOR, demand.text)
+
+    before_end = before_start
+
+    def after_end(self, request: GuardedRequest, _in_flight: InFlight, ended: Ended) -> None:
+        """Forget a demand that was met, or that has lost its message."""
+        letter = ended.letter
+        if ended.succeeded or (letter is not None and letter.reason is Reason.OPERATOR):
+            self.met(request.id)
+
+    def instructed(self, found: Sequence[Instruction], now: datetime) -> None:
         """Apply the demands of the app, in place of those before."""
+        demands = [one for one in found if isinstance(one, Demand) and one.in_force(now)]
         known = {demand.id: demand for demand in demands}
         new = [demand for demand in demands if self.known.get(demand.id) != demand]
         for demand in new[:_MAX_LOGGED]:
@@ -64,7 +91,7 @@ class Demands:
         if demand is not None:
             self._met_now.append(demand)
 
-    def tick(self, consumer: Any) -> None:
+    def in_loop(self, consumer: Any) -> None:
         """Meet new demands at once, where that is possible; called once a second."""
         self._forget()
         new, self._new = self._new, []
@@ -72,7 +99,8 @@ class Demands:
         if not wanted:
             return
         for entry, request in _waiting(consumer.timer):
-            if request.id in wanted and request.dlq_end_waiting():
+            verdict = self.before_start(request) if request.id in wanted else None
+            if verdict is not None and request.dlq_end_waiting(verdict):
                 entry.cancel()
                 consumer.qos.decrement_eventually()
         for task_id in wanted:

@@ -4,4 +4,8 @@ from __future__ import annotations
 
 from celery_dlq.registry import Feature
 
-FEATURE = Feature(name="differences", commands={"differences": "command:differences"})
+FEATURE = Feature(
+    name="differences",
+    observer="sampling:observer",
+    commands={"differences": "command:differences"},
+)

@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from celery_dlq.features.redaction.masking import NO_REDACTION, Redaction
 from celery_dlq.letters.headers import SAMPLE_HEADER
-from celery_dlq.letters.record import DeadLetter, Reason
-from celery_dlq.logs import get_logger
-from celery_dlq.store.records import Clock
+from celery_dlq.letters.record import Reason
+from celery_dlq.policies.decisions import Die
 from celery_dlq.store.samples import SUCCEEDED, Samples
-from celery_dlq.writing.capture import captured
-
-if TYPE_CHECKING:
-    from celery_dlq.writing.lifecycle import GuardedRequest, InFlight
-
-logger = get_logger("celery_dlq.worker")
+from celery_dlq.worker.housekeeping import Task
+from celery_dlq.worker.observer import Ended, Observer, WorkerParts
+from celery_dlq.writing.capture import Message
+from celery_dlq.writing.lifecycle import GuardedRequest, InFlight
 
 LONGEST_ARGUMENTS = 8192
 """Args or kwargs with more characters of JSON are left out of a sample."""
@@ -54,78 +50,48 @@ _KEPT = (
 )
 
 
-class Sampler:
+def observer(parts: WorkerParts) -> Observer | None:
+    """The observer of a worker that samples."""
+    return Sampler(parts) if parts.settings.sample_successes else None
+
+
+class Sampler(Observer):
     """Samples a share of the guarded messages that succeeded.
 
     A message that is not chosen costs one random number. Samples are sent with a tick.
     """
 
-    def __init__(
-        self,
-        samples: Samples,
-        share: float,
-        clock: Clock,
-        *,
-        hostname: str,
-        release: str | None = None,
-        chance: Callable[[], float] = random.random,
-        redaction: Redaction = NO_REDACTION,
-    ) -> None:
-        self._samples = samples
-        self._share = share
-        self._mark = json.dumps({SAMPLE_HEADER: share}).encode()
-        self._clock = clock
-        self._hostname = hostname
-        self._release = release
+    def __init__(self, parts: WorkerParts, chance: Callable[[], float] = random.random) -> None:
+        self._samples: Samples = parts.backend.samples
+        self._share = parts.settings.sample_successes
+        self._mark = json.dumps({SAMPLE_HEADER: self._share}).encode()
+        self._make = parts.make
         self._chance = chance
-        self._redaction = redaction
 
-    def __call__(self, request: GuardedRequest, in_flight: InFlight) -> None:
-        """Sample a message whose task returned, if it is chosen; never raises."""
-        if self._chance() >= self._share:
-            return
-        try:
+    @property
+    def tasks(self) -> Sequence[Task]:
+        """Send new samples, and the last ones."""
+        return [Task(name="samples", work=self._samples.flush, close=self._samples.flush)]
+
+    def after_end(self, request: GuardedRequest, in_flight: InFlight, ended: Ended) -> None:
+        """Sample a message whose task returned, if it is chosen."""
+        if ended.succeeded and self._chance() < self._share:
             self._samples.add(in_flight.key.dead_letter_queue, self._fields(request, in_flight))
-        except Exception:
-            logger.exception("Task %s succeeded, but could not be sampled", request.id)
-
-    def tick(self) -> None:
-        """Send new samples."""
-        self._samples.flush()
-
-    def close(self) -> None:
-        """Send the last samples; never raises."""
-        self._samples.flush()
 
     def _fields(self, request: GuardedRequest, in_flight: InFlight) -> dict[str, bytes]:
-        key, resolved = in_flight.key, in_flight.resolved
-        message = captured(request.message, request.request_dict)
-        noted = DeadLetter(
-            id=key.letter_id,
-            task_id=key.task_id,
-            task_name=message.task_name,
-            source_queue=resolved.queue,
-            dead_letter_queue=key.dead_letter_queue,
-            reason=Reason.FAILED,  # replaced below: success is not a `Reason`
-            dead_lettered_at=self._clock(),
-            first_delivered_at=in_flight.delivery.started_at,
-            deliveries=in_flight.delivery.number,
-            retries=key.retries,
-            redrives=key.redrives,
-            max_deliveries=resolved.policy.max_deliveries if resolved.policy else None,
-            max_retries=resolved.max_retries,
-            fingerprint="",
-            args_json=_short(message.args_json),
-            kwargs_json=_short(message.kwargs_json),
-            root_id=message.root_id,
-            parent_id=message.parent_id,
-            group_id=message.group_id,
-            origin=message.origin,
-            worker_hostname=self._hostname,
-            worker_pid=request.worker_pid,
-            release=self._release,
+        message = Message.of(request.message, request.request_dict)
+        message = replace(
+            message, args_json=_short(message.args_json), kwargs_json=_short(message.kwargs_json)
         )
-        fields = self._redaction.captured(noted).to_fields()
+        letter = self._make(
+            message,
+            in_flight.resolved,
+            Die(Reason.FAILED, ""),  # success is not a `Reason`
+            history=(in_flight.delivery,),
+            deliveries=in_flight.delivery.number,
+            pid=request.worker_pid,
+        )
+        fields = replace(letter, history=()).to_fields()
         kept = {name: fields[name] for name in _KEPT if name in fields}
         return {**kept, "reason": SUCCEEDED.encode(), "headers": self._mark}
 

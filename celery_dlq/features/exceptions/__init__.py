@@ -6,6 +6,7 @@ from celery_dlq.registry import Feature, PolicyKey
 
 FEATURE = Feature(
     name="exceptions",
+    observer="observer:observer",
     policy_keys={
         "exceptions": PolicyKey(
             check="policy:exceptions",

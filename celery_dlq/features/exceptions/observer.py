@@ -27,6 +27,7 @@ from celery_dlq.features.exceptions.policy import Action, ExceptionRule
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.resolved import PolicyCache
+from celery_dlq.worker.observer import Observer, WorkerParts
 from celery_dlq.writing.failure import EXCEPTION_NAMES
 
 logger = get_logger("celery_dlq.worker")
@@ -36,7 +37,14 @@ _WRAPPED = "_dlq_wrapped"
 _RETRY_CODE = getattr(Task.retry, "__code__", None)  # an app's tools may have replaced it
 
 
-class ExceptionRules:
+def observer(parts: WorkerParts) -> Observer:
+    """The observer of a worker."""
+    for where, policy in parts.policies.policies.named():
+        warn_of_exceptions(where, policy)
+    return ExceptionRules(parts.policies)
+
+
+class ExceptionRules(Observer):
     """What the policies of one worker say about exceptions."""
 
     def __init__(self, policies: PolicyCache) -> None:
@@ -45,7 +53,7 @@ class ExceptionRules:
         self.place: Callable[[Any], dict[str, Any]] = _place
         signals.task_failure.connect(_send_names, weak=False, dispatch_uid="celery_dlq.exceptions")
 
-    def install(self, task: Any) -> None:
+    def on_task(self, task: Any) -> None:
         """Carry out the policies' rules when this task raises; before Celery builds its tracer."""
         if vars(task).get(_ATTRIBUTE) is not self:
             setattr(task, _ATTRIBUTE, self)
@@ -78,20 +86,23 @@ class ExceptionRules:
         rule = rules.rule_of(exception_names(type(exc), rules.names))
         return None if rule is None else (policy, rule)  # type: ignore[return-value]
 
-    def mark(self, info: Any, task: Any, delivery_info: dict[str, Any], kind: type) -> None:
+    def on_error(self, info: Any, task: Any, delivery_info: dict[str, Any]) -> None:
         """Put the names of an exception on billiard's ``ExceptionInfo`` of it."""
+        self._mark(info, task, delivery_info, info.type)
+
+    def _mark(self, info: Any, task: Any, delivery_info: dict[str, Any], kind: type) -> None:
         policy = self._policies.of(delivery_info, task).policy
         if rules := policy and policy.of("exceptions"):
             setattr(info, EXCEPTION_NAMES, exception_names(kind, rules.names))
 
     def mark_here(self, info: Any, task: Any, kind: type) -> None:
-        """As `mark`, for the message that this process is working on.
+        """As `on_error`, for the message that this process is working on.
 
         Celery reports a result that cannot be stored when it has forgotten the message.
         """
         place = self.place(task.request)
         if place:
-            self.mark(info, task, place, kind)
+            self._mark(info, task, place, kind)
 
 
 def warn_of_exceptions(where: str, policy: Policy) -> None:

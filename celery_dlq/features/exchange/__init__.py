@@ -6,6 +6,7 @@ from celery_dlq.registry import Feature, PolicyKey
 
 FEATURE = Feature(
     name="exchange",
+    observer="observer:observer",
     policy_keys={
         "dead_letter_exchange": PolicyKey(
             check="policy:dead_letter_exchange",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from celery_dlq.registry import Feature
 
 FEATURE = Feature(
+    observer="observer:observer",
     name="hold",
     commands={"hold": "commands:hold", "holds": "commands:holds", "release": "commands:release"},
 )

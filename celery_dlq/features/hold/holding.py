@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.features.circuit_breaker.policy import micros_until_probe
-from celery_dlq.features.redaction.masking import NO_REDACTION, Redaction
 from celery_dlq.letters import conditions
 from celery_dlq.letters.headers import HOLD_HEADER
 from celery_dlq.letters.record import DeadLetter, Reason, to_micros
@@ -19,9 +18,8 @@ from celery_dlq.policies.decisions import Die
 from celery_dlq.policies.resolved import PolicyCache, ResolvedPolicy
 from celery_dlq.store.instructions import OPEN, Hold
 from celery_dlq.store.letters import Letters
-from celery_dlq.store.records import Clock, MessageKey
-from celery_dlq.writing.capture import Message, captured
-from celery_dlq.writing.letter import Death, letter_of
+from celery_dlq.writing.capture import Message
+from celery_dlq.writing.letter import LetterMaker
 from celery_dlq.writing.lifecycle import GuardedRequest
 from celery_dlq.writing.memory_limit import MemoryLimitReached
 
@@ -48,26 +46,20 @@ class Holding:
         self,
         policies: PolicyCache,
         store: Letters,
+        make: LetterMaker,
         *,
         broker: str,
         most: int,
         fit: Callable[[DeadLetter], DeadLetter],
-        clock: Clock,
-        hostname: str,
-        pid: int,
         counts: Counts,
-        redaction: Redaction = NO_REDACTION,
     ) -> None:
         self._policies = policies
         self._store = store
+        self._make = make
         self._broker = broker
         self._most = most
         self._fit = fit
-        self._clock = clock
-        self._hostname = hostname
-        self._pid = pid
         self._counts = counts
-        self._redaction = redaction
         self._lengths: dict[str, tuple[float, int]] = {}
         self.holds: tuple[Hold, ...] = ()
         self.ended: tuple[Hold, ...] = ()
@@ -77,7 +69,7 @@ class Holding:
     def apply(self, holds: Sequence[Hold], now: datetime) -> None:
         """Apply the holds of the app, in place of those before."""
         before = {hold.id for hold in self.holds}
-        self._ahead = now - self._clock()
+        self._ahead = now - self._make.clock()
         ours = [hold for hold in holds if hold.broker in ("", self._broker)]
         self.ended = tuple(hold for hold in ours if not hold.in_force(now))
         self.holds = tuple(hold for hold in ours if hold.in_force(now))
@@ -137,7 +129,7 @@ class Holding:
         circuit = hold.circuit
         if circuit is None or circuit.state != OPEN:
             return False
-        return micros_until_probe(circuit, to_micros(self._clock() + self._ahead)) <= 0
+        return micros_until_probe(circuit, to_micros(self._make.clock() + self._ahead)) <= 0
 
     def _is_below(self, hold: Hold) -> bool:
         now = time.monotonic()
@@ -153,7 +145,7 @@ class Holding:
         released, message = request.request_dict.get(HOLD_HEADER), None
         for hold in self.holds:
             if not hold.admits(released) and hold.covers(request.task.name, queue):
-                message = message or captured(request.message, request.request_dict)
+                message = message or Message.of(request.message, request.request_dict)
                 if not hold.where or _meets(hold.where, message):
                     return hold, message
         return None, None
@@ -161,28 +153,9 @@ class Holding:
     def _put(
         self, hold: Hold, message: Message, resolved: ResolvedPolicy, released: object
     ) -> None:
-        key = MessageKey(
-            dead_letter_queue=hold.id,
-            task_id=message.task_id,
-            retries=message.retries,
-            redrives=message.redrives,
-            nesting=message.nesting,
-        )
-        facts = Death(
-            resolved=resolved,
-            key=key,
-            message=message,
-            verdict=Die(Reason.HELD, hold.reason or f"held by {hold.actor}"),
-            failure=None,
-            history=(),
-            deliveries=0,
-            now=self._clock(),
-            hostname=self._hostname,
-            pid=self._pid,
-            release=None,
-            redaction=self._redaction,
-        )
-        letter = letter_of(facts)
+        key = message.key(hold.id)
+        verdict = Die(Reason.HELD, hold.reason or f"held by {hold.actor}")
+        letter = self._make(message, replace(resolved, dead_letter_queue=hold.id), verdict)
         if hold.circuit is not None and released is not None:
             # Held once more: the entry of the first time may not be removed yet.
             letter = replace(letter, id=replace(key, dead_letter_queue=str(released)).letter_id)

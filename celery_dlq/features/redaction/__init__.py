@@ -6,6 +6,7 @@ from celery_dlq.registry import Feature, Setting
 
 FEATURE = Feature(
     name="redaction",
+    observer="observer:observer",
     settings={
         "redact": Setting(
             check="rules:redact",

@@ -6,6 +6,7 @@ from celery_dlq.registry import Feature, Setting
 
 FEATURE = Feature(
     name="sentry",
+    observer="observer:observer",
     settings={
         "sentry": Setting(
             check="observer:setting",

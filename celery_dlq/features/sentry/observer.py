@@ -20,7 +20,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4, uuid5
 
 from celery import current_task
@@ -35,6 +35,11 @@ from celery_dlq.letters.tracebacks import Raised, raised
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.checks import one_of
 from celery_dlq.store.reports import Report, Reports, Why
+from celery_dlq.worker.observer import Observer, WorkerParts
+from celery_dlq.writing.lifecycle import HANDLING
+
+if TYPE_CHECKING:
+    from celery_dlq.worker.guard import Guard
 
 logger = get_logger("celery_dlq.sentry")
 
@@ -72,6 +77,40 @@ def client() -> Any:
 def event_id_of(letter: DeadLetter) -> str:
     """The id of a letter's event, derived from the letter's: a second report is the same event."""
     return uuid5(_EVENT_NAMESPACE, letter.id).hex
+
+
+def observer(parts: WorkerParts) -> Observer | None:
+    """The observer of a worker that reports to Sentry."""
+    install_masking(parts.redaction)
+    return None if parts.settings.of("sentry") == OFF else SentryObserver(parts)
+
+
+class SentryObserver(Observer):
+    """Reports groups of letters, and drops the events that would be the same."""
+
+    def __init__(self, parts: WorkerParts) -> None:
+        self._events = parts.events
+        self._instead = parts.settings.of("sentry") == GROUPS
+        self._policies = parts.policies
+        self._reporter = SentryReporter(parts.backend.reports, parts.redaction, self._used_up)
+
+    def _used_up(self, letter: DeadLetter) -> str:
+        rule = self._policies.policies.value_of(letter.dead_letter_queue, "auto_redrive")
+        return "" if rule is None else str(rule.used_up(letter.redrives, letter.reason))
+
+    def guards(self, guard: Guard) -> None:
+        """Drop events before the pool starts, so that its processes inherit that."""
+        if client() is not None:
+            SentryDeduplicator(guard.keeps, HANDLING.get, instead=self._instead).install()
+
+    def before_store(self, letter: DeadLetter) -> DeadLetter:
+        """Mark a letter that will be reported.
+
+        Subscribes late, because the app may initialise Sentry after the guard is made.
+        """
+        if client() is not None:
+            self._events.subscribe(self._reporter, lambda kind: kind is DeadLettered)
+        return self._reporter.mark(letter)
 
 
 class SentryReporter:

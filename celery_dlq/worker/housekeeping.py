@@ -1,0 +1,167 @@
+"""All that is periodic in a worker: one list, one clock, one back-off.
+
+Short work runs in the consumer's tick, once a second, in order: the heartbeat first, what waits for
+servers of its own last. A call to a hanging store costs a time-out, during which the user's tasks
+wait; so after an outage of the store the tasks from the one that failed on rest, longer each time.
+Those before it go on: its place may be away alone, e.g. one master of a cluster, and a worker whose
+heartbeat rests counts as gone.
+
+Long work (a job, a release, copies to a slow broker) must not delay the heartbeat. It runs in a
+thread that the tick starts when the work is due and that ends with it, at most one for each task,
+with connections of its own; a task that failed rests alone, longer each time. So a worker in which
+nothing is due has no thread of ours.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from celery_dlq.errors import DLQError, StoreUnavailable
+from celery_dlq.logs import get_logger
+
+logger = get_logger("celery_dlq.worker")
+
+MAX_REST_SECONDS = 30
+_STOP_SECONDS = 5.0
+
+Stopping = Callable[[], bool]
+"""True once the worker stops: return soon."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Periodic work of a worker."""
+
+    name: str  # For the log, and of its thread
+    work: Callable[[], object]  # Short: the event loop waits for it
+    every: int = 1  # Ticks, of a second each
+    close: Callable[[], object] = bool  # Release resources when the worker stops; never raises
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongTask:
+    """Periodic work of a worker that may take long: it gets a thread."""
+
+    name: str
+    work: Callable[[Stopping], object]
+    every: int = 1
+    is_due: Callable[[], object] = lambda: True  # Cheap, and without the store: asked in the tick
+    close: Callable[[], object] = bool
+
+
+class Rest:
+    """The one back-off: how many ticks to rest after a failure; twice as many each time."""
+
+    def __init__(self) -> None:
+        self.left, self._next = 0, 1
+
+    def over(self) -> bool:
+        """Count a tick; True if it is no rest."""
+        self.left = max(0, self.left - 1)
+        return self.left == 0
+
+    def failed(self) -> None:
+        """Begin a rest."""
+        self.left, self._next = self._next + 1, min(2 * self._next, MAX_REST_SECONDS)
+
+    def worked(self) -> None:
+        """Begin with the shortest rest again."""
+        self._next = 1
+
+
+class Housekeeping:
+    """Runs the periodic work of one worker."""
+
+    def __init__(self) -> None:
+        self._short: list[Task] = []
+        self._long: list[_Thread] = []
+        self._rest, self._resting_from = Rest(), 0
+        self._ticks = 0
+        self._stop = threading.Event()
+
+    def add(self, *tasks: Task | LongTask) -> None:
+        """Add tasks, to run after the others."""
+        for task in tasks:
+            if isinstance(task, LongTask):
+                self._long.append(_Thread(task, self._stop))
+            else:
+                self._short.append(task)
+
+    def tick(self) -> None:
+        """Do what is due; an error of one task does not stop the others."""
+        self._ticks += 1
+        for thread in self._long:
+            thread.tick(self._ticks)
+        tasks = self._short
+        if not self._rest.over():
+            tasks = tasks[: self._resting_from]
+        for number, task in enumerate(tasks):
+            if self._ticks % task.every:
+                continue
+            try:
+                task.work()
+            except StoreUnavailable as exc:
+                logger.debug("%s is put off: %s", task.name, exc)
+                self._rest.failed()
+                self._resting_from = number
+                return
+            except Exception:
+                logger.exception("%s failed", task.name)
+        if tasks is self._short:
+            self._rest.worked()
+
+    def stop(self) -> None:
+        """Let long work end, and wait a few seconds for it."""
+        self._stop.set()
+        until = time.monotonic() + _STOP_SECONDS
+        for thread in self._long:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def close(self) -> None:
+        """Stop, then close and forget all tasks."""
+        self.stop()
+        tasks: Sequence[Task | LongTask] = [*self._short, *(each.task for each in self._long)]
+        self._short.clear()
+        self._long.clear()
+        for task in tasks:
+            task.close()
+
+
+class _Thread:
+    """The thread of one long task, while it works."""
+
+    def __init__(self, task: LongTask, stop: threading.Event) -> None:
+        self.task = task
+        self._stop = stop
+        self._rest = Rest()
+        self._thread: threading.Thread | None = None
+
+    def tick(self, ticks: int) -> None:
+        """Start the thread if the work is due and none works."""
+        if self._stop.is_set() or (self._thread is not None and self._thread.is_alive()):
+            return
+        if self._rest.over() and ticks % self.task.every == 0 and self.task.is_due():
+            self._thread = threading.Thread(
+                target=self._run, name=f"dlq-{self.task.name}", daemon=True
+            )
+            self._thread.start()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the thread."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        try:
+            self.task.work(self._stop.is_set)
+        except DLQError as exc:
+            logger.warning("%s is put off: %s", self.task.name, exc)
+        except Exception:
+            logger.exception("%s failed", self.task.name)
+        else:
+            self._rest.worked()
+            return
+        self._rest.failed()

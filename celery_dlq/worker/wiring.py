@@ -1,0 +1,181 @@
+"""Puts a worker's guard together: the one place that knows all parts of a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING
+
+from celery_dlq import __version__
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.letters.record import DeadLetter
+from celery_dlq.logs import get_logger
+from celery_dlq.metrics import WorkerGauges
+from celery_dlq.operations.retention import Retention, RetentionRound
+from celery_dlq.policies.queue_names import KnownQueues
+from celery_dlq.policies.resolved import PolicyCache
+from celery_dlq.registry import features
+from celery_dlq.store.instructions import Instruction, Override
+from celery_dlq.worker.guard import Guard
+from celery_dlq.worker.heartbeat import Heartbeat, worker_info
+from celery_dlq.worker.housekeeping import LongTask, Task
+from celery_dlq.worker.jobs import WorkerJobs
+from celery_dlq.worker.observer import Observer, WorkerParts
+from celery_dlq.worker.start_check import StartCheck
+from celery_dlq.writing.letter import LetterMaker
+from celery_dlq.writing.spool import Spool
+from celery_dlq.writing.writer import LetterWriter
+
+if TYPE_CHECKING:
+    from celery_dlq.assembly import Assembly
+    from celery_dlq.policies.table import PolicyTable
+
+logger = get_logger("celery_dlq")
+
+
+def guard_of(dlq: Assembly, *, hostname: str, pid: int, flags_redelivery: bool) -> Guard:
+    """Make the guard of one worker, and check its settings and its store."""
+    dlq.validate()
+    own, settings = dlq.separated(), dlq.settings  # with connections of this worker
+    check = StartCheck(
+        partial(own.backend.letters.check, own.dead_letter_queues()),
+        settings.start_timeout or None,
+        own.measuring.counts,
+    )
+    check.run()
+    table = own.policy_table()
+    _warn_of_names(dlq, table)
+    dlq.check_exchanges()
+    observers: list[Observer] = []
+    parts = _parts_of(own, dlq, table, observers, hostname=hostname, pid=pid)
+    for feature in features():
+        made = feature.load(feature.observer)(parts) if feature.observer else None
+        if made is not None:
+            made.name = feature.name
+            parts.made[feature.name] = made
+            observers.append(made)
+    guard = Guard(parts, _writer_of(own, parts), observers, flags_redelivery=flags_redelivery)
+    guard.housekeeping.add(
+        Task(name="start_check", work=check.tick), *_housekeeping_of(dlq, own, parts, guard)
+    )
+    return guard
+
+
+def _parts_of(
+    own: Assembly,
+    dlq: Assembly,
+    table: PolicyTable,
+    observers: list[Observer],
+    *,
+    hostname: str,
+    pid: int,
+) -> WorkerParts:
+    app, counts = own.app, own.measuring.counts
+
+    def change(letter: DeadLetter) -> DeadLetter:
+        for one in observers:
+            letter = one.on_letter(letter)
+        return letter
+
+    return WorkerParts(
+        dlq=own,
+        app=app,
+        settings=own.settings,
+        backend=own.backend,
+        policies=PolicyCache(table, app.amqp.queues, app.conf.task_default_queue),
+        events=own.events,
+        counts=counts,
+        clock=own.clock,
+        hostname=hostname,
+        pid=pid,
+        redaction=own.redaction,
+        limit=own.memory_limit(own.memory_check().warnings_of),
+        make=LetterMaker(
+            clock=own.clock,
+            hostname=hostname,
+            pid=pid,
+            release=own.settings.release,
+            change=change,
+            counts=counts,
+        ),
+        separate=dlq.separate,
+    )
+
+
+def _writer_of(own: Assembly, parts: WorkerParts) -> LetterWriter:
+    settings, observers = own.settings, parts.made.values()
+
+    def change(letter: DeadLetter) -> DeadLetter:
+        for one in observers:
+            try:
+                letter = one.before_store(letter)
+            except StoreUnavailable:
+                raise
+            except Exception:
+                logger.exception("Letter %s is stored without what %s adds", letter.id, one.name)
+        return letter
+
+    writer = LetterWriter(
+        own.backend.letters,
+        Spool(settings.spool_dir, own.shown_place()),
+        limit=parts.limit,
+        durable_spool=settings.spool_dir is not None,
+        forget=own.backend.counter.forget,
+        change=change,
+        events=own.events,
+        counts=parts.counts,
+    )
+    own.measuring.gauges = lambda: WorkerGauges(
+        worker=parts.hostname, spool=writer.spooled, waiting=len(writer)
+    )
+    return writer
+
+
+def _housekeeping_of(
+    dlq: Assembly, own: Assembly, parts: WorkerParts, guard: Guard
+) -> Sequence[Task | LongTask]:
+    """The periodic work; what waits for servers of its own comes last."""
+    backend, policies = own.backend, parts.policies
+    info = replace(
+        worker_info(own.app, own.settings),
+        hostname=parts.hostname,
+        pid=parts.pid,
+        version=__version__,
+        started_at=own.clock(),
+    )
+    jobs = WorkerJobs(dlq.separate)
+
+    def apply(found: Sequence[Instruction], now: datetime) -> None:
+        overrides = [one for one in found if isinstance(one, Override) and one.in_force(now)]
+        policies.apply(overrides, now)
+        for one in guard.observers:
+            one.instructed(found, now)
+
+    heartbeat = Heartbeat(
+        backend.workers,
+        info,
+        backend.instructions,
+        apply,
+        job_waits=jobs.wake,
+        queues=lambda: guard.queues,
+    )
+    retention = Retention(backend.letters, backend.workers, own.events, parts.hostname)
+    trim = RetentionRound(retention, backend.letters, lambda: policies.policies)
+    return [
+        Task(name="heartbeat", work=heartbeat.tick, close=heartbeat.close),
+        *(task for one in guard.observers for task in one.tasks),
+        Task(name="metrics", work=own.measuring.tick, close=own.measuring.close),
+        Task(name="memory limit", work=parts.limit.tick),
+        Task(name="trim", work=trim.tick),
+        LongTask(name="jobs", is_due=jobs.is_due, work=jobs.run),
+    ]
+
+
+def _warn_of_names(dlq: Assembly, table: PolicyTable) -> None:
+    """Warn of queues in policies that this app does not know."""
+    for name, hint in table.unknown_queues(KnownQueues.of(dlq.app)).items():
+        logger.warning(
+            "dlq_queues[%r] is a policy for a queue that this app does not know; %s", name, hint
+        )

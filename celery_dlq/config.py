@@ -263,15 +263,7 @@ class Settings:
 
     @classmethod
     def from_conf(cls, conf: Any) -> Settings:
-        """Read and check the ``dlq_*`` settings of an app, and of the environment.
-
-        Args:
-            conf: ``app.conf``, or any mapping.
-
-        Raises:
-            SettingsError: A setting is unknown or has an unusable value; the message is one
-                line for an operator.
-        """
+        """Read and check the ``dlq_*`` settings of an app, and of the environment."""
         checks = {f.name: f.metadata["check"] for f in dataclasses.fields(cls) if f.metadata}
         known = [PREFIX + name for name in (*checks, *registry.settings())]
         _refuse_unknown(conf, known)
@@ -356,13 +348,6 @@ class Settings:
 
         The broker's, read as kombu reads it and with its ``global_keyprefix``, if ``dlq_url`` is
         not set or names the broker.
-
-        Args:
-            conf: ``app.conf``.
-
-        Raises:
-            SettingsError: ``dlq_url`` is not set and the broker is not a Redis, or one of the
-                settings cannot be used.
         """
         broker = tuple(filter(_is_redis, _listed(conf.broker_write_url)))
         if self.url is not None and self.url != broker:
@@ -392,14 +377,7 @@ class Settings:
 
 
 def check_broker_url(urls: object) -> None:
-    """Refuse a Redis Cluster as the broker: kombu would read the URL as another one.
-
-    Args:
-        urls: ``broker_url``.
-
-    Raises:
-        SettingsError: It is one.
-    """
+    """Refuse a Redis Cluster as the broker: kombu would read the URL as another one."""
     for url in _listed(urls):
         if url.partition("://")[0].endswith("+cluster"):
             raise SettingsError(
@@ -419,15 +397,7 @@ def _is_redis(url: object) -> bool:
 
 
 def visibility_timeout(transport: str, options: Mapping[str, Any] | None) -> float | None:
-    """The visibility timeout of a transport in seconds; ``None`` if it has none.
-
-    Args:
-        transport: Its name in kombu.
-        options: ``broker_transport_options``.
-
-    Raises:
-        SettingsError: It is no number of seconds above 0.
-    """
+    """The visibility timeout of a transport in seconds; ``None`` if it has none."""
     default = _VISIBILITY_TIMEOUTS.get(transport)
     given = (options or {}).get("visibility_timeout", default)
     if default is None or given is None:

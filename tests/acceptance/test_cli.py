@@ -195,7 +195,6 @@ MISTAKES = [
     (("breaker", "open", "shop.typo"), 1, "expected a task that the app or a live worker knows"),
     (("breaker", "open", "poison_app.fale"), 1, "did you mean 'poison_app.fails'"),
     (("breaker", "open", "poison_app.fails", "--queue", "ordres"), 1, "did you mean 'orders'"),
-    (("dead-letter", "nope"), 2, "--yes is needed to dead-letter nope if it comes to a worker"),
     (("restore", "no-such-id"), 1, "no bin has a letter"),
     (("restore", "x", "--queue", "nowhere"), 1, "'nowhere'"),
     (("jobs", "status", "no-such-job"), 1, "expected the id of a job"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
+from collections import Counter
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -50,6 +52,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if "spark" in getattr(item, "fixturenames", ()) and config.pluginmanager.hasplugin("xdist"):
             item.add_marker(pytest.mark.xdist_group("spark"))
     items.sort(key=lambda item: (item.path.name not in LONGEST, "acceptance" not in item.nodeid))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in CI which files take the time: a tier stays short only if that is seen."""
+    if not os.environ.get("CI"):
+        return
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    terminalreporter.section("the longest files, in seconds of one process")
+    for path, taken in seconds.most_common(20):
+        terminalreporter.write_line(f"{taken:7.1f}  {path}")
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,8 @@ from celery import bootsteps, signals
 from celery.worker import state
 
 from celery_dlq.errors import DLQError
-from celery_dlq.events import DeadLettered
+from celery_dlq.events import DeadLettered, Event
+from celery_dlq.letters.printable import shortened
 from celery_dlq.logs import get_logger
 from celery_dlq.transport.amqp.frames import read_ahead
 from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, read_on, starts_here
@@ -22,7 +23,6 @@ from celery_dlq.worker.dropped import watch
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.request import guarded_request_class
 from celery_dlq.worker.shutdown_signals import install
-from celery_dlq.worker.task_events import TaskEvents
 from celery_dlq.writing.amqp_properties import read_leniently
 from celery_dlq.writing.lifecycle import GuardedRequest
 
@@ -34,6 +34,11 @@ TICK_SECONDS = 1.0
 FLAGS_REDELIVERY = frozenset({"amqp", "redis"})
 
 _STOP_SECONDS = 5.0
+
+TASK_EVENT = "task-dead-lettered"
+"""Celery's event of a letter, for Flower and other receivers of a worker's events."""
+
+_MAX_CHARS = 255  # of an id or name that anybody can publish
 
 
 def assembly_of(app: Any) -> Any:
@@ -213,6 +218,38 @@ class LongWorkStep(bootsteps.StartStopStep):
         _quietly(worker.dead_letter_guard.housekeeping.stop)
 
     terminate = stop
+
+
+class TaskEvents:
+    """Sends the event of each letter while the worker sends events of tasks.
+
+    It is sent by Celery's own dispatcher, buffered with its events and lost when they are lost.
+    Source: ``EventDispatcher.send`` in
+    https://github.com/celery/celery/blob/main/celery/events/dispatcher.py
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+
+    def __call__(self, event: Event) -> None:
+        """Observe events."""
+        dispatcher = self._consumer.event_dispatcher
+        if not isinstance(event, DeadLettered) or dispatcher is None:
+            return
+        letter = event.letter
+        task = self._consumer.app.tasks.get(letter.task_name)
+        if task is None or task.send_events:
+            dispatcher.send(
+                TASK_EVENT,
+                uuid=shortened(letter.task_id, _MAX_CHARS),
+                name=shortened(letter.task_name, _MAX_CHARS),
+                queue=letter.source_queue,
+                reason=letter.reason.value,
+                dead_letter_queue=letter.dead_letter_queue,
+                letter_id=letter.id,
+                fingerprint=letter.fingerprint,
+                regressed=event.regressed,
+            )
 
 
 class RetryLater:

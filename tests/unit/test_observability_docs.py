@@ -78,7 +78,7 @@ def test_every_choice_of_dlq_sentry_is_documented() -> None:
     header = next(line for line in SENTRY_PAGE.splitlines() if line.startswith("| `dlq_sentry` |"))
     choices = [row[0].removesuffix(" (default)") for row in rows(header, SENTRY_PAGE)]
     for choice in choices:
-        assert Settings.from_conf({"dlq_sentry": choice}).sentry == choice
+        assert Settings.from_conf({"dlq_sentry": choice}).of("sentry") == choice
     assert choices[0] == Settings().of("sentry")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Iterable
 from datetime import datetime, timezone
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from inspect import signature
 from types import MethodType
@@ -19,6 +19,7 @@ from celery_dlq.errors import MissingExtra
 from celery_dlq.features.redaction.masking import Redaction
 from celery_dlq.letters.filters import FilterFields
 from celery_dlq.policies.checks import check_names
+from celery_dlq.registry import features
 from celery_dlq.store.records import Clock
 
 if TYPE_CHECKING:
@@ -160,6 +161,15 @@ class DeadLetters:
         if first is None:
             setattr(app, ATTRIBUTE, self)
             self.assembly.install()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """A method that a feature adds; see `celery_dlq.registry.Feature.operations`."""
+            for feature in () if name.startswith("_") else features():
+                if name in feature.operations:
+                    return partial(feature.load(feature.operations[name]), self)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @classmethod
     def of(cls, app: Any) -> DeadLetters:

@@ -73,8 +73,7 @@ class Feature:
     # What it does in a worker: a function of `celery_dlq.worker.observer.WorkerParts` that returns
     # an `Observer` or `None`
     observer: str = ""
-    # Methods that it adds to `DeadLetters`, by name: a function, or a method of a class, whose
-    # first argument is the `DeadLetters`
+    # Methods that it adds to `DeadLetters`, by name: functions whose first argument is that
     operations: Mapping[str, str] = field(default_factory=dict)
 
     def load(self, place: str) -> Any:

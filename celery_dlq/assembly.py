@@ -41,13 +41,12 @@ if TYPE_CHECKING:
     from celery_dlq.operations.api import Operations
     from celery_dlq.operations.exports import Exports
     from celery_dlq.operations.instructions import HeldQueues, KnownNames
+    from celery_dlq.operations.jobs import Jobs, Runner
     from celery_dlq.operations.memory import MemoryCheck
-    from celery_dlq.operations.plans import Plans
     from celery_dlq.operations.policies import PolicyAdmin
-    from celery_dlq.operations.reading import Progress, Reading
+    from celery_dlq.operations.reading import Reading
+    from celery_dlq.operations.redrive.select import Progress
     from celery_dlq.operations.removal import Removal
-    from celery_dlq.operations.runner import Runner
-    from celery_dlq.operations.running import Running
     from celery_dlq.store.store import Store
     from celery_dlq.transport.watched import WatchedFetch
     from celery_dlq.worker.guard import Guard
@@ -179,39 +178,25 @@ class Assembly:
         return Comparison(self.backend, self.reading(), masked=self.redaction.arguments)
 
     def operations(self) -> Operations:
-        """Redrives and edits letters; shows and cancels jobs, and shows the audit."""
+        """Redrives and edits letters, and plans that."""
         from celery_dlq.operations.api import Operations
 
-        backend = self.backend
-        return Operations(backend, self._reading_all(backend), self.running())
+        return Operations(self._reading_all(self.backend), self.jobs())
 
     def removal(self) -> Removal:
         """Discards, restores and trims letters."""
         from celery_dlq.operations.removal import Removal
 
-        backend = self.backend
-        return Removal(
-            backend,
-            self._reading_all(backend),
-            self.policy_admin(),
-            self.running(),
-            self.events,
-        )
+        reading = self._reading_all(self.backend)
+        return Removal(reading, self.policy_admin(), self.jobs(), self.events)
 
-    def plans(self) -> Plans:
-        """Plans jobs, and starts them."""
-        from celery_dlq.operations.plans import Plans
-
-        backend = self.backend
-        return Plans(backend, self._reading_all(backend), self.running())
-
-    def running(self) -> Running:
-        """Makes, runs and resumes jobs."""
+    def jobs(self) -> Jobs:
+        """Makes, runs, shows and cancels jobs; and the audit."""
+        from celery_dlq.operations.jobs import Jobs
         from celery_dlq.operations.redrive.checks import Checks
-        from celery_dlq.operations.running import Running
 
         backend, policies = self.backend, self.policy_admin()
-        return Running(
+        return Jobs(
             self.app,
             backend,
             policies,
@@ -223,14 +208,14 @@ class Assembly:
 
     def runner(self) -> Runner:
         """Runs waiting jobs; each of its threads has connections of its own."""
-        from celery_dlq.operations.runner import Runner
+        from celery_dlq.operations.jobs import Runner
 
-        return Runner(self._separate_running)
+        return Runner(self._separate_jobs)
 
     @contextmanager
-    def _separate_running(self) -> Iterator[Running]:
+    def _separate_jobs(self) -> Iterator[Jobs]:
         with self.separate() as own:
-            yield own.running()
+            yield own.jobs()
 
     def separated(self) -> Assembly:
         """The same with connections and counts of its own, e.g. for a worker."""
@@ -260,14 +245,13 @@ class Assembly:
         from celery_dlq.operations.instructions import Audit
 
         instructions, audit = self.backend.instructions, Audit(self.backend.workers, self.events)
-        return Holds(instructions, self.held(), self._names(), self.running(), audit)
+        return Holds(instructions, self.held(), self._names(), self.jobs(), audit)
 
     def held(self) -> HeldQueues:
         """The queues of held messages."""
         from celery_dlq.operations.instructions import MOST_HELD, HeldQueues
-        from celery_dlq.operations.redrive.publisher import broker_name
 
-        return HeldQueues(self.backend, most=MOST_HELD, broker=partial(broker_name, self.app))
+        return HeldQueues(self.jobs(), most=MOST_HELD)
 
     def _names(self) -> KnownNames:
         """The tasks and queues that operators may name."""
@@ -402,7 +386,7 @@ class Assembly:
         Recovery(
             self.backend.instructions,
             self.held(),
-            self.running(),
+            self.jobs(),
             self.circuits(),
             self._without_breaker,
         ).run(stopping)

@@ -31,13 +31,11 @@ if TYPE_CHECKING:
     from celery_dlq.features.hold.operations import Holds
     from celery_dlq.operations.api import Operations
     from celery_dlq.operations.exports import Exports
+    from celery_dlq.operations.jobs import Jobs, Runner
     from celery_dlq.operations.memory import MemoryCheck
-    from celery_dlq.operations.plans import Plans
     from celery_dlq.operations.policies import PolicyAdmin
     from celery_dlq.operations.reading import Reading
     from celery_dlq.operations.removal import Removal
-    from celery_dlq.operations.runner import Runner
-    from celery_dlq.operations.running import Running
     from celery_dlq.store.jobs import JobStore
     from celery_dlq.store.letters import Letters
     from celery_dlq.store.workers import WorkerRegistry
@@ -76,14 +74,13 @@ if not TYPE_CHECKING:  # whoever publishes imports this module, and needs none o
     Operations = _Imported("celery_dlq.operations.api", "Operations")
     Breakers = _Imported("celery_dlq.features.circuit_breaker.operations", "Breakers")
     Exports = _Imported("celery_dlq.operations.exports", "Exports")
+    Jobs = _Imported("celery_dlq.operations.jobs", "Jobs")
     Holds = _Imported("celery_dlq.features.hold.operations", "Holds")
     MemoryCheck = _Imported("celery_dlq.operations.memory", "MemoryCheck")
     Notes = _Imported("celery_dlq.features.groups.operations", "Notes")
-    Plans = _Imported("celery_dlq.operations.plans", "Plans")
     PolicyAdmin = _Imported("celery_dlq.operations.policies", "PolicyAdmin")
     Reading = _Imported("celery_dlq.operations.reading", "Reading")
     Removal = _Imported("celery_dlq.operations.removal", "Removal")
-    Running = _Imported("celery_dlq.operations.running", "Running")
 
 
 class _Operation:
@@ -250,15 +247,15 @@ class DeadLetters:
     discarded = _of(Assembly.removal, Removal.discarded)
     trim = _of(Assembly.removal, Removal.trim)
 
-    plan = _of(Assembly.plans, Plans.plan)
-    start = _of(Assembly.plans, Plans.start)
-    edited_arguments = _of(Assembly.plans, Plans.edited_arguments)
-    jobs = _of(Assembly.operations, Operations.jobs)
-    job = _of(Assembly.operations, Operations.job)
-    cancel = _of(Assembly.operations, Operations.cancel)
-    resume = _of(Assembly.running, Running.resume)
-    resume_in_background = _of(Assembly.running, Running.resume_in_background)
-    changes = _of(Assembly.operations, Operations.changes)
+    plan = _of(Assembly.operations, Operations.plan)
+    start = _of(Assembly.operations, Operations.start)
+    edited_arguments = _of(Assembly.operations, Operations.edited_arguments)
+    jobs = _of(Assembly.jobs, Jobs.jobs)
+    job = _of(Assembly.jobs, Jobs.job)
+    cancel = _of(Assembly.jobs, Jobs.cancel)
+    resume = _of(Assembly.jobs, Jobs.resume)
+    resume_in_background = _of(Assembly.jobs, Jobs.resume_in_background)
+    changes = _of(Assembly.jobs, Jobs.changes)
 
     hold = _of(Assembly.holds, Holds.hold)
     holds = _of(Assembly.holds, Holds.holds)

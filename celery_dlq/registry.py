@@ -75,6 +75,8 @@ class Feature:
     observer: str = ""
     # Methods that it adds to `DeadLetters`, by name: functions whose first argument is that
     operations: Mapping[str, str] = field(default_factory=dict)
+    # `function(policy, due)`: which letters the policy of a queue, or a job that it made, redrives
+    chooses: str = ""
 
     def load(self, place: str) -> Any:
         """What a place names."""

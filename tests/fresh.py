@@ -5,6 +5,12 @@ from __future__ import annotations
 from typing import Any
 from uuid import uuid4
 
+from builders import an_app
+
+from celery_dlq.events import Events
+from celery_dlq.metrics import Measuring
+from celery_dlq.operations.jobs import Jobs
+from celery_dlq.plugin import utc_now
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.store import Store
 from celery_dlq.testing.server import embedded
@@ -29,3 +35,12 @@ def shared(dlq: Any) -> Any:
     backend.separate = lambda: backend
     backend.counter = DeliveryCounter(backend.connection, backend.keys, 3600.0, stale_seconds=0)
     return dlq
+
+
+def jobs_on(backend: Store) -> Jobs:
+    """Jobs of an app without policies, in a store of a test's own."""
+    nothing: Any = None
+    measuring = Measuring(lambda: backend.metrics)
+    return Jobs(
+        an_app(), backend, nothing, nothing, events=Events(), measuring=measuring, clock=utc_now
+    )

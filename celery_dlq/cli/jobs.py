@@ -22,9 +22,8 @@ from celery_dlq.operations.jobs import check_start
 
 if TYPE_CHECKING:
     from celery_dlq.letters.filters import LetterFilter
-    from celery_dlq.operations.job import Job
-    from celery_dlq.operations.jobs import JobRun
-    from celery_dlq.operations.redrive.dry_run import DryRun
+    from celery_dlq.operations.job import Job, JobRun
+    from celery_dlq.operations.redrive.checks import DryRun
 
 
 HELD = (
@@ -124,7 +123,7 @@ def in_background(
             raise none_matched(queue)
     else:
         run = agreed(ctx, kind, queue, where, how, as_json=as_json)
-        plan = dead_letters.assembly.plans().keep(run.job)
+        plan = dead_letters.assembly.jobs().keep(run.job)
     at = None if start_at is None else start_at(dead_letters.job_store.now())
     _tell(ctx, dead_letters.start(plan.id, at=at), as_json=as_json)
 
@@ -142,8 +141,8 @@ def agreed(
     # Without a filter, nothing must be read to count them; a second finds what is in the way.
     seconds = float("inf") if where or how["limit"] is not None else 1.0
     with counting(console_of(ctx), "scanned", quiet=as_json) as scanned:
-        plans = dead_letters_of(ctx).assembly.plans()
-        run, seen = plans.prepare(kind, queue, where, seconds=seconds, scanned=scanned, **how)
+        operations = dead_letters_of(ctx).assembly.operations()
+        run, seen = operations.prepare(kind, queue, where, seconds=seconds, scanned=scanned, **how)
     count = run.job.total or 0
     if where and not count:
         raise none_matched(queue)

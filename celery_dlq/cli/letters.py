@@ -34,7 +34,7 @@ from celery_dlq.letters.printable import shortened
 from celery_dlq.letters.record import DeadLetter, Delivery
 
 if TYPE_CHECKING:
-    from celery_dlq.operations.redrive.selection import RawEntry
+    from celery_dlq.operations.redrive.select import RawEntry
 
 _MAX_DESCRIPTION_CHARS = 300
 _MAX_BODY_CHARS = 4_000

@@ -27,12 +27,12 @@ from celery_dlq.letters.conditions import assignment
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import json_text
 from celery_dlq.operations.edit import Edit
-from celery_dlq.operations.redrive.checks import redrive_options
+from celery_dlq.operations.redrive.message import RedriveOptions
 from celery_dlq.plugin import DeadLetters
 
 if TYPE_CHECKING:
-    from celery_dlq.operations.jobs import JobRun
-    from celery_dlq.operations.redrive.dry_run import Check, DryRun
+    from celery_dlq.operations.job import JobRun
+    from celery_dlq.operations.redrive.checks import Check, DryRun
     from celery_dlq.operations.results import RedriveReport
 
 _MAX_ERRORS = 10
@@ -136,7 +136,7 @@ def redrive(
     dead_letters = dead_letters_of(ctx)
     where = chosen(dead_letters, queue, options, letter_ids, everything=everything)
     how = {name: options[name] for name in _OPTIONS}
-    redrive_options(**how)  # whatever is done with them
+    RedriveOptions.of(**how)  # whatever is done with them
     background = background or start_at is not None
     if background and (dry_run or in_editor or assignments):
         raise click.UsageError(
@@ -167,7 +167,7 @@ def _redrive(
 ) -> None:
     dead_letters, console = dead_letters_of(ctx), console_of(ctx)
     if run is not None:
-        redrive, total = partial(dead_letters.assembly.running().run, run), run.job.total
+        redrive, total = partial(dead_letters.assembly.jobs().run, run), run.job.total
     else:
         redrive = partial(dead_letters.redrive, queue, where, **how)
         total = known_count(dead_letters, queue, where, how["limit"])
@@ -196,9 +196,9 @@ def _dry_run(
     console, kind = console_of(ctx), "redrive"
     if change is not None:
         kind, how = "edit", {name: how[name] for name in _EDIT_OPTIONS}
-    plans = dead_letters_of(ctx).assembly.plans()
+    operations = dead_letters_of(ctx).assembly.operations()
     with counting(console, "scanned", quiet=as_json) as scanned:
-        _, plan = plans.prepare(kind, queue, where, change=change, scanned=scanned, **how)
+        _, plan = operations.prepare(kind, queue, where, change=change, scanned=scanned, **how)
     if where and not plan.letters + plan.corrupt:
         raise none_matched(queue)
     if as_json:

@@ -168,7 +168,7 @@ def _apply(
     )
     message.headers.update(new["headers"])
     message.headers[EDITED_HEADER] = json.dumps(trail[-MAX_EDITS:])
-    message.body, message.content_encoding = body, "utf-8"
+    message.body, message.content_encoding, message.headers_text = body, "utf-8", ""
     return message
 
 

@@ -9,20 +9,22 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Action, Change, Events, whoami
 from celery_dlq.features.redaction.masking import Redaction
 from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.letters.record import iso
-from celery_dlq.operations.job import FAILED, INTERRUPTED, WAITING, Job
-from celery_dlq.operations.jobs import JobRun, Jobs
+from celery_dlq.operations.job import FAILED, INTERRUPTED, WAITING, Job, JobRun
+from celery_dlq.operations.redrive.publisher import broker_name
 from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.store.instructions import Hold
 from celery_dlq.store.records import MAX_TASKS, QueueSummary
-from celery_dlq.store.store import Store
 from celery_dlq.store.workers import WorkerRegistry
+
+if TYPE_CHECKING:
+    from celery_dlq.operations.jobs import Jobs
 
 _MAX_REASON_CHARS = 500
 RETRY = timedelta(minutes=1)
@@ -115,12 +117,15 @@ class HeldMessages:
 class HeldQueues:
     """The holds of an app, and the queues of their messages."""
 
-    def __init__(self, backend: Store, *, most: int, broker: Callable[[], str]) -> None:
-        self._store = backend.instructions
-        self._held = backend.held
-        self._jobs = Jobs(backend.jobs)
+    def __init__(self, jobs: Jobs, *, most: int) -> None:
+        self._store = jobs.backend.instructions
+        self._held = jobs.backend.held
+        self._jobs = jobs
         self._most = most
-        self.broker = broker
+
+    def broker(self) -> str:
+        """The app's broker, as holds name it."""
+        return broker_name(self._jobs.app)
 
     def all(self) -> list[HeldMessages]:
         """The holds that are in force, and those that have ended and still have messages."""

@@ -1,16 +1,27 @@
-"""The record of a job: what it does, its state, and its results so far."""
+"""The record of a job, and the process that writes it: state, heartbeat, results so far."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from celery_dlq.features.redaction.masking import Redaction
+from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import from_micros, iso, to_micros
+from celery_dlq.logs import get_logger
+
+if TYPE_CHECKING:
+    from celery_dlq.operations.edit import Edit
+    from celery_dlq.store.jobs import JobStore
+
+logger = get_logger("celery_dlq")
 
 SILENT = timedelta(seconds=15)
 """A running job without a heartbeat for this long has died."""
@@ -34,6 +45,19 @@ REMOVALS = ("discard", "purge")
 
 _HANDLED = ("published", "finished", "removed", "skipped", "corrupt", "failures", "refused")
 _TIMES = ("started_at", "updated_at", "ended_at", "expires_at", "start_at")
+_BEAT_SECONDS = 1.0
+
+
+class CancelledError(Exception):
+    """The job was cancelled or paused."""
+
+    state = CANCELLED
+
+
+class TakenOverError(CancelledError):
+    """The job was silent for so long that another process, or a person, went on with it."""
+
+    state = INTERRUPTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,11 +152,9 @@ class Job:
 
     @classmethod
     def from_stored(cls, value: Mapping[str, Any], now: datetime) -> Job:
-        """Read the result of `to_stored`; ignores keys of later versions.
+        """Read the result of `to_stored`; the store's clock decides if its process has died.
 
-        Args:
-            value: The state that is stored.
-            now: The present by the clock of the store; decides if its process has died.
+        Keys of later versions are ignored.
         """
         known = {f.name: value[f.name] for f in fields(cls) if f.name in value}
         for name in _TIMES:
@@ -159,5 +181,120 @@ def _is_dead(job: Job) -> bool:
     except ProcessLookupError:
         return True
     except PermissionError:
-        return False
+        pass
     return False
+
+
+class JobRun:
+    """One run of a job, in one process: its letters, its options, and its heartbeat."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        job: Job,
+        where: LetterFilter,
+        options: Any,
+        *,
+        change: Edit | None = None,
+        begun: bool = False,
+        listed: bool = True,
+    ) -> None:
+        self.job = job
+        self.where = where
+        self.options = options  # `RedriveOptions` or `DiscardOptions`, by the job's kind
+        self.change = change  # of an edit
+        self.stopping: Callable[[], bool] | None = None
+        self._store = store
+        self._listed = listed  # the store never has one that is not
+        self._paused = False
+        self._token = uuid4().hex
+        self._written_at = time.monotonic() if begun else None
+
+    @property
+    def owner(self) -> str:
+        """The owner of this run's claims; different for each run of the job.
+
+        Long on purpose: Redis searches small hashes of short values linearly.
+        """
+        return f"{self.job.id}:{self.job.run}@{self.job.host}:{self.job.pid}#{self._token}"
+
+    @property
+    def previous_run_prefix(self) -> str:
+        """The prefix of the owners of earlier runs; empty in the first run."""
+        return f"{self.job.id}:" if self.job.run > 1 else ""
+
+    @property
+    def begun(self) -> bool:
+        """True once the store has the job."""
+        return self._written_at is not None
+
+    def beat(
+        self,
+        counts: Mapping[str, int] | None = None,
+        position: str | None = None,
+        *,
+        failed: Mapping[str, str] | None = None,
+        now: bool = False,
+    ) -> None:
+        """Send a heartbeat with the results so far, at most once a second."""
+        self.job = replace(
+            self.job,
+            counts=self.job.counts if counts is None else dict(counts),
+            position=position or self.job.position,
+            failed=self.job.failed if failed is None else failed,
+        )
+        at = time.monotonic()
+        if self._written_at is None or now or at - self._written_at >= _BEAT_SECONDS:
+            self._written_at = at
+            self.job = replace(self.job, updated_at=self._store.now())
+            if self._write():
+                raise CancelledError
+        if self.stopping is not None and self.stopping():
+            self._paused = True
+            raise CancelledError
+
+    def tell(self, **changes: Any) -> None:
+        """Change fields of the job; the next heartbeat saves them."""
+        self.job = replace(self.job, **changes)
+
+    def set_where(self, where: LetterFilter) -> None:
+        """Change the letters; the next heartbeat saves it."""
+        self.where, self.job = where, replace(self.job, filter=where.to_json())
+
+    def set_options(self, **changes: Any) -> None:
+        """Change options, also for later runs; the next heartbeat saves them."""
+        self.options = replace(self.options, **changes)
+        self.job = replace(self.job, options=self.options.to_json())
+
+    def end(self, state: str, counts: Mapping[str, int], note: str = "") -> Job:
+        """Save the result; a job that was paused waits instead, for the next process."""
+        at = self._store.now()
+        paused = self._paused and state == CANCELLED
+        self.job = replace(
+            self.job,
+            state=WAITING if paused else state,
+            counts=dict(counts),
+            note="its process has ended; the next one goes on" if paused else note,
+            updated_at=at,
+            ended_at=None if paused else at,
+        )
+        if self.begun:
+            with suppress(CancelledError):  # another process goes on with it
+                self._write()
+        return self.job
+
+    def _write(self) -> bool:
+        """Save the job unless another process went on with it; true to cancel it."""
+        if not self._listed:
+            return False
+        known = self._store.read(self.job.id)
+        ours = (self.job.run, RUNNING)
+        if known is not None and (int(known.get("run", 1)), known.get("state")) != ours:
+            if self.job.state == RUNNING:
+                logger.warning(
+                    "Job %s: another process goes on with it or has ended it, because this one "
+                    "gave no sign of life for a while. It ends here",
+                    self.job.id,
+                )
+            raise TakenOverError
+        return self._store.write(self.job.id, self.job.to_stored())

@@ -1,21 +1,36 @@
-"""Jobs: long operations that are planned, watched, cancelled, and resumed after a crash."""
+"""Jobs: long operations that are made, run, watched, cancelled, and resumed after a crash.
+
+1. A job is made on the letters that are there now; the store has nothing of it yet.
+2. It is run here and now; or kept as a plan until somebody starts it; or it waits for a process
+   that runs jobs.
+3. While it runs, its process sends a heartbeat with the results so far, at most every second. A job
+   without one is ``interrupted``: whoever resumes it makes another run, which goes on behind the
+   last position that was done.
+4. Its end is saved, then recorded in the audit.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from celery_dlq.errors import DLQError, NotFound
-from celery_dlq.events import whoami
-from celery_dlq.letters.record import iso
+from celery_dlq.errors import CorruptLetter, DLQError, NotFound, StoreUnavailable
+from celery_dlq.events import Action, Change, Events, Redriven, on_behalf_of, whoami
+from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.letters.record import from_micros, iso
 from celery_dlq.logs import get_logger, readable
+from celery_dlq.metrics import Measuring
+from celery_dlq.operations.discard import DiscardOptions, discard
+from celery_dlq.operations.edit import MAX_CHANGE_CHARS, Edit
 from celery_dlq.operations.job import (
     CANCELLED,
     DONE,
@@ -23,36 +38,50 @@ from celery_dlq.operations.job import (
     FAILED,
     INTERRUPTED,
     PLANNED,
+    REDRIVES,
     RUNNING,
     STOPPED,
     WAITING,
     Job,
+    JobRun,
 )
-from celery_dlq.store.jobs import JobStore
+from celery_dlq.operations.policies import PolicyAdmin
+from celery_dlq.operations.redrive.canary import died_again, why_stopped
+from celery_dlq.operations.redrive.checks import Checks, Holds
+from celery_dlq.operations.redrive.message import Outgoing, RedriveOptions, outgoing
+from celery_dlq.operations.redrive.publisher import broker_name
+from celery_dlq.operations.redrive.redrive import Chooses, Redrive
+from celery_dlq.operations.redrive.select import Progress, RawEntry
+from celery_dlq.operations.release import release
+from celery_dlq.operations.results import DiscardReport, RedriveReport
+from celery_dlq.registry import features
+from celery_dlq.store.records import Clock
+from celery_dlq.store.store import Store
 
 logger = get_logger("celery_dlq")
 
 PLAN_VALID = timedelta(minutes=15)
-_MAX_AHEAD = timedelta(days=366)
 """A plan can be started for this long: the letters may become others."""
 
 MOST_PLANS = 50
 """Plans that are kept; the oldest one makes room."""
 
+THREADS = 2
+_POLL_SECONDS = 2.0
+_MAX_AHEAD = timedelta(days=366)
 _EXPIRED_KEPT = timedelta(hours=1)  # so that who comes late reads what happened
-_BEAT_SECONDS = 1.0
+_MOST_IDS_SHOWN = 20
+
+Report = RedriveReport | DiscardReport
 
 
-class CancelledError(Exception):
-    """The job was cancelled or paused."""
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of job: what it is called in the audit, what its options are, and what it does."""
 
-    state = CANCELLED
-
-
-class TakenOverError(CancelledError):
-    """The job was silent for so long that another process, or a person, went on with it."""
-
-    state = INTERRUPTED
+    action: Action
+    options: type[RedriveOptions | DiscardOptions]
+    operation: Callable[[Jobs, JobRun, Progress | None, Progress | None], Report]
 
 
 def check_start(at: datetime, now: datetime) -> None:
@@ -70,28 +99,54 @@ def check_start(at: datetime, now: datetime) -> None:
 
 
 class Jobs:
-    """The jobs of an app."""
+    """The jobs of an app; safe against crashes and other operators."""
 
-    def __init__(self, store: JobStore) -> None:
-        self._store = store
+    def __init__(
+        self,
+        app: Any,
+        backend: Store,
+        policies: PolicyAdmin,
+        checks: Checks,
+        *,
+        events: Events,
+        measuring: Measuring,
+        clock: Clock,
+    ) -> None:
+        self.app = app
+        self.backend = backend
+        self.policies = policies
+        self.checks = checks
+        self.clock = clock
+        self._store = backend.jobs
+        self._letters = backend.letters
+        self._events = events
+        self._measuring = measuring
 
-    def all(self) -> list[Job]:
-        """All jobs in the store, newest first."""
+    # -- what operators see -------------------------------------------------------
+
+    def jobs(self) -> list[Job]:
+        """The jobs, newest first; at least the newest 500 are kept, and at most 50 plans."""
         return [job for _, job in self._readable()]
 
-    def _readable(self) -> Iterator[tuple[Mapping[str, Any], Job]]:
-        states, now = self._store.all(), self._store.now()
-        for state in states:
-            job = _job(state, now)
-            if job is not None:
-                yield state, job
+    def job(self, job_id: str) -> Job:
+        """One job; for a redrive also how many of its messages ``died_again`` and ``succeeded``.
+
+        A new letter's header names the redrive of its message. Workers count successes, on
+        guarded queues only.
+        """
+        job = self.get(job_id)
+        if job.kind not in REDRIVES or not job.run:
+            return job
+        died = sum(1 for _ in died_again(self._letters, job))
+        ends = {"died_again": died, "succeeded": self._store.succeeded(job_id)}
+        return replace(job, counts={**job.counts, **ends})
 
     def get(self, job_id: str) -> Job:
-        """One job."""
+        """One job, as the store has it."""
         return self._read(job_id)[1]
 
     def cancel(self, job_id: str) -> Job:
-        """End a job after its current batch; one that does not run, at once."""
+        """End a job after its current batch; no letter is left half done."""
         while True:
             state, job = self._read(job_id)
             if job.state == RUNNING:
@@ -103,46 +158,61 @@ class Jobs:
             if self._store.replace(job_id, state, ended.to_stored()):
                 return ended
 
+    def changes(self, limit: int = 100) -> list[Change]:
+        """The audit, newest first: who changed what; the newest 10,000 changes are kept."""
+        return self.backend.workers.changes(limit=limit)
+
+    # -- making and planning them -------------------------------------------------
+
     def new(
         self,
         kind: str,
         queue: str,
-        *,
-        where: Mapping[str, Any],
-        options: Mapping[str, Any],
-        until: str | None,
-        total: int | None,
-        change: str = "",
-        broker: str = "",
+        where: LetterFilter,
+        options: RedriveOptions | DiscardOptions,
+        change: Edit | None = None,
     ) -> JobRun:
-        """Start a job; the store has nothing of it before its first `JobRun.beat`."""
-        job = self._job(kind, queue, options)
-        job = replace(job, filter=where, until=until, total=total, change=change, broker=broker)
-        return JobRun(self._store, job)
+        """Make a job on the letters of a queue that are there now; listed once it has begun."""
+        # In this order: a letter that arrives in between is counted, but not worked on.
+        until = self._letters.last_position(queue) or self._letters.position_at(from_micros(0))
+        total: int | None = None
+        if where.ids is not None:
+            total = len(where.ids)
+        elif not where:
+            total = self._letters.length(queue)
+        run = self.make(kind, queue, where, options, change=change)
+        run.tell(until=until, total=total, filter=where.to_json())
+        return run
 
-    def unlisted(self, kind: str, queue: str, *, options: Mapping[str, Any]) -> JobRun:
-        """As `new`, a small job that the store never has."""
-        return _UnlistedRun(self._store, self._job(kind, queue, options))
-
-    def _job(self, kind: str, queue: str, options: Mapping[str, Any]) -> Job:
-        now = self._store.now()
-        moment = f"{now:%Y%m%d-%H%M%S}{now.microsecond // 1000:03d}"
-        return Job(
-            id=f"{moment}-{uuid4().hex[:6]}",
+    def make(
+        self,
+        kind: str,
+        queue: str,
+        where: LetterFilter,
+        options: RedriveOptions | DiscardOptions,
+        *,
+        change: Edit | None = None,
+        listed: bool = True,
+    ) -> JobRun:
+        """Make a job that does not name its letters, on whatever has a queue's name."""
+        now, text = self._store.now(), "" if change is None else change.to_text()
+        job = Job(
+            id=f"{now:%Y%m%d-%H%M%S}{now.microsecond // 1000:03d}-{uuid4().hex[:6]}",
             kind=kind,
             queue=queue,
             actor=whoami(),
             started_at=now,
             updated_at=now,
-            options=options,
+            options=options.to_json(),
             pid=os.getpid(),
             host=socket.gethostname(),
+            broker=broker_name(self.app) if isinstance(options, RedriveOptions) else "",
+            change=text if len(text) <= MAX_CHANGE_CHARS else "",
         )
+        return JobRun(self._store, job, where, options, change=change, listed=listed)
 
-    # -- plans --------------------------------------------------------------------
-
-    def plan(self, job: Job) -> Job:
-        """Keep a new job as a plan; forget plans that expired long ago, or are too many."""
+    def keep(self, job: Job) -> Job:
+        """Keep a job as a plan; forget plans that expired long ago, or are too many."""
         now = self._store.now()
         plans = (pair for pair in self._readable() if pair[0].get("state") == PLANNED)
         for place, (state, plan) in enumerate(plans):
@@ -155,7 +225,9 @@ class Jobs:
         self._store.write(planned.id, planned.to_stored())
         return planned
 
-    def start(self, job_id: str, check: Callable[[Job], object], at: datetime | None = None) -> Job:
+    def start(
+        self, job_id: str, check: Callable[[Job], object], *, at: datetime | None = None
+    ) -> Job:
         """Let a plan wait for a process that runs jobs; a job that was started is only returned."""
         if at is not None:
             check_start(at, self._store.now())
@@ -182,20 +254,40 @@ class Jobs:
             return started
         return self.get(job_id)  # another operator was faster
 
-    # -- running ------------------------------------------------------------------
+    # -- running them -------------------------------------------------------------
 
-    def again(self, job_id: str) -> JobRun:
-        """Resume a job whose process has died, or that waits, was cancelled or stopped."""
-        state, job = self._resumable(job_id)
-        run = self._take(state, replace(job, actor=whoami()))
-        if run is None:
-            raise DLQError(f"another process has just resumed job {job_id}")
-        return run
+    def run(
+        self, run: JobRun, progress: Progress | None = None, scanned: Progress | None = None
+    ) -> Any:
+        """Run a job to its end, and record that in the audit."""
+        kind = KINDS[run.job.kind]
+        try:
+            with self._recorded(run, kind.action):
+                report = kind.operation(self, run, progress, scanned)
+        finally:
+            self._measuring.close()
+        if run.begun:  # else nothing matched
+            counts = report.to_json()
+            counts = {name: n for name, n in counts.items() if type(n) is int}
+            if run.end(report.state, counts, _note(run.job, report)).state != WAITING:
+                self._record_end(run, kind.action)
+        return report
 
-    def wait_again(self, job_id: str) -> Job:
-        """As `again`, but by a process that runs jobs; one that waits or runs is only returned."""
+    def resume(
+        self, job_id: str, *, progress: Progress | None = None, scanned: Progress | None = None
+    ) -> RedriveReport | DiscardReport:
+        """Continue a job here whose process died, or that waits, was cancelled or stopped.
+
+        A redrive that has not passed its canary starts with a new canary.
+        """
+        report: RedriveReport | DiscardReport = self.run(self.again(job_id), progress, scanned)
+        return report
+
+    def resume_in_background(self, job_id: str) -> Job:
+        """Like `resume`, but by a process that runs jobs; also from there if it has ended."""
         while True:
             job = self.get(job_id)
+            _check_change(job)
             if job.state in (WAITING, RUNNING):
                 return job
             state, job = self._resumable(job_id)
@@ -205,19 +297,27 @@ class Jobs:
             if self._store.replace(job_id, state, waiting.to_stored()):
                 return waiting
 
-    def next_run(self, may_run: Callable[[Job], bool]) -> JobRun | None:
-        """Begin the job that waits longest; ``None`` if none waits."""
-        for job_id in self._store.due():
-            try:
-                state, job = self._read(job_id)
-            except DLQError:
-                continue  # it is forgotten, or damaged
-            if job.state != WAITING:
-                continue  # another process was faster
-            run = self._take(state, job) if may_run(job) else None
-            if run is not None:
-                return run
-        return None
+    def again(self, job_id: str) -> JobRun:
+        """Begin another run of a job whose process died, or that waits, was cancelled or stopped.
+
+        The caller runs it.
+        """
+        _check_change(self.get(job_id))
+        state, job = self._resumable(job_id)
+        run = self._take(state, replace(job, actor=whoami()))
+        if run is None:
+            raise DLQError(f"another process has just resumed job {job_id}")
+        return run
+
+    def run_next(self, stopping: Callable[[], bool]) -> Job | None:
+        """Run the job that waits longest, on behalf of who started it; ``None`` if none waits."""
+        run = self.next_run()
+        if run is None:
+            return None
+        run.stopping = stopping
+        with on_behalf_of(run.job.actor):
+            self.run(run)
+        return run.job
 
     def forget(self, actor: str, keep: int) -> None:
         """Forget the ended jobs of an actor that is no person, all but the newest."""
@@ -226,6 +326,28 @@ class Jobs:
         for state in old:
             if state.get("state") in ended:
                 self._store.replace(state["id"], state, None)
+
+    def record(self, action: Action, target: str, letters: int, detail: Mapping[str, Any]) -> None:
+        """Record a change in the audit, and emit it."""
+        change = Change(
+            at=self.clock(),
+            action=action,
+            actor=whoami(),
+            target=target,
+            letters=letters,
+            detail=detail,
+        )
+        self.backend.workers.record(change)
+        self._events.emit(change)
+
+    # -- internals ----------------------------------------------------------------
+
+    def _readable(self) -> Iterator[tuple[Mapping[str, Any], Job]]:
+        states, now = self._store.all(), self._store.now()
+        for state in states:
+            job = _job(state, now)
+            if job is not None:
+                yield state, job
 
     def _read(self, job_id: str) -> tuple[Mapping[str, Any], Job]:
         state = self._store.read(job_id)
@@ -244,9 +366,34 @@ class Jobs:
             self._store.cancel(job_id, wanted=False)
         return state, job
 
+    def next_run(self) -> JobRun | None:
+        """Begin the job that waits longest, of those that this process can run."""
+        for job_id in self._store.due():
+            try:
+                state, job = self._read(job_id)
+            except DLQError:
+                continue  # it is forgotten, or damaged
+            if job.state == WAITING and self._may_run(job):
+                run = self._take(state, job)
+                if run is not None:  # else another process was faster
+                    return run
+        return None
+
+    def _may_run(self, job: Job) -> bool:
+        """False for a job of a later version, of another broker, or with a file elsewhere."""
+        return (
+            job.kind in KINDS
+            and job.broker in ("", broker_name(self.app))
+            and ("export_path" not in job.options or job.host == socket.gethostname())
+        )
+
     def _take(self, state: Mapping[str, Any], job: Job) -> JobRun | None:
         """Begin a run of a job; ``None`` if another process was faster."""
-        now = self._store.now()
+        kind, now = KINDS.get(job.kind), self._store.now()
+        if kind is None:
+            raise DLQError(f"job {job.id} is a {job.kind}, which this version does not know")
+        where, options = LetterFilter.from_json(job.filter), kind.options.from_json(job.options)
+        change = Edit.from_text(job.change) if job.change else None
         job = replace(
             job,
             state=RUNNING,
@@ -260,108 +407,189 @@ class Jobs:
         )
         if not self._store.replace(job.id, state, job.to_stored()):
             return None
-        return JobRun(self._store, job, begun=True)
+        return JobRun(self._store, job, where, options, change=change, begun=True)
 
+    @contextmanager
+    def _recorded(self, run: JobRun, action: Action) -> Iterator[None]:
+        """Record the result of a job that ends with an error or Ctrl-C."""
+        try:
+            yield
+        except BaseException as exc:
+            if run.begun:
+                with suppress(DLQError):  # the first error is the one to raise
+                    run.end(FAILED, run.job.counts, f"{type(exc).__name__}: {exc}"[:500])
+                    self._record_end(run, action)
+                if isinstance(exc, KeyboardInterrupt):  # the command prints it
+                    job = run.job.id
+                    exc.args = (f"Job {job} is interrupted; `dlq jobs resume {job}` goes on.",)
+            raise
 
-class JobRun:
-    """One run of a job, in one process."""
+    def _record_end(self, run: JobRun, action: Action) -> None:
+        job = run.job
+        ids = job.filter.get("ids", ())
+        shown = dict(job.filter)
+        if len(ids) > _MOST_IDS_SHOWN:
+            shown["ids"] = [*ids[:_MOST_IDS_SHOWN], f"and {len(ids) - _MOST_IDS_SHOWN} more"]
+        detail = {
+            "job": job.id,
+            "state": job.state,
+            "filter": shown,
+            "options": dict(job.options),
+            "counts": {name: count for name, count in job.counts.items() if count},
+        }
+        done = sum(job.counts.get(name, 0) for name in ("published", "finished", "removed"))
+        self.record(action, job.queue, done, detail)
 
-    def __init__(self, store: JobStore, job: Job, *, begun: bool = False) -> None:
-        self._store = store
-        self.job = job
-        self.stopping: Callable[[], bool] | None = None
-        self._paused = False
-        self._token = uuid4().hex
-        self._written_at = time.monotonic() if begun else None
-
-    @property
-    def owner(self) -> str:
-        """The owner of this run's claims; different for each run of the job.
-
-        Long on purpose: Redis searches small hashes of short values linearly.
-        """
-        return f"{self.job.id}:{self.job.run}@{self.job.host}:{self.job.pid}#{self._token}"
-
-    @property
-    def previous_run_prefix(self) -> str:
-        """The prefix of the owners of earlier runs; empty in the first run."""
-        return f"{self.job.id}:" if self.job.run > 1 else ""
-
-    @property
-    def begun(self) -> bool:
-        """True once the store has the job."""
-        return self._written_at is not None
-
-    def beat(
-        self,
-        counts: Mapping[str, int] | None = None,
-        position: str | None = None,
-        *,
-        failed: Mapping[str, str] | None = None,
-        now: bool = False,
-    ) -> None:
-        """Send a heartbeat with the results so far, at most once a second."""
-        self.job = replace(
-            self.job,
-            counts=self.job.counts if counts is None else dict(counts),
-            position=position or self.job.position,
-            failed=self.job.failed if failed is None else failed,
-        )
-        at = time.monotonic()
-        if self._written_at is None or now or at - self._written_at >= _BEAT_SECONDS:
-            self._written_at = at
-            self.job = replace(self.job, updated_at=self._store.now())
-            if self._write():
-                raise CancelledError
-        if self.stopping is not None and self.stopping():
-            self._paused = True
-            raise CancelledError
-
-    def tell(self, **changes: Any) -> None:
-        """Change fields of the job; the next heartbeat saves them."""
-        self.job = replace(self.job, **changes)
-
-    def keep(self, **options: Any) -> None:
-        """Save options for a later run of the job."""
-        self.job = replace(self.job, options={**self.job.options, **options})
-        self.beat(now=True)
-
-    def end(self, state: str, counts: Mapping[str, int], note: str = "") -> Job:
-        """Save the result; a job that was paused waits instead, for the next process."""
-        at = self._store.now()
-        paused = self._paused and state == CANCELLED
-        self.job = replace(
-            self.job,
-            state=WAITING if paused else state,
-            counts=dict(counts),
-            note="its process has ended; the next one goes on" if paused else note,
-            updated_at=at,
-            ended_at=None if paused else at,
-        )
-        if self.begun:
-            with suppress(CancelledError):  # another process goes on with it
-                self._write()
-        return self.job
-
-    def _write(self) -> bool:
-        known = self._store.read(self.job.id)
-        ours = (self.job.run, RUNNING)
-        if known is not None and (int(known.get("run", 1)), known.get("state")) != ours:
-            if self.job.state == RUNNING:
-                logger.warning(
-                    "Job %s: another process goes on with it or has ended it, because this one "
-                    "gave no sign of life for a while. It ends here",
-                    self.job.id,
+    def redriven(self, queue: str, found: Sequence[RawEntry], redrive_id: str) -> None:
+        """Count a published batch; decode its letters only if somebody subscribed."""
+        self._measuring.redriven(queue, len(found))
+        if not self._events.wanted(Redriven):
+            return
+        for each in found:
+            with suppress(CorruptLetter):
+                self._events.emit(
+                    Redriven(at=self.clock(), letter=each.letter(), redrive_id=redrive_id)
                 )
-            raise TakenOverError
-        return self._store.write(self.job.id, self.job.to_stored())
 
 
-class _UnlistedRun(JobRun):
-    """A run of a job that the store never has."""
+def _redrive(
+    jobs: Jobs, run: JobRun, progress: Progress | None, scanned: Progress | None
+) -> RedriveReport:
+    options: RedriveOptions = run.options
+    make = partial(outgoing, options=options, redrive_id=run.job.id)
+    apply = None if run.change is None else jobs.checks.edited(run.change)
 
-    def _write(self) -> bool:
-        return False
+    def message_of(found: RawEntry, now: datetime) -> Outgoing:
+        message = make(found, now=now)
+        return message if apply is None else apply(message)
+
+    report = Redrive(
+        jobs.app,
+        jobs.backend.letters,
+        run,
+        message_of,
+        clock=jobs.clock,
+        loss=None if options.force else jobs.checks.loss(options.to_queue),
+        chooses=_chooses(jobs, run),
+        counted_in=jobs.policies.counted_in,
+        redriven=jobs.redriven,
+        held=Holds(jobs.app, jobs.backend).have,
+    ).redrive(progress, scanned)
+    run.tell(failed=report.first_failures())
+    if run.job.kind == "edit" and report.published + report.finished:
+        (letter_id,) = run.where.ids or ("",)
+        changed = {"redrive": report.redrive_id, "changed": list(options.changed)}
+        jobs.record(Action.EDITED, run.job.queue, 1, {"letter": letter_id, **changed})
+    return report
+
+
+def _chooses(jobs: Jobs, run: JobRun) -> Chooses | None:
+    """Which letters a job takes that a policy made; the policy may have changed since."""
+    due = run.options.due
+    if due is None:
+        return None
+    table, queue = jobs.policies.in_force(), run.job.queue
+    policy = None if table.rests(queue) else table.of_dead_letter_queue(queue)
+    for feature in features():
+        chooses = feature.chooses and feature.load(feature.chooses)(policy, due)
+        if chooses:
+            found: Chooses = chooses
+            return found
+    raise DLQError("the policy of the queue has no auto_redrive any more, or just changed")
+
+
+KINDS: dict[str, Kind] = {
+    "redrive": Kind(Action.REDRIVEN, RedriveOptions, _redrive),
+    "edit": Kind(Action.REDRIVEN, RedriveOptions, _redrive),
+    "discard": Kind(Action.DISCARDED, DiscardOptions, discard),
+    "purge": Kind(Action.PURGED, DiscardOptions, discard),
+    "release": Kind(Action.RELEASED, RedriveOptions, release),
+}
+"""The kinds of job, by their names."""
+
+
+class Runner:
+    """Runs waiting jobs, two at a time, in threads of this process, on behalf of who started them.
+
+    Several processes may have one: each job is run by one of them. A job whose runner was closed
+    waits for another; a job whose process was killed is ``interrupted`` until it is resumed.
+    """
+
+    def __init__(
+        self, make: Callable[[], AbstractContextManager[Jobs]], *, threads: int = THREADS
+    ) -> None:
+        self._make = make
+        self._closing = threading.Event()
+        self._wake = threading.Semaphore(0)
+        self._threads = [
+            threading.Thread(target=self._work, name=f"dlq-jobs-{number}", daemon=True)
+            for number in range(1, threads + 1)
+        ]
+
+    def start(self) -> Runner:
+        """Run jobs from now on, until `close`."""
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def wake(self) -> None:
+        """Look for a waiting job now; otherwise that is done every 2 seconds."""
+        self._wake.release()
+
+    def close(self, timeout: float = 30.0) -> bool:
+        """End after the current batches; unfinished jobs wait for the next runner."""
+        self._closing.set()
+        for _ in self._threads:
+            self._wake.release()
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _work(self) -> None:
+        with self._make() as jobs:
+            while not self._closing.is_set():
+                if not run_next(jobs, self._closing.is_set):
+                    self._wake.acquire(timeout=_POLL_SECONDS)
+
+
+def run_next(jobs: Jobs, stopping: Callable[[], bool]) -> bool:
+    """Run one job, whose note gets its error; false to wait before the next one."""
+    try:
+        job = jobs.run_next(stopping)
+    except StoreUnavailable as exc:
+        logger.warning("Cannot run jobs until the store answers: %s", exc)
+    except DLQError as exc:
+        logger.warning("A job failed: %s", exc)
+    except Exception:
+        logger.exception("A job failed")
+    else:
+        if job is not None:
+            now = "waits for the next process" if job.state == WAITING else f"is {job.state}"
+            logger.info("Job %s, a %s of %s, %s", job.id, job.kind, job.queue, now)
+        return job is not None
+    return False
+
+
+def _note(job: Job, report: Report) -> str:
+    """What the result of a job does not say."""
+    if report.state == STOPPED:
+        return why_stopped(job.canary)
+    if report.state == FAILED:
+        return job.note or "the broker took nothing"
+    if report.state == DONE and job.preview.get("exact") and job.run == 1:
+        gone = (job.total or 0) - report.touched - getattr(report, "refused", 0)
+        return f"{gone:,} of the {job.total:,} planned letters had gone" if gone > 0 else ""
+    return ""
+
+
+def _check_change(job: Job) -> None:
+    if job.kind == "edit" and not job.change:
+        raise DLQError(
+            f"job {job.id} is an edit that was too long to be kept, so it cannot be resumed; "
+            f"edit the letter again"
+        )
 
 
 def _job(state: Mapping[str, Any], now: datetime) -> Job | None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.fingerprint import DIGITS
-from celery_dlq.operations.redrive.selection import CLOCK_SKEW, RawEntry, later, matcher, select
+from celery_dlq.operations.redrive.select import CLOCK_SKEW, RawEntry, later, matcher, select
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import Group, RawPage, ordered
 

@@ -17,7 +17,7 @@ from celery_dlq.logs import get_logger
 from celery_dlq.operations import paging
 from celery_dlq.operations.edit import arguments
 from celery_dlq.operations.paging import LetterCount, LetterPage
-from celery_dlq.operations.redrive.selection import PositionRange, RawEntry, select
+from celery_dlq.operations.redrive.select import PositionRange, Progress, RawEntry, select
 from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.store.grouping import in_order
 from celery_dlq.store.letters import Letters
@@ -41,8 +41,6 @@ SHORTEST_PREFIX = 6
 _MAX_NAMES_SHOWN = 20  # in an error text
 _POLL_SECONDS = 0.5
 _MAX_PAUSE_SECONDS = 10.0
-
-Progress = Callable[[int], object]
 
 
 class Reading:

@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING
 
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Action, Change, Events, whoami
-from celery_dlq.features.auto_redrive.operations import numbers
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.discard import DiscardOptions
-from celery_dlq.operations.jobs import JobRun
+from celery_dlq.operations.job import JobRun
+from celery_dlq.operations.jobs import Jobs
 from celery_dlq.operations.policies import PolicyAdmin
-from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX, Progress, Reading
-from celery_dlq.operations.redrive.selection import RawEntry, select
+from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX, Reading
+from celery_dlq.operations.redrive.select import Progress, RawEntry, select
 from celery_dlq.operations.results import MOST_COUNTED, DiscardReport, PolicyEffect
 from celery_dlq.operations.retention import Retention
-from celery_dlq.operations.running import Running
 from celery_dlq.policies.overrides import GRACE
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import RETENTION, PolicyTable
+from celery_dlq.registry import features
 from celery_dlq.store.records import Restored
-from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -39,18 +38,17 @@ class Removal:
 
     def __init__(
         self,
-        backend: Store,
         reading: Reading,
         policies: PolicyAdmin,
-        running: Running,
+        jobs: Jobs,
         events: Events,
     ) -> None:
-        self._store = backend.letters
-        self._registry = backend.workers
+        self._store = jobs.backend.letters
+        self._registry = jobs.backend.workers
         self._reading = reading
         self._policies = policies
-        self._running = running
-        self._checks = running.checks
+        self._jobs = jobs
+        self._checks = jobs.checks
         self._events = events
 
     def discard(
@@ -110,8 +108,8 @@ class Removal:
         """Run a discard or a purge, e.g. one that was prepared as a plan."""
         if export_first is not None:
             path = _parquet_path(Path(export_first), run.job.id)
-            run.tell(options={**run.job.options, "export_path": str(path.absolute())})
-        report: DiscardReport = self._running.run(run, progress, scanned)
+            run.set_options(export_path=str(path.absolute()))
+        report: DiscardReport = self._jobs.run(run, progress, scanned)
         return report
 
     def restore(self, letter_id: str, dead_letter_queue: str | None = None) -> str:
@@ -130,7 +128,7 @@ class Removal:
                     f"the discarded letter stays in the bin"
                 )
             if restored is Restored.RESTORED:
-                self._running.record(Action.RESTORED, name, 1, {"letter": letter_id})
+                self._jobs.record(Action.RESTORED, name, 1, {"letter": letter_id})
                 return name
         raise NotFound(
             f"no bin has a letter with the id {letter_id!r}; discarded letters stay there 24 hours"
@@ -159,7 +157,7 @@ class Removal:
         finally:
             if done[Restored.RESTORED]:
                 detail = {"filter": where.to_json()}
-                self._running.record(Action.RESTORED, name, done[Restored.RESTORED], detail)
+                self._jobs.record(Action.RESTORED, name, done[Restored.RESTORED], detail)
         return done[Restored.RESTORED], done[Restored.TAKEN]
 
     def discarded(self, dead_letter_queue: str) -> Iterator[RawEntry]:
@@ -213,11 +211,11 @@ class Removal:
         if not keys.isdisjoint(RETENTION):
             at = self._registry.now() + GRACE
             removed = self._retention().count(name, policy, at, MOST_COUNTED)
-        if (rule := policy.of("auto_redrive")) and "auto_redrive" in keys:
-            due = list(numbers(rule))
-            entries = select(self._store, name, LetterFilter())
-            chosen = (entry for entry in entries if any(one(entry) for one in due))
-            redriven = sum(1 for _ in islice(chosen, MOST_COUNTED))
+        for feature in features():
+            if feature.chooses and not keys.isdisjoint({feature.name, *feature.policy_keys}):
+                chooses = feature.load(feature.chooses)(policy, None)
+                found = filter(chooses, select(self._store, name, LetterFilter()))
+                redriven += 0 if chooses is None else sum(1 for _ in islice(found, MOST_COUNTED))
         return PolicyEffect(dead_letter_queue=name, removed=removed, redriven=redriven)
 
     def _retention(self) -> Retention:
@@ -234,7 +232,7 @@ class Removal:
         scanned: Progress | None,
     ) -> DiscardReport:
         self._reading.check_queue(queue)
-        run = self._running.new(kind, queue, where, options.to_json())
+        run = self._jobs.new(kind, queue, where, options)
         return self.run(run, export_first, progress, scanned)
 
     def _discarded_id(self, names: Sequence[str], prefix: str) -> str:

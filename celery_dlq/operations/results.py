@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from itertools import islice
 from typing import Any
 
+from celery_dlq.letters.printable import one_line, shortened
+
 _MAX_FAILURES_LISTED = 1000
+_MOST_FAILED = 20
+_MAX_ERROR_CHARS = 300
+
+REDRIVE_COUNTS = (
+    "published",
+    "finished",
+    "maybe_twice",
+    "skipped",
+    "corrupt",
+    "failures",
+    "refused",
+)
+"""The numbers of a redrive that its job keeps for a later run."""
 
 MOST_COUNTED = 10_000
 """The letters that a change of a policy would remove or redrive are counted up to here."""
@@ -57,6 +73,15 @@ class RedriveReport:
     def touched(self) -> int:
         """Number of letters processed."""
         return self.published + self.finished + self.skipped + self.corrupt + self.failures
+
+    def counts(self) -> dict[str, int]:
+        """The numbers, for the job."""
+        return {name: getattr(self, name) for name in REDRIVE_COUNTS}
+
+    def first_failures(self) -> dict[str, str]:
+        """The first errors, short, for the job."""
+        first = islice(self.failed.items(), _MOST_FAILED)
+        return {key: shortened(one_line(error), _MAX_ERROR_CHARS) for key, error in first}
 
     def fail(self, letter_id: str, error: str) -> None:
         """Record a letter that stays."""

@@ -141,7 +141,7 @@ def _numbers(assembly: Assembly) -> dict[str, Any]:
     now = assembly.clock()
     jobs = [
         job
-        for job in assembly.operations().jobs()
+        for job in assembly.jobs().jobs()
         if job.state in _LIVE_STATES or (now - job.updated_at).total_seconds() < _ENDED_SECONDS
     ]
     return {

@@ -31,7 +31,7 @@ from celery_dlq.web.templating import Templates
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
-    from celery_dlq.operations.runner import Runner
+    from celery_dlq.operations.jobs import Runner
     from celery_dlq.web.forms import Forms
     from celery_dlq.web.routes import Route, Routes
     from celery_dlq.web.users import Login

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from celery_dlq.operations.runner import run_next
+from celery_dlq.operations.jobs import run_next
 
 _NOT_FOR_US_SECONDS = 10.0  # after a wake-up by a job that only others may run
 
@@ -38,7 +38,7 @@ class WorkerJobs:
         """Run the jobs that wait."""
         self._woken = False
         with self._separate() as self._own:
-            running = self._own.running()
+            running = self._own.jobs()
             ran = run_next(running, stopping)
             if not ran:
                 self._rest_until = time.monotonic() + _NOT_FOR_US_SECONDS

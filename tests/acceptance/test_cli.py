@@ -475,7 +475,7 @@ def test_a_yes_is_for_the_letters_that_the_question_counted(
     done = dlq(verb, "orders-DLQ", *options, *more)
     assert done.exit_code == 0, done.stderr
     if more:
-        assert poison.dlq.assembly.running().run_next(lambda: False).state == "done"
+        assert poison.dlq.assembly.jobs().run_next(lambda: False).state == "done"
     expected = {late[0], three[2].id} if "--limit" in options else {late[0]}
     assert {letter.id for letter in poison.dlq.letters("orders-DLQ")} == expected
 

@@ -416,7 +416,7 @@ def test_a_stopped_canary_is_followed_by_another_one(poison: ModuleType) -> None
     assert again.canary["open"] == 1
     kept = poison.dlq.job(stopped.redrive_id).options["canary"]
     assert kept == {"letters": 1, "max_failures": 0, "wait_seconds": 0.3}
-    assert Canary.from_json({**kept, "passed": True}) is None
+    assert Canary.from_json({**kept, "passed": True}) == Canary(**kept, passed=True)
 
 
 def test_a_job_that_passed_its_canary_says_so(poison: ModuleType, start_worker: Start) -> None:

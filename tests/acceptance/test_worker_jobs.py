@@ -17,6 +17,7 @@ from waiting import poll
 from workers import Place, Worker, run_python
 
 from celery_dlq import DeadLetter, DLQError
+from celery_dlq.features.auto_redrive import operations as auto_redrive
 from celery_dlq.features.auto_redrive.operations import ACTOR
 from celery_dlq.policies import overrides
 
@@ -245,13 +246,13 @@ def test_a_worker_killed_in_a_redrive_by_policy_is_followed_by_another(
 DIES = """
 import os, signal, sys
 import poison_app
-from celery_dlq.operations import jobs
+from celery_dlq.operations import job
 from celery_dlq.features.auto_redrive import operations as auto_redrive
 from celery_dlq.operations.redrive import publisher
 from celery_dlq.store.letters import Letters
 
 owner, name, when, number, elsewhere = sys.argv[1:]
-place = {"Letters": Letters, "JobRun": jobs.JobRun, "Publisher": publisher.Publisher}[owner]
+place = {"Letters": Letters, "JobRun": job.JobRun, "Publisher": publisher.Publisher}[owner]
 inner, calls = getattr(place, name), []
 
 def dying(self, *args, **kwargs):
@@ -267,8 +268,8 @@ setattr(place, name, dying)
 if elsewhere:
     Letters.marker = lambda _: None
 auto_redrive.LEASE_SECONDS = 1.0
-running = poison_app.dlq.assembly.running()
-list(running.redrive_due(running._policies.in_force(), lambda: False))
+jobs = poison_app.dlq.assembly.jobs()
+list(auto_redrive.redrive_due(jobs, jobs.policies.in_force(), lambda: False))
 """
 
 
@@ -310,8 +311,8 @@ def test_a_look_killed_anywhere_is_finished_by_the_next_ones(
     assert done.returncode == -signal.SIGKILL, done.stderr
 
     def look() -> bool:
-        running = poison.dlq.assembly.running()
-        list(running.redrive_due(running._policies.in_force(), lambda: False))
+        jobs = poison.dlq.assembly.jobs()
+        list(auto_redrive.redrive_due(jobs, jobs.policies.in_force(), lambda: False))
         return left(poison) == []
 
     poll(look, timeout_seconds=60, every_seconds=0.2)

@@ -74,9 +74,8 @@ def aged(dlq: DeadLetters, seconds: float) -> None:
 
 def look(dlq: DeadLetters, stopping: Callable[[], bool] = bool) -> list[Job]:
     """What one look of one worker does."""
-    with dlq.assembly._separate_running() as running:
-        table = running._policies.in_force()
-        return list(running.redrive_due(table, stopping))
+    with dlq.assembly._separate_jobs() as jobs:
+        return list(module.redrive_due(jobs, jobs.policies.in_force(), stopping))
 
 
 def stopping_soon() -> Callable[[], bool]:
@@ -252,7 +251,7 @@ def test_a_job_that_was_paused_is_finished_by_another_process(make: Make) -> Non
     (job,) = one.jobs()
     assert job.state == "waiting"
     assert look(two) == []
-    ran = two.assembly.running().run_next(lambda: False)
+    ran = two.assembly.jobs().run_next(lambda: False)
     assert ran is not None
     assert (ran.id, ran.state, ran.counts["published"]) == (job.id, "done", 250)
     assert left(one) == set()
@@ -272,9 +271,9 @@ def test_a_job_whose_process_was_killed_is_resumed(
 
     with monkeypatch.context() as dying:
         dying.setattr(module._Lease, "end", lambda _: None)
-        dying.setattr("celery_dlq.operations.jobs.JobRun.end", killed)
-        dying.setattr("celery_dlq.operations.redrive.redrive.Redriver._count", killed)
-        dying.setattr("celery_dlq.operations.redrive.redrive.Redriver._settle", killed)
+        dying.setattr("celery_dlq.operations.job.JobRun.end", killed)
+        dying.setattr("celery_dlq.operations.redrive.one_step.OneStep._count", killed)
+        dying.setattr("celery_dlq.operations.redrive.claimed.Claimed._settle", killed)
         with pytest.raises(KeyboardInterrupt):
             look(one)
     (job,) = one.jobs()
@@ -295,7 +294,7 @@ def test_a_policy_that_was_removed_while_a_job_waited_is_obeyed(make: Make) -> N
     (job,) = dlq.jobs()
     dlq.override_policy("orders", timedelta(hours=1), auto_redrive=False)
     with pytest.raises(Exception, match="no auto_redrive any more"):
-        dlq.assembly.running().run_next(lambda: False)
+        dlq.assembly.jobs().run_next(lambda: False)
     assert dlq.job(job.id).state == "failed"
     assert "no auto_redrive any more" in dlq.job(job.id).note
     assert left(dlq) == here <= set(ids)

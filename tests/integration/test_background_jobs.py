@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from builders import DLQ, a_letter, a_request, an_app, key_of
-from fresh import fresh_store
+from fresh import fresh_store, jobs_on
 from servers import RedisServer
 from slow_proxy import SlowProxy
 from waiting import poll
@@ -25,10 +25,12 @@ from celery_dlq import DeadLetters, DLQError, LetterFilter
 from celery_dlq.errors import NotFound
 from celery_dlq.events import Redriven, acting_as
 from celery_dlq.operations import jobs as jobs_module
-from celery_dlq.operations import preview as preview_module
+from celery_dlq.operations.discard import DiscardOptions
 from celery_dlq.operations.edit import Edit
-from celery_dlq.operations.jobs import MOST_PLANS, CancelledError, Jobs
-from celery_dlq.operations.runner import Runner
+from celery_dlq.operations.job import CancelledError
+from celery_dlq.operations.jobs import MOST_PLANS, Runner
+from celery_dlq.operations.redrive import checks as checks_module
+from celery_dlq.operations.redrive.message import RedriveOptions
 
 Operators = Callable[[], DeadLetters]
 STORES = ["redis", "elsewhere"]
@@ -228,7 +230,7 @@ def test_unusable_plans_are_refused(operators: Operators) -> None:
 def ran(dlq: DeadLetters, job_id: str) -> Any:
     """A plan that was started, once this process has run it."""
     dlq.start(job_id)
-    job = dlq.assembly.running().run_next(lambda: False)
+    job = dlq.assembly.jobs().run_next(lambda: False)
     assert job is not None
     assert (job.id, job.state) == (job_id, "done")
     return job
@@ -309,7 +311,7 @@ def test_a_plan_with_a_limit_has_what_was_read_in_time(
     with pytest.raises(DLQError, match="found none in 0 s; narrow the filter or leave out limit"):
         dlq.plan("purge", DLQ, LetterFilter(task_name="none"), limit=5, seconds=0)
     ticks = iter(range(100))
-    monkeypatch.setattr(preview_module, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    monkeypatch.setattr(checks_module, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
     plan = dlq.plan("purge", DLQ, limit=5, seconds=3.5)
     assert plan.total in {2, 3}  # some stores read page by page
     assert (plan.preview["letters"], plan.preview["exact"]) == (plan.total, True)
@@ -345,20 +347,20 @@ app = an_app(dlq_url=url, **({"broker_url": url} if broker == "redis" else {}))
 app.conf.task_default_queue = "orders"
 dlq = DeadLetters(app)
 if dlq.job(job).kind == "redrive":
-    from celery_dlq.operations.redrive.redrive import Redriver
-    inner = Redriver._wait
-    def wait(self, publisher, work):
-        inner(self, publisher, work)
+    from celery_dlq.operations.redrive.claimed import Claimed
+    inner = Claimed.wait
+    def wait(self):
+        inner(self)
         os.kill(os.getpid(), signal.SIGKILL)
-    Redriver._wait = wait
+    Claimed.wait = wait
 else:
-    inner = discard.Discarder._batch
-    def batch(self, run, found, options, report):
-        inner(self, run, found, options, report)
+    inner = discard._Discard._remove
+    def remove(self, keys):
+        inner(self, keys)
         os.kill(os.getpid(), signal.SIGKILL)
-    discard.Discarder._batch = batch
+    discard._Discard._remove = remove
 dlq.start(job)
-dlq.assembly.running().run_next(lambda: False)
+dlq.assembly.jobs().run_next(lambda: False)
 """
 
 
@@ -391,13 +393,13 @@ import os, signal, sys
 from builders import DLQ, an_app
 from celery_dlq import DeadLetters
 from celery_dlq.operations import discard
-inner, batches = discard.Discarder._batch, []
-def batch(self, run, found, options, report):
-    inner(self, run, found, options, report)
-    batches.append(found)
+inner, batches = discard._Discard._remove, []
+def remove(self, keys):
+    inner(self, keys)
+    batches.append(keys)
     if len(batches) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-discard.Discarder._batch = batch
+discard._Discard._remove = remove
 discard._LETTERS_PER_BATCH = 4
 DeadLetters(an_app(dlq_url=sys.argv[1])).purge(DLQ, limit=10)
 """
@@ -481,7 +483,7 @@ def test_what_has_not_begun_is_cancelled_at_once(operators: Operators) -> None:
     dlq.start(waiting)
     assert [dlq.cancel(job_id).state for job_id in (plan, waiting)] == ["cancelled", "cancelled"]
     assert dlq.start(waiting).state == "cancelled"
-    assert dlq.assembly.running().run_next(lambda: False) is None
+    assert dlq.assembly.jobs().run_next(lambda: False) is None
     assert left(dlq) == set(ids)
     assert dlq.resume(waiting).to_json()["removed"] == 2
 
@@ -510,7 +512,7 @@ def test_a_closed_runner_leaves_its_job_to_the_next(
         asked.append(1)
         return len(asked) > 6
 
-    job = one.assembly.running().run_next(stopping)
+    job = one.assembly.jobs().run_next(stopping)
     assert job is not None
     assert (job.state, job.run, job.ended_at) == ("waiting", 1, None)
     here = left(one)
@@ -535,13 +537,13 @@ def test_a_run_that_was_silent_undoes_nothing_that_others_decided(
     """Its machine stood still: meanwhile its job was cancelled, handed on, or taken over."""
     monkeypatch.setattr("celery_dlq.operations.job.SILENT", timedelta(0))
     one = operators()
-    jobs = Jobs(one.job_store)
-    run = jobs.new("redrive", DLQ, where={}, options={}, until=None, total=None)
+    jobs = one.assembly.jobs()
+    run = jobs.make("redrive", DLQ, LetterFilter(), RedriveOptions())
     run.beat()
     if decided == "cancelled":
         jobs.cancel(run.job.id)
     elif decided == "waiting":
-        jobs.wait_again(run.job.id)
+        jobs.resume_in_background(run.job.id)
     else:
         jobs.again(run.job.id)
     stored = one.job_store.read(run.job.id)
@@ -560,8 +562,8 @@ def test_a_job_that_was_taken_is_ours_though_the_reply_was_lost(redis_server: Re
         proxy.open()
         url = redis_server.url.replace(str(redis_server.port), str(proxy.port))
         dlq = DeadLetters(an_app(dlq_url=url))
-        jobs = Jobs(dlq.job_store)
-        run = jobs.new("redrive", DLQ, where={}, options={}, until=None, total=None)
+        jobs = dlq.assembly.jobs()
+        run = jobs.make("redrive", DLQ, LetterFilter(), RedriveOptions())
         run.beat()
         run.end("cancelled", {})
         assert jobs.again(run.job.id).job.run == 2
@@ -619,9 +621,8 @@ def test_a_job_that_fails_says_why_and_the_next_one_runs(
     put(dlq, 2)
     bad, good = dlq.plan("redrive", DLQ).id, dlq.plan("purge", DLQ).id
     nothing: dict[str, str] = {}
-    monkeypatch.setattr(
-        "celery_dlq.operations.running.Running._redrive", lambda *_: nothing["no such key"]
-    )
+    kind = replace(jobs_module.KINDS["redrive"], operation=lambda *_: nothing["no such key"])
+    monkeypatch.setitem(jobs_module.KINDS, "redrive", kind)
     dlq.start(bad)
     dlq.start(good)
     runners(dlq)
@@ -683,7 +684,7 @@ def test_an_edit_that_was_paused_goes_on_with_its_change(operators: Operators) -
     where = LetterFilter(ids=frozenset({letter_id}))
     plan = dlq.plan("edit", DLQ, where, change=Edit(args=[2]))
     dlq.start(plan.id)
-    job = dlq.assembly.running().run_next(lambda: True)
+    job = dlq.assembly.jobs().run_next(lambda: True)
     assert job is not None
     assert (job.state, left(dlq)) == ("waiting", {letter_id})
     assert dlq.resume(plan.id).to_json()["published"] == 1
@@ -695,8 +696,7 @@ def test_an_edit_that_was_paused_goes_on_with_its_change(operators: Operators) -
 
 def test_job_ids_of_one_millisecond_differ() -> None:
     """Two operators plan at once."""
-    backend = fresh_store()
-    made = jobs_module.Jobs(backend.jobs)
-    options: dict[str, Any] = {"where": {}, "options": {}, "until": None, "total": None}
-    ids = {made.new("purge", DLQ, **options).job.id for _ in range(100)}
+    jobs = jobs_on(fresh_store())
+    options = DiscardOptions()
+    ids = {jobs.make("purge", DLQ, LetterFilter(), options).job.id for _ in range(100)}
     assert len(ids) == 100

@@ -27,9 +27,9 @@ from celery_dlq.features.circuit_breaker.policy import Probed
 from celery_dlq.features.hold import operations as holds
 from celery_dlq.letters.record import Reason
 from celery_dlq.operations import instructions, job
-from celery_dlq.operations.jobs import JobRun, Jobs
+from celery_dlq.operations.job import JobRun
+from celery_dlq.operations.jobs import Jobs
 from celery_dlq.operations.redrive.publisher import GrowingPace
-from celery_dlq.operations.running import Running
 from celery_dlq.store.instructions import Hold, Instructions
 
 TASK = "shop.charge"
@@ -170,7 +170,7 @@ def test_a_release_that_is_cancelled_while_no_worker_runs_it(
     else:
         monkeypatch.setattr(job, "SILENT", timedelta(0))
         with monkeypatch.context() as patch, pytest.raises(SystemExit):
-            patch.setattr(Running, "run", lambda *_: sys.exit())
+            patch.setattr(Jobs, "run", lambda *_: sys.exit())
             recover(dlq)
     assert dlq.jobs()[0].state == state
     dlq.cancel(dlq.jobs()[0].id)
@@ -198,7 +198,7 @@ def test_a_release_by_hand_that_is_cancelled_opens_the_breaker_again(
 STEPS = {
     "before the hold names the job": (Instructions, "replace"),
     "before the job begins": (JobRun, "beat"),
-    "before the first message": (Running, "run"),
+    "before the first message": (Jobs, "run"),
     "before the job is done": (JobRun, "end"),
     "before the breaker closes": (recovery, "emptied"),
     "before an earlier job is resumed": (Jobs, "again"),
@@ -236,8 +236,8 @@ import sys
 sys.path.insert(0, sys.argv[2])
 from builders import an_app
 from celery_dlq import DeadLetters
-from celery_dlq.operations.redrive import redrive
-redrive.MOST_LETTERS = redrive._MOST_AT_ONCE = 3
+from celery_dlq.operations.redrive import one_step, redrive
+one_step.OneStep.batch_size = redrive._MOST_AT_ONCE = 3
 dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[1]))
 print("ready", flush=True)
 dlq.assembly.recover(lambda: False)
@@ -278,14 +278,14 @@ def test_an_error_of_one_breaker_does_not_stop_the_others(
     releasing(dlq, 3, "mail")
     other = dlq.breakers()[0].hold.id
     ids = releasing(dlq, 3)
-    run = Running.run
+    run = Jobs.run
 
-    def refuses(self: Running, one: JobRun, *args: Any, **named: Any) -> Any:
+    def refuses(self: Jobs, one: JobRun, *args: Any, **named: Any) -> Any:
         if one.job.queue == other:
             raise DLQError("the queue takes nothing")
         return run(self, one, *args, **named)
 
-    monkeypatch.setattr(Running, "run", refuses)
+    monkeypatch.setattr(Jobs, "run", refuses)
     with suppress(DLQError):
         recover(dlq)
     assert queued(client) == ids

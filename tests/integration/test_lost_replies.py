@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 from builders import a_letter, key_of
 from command_proxy import CommandProxy, Matches, sends
-from fresh import fresh_store
+from fresh import fresh_store, jobs_on
 from servers import RedisServer
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Action, Events
 from celery_dlq.features.circuit_breaker.operations import Circuits
 from celery_dlq.features.circuit_breaker.policy import CircuitBreaker, Closed, Died, Opened, Probed
+from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import EPOCH
 from celery_dlq.metrics import CIRCUITS, Counts
 from celery_dlq.operations.job import DONE, RUNNING, WAITING
-from celery_dlq.operations.jobs import Jobs
+from celery_dlq.operations.redrive.message import RedriveOptions
 from celery_dlq.store.circuits import Ends
 from celery_dlq.store.instructions import OPEN, Hold
 from celery_dlq.store.records import Stored, WorkerInfo
@@ -170,19 +171,18 @@ def test_a_job_whose_beginning_has_no_reply_is_run_by_this_process(
     proxy: CommandProxy, parts: Store
 ) -> None:
     """Taken for another process's, nobody would run it until a person looked."""
-    jobs = Jobs(parts.jobs)
+    jobs = jobs_on(parts)
     for _ in range(2):  # at the second one, Redis knows the script
-        about: dict[str, Any] = {"where": {}, "options": {}, "until": None, "total": None}
-        run = jobs.new("redrive", "orders-DLQ", **about)
+        run = jobs.make("redrive", "orders-DLQ", LetterFilter(), RedriveOptions())
         run.beat(now=True)
         run.end(WAITING, {})
         lost = proxy.fault("after", runs("save_job"))
-        begun = jobs.next_run(lambda _job: True)
+        begun = jobs.next_run()
         assert begun is not None
         assert (begun.job.id, begun.job.state) == (run.job.id, RUNNING)
         assert lost.met.is_set()
         begun.end(DONE, {})
-    assert jobs.next_run(lambda _job: True) is None
+    assert jobs.next_run() is None
 
 
 def a_heartbeat(parts: Store, apply: Any = lambda *_: None, **info: Any) -> Heartbeat:

@@ -14,6 +14,7 @@ from web_pages import SAME_SITE, form_of, get, post
 from celery_dlq import DeadLetters
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Events
+from celery_dlq.features.auto_redrive.operations import redrive_due
 from celery_dlq.letters.record import Reason
 from celery_dlq.operations.retention import Retention, RetentionRound
 from celery_dlq.policies import overrides
@@ -84,9 +85,9 @@ def a_worker_trims(dlq: DeadLetters) -> int:
 
 def a_worker_redrives(dlq: DeadLetters) -> int:
     """How many jobs a worker's look made."""
-    with dlq.assembly._separate_running() as running:
+    with dlq.assembly._separate_jobs() as jobs:
         table = dlq.assembly.policy_admin().in_force()
-        return len(list(running.redrive_due(table, bool)))
+        return len(list(redrive_due(jobs, table, bool)))
 
 
 def effect(dlq: DeadLetters, **values: Any) -> str:

@@ -15,7 +15,7 @@ from celery_dlq import DeadLetter, DeadLetters
 from celery_dlq.errors import RedriveError
 from celery_dlq.events import Action
 from celery_dlq.operations.edit import Edit
-from celery_dlq.operations.redrive import dry_run as module
+from celery_dlq.operations.redrive import checks as module
 from celery_dlq.store.records import WorkerInfo
 
 QUEUES = ("orders", "other", "ordres", "empty")
@@ -142,7 +142,7 @@ def test_a_plan_whose_letters_stay_does_not_say_that_they_had_gone(shop: Shop) -
         shop.put(task_name=name)
     plan = shop.dlq.plan("redrive", DLQ, limit=2)
     shop.dlq.start(plan.id)
-    job = shop.dlq.assembly.running().run_next(lambda: False)
+    job = shop.dlq.assembly.jobs().run_next(lambda: False)
     assert job is not None
     assert (job.counts["published"], job.counts["refused"], job.note) == (1, 1, "")
     assert shop.left == 2

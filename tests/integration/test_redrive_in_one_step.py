@@ -440,8 +440,8 @@ import sys
 sys.path.insert(0, sys.argv[2])
 from builders import DLQ, an_app
 from celery_dlq import DeadLetters
-from celery_dlq.operations.redrive import redrive
-redrive.MOST_LETTERS = 20
+from celery_dlq.operations.redrive import one_step
+one_step.OneStep.batch_size = 20
 dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[1]))
 print("ready", flush=True)
 jobs = [job for job in dlq.jobs() if job.state == "interrupted"]

@@ -277,9 +277,9 @@ from datetime import timedelta
 from builders import an_app
 from celery_dlq import DeadLetters
 from celery_dlq.features.hold import operations as holds
-from celery_dlq.operations.redrive import redrive
+from celery_dlq.operations.redrive import one_step
 holds.NOTICED, holds.RELEASE_RATE = timedelta(0), 5000.0
-redrive.MOST_LETTERS = 20
+one_step.OneStep.batch_size = 20
 dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[1]))
 print("ready", flush=True)
 dlq.assembly.holds().release_ended(lambda: False)

@@ -12,6 +12,7 @@ from celery import Celery
 
 from celery_dlq import DeadLetters, LetterFilter
 from celery_dlq.operations.job import RUNNING
+from celery_dlq.operations.redrive.message import RedriveOptions
 from celery_dlq.store.instructions import Override
 from celery_dlq.worker.heartbeat import Heartbeat, worker_info
 
@@ -116,7 +117,7 @@ def test_a_job_that_runs_is_not_taken_for_dead(machine: Machine, hours: int) -> 
     """Otherwise somebody resumes it, and two processes publish the same letters."""
     wrong, right = machine(hours * HOUR), machine(timedelta(0))
     for at_work, other in ((wrong, right), (right, wrong)):
-        run = at_work.assembly.running().new("redrive", DLQ, LetterFilter(), {})
+        run = at_work.assembly.jobs().new("redrive", DLQ, LetterFilter(), RedriveOptions())
         run.beat()
         assert other.job(run.job.id).state == RUNNING
     assert [job.state for job in right.jobs()] == [RUNNING, RUNNING]

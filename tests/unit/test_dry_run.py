@@ -10,9 +10,9 @@ from builders import NOW, a_letter, an_app
 from kombu import Queue
 
 from celery_dlq.errors import RedriveError
-from celery_dlq.operations.redrive import dry_run as module
-from celery_dlq.operations.redrive.dry_run import Targets, dry_run, refuse_lost
-from celery_dlq.operations.redrive.selection import RawEntry
+from celery_dlq.operations.redrive import checks as module
+from celery_dlq.operations.redrive.checks import Targets, dry_run, refuse_lost
+from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.store.records import MAX_TASKS, WorkerInfo
 
 

@@ -18,7 +18,7 @@ from celery_dlq.features.redaction.rules import Rules
 from celery_dlq.letters.conditions import assignment
 from celery_dlq.operations.edit import Edit, edited
 from celery_dlq.operations.redrive.message import Outgoing, RedriveOptions, outgoing
-from celery_dlq.operations.redrive.selection import RawEntry
+from celery_dlq.operations.redrive.select import RawEntry
 
 ARGS = [7, {"id": "7"}, [1, 2]]
 KWARGS = {"tenant": 42, "a.b": {"c d": "deep"}, "lines": [{"sku": "A1"}], "0": "zero", "day": None}

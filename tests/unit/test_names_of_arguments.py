@@ -57,7 +57,7 @@ def test_a_misspelt_argument_is_named_with_the_one_that_is_meant(
 )
 def test_a_misspelt_option_of_a_plan(dlq: DeadLetters, kind: str, options: Any, meant: str) -> None:
     """It has the options of the operation that is planned."""
-    plans = dlq.assembly.plans()
+    plans = dlq.assembly.operations()
     with pytest.raises(DLQError, match=f"did you mean '{meant}'"):
         plans._planned_options(kind, options)
 

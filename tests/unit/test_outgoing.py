@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.letters.packed import fields_of, packed
 from celery_dlq.operations.redrive.message import Outgoing, RedriveOptions, outgoing
-from celery_dlq.operations.redrive.selection import RawEntry
+from celery_dlq.operations.redrive.select import RawEntry
 
 NAMES = st.one_of(
     st.text(max_size=5),

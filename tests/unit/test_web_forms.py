@@ -167,7 +167,7 @@ def test_a_form_of_a_redrive_refuses_what_the_redrive_refuses(fields: str, text:
     path = path_of(ROUTE["plan_redrive"])
     answer = web.handle(post(path, cookie, token, headers=SAME_SITE, fields=fields))
     assert (answer.status, text in unescape(answer.body.decode()).encode()) == (400, True)
-    assert web.assembly.operations().jobs() == []
+    assert web.assembly.jobs().jobs() == []
 
 
 def test_a_refused_login_does_not_show_the_password() -> None:
@@ -275,7 +275,7 @@ def test_a_cancelled_removal_is_resumed_with_the_name_of_its_queue_only() -> Non
         path = f"/jobs/{job}/{verb}"
         return web.handle(post(path, cookie, token, fields=fields, headers=SAME_SITE))
 
-    plans, jobs = web.assembly.plans(), web.assembly.operations()
+    plans, jobs = web.assembly.operations(), web.assembly.jobs()
     planned = plans.plan("discard", DLQ).id
     assert send(planned, "cancel").status == 303
     answer = send(planned, "resume", f"typed={DLQ}")
@@ -316,8 +316,8 @@ def test_arguments_with_control_characters_can_be_edited() -> None:
         post(path, cookie, token, fields=urlencode({**typed, "force": "1"}), headers=SAME_SITE)
     )
     assert answer.status == 303, answer.body
-    (plan,) = web.assembly.operations().jobs()
-    _, after = web.assembly.plans().edited_arguments(plan.id)
+    (plan,) = web.assembly.jobs().jobs()
+    _, after = web.assembly.operations().edited_arguments(plan.id)
     assert after["args"] == ["z\x85b\u202ec\u200bd\U000e0041"]
 
 

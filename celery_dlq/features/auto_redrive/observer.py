@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from celery_dlq.events import DeadLettered, Event
+from celery_dlq.features.auto_redrive.operations import redrive_due
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.metrics import REDRIVES_USED_UP
 from celery_dlq.worker.housekeeping import LongTask
@@ -72,7 +73,7 @@ class AutoRedriveObserver(Observer):
         table = self._parts.policies.policies
         with (
             self._parts.separate() as self._own,
-            closing(self._own.running().redrive_due(table, stopping)) as jobs,
+            closing(redrive_due(self._own.jobs(), table, stopping)) as jobs,
         ):
             for _ in jobs:
                 pass

@@ -22,17 +22,16 @@ from uuid import uuid4
 from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
 from celery_dlq.events import on_behalf_of
 from celery_dlq.features.auto_redrive.policy import AutoRedrive
+from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import to_micros
 from celery_dlq.logs import get_logger
-from celery_dlq.operations.job import (
-    DONE,
-    INTERRUPTED,
-    RUNNING,
-    WAITING,
-    Job,
-)
-from celery_dlq.operations.jobs import JobRun, Jobs
-from celery_dlq.operations.redrive.selection import RawEntry
+from celery_dlq.operations.job import DONE, INTERRUPTED, RUNNING, WAITING, Job, JobRun
+from celery_dlq.operations.jobs import Jobs
+from celery_dlq.operations.redrive.canary import Canary
+from celery_dlq.operations.redrive.message import RedriveOptions
+from celery_dlq.operations.redrive.select import RawEntry
+from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import Glance
 
@@ -136,17 +135,9 @@ class Cursor(NamedTuple):
 class AutoRedrives:
     """Redrives the letters that are due, a job at a time."""
 
-    def __init__(
-        self,
-        store: Letters,
-        jobs: Jobs,
-        new_job: Callable[[str, Mapping[str, Any]], JobRun],
-        run: Callable[[JobRun], object],
-    ) -> None:
-        self._store = store
+    def __init__(self, jobs: Jobs) -> None:
+        self._store: Letters = jobs.backend.letters
         self._jobs = jobs
-        self._new_job = new_job
-        self._run = run
 
     def due(
         self, rule_of: Callable[[str], AutoRedrive | None], stopping: Stopping
@@ -224,7 +215,7 @@ class AutoRedrives:
                 _keep(state, due, cursor)
                 lease.note(state)
             return None
-        run = self._new_job(queue, _options(rule, due))
+        run = self._jobs.new("redrive", queue, LetterFilter(), _options(rule, due))
         run.tell(until=until, position=begun, total=None)
         _keep(state, due, cursor)
         state |= {"job": run.job.id, "begun": begun}
@@ -238,7 +229,7 @@ class AutoRedrives:
         """Run a job to its end, or until this process is to stop."""
         run.stopping = lambda: stopping() or not lease.keep()
         try:
-            self._run(run)
+            self._jobs.run(run)
         except StoreUnavailable:
             raise
         except DLQError as exc:  # it is in the job's note, too
@@ -347,9 +338,33 @@ def numbers(rule: AutoRedrive) -> Iterator[Due]:
     return (Due(redrives=number, reasons=reasons) for number in range(rule.times))
 
 
-def _options(rule: AutoRedrive, due: Due) -> dict[str, Any]:
-    options: dict[str, Any] = {"rate": RATE, "limit": MOST_LETTERS, "due": due.to_json()}
+def _options(rule: AutoRedrive, due: Due) -> RedriveOptions:
+    canary = None
     if rule.canary is not None:
         wait = min(max(CANARY_SECONDS, rule.after), MOST_CANARY_SECONDS)
-        options["canary"] = {"letters": rule.canary, "max_failures": 0, "wait_seconds": wait}
-    return options
+        canary = Canary(letters=rule.canary, wait_seconds=wait)
+    return RedriveOptions(rate=RATE, limit=MOST_LETTERS, due=due.to_json(), canary=canary)
+
+
+def redrive_due(jobs: Jobs, table: PolicyTable, stopping: Stopping) -> Generator[Job, None, None]:
+    """Redrive what is due by the policies; yields each job when it ended."""
+
+    def rule_of(queue: str) -> AutoRedrive | None:
+        # Nothing while a change of the policy has yet to begin.
+        return None if table.rests(queue) else table.value_of(queue, "auto_redrive")
+
+    return AutoRedrives(jobs).due(rule_of, stopping)
+
+
+def chooses(
+    policy: Policy | None, due: Mapping[str, Any] | None
+) -> Callable[[RawEntry], bool] | None:
+    """Which letters a policy redrives, or a job that it made; ``None`` if it redrives none."""
+    rule = None if policy is None else policy.of("auto_redrive")
+    if not rule:
+        return None
+    every = list(numbers(rule))
+    if due is None:
+        return lambda found: any(one(found) for one in every)
+    mine = Due.from_json(due)
+    return mine if mine in every else None

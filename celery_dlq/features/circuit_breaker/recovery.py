@@ -19,9 +19,10 @@ from celery_dlq.features.circuit_breaker.policy import (
 from celery_dlq.letters.record import to_micros
 from celery_dlq.logs import get_logger
 from celery_dlq.operations.instructions import HeldQueues
-from celery_dlq.operations.job import CANCELLED, DONE, Job
-from celery_dlq.operations.jobs import JobRun
-from celery_dlq.operations.running import Running
+from celery_dlq.operations.job import CANCELLED, DONE, Job, JobRun
+from celery_dlq.operations.jobs import Jobs
+from celery_dlq.operations.redrive.message import RedriveOptions
+from celery_dlq.operations.release import new_release, release_probe
 from celery_dlq.store.instructions import OPEN, RELEASING, Hold, Instructions
 
 logger = get_logger("celery_dlq.worker")
@@ -37,13 +38,13 @@ class Recovery:
         self,
         instructions: Instructions,
         held: HeldQueues,
-        running: Running,
+        jobs: Jobs,
         circuits: Circuits,
         off: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self._store = instructions
         self._held = held
-        self._running = running
+        self._jobs = jobs
         self._circuits = circuits
         self._off = off
 
@@ -81,7 +82,7 @@ class Recovery:
             return
         after, ours = self._circuits.change(circuit.task, circuit.queue, ProbeDue())
         if after is not None and ours:
-            sent = self._running.release_probe(after.id, after.marker)
+            sent = release_probe(self._jobs, after.id, after.marker)
             logger.info("The circuit breaker %s sent %d messages as a probe", hold.id, sent)
 
     def _release(self, hold: Hold, stopping: Callable[[], bool]) -> None:
@@ -105,7 +106,7 @@ class Recovery:
         if run is None:
             return
         run.stopping = self._probing(stopping)
-        if self._running.run(run).state == DONE:
+        if self._jobs.run(run).state == DONE:
             emptied(self._circuits, hold)
 
     def _probing(self, stopping: Callable[[], bool]) -> Callable[[], bool]:
@@ -124,8 +125,8 @@ class Recovery:
     def _next_run(self, hold: Hold, job: Job | None) -> JobRun | None:
         """The release that this worker does; ``None`` if another does it, or not yet."""
         if job is None:
-            options = {"growing": True, "marker": hold.marker}
-            run = self._running.new_release(hold.id, options)
+            options = RedriveOptions(growing=True, marker=hold.marker)
+            run = new_release(self._jobs, hold.id, options)
             run.tell(total=self._held.length(hold))
             if not self._store.replace(hold, replace(hold, job=run.job.id)):
                 return None

@@ -29,7 +29,7 @@ from celery_dlq.features.differences.significance import (
 )
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.reading import Reading
-from celery_dlq.operations.redrive.selection import RawEntry
+from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import ordered
 from celery_dlq.store.store import Store

@@ -147,7 +147,7 @@ def _jobs(call: Call, queue: str, fingerprint: str) -> list[Any]:
     """The newest jobs on this group: what was tried, and how its canary ended."""
     if not call.user.may(Permission.VIEW):
         return []
-    jobs = call.dlq.operations().jobs()
+    jobs = call.dlq.jobs().jobs()
     return [
         job.shown(call.web.redaction)
         for job in jobs

@@ -20,12 +20,12 @@ from celery_dlq.operations.instructions import (
     KnownNames,
     reason_of,
 )
-from celery_dlq.operations.job import DONE, RUNNING, Job
-from celery_dlq.operations.jobs import JobRun
-from celery_dlq.operations.reading import Progress
+from celery_dlq.operations.job import DONE, RUNNING, Job, JobRun
+from celery_dlq.operations.jobs import Jobs
 from celery_dlq.operations.redrive.message import RedriveOptions
+from celery_dlq.operations.redrive.select import Progress
+from celery_dlq.operations.release import new_release
 from celery_dlq.operations.results import RedriveReport
-from celery_dlq.operations.running import Running
 from celery_dlq.store.instructions import MOST_HOLDS, Hold, Instructions
 
 logger = get_logger("celery_dlq.worker")
@@ -49,13 +49,13 @@ class Holds:
         instructions: Instructions,
         held: HeldQueues,
         names: KnownNames,
-        running: Running,
+        jobs: Jobs,
         audit: Audit,
     ) -> None:
         self._store = instructions
         self._held = held
         self._names = names
-        self._running = running
+        self._jobs = jobs
         self._audit = audit
 
     def hold(
@@ -130,7 +130,7 @@ class Holds:
         is in the database of the Redis broker; elsewhere as `redrive`. A job: it can be watched,
         cancelled, and resumed after a crash. A message that would be lost stays, as in `redrive`.
         """
-        options = RedriveOptions(rate=rate, limit=limit).to_json()
+        options = RedriveOptions(rate=rate, limit=limit)
         hold = self._held.get(hold_id)
         if not self._held.is_ours(hold):
             raise DLQError(
@@ -138,7 +138,7 @@ class Holds:
                 f"{hold.broker!r}; release it by an app that uses that broker"
             )
         if hold.circuit is not None:
-            options["marker"] = hold.marker
+            options = replace(options, marker=hold.marker)
         job = self._held.job(hold)
         if job is not None and job.state == RUNNING:
             raise DLQError(
@@ -151,7 +151,7 @@ class Holds:
                 f"expected a hold with messages, got {hold_id}, which has none"
                 f"{' and has ended' if ended else ''}; there is nothing to release"
             )
-        run = self._running.new_release(hold_id, options)
+        run = new_release(self._jobs, hold_id, options)
         if limit is None and not self._end(hold, run):
             raise DLQError(f"another process has just changed {hold_id}; try again")
         return self._run(hold, run, progress, scanned)
@@ -217,8 +217,10 @@ class Holds:
         """The release that a worker does; ``None`` if another does it, or nobody shall."""
         job = self._held.job(hold)
         if job is None or (job.state == DONE and self._held.length(hold) > _left(job)):
-            options = {"rate": RELEASE_RATE} if job is None else job.options
-            run = self._running.new_release(hold.id, options)
+            options = RedriveOptions(rate=RELEASE_RATE)
+            if job is not None:
+                options = RedriveOptions.from_json(job.options)
+            run = new_release(self._jobs, hold.id, options)
             return run if self._end(hold, run) else None
         return self._held.resumed(job)
 
@@ -230,7 +232,7 @@ class Holds:
         scanned: Progress | None = None,
     ) -> RedriveReport:
         self._held.begin(run, hold)
-        report: RedriveReport = self._running.run(run, progress, scanned)
+        report: RedriveReport = self._jobs.run(run, progress, scanned)
         if not run.begun:  # it had no messages
             self.record(Action.RELEASED, hold)
         return report

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError
-from celery_dlq.operations.redrive.selection import RawEntry
+from celery_dlq.operations.redrive.select import RawEntry
+from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import RedriveOutcome
 
+if TYPE_CHECKING:
+    from celery_dlq.operations.job import Job
+    from celery_dlq.operations.redrive.message import Outgoing
+    from celery_dlq.operations.redrive.redrive import Redrive
+
+MOST_DIED_IDS = 20
+POLL_SECONDS = 0.25
+_MAX_MARKERS_SCANNED = 200_000
 _MAX_LETTERS = 1000
 _MAX_ENTRIES_SCANNED = 100_000
 _MAX_GROUPS = 1000
@@ -25,6 +35,7 @@ class Canary:
     letters: int  # Number of letters to redrive first
     max_failures: int = 0  # Continue if at most this many of them die again or do not end in time
     wait_seconds: float = 60.0  # Seconds to watch them
+    passed: bool = False  # True in a job whose canary passed: resumed, it needs no other
 
     def __post_init__(self) -> None:
         if not 1 <= self.letters <= _MAX_LETTERS:
@@ -38,12 +49,13 @@ class Canary:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping, for the job."""
-        return asdict(self)
+        shown = asdict(self)
+        return shown if self.passed else {k: v for k, v in shown.items() if k != "passed"}
 
     @classmethod
     def from_json(cls, value: object) -> Canary | None:
-        """The canary of a resumed job; ``None`` if it has none, or if the canary passed."""
-        if not isinstance(value, Mapping) or value.get("passed"):
+        """Read what `to_json` wrote; ``None`` if it is none."""
+        if not isinstance(value, Mapping):
             return None
         return cls(**{f.name: value[f.name] for f in fields(cls) if f.name in value})
 
@@ -96,13 +108,86 @@ def why_stopped(canary: Mapping[str, Any]) -> str:
     return f"{unfinished:,} of {letters:,} letters of the canary did not end in {seconds:g} s"
 
 
-def too_late(options: Mapping[str, Any]) -> dict[str, int]:
-    """A delay that lets no canary end in time, as `DryRun.waits_for` has it."""
-    canary, delay = Canary.from_json(options.get("canary")), options.get("delay_seconds", 0)
-    if canary is None or delay < canary.wait_seconds:
-        return {}
-    watched = f"longer than the canary is watched, {canary.wait_seconds:g} s"
-    return {f"the delay of {delay:g} s, which is {watched}": canary.letters}
+def died_again(store: Letters, job: Job) -> Iterator[str]:
+    """Ids of new letters whose headers name a redrive; scans a bounded number."""
+    marker, scanned = f'"{job.id}"'.encode(), 0
+    for page in store.fields(job.queue, after=job.until, until=None, page_size=500):
+        for _position, raw in page:
+            if marker in raw.get(b"headers", b""):
+                yield raw.get(b"id", b"").decode("utf-8", "replace")
+        scanned += len(page)
+        if scanned >= _MAX_MARKERS_SCANNED:
+            return
+
+
+class CanaryWatch:
+    """Watches the messages of a canary, from before each is published until all have ended."""
+
+    def __init__(self, redrive: Redrive, canary: Canary) -> None:
+        self._redrive = redrive
+        self._canary = canary
+        self._messages: list[Outgoing] = []
+
+    def before(self, message: Outgoing) -> None:
+        """Have the store note how a message ends; it may be executed as soon as it is published."""
+        self._redrive.store.watch([self._redrive.key_of(message)])
+
+    def published(self, messages: Iterable[Outgoing]) -> None:
+        """Count on messages that the broker has."""
+        self._messages += messages
+
+    def result(self) -> CanaryResult:
+        """Wait until the messages have ended, too many died, or time is over."""
+        redrive, canary, job = self._redrive, self._canary, self._redrive.run
+        keys = [redrive.key_of(message) for message in self._messages]
+        began, died = time.monotonic(), 0
+        died_ids: list[str] = []
+        while True:
+            outcomes = [
+                RedriveOutcome.SUCCEEDED
+                if outcome is RedriveOutcome.OPEN and self._succeeded(message.task_id)
+                else outcome
+                for message, outcome in zip(
+                    self._messages, redrive.store.outcomes(keys), strict=True
+                )
+            ]
+            left = [
+                (key, message)
+                for key, message, outcome in zip(keys, self._messages, outcomes, strict=True)
+                if outcome is RedriveOutcome.OPEN
+            ]
+            result = CanaryResult.of(outcomes, redrive.held(left))
+            if result.died > died and len(died_ids) < MOST_DIED_IDS:
+                died_ids = [*islice(died_again(redrive.store, job.job), MOST_DIED_IDS)]
+            died, waited = result.died, time.monotonic() - began
+            job.tell(canary=_live(canary, result, waited, died_ids))
+            late = waited >= canary.wait_seconds
+            if result.open <= result.held or result.died > canary.max_failures or late:
+                return result
+            redrive.beat()
+            time.sleep(POLL_SECONDS)
+
+    def _succeeded(self, task_id: str) -> bool:
+        """Ask the result backend; queues without a policy record no successes."""
+        try:
+            return bool(self._redrive.app.AsyncResult(task_id).state == "SUCCESS")
+        except Exception:  # noqa: BLE001 - no result backend, or no answer: unknown
+            return False
+
+
+def _live(
+    canary: Canary, result: CanaryResult, waited: float, died_ids: list[str]
+) -> dict[str, Any]:
+    """A canary that runs, for its job."""
+    shown = result.to_json()
+    return {
+        "letters": shown.pop("redriven"),
+        **shown,
+        "waited_seconds": round(waited, 1),
+        "wait_seconds": canary.wait_seconds,
+        "verdict": "running",
+        "died_ids": died_ids,
+    }
 
 
 def chosen(entries: Iterable[RawEntry], letters: int) -> list[str]:

@@ -1,25 +1,345 @@
-"""What is checked before letters are changed: queues, tasks, the bin, an edit."""
+"""What is checked before letters are redriven, and a dry run's report of it.
+
+Every redrive looks up the queue and the task of each message, once for each of them, when its first
+letter is met. Features add what they know: a hold, say, that has the messages.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
-from typing import Any, TypedDict
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from celery_dlq.config import Settings
-from celery_dlq.errors import DLQError
+from celery_dlq.errors import DLQError, RedriveError
 from celery_dlq.events import whoami
 from celery_dlq.features.redaction.masking import Redaction
-from celery_dlq.operations.edit import MAX_CHANGE_CHARS, Edit, edited
+from celery_dlq.letters import conditions
+from celery_dlq.letters.links import is_in_chord
+from celery_dlq.operations.edit import Edit, edited
 from celery_dlq.operations.policies import PolicyAdmin
-from celery_dlq.operations.redrive.canary import Canary
-from celery_dlq.operations.redrive.dry_run import Check, DryRun, Targets, refuse_lost
 from celery_dlq.operations.redrive.message import Outgoing, RedriveOptions, outgoing
 from celery_dlq.operations.redrive.publisher import broker_name
-from celery_dlq.operations.redrive.selection import RawEntry
+from celery_dlq.operations.redrive.select import Progress, RawEntry
+from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.store.instructions import Hold
-from celery_dlq.store.records import Clock
+from celery_dlq.store.records import MAX_TASKS, Clock, MessageKey, WorkerInfo
 from celery_dlq.store.store import Store
+from celery_dlq.transport.sqs.aws import is_sqs, queue_exists
+
+_MAX_NAMES = 1000
+_MOST_NAMES_SHOWN = 20
+_MOST_EXAMPLES = 10
+_MOST_COUNTED = 1000
+_OTHERS = "(others)"
+
+Finding = tuple[bool | None, str]
+"""Whether something exists, ``None`` if that is unknown; and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A queue or task that a redrive needs."""
+
+    name: str  # The queue or the task
+    letters: int  # Number of letters that need it
+    found: bool | None  # True if it exists; `None` if that is unknown
+    why: str  # The place where it was found, or the places that were searched
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRun:
+    """The effect that a redrive would have.
+
+    Attributes:
+        letters: Number of letters that it would publish.
+        corrupt: Number of entries that are no letters; it would skip them.
+        bytes: Total size of the bodies.
+        queues: The queues that it would publish to.
+        tasks: The tasks that would run.
+        waits_for: What stands in the way of their execution, with the number of letters: a hold,
+            an open circuit breaker, a queue that no live worker consumes, a delay that is longer
+            than the canary is watched.
+        chords: Number of letters whose message is a part of a chord. The chord fails with it, and
+            the redrive does not run its body.
+    """
+
+    letters: int = 0
+    corrupt: int = 0
+    bytes: int = 0
+    queues: tuple[Check, ...] = field(default=())
+    tasks: tuple[Check, ...] = field(default=())
+    waits_for: Mapping[str, int] = field(default_factory=dict)
+    chords: int = 0
+
+    @property
+    def ready(self) -> bool:
+        """True unless a queue or task is known to be missing."""
+        return all(check.found is not False for check in (*self.queues, *self.tasks))
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping with the attribute names, and ``ready``."""
+        return {**asdict(self), "ready": self.ready}
+
+
+class Holds:
+    """The holds that have messages, or would have; those in force are read once."""
+
+    def __init__(self, app: Any, backend: Store) -> None:
+        self._app = app
+        self._instructions = backend.instructions
+        self._held = backend.held
+        self._in_force: Sequence[Hold] | None = None
+
+    def waits_for(self, found: RawEntry, task: str, queue: str) -> Iterator[str]:
+        """The holds that would take the message of a letter."""
+        if self._in_force is None:
+            now, brokers = self._instructions.now(), ("", broker_name(self._app))
+            holds = self._instructions.of(Hold)
+            self._in_force = [h for h in holds if h.in_force(now) and h.broker in brokers]
+        for hold in self._in_force:
+            if hold.covers(task, queue) and conditions.all_hold(hold.where, found.text):
+                yield _end_of(hold)
+
+    def have(self, messages: Sequence[tuple[MessageKey, Outgoing]]) -> list[str]:
+        """The ids of the holds that have some of these messages, one for each of them."""
+        holds, found = self._instructions.of(Hold) if messages else [], []
+        for key, message in messages:
+            for hold in holds:
+                entry = replace(key, dead_letter_queue=hold.id).letter_id
+                task = str(message.headers.get("task"))
+                if hold.covers(task, message.queue) and self._held.entry(hold.id, entry):
+                    found.append(hold.id)
+                    break
+        return found
+
+
+def _end_of(hold: Hold) -> str:
+    """The end of a hold; its reason and conditions may quote messages, which a plan must not."""
+    if hold.circuit is not None:
+        what = f"task {hold.circuit.task!r}, queue {hold.circuit.queue!r}"
+        return f"the circuit breaker of {what}, which is {hold.circuit.state}"
+    until = "is released" if hold.until is None else f"ends at {hold.until:%Y-%m-%d %H:%M} UTC"
+    return f"{hold.id} of {hold.actor}, until it {until}"
+
+
+class Targets:
+    """The queues and tasks that a redrive needs; each is looked up once, when it is first met.
+
+    A message is lost if no queue takes it, if its queue is one that nobody consumes and nobody
+    knows, or if none of the live workers that consume its queue has its task. What is unknown is
+    not missing: without a live worker, a letter's own queue and task count as there.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        workers: Sequence[WorkerInfo],
+        *,
+        configured: frozenset[str] = frozenset(),
+        guarded: frozenset[str] = frozenset(),
+        holds: Holds | None = None,
+        to_queue: str | None = None,
+    ) -> None:
+        self._app = app
+        self._workers = workers
+        self._configured = configured
+        self._guarded = guarded
+        self._holds = holds
+        self._to_queue = to_queue
+        self._queues: dict[str, Finding] = {}
+        self._losses: dict[tuple[bytes | None, bytes | None], str] = {}
+
+    def queue_of(self, found: RawEntry) -> str:
+        """The queue to which the message of a letter goes."""
+        return self._to_queue or found.text("source_queue")
+
+    def queue(self, name: str) -> Finding:
+        """Whether a queue takes messages, and somebody may consume them."""
+        if name not in self._queues:
+            self._queues[name] = self._find(name)
+        return self._queues[name]
+
+    def task(self, name: str, queue: str) -> Finding:
+        """Whether a live worker that consumes a queue has a task."""
+        workers = self._consumers(queue)
+        if not name:
+            return None, "the message names no task"
+        if not workers:
+            return None, f"no live worker consumes {queue!r}"
+        if name.startswith("celery."):
+            return True, "comes with Celery"
+        able = [info.hostname for info in workers if name in info.tasks]
+        if able:
+            more = f" and {len(able) - 1} more" if len(able) > 1 else ""
+            return True, f"registered by {able[0]}{more}"
+        if any(len(info.tasks) >= MAX_TASKS for info in workers):
+            return None, f"a live worker has more than the {MAX_TASKS:,} tasks that are listed"
+        several = f"none of the {len(workers)} live workers that consume"
+        one = f"not registered by {workers[0].hostname}, the only live worker that consumes"
+        return False, f"{one if len(workers) == 1 else f'registered by {several}'} {queue!r}"
+
+    def loss(self, found: RawEntry) -> str:
+        """Why the message of a letter would be lost; empty if it would not, or that is unknown."""
+        names = found.fields.get(b"source_queue"), found.fields.get(b"task_name")
+        text = self._losses.get(names)
+        if text is None:
+            if not found.is_letter or len(self._losses) >= _MAX_NAMES:
+                return ""
+            text = self._losses[names] = self._loss(self.queue_of(found), found.text("task_name"))
+        return text
+
+    def waits_for(self, found: RawEntry) -> Iterator[str]:
+        """What the message of a letter would wait for, when it is in its queue."""
+        queue, task = self.queue_of(found), found.text("task_name")
+        if self._holds is not None:
+            yield from self._holds.waits_for(found, task, queue)
+        if queue and not self._consumers(queue):
+            yield f"a live worker that consumes queue {queue!r}"
+
+    def _loss(self, queue: str, task: str) -> str:
+        if not queue:  # publishing it says so
+            return ""
+        for name, (there, why) in ((queue, self.queue(queue)), (task, self.task(task, queue))):
+            if there is False:
+                return f"{'queue' if name == queue else 'task'} {name!r} is {why}"
+        return ""
+
+    def _consumers(self, queue: str) -> list[WorkerInfo]:
+        return [info for info in self._workers if queue in info.queues]
+
+    def _find(self, name: str) -> Finding:
+        consumers = self._consumers(name)
+        if consumers:
+            return True, f"consumed by {consumers[0].hostname}"
+        exists, made_by_publishing = _on_broker(self._app, name)
+        if exists:
+            return True, "on the broker; no live worker consumes it"
+        if exists is None:
+            return None, "this broker does not answer"
+        if dict.get(self._app.amqp.queues, name) is not None:
+            return True, "declared by the app; the broker creates it at the first publish"
+        if made_by_publishing and name in self._configured:
+            return True, "in the app's configuration; no live worker consumes it"
+        if made_by_publishing and not self._workers and self._was_consumed(name):
+            return None, "no live worker has registered its queues"
+        known = self._configured.union(self._guarded, *(info.queues for info in self._workers))
+        why = "neither on the broker, nor declared by the app, nor consumed by a live worker"
+        return False, f"{why}{did_you_mean(name, known - {name})}"
+
+    def _was_consumed(self, name: str) -> bool:
+        return name != self._to_queue or name in self._guarded
+
+
+def dry_run(found: Iterable[RawEntry], targets: Targets) -> DryRun:
+    """Report what a redrive would do; changes nothing."""
+    needed: Counter[tuple[str, str]] = Counter()
+    waits_for: Counter[str] = Counter()
+    letters = corrupt = size = chords = 0
+    for entry in found:
+        if not entry.is_letter:
+            corrupt += 1
+            continue
+        letters += 1
+        body = entry.fields.get(b"body", b"")
+        size += len(body)
+        chords += is_in_chord(entry.fields.get(b"content_type", b""), body)
+        for what in targets.waits_for(entry):
+            if what in waits_for or len(waits_for) < _MAX_NAMES:
+                waits_for[what] += 1
+        pair = targets.queue_of(entry), entry.text("task_name")
+        needed[pair if pair in needed or len(needed) < _MAX_NAMES else (_OTHERS, _OTHERS)] += 1
+    return DryRun(
+        letters=letters,
+        corrupt=corrupt,
+        bytes=size,
+        queues=_checks(
+            (queue, count, _TOO_MANY if queue == _OTHERS else targets.queue(queue))
+            for (queue, _), count in needed.items()
+        ),
+        tasks=_checks(
+            (task, count, _TOO_MANY if task == _OTHERS else targets.task(task, queue))
+            for (queue, task), count in needed.items()
+        ),
+        waits_for=dict(waits_for.most_common()),
+        chords=chords,
+    )
+
+
+def refuse_lost(plan: DryRun, *, force: bool = False) -> None:
+    """Refuse a redrive of which a queue or task is known to be missing."""
+    kinds = (("queue", plan.queues), ("task", plan.tasks))
+    missing = [
+        f"{kind} {check.name!r} is {check.why}"
+        for kind, checks in kinds
+        for check in checks
+        if check.found is False
+    ]
+    if missing and not force:
+        raise RedriveError(
+            f"nothing was redriven, because messages would be lost: {'; '.join(missing[:5])}. "
+            f"To redrive nevertheless: --force, or force=True"
+        )
+
+
+_TOO_MANY: Finding = (None, "too many to check")
+
+
+def _checks(findings: Iterable[tuple[str, int, Finding]]) -> tuple[Check, ...]:
+    """One check a name, most letters first; a task that one of its queues lacks is missing."""
+    counts: Counter[str] = Counter()
+    worst: dict[str, Finding] = {}
+    for name, count, finding in findings:
+        counts[name] += count
+        before = worst.setdefault(name, finding)
+        if _BADNESS[finding[0]] > _BADNESS[before[0]]:
+            worst[name] = finding
+    return tuple(
+        Check(name=name, letters=count, found=worst[name][0], why=worst[name][1])
+        for name, count in counts.most_common()
+    )
+
+
+_BADNESS = {True: 0, None: 1, False: 2}
+
+
+_CONNECT: dict[str, Any] = {"max_retries": 1, "interval_start": 0.2, "interval_step": 0.2}
+_WAITS = {"read_timeout": 5, "write_timeout": 5}  # of RabbitMQ
+
+
+def _on_broker(app: Any, name: str) -> tuple[bool | None, bool]:
+    """Whether the broker has a queue, ``None`` if unknown; and whether publishing makes it."""
+    try:
+        with app.connection_for_write(transport_options=_WAITS) as connection:
+            connection.ensure_connection(**_CONNECT)
+            if connection.transport.driver_type == "amqp":
+                return _declared(connection, name), False
+            channel = connection.default_channel
+            if connection.transport.driver_type == "redis":
+                # Not EXISTS, which kombu sends without `global_keyprefix`. The set lists the
+                # queues of an exchange: a worker makes it, and an empty queue has no other key.
+                bound = channel.client.smembers(channel.keyprefix_queue % name)
+                return bool(bound or channel._size(name)), True  # noqa: SLF001 - kombu's virtual transports have no other way
+            if is_sqs(connection):
+                return queue_exists(channel, name), False
+            return bool(channel._has_queue(name)), True  # noqa: SLF001 - the same
+    except Exception:  # noqa: BLE001 - a check that fails leaves it unknown
+        return None, False
+
+
+def _declared(connection: Any, name: str) -> bool | None:
+    try:
+        connection.default_channel.queue_declare(queue=name, passive=True)
+    except connection.channel_errors as exc:
+        code = getattr(exc, "reply_code", getattr(exc, "code", None))
+        return False if code == 404 else None  # noqa: PLR2004 - AMQP's NOT_FOUND
+    finally:
+        with suppress(Exception):
+            connection.default_channel.close()
+    return True
 
 
 class Checks:
@@ -30,17 +350,16 @@ class Checks:
     ) -> None:
         self._app = app
         self._settings = settings
-        self._store = backend.letters
-        self._registry = backend.workers
-        self._instructions = backend.instructions
+        self._backend = backend
         self._policies = policies
         self._clock = clock
 
-    def check_target(self, to_queue: str | None) -> None:
+    def target(self, to_queue: str | None) -> None:
         """Refuse a dead-letter queue as the queue to publish to."""
         if to_queue is None:
             return
-        if to_queue in self._store.names() or self._policies.is_dead_letter_queue(to_queue):
+        names = self._backend.letters.names()
+        if to_queue in names or self._policies.is_dead_letter_queue(to_queue):
             raise DLQError(
                 f"expected to_queue to be a queue of tasks, got the dead-letter queue {to_queue!r}"
             )
@@ -49,17 +368,12 @@ class Checks:
         """The queues and tasks of a redrive."""
         return Targets(
             self._app,
-            self._registry.workers(),
+            self._backend.workers.workers(),
             configured=self._policies.configured_queues(),
             guarded=self._policies.guarded_queues(),
-            holds=self._holds_in_force,
+            holds=Holds(self._app, self._backend),
             to_queue=to_queue,
         )
-
-    def _holds_in_force(self) -> Sequence[Hold]:
-        now, brokers = self._instructions.now(), ("", broker_name(self._app))
-        holds = self._instructions.of(Hold)
-        return [one for one in holds if one.in_force(now) and one.broker in brokers]
 
     def loss(self, to_queue: str | None) -> Callable[[RawEntry], str]:
         """What says why the message of a letter would be lost."""
@@ -70,54 +384,106 @@ class Checks:
             refuse_lost(DryRun(queues=(check,)))
         return targets.loss
 
-    def check_edit(self, change: Edit, found: RawEntry, options: Mapping[str, Any]) -> str:
-        """Apply an edit, to see if it fits; return it as its job keeps it, empty if too long."""
-        self.check_target(options.get("to_queue"))
-        message = self.message(found, options)
-        self.edited(change)(message)
-        text = change.to_text()
-        return text if len(text) <= MAX_CHANGE_CHARS else ""
+    def edit(self, change: Edit, found: RawEntry, options: RedriveOptions) -> None:
+        """Apply an edit to the message of a letter, to see if it fits."""
+        self.target(options.to_queue)
+        self.edited(change)(self.message(found, options))
 
     def edited(self, change: Edit, actor: str | None = None) -> Callable[[Outgoing], Outgoing]:
         """A function that applies an edit; values that people cannot see stay as they are."""
         redaction = Redaction.of(self._settings)
         return edited(change, actor=actor or whoami(), now=self._clock(), redaction=redaction)
 
-    def message(self, found: RawEntry, options: Mapping[str, Any]) -> Outgoing:
+    def message(self, found: RawEntry, options: RedriveOptions) -> Outgoing:
         """The message of a letter, as a redrive with these options would publish it."""
-        return outgoing(found, RedriveOptions.from_json(options), redrive_id="", now=self._clock())
+        return outgoing(found, options, redrive_id="", now=self._clock())
 
 
-class RedriveKeys(TypedDict, total=False):
-    """The options of a redrive; `Operations.redrive` says what they mean."""
-
-    rate: float | None
-    limit: int | None
-    to_queue: str | None
-    delay: float | timedelta
-    new_id: bool
-    keep_count: bool
-    canary: int | None
-    max_failures: int
-    canary_wait: float | timedelta
+class _LateError(Exception):
+    """The time is over."""
 
 
-def redrive_options(
-    *,
-    delay: float | timedelta = 0,
-    canary: int | None = None,
-    max_failures: int = 0,
-    canary_wait: float | timedelta = 60,
-    **options: Any,
-) -> dict[str, Any]:
-    """The checked options of a redrive, as its job keeps them."""
-    kept = RedriveOptions(delay_seconds=_seconds(delay), **options).to_json()
-    if canary is not None:
-        wait_seconds = _seconds(canary_wait)
-        trial = Canary(letters=canary, max_failures=max_failures, wait_seconds=wait_seconds)
-        kept["canary"] = trial.to_json()
-    return kept
+class Preview:
+    """Reads letters until a deadline, for a dry run, and counts what the dry run does not."""
+
+    def __init__(
+        self,
+        select: Callable[[Progress], Iterable[RawEntry]],
+        *,
+        seconds: float,
+        scanned: Progress | None = None,
+    ) -> None:
+        self.exact = True
+        self._select = select
+        self._seconds = seconds
+        self._scanned = scanned
+        self._examples: list[str] = []
+        self._groups: Counter[str] = Counter()
+        self._tasks: Counter[str] = Counter()
+
+    def entries(self) -> Iterator[RawEntry]:
+        """The letters, until the deadline."""
+        deadline = time.monotonic() + self._seconds
+
+        def check(entries: int = 0) -> None:
+            if entries and self._scanned is not None:
+                self._scanned(entries)
+            if time.monotonic() >= deadline:
+                raise _LateError
+
+        try:
+            for found in self._select(check):
+                check()
+                self._count(found)
+                yield found
+        except _LateError:
+            self.exact = False
+
+    def removal(self) -> DryRun:
+        """The effect of a removal: as a redrive's, but nothing needs to be there."""
+        letters = corrupt = size = 0
+        for found in self.entries():
+            letters, corrupt = letters + found.is_letter, corrupt + (not found.is_letter)
+            size += len(found.fields.get(b"body", b""))
+        tasks = tuple(
+            Check(name=name, letters=count, found=None, why="")
+            for name, count in self._tasks.most_common()
+        )
+        return DryRun(letters=letters, corrupt=corrupt, bytes=size, tasks=tasks)
+
+    def to_json(self, dry_run: DryRun) -> dict[str, Any]:
+        """A JSON-ready mapping, bounded: what is missing comes first, then the most frequent."""
+        shown = dry_run.to_json()
+        for name in ("queues", "tasks"):
+            shown[name] = sorted(shown[name], key=lambda each: each["found"] is not False)
+            shown[name] = shown[name][:_MOST_NAMES_SHOWN]
+        shown["waits_for"] = dict([*dry_run.waits_for.items()][:_MOST_NAMES_SHOWN])
+        groups = [
+            {"fingerprint": fingerprint, "letters": count}
+            for fingerprint, count in self._groups.most_common(_MOST_NAMES_SHOWN)
+        ]
+        return {**shown, "exact": self.exact, "groups": groups, "examples": self._examples}
+
+    def _count(self, found: RawEntry) -> None:
+        if len(self._examples) < _MOST_EXAMPLES:
+            self._examples.append(found.key)
+        if found.is_letter:
+            for counts, name in ((self._groups, "fingerprint"), (self._tasks, "task_name")):
+                text = found.text(name)
+                if text in counts or len(counts) < _MOST_COUNTED:
+                    counts[text] += 1
 
 
-def _seconds(value: float | timedelta) -> float:
-    return value.total_seconds() if isinstance(value, timedelta) else float(value)
+def dry_run_of(preview: Mapping[str, Any]) -> DryRun:
+    """The dry run that a plan shows; of its queues and tasks, the first ones."""
+    queues, tasks = (
+        tuple(Check(**each) for each in preview.get(name, ())) for name in ("queues", "tasks")
+    )
+    return DryRun(
+        letters=int(preview.get("letters", 0)),
+        corrupt=int(preview.get("corrupt", 0)),
+        bytes=int(preview.get("bytes", 0)),
+        queues=queues,
+        tasks=tasks,
+        waits_for=preview.get("waits_for", {}),
+    )

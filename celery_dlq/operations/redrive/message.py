@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypedDict
 from uuid import uuid4
 
 from celery_dlq.errors import CorruptLetter, DLQError, RedriveError
@@ -21,7 +21,8 @@ from celery_dlq.letters.headers import (
 )
 from celery_dlq.letters.packed import INLINE
 from celery_dlq.letters.record import from_micros
-from celery_dlq.operations.redrive.selection import RawEntry
+from celery_dlq.operations.redrive.canary import Canary
+from celery_dlq.operations.redrive.select import RawEntry
 
 # Set by a broker or by us for an earlier delivery; wrong or harmful in the next one.
 # x-death: https://github.com/celery/celery/issues/10111
@@ -52,6 +53,20 @@ _quoted = json.JSONEncoder().encode
 _decode = json.JSONDecoder().raw_decode
 
 
+class RedriveKeys(TypedDict, total=False):
+    """The options of a redrive as users give them; `DeadLetters.redrive` says what they mean."""
+
+    rate: float | None
+    limit: int | None
+    to_queue: str | None
+    delay: float | timedelta
+    new_id: bool
+    keep_count: bool
+    canary: int | None
+    max_failures: int
+    canary_wait: float | timedelta
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedriveOptions:
     """The options of a redrive."""
@@ -67,6 +82,10 @@ class RedriveOptions:
     force: bool = False  # Publish also what would be lost; with `keep_count`, for one more delivery
     # Publish one letter in the first second, about twice as many in each later one
     growing: bool = False
+    canary: Canary | None = None  # Redrive a few letters first; `None` for no canary
+    due: Mapping[str, Any] | None = None  # Of the letters that are due by a policy, only these
+    marker: str = ""  # Names a release in the headers of its messages; by default the hold
+    changed: tuple[str, ...] = ()  # The paths that an edit changed
 
     def __post_init__(self) -> None:
         if self.rate is not None and not 0 < self.rate < float("inf"):
@@ -78,16 +97,44 @@ class RedriveOptions:
         if self.to_queue is not None and not self.to_queue.strip():
             raise DLQError(f"expected to_queue to be the name of a queue, got {self.to_queue!r}")
 
+    @classmethod
+    def of(
+        cls,
+        *,
+        delay: float | timedelta = 0,
+        canary: int | None = None,
+        max_failures: int = 0,
+        canary_wait: float | timedelta = 60,
+        **options: Any,
+    ) -> RedriveOptions:
+        """The checked options that users gave."""
+        watched = None
+        if canary is not None:
+            wait_seconds = _seconds(canary_wait)
+            watched = Canary(letters=canary, max_failures=max_failures, wait_seconds=wait_seconds)
+        return cls(delay_seconds=_seconds(delay), canary=watched, **options)
+
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping of the options that differ from their defaults."""
-        return {
+        found = {
             f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default
         }
+        if self.canary is not None:
+            found["canary"] = self.canary.to_json()
+        if self.changed:
+            found["changed"] = list(self.changed)
+        return found
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RedriveOptions:
-        """Read what `to_json` wrote from the options of a job, which has others, too."""
-        return cls(**{f.name: value[f.name] for f in fields(cls) if f.name in value})
+        """Read what `to_json` wrote; ignores options of later versions."""
+        known = {f.name: value[f.name] for f in fields(cls) if f.name in value}
+        canary, changed = Canary.from_json(known.get("canary")), known.get("changed", ())
+        return cls(**{**known, "canary": canary, "changed": tuple(changed)})
+
+
+def _seconds(value: float | timedelta) -> float:
+    return value.total_seconds() if isinstance(value, timedelta) else float(value)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,30 +193,12 @@ def outgoing(
     headers[REDRIVES_HEADER] = redrives
     headers[REDRIVE_HEADER] = redrive_id
     headers[LETTER_HEADER] = letter_id
-    return Outgoing(
-        letter_id=letter_id,
-        task_id=task_id,
-        redrives=redrives,
-        queue=queue,
-        body=raw.get(b"body", b""),
-        content_type=_text(raw, b"content_type") or "application/octet-stream",
-        content_encoding=_text(raw, b"content_encoding") or "binary",
-        headers=headers,
-        properties=properties,
-        headers_text=_marked(text, redrives, redrive_id, letter_id) if kept else "",
-    )
+    text = _marked(text, redrives, redrive_id, letter_id) if kept else ""
+    return _message(found, task_id, queue, redrives, headers, properties, text)
 
 
-def released(
-    found: RawEntry,
-    options: RedriveOptions,
-    *,
-    redrive_id: str,
-    now: datetime,
-    marker: str = "",
-) -> Outgoing:
+def released(found: RawEntry, marker: str = "") -> Outgoing:
     """The message of a held entry, as it came; markers name the hold and the entry."""
-    del options, redrive_id, now
     raw = found.fields
     if not found.is_letter:
         raise CorruptLetter(f"the entry at {found.position} is not a held message")
@@ -182,16 +211,31 @@ def released(
         redrives, properties = int(raw.get(b"redrives", b"0")), _properties(raw)
     except (LookupError, ValueError, TypeError, AttributeError) as exc:
         raise CorruptLetter(f"the message at {found.position} cannot be read: {exc!r}") from exc
+    task_id, queue = _text(raw, b"task_id"), _text(raw, b"source_queue")
+    return _message(found, task_id, queue, redrives, headers, properties)
+
+
+def _message(
+    found: RawEntry,
+    task_id: str,
+    queue: str,
+    redrives: int,
+    headers: dict[str, Any],
+    properties: dict[str, Any],
+    headers_text: str = "",
+) -> Outgoing:
+    raw = found.fields
     return Outgoing(
         letter_id=found.key,
-        task_id=_text(raw, b"task_id"),
+        task_id=task_id,
         redrives=redrives,
-        queue=_text(raw, b"source_queue"),
+        queue=queue,
         body=raw.get(b"body", b""),
         content_type=_text(raw, b"content_type") or "application/octet-stream",
         content_encoding=_text(raw, b"content_encoding") or "binary",
         headers=headers,
         properties=properties,
+        headers_text=headers_text,
     )
 
 

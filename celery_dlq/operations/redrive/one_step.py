@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-from celery_dlq.errors import StoreUnavailable
+from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.letters.headers import CONTENT_TYPE_OF_ENTRY
-from celery_dlq.operations.jobs import JobRun
-from celery_dlq.operations.redrive.message import Outgoing
-from celery_dlq.operations.redrive.publisher import Publisher
-from celery_dlq.operations.redrive.selection import RawEntry
-from celery_dlq.store.letters import Letters
-from celery_dlq.store.records import ClaimState, QueueEntry, Seed
+from celery_dlq.operations.job import CancelledError
+from celery_dlq.operations.redrive.claimed import TAKEN, Claimed
+from celery_dlq.operations.redrive.publisher import Publisher, not_published
+from celery_dlq.store.records import ClaimState, QueueEntry
 from celery_dlq.store.redriven import RedriveCall
 from celery_dlq.transport.redis.envelope import Envelopes
+
+if TYPE_CHECKING:
+    from celery_dlq.operations.redrive.redrive import Prepared, Redrive
+    from celery_dlq.operations.redrive.select import RawEntry
 
 MOST_LETTERS = 100
 """Letters in one step: Redis serves nobody else for about three milliseconds."""
@@ -28,44 +30,91 @@ MOST_BYTES = 6 * 1024 * 1024
 """Bytes of bodies and headers in one step; in Base64 a third more. A larger letter goes alone."""
 
 
-class Prepared(NamedTuple):
-    """A letter that is ready to be redriven."""
-
-    found: RawEntry
-    message: Outgoing
-    seed: Seed | None
-
-
 class OneStep:
-    """Redrives batches of letters, each in one step; the next is prepared meanwhile."""
+    """Redrives batches of letters, each in one step; the next is prepared meanwhile.
 
-    def __init__(self, store: Letters, run: JobRun, envelopes: Envelopes) -> None:
-        self._store = store
-        self._run = run
+    What cannot go in one step is redriven by claims: a queue whose messages expire, or all that
+    is left if Redis refuses the script.
+    """
+
+    batch_size = MOST_LETTERS
+
+    def __init__(
+        self, redrive: Redrive, publisher: Publisher, envelopes: Envelopes, claimed: Claimed
+    ) -> None:
+        self._redrive = redrive
+        self._publisher = publisher
         self._envelopes = envelopes
+        self._claimed = claimed
+        self._refused = False
         self._batch: Sequence[Prepared] = ()
         self._call: RedriveCall | None = None
 
     @classmethod
-    def of(cls, store: Letters, run: JobRun, publisher: Publisher) -> OneStep | None:
-        """Return one if the broker's client sees a key that the store has just written."""
+    def of(cls, redrive: Redrive, publisher: Publisher, claimed: Claimed) -> OneStep | None:
+        """One if the broker's client sees a key that the store has just written."""
         envelopes = publisher.envelopes()
         with suppress(StoreUnavailable, *publisher.errors):
-            key = None if envelopes is None else store.marker()
+            key = None if envelopes is None else redrive.store.marker()
             if envelopes is not None and key is not None and envelopes.reaches(key):
-                return cls(store, run, envelopes)
+                return cls(redrive, publisher, envelopes, claimed)
         return None
 
-    def takes(self, publisher: Publisher, queues: set[str]) -> bool:
-        """Declare queues as for a publish; return True if messages to them can go in one step."""
+    def start(self, batch: Sequence[RawEntry]) -> None:
+        """Prepare some letters while the batch before is on its way, then send them."""
+        if self._refused:
+            self._claimed.start(batch)
+            return
+        ready: list[Prepared] = []
+        entries: list[QueueEntry] = []
+        for prepared in self._redrive.prepared(batch):
+            try:
+                entries.append(self._entry(prepared))
+            except (TypeError, ValueError) as exc:
+                why = not_published(prepared.message, exc)
+                self._redrive.report.fail(prepared.found.key, why)
+            else:
+                ready.append(prepared)
+        self._finish()
+        queues = {prepared.message.queue for prepared in ready}
+        if self._refused or not self._takes(queues):
+            self._claimed.start([prepared.found for prepared in ready])
+        elif ready:
+            run = self._redrive.run
+            self._call = self._redrive.store.redrive(
+                run.job.queue,
+                entries,
+                job_id=run.job.id,
+                owner=run.owner,
+                previous_run_prefix=run.previous_run_prefix,
+            )
+            self._batch = ready
+            if self._call is not None:
+                self._call.send()
+
+    def wait(self) -> None:
+        """Wait for the last batch."""
+        self._finish()
+        self._claimed.wait()
+
+    def interrupted(self) -> None:
+        """Count a batch that was on its way when an error or Ctrl-C ended the redrive."""
+        with suppress(DLQError, CancelledError):  # the first error is the one to raise
+            batch, states = self._reply()
+            if batch and states is not None:
+                self._count(batch, states)
+                self._redrive.beat()
+
+    def _takes(self, queues: set[str]) -> bool:
+        """Declare queues as for a publish; true if messages to them can go in one step."""
         try:
-            publisher.declare(queues)
-        except publisher.errors:
+            self._publisher.declare(queues)
+        except self._publisher.errors:
             return False
         return not any(map(self._envelopes.expires, queues))
 
-    def entry(self, prepared: Prepared) -> QueueEntry:
-        """Return what the letter becomes."""
+    def _entry(self, prepared: Prepared) -> QueueEntry:
+        """What the letter becomes."""
         found, message, seed = prepared
         queue, properties = message.queue, message.properties
         entry: str | bytes = message.body
@@ -84,28 +133,30 @@ class OneStep:
             found.key, found.position, fields[b"reason"], fields[b"fingerprint"], key, entry, seed
         )
 
-    def start(
-        self,
-        batch: Sequence[Prepared],
-        entries: Sequence[QueueEntry],
-    ) -> None:
-        """Redrive a batch; `finish` must have returned the one before."""
-        run = self._run
-        self._call = self._store.redrive(
-            run.job.queue,
-            entries,
-            job_id=run.job.id,
-            owner=run.owner,
-            previous_run_prefix=run.previous_run_prefix,
-        )
-        self._batch = batch
-        if self._call is not None:
-            self._call.send()
-
-    def finish(self) -> tuple[Sequence[Prepared], Sequence[ClaimState] | None]:
-        """Wait for the last batch; return it with the states in which its letters were found."""
+    def _reply(self) -> tuple[Sequence[Prepared], Sequence[ClaimState] | None]:
+        """Wait for the last batch; the states in which its letters were found, if it was taken."""
         if not self._batch:
             return (), ()
         states = None if self._call is None else self._call.states()
         batch, self._batch = self._batch, ()
         return batch, states
+
+    def _finish(self) -> None:
+        """Count the last batch; if it was refused, it goes by claims, and so do the next ones."""
+        if self._refused:
+            return
+        batch, states = self._reply()
+        if states is None:
+            self._refused = True
+            self._claimed.start([prepared.found for prepared in batch])
+        else:
+            self._count(batch, states)
+
+    def _count(self, batch: Sequence[Prepared], states: Sequence[ClaimState]) -> None:
+        report = self._redrive.report
+        done = [prepared for prepared, state in zip(batch, states, strict=True) if state in TAKEN]
+        report.published += len(done)
+        report.maybe_twice += states.count(ClaimState.RECLAIMED)
+        report.finished += states.count(ClaimState.PUBLISHED)
+        report.skipped += states.count(ClaimState.HELD) + states.count(ClaimState.GONE)
+        self._redrive.published(done)

@@ -43,7 +43,7 @@ def _form(call: Call, kind: str) -> Response:
     letters, exact = call.dlq.reading().count(
         queue, where, most=COUNTED, deadline_seconds=COUNT_SECONDS
     )
-    waits_for = call.dlq.plans().waits_for(queue, where) if kind == "redrive" else ()
+    waits_for = call.dlq.operations().waits_for(queue, where) if kind == "redrive" else ()
     return call.page(
         f"{kind}.html",
         section="overview",
@@ -81,7 +81,7 @@ def plan_discard(call: Call) -> Response:
 
 
 def _planned(call: Call, kind: str, options: dict[str, Any]) -> Response:
-    job = call.dlq.plans().plan(kind, call.parts["queue"], filter_of(call), **options)
+    job = call.dlq.operations().plan(kind, call.parts["queue"], filter_of(call), **options)
     return call.to("job", job=job.id)
 
 
@@ -100,7 +100,7 @@ def plan_edit(call: Call) -> Response:
     try:
         args = _json(call, "args", list)
         kwargs = _json(call, "kwargs", dict)
-        job = call.dlq.plans().plan(
+        job = call.dlq.operations().plan(
             "edit",
             queue,
             LetterFilter(ids=frozenset({letter_id})),

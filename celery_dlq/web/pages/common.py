@@ -17,7 +17,7 @@ from celery_dlq.web.http import RequestError
 
 if TYPE_CHECKING:
     from celery_dlq.letters.record import DeadLetter
-    from celery_dlq.operations.redrive.selection import RawEntry
+    from celery_dlq.operations.redrive.select import RawEntry
     from celery_dlq.store.records import Group
     from celery_dlq.web.http import Response
     from celery_dlq.web.web import Call

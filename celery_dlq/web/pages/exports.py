@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import CorruptLetter, NotFound
-from celery_dlq.operations.redrive.selection import batches
+from celery_dlq.operations.redrive.select import batches
 from celery_dlq.web.http import RequestError, Response
 from celery_dlq.web.pages.common import filter_of
 
 if TYPE_CHECKING:
-    from celery_dlq.operations.redrive.selection import RawEntry
+    from celery_dlq.operations.redrive.select import RawEntry
     from celery_dlq.web.web import Call
 
 MAX_LETTERS = 200_000

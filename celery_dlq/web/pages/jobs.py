@@ -8,7 +8,7 @@ from celery_dlq.errors import DLQError, RedriveError, StoreUnavailable
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import printable
 from celery_dlq.operations.job import REDRIVES, REMOVALS
-from celery_dlq.operations.redrive.selection import RawEntry
+from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.web.http import Permission, RequestError
 from celery_dlq.web.pages.common import json_text, outlined, query_of, suppressed
 
@@ -40,7 +40,7 @@ def jobs(call: Call) -> Response:
     """Show the newest jobs."""
     found = [
         job.shown(call.web.redaction)
-        for job in call.dlq.operations().jobs()
+        for job in call.dlq.jobs().jobs()
         if job.state not in ("planned", "expired")
     ][:100]
     return call.page("jobs.html", section="jobs", title="Jobs", jobs=found)
@@ -48,20 +48,20 @@ def jobs(call: Call) -> Response:
 
 def job(call: Call) -> Response:
     """Show one job, or the plan that it still is."""
-    found = call.dlq.operations().job(call.parts["job"])
+    found = call.dlq.jobs().job(call.parts["job"])
     return _page(call, found)
 
 
 def start(call: Call) -> Response:
     """Start a plan."""
-    found = call.dlq.operations().job(call.parts["job"])
+    found = call.dlq.jobs().job(call.parts["job"])
     _check(call, found)
     if found.state == "expired":
         return _page(call, found, status=409)
     if _not_typed(call, found):
         return _page(call, found, _not_typed(call, found), status=400)
     try:
-        call.dlq.plans().start(found.id)
+        call.dlq.operations().start(found.id)
     except RedriveError as exc:  # all its messages would be lost
         return _page(call, found, str(exc), status=409)
     call.web.runner().wake()
@@ -70,31 +70,31 @@ def start(call: Call) -> Response:
 
 def cancel(call: Call) -> Response:
     """Cancel a job after its current batch."""
-    operations = call.dlq.operations()
-    found = operations.job(call.parts["job"])
+    jobs = call.dlq.jobs()
+    found = jobs.job(call.parts["job"])
     _check(call, found)
     try:
-        operations.cancel(found.id)
+        jobs.cancel(found.id)
     except StoreUnavailable:
         raise
     except DLQError as exc:  # it has ended meanwhile
-        return _page(call, operations.job(found.id), str(exc), status=409)
+        return _page(call, jobs.job(found.id), str(exc), status=409)
     return call.to("job", job=found.id)
 
 
 def resume(call: Call) -> Response:
     """Continue a job that was interrupted, cancelled or stopped."""
-    operations = call.dlq.operations()
-    found = operations.job(call.parts["job"])
+    jobs = call.dlq.jobs()
+    found = jobs.job(call.parts["job"])
     _check(call, found)
     if _not_typed(call, found):
         return _page(call, found, _not_typed(call, found), status=400)
     try:
-        call.dlq.running().resume_in_background(found.id)
+        call.dlq.jobs().resume_in_background(found.id)
     except StoreUnavailable:
         raise
     except DLQError as exc:  # it is done, or another operator resumed it
-        return _page(call, operations.job(found.id), str(exc), status=409)
+        return _page(call, jobs.job(found.id), str(exc), status=409)
     call.web.runner().wake()
     return call.to("job", job=found.id)
 
@@ -137,7 +137,7 @@ def _edit(call: Call, found: Job) -> tuple[str, str]:
     """The arguments before and after a planned edit, as text."""
     if found.kind != "edit" or found.state != "planned":
         return "", ""
-    both = suppressed(lambda: call.dlq.plans().edited_arguments(found.id), DLQError)
+    both = suppressed(lambda: call.dlq.operations().edited_arguments(found.id), DLQError)
     if both is None:
         return "", ""
     before, after = (

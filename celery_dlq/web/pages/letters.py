@@ -12,7 +12,7 @@ from celery_dlq.web.pages.common import filter_of, frames_of, query_of, suppress
 
 if TYPE_CHECKING:
     from celery_dlq.letters.record import DeadLetter
-    from celery_dlq.operations.redrive.selection import RawEntry
+    from celery_dlq.operations.redrive.select import RawEntry
     from celery_dlq.web.web import Call
 
 PAGE = 50
@@ -125,7 +125,7 @@ def body(call: Call) -> Response:
 def gone(call: Call, queue: str, letter_id: str, exc: NotFound) -> Response:
     """A letter that somebody knew: say who redrove or discarded letters of its queue lately."""
     call.dlq.reading().check_queue(queue)
-    changes = [c for c in call.dlq.operations().changes(limit=200) if c.target == queue][:5]
+    changes = [c for c in call.dlq.jobs().changes(limit=200) if c.target == queue][:5]
     return call.page(
         "gone.html",
         status=410,

@@ -40,7 +40,7 @@ def overview(call: Call) -> Response:
     queues = sorted(reading.queues(), key=lambda q: (-q.last_hour, -q.letters, q.name))
     fleet = call.web.status.fleet()
     jobs: dict[str, list[Job]] = defaultdict(list)
-    for job in dlq.operations().jobs():
+    for job in dlq.jobs().jobs():
         if job.state in ("running", "waiting", "interrupted"):
             jobs[job.queue].append(job)
     rows = [

@@ -144,7 +144,7 @@ def _page(call: Call, error: str = "") -> Response:
 
 def audit(call: Call) -> Response:
     """Show who changed what, newest first."""
-    found = call.dlq.operations().changes(limit=200)
+    found = call.dlq.jobs().changes(limit=200)
     redaction = call.web.redaction
     shown = [redaction.shown(change, "detail") for change in found]
     return call.page("audit.html", section="audit", title="Audit", changes=shown)

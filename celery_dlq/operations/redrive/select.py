@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from celery_dlq.errors import CorruptLetter
@@ -15,7 +15,7 @@ from celery_dlq.store.records import ordered
 
 _ENTRIES_PER_PAGE = 500
 _CHOSEN_PER_PAGE = 125  # of those that are all worked on: they stay in the processor's cache
-_MAX_BATCH_BYTES = 8 * 1024 * 1024
+MAX_BATCH_BYTES = 8 * 1024 * 1024
 
 CLOCK_SKEW = timedelta(minutes=15)
 """Allowed difference between the clocks of worker and store; a letter is stored after its death."""
@@ -34,7 +34,8 @@ _REQUIRED = frozenset(
 )
 _REASONS = frozenset(reason.value.encode() for reason in Reason)
 
-Scanned = Callable[[int], object]
+Progress = Callable[[int], object]
+"""Called with a number of letters, or of entries read."""
 
 
 class RawEntry:
@@ -83,7 +84,7 @@ def select(
     *,
     span: PositionRange | None = None,
     newest_first: bool = False,
-    scanned: Scanned | None = None,
+    scanned: Progress | None = None,
 ) -> Iterator[RawEntry]:
     """The entries that match a filter.
 
@@ -125,7 +126,7 @@ def matcher(where: LetterFilter) -> Callable[[str, Mapping[bytes, bytes]], RawEn
 
 
 def batches(
-    entries: Iterable[RawEntry], size: int, max_bytes: int = _MAX_BATCH_BYTES
+    entries: Iterable[RawEntry], size: int, max_bytes: int = MAX_BATCH_BYTES
 ) -> Iterator[list[RawEntry]]:
     """Split entries into batches, bounded in letters and in bytes."""
     batch: list[RawEntry] = []
@@ -150,9 +151,7 @@ def later(one: str | None, other: str) -> str:
 
 
 def _named(store: Letters, queue: str, where: LetterFilter) -> Iterator[RawEntry]:
-    others = LetterFilter(
-        **{name: getattr(where, name) for name in LetterFilter.__slots__ if name != "ids"}
-    )
+    others = replace(where, ids=None)
     for letter_id in sorted(where.ids or ()):
         entry = store.entry(queue, letter_id)
         if entry is None:

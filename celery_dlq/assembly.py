@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from celery_dlq.operations.redrive.select import Progress
     from celery_dlq.operations.removal import Removal
     from celery_dlq.store.store import Store
-    from celery_dlq.transport.watched import WatchedFetch
+    from celery_dlq.transport.held import WatchedFetch
     from celery_dlq.worker.guard import Guard
     from celery_dlq.writing.memory_limit import MemoryLimit
 

@@ -17,7 +17,7 @@ from celery_dlq.errors import DLQError
 from celery_dlq.events import DeadLettered, Event
 from celery_dlq.letters.printable import shortened
 from celery_dlq.logs import get_logger
-from celery_dlq.transport.amqp.frames import read_ahead
+from celery_dlq.transport.amqp import read_ahead
 from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, read_on, starts_here
 from celery_dlq.worker.dropped import watch
 from celery_dlq.worker.guard import Guard

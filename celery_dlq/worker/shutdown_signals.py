@@ -22,7 +22,7 @@ from typing import Any
 from celery import platforms
 from celery.worker import state
 
-from celery_dlq.transport.native import sleep, start_thread
+from celery_dlq.transport.held import sleep, start_thread
 
 _SHUTDOWNS = frozenset({"SIGINT", "SIGTERM", "SIGQUIT"})
 _AGAIN_SECONDS = 0.01

@@ -16,7 +16,7 @@ from servers import RedisServer
 
 from celery_dlq.operations.redrive.message import Outgoing
 from celery_dlq.operations.redrive.publisher import Publisher, Sent
-from celery_dlq.transport.redis.envelope import Envelopes
+from celery_dlq.transport.redis.entries import Envelopes
 
 Make = Callable[..., Publisher]
 

@@ -11,7 +11,7 @@ from kombu import Connection, Consumer, Queue
 from kombu.asynchronous import Hub
 from rabbit import RabbitServer
 
-from celery_dlq.transport.amqp.frames import read_ahead
+from celery_dlq.transport.amqp import read_ahead
 
 MESSAGES = 200
 LARGE = "x" * 300_000

@@ -16,7 +16,7 @@ from waiting import poll
 
 from celery_dlq.store.scripts import script_text
 from celery_dlq.transport.redis.broker import SCRIPTS, Broker
-from celery_dlq.transport.redis.keeper import Keeper
+from celery_dlq.transport.redis.keeper import LeaseKeeper
 from celery_dlq.transport.redis.leases import Leases
 
 LEASE = 0.3
@@ -97,9 +97,9 @@ def call_on(client: redis.Redis) -> Any:
     return client.execute_command
 
 
-def restore_expired(broker: Broker) -> Keeper:
+def restore_expired(broker: Broker) -> LeaseKeeper:
     """Let a fresh worker look for dead ones, once."""
-    keeper = Keeper(leases_on(broker, 60))
+    keeper = LeaseKeeper(leases_on(broker, 60))
     keeper._connected_to = broker
     keeper._replied_at = float("inf")  # it does not hold off
     keeper._restore_expired(broker)
@@ -271,7 +271,7 @@ def test_an_interrupted_fetch_goes_back_at_once(client: redis.Redis, broker: Bro
     tag = fetch(leases, broker, reply=False)
     leases.interrupted(tag)
     leases.interrupted(leases.new_tag())
-    keeper = Keeper(leases)
+    keeper = LeaseKeeper(leases)
     keeper._connected_to = broker
 
     keeper._return(broker)
@@ -287,7 +287,7 @@ def test_threads_acknowledge_beside_the_thread_that_confirms(
     leases = leases_on(broker, 60)
     publish(client, *(f"m{number}" for number in range(400)))
     tags = [fetch(leases, broker) for _ in range(400)]
-    keeper = Keeper(leases)
+    keeper = LeaseKeeper(leases)
     keeper.connected(broker)
     threads = [
         threading.Thread(target=lambda mine: [*map(leases.acknowledge, mine)], args=(tags[n::4],))
@@ -312,7 +312,7 @@ def test_after_a_silence_of_redis_nobody_is_taken_for_dead_at_once(
     publish(client, "one")
     fetch(leases_on(broker, 1), broker)
     lease_ends(client)
-    keeper = Keeper(leases_on(broker, 1))
+    keeper = LeaseKeeper(leases_on(broker, 1))
     keeper._connected_to = broker
 
     keeper._restore_expired(broker)
@@ -354,7 +354,7 @@ def test_giving_back_many_messages_leaves_time_to_renew(
     pipe.execute()
     leases.connection_closes(waiting)
     publish(client, "runs")
-    held, keeper = fetch(leases, broker), Keeper(leases)
+    held, keeper = fetch(leases, broker), LeaseKeeper(leases)
     keeper.connected(broker)
     try:
         until, gaps = time.monotonic() + 3, []

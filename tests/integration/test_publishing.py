@@ -24,7 +24,7 @@ from celery_dlq.letters.record import Reason
 from celery_dlq.operations import job as jobs
 from celery_dlq.operations.redrive.redrive import Redrive
 from celery_dlq.store.instructions import Hold
-from celery_dlq.transport.amqp import confirms
+from celery_dlq.transport import amqp as confirms
 
 QUEUE = "orders-DLQ"
 

@@ -18,7 +18,7 @@ from waiting import poll
 
 from celery_dlq.transport.redis.broker import broker_of
 from celery_dlq.transport.redis.channel import reliable
-from celery_dlq.transport.redis.keeper import Keeper
+from celery_dlq.transport.redis.keeper import LeaseKeeper
 from celery_dlq.transport.redis.leases import Leases
 
 QUEUE = "work"
@@ -128,7 +128,7 @@ class Holder:
         self._prefetch = prefetch
         self._keeps = keeps
         self.leases = Leases(LEASE_SECONDS)
-        self.keeper = Keeper(self.leases)
+        self.keeper = LeaseKeeper(self.leases)
         self.held: list[tuple[str, Any]] = []
         self.reconnections = 0
         self.connect()

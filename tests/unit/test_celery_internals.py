@@ -43,8 +43,8 @@ from kombu.utils.scheduling import round_robin_cycle
 from redis.connection import Connection as RedisConnection
 
 from celery_dlq.transport.default_delay import _MERGES_OPTIONS, _PARAMETERS
-from celery_dlq.transport.redis.envelope import _STEPS
-from celery_dlq.transport.redis.qos import ReliableQoS
+from celery_dlq.transport.redis.entries import _STEPS
+from celery_dlq.transport.redis.leases import ReliableQoS
 from celery_dlq.worker.dispatched import _RUN, _TERMINATE, FLUSHES_QUEUES
 
 
@@ -100,7 +100,7 @@ def test_the_hooks_of_a_request_are_as_we_override_them(method: str, expected: l
 
 
 def test_kombus_redis_channel_is_written_to_in_the_steps_that_a_redrive_does_itself() -> None:
-    """`celery_dlq.transport.redis.envelope` makes its entries; test_envelope.py compares them."""
+    """`celery_dlq.transport.redis.entries` makes its entries; test_envelope.py compares them."""
     for step in _STEPS:
         assert callable(getattr(kombu_redis.Channel, step)), step
     assert parameters(kombu_redis.Channel._q_for_pri) == ["self", "queue", "pri"]

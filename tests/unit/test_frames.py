@@ -13,7 +13,7 @@ from amqp import Connection, RecoverableConnectionError
 from amqp.exceptions import UnexpectedFrame
 from amqp.transport import SSLTransport, TCPTransport
 
-from celery_dlq.transport.amqp.frames import Frames, read_ahead
+from celery_dlq.transport.amqp import Frames, read_ahead
 
 METHOD, HEADER, BODY = 1, 2, 3
 SENT = [(METHOD, 1, b"deliver"), (HEADER, 1, b""), (BODY, 1, b"[]"), (METHOD, 7, b"x" * 300)]

@@ -14,10 +14,10 @@ PATCHES = {
 }
 RUNS_WHILE_BUSY = """
 import time
-from celery_dlq.transport import native
+from celery_dlq.transport import held
 
 ran = []
-native.start_thread(lambda: (native.sleep(0.05), ran.append(1)))
+held.start_thread(lambda: (held.sleep(0.05), ran.append(1)))
 end = time.monotonic() + 10
 while not ran and time.monotonic() < end:
     pass

@@ -30,8 +30,7 @@ from celery_dlq.transport.redis.entries import (
     redelivered,
 )
 from celery_dlq.transport.redis.fetch import refusal
-from celery_dlq.transport.redis.poller import ReliablePoller
-from celery_dlq.transport.redis.wake import WakeConnection
+from celery_dlq.transport.redis.wake import ReliablePoller, WakeConnection
 from celery_dlq.worker.bootsteps import assembly_of
 
 ENVELOPE: dict[str, Any] = {

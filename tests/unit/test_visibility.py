@@ -117,18 +117,18 @@ def test_a_receipt_is_renewed_each_third_of_its_time(
 ) -> None:
     """The first one at once, so that a missing permission is known before it matters."""
     receive(receipts, clock, "a")
-    keeper._tick()
+    keeper.tick()
     assert sqs.renewed() == {"a": TIMEOUT}
     clock.now += 9
-    keeper._tick()
+    keeper.tick()
     assert sqs.renewed() == {}
     clock.now += 1
-    keeper._tick()
+    keeper.tick()
     assert sqs.renewed() == {"a": TIMEOUT}
     clock.now += 25
     assert receipts.still_holds("a")
     receipts.drop("a")
-    keeper._tick()
+    keeper.tick()
     assert sqs.renewed() == {}
 
 
@@ -137,14 +137,14 @@ def test_a_call_takes_ten_messages_of_one_queue_and_also_those_that_are_due_soon
 ) -> None:
     """A call costs the same with one message and with ten."""
     receive(receipts, clock, "first")
-    keeper._tick()
+    keeper.tick()
     sqs.changes.clear()
     receive(receipts, clock, *(f"a{n}" for n in range(11)))
     receive(receipts, clock, "b", url=OTHER)
     clock.now += 6
     receive(receipts, clock, "too new")
     clock.now += 4
-    keeper._tick()
+    keeper.tick()
     assert [(url, len(change)) for url, change in sqs.changes] == [(URL, 10), (URL, 2), (OTHER, 1)]
     assert "too new" not in sqs.renewed()
 
@@ -160,7 +160,7 @@ def test_after_12_hours_a_message_is_others(
     receive(receipts, clock, "a")
     begun = clock.now
     while clock.now < begun + LONGEST_SECONDS + TIMEOUT:
-        keeper._tick()
+        keeper.tick()
         until = begun + LONGEST_SECONDS
         assert all(clock.now + seconds <= until for seconds in sqs.renewed().values())
         if clock.now < until - 2:
@@ -195,11 +195,11 @@ def test_a_process_that_stood_still_renews_nothing_and_says_so(
 ) -> None:
     """To renew it would take it from its new owner."""
     receive(receipts, clock, "a", "b")
-    keeper._tick()
+    keeper.tick()
     sqs.changes.clear()
     clock.now += TIMEOUT + 1
-    keeper._tick()
-    keeper._tick()
+    keeper.tick()
+    keeper.tick()
     assert sqs.renewed() == {}
     assert (receipts.taken, caplog.text.count("This worker stood still")) == (2, 1)
     assert not receipts.still_holds("a")
@@ -214,7 +214,7 @@ def test_a_receipt_that_sqs_refuses_is_lost_and_the_others_are_not(
     """It was deleted, or is another's."""
     receive(receipts, clock, "a", "b")
     sqs.refusing["a"] = code
-    keeper._tick()
+    keeper.tick()
     clock.now += TIMEOUT - 1
     assert (receipts.still_holds("a"), receipts.still_holds("b")) == (False, True)
     assert keeper.errors == 0
@@ -226,7 +226,7 @@ def test_what_was_given_back_during_its_renewal_is_given_back_again(
     """Else a stopped worker's message would be away for half an hour."""
     receive(receipts, clock, "a", "b")
     sqs.during = lambda: receipts.released("a")
-    keeper._tick()
+    keeper.tick()
     assert sqs.changes == [(URL, {"a": TIMEOUT, "b": TIMEOUT}), (URL, {"a": 0})]
 
 
@@ -243,11 +243,11 @@ def test_a_queue_that_is_denied_keeps_no_other_queue_waiting(
     )
     receive(receipts, clock, "a")
     receive(receipts, clock, "b", url=OTHER)
-    keeper._tick()
+    keeper.tick()
     assert sqs.renewed() == {"b": TIMEOUT}
     assert keeper.errors == 1
     (record,) = [one for one in caplog.records if one.levelno == logging.ERROR]
-    assert "Workers need sqs:ChangeMessageVisibility" in record.getMessage()
+    assert "workers need sqs:ChangeMessageVisibility" in record.getMessage()
     assert not record.exc_info
 
 
@@ -256,17 +256,17 @@ def test_an_outage_ends_with_renewed_receipts(
 ) -> None:
     """As long as it was shorter than the visibility timeout; deletions wait for its end."""
     receive(receipts, clock, "a", "b")
-    keeper._tick()
+    keeper.tick()
     sqs.failing[URL] = EndpointConnectionError(endpoint_url=URL)
     receipt = receipts.receipt("b")
     assert receipt is not None
     receipts.settle_later("b", receipt, delete=True)
     receipts.drop("b")
     clock.now += TIMEOUT - 2
-    keeper._tick()
+    keeper.tick()
     assert (keeper.errors, sqs.deleted) == (1, [])
     sqs.failing.clear()
-    keeper._tick()
+    keeper.tick()
     assert receipts.still_holds("a")
     assert (sqs.renewed()["a"], sqs.deleted) == (TIMEOUT, ["b"])
 
@@ -286,10 +286,10 @@ def test_while_sqs_does_not_answer_a_round_asks_once(
     receipt = receipts.receipt("a0")
     assert receipt is not None
     receipts.settle_later("done", receipt, delete=True)
-    keeper._tick()
+    keeper.tick()
     assert len(calls) == 1
     del sqs._fail  # type: ignore[method-assign]
-    keeper._tick()
+    keeper.tick()
     assert (len(sqs.renewed()), sqs.deleted) == (30, ["done"])
 
 
@@ -306,11 +306,11 @@ def test_a_queue_that_does_not_answer_keeps_no_other_queue_waiting(
     receipt = receipts.receipt("b")
     assert receipt is not None
     receipts.settle_later("done", receipt, delete=True)
-    keeper._tick()
+    keeper.tick()
     assert (sqs.renewed(), sqs.deleted) == ({"b": TIMEOUT}, ["done"])
     assert asked == [URL, OTHER, OTHER]
     clock.now += TIMEOUT / 2
-    keeper._tick()
+    keeper.tick()
     assert sqs.renewed() == {"b": TIMEOUT}
     assert asked[3:] == [OTHER, URL]
 
@@ -325,7 +325,7 @@ def test_a_deletion_is_tried_until_its_receipt_has_ended(
     receipts.settle_later("a", receipt, delete=True)
     receipts.drop("a")
     sqs.failing[URL] = ClientError({"Error": {"Code": "Throttling"}}, "DeleteMessage")
-    keeper._tick()
+    keeper.tick()
     assert list(receipts.to_settle()) == ["a"]
     clock.now += LONGEST_SECONDS + 1
     assert not receipts.to_settle()
@@ -341,7 +341,7 @@ def test_a_message_of_a_lost_connection_that_will_not_start_goes_back(
     assert receipts.connection_closes(["runs", "dropped", "waits"]) == ["runs", "dropped"]
     assert not receipts.begin("waits")
     assert not receipts.put_off("dropped")
-    keeper._tick()
+    keeper.tick()
     renewed = sqs.renewed()
     assert (renewed["runs"], renewed["dropped"]) == (TIMEOUT, 0)
     assert not receipts.settle("waits", delete=True)
@@ -362,7 +362,7 @@ def test_giving_back_many_messages_leaves_time_to_renew(
 
     sqs.during = slow
     for _ in range(70):
-        keeper._tick()
+        keeper.tick()
         assert receipts.still_holds("held")
 
     given_back = {tag for _url, one in sqs.changes for tag, seconds in one.items() if not seconds}

@@ -17,7 +17,7 @@ from celery_dlq.operations.redrive.claimed import TAKEN, Claimed
 from celery_dlq.operations.redrive.publisher import Publisher, not_published
 from celery_dlq.store.records import ClaimState, QueueEntry
 from celery_dlq.store.redriven import RedriveCall
-from celery_dlq.transport.redis.envelope import Envelopes
+from celery_dlq.transport.redis.entries import Envelopes
 
 if TYPE_CHECKING:
     from celery_dlq.operations.redrive.redrive import Prepared, Redrive

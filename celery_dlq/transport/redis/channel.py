@@ -32,10 +32,8 @@ from celery_dlq.transport.redis.broker import (
     refuses_for_now,
 )
 from celery_dlq.transport.redis.entries import Entry, EntryMessage, record_end
-from celery_dlq.transport.redis.leases import Leases
-from celery_dlq.transport.redis.poller import ReliablePoller
-from celery_dlq.transport.redis.qos import ReliableQoS
-from celery_dlq.transport.redis.wake import LOOK_SECONDS, WakeConnection
+from celery_dlq.transport.redis.leases import Leases, ReliableQoS
+from celery_dlq.transport.redis.wake import LOOK_SECONDS, ReliablePoller, WakeConnection
 
 logger = get_logger("celery_dlq.transport")
 

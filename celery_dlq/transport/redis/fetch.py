@@ -18,11 +18,11 @@ from celery_dlq.logs import get_logger
 from celery_dlq.metrics import LOST_LEASES, RESTORED, STORE_ERRORS, Metric
 from celery_dlq.store.check import is_cluster_node, too_old
 from celery_dlq.store.scripts import script_text
+from celery_dlq.transport.held import WatchedFetch
 from celery_dlq.transport.redis.broker import SCRIPTS, broker_of, refuses_for_now
 from celery_dlq.transport.redis.channel import reliable
-from celery_dlq.transport.redis.keeper import Keeper
+from celery_dlq.transport.redis.keeper import LeaseKeeper
 from celery_dlq.transport.redis.leases import Leases
-from celery_dlq.transport.watched import WatchedFetch
 
 logger = get_logger("celery_dlq.transport")
 
@@ -44,7 +44,7 @@ class ReliableFetch(WatchedFetch):
         super().__init__()
         self._wanted = settings.reliable_fetch
         self.leases = Leases(settings.lease_for(visibility_timeout("redis", options)))
-        self._keeper = Keeper(self.leases)
+        self._keeper = LeaseKeeper(self.leases)
         self._emulates = bool((options or {}).get("ack_emulation", True))
         self._refusal: str | None = None
 
@@ -53,18 +53,20 @@ class ReliableFetch(WatchedFetch):
         reason = self._unsupported(base)
         if reason is not None:
             if base.driver_type == "redis":
-                self._tell(_OFF, reason, level=logging.WARNING if self._wanted else logging.INFO)
+                self._log_once(
+                    _OFF, reason, level=logging.WARNING if self._wanted else logging.INFO
+                )
             return ensure_connected(connection)
         self._refusal = None
         connection.get_transport_cls = lambda: self._class_of(connection)
         connected = ensure_connected(connection)
         if self._refusal is None:
             url = url_without_secrets(str(connection.as_uri()))
-            self._tell(
+            self._log_once(
                 "Reliable fetch is on for %s: leases of %g s", url, self.leases.lease_seconds
             )
             return connected
-        self._tell(_OFF, self._refusal, level=logging.WARNING)
+        self._log_once(_OFF, self._refusal, level=logging.WARNING)
         del connection.get_transport_cls
         connection.close()
         return ensure_connected(connection)

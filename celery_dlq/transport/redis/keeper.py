@@ -11,7 +11,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from celery_dlq.logs import get_logger
 from celery_dlq.store.scripts import script_text
-from celery_dlq.transport.native import seconds_since_boot, sleep, start_thread
+from celery_dlq.transport.held import Keeper, seconds_since_boot
 from celery_dlq.transport.redis.broker import SCRIPTS, Broker, restore
 from celery_dlq.transport.redis.leases import Leases
 
@@ -25,74 +25,49 @@ _MAX_LOOK_SECONDS = 3.0  # also keeps the connection from being closed for being
 _MAX_LOOP_SECONDS = 1.0
 _MAX_HOLD_OFF_SECONDS = 10.0
 _REPLY_SECONDS = 5.0
-_CLOSE_SECONDS = 5.0
-_LOG_SECONDS = 10.0
 
 
-class Keeper:
-    """Renews, confirms and restores, on a connection of its own."""
+class LeaseKeeper(Keeper):
+    """Renews, confirms and restores."""
+
+    what = "Leases are not renewed"
+    expected_errors = (RedisError, OSError)
+    quiet_failures = 1  # the first may only mean that Redis closed the connection
 
     def __init__(self, leases: Leases) -> None:
+        super().__init__()
         self._leases = leases
         self._broker: Broker | None = None
         self._connection: Any = None
         self._connected_to: Broker | None = None
-        self._stopped = False
-        self._ended = False
         self._due: dict[str, float] = {}
         self._replied_at = float("-inf")
         self._restore_from = 0.0
-        self._failures = 0
-        self._logged_at = -_LOG_SECONDS
-        self.restored = self.errors = 0
+        self.restored = 0
 
     def connected(self, broker: Broker) -> None:
         """Use the broker of a new connection; the first starts the thread."""
-        first, self._broker = self._broker is None, broker
-        if first:
-            start_thread(self._run)
+        self._broker = broker
+        self.start()
 
-    def stop(self) -> None:
-        """End the thread; waits at most 5 seconds for it."""
-        self._stopped = True
-        if self._broker is None:
-            return
-        deadline = time.monotonic() + _CLOSE_SECONDS
-        while not self._ended and time.monotonic() < deadline:
-            time.sleep(0.01)
-
-    def _run(self) -> None:
-        lease = self._leases.lease_seconds
-        while not self._stopped:
-            # Soon again after a failure: other workers take what is not renewed.
-            sleep(_TICK_SECONDS if self._failures < 2 else min(_RETRY_SECONDS, lease / 8))  # noqa: PLR2004
-            try:
-                if self._broker is not None:
-                    self._tick(self._broker)
-                self._failures = 0
-            except Exception as exc:  # noqa: BLE001 - nothing may end this thread
-                self._failed(exc)
-        self._disconnect()
-        self._ended = True
+    def _pause_seconds(self) -> float:
+        # Soon again after a failure: other workers take what is not renewed.
+        if self._failures <= self.quiet_failures:
+            return _TICK_SECONDS
+        return min(_RETRY_SECONDS, self._leases.lease_seconds / 8)
 
     def _failed(self, exc: Exception) -> None:
-        self._disconnect()
+        super()._failed(exc)
         self._due.clear()
         self._hold_off()
-        self.errors += 1
-        self._failures += 1
-        now = seconds_since_boot()
-        # The first may only mean that Redis closed the connection.
-        if self._failures > 1 and now - self._logged_at >= _LOG_SECONDS:
-            self._logged_at = now
-            bug = None if isinstance(exc, (RedisError, OSError)) else exc
-            logger.error("Leases are not renewed: %s: %s", type(exc).__name__, exc, exc_info=bug)
 
-    def _tick(self, broker: Broker) -> None:
+    def _tick(self) -> None:
+        broker, leases, lease = self._broker, self._leases, self._leases.lease_seconds
+        if broker is None:
+            return
         if self._connected_to is not broker:
             self._disconnect()
             self._connected_to = broker
-        leases, lease = self._leases, self._leases.lease_seconds
         if self._is_due("renew", lease / 3):
             leases.renew(self._call, broker)
         if self._is_due("confirm", _CONFIRM_SECONDS):

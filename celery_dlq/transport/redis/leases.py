@@ -3,6 +3,8 @@
 A message belongs to the worker that fetched it until it is acknowledged or given back, across
 lost connections too. A thread renews its lease while the event loop is busy; that thread also
 restores what dead workers held, and confirms acknowledgements.
+
+Source: ``QoS`` in https://github.com/celery/kombu/blob/main/kombu/transport/redis.py
 """
 
 from __future__ import annotations
@@ -12,43 +14,44 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from uuid import uuid4
 
+from kombu.transport import redis as kombu_redis
+from kombu.transport import virtual
+from kombu.utils.encoding import bytes_to_str
+
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.logs import get_logger
 from celery_dlq.store.pipelined import PipelinedConnection
-from celery_dlq.transport.native import seconds_since_boot
+from celery_dlq.transport.held import LOG_SECONDS, Held, seconds_since_boot
 from celery_dlq.transport.redis.broker import Broker, removals, renewal, restore
-from celery_dlq.transport.redis.claims import Claims
 
 logger = get_logger("celery_dlq.transport")
 
 _TAGS_PER_CALL = 500
 _MAX_UNCONFIRMED = 4096
-_LOG_SECONDS = 10.0
 
 
-class Leases:
+class Leases(Held):
     """What one worker holds.
 
     A tag is in exactly one of: asked (its fetch was sent), held, returning.
     """
 
     def __init__(self, lease_seconds: float) -> None:
+        super().__init__()
         self.lease_seconds = lease_seconds
-        self.taken = 0
         self._found_gone = 0  # of them, not reported yet
         self._tags = f"{uuid4().hex}-"
         self._tag_end = ""
         self._fetched = 0
         self._asked: dict[str, float] = {}  # tag to the time its fetch was sent
-        self._held: dict[str, float] = {}  # the same; the lease began at that time or later
+        self._held: dict[str, float]  # the same; the lease began at that time or later
         self._renewed: tuple[float, frozenset[str]] = (0.0, frozenset())
         self._unknown: set[str] = set()  # of those that are held
-        self._claims = Claims()  # of those that are held
         self._returning: deque[str] = deque()
         self._acknowledged: deque[str] = deque()
         self._connection: PipelinedConnection | None = None
         self._broker: Broker | None = None
-        self._logged_at = -_LOG_SECONDS
+        self._logged_at = -LOG_SECONDS
 
     # -- the event loop, and the threads of a pool ----------------------------------
 
@@ -78,14 +81,13 @@ class Leases:
         asked = self._asked.get(tag)
         if asked is not None:
             self._held[tag] = asked  # first, so that a renewal sees it in one of the two
-            self._claims.add(tag)
+            self._idle.add(tag)
             del self._asked[tag]
 
     def drop(self, tag: str) -> None:
         """Hold it no longer: nothing was fetched, or it returns when its lease ends."""
         self._asked.pop(tag, None)
-        self._held.pop(tag, None)
-        self._claims.forget(tag)
+        super().drop(tag)
 
     lapse = drop  # as receipts of SQS call it
 
@@ -103,7 +105,7 @@ class Leases:
 
         Does nothing if others own the message now.
         """
-        self._claims.forget(tag)
+        self._forget(tag)
         if self._held.pop(tag, None) is None:
             return
         self._acknowledged.append(tag)
@@ -151,7 +153,7 @@ class Leases:
 
     def restore(self, tag: str, *, first: bool) -> None:
         """Give a message back to its queue; if Redis does not answer, the thread does it later."""
-        self._claims.forget(tag)
+        self._forget(tag)
         if self._held.pop(tag, None) is None:
             return
         if self.restore_of_another(tag, first=first) is False:
@@ -178,23 +180,10 @@ class Leases:
             self._log("Messages of dead workers are not looked for: %s", exc)
             return True
 
-    def begin(self, tag: str) -> bool:
-        """Let a message start; False if a lost connection gives it back at this moment."""
-        return not self.is_own(tag) or self._claims.begin(tag)
-
-    def put_off(self, tag: str) -> bool:
-        """Let a message wait again; False if it goes back, because its connection is lost."""
-        if self._held.get(tag) is None:
-            return not self.is_own(tag)
-        waits = self._claims.put_off(tag)
-        if not waits:
-            self._give_back(tag)
-        return waits
-
     def connection_closes(self, tags: Iterable[str]) -> None:
         """Go on holding the messages that are at work; let the thread give back the others."""
         for tag in tags:
-            if tag in self._held and self._claims.connection_closes(tag):
+            if tag in self._held and self._goes_back(tag):
                 self._give_back(tag)
 
     def _give_back(self, tag: str) -> None:
@@ -231,7 +220,7 @@ class Leases:
     def _log(self, text: str, *args: Any) -> None:
         """Log a failure, at most every ten seconds."""
         now = seconds_since_boot()
-        if now - self._logged_at >= _LOG_SECONDS:
+        if now - self._logged_at >= LOG_SECONDS:
             self._logged_at = now
             logger.warning(text, *args)
 
@@ -263,7 +252,7 @@ class Leases:
         lost, self._found_gone = lost + self._found_gone, 0
         self.taken += lost
         for tag in given:
-            self._claims.forget(tag)
+            self._forget(tag)
         if lost:
             logger.error(
                 "This worker stood still, or was cut off from Redis, for more than its lease of "
@@ -299,3 +288,70 @@ def _taken(tags: deque[str], most: int = _TAGS_PER_CALL) -> list[str]:
         except IndexError:
             break
     return taken
+
+
+logger = get_logger("celery_dlq.transport")
+
+
+class ReliableQoS(kombu_redis.QoS):
+    """Acknowledges and restores what this worker fetched by script; the rest as kombu does."""
+
+    @property
+    def _leases(self) -> Leases:
+        leases: Leases = self.channel.dlq_leases
+        return leases
+
+    def append(self, message: Any, delivery_tag: Any) -> None:
+        """Add a delivered message."""
+        if self._leases.is_own(delivery_tag):  # the fetch has recorded it
+            virtual.QoS.append(self, message, delivery_tag)
+        else:
+            super().append(message, delivery_tag)
+
+    def ack(self, delivery_tag: Any) -> None:
+        """Acknowledge a message."""
+        if self._leases.is_own(delivery_tag):
+            self._leases.acknowledge(delivery_tag)
+            virtual.QoS.ack(self, delivery_tag)
+        else:
+            super().ack(delivery_tag)
+
+    def reject(self, delivery_tag: Any, requeue: bool = False) -> None:  # noqa: FBT001, FBT002
+        """Remove a message, or return it as the last of its queue."""
+        if not self._leases.is_own(delivery_tag):
+            super().reject(delivery_tag, requeue=requeue)
+        elif requeue:
+            self._leases.restore(delivery_tag, first=False)
+            virtual.QoS.ack(self, delivery_tag)
+        else:
+            self.ack(delivery_tag)
+
+    def put_first(self, delivery_tag: Any) -> bool:
+        """Return a message as the next of its queue; false if it was not fetched by script."""
+        if not self._leases.is_own(delivery_tag):
+            return False
+        self._leases.restore(delivery_tag, first=True)
+        virtual.QoS.ack(self, delivery_tag)
+        return True
+
+    def restore_unacked(self, client: Any = None) -> None:
+        """Restore what the channel delivered, but for tasks at work: they go on."""
+        own = [tag for tag in self._delivered if self._leases.is_own(tag)]
+        for tag in own:
+            del self._delivered[tag]
+        self._leases.connection_closes(own)
+        super().restore_unacked(client)
+
+    def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:  # noqa: FBT001, FBT002
+        """Restore what a dead worker fetched without a lease; a bad record ends no worker.
+
+        After an outage, the index alone does not tell who is dead: leases are renewed then.
+        """
+        if self._leases.has_lease(tag):
+            return
+        if self._leases.restore_of_another(bytes_to_str(tag)) is not None:
+            return
+        try:
+            super().restore_by_tag(tag, client=client, leftmost=leftmost)
+        except (ValueError, TypeError, RecursionError) as exc:
+            logger.error("Message %r cannot be restored: its record is unreadable: %r", tag, exc)  # noqa: TRY400

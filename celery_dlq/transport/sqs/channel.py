@@ -18,10 +18,9 @@ from kombu.transport import SQS
 from celery_dlq.config import Settings, visibility_timeout
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import LOST_LEASES, STORE_ERRORS, Metric
-from celery_dlq.transport.native import seconds_since_boot
+from celery_dlq.transport.held import WatchedFetch, seconds_since_boot
 from celery_dlq.transport.redis.entries import Entry, EntryMessage
 from celery_dlq.transport.sqs.visibility import Receipt, Receipts, VisibilityKeeper, timeout_of
-from celery_dlq.transport.watched import WatchedFetch
 
 logger = get_logger("celery_dlq.transport")
 
@@ -248,10 +247,10 @@ class VisibilityRenewal(WatchedFetch):
         connection.get_transport_cls = lambda: self._transport
         connected = ensure_connected(connection)
         if self._wanted:
-            self._tell(_ON)
+            self._log_once(_ON)
             self._keeper.start()
         else:
-            self._tell(_OFF, level=logging.WARNING)
+            self._log_once(_OFF, level=logging.WARNING)
         return connected
 
     def _totals(self) -> Mapping[Metric, int]:

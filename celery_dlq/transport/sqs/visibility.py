@@ -9,7 +9,6 @@ Source: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGui
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -17,12 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from botocore.exceptions import BotoCoreError
+from botocore.exceptions import BotoCoreError, ClientError
 from kombu.exceptions import KombuError
 
 from celery_dlq.logs import get_logger
-from celery_dlq.transport.native import seconds_since_boot, sleep, start_thread
-from celery_dlq.transport.redis.claims import Claims
+from celery_dlq.transport.held import Held, Keeper, seconds_since_boot
 
 logger = get_logger("celery_dlq.transport")
 
@@ -34,11 +32,13 @@ _TICK_SECONDS = 0.25
 _MAX_RETRY_SECONDS = 10.0
 _MAX_DOUBLINGS = 6
 _MAX_SETTLE_SECONDS = 1.0
-_CLOSE_SECONDS = 5.0
-_LOG_SECONDS = 10.0
 _NO_ANSWER = (BotoCoreError, KombuError, OSError)
 # SQS says so of a receipt that is not valid any more.
 _GONE = ("InvalidParameterValue", "MessageNotInflight", "ReceiptHandleIsInvalid")
+
+
+class RenewalError(Exception):
+    """SQS did not renew the visibility of a message; it may do so later."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,19 +53,18 @@ class Receipt:
     lost: bool = False  # True once it was found out that `until` has passed
 
 
-class Receipts:
+class Receipts(Held):
     """What one worker holds, by receipt handle, which is kombu's delivery tag."""
 
     def __init__(self, now: Callable[[], float] = seconds_since_boot) -> None:
+        super().__init__()
         self._now = now
         self.timeouts: dict[str, int] = {}
-        self.taken = 0
-        self._held: dict[str, Receipt] = {}
+        self._held: dict[str, Receipt]
         self._proven = False  # that SQS lets this worker renew
         self._closed = False
         self._given_up: set[str] = set()
         self._released: set[str] = set()  # since the thread's last look
-        self._claims = Claims()  # of those that are held
         self._to_settle: dict[str, tuple[Receipt, bool]] = {}  # by the thread; delete it?
 
     # -- the event loop, and the threads of a pool ----------------------------------
@@ -84,18 +83,16 @@ class Receipts:
                 until=received_at + timeout,
                 renewed_at=received_at,
             )
-            self._claims.add(tag)
+            self._idle.add(tag)
 
     def drop(self, tag: str) -> None:
         """Hold it no longer: it is deleted."""
-        self._held.pop(tag, None)
-        self._claims.forget(tag)
+        super().drop(tag)
         self._given_up.discard(tag)
 
     def released(self, tag: str) -> None:
         """Hold it no longer: it returns to its queue. Call this before SQS is told."""
-        self._held.pop(tag, None)
-        self._claims.forget(tag)
+        super().drop(tag)
         self._released.add(tag)
 
     def still_holds(self, tag: object) -> bool:
@@ -110,8 +107,7 @@ class Receipts:
 
     def lapse(self, tag: str) -> None:
         """Hold a message no longer; SQS shows it to others when its visibility timeout ends."""
-        self._held.pop(tag, None)
-        self._claims.forget(tag)
+        super().drop(tag)
         self._given_up.add(tag)
 
     def is_known(self, tag: object) -> bool:  # noqa: ARG002 - as of the leases of Redis
@@ -126,31 +122,27 @@ class Receipts:
         """The receipt of a message that is held."""
         return self._held.get(tag)
 
-    def begin(self, tag: str) -> bool:
-        """Let a message start; False if a lost connection gives it back at this moment."""
-        return tag not in self._held or self._claims.begin(tag)
+    def is_own(self, tag: object) -> bool:
+        """True if a message is held; of a queue without a timeout none is."""
+        return tag in self._held
 
-    def put_off(self, tag: str) -> bool:
-        """Let a message wait again; False if it goes back, because its connection is lost."""
-        if tag not in self._held or self._claims.put_off(tag):
-            return True
+    def _give_back(self, tag: str) -> None:
         receipt = self._held.pop(tag, None)
         if receipt is not None:
             self._to_settle[tag] = (receipt, False)
-        return False
 
     def connection_closes(self, tags: Iterable[str]) -> list[str]:
         """Go on holding the messages that are at work."""
         if self._closed:
             return []
         held = [tag for tag in tags if tag in self._held]
-        return [tag for tag in held if not self._claims.connection_closes(tag)]
+        return [tag for tag in held if not self._goes_back(tag)]
 
     def settle(self, tag: str, *, delete: bool) -> bool:
         """Let the thread delete, or give back, a message of a lost connection."""
-        if tag not in self._claims.orphans:
+        if tag not in self._orphans:
             return False
-        self._claims.forget(tag)
+        self._forget(tag)
         receipt = self._held.pop(tag, None)
         if receipt is not None:
             self._to_settle[tag] = (receipt, delete)
@@ -159,7 +151,7 @@ class Receipts:
     def close(self) -> None:
         """Let the thread give back what lost connections delivered: no task runs any more."""
         self._closed = True
-        for tag in list(self._claims.orphans):
+        for tag in list(self._orphans):
             self.settle(tag, delete=False)
 
     # -- the thread -----------------------------------------------------------------
@@ -242,57 +234,41 @@ class Receipts:
             )
 
 
-class VisibilityKeeper:
-    """Renews receipts on a connection of its own."""
+class VisibilityKeeper(Keeper):
+    """Renews receipts."""
+
+    what = "The visibility of messages is not renewed (workers need sqs:ChangeMessageVisibility)"
+    expected_errors = (ClientError, BotoCoreError, KombuError, OSError, RenewalError)
 
     def __init__(self, receipts: Receipts, connect: Callable[[], Any]) -> None:
+        super().__init__()
         self._receipts = receipts
         self._connect = connect
         self._connection: Any = None
-        self._started = self._stopped = self._ended = False
-        self._failures = 0
         self._silent: set[str] = set()  # the queues that did not answer in the last round
-        self._logged_at = -_LOG_SECONDS
-        self.errors = 0
 
-    def start(self) -> None:
-        """Start the thread; a second call changes nothing."""
-        if not self._started:
-            self._started = True
-            start_thread(self._run)
+    def _pause_seconds(self) -> float:
+        longest = max(_TICK_SECONDS, self._shortest() / 6)
+        return min(_TICK_SECONDS * 2.0 ** min(self._failures, _MAX_DOUBLINGS), longest)
 
-    def stop(self) -> None:
-        """End the thread; waits at most 5 seconds for it."""
-        self._stopped = True
-        deadline = time.monotonic() + _CLOSE_SECONDS
-        while self._started and not self._ended and time.monotonic() < deadline:
-            time.sleep(0.01)
-
-    def _run(self) -> None:
-        while not self._stopped:
-            longest = max(_TICK_SECONDS, self._shortest() / 6)
-            sleep(min(_TICK_SECONDS * 2**self._failures, longest))
-            self._tick()
-        self._tick()  # what is still to be deleted or given back
-        self._disconnect()
-        self._ended = True
+    def _end(self) -> None:
+        self.tick()  # what is still to be deleted or given back
 
     def _tick(self) -> None:
-        failures: list[Exception] = []
+        failure: Exception | None = None
         silent: set[str] = set()
         for url, act in self._in_turn():
             if url in silent:
                 continue  # each call would wait for its timeout
-            try:  # nothing may end this thread, and no queue keeps another one waiting
+            try:  # no queue keeps another one waiting
                 act()
             except Exception as exc:  # noqa: BLE001
-                failures.append(exc)
+                failure = failure or exc
                 if isinstance(exc, _NO_ANSWER):
                     silent.add(url)
         self._silent = silent
-        self._failures = min(self._failures + 1, _MAX_DOUBLINGS) if failures else 0
-        if failures:
-            self._failed(failures[0])
+        if failure is not None:
+            raise failure
 
     def _in_turn(self) -> Iterator[tuple[str, Callable[[], None]]]:
         """All work, last that of the queues that did not answer in the last round."""
@@ -313,21 +289,6 @@ class VisibilityKeeper:
 
     def _shortest(self) -> float:
         return min(self._receipts.timeouts.values(), default=_MAX_RETRY_SECONDS)
-
-    def _failed(self, exc: Exception) -> None:
-        self._disconnect()
-        self.errors += 1
-        now = seconds_since_boot()
-        if now - self._logged_at >= _LOG_SECONDS:
-            self._logged_at = now
-            expected = error_code(exc) or isinstance(exc, (RenewalError, *_NO_ANSWER))
-            logger.error(
-                "The visibility of messages is not renewed: %s: %s%s",
-                type(exc).__name__,
-                exc,
-                ". Workers need sqs:ChangeMessageVisibility" if "Denied" in error_code(exc) else "",
-                exc_info=None if expected else exc,
-            )
 
     def _renew(self, url: str, found: Mapping[str, Receipt]) -> None:
         receipts, asked_at = self._receipts, seconds_since_boot()
@@ -382,10 +343,6 @@ class VisibilityKeeper:
         if connection is not None:
             with suppress(Exception):  # it is gone either way
                 connection.close()
-
-
-class RenewalError(Exception):
-    """SQS did not renew the visibility of a message; it may do so later."""
 
 
 def timeout_of(client: Any, url: str) -> int:

@@ -1,0 +1,238 @@
+"""What a worker holds of a broker's messages, whatever the broker: the book, and who keeps it.
+
+A held message is idle until its pool gets it, or, where tasks run in this process, until its thread
+or greenlet begins; then it is at work until it ends. A lost connection gives back the idle ones.
+The start and the lost connection, which may be in different threads, take an idle message in one
+atomic step. So nothing starts that goes back, and nothing goes back that starts.
+
+A thread of the operating system renews what is held while the worker's event loop is busy, in
+every pool. gevent and eventlet replace `threading`: there, a thread is a greenlet, and waits for
+the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from celery_dlq.logs import get_logger
+from celery_dlq.metrics import Counts, Metric
+
+logger = get_logger("celery_dlq.transport")
+
+LOG_SECONDS = 10.0
+"""Interval of log lines about a failure that lasts."""
+
+_CLOSE_SECONDS = 5.0
+
+
+def start_thread(run: Callable[[], None]) -> None:
+    """Run a function in a thread of the operating system, as a daemon."""
+    _original("_thread", "start_new_thread")(run, ())
+
+
+def sleep(seconds: float) -> None:
+    """Sleep in such a thread."""
+    _original("time", "sleep")(seconds)
+
+
+def _original(module: str, name: str) -> Any:
+    # To be imported is not to be in use: sentry_sdk imports both where they are installed.
+    eventlet = sys.modules.get("eventlet.patcher")
+    if eventlet is not None and eventlet.is_monkey_patched("thread"):
+        return getattr(eventlet.original(module), name)
+    gevent = sys.modules.get("gevent.monkey")
+    if gevent is not None:
+        return gevent.get_original(module, name)
+    return getattr(import_module(module), name)
+
+
+def seconds_since_boot() -> float:
+    """A clock that nobody sets and that goes on while the machine is suspended."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
+class Held:
+    """The messages that one worker holds, by their delivery tags."""
+
+    def __init__(self) -> None:
+        self.taken = 0  # How many were lost to other workers
+        self._held: dict[str, Any] = {}
+        self._idle: set[str] = set()
+        self._orphans: set[str] = set()  # at work, and their connection is lost
+
+    def is_own(self, tag: object) -> bool:
+        """True if this worker keeps the book on a message."""
+        raise NotImplementedError
+
+    def drop(self, tag: str) -> None:
+        """Hold a message no longer."""
+        self._held.pop(tag, None)
+        self._forget(tag)
+
+    def begin(self, tag: str) -> bool:
+        """Let a message start; False if a lost connection gives it back at this moment."""
+        return not self.is_own(tag) or self._take_idle(tag)
+
+    def put_off(self, tag: str) -> bool:
+        """Let a message wait again; False if it goes back, because its connection is lost."""
+        if tag not in self._held:
+            return not self.is_own(tag)
+        self._idle.add(tag)
+        if tag not in self._orphans or not self._is_to_go_back(tag):
+            return True
+        self._give_back(tag)
+        return False
+
+    def _give_back(self, tag: str) -> None:
+        """Let the thread give a message back."""
+        raise NotImplementedError
+
+    def _goes_back(self, tag: str) -> bool:
+        """Whether a message whose connection is lost goes back; else it stays at work."""
+        self._orphans.add(tag)  # first: `put_off` may run at the same time
+        return self._is_to_go_back(tag)
+
+    def _forget(self, tag: str) -> None:
+        self._idle.discard(tag)
+        self._orphans.discard(tag)
+
+    def _is_to_go_back(self, tag: str) -> bool:
+        if not self._take_idle(tag):
+            return False
+        self._orphans.discard(tag)
+        return True
+
+    def _take_idle(self, tag: str) -> bool:
+        try:
+            self._idle.remove(tag)
+        except KeyError:
+            return False
+        return True
+
+
+class Keeper:
+    """The thread that keeps what is held, on a connection of its own."""
+
+    what = ""  # What is not done while it fails
+    expected_errors: tuple[type[Exception], ...] = ()
+    quiet_failures = 0  # So many in a row are not logged
+
+    def __init__(self) -> None:
+        self.errors = 0
+        self._failures = 0  # in a row
+        self._started = self._stopped = self._ended = False
+        self._logged_at = -LOG_SECONDS
+
+    def start(self) -> None:
+        """Start the thread; a second call changes nothing."""
+        if not self._started:
+            self._started = True
+            start_thread(self._run)
+
+    def stop(self) -> None:
+        """End the thread; waits at most 5 seconds for it."""
+        self._stopped = True
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        while self._started and not self._ended and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def tick(self) -> None:
+        """Do what is due; nothing may end the thread."""
+        try:
+            self._tick()
+            self._failures = 0
+        except Exception as exc:  # noqa: BLE001
+            self._failed(exc)
+
+    def _run(self) -> None:
+        while not self._stopped:
+            sleep(self._pause_seconds())
+            self.tick()
+        self._end()
+        self._disconnect()
+        self._ended = True
+
+    def _pause_seconds(self) -> float:
+        raise NotImplementedError
+
+    def _tick(self) -> None:
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        """Do what is left when the thread ends."""
+
+    def _disconnect(self) -> None:
+        raise NotImplementedError
+
+    def _failed(self, exc: Exception) -> None:
+        self._disconnect()
+        self.errors += 1
+        self._failures += 1
+        now = seconds_since_boot()
+        if self._failures > self.quiet_failures and now - self._logged_at >= LOG_SECONDS:
+            self._logged_at = now
+            bug = None if isinstance(exc, self.expected_errors) else exc
+            logger.error("%s: %s: %s", self.what, type(exc).__name__, exc, exc_info=bug)
+
+
+class WatchedFetch:
+    """A fetch of our own in place of kombu's, for the connections of one worker's consumer."""
+
+    def __init__(self) -> None:
+        self._counted: Mapping[Metric, int] = {}
+        self._logged: set[tuple[Any, ...]] = set()
+
+    def watch(self, consumer: Any) -> None:
+        """Wrap what connects the consumer; a second call changes nothing.
+
+        Its other connections (events, remote control, gossip) stay kombu's: they are made by
+        the same method, but not while the consumer connects.
+
+        Source: ``Consumer.connect`` and ``Consumer.ensure_connected`` in
+        https://github.com/celery/celery/blob/main/celery/worker/consumer/consumer.py
+        """
+        if getattr(consumer, "dlq_fetches", None) is not None:
+            return
+        consumer.dlq_fetches = self
+        connect, ensure_connected = consumer.connect, consumer.ensure_connected
+
+        def connect_reliably() -> Any:
+            consumer.ensure_connected = lambda conn: self._connect(conn, ensure_connected)
+            try:
+                return connect()
+            finally:
+                consumer.ensure_connected = ensure_connected
+
+        consumer.connect = connect_reliably
+
+    def count(self, counts: Counts) -> None:
+        """Count what the thread did since the last call."""
+        totals = self._totals()
+        for metric, total in totals.items():
+            more = total - self._counted.get(metric, 0)
+            if more:
+                counts.count(metric, *("lease" for _ in metric.labels), by=more)
+        self._counted = totals
+
+    def close(self) -> None:
+        """End what runs in the background."""
+        raise NotImplementedError
+
+    def _connect(self, connection: Any, ensure_connected: Callable[[Any], Any]) -> Any:
+        raise NotImplementedError
+
+    def _totals(self) -> Mapping[Metric, int]:
+        raise NotImplementedError
+
+    def _log_once(self, text: str, *args: Any, level: int = logging.INFO) -> None:
+        """Log once, not at every reconnection."""
+        if (text, args) not in self._logged:
+            self._logged.add((text, args))
+            logger.log(level, text, *args)

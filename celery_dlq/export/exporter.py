@@ -29,7 +29,7 @@ from celery_dlq.features.redaction.columns import Redaction
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import from_micros, letter_from, to_micros
 from celery_dlq.logs import get_logger
-from celery_dlq.store.records import ordered
+from celery_dlq.store.records import ordered, position_at
 
 if TYPE_CHECKING:
     from celery_dlq.store.letters import Letters
@@ -429,7 +429,7 @@ class _Queue:
         until = self._work.where.until
         if until is None:
             return page
-        micros, stored = to_micros(until), ordered(self._work.store.position_at(until))
+        micros, stored = to_micros(until), ordered(position_at(until))
         for number, (position, fields) in enumerate(page):
             died_at = _integer(fields.get(b"dead_lettered_at"))
             if died_at is not None and died_at >= micros and ordered(position) >= stored:

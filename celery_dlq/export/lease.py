@@ -27,7 +27,7 @@ from uuid import uuid4
 from celery_dlq.errors import ExportError, StoreUnavailable
 from celery_dlq.export.destination import Destination
 from celery_dlq.logs import readable
-from celery_dlq.store.records import ExportLease
+from celery_dlq.store.lease import Lease, LeaseReply
 
 if TYPE_CHECKING:
     from celery_dlq.store.letters import Letters
@@ -55,57 +55,53 @@ class ExportLeases:
         # The stored state is ``owner|…``.
         host = socket.gethostname().replace("|", "_")
         self._owner = f"{host} pid {os.getpid()} {uuid4().hex[:8]}"
-        self._queues: set[str] = set()
+        self._held: dict[str, Lease] = {}
         self._ended = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="celery_dlq-leases", daemon=True)
 
     def take(self, queue: str) -> Mapping[str, Any] | None:
         """Acquire a queue's lease, waiting until a dead owner's expires; return the saved state."""
-        first = lease = self._ask(queue, "take")
+        lease = Lease(self._store.leases, queue, self._place, self._owner, self._seconds)
+        first = reply = lease.acquire()
         until = time.monotonic() + self._seconds + 1
-        while not lease.acquired:
-            if lease.state != first.state or time.monotonic() > until:  # renewed
-                raise self._taken(lease)
+        while not reply.acquired:
+            if reply.state != first.state or time.monotonic() > until:  # renewed
+                raise self._taken(reply)
             time.sleep(_POLL_SECONDS)
-            lease = self._ask(queue, "take")
-        self._queues.add(queue)
+            reply = lease.acquire()
+        self._held[queue] = lease
         if self._seconds and self._keeper.ident is None:
             self._keeper.start()
         state = readable(
-            f"the state of an export of {queue}", partial(json.loads, lease.state or "null")
+            f"the state of an export of {queue}", partial(json.loads, reply.state or "null")
         )
         return state if isinstance(state, dict) else None
 
     def note(self, queue: str, state: Mapping[str, Any]) -> None:
         """Save a checkpoint in the store, if the lease is still held."""
-        lease = self._ask(queue, "note", json.dumps(state))
-        if not lease.acquired:
-            raise self._taken(lease)
+        reply = self._held[queue].note(json.dumps(state))
+        if not reply.acquired:
+            raise self._taken(reply)
 
     def end(self) -> None:
         """Release the leases; never raises."""
         self._ended.set()
         if self._keeper.is_alive():
             self._keeper.join()
-        for queue in self._queues if self._seconds else ():
+        for lease in self._held.values() if self._seconds else ():
             with suppress(StoreUnavailable):
-                self._ask(queue, "end")
-
-    def _ask(self, queue: str, what: Any, state: str = "") -> ExportLease:
-        return self._store.export_lease(
-            queue, what, self._place, owner=self._owner, lease_seconds=self._seconds, state=state
-        )
+                lease.release()
 
     def _keep(self) -> None:
         while not self._ended.wait(self._seconds / 3):
-            for queue in list(self._queues):
+            for lease in list(self._held.values()):
                 with suppress(StoreUnavailable):  # the next `note` finds out
-                    self._ask(queue, "keep")
+                    lease.renew()
 
-    def _taken(self, lease: ExportLease) -> ExportError:
+    def _taken(self, reply: LeaseReply) -> ExportError:
         self.refused = True
         return ExportError(
             f"another export is writing to {self._name} "
-            f"({lease.state.partition('|')[0] or 'it has ended since'}); nothing is lost, run the "
+            f"({reply.state.partition('|')[0] or 'it has ended since'}); nothing is lost, run the "
             f"export again when that one has ended, or choose another folder"
         )

@@ -124,7 +124,7 @@ class _Discard:
 
     def _remove(self, keys: list[str]) -> None:
         queue, owner = self._run.job.queue, self._run.owner
-        states = self._store.claim(
+        states = self._store.claims.claim(
             queue,
             keys,
             owner=owner,

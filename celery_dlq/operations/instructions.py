@@ -130,7 +130,7 @@ class HeldQueues:
     def all(self) -> list[HeldMessages]:
         """The holds that are in force, and those that have ended and still have messages."""
         now = self._store.now()
-        queues = {queue.name: queue for queue in self._held.queues()}
+        queues = {queue.name: queue for queue in self._held.overviews.queues()}
         found = [self._seen(hold, queues.pop(hold.id, None), now) for hold in self._store.of(Hold)]
         # A worker that stood still for minutes put a message there: the hold itself is gone.
         gone = [Hold(id=name, since=now, until=now) for name in queues]

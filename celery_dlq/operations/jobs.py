@@ -55,7 +55,7 @@ from celery_dlq.operations.redrive.select import Progress, RawEntry
 from celery_dlq.operations.release import release
 from celery_dlq.operations.results import DiscardReport, RedriveReport
 from celery_dlq.registry import features
-from celery_dlq.store.records import Clock
+from celery_dlq.store.records import Clock, position_at
 from celery_dlq.store.store import Store
 
 logger = get_logger("celery_dlq")
@@ -174,7 +174,7 @@ class Jobs:
     ) -> JobRun:
         """Make a job on the letters of a queue that are there now; listed once it has begun."""
         # In this order: a letter that arrives in between is counted, but not worked on.
-        until = self._letters.last_position(queue) or self._letters.position_at(from_micros(0))
+        until = self._letters.last_position(queue) or position_at(from_micros(0))
         total: int | None = None
         if where.ids is not None:
             total = len(where.ids)

@@ -14,7 +14,7 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.fingerprint import DIGITS
 from celery_dlq.operations.redrive.select import CLOCK_SKEW, RawEntry, later, matcher, select
 from celery_dlq.store.letters import Letters
-from celery_dlq.store.records import Group, RawPage, ordered
+from celery_dlq.store.records import Group, RawPage, ordered, position_at
 
 _SCANNED_PER_PAGE = 500
 _MAX_PAGE_BYTES = 8 * 1024 * 1024
@@ -233,10 +233,10 @@ def _pages(
         found.sort(key=lambda entry: ordered(entry[0]), reverse=newest_first)
         return [[e for e in found if low < ordered(e[0]) and (not high or ordered(e[0]) <= high)]]
     if where.since is not None:
-        after = later(after, store.position_at(where.since - CLOCK_SKEW))
+        after = later(after, position_at(where.since - CLOCK_SKEW))
     group = _group(store, queue, where)
     if group is not None:
-        after = later(after, store.position_at(group.first_seen_at - _MAX_CLOCK_ERROR))
+        after = later(after, position_at(group.first_seen_at - _MAX_CLOCK_ERROR))
         example = store.entry(queue, group.example_id) if group.example_id else None
         if example is not None and (until is None or ordered(example[0]) < ordered(until)):
             until = example[0]  # nothing newer is of this group
@@ -253,7 +253,7 @@ def _group(store: Letters, queue: str, where: LetterFilter) -> Group | None:
     """Return the group if a filter has a whole fingerprint and the store finds it at once."""
     if where.fingerprint is None or len(where.fingerprint) < DIGITS:
         return None
-    return store.group(queue, where.fingerprint)
+    return store.overviews.group(queue, where.fingerprint)
 
 
 def _total(store: Letters, queue: str, where: LetterFilter) -> int | None:

@@ -19,9 +19,9 @@ from celery_dlq.operations.edit import arguments
 from celery_dlq.operations.paging import LetterCount, LetterPage
 from celery_dlq.operations.redrive.select import PositionRange, Progress, RawEntry, select
 from celery_dlq.policies.queue_names import did_you_mean
-from celery_dlq.store.grouping import in_order
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.notes import GroupNotes
+from celery_dlq.store.overviews import in_order
 from celery_dlq.store.records import (
     OPEN_GROUP,
     Group,
@@ -58,7 +58,7 @@ class Reading:
 
     def queues(self) -> list[QueueSummary]:
         """All dead-letter queues: name, number of letters, ages, letters by reason."""
-        return self._store.queues()
+        return self._store.overviews.queues()
 
     def letters(
         self,
@@ -235,7 +235,7 @@ class Reading:
         statuses = {} if self._notes is None else self._notes.statuses(dead_letter_queue)
         if state is None or state == GroupState.OPEN:
             most = limit if state is None else None
-            groups = self._store.groups(dead_letter_queue, most=most, by=by)
+            groups = self._store.overviews.groups(dead_letter_queue, most=most, by=by)
         else:
             wanted = {name: one for name, one in statuses.items() if one.state == state}
             there = self._some_groups(dead_letter_queue, sorted(wanted))
@@ -247,7 +247,7 @@ class Reading:
 
     def _some_groups(self, queue: str, fingerprints: Sequence[str]) -> dict[str, Group]:
         """Return those of the given groups that have letters."""
-        found = (self._store.group(queue, name) for name in fingerprints)
+        found = (self._store.overviews.group(queue, name) for name in fingerprints)
         return {group.fingerprint: group for group in found if group is not None}
 
     def group(self, dead_letter_queue: str, fingerprint: str) -> Group:
@@ -260,7 +260,7 @@ class Reading:
         status = OPEN_GROUP
         if self._notes is not None:
             status = self._notes.status(dead_letter_queue, fingerprint)
-        found = self._store.group(dead_letter_queue, fingerprint)
+        found = self._store.overviews.group(dead_letter_queue, fingerprint)
         if (
             found is None
             and self._notes is not None

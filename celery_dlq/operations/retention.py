@@ -93,7 +93,7 @@ class Retention:
 
     def due(self, policies: Mapping[str, Policy | None]) -> list[str]:
         """The queues that have something to trim, judged by their length and oldest times."""
-        found = self._store.glances(list(policies))
+        found = self._store.overviews.glances(list(policies))
         return [glance.name for glance in found if _is_due(glance, policies[glance.name])]
 
     def count(self, dead_letter_queue: str, policy: Policy, at: datetime, most: int) -> int:
@@ -164,7 +164,7 @@ class Retention:
     ) -> Change | None:
         owner, ids = f"trim {uuid4()}", [each.letter_id for each in chosen]
         if chosen and not dry_run:  # a letter that a redrive has claimed stays
-            states = self._store.claim(name, ids, owner=owner, lease_seconds=_LEASE_SECONDS)
+            states = self._store.claims.claim(name, ids, owner=owner, lease_seconds=_LEASE_SECONDS)
             pairs = zip(chosen, states, strict=True)
             chosen = [each for each, state in pairs if state in _TRIMMABLE]
             ids = [each.letter_id for each in chosen]

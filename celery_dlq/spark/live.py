@@ -18,7 +18,7 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.packed import PackedFields
 from celery_dlq.policies.checks import suggestion
 from celery_dlq.spark.options import ReadOptions
-from celery_dlq.store.records import RawPage, ordered
+from celery_dlq.store.records import RawPage, ordered, position_at
 
 START = "0-0"
 """The position before the first letter of every queue."""
@@ -101,7 +101,7 @@ class LiveLetters:
         if since is None:
             return START
         begin = since - _CLOCK_SKEW
-        milliseconds = int(self._store.position_at(begin).partition("-")[0])
+        milliseconds = int(position_at(begin).partition("-")[0])
         return f"{milliseconds - 1}-{2**64 - 1}" if milliseconds else START
 
     def end(self, queue: str) -> str:

@@ -21,7 +21,7 @@ from celery_dlq.logs import readable
 from celery_dlq.store.connect import translated
 from celery_dlq.store.keys import Keys, spelled
 from celery_dlq.store.part import Part
-from celery_dlq.store.scripts import DropHeldReply, InstructReply
+from celery_dlq.store.scripts import InstructReply
 
 MOST_HOLDS = 100
 """Holds at a time; workers compare each message with all that are in force."""
@@ -264,7 +264,7 @@ class Instructions(Part):
     def _dropped(self, hold_id: str) -> bool:
         """Remove the queue of a hold, if it is empty."""
         keys = Keys(f"{self._keys.prefix}:held")
-        if self._scripts.drop_held(keys=[keys.letters(hold_id)]) != DropHeldReply.DROPPED:
+        if not self._scripts.drop_held(keys=[keys.letters(hold_id)]):
             return False
         self._client.srem(keys.queues(), spelled(hold_id))
         return True

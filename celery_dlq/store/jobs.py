@@ -11,7 +11,6 @@ from celery_dlq.logs import readable
 from celery_dlq.store.connect import translated
 from celery_dlq.store.keys import spelled
 from celery_dlq.store.part import Part
-from celery_dlq.store.scripts import SaveJobReply
 
 MOST_JOBS = 550
 """Number of jobs that a store keeps: 500 that were started, and 50 plans."""
@@ -85,7 +84,7 @@ class JobStore(Part):
                 found = _state(text) if text else None
                 if found is None or any(found.get(k) != known.get(k) for k in ("state", "run")):
                     return False
-                if self._save(there, text, state)[0] == SaveJobReply.SAVED:
+                if self._save(there, text, state)[0]:
                     break
             if state is None:
                 self._forget([there])

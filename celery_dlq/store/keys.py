@@ -178,8 +178,8 @@ class Keys:
         """STREAM: a sample of the messages that succeeded; bounded; expires."""
         return self.of(dead_letter_queue, "samples")
 
-    def export_leases(self, dead_letter_queue: str) -> str:
-        """HASH: target of an export to ``owner|lease end|state``; expires."""
+    def leases(self, dead_letter_queue: str) -> str:
+        """HASH: target of an export, or another right, to ``owner|lease end|state``; expires."""
         return self.of(dead_letter_queue, "export_leases")
 
     def outbox(self, dead_letter_queue: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from itertools import islice
 from typing import Any
 from uuid import uuid4
@@ -14,35 +13,25 @@ import redis
 
 from celery_dlq.errors import CorruptLetter, StoreUnavailable
 from celery_dlq.letters.packed import packed
-from celery_dlq.letters.record import DeadLetter, Delivery, end_of, letter_from, to_micros
+from celery_dlq.letters.record import DeadLetter, end_of, letter_from, to_micros
 from celery_dlq.logs import get_logger
 from celery_dlq.store.claims import Claims
 from celery_dlq.store.connect import translated
-from celery_dlq.store.exports import Exports
 from celery_dlq.store.keys import Keys, spelled
-from celery_dlq.store.many import of_each
+from celery_dlq.store.lease import Leases
 from celery_dlq.store.overviews import Overviews, moment, release_text, text_of
-from celery_dlq.store.part import Part
+from celery_dlq.store.part import Part, of_each
 from celery_dlq.store.pipelined import Command, PipelinedConnection
 from celery_dlq.store.records import (
-    ClaimState,
-    ExportLease,
-    Glance,
-    Group,
-    GroupOrder,
     LetterSummary,
     MessageKey,
-    QueueEntry,
-    QueueSummary,
     RawPage,
-    RedriveOutcome,
     Restored,
     Stored,
     StoredLetter,
-    position_at,
+    ordered,
     stored_at,
 )
-from celery_dlq.store.redriven import RedriveCall, Redriven
 from celery_dlq.store.scripts import (
     DeadLetterReply,
     RestoreReply,
@@ -91,10 +80,9 @@ class Letters(Part):
         super().__init__(client, url, keys, connection)
         self._ttl_millis = int(ttl_seconds * 1000)
         self._reader = StreamReader(client, url)
-        self._claims = Claims(client, url, keys)
-        self._exports = Exports(client, url, keys)
-        self._overviews = Overviews(client, url, keys)
-        self._redriven = Redriven(client, url, keys, ttl_seconds)
+        self.overviews = Overviews(client, url, keys)
+        self.leases = Leases(client, url, keys)
+        self.claims = Claims(client, url, keys, ttl_seconds)
         self._named: set[str] = set()
         # Attempts by the ids of letters that may be stored: a reply was lost, or no replica has it.
         self._doubtful: dict[str, str] = {}
@@ -183,10 +171,6 @@ class Letters(Part):
                 return None
             found = self._reader.at(self._keys.letters(dead_letter_queue), place)
         return found[0] if found else None
-
-    def position_at(self, moment: datetime) -> str:
-        """Return a lower bound: every letter before it was stored before the moment."""
-        return position_at(moment)
 
     def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
         """Return the first of the given queues that has this letter, or ``None``."""
@@ -300,29 +284,10 @@ class Letters(Part):
 
         Only for exports without a filter: they leave no letter out.
         """
-        self._exports.note(dead_letter_queue, position)
-
-    def identity(self) -> str:
-        """Return a random id, made by the first call, that the store keeps for ever.
-
-        A restarted or restored store, and a replica, have the same; an emptied one has not.
-        """
-        return self._exports.identity()
-
-    def export_lease(
-        self,
-        dead_letter_queue: str,
-        what: str,
-        place: str,
-        *,
-        owner: str,
-        lease_seconds: float,
-        state: str = "",
-    ) -> ExportLease:
-        """Acquire, renew, annotate or end a lease."""
-        return self._exports.export_lease(
-            dead_letter_queue, what, place, owner=owner, lease_seconds=lease_seconds, state=state
-        )
+        with translated(self._url):
+            self._scripts.note_exported(
+                keys=[self._keys.exported(dead_letter_queue)], args=[position]
+            )
 
     def exported_until(self, dead_letter_queue: str) -> str | None:
         """Return the position up to and including which letters were exported, or ``None``.
@@ -330,112 +295,25 @@ class Letters(Part):
         Also ``None`` if the queue ends before that position: it was deleted and made anew, or
         a fail-over lost its end, so what was exported of it is unknown.
         """
-        return self._exports.until(dead_letter_queue, self.last_position)
+        with translated(self._url):
+            noted = self._client.get(self._keys.exported(dead_letter_queue))
+        if noted is None:
+            return None
+        position, last = str(noted.decode()), self.last_position(dead_letter_queue)
+        return None if last is None or ordered(last) < ordered(position) else position
+
+    def identity(self) -> str:
+        """Return a random id, made by the first call, that the store keeps for ever.
+
+        A restarted or restored store, and a replica, have the same; an emptied one has not.
+        """
+        with translated(self._url):
+            found = self._scripts.identity(keys=[self._keys.identity()], args=[uuid4().hex])
+        return text_of(found)
 
     def names(self) -> list[str]:
         """Return the names of all dead-letter queues that ever had a letter, sorted."""
-        return self._overviews.names()
-
-    def queues(self) -> list[QueueSummary]:
-        """Return all dead-letter queues with their size, age and reasons."""
-        return self._overviews.queues()
-
-    def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
-        """Return a `Glance` at each of the given queues."""
-        return self._overviews.glances(dead_letter_queues)
-
-    def groups(
-        self, dead_letter_queue: str, *, most: int | None = None, by: GroupOrder = "letters"
-    ) -> list[Group]:
-        """Return the groups, from an index and the tally; no letter is read."""
-        return self._overviews.groups(dead_letter_queue, most=most, by=by)
-
-    def group(self, dead_letter_queue: str, fingerprint: str) -> Group | None:
-        """Return the group of a fingerprint, or ``None``.
-
-        Where letters are in Redis, also one of the newest 1,000 groups whose last letter left, for
-        `KEPT_DAYS`.
-        """
-        return self._overviews.group(dead_letter_queue, fingerprint)
-
-    def claim(
-        self,
-        dead_letter_queue: str,
-        letter_ids: Sequence[str],
-        *,
-        owner: str,
-        lease_seconds: float,
-        previous_run_prefix: str = "",
-    ) -> list[ClaimState]:
-        """Claim letters for an operation, so that no two operations take the same letter.
-
-        Idempotent: a repetition by the same owner returns the same states.
-        """
-        return self._claims.claim(
-            dead_letter_queue,
-            letter_ids,
-            owner=owner,
-            lease_seconds=lease_seconds,
-            previous_run_prefix=previous_run_prefix,
-        )
-
-    def mark_published(
-        self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str
-    ) -> None:
-        """Record that these are on the broker: any operation may now remove them."""
-        self._claims.mark_published(dead_letter_queue, letter_ids, owner=owner)
-
-    def release(
-        self,
-        dead_letter_queue: str,
-        letter_ids: Sequence[str],
-        *,
-        owner: str,
-        doubtful: bool = False,
-    ) -> None:
-        """Give back this owner's claims, except on published letters.
-
-        With ``doubtful`` the next owner gets `ClaimState.RECLAIMED`: the messages may have been
-        published.
-        """
-        self._claims.release(dead_letter_queue, letter_ids, owner=owner, doubtful=doubtful)
-
-    def marker(self) -> str | None:
-        """Write a key that expires after a minute, and return its name.
-
-        A broker's client that sees the key reaches the same database. ``None`` if letters are
-        never kept in a broker's database.
-        """
-        return self._redriven.marker()
-
-    def redrive(
-        self,
-        dead_letter_queue: str,
-        entries: Sequence[QueueEntry],
-        *,
-        job_id: str,
-        owner: str,
-        previous_run_prefix: str = "",
-    ) -> RedriveCall:
-        """Publish the messages of letters and remove the letters, in one atomic step.
-
-        Only if the letters are in the broker's database; see `marker`. No letter has to be
-        claimed before; the claims of others are respected as by `claim`.
-        """
-        return self._redriven.redrive(
-            dead_letter_queue,
-            entries,
-            job_id=job_id,
-            owner=owner,
-            previous_run_prefix=previous_run_prefix,
-        )
-
-    def redriven(self, dead_letter_queue: str, job_id: str) -> dict[ClaimState, int]:
-        """Return how many letters `redrive` has found in each state for a job.
-
-        Exact, also if the job's process was killed before it had counted them.
-        """
-        return self._redriven.redriven(dead_letter_queue, job_id)
+        return self.overviews.names()
 
     def remove(
         self, dead_letter_queue: str, letter_ids: Iterable[str], *, owner: str | None = None
@@ -495,22 +373,10 @@ class Letters(Part):
             self._keys.bin(dead_letter_queue), None, "+", PAGE, newest_first=True
         )
 
-    def watch(self, keys: Sequence[MessageKey]) -> None:
-        """Mark messages that are about to be redriven, for `outcomes`."""
-        self._redriven.watch(keys)
-
-    def outcomes(self, keys: Sequence[MessageKey]) -> list[RedriveOutcome]:
-        """Return the outcomes of watched messages, in the order of the keys."""
-        return self._redriven.outcomes(keys)
-
-    def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
-        """Set the count with which a redriven message begins; called before it is published."""
-        self._redriven.seed(key, deliveries, last)
-
     def close(self) -> None:
         """Close connections. Never raises."""
         self._reader.close()
-        self._redriven.close()
+        self.claims.close()
         with suppress(Exception):
             self._client.close()
 

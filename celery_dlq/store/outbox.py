@@ -9,8 +9,7 @@ from functools import partial
 
 from celery_dlq.logs import readable
 from celery_dlq.store.connect import translated
-from celery_dlq.store.many import of_each
-from celery_dlq.store.part import Part
+from celery_dlq.store.part import Part, of_each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

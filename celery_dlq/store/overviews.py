@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -17,13 +17,13 @@ from redis.exceptions import ResponseError
 from celery_dlq.letters.record import Reason, from_micros, to_micros
 from celery_dlq.logs import readable
 from celery_dlq.store.connect import translated
-from celery_dlq.store.grouping import by_hour, by_minute, in_last_hour, in_order
 from celery_dlq.store.keys import spelled
-from celery_dlq.store.many import of_each
-from celery_dlq.store.part import Part
+from celery_dlq.store.part import Part, of_each
 from celery_dlq.store.records import KEPT_DAYS, Glance, Group, GroupOrder, QueueSummary, stored_at
 
 _MAX_RELEASE_CHARS = 100
+_MINUTE, _RECENT, _HOUR = 60, 300, 3600  # seconds
+_HOURS, _MINUTES = 24, 60
 _SPANS_PER_HOUR = 12  # in parts/group.lua
 _SAMPLES = 50
 """Nodes of a stream that Redis weighs; the others are taken to be like them."""
@@ -251,3 +251,33 @@ def _arrivals(slots: Mapping[bytes, bytes], now: datetime) -> dict[str, tuple[in
 def _pair(slot: bytes) -> tuple[int, int]:
     minute, letters = slot.split(b":")
     return int(minute), int(letters)
+
+
+def in_order(groups: Iterable[Group], by: GroupOrder) -> list[Group]:
+    """Sort groups."""
+    if by == "newest":
+        return sorted(groups, key=lambda group: (group.last_seen_at, group.fingerprint))[::-1]
+    return sorted(groups, key=lambda group: (-group.letters, group.fingerprint))
+
+
+def by_hour(letters: Mapping[int, int], now: datetime) -> tuple[int, ...]:
+    """Return the course of a group, from its letters by the number of the hour since 1970."""
+    last = int(now.timestamp()) // _HOUR
+    return tuple(letters.get(hour, 0) for hour in range(last - _HOURS + 1, last + 1))
+
+
+def in_last_hour(letters: Mapping[int, int], now: datetime) -> int:
+    """Return the letters of the last hour, from the letters by the number of the five minutes."""
+    last = int(now.timestamp()) // _RECENT
+    spans = range(last - _HOUR // _RECENT + 1, last + 1)
+    return sum(letters.get(span, 0) for span in spans)
+
+
+def by_minute(letters: Mapping[tuple[str, int], int], now: datetime) -> dict[str, tuple[int, ...]]:
+    """Return arrivals, from the letters by reason and number of the minute since 1970."""
+    last = int(now.timestamp()) // _MINUTE
+    minutes = range(last - _MINUTES + 1, last + 1)
+    reasons = sorted({reason for reason, minute in letters if minute in minutes})
+    return {
+        reason: tuple(letters.get((reason, minute), 0) for minute in minutes) for reason in reasons
+    }

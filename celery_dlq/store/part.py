@@ -16,7 +16,7 @@ dead-letter queue is ``self._keys.of(queue, "notes")``; scripts are attributes o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import Any, ClassVar
@@ -27,6 +27,9 @@ from celery_dlq.store.connect import translated
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.store.scripts import Scripts
+
+_QUEUES_PER_WRITE = 25
+"""Few, so that Redis serves others in between: it may read two large letters per queue."""
 
 
 class Part:
@@ -60,3 +63,18 @@ class Part:
         with translated(self._url):
             seconds, micros = self._client.time()
         return from_micros(seconds * 1_000_000 + micros)
+
+
+def of_each(
+    client: Any, names: Sequence[str], *asks: Callable[[Any, str], object]
+) -> Iterator[tuple[str, list[Any]]]:
+    """Send the same commands for many queues, in pipelines."""
+    for start in range(0, len(names), _QUEUES_PER_WRITE):
+        some = names[start : start + _QUEUES_PER_WRITE]
+        pipe = client.pipeline(transaction=False)
+        for name in some:
+            for ask in asks:
+                ask(pipe, name)
+        replies = iter(pipe.execute())
+        for name in some:
+            yield name, [next(replies) for _ in asks]

@@ -361,11 +361,3 @@ class ServerMemory:
     def share(self) -> float | None:
         """The share of the maximum in use; ``None`` without a maximum."""
         return self.used / self.maximum if self.maximum else None
-
-
-class ExportLease(NamedTuple):
-    """Result of asking for the lease on a place that a queue is exported to."""
-
-    acquired: bool  # True if the caller holds the lease
-    # The last state noted, if acquired; else `owner|end`, the end in milliseconds since 1970
-    state: str

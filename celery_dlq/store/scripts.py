@@ -32,13 +32,6 @@ class CountReply(IntEnum):
     DEAD = 5
 
 
-class EndedReply(IntEnum):
-    """Replies of ``ended.lua``."""
-
-    FORGOTTEN = 0
-    RECORDED = 1
-
-
 class DeadLetterReply(IntEnum):
     """Replies of ``dead_letter.lua``."""
 
@@ -55,20 +48,6 @@ class ClaimReply(IntEnum):
     PUBLISHED = 3
     HELD = 4
     GONE = 5
-
-
-class NoteExportedReply(IntEnum):
-    """Replies of ``note_exported.lua``."""
-
-    KEPT = 0
-    NOTED = 1
-
-
-class NodeReply(IntEnum):
-    """First number of the replies of ``node.lua``."""
-
-    UNKNOWN = 0
-    KNOWN = 1
 
 
 class ReportReply(IntEnum):
@@ -89,13 +68,6 @@ class RestoreReply(IntEnum):
     TAKEN = 2
 
 
-class SaveJobReply(IntEnum):
-    """First number of the replies of ``save_job.lua``."""
-
-    CHANGED = 0
-    SAVED = 1
-
-
 class InstructReply(IntEnum):
     """Replies of ``instruct.lua``."""
 
@@ -104,34 +76,14 @@ class InstructReply(IntEnum):
     FULL = 2
 
 
-class DropHeldReply(IntEnum):
-    """Replies of ``drop_held.lua``."""
-
-    KEPT = 0
-    DROPPED = 1
-
-
-class ExportLeaseReply(IntEnum):
-    """First number of the replies of ``export_lease.lua``."""
-
-    ANOTHERS = 0
-    ACQUIRED = 1
-
-
 REPLIES: dict[str, type[IntEnum]] = {
     "count": CountReply,
-    "ended": EndedReply,
     "dead_letter": DeadLetterReply,
     "claim": ClaimReply,
     "redrive": ClaimReply,
-    "note_exported": NoteExportedReply,
-    "node": NodeReply,
     "report": ReportReply,
     "restore": RestoreReply,
-    "save_job": SaveJobReply,
     "instruct": InstructReply,
-    "drop_held": DropHeldReply,
-    "export_lease": ExportLeaseReply,
 }
 
 MOST_IDS = 500

@@ -17,7 +17,7 @@ from celery_dlq.store.keys import Keys, spelled
 from celery_dlq.store.part import Part
 from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.store.records import HeartbeatReply, WorkerInfo
-from celery_dlq.store.scripts import NodeReply, script_text
+from celery_dlq.store.scripts import script_text
 
 SILENT_SECONDS = 30.0
 """A worker without a heartbeat for this long is no longer live."""
@@ -99,7 +99,7 @@ class WorkerRegistry(Part):
         else:
             with translated(self._url):
                 known, revision, jobs = self._scripts.node(keys=places, args=args)
-        return HeartbeatReply(known == NodeReply.KNOWN, int(revision), bool(jobs))
+        return HeartbeatReply(bool(known), int(revision), bool(jobs))
 
     def _live(self) -> list[bytes]:
         millis = to_micros(self.now()) // 1000 - int(SILENT_SECONDS * 1000)

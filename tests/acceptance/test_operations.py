@@ -515,14 +515,15 @@ def test_every_change_is_in_the_audit_and_on_the_bus(poison: ModuleType) -> None
 DIES = """
 import os, signal, sys, time
 from celery_dlq.store.jobs import JobStore
+from celery_dlq.store.claims import Claims
 from celery_dlq.store.letters import Letters
 from celery_dlq.operations.redrive.publisher import Publisher
 import poison_app
 
 owner, name, when = sys.argv[1], sys.argv[2], sys.argv[3]
 if len(sys.argv) > 5:  # as if the broker were elsewhere
-    Letters.marker = lambda self: None
-places = {"Letters": Letters, "Publisher": Publisher, "JobStore": JobStore}
+    Claims.marker = lambda self: None
+places = {"Letters": Letters, "Claims": Claims, "Publisher": Publisher, "JobStore": JobStore}
 place = places[owner]
 inner, calls = getattr(place, name), []
 
@@ -556,10 +557,10 @@ def dies(redis_url: str, owner: str, name: str, when: str, operation: str, *more
 @pytest.mark.parametrize(
     ("owner", "name", "when", "twice"),
     [
-        ("Letters", "claim", "before", 0),
-        ("Letters", "claim", "after", 0),
+        ("Claims", "claim", "before", 0),
+        ("Claims", "claim", "after", 0),
         ("Publisher", "publish", "after", 500),
-        ("Letters", "mark_published", "after", 0),
+        ("Claims", "mark_published", "after", 0),
         # Removed in the background: the next letters may be on their way at that moment.
         ("Letters", "remove", "before", None),
         ("Letters", "remove", "after", None),
@@ -599,10 +600,10 @@ def test_a_redrive_killed_anywhere_is_finished_by_resuming_its_job(
         ("JobStore", "replace", "after", (), 0),
         ("Letters", "redrive", "before", (), 0),
         ("Letters", "redrive", "after", (), 0),
-        ("Letters", "claim", "after", ("elsewhere",), 0),
+        ("Claims", "claim", "after", ("elsewhere",), 0),
         ("Publisher", "publish", "before", ("elsewhere",), 0),
         ("Publisher", "publish", "after", ("elsewhere",), A_BATCH),
-        ("Letters", "mark_published", "after", ("elsewhere",), 0),
+        ("Claims", "mark_published", "after", ("elsewhere",), 0),
     ],
 )
 def test_a_job_whose_runner_is_killed_anywhere_is_finished_by_another(

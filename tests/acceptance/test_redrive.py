@@ -197,8 +197,8 @@ def test_a_redrive_that_died_is_finished_by_the_next_without_publishing_twice(
     ids = [letter.id for letter in letters(count=3)]
     worker.stop()
     store = poison.dlq.store
-    store.claim("orders-DLQ", ids[:2], owner="dead", lease_seconds=0)
-    store.mark_published("orders-DLQ", ids[:1], owner="dead")
+    store.claims.claim("orders-DLQ", ids[:2], owner="dead", lease_seconds=0)
+    store.claims.mark_published("orders-DLQ", ids[:1], owner="dead")
 
     report = poison.dlq.redrive("orders-DLQ")
 

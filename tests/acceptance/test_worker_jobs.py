@@ -249,7 +249,8 @@ import poison_app
 from celery_dlq.operations import job
 from celery_dlq.features.auto_redrive import operations as auto_redrive
 from celery_dlq.operations.redrive import publisher
-from celery_dlq.store.letters import Letters
+from celery_dlq.store.claims import Claims
+from celery_dlq.store.lease import Leases
 
 owner, name, when, number, elsewhere = sys.argv[1:]
 place = {"Letters": Letters, "JobRun": job.JobRun, "Publisher": publisher.Publisher}[owner]
@@ -266,7 +267,7 @@ def dying(self, *args, **kwargs):
 
 setattr(place, name, dying)
 if elsewhere:
-    Letters.marker = lambda _: None
+    Claims.marker = lambda _: None
 auto_redrive.LEASE_SECONDS = 1.0
 jobs = poison_app.dlq.assembly.jobs()
 list(auto_redrive.redrive_due(jobs, jobs.policies.in_force(), lambda: False))
@@ -276,19 +277,19 @@ list(auto_redrive.redrive_due(jobs, jobs.policies.in_force(), lambda: False))
 @pytest.mark.parametrize(
     ("owner", "name", "when", "number", "elsewhere", "twice"),
     [
-        ("Letters", "export_lease", "after", "1", "", 0),
-        ("Letters", "export_lease", "after", "2", "", 0),
+        ("Leases", "ask", "after", "1", "", 0),
+        ("Leases", "ask", "after", "2", "", 0),
         ("JobRun", "beat", "before", "1", "", 0),
         ("JobRun", "beat", "after", "1", "", 0),
-        ("Letters", "redrive", "before", "2", "", 0),
-        ("Letters", "redrive", "after", "2", "", 0),
+        ("Claims", "redrive", "before", "2", "", 0),
+        ("Claims", "redrive", "after", "2", "", 0),
         ("JobRun", "end", "before", "1", "", 0),
         ("JobRun", "end", "after", "1", "", 0),
-        ("Letters", "export_lease", "before", "3", "", 0),
-        ("Letters", "claim", "after", "2", "elsewhere", 0),
+        ("Leases", "ask", "before", "3", "", 0),
+        ("Claims", "claim", "after", "2", "elsewhere", 0),
         ("Publisher", "publish", "before", "2", "elsewhere", 0),
         ("Publisher", "publish", "after", "2", "elsewhere", 100),
-        ("Letters", "mark_published", "after", "2", "elsewhere", 0),
+        ("Claims", "mark_published", "after", "2", "elsewhere", 0),
     ],
 )
 def test_a_look_killed_anywhere_is_finished_by_the_next_ones(

@@ -317,16 +317,16 @@ def test_groups_that_are_gone_are_bounded_and_forgotten(redis_url: str) -> None:
     key = backend.keys.gone_groups(DLQ)
     assert backend.client.xlen(key) == 1000
     assert 89 < backend.client.pttl(key) / 86_400_000 <= 90
-    assert backend.letters.group(DLQ, "f9") is None
-    assert backend.letters.group(DLQ, "f10") is not None
+    assert backend.letters.overviews.group(DLQ, "f9") is None
+    assert backend.letters.overviews.group(DLQ, "f10") is not None
     dies(backend, fingerprint="f10")
-    again = backend.letters.group(DLQ, "f10")
+    again = backend.letters.overviews.group(DLQ, "f10")
     assert again is not None
     assert again.letters == 1
     backend.client.delete(key)
     long_ago = int((NOW - timedelta(days=4000)).timestamp() * 1000)
     backend.client.xadd(key, {"f9": "1|2||||1|{}"}, id=f"{long_ago}-0")
-    assert backend.letters.group(DLQ, "f9") is None
+    assert backend.letters.overviews.group(DLQ, "f9") is None
     backend.close()
 
 

@@ -27,7 +27,7 @@ def stored(store: Letters, fingerprint: str = "aa", **changes: Any) -> DeadLette
 
 def newest(store: Letters, most: int | None = None) -> list[str]:
     """The fingerprints of the groups, last seen first."""
-    return [group.fingerprint for group in store.groups(DLQ, most=most, by="newest")]
+    return [group.fingerprint for group in store.overviews.groups(DLQ, most=most, by="newest")]
 
 
 def test_arrivals_are_counted_by_reason_and_minute(store: Letters) -> None:
@@ -37,7 +37,7 @@ def test_arrivals_are_counted_by_reason_and_minute(store: Letters) -> None:
     stored(store, reason=Reason.REJECTED)
     stored(store, dead_letter_queue="mail-DLQ")
     store.remove(DLQ, [first.id])
-    mail, orders = store.queues()
+    mail, orders = store.overviews.queues()
     assert set(mail.arrivals) == {"failed"}
     assert {reason: len(counts) for reason, counts in orders.arrivals.items()} == {
         "failed": 60,
@@ -75,7 +75,7 @@ def test_a_restored_letter_is_in_the_order_of_groups(store: Letters) -> None:
     """Its group was gone with it; it did not arrive again."""
     letter = stored(store, "bb", dead_lettered_at=NOW + MINUTE)
     stored(store, "aa")
-    store.claim(DLQ, [letter.id], owner="me", lease_seconds=60)
+    store.claims.claim(DLQ, [letter.id], owner="me", lease_seconds=60)
     store.discard(DLQ, [letter.id], owner="me", keep_seconds=60)
     assert newest(store) == ["aa"]
     store.restore(DLQ, letter.id)
@@ -87,11 +87,11 @@ def test_one_group_is_found_by_its_fingerprint(store: Letters) -> None:
     stored(store, "aa", task_name="t.a")
     stored(store, "bb", task_name="t.b")
     stored(store, "bb", task_name="t.b")
-    group = store.group(DLQ, "bb")
+    group = store.overviews.group(DLQ, "bb")
     assert group is not None
     assert (group.fingerprint, group.letters, group.task_name) == ("bb", 2, "t.b")
-    assert store.group(DLQ, "b") is None
-    assert store.group("unknown-DLQ", "bb") is None
+    assert store.overviews.group(DLQ, "b") is None
+    assert store.overviews.group("unknown-DLQ", "bb") is None
     with pytest.raises(NotFound, match="expected the fingerprint of letters in 'orders-DLQ'"):
         Reading(store).group(DLQ, "b")
 
@@ -101,7 +101,7 @@ def test_a_group_knows_how_many_letters_came_when(store: Letters) -> None:
     for _ in range(3):
         stored(store, "aa")
     stored(store, "bb")
-    group, other = store.groups(DLQ)
+    group, other = store.overviews.groups(DLQ)
     assert (len(group.course), sum(group.course[-2:]), group.last_hour) == (24, 3, 3)
     assert (sum(other.course), other.last_hour) == (1, 1)
 
@@ -109,10 +109,10 @@ def test_a_group_knows_how_many_letters_came_when(store: Letters) -> None:
 def test_a_group_knows_its_releases(store: Letters) -> None:
     """The newest letter's is first; the oldest one stays, whatever came between."""
     stored(store)
-    assert store.groups(DLQ)[0].releases == ()
+    assert store.overviews.groups(DLQ)[0].releases == ()
     for release in ("1", "2", "2", "süß|,%\n", "3", "2"):
         stored(store, release=release)
-    assert store.groups(DLQ)[0].releases == ("2", "3", "süß|,%\n", "1")
+    assert store.overviews.groups(DLQ)[0].releases == ("2", "3", "süß|,%\n", "1")
     for release in ("4", "5", "6"):
         stored(store, release=release)
-    assert store.groups(DLQ)[0].releases == ("6", "5", "4", "2", "1")
+    assert store.overviews.groups(DLQ)[0].releases == ("6", "5", "4", "2", "1")

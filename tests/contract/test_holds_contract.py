@@ -99,7 +99,7 @@ def test_held_messages_are_no_letters(parts: Store) -> None:
     )
     assert parts.counter.history(key) == before
     assert parts.letters.names() == []
-    assert [(queue.name, queue.letters) for queue in parts.held.queues()] == [(HOLD, 1)]
+    assert [(queue.name, queue.letters) for queue in parts.held.overviews.queues()] == [(HOLD, 1)]
 
 
 @pytest.mark.parametrize("text", [b"{}", b"no json", b'{"id": 1, "since": "x"}'])

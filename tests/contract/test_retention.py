@@ -39,9 +39,11 @@ class Place:
         self.real_now = store.now
         self.ahead = timedelta(0)
         monkeypatch.setattr(store, "now", lambda: self.real_now() + self.ahead)
-        glances = store.glances
+        glances = store.overviews.glances
         monkeypatch.setattr(
-            store, "glances", lambda names: [replace(g, at=store.now()) for g in glances(names)]
+            store.overviews,
+            "glances",
+            lambda names: [replace(g, at=store.now()) for g in glances(names)],
         )
         self.registry = fresh_store().workers
         self.events: list[Event] = []
@@ -177,7 +179,9 @@ def test_without_a_ttl_a_letter_ends_with_its_message(
 def test_a_letter_that_a_redrive_holds_is_left_alone(place: Place) -> None:
     """Otherwise a redrive that fails would find it gone."""
     held, free = aged(place, 2)
-    assert place.store.claim(DLQ, [held], owner="ann", lease_seconds=60) == [ClaimState.CLAIMED]
+    assert place.store.claims.claim(DLQ, [held], owner="ann", lease_seconds=60) == [
+        ClaimState.CLAIMED
+    ]
 
     (change,) = place.retention.trim(DLQ, Policy(dead_letter_ttl=1.0))
 
@@ -208,7 +212,10 @@ def test_a_dry_run_changes_nothing(place: Place) -> None:
     assert change.letters == 2
     assert place.ids() == letters
     assert place.events == place.registry.changes(limit=9) == []
-    assert place.store.claim(DLQ, letters, owner="ann", lease_seconds=1) == [ClaimState.CLAIMED] * 2
+    assert (
+        place.store.claims.claim(DLQ, letters, owner="ann", lease_seconds=1)
+        == [ClaimState.CLAIMED] * 2
+    )
 
 
 def test_one_pass_is_bounded_and_all_passes_end(place: Place) -> None:

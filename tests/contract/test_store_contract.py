@@ -22,6 +22,7 @@ from celery_dlq.store.records import (
     RedriveOutcome,
     Restored,
     Stored,
+    position_at,
 )
 from celery_dlq.store.scripts import MOST_IDS
 
@@ -56,7 +57,7 @@ def claim(
     store: Letters, *letter_ids: str, owner: str = "me", lease_seconds: float = 60.0
 ) -> list[ClaimState]:
     """Claim letters of the usual queue."""
-    return store.claim(DLQ, letter_ids, owner=owner, lease_seconds=lease_seconds)
+    return store.claims.claim(DLQ, letter_ids, owner=owner, lease_seconds=lease_seconds)
 
 
 # -- storing -----------------------------------------------------------------------
@@ -92,8 +93,8 @@ def test_storing_twice_is_storing_once(store: Letters) -> None:
     said = store.dead_letter(again, key_of(again))
     assert said is Stored.ALREADY_THERE
     assert [found.letter for found in store.letters(DLQ, newest_first=False)] == [letter]
-    assert store.queues()[0].reasons == {"failed": 1}
-    assert store.groups(DLQ)[0].letters == 1
+    assert store.overviews.queues()[0].reasons == {"failed": 1}
+    assert store.overviews.groups(DLQ)[0].letters == 1
 
 
 def test_a_removed_letter_can_be_stored_again(store: Letters) -> None:
@@ -154,13 +155,13 @@ def test_an_unknown_queue_is_empty(store: Letters) -> None:
     assert ids(store, "nowhere") == []
     assert store.get("nowhere", "x") is None
     assert store.ids(["nowhere"], "", most=5) == []
-    assert store.groups("nowhere") == []
+    assert store.overviews.groups("nowhere") == []
     assert store.last_position("nowhere") is None
     assert list(store.fields("nowhere", after=None, until="9-9", page_size=5)) == []
-    assert store.claim("nowhere", ["x"], owner="me", lease_seconds=1) == [ClaimState.GONE]
+    assert store.claims.claim("nowhere", ["x"], owner="me", lease_seconds=1) == [ClaimState.GONE]
     assert store.remove("nowhere", ["x"]) == 0
     assert store.names() == []
-    assert store.queues() == []
+    assert store.overviews.queues() == []
 
 
 def test_an_unknown_letter_is_none(store: Letters) -> None:
@@ -200,7 +201,7 @@ def test_a_glance_tells_what_retention_asks(store: Letters) -> None:
     end = before.replace(microsecond=0) + 60 * MINUTE
     stored(store, dead_lettered_at=before - 60 * MINUTE, expires=end + MINUTE)
     stored(store, dead_lettered_at=before, expires=end)
-    glance, nothing = store.glances([DLQ, "nowhere"])
+    glance, nothing = store.overviews.glances([DLQ, "nowhere"])
     assert (glance.name, glance.letters, glance.first_end_at) == (DLQ, 2, end)
     assert glance.oldest_stored_at is not None
     assert abs(glance.oldest_stored_at - before) < MINUTE
@@ -349,8 +350,8 @@ def test_queues_are_listed_by_name_with_numbers_ages_and_reasons(store: Letters)
     stored(store, dead_lettered_at=NOW + 2 * MINUTE, reason=Reason.FAILED)
     stored(store, dead_letter_queue="mail-DLQ", dead_lettered_at=NOW)
     assert store.names() == ["mail-DLQ", DLQ]
-    assert [(q.name, q.letters) for q in store.queues()] == [("mail-DLQ", 1), (DLQ, 3)]
-    assert store.queues() == [
+    assert [(q.name, q.letters) for q in store.overviews.queues()] == [("mail-DLQ", 1), (DLQ, 3)]
+    assert store.overviews.queues() == [
         QueueSummary(
             name="mail-DLQ", letters=1, oldest_at=NOW, newest_at=NOW, reasons={"failed": 1}
         ),
@@ -369,7 +370,7 @@ def test_an_emptied_queue_is_still_listed(store: Letters) -> None:
     letter = stored(store)
     store.remove(DLQ, [letter.id])
     assert store.names() == [DLQ]
-    assert store.queues() == [QueueSummary(name=DLQ, letters=0)]
+    assert store.overviews.queues() == [QueueSummary(name=DLQ, letters=0)]
 
 
 def test_groups_are_the_letters_of_one_fingerprint_largest_first(store: Letters) -> None:
@@ -384,7 +385,7 @@ def test_groups_are_the_letters_of_one_fingerprint_largest_first(store: Letters)
             reason=Reason.TIME_LIMIT_EXCEEDED,
             exception_type=None,
         )
-    one, other = store.groups(DLQ)
+    one, other = store.overviews.groups(DLQ)
     assert one == Group(
         fingerprint="bb",
         letters=2,
@@ -402,7 +403,7 @@ def test_groups_of_one_size_are_in_the_order_of_their_fingerprints(store: Letter
     """Two calls show the same list."""
     for fingerprint in ("cc", "aa", "bb"):
         stored(store, fingerprint=fingerprint)
-    assert [group.fingerprint for group in store.groups(DLQ)] == ["aa", "bb", "cc"]
+    assert [group.fingerprint for group in store.overviews.groups(DLQ)] == ["aa", "bb", "cc"]
 
 
 def test_groups_and_reasons_follow_removals(store: Letters) -> None:
@@ -411,11 +412,13 @@ def test_groups_and_reasons_follow_removals(store: Letters) -> None:
     second = stored(store, fingerprint="aa", reason=Reason.FAILED)
     third = stored(store, fingerprint="bb", reason=Reason.REJECTED)
     store.remove(DLQ, [first.id, third.id])
-    assert [(group.fingerprint, group.letters) for group in store.groups(DLQ)] == [("aa", 1)]
-    assert store.queues()[0].reasons == {"failed": 1}
+    assert [(group.fingerprint, group.letters) for group in store.overviews.groups(DLQ)] == [
+        ("aa", 1)
+    ]
+    assert store.overviews.queues()[0].reasons == {"failed": 1}
     store.remove(DLQ, [second.id])
-    assert store.groups(DLQ) == []
-    assert store.queues()[0].reasons == {}
+    assert store.overviews.groups(DLQ) == []
+    assert store.overviews.queues()[0].reasons == {}
 
 
 def test_a_group_that_comes_back_begins_anew(store: Letters) -> None:
@@ -423,7 +426,7 @@ def test_a_group_that_comes_back_begins_anew(store: Letters) -> None:
     letter = stored(store, fingerprint="aa", dead_lettered_at=NOW)
     store.remove(DLQ, [letter.id])
     stored(store, fingerprint="aa", dead_lettered_at=NOW + MINUTE)
-    assert [group.first_seen_at for group in store.groups(DLQ)] == [NOW + MINUTE]
+    assert [group.first_seen_at for group in store.overviews.groups(DLQ)] == [NOW + MINUTE]
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
@@ -431,7 +434,7 @@ def test_the_example_of_a_group_is_never_a_removed_letter(store: Letters, gone: 
     """An operator opens the example; no example is better than one that is not there."""
     letters = many(store, 3)
     store.remove(DLQ, [letters[gone].id])
-    assert store.groups(DLQ)[0].example_id in {*ids(store), ""}
+    assert store.overviews.groups(DLQ)[0].example_id in {*ids(store), ""}
 
 
 def test_two_dead_letter_queues_are_separate(store: Letters) -> None:
@@ -439,13 +442,15 @@ def test_two_dead_letter_queues_are_separate(store: Letters) -> None:
     here = stored(store, task_id="t")
     there = stored(store, task_id="t", dead_letter_queue="mail-DLQ")
     assert store.get("mail-DLQ", here.id) is None
-    assert store.claim("mail-DLQ", [here.id], owner="me", lease_seconds=9) == [ClaimState.GONE]
+    assert store.claims.claim("mail-DLQ", [here.id], owner="me", lease_seconds=9) == [
+        ClaimState.GONE
+    ]
     assert claim(store, here.id) == [ClaimState.CLAIMED]
     assert store.remove("mail-DLQ", [here.id]) == 0
     assert store.remove(DLQ, [here.id]) == 1
     assert ids(store, "mail-DLQ") == [there.id]
-    assert [group.letters for group in store.groups("mail-DLQ")] == [1]
-    assert store.groups(DLQ) == []
+    assert [group.letters for group in store.overviews.groups("mail-DLQ")] == [1]
+    assert store.overviews.groups(DLQ) == []
 
 
 # -- removing ------------------------------------------------------------------------
@@ -456,7 +461,7 @@ def test_removing_says_how_many_were_there(store: Letters) -> None:
     one, other = stored(store), stored(store)
     assert store.remove(DLQ, [one.id, "x", one.id]) == 1
     assert ids(store) == [other.id]
-    assert [group.letters for group in store.groups(DLQ)] == [1]
+    assert [group.letters for group in store.overviews.groups(DLQ)] == [1]
     assert store.remove(DLQ, [one.id]) == 0
     assert store.remove(DLQ, []) == 0
 
@@ -517,7 +522,7 @@ def test_a_published_letter_is_only_to_be_removed(store: Letters) -> None:
     """Once the broker confirmed it, anybody may finish, at once, and nobody publishes again."""
     letter = stored(store)
     claim(store, letter.id)
-    store.mark_published(DLQ, [letter.id], owner="me")
+    store.claims.mark_published(DLQ, [letter.id], owner="me")
     assert claim(store, letter.id, owner="you") == [ClaimState.PUBLISHED]
 
 
@@ -525,7 +530,7 @@ def test_a_published_letter_stays_published(store: Letters) -> None:
     """The second redrive may die too; the third still knows."""
     letter = stored(store)
     claim(store, letter.id)
-    store.mark_published(DLQ, [letter.id], owner="me")
+    store.claims.mark_published(DLQ, [letter.id], owner="me")
     claim(store, letter.id, owner="you")
     assert claim(store, letter.id, owner="her") == [ClaimState.HELD]
     assert claim(store, letter.id, owner="you") == [ClaimState.PUBLISHED]
@@ -535,7 +540,7 @@ def test_a_released_letter_is_free_again(store: Letters) -> None:
     """A redrive that stops gives back what it did not use."""
     one, other = stored(store), stored(store)
     claim(store, one.id, other.id)
-    store.release(DLQ, [one.id], owner="me")
+    store.claims.release(DLQ, [one.id], owner="me")
     assert claim(store, one.id, other.id, owner="you") == [ClaimState.CLAIMED, ClaimState.HELD]
 
 
@@ -543,8 +548,8 @@ def test_nobody_releases_the_claim_of_another(store: Letters) -> None:
     """A redrive whose lease ran out must not free what another took over."""
     letter = stored(store)
     claim(store, letter.id)
-    store.release(DLQ, [letter.id, "x"], owner="you")
-    store.release(DLQ, [letter.id], owner="m")
+    store.claims.release(DLQ, [letter.id, "x"], owner="you")
+    store.claims.release(DLQ, [letter.id], owner="m")
     assert claim(store, letter.id, owner="you") == [ClaimState.HELD]
 
 
@@ -552,8 +557,8 @@ def test_releasing_does_not_forget_that_a_letter_was_published(store: Letters) -
     """The note of the broker's confirmation is worth more than a claim."""
     letter = stored(store)
     claim(store, letter.id)
-    store.mark_published(DLQ, [letter.id], owner="me")
-    store.release(DLQ, [letter.id], owner="me")
+    store.claims.mark_published(DLQ, [letter.id], owner="me")
+    store.claims.release(DLQ, [letter.id], owner="me")
     assert claim(store, letter.id, owner="you") == [ClaimState.PUBLISHED]
 
 
@@ -561,7 +566,7 @@ def test_a_removed_letter_leaves_no_claim(store: Letters) -> None:
     """The same message may die again after its redrive; its letter is free then."""
     letter = stored(store)
     claim(store, letter.id)
-    store.mark_published(DLQ, [letter.id], owner="me")
+    store.claims.mark_published(DLQ, [letter.id], owner="me")
     store.remove(DLQ, [letter.id])
     assert claim(store, letter.id, owner="you") == [ClaimState.GONE]
     store.dead_letter(letter, key_of(letter))
@@ -574,9 +579,9 @@ def test_owners_of_any_text_are_distinct(store: Letters) -> None:
     owner = "id|x|99@höst:1.%a*[b"
     assert claim(store, letter.id, owner=owner) == [ClaimState.CLAIMED]
     assert claim(store, letter.id, owner="id") == [ClaimState.HELD]
-    store.release(DLQ, [letter.id], owner="id")
+    store.claims.release(DLQ, [letter.id], owner="id")
     assert claim(store, letter.id, owner="id|x") == [ClaimState.HELD]
-    store.release(DLQ, [letter.id], owner=owner)
+    store.claims.release(DLQ, [letter.id], owner=owner)
     assert claim(store, letter.id, owner="id") == [ClaimState.CLAIMED]
 
 
@@ -586,8 +591,8 @@ def test_any_number_of_letters_is_claimed_noted_and_released_at_once(
     """Callers need not know how many ids one step takes."""
     some = [letter.id for letter in many(store, MOST_IDS + 20)]
     assert claim(store, *some) == [ClaimState.CLAIMED] * len(some)
-    store.mark_published(DLQ, some[:-10], owner="me")
-    store.release(DLQ, some, owner="me")
+    store.claims.mark_published(DLQ, some[:-10], owner="me")
+    store.claims.release(DLQ, some, owner="me")
     states = claim(store, *some, owner="you")
     assert states == [ClaimState.PUBLISHED] * (len(some) - 10) + [ClaimState.CLAIMED] * 10
 
@@ -595,7 +600,7 @@ def test_any_number_of_letters_is_claimed_noted_and_released_at_once(
 def test_a_claim_asked_for_twice_is_answered_as_the_first_time(store: Letters) -> None:
     """A client asks again after a time-out, and must not take itself for a dead one."""
     letter, doubtful = stored(store), stored(store)
-    store.claim(DLQ, [doubtful.id], owner="dead", lease_seconds=0)
+    store.claims.claim(DLQ, [doubtful.id], owner="dead", lease_seconds=0)
     for _ in range(2):
         assert claim(store, letter.id, doubtful.id) == [ClaimState.CLAIMED, ClaimState.RECLAIMED]
 
@@ -604,9 +609,9 @@ def test_a_resumed_job_takes_over_the_claims_of_its_earlier_runs(store: Letters)
     """At once: it knows that they died. Others still wait."""
     one, other = stored(store), stored(store)
     claim(store, one.id, other.id, owner="job-1:1@x")
-    store.mark_published(DLQ, [other.id], owner="job-1:1@x")
+    store.claims.mark_published(DLQ, [other.id], owner="job-1:1@x")
     assert claim(store, one.id, owner="job-2:1@x") == [ClaimState.HELD]
-    assert store.claim(
+    assert store.claims.claim(
         DLQ, [one.id, other.id], owner="job-1:2@x", lease_seconds=60, previous_run_prefix="job-1:"
     ) == [ClaimState.RECLAIMED, ClaimState.PUBLISHED]
 
@@ -615,12 +620,12 @@ def test_only_the_owner_notes_and_removes(store: Letters) -> None:
     """A late repetition must neither touch a letter that came back nor one of somebody else."""
     letter = stored(store)
     claim(store, letter.id, owner="you")
-    store.mark_published(DLQ, [letter.id, "gone"], owner="me")
+    store.claims.mark_published(DLQ, [letter.id, "gone"], owner="me")
     assert store.remove(DLQ, [letter.id], owner="me") == 0
     assert ids(store) == [letter.id]
     assert store.remove(DLQ, [letter.id], owner="you") == 1
     store.dead_letter(letter, key_of(letter))
-    store.mark_published(DLQ, [letter.id], owner="you")
+    store.claims.mark_published(DLQ, [letter.id], owner="you")
     assert store.remove(DLQ, [letter.id], owner="you") == 0
     assert claim(store, letter.id, owner="her") == [ClaimState.CLAIMED]
 
@@ -629,9 +634,9 @@ def test_a_doubtful_claim_given_back_is_reclaimed_at_once(store: Letters) -> Non
     """The broker may have the message: the next owner hears of it, and need not wait."""
     letter = stored(store)
     claim(store, letter.id)
-    store.release(DLQ, [letter.id], owner="me", doubtful=True)
+    store.claims.release(DLQ, [letter.id], owner="me", doubtful=True)
     assert claim(store, letter.id, owner="you") == [ClaimState.RECLAIMED]
-    store.release(DLQ, [letter.id], owner="you")
+    store.claims.release(DLQ, [letter.id], owner="you")
     assert claim(store, letter.id, owner="her") == [ClaimState.RECLAIMED]
 
 
@@ -647,16 +652,16 @@ def test_a_store_redrives_only_where_it_can_lie_in_a_brokers_database(
     assert entry is not None
     reason, fingerprint = letter.reason.value.encode(), letter.fingerprint.encode()
     made = QueueEntry(letter.id, entry[0], reason, fingerprint, b"{orders}", "message")
-    call = store.redrive(DLQ, [made], job_id="job", owner="me")
-    if store.marker() is None:
+    call = store.claims.redrive(DLQ, [made], job_id="job", owner="me")
+    if store.claims.marker() is None:
         assert call is None or call.states() is None
-        assert not any(store.redriven(DLQ, "job").values())
+        assert not any(store.claims.redriven(DLQ, "job").values())
         assert ids(store) == [letter.id]
     else:
         assert call is not None
         call.send()
         assert call.states() == [ClaimState.CLAIMED]
-        assert store.redriven(DLQ, "job")[ClaimState.CLAIMED] == 1
+        assert store.claims.redriven(DLQ, "job")[ClaimState.CLAIMED] == 1
         assert ids(store) == []
 
 
@@ -674,15 +679,15 @@ def in_bin(store: Letters) -> list[bytes]:
 def test_a_discarded_letter_lies_in_the_bin_and_comes_back_whole(store: Letters) -> None:
     """With its group and reason; as the newest of its queue."""
     letters = many(store, 3)
-    before = store.queues(), store.groups(DLQ)
+    before = store.overviews.queues(), store.overviews.groups(DLQ)
     assert discard(store, letters[0].id) == 1
     assert ids(store) == [letters[1].id, letters[2].id]
-    assert store.groups(DLQ)[0].letters == 2
+    assert store.overviews.groups(DLQ)[0].letters == 2
     assert in_bin(store) == [letters[0].id.encode()]
     assert store.restore(DLQ, letters[0].id) is Restored.RESTORED
     assert ids(store) == [letters[1].id, letters[2].id, letters[0].id]
     assert store.get(DLQ, letters[0].id) == letters[0]
-    assert (store.queues()[0].reasons, store.groups(DLQ)[0].letters) == (
+    assert (store.overviews.queues()[0].reasons, store.overviews.groups(DLQ)[0].letters) == (
         before[0][0].reasons,
         before[1][0].letters,
     )
@@ -693,11 +698,11 @@ def test_a_discarded_letter_lies_in_the_bin_and_comes_back_whole(store: Letters)
 def test_a_group_that_comes_back_says_what_it_is(store: Letters) -> None:
     """Its only letter was discarded, and the group with it."""
     letter = stored(store, traceback="Traceback" * 50, exception_type="shop.Down")
-    (before,) = store.groups(DLQ)
+    (before,) = store.overviews.groups(DLQ)
     discard(store, letter.id)
-    assert store.groups(DLQ) == []
+    assert store.overviews.groups(DLQ) == []
     store.restore(DLQ, letter.id)
-    assert store.groups(DLQ) == [before]
+    assert store.overviews.groups(DLQ) == [before]
 
 
 def test_only_the_owner_discards(store: Letters) -> None:
@@ -734,14 +739,14 @@ def test_the_letters_of_the_last_hour_are_counted(store: Letters) -> None:
     """By when they were stored, whenever they died; also those that are gone."""
     letters = many(store, 3)
     store.remove(DLQ, [letters[0].id])
-    assert store.queues()[0].last_hour == 3
+    assert store.overviews.queues()[0].last_hour == 3
 
 
 def test_groups_can_be_few(store: Letters) -> None:
     """A queue may have as many causes as letters; the first page is the largest ones."""
     for number, fingerprint in enumerate(("aa", "bb", "bb", "cc", "cc", "cc")):
         stored(store, fingerprint=fingerprint, retries=number)
-    assert [group.fingerprint for group in store.groups(DLQ, most=2)] == ["cc", "bb"]
+    assert [group.fingerprint for group in store.overviews.groups(DLQ, most=2)] == ["cc", "bb"]
 
 
 def test_a_letter_is_found_raw_by_its_id_or_position(store: Letters) -> None:
@@ -758,7 +763,7 @@ def test_a_letter_is_found_raw_by_its_id_or_position(store: Letters) -> None:
 def test_no_letter_lies_before_the_position_of_its_death(store: Letters) -> None:
     """A search by time need not begin at the first letter."""
     letter = stored(store)
-    after = store.position_at(NOW)
+    after = position_at(NOW)
     pages = list(store.fields(DLQ, after=after, until=None, page_size=5))
     assert [fields[b"id"] for page in pages for _, fields in page] == [letter.id.encode()]
 
@@ -776,15 +781,15 @@ def test_pages_are_bounded_in_bytes_too(store: Letters, size: int) -> None:
 def test_the_outcome_of_a_watched_message_is_known(backend: Store) -> None:
     """It waits, it runs, it succeeded, or it has a letter again."""
     store, keys = backend.store, [a_key(redrives=1), a_key(redrives=1), a_key(redrives=1)]
-    store.watch(keys)
-    assert store.outcomes(keys) == [RedriveOutcome.OPEN] * 3
+    store.claims.watch(keys)
+    assert store.claims.outcomes(keys) == [RedriveOutcome.OPEN] * 3
     for key in keys:
         backend.counter.count(key, a_delivery(), None)
     backend.counter.succeeded(keys[0], a_delivery())
     backend.counter.flush()
     letter = a_letter(task_id=keys[1].task_id, redrives=1)
     store.dead_letter(letter, key_of(letter))
-    assert store.outcomes(keys) == [
+    assert store.claims.outcomes(keys) == [
         RedriveOutcome.SUCCEEDED,
         RedriveOutcome.DIED,
         RedriveOutcome.OPEN,
@@ -794,7 +799,7 @@ def test_the_outcome_of_a_watched_message_is_known(backend: Store) -> None:
 def test_deliveries_of_an_earlier_life_can_count(backend: Store) -> None:
     """A redrive with its counts kept goes on where the message died."""
     key = a_key(redrives=1)
-    backend.store.seed(key, 2, an_ended_delivery(number=7))
+    backend.store.claims.seed(key, 2, an_ended_delivery(number=7))
     assert [delivery.number for delivery in backend.counter.history(key)] == [2]
     assert backend.counter.count(key, a_delivery(), 3) == Count(CountStatus.COUNTED, 3)
     assert backend.counter.count(key, a_delivery(), 3).status is CountStatus.LIMIT_REACHED

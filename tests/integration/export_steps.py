@@ -33,6 +33,7 @@ from celery_dlq.export.destination import Destination, Draft
 from celery_dlq.export.exporter import ParquetExport, Rolling
 from celery_dlq.store.connect import connect
 from celery_dlq.store.keys import Keys
+from celery_dlq.store.lease import Leases
 from celery_dlq.store.letters import Letters
 
 LETTERS, MORE, ROWS = 24, 7, 10
@@ -56,7 +57,7 @@ STEPS = [
     (roll._DayFile, "close"),
     (Letters, "note_exported"),
     (Letters, "remove"),
-    (Letters, "export_lease"),
+    (Leases, "ask"),
     (trim, "_ids"),
 ]
 

@@ -207,7 +207,7 @@ def test_if_the_canary_dies_the_rest_waits(make: Make, monkeypatch: pytest.Monke
     put(dlq, 4)
     died = RedriveOutcome.DIED
     monkeypatch.setattr(
-        "celery_dlq.store.letters.Letters.outcomes",
+        "celery_dlq.store.claims.Claims.outcomes",
         lambda _, keys: [died for _ in keys],
     )
     aged(dlq, 1)
@@ -229,7 +229,7 @@ def test_there_is_one_canary_at_a_time(make: Make, monkeypatch: pytest.MonkeyPat
         put(dlq, 4, redrives=redrives)
     died = RedriveOutcome.DIED
     monkeypatch.setattr(
-        "celery_dlq.store.letters.Letters.outcomes",
+        "celery_dlq.store.claims.Claims.outcomes",
         lambda _, keys: [died for _ in keys],
     )
     aged(dlq, 1)

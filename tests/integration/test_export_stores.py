@@ -87,7 +87,7 @@ def as_main_wrote(folder: Path, store: Letters) -> None:
             known.pop(name, None)
         path.write_text(json.dumps(known))
     keys = Keys()
-    store._client.delete(keys.identity(), *map(keys.export_leases, store.names()))
+    store._client.delete(keys.identity(), *map(keys.leases, store.names()))
 
 
 def snapshot(server: RedisServer) -> None:
@@ -284,7 +284,7 @@ def test_a_damaged_copy_of_the_state_stops_no_export(redis_url: str, tmp_path: P
     store, client = a_store(redis_url), connect(redis_url, 10.0)
     letters = put(store, 5)
     run(store, tmp_path)
-    key = Keys("dlq").export_leases(DLQ)
+    key = Keys("dlq").leases(DLQ)
     ((place, known),) = client.hgetall(key).items()
     owner, _, state = known.split(b"|", 2)
     wrong = [b"[", b'{"position": 5}', state.replace(b'"generation": 0', b'"generation": "1"')]
@@ -345,7 +345,7 @@ def test_entries_that_are_no_letters_stop_no_comparison(redis_url: str, tmp_path
     run(store, tmp_path)
     for odd in ({"id": b"\xff"}, {"+": "~", "-": "x"}, {"+": b"\xff", "-": ""}, {"+": "id"}):
         store._client.xadd(key, odd)
-    store._client.delete(Keys().export_leases(DLQ), Keys().exported(DLQ))
+    store._client.delete(Keys().leases(DLQ), Keys().exported(DLQ))
     letters += put(store, 1)
     report = run(store, tmp_path)
     assert (report.letters, report.unreadable, report.compared) == (1, 4, [DLQ])

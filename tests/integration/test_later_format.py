@@ -17,7 +17,7 @@ LATER = "got '2', which a later celery_dlq wrote; install that version here"
 def refuses_everything(backend: Store) -> None:
     """Reads, writes and counts, over the client and over the worker's connection."""
     for call in (
-        backend.letters.queues,
+        backend.letters.overviews.queues,
         backend.instructions.all,
         backend.workers.workers,
         lambda: backend.letters.dead_letter(a_letter(), key_of(a_letter())),
@@ -33,7 +33,7 @@ def test_one_server(redis_server: RedisServer, redis_url: str) -> None:
     """Also one that was of this format when a client connected, once it connects again."""
     client = redis_server.client()
     backend = Store(redis_url, timeout_seconds=2.0)
-    assert backend.letters.queues() == []
+    assert backend.letters.overviews.queues() == []
     client.set(Keys().format(), FORMAT + 1)
     backend.client.connection_pool.disconnect()
     refuses_everything(backend)
@@ -53,7 +53,7 @@ def test_the_format_of_now_and_none_are_taken(redis_server: RedisServer, redis_u
     backend.letters.check()
     assert redis_server.client().get(Keys().format()) == b"%d" % FORMAT
     backend.client.connection_pool.disconnect()
-    assert backend.letters.queues() == []
+    assert backend.letters.overviews.queues() == []
     backend.close()
 
 

@@ -171,7 +171,7 @@ def test_a_run_that_lost_its_claims_publishes_nothing_more(
     thread, found = in_background(lambda: slow.redrive(QUEUE))
     poll(lambda: place.ready() >= 3, timeout_seconds=30)
     (job,) = slow.jobs()
-    store.claim(QUEUE, ids[20:], owner="other", lease_seconds=60, previous_run_prefix=job.id)
+    store.claims.claim(QUEUE, ids[20:], owner="other", lease_seconds=60, previous_run_prefix=job.id)
     thread.join(60)
     (report,) = found
     assert (report.state, report.published, report.skipped) == ("done", 20, 10)

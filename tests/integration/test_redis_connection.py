@@ -294,9 +294,9 @@ def test_a_store_survives_the_loss_of_scripts(parts: Parts, redis_server: RedisS
     store, letter = parts.store(), a_letter()
     for step in (
         lambda: store.dead_letter(letter, key_of(letter)),
-        lambda: store.claim(DLQ, [letter.id], owner="me", lease_seconds=9),
-        lambda: store.mark_published(DLQ, [letter.id], owner="me"),
-        lambda: store.release(DLQ, [letter.id], owner="me"),
+        lambda: store.claims.claim(DLQ, [letter.id], owner="me", lease_seconds=9),
+        lambda: store.claims.mark_published(DLQ, [letter.id], owner="me"),
+        lambda: store.claims.release(DLQ, [letter.id], owner="me"),
         lambda: store.remove(DLQ, [letter.id]),
     ):
         redis_server.client().script_flush()
@@ -697,7 +697,7 @@ def test_letters_can_be_claimed_and_purged_on_a_full_redis(own: Parts, server: R
     store, letter = own.store(), a_letter()
     store.dead_letter(letter, key_of(letter))
     fill(server)
-    assert store.claim(DLQ, [letter.id], owner="me", lease_seconds=9) == [ClaimState.CLAIMED]
+    assert store.claims.claim(DLQ, [letter.id], owner="me", lease_seconds=9) == [ClaimState.CLAIMED]
     assert store.remove(DLQ, [letter.id], owner="me") == 1
     empty(server)
     assert agreed(server) == 0
@@ -709,7 +709,7 @@ def test_a_redis_without_its_replicas_refuses_as_an_outage(own: Parts, server: R
     store.dead_letter(first, key_of(first))
     server.client().config_set("min-replicas-to-write", 1)
     unavailable(lambda: store.dead_letter(second, key_of(second)))
-    unavailable(lambda: store.claim(DLQ, [first.id], owner="me", lease_seconds=9))
+    unavailable(lambda: store.claims.claim(DLQ, [first.id], owner="me", lease_seconds=9))
     unavailable(lambda: store.remove(DLQ, [first.id]))
     unavailable(lambda: counter.count(a_key(), a_delivery(), 3))
     server.client().config_set("min-replicas-to-write", 0)
@@ -738,7 +738,7 @@ def test_a_read_only_replica_refuses_as_an_outage(
     assert poll(lambda: store.get(DLQ, first.id)) == first
     for call in (
         lambda: store.dead_letter(second, key_of(second)),
-        lambda: store.claim(DLQ, [first.id], owner="me", lease_seconds=9),
+        lambda: store.claims.claim(DLQ, [first.id], owner="me", lease_seconds=9),
         lambda: store.remove(DLQ, [first.id]),
         lambda: counter.count(key, a_delivery(), 3),
     ):

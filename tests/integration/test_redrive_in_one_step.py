@@ -29,6 +29,7 @@ from celery_dlq import DeadLetter, DeadLetters
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.headers import CONTENT_TYPE_OF_ENTRY
 from celery_dlq.letters.record import Delivery
+from celery_dlq.store.claims import Claims
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import ClaimState, MessageKey, QueueEntry, Seed
@@ -68,7 +69,7 @@ def make(server: RedisServer) -> Iterator[Make]:
 @pytest.fixture
 def step_by_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From now on, letters are as if they were elsewhere."""
-    return lambda: monkeypatch.setattr(Letters, "marker", lambda _: None)
+    return lambda: monkeypatch.setattr(Claims, "marker", lambda _: None)
 
 
 def put(store: Letters, count: int = 1, **changes: Any) -> list[DeadLetter]:
@@ -130,7 +131,7 @@ def test_what_is_redriven_is_removed_as_ever(make: Make, client: redis.Redis) ->
         }
 
     entries = [entry_of(store, letter) for letter in gone]
-    states = store.redrive(DLQ, entries, job_id="job", owner="me").states()
+    states = store.claims.redrive(DLQ, entries, job_id="job", owner="me").states()
     redriven = state()
     for name, dumped in before.items():
         key = getattr(Keys(), name)(DLQ)
@@ -157,12 +158,14 @@ def test_claims_of_others_are_respected(make: Make, client: redis.Redis) -> None
         (ours, "job:1@host", 60.0),
     ]
     for letter, owner, lease in claims:
-        store.claim(DLQ, [letter.id], owner=owner, lease_seconds=lease)
-    store.mark_published(DLQ, [published.id], owner="dead")
+        store.claims.claim(DLQ, [letter.id], owner=owner, lease_seconds=lease)
+    store.claims.mark_published(DLQ, [published.id], owner="dead")
     asked = [entry_of(store, letter) for letter in (free, held, published, expired, ours)]
     asked += [asked[0], asked[0]._replace(letter_id="unknown")]
 
-    call = store.redrive(DLQ, asked, job_id="job", owner="job:2@host", previous_run_prefix="job:")
+    call = store.claims.redrive(
+        DLQ, asked, job_id="job", owner="job:2@host", previous_run_prefix="job:"
+    )
     states = call.states()
 
     assert states == [
@@ -185,13 +188,13 @@ def test_a_seeded_count_is_written_only_for_a_letter_that_goes(
     """A count written too late would let a message that runs already start once more."""
     store = make().store
     free, held = put(store, 2)
-    store.claim(DLQ, [held.id], owner="live", lease_seconds=60.0)
+    store.claims.claim(DLQ, [held.id], owner="live", lease_seconds=60.0)
     keys = [
         MessageKey(dead_letter_queue=DLQ, task_id=letter.task_id, redrives=1)
         for letter in (free, held)
     ]
     last = Delivery(number=3, started_at=free.dead_lettered_at, worker_hostname="celery@web-1")
-    store.redrive(
+    store.claims.redrive(
         DLQ,
         [
             entry_of(store, letter, seed=Seed(key, 2, last))
@@ -203,7 +206,7 @@ def test_a_seeded_count_is_written_only_for_a_letter_that_goes(
     written = client.hgetall(Keys().run(keys[0]))
     ttl = client.pttl(Keys().run(keys[0]))
     client.delete(Keys().run(keys[0]))
-    store.seed(keys[0], 2, last)
+    store.claims.seed(keys[0], 2, last)
     assert written == client.hgetall(Keys().run(keys[0]))
     assert 0 < ttl <= 72 * 3600 * 1000
     assert not client.exists(Keys().run(keys[1]))
@@ -231,7 +234,7 @@ def test_what_is_refused_changes_nothing(
         client.acl_setuser("letters", reset_keys=True, keys=["dlq:*", "orders"])
         poll(lambda: client.acl_getuser("letters")["keys"])
 
-    assert dlq.store.redrive(DLQ, entries, job_id="job", owner="me").states() is None
+    assert dlq.store.claims.redrive(DLQ, entries, job_id="job", owner="me").states() is None
 
     assert client.llen("orders") == 0
     assert dlq.store.length(DLQ) == 4
@@ -252,13 +255,13 @@ def test_what_is_refused_changes_nothing(
 def claims_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Records the claims of redrives that go step by step."""
     made: list[int] = []
-    inner = Letters.claim
+    inner = Claims.claim
 
-    def claim(self: Letters, queue: str, ids: Any, **options: Any) -> Any:
+    def claim(self: Claims, queue: str, ids: Any, **options: Any) -> Any:
         made.append(len(ids))
         return inner(self, queue, ids, **options)
 
-    monkeypatch.setattr(Letters, "claim", claim)
+    monkeypatch.setattr(Claims, "claim", claim)
     return made
 
 
@@ -520,13 +523,13 @@ def test_a_large_letter_goes_alone(make: Make, client: redis.Redis) -> None:
     """Fifty megabytes are one step, and the letters beside it are others."""
     dlq = make()
     sizes = []
-    inner = dlq.store.redrive
+    inner = dlq.store.claims.redrive
 
     def redrive(queue: str, entries: Any, **options: Any) -> Any:
         sizes.append(len(entries))
         return inner(queue, entries, **options)
 
-    dlq.store.redrive = redrive  # type: ignore[method-assign]
+    dlq.store.claims.redrive = redrive  # type: ignore[method-assign]
     put(dlq.store, 2)
     (large,) = put(dlq.store, body=os.urandom(50 * 1024 * 1024), content_type="application/data")
     put(dlq.store, 2)

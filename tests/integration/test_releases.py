@@ -31,6 +31,7 @@ from celery_dlq.features.hold.operations import Holds
 from celery_dlq.letters.record import Reason
 from celery_dlq.operations.instructions import HeldQueues
 from celery_dlq.policies.decisions import Taken
+from celery_dlq.store.claims import Claims
 from celery_dlq.store.instructions import Hold
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import WorkerInfo
@@ -78,7 +79,7 @@ def make(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Broker and store in one database, or as if they were not."""
     if request.param == "step by step":
-        monkeypatch.setattr(Letters, "marker", lambda _: None)
+        monkeypatch.setattr(Claims, "marker", lambda _: None)
     return str(request.param)
 
 
@@ -256,7 +257,7 @@ def test_killed_between_publishing_and_removing_the_next_run_knows(
     make: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where one script cannot do both: what the broker has is not published again."""
-    monkeypatch.setattr(Letters, "marker", lambda _: None)
+    monkeypatch.setattr(Claims, "marker", lambda _: None)
     dlq = make()
     hold = dlq.hold("shop.charge")
     ids = put(dlq, hold, 5)

@@ -32,8 +32,9 @@ from celery_dlq.operations.redrive.message import RedriveOptions
 from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
+from celery_dlq.store.lease import Lease
 from celery_dlq.store.letters import Letters
-from celery_dlq.store.records import Glance
+from celery_dlq.store.records import Glance, position_at
 
 logger = get_logger("celery_dlq")
 
@@ -144,16 +145,16 @@ class AutoRedrives:
     ) -> Generator[Job, None, None]:
         """Visit each queue once, and run a job for what is due there; yields it when it ended."""
         rules = {name: rule for name in self._store.names() if (rule := rule_of(name)) is not None}
-        for glance in self._store.glances(list(rules)):
+        for glance in self._store.overviews.glances(list(rules)):
             if stopping():
                 return
             rule = rules[glance.name]
             if _may_have_due(glance, rule):
-                lease = _Lease(self._store, glance.name)
+                lease = _Visit(self._store, glance.name)
                 yield from self._visit(glance.name, rule, lease, stopping)
 
     def _visit(
-        self, queue: str, rule: AutoRedrive, lease: _Lease, stopping: Stopping
+        self, queue: str, rule: AutoRedrive, lease: _Visit, stopping: Stopping
     ) -> Iterator[Job]:
         """Work on one queue, unless another process does."""
         state = lease.take()
@@ -200,14 +201,14 @@ class AutoRedrives:
         return [] if max(rests, default=0) > to_micros(self._store.now()) else found
 
     def _next(
-        self, queue: str, rule: AutoRedrive, due: Due, state: dict[str, Any], lease: _Lease
+        self, queue: str, rule: AutoRedrive, due: Due, state: dict[str, Any], lease: _Visit
     ) -> JobRun | None:
         """A job for what is due of one number of redrives; ``None`` if nothing is."""
         now = self._store.now()
         before = Cursor(*state["cursors"].get(due.name, ()))
         cursor = before.at(now)
         longest = timedelta(seconds=rule.wait_seconds(due.redrives))
-        until = self._store.position_at(now - longest)
+        until = position_at(now - longest)
         begun, found = self._first(queue, due, cursor.position, until, lease)
         cursor = cursor._replace(position=begun)
         if not found:
@@ -225,7 +226,7 @@ class AutoRedrives:
         self._jobs.forget(ACTOR, JOBS_KEPT)
         return run
 
-    def _finished(self, run: JobRun, lease: _Lease, stopping: Stopping) -> Job:
+    def _finished(self, run: JobRun, lease: _Visit, stopping: Stopping) -> Job:
         """Run a job to its end, or until this process is to stop."""
         run.stopping = lambda: stopping() or not lease.keep()
         try:
@@ -242,7 +243,7 @@ class AutoRedrives:
         return run.job
 
     def _settle(
-        self, state: dict[str, Any], job: Job | None, rule: AutoRedrive, lease: _Lease
+        self, state: dict[str, Any], job: Job | None, rule: AutoRedrive, lease: _Visit
     ) -> None:
         """Move the cursor behind what a job has done."""
         due = None if job is None else Due.from_json(job.options.get("due"))
@@ -257,7 +258,7 @@ class AutoRedrives:
             lease.note(state)
 
     def _first(
-        self, queue: str, due: Due, after: str | None, until: str, lease: _Lease
+        self, queue: str, due: Due, after: str | None, until: str, lease: _Visit
     ) -> tuple[str | None, bool]:
         """The position before the first letter that is due; true if there is one."""
         scanned = 0
@@ -272,22 +273,20 @@ class AutoRedrives:
         return after, False
 
 
-class _Lease:
+class _Visit:
     """The right to redrive a queue's letters automatically, and what the processes know of it."""
 
-    def __init__(self, leases: Letters, queue: str) -> None:
-        self._leases = leases
-        self._queue = queue
-        self._owner = uuid4().hex
+    def __init__(self, store: Letters, queue: str) -> None:
+        self._lease = Lease(store.leases, queue, _PLACE, uuid4().hex, LEASE_SECONDS)
         self._kept_at = time.monotonic()
 
     def take(self) -> dict[str, Any] | None:
         """The state, or ``None`` if another process has the lease."""
-        lease = self._ask("take")
-        if not lease.acquired:
+        reply = self._lease.acquire()
+        if not reply.acquired:
             return None
         try:
-            found = json.loads(lease.state or "{}")
+            found = json.loads(reply.state or "{}")
         except ValueError:
             found = None
         return found if isinstance(found, dict) else {}
@@ -297,25 +296,15 @@ class _Lease:
         if time.monotonic() - self._kept_at < _KEEP_SECONDS:
             return True
         self._kept_at = time.monotonic()
-        return bool(self._ask("keep").acquired)
+        return self._lease.renew()
 
     def note(self, state: Mapping[str, Any]) -> bool:
         """Keep the state; false if another process has the lease."""
-        return bool(self._ask("note", json.dumps(state)).acquired)
+        return self._lease.note(json.dumps(state)).acquired
 
     def end(self) -> None:
         """Let the next process take it."""
-        self._ask("end")
-
-    def _ask(self, what: Any, state: str = "") -> Any:
-        return self._leases.export_lease(
-            self._queue,
-            what,
-            _PLACE,
-            owner=self._owner,
-            lease_seconds=LEASE_SECONDS,
-            state=state,
-        )
+        self._lease.release()
 
 
 def _keep(state: dict[str, Any], due: Due, cursor: Cursor) -> None:

@@ -213,7 +213,7 @@ class _Reader:
         """
         if self._where.fingerprint is None:
             return None, None
-        group = store.group(self._queue, self._where.fingerprint)
+        group = store.overviews.group(self._queue, self._where.fingerprint)
         if group is None:
             return None, None
         entry = store.entry(self._queue, group.example_id) if group.example_id else None

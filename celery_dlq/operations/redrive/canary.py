@@ -130,7 +130,7 @@ class CanaryWatch:
 
     def before(self, message: Outgoing) -> None:
         """Have the store note how a message ends; it may be executed as soon as it is published."""
-        self._redrive.store.watch([self._redrive.key_of(message)])
+        self._redrive.store.claims.watch([self._redrive.key_of(message)])
 
     def published(self, messages: Iterable[Outgoing]) -> None:
         """Count on messages that the broker has."""
@@ -148,7 +148,7 @@ class CanaryWatch:
                 if outcome is RedriveOutcome.OPEN and self._succeeded(message.task_id)
                 else outcome
                 for message, outcome in zip(
-                    self._messages, redrive.store.outcomes(keys), strict=True
+                    self._messages, redrive.store.claims.outcomes(keys), strict=True
                 )
             ]
             left = [

@@ -92,7 +92,7 @@ class Claims:
     def _claimed(self, letter_ids: Sequence[str]) -> dict[str, ClaimState]:
         self._claimed_at = time.monotonic()  # before the store's clock starts the lease
         run = self._redrive.run
-        states = self._redrive.store.claim(
+        states = self._redrive.store.claims.claim(
             run.job.queue,
             letter_ids,
             owner=run.owner,
@@ -128,7 +128,7 @@ class Claimed:
             for prepared in redrive.prepared(ours):
                 if prepared.seed is not None:
                     claims.keep()
-                    redrive.store.seed(*prepared.seed)
+                    redrive.store.claims.seed(*prepared.seed)
                 ready.append(prepared)
             self._publisher.publish([prepared.message for prepared in ready], sent, claims)
         finally:  # also on Ctrl-C
@@ -138,8 +138,8 @@ class Claimed:
             unused = [found.key for found in ours if found.key not in confirmed]
             doubtful = [key for key in unused if key in sent.doubtful]
             certain = [key for key in unused if key not in sent.doubtful]
-            redrive.store.release(queue, certain, owner=owner)
-            redrive.store.release(queue, doubtful, owner=owner, doubtful=True)
+            redrive.store.claims.release(queue, certain, owner=owner)
+            redrive.store.claims.release(queue, doubtful, owner=owner, doubtful=True)
 
     def wait(self) -> None:
         """Wait until the letters of the last batch are removed."""
@@ -158,5 +158,5 @@ class Claimed:
         report.skipped += len(claims.lost - sent.confirmed_set)
         for letter_id, error in (*sent.refused.items(), *sent.doubtful.items()):
             report.fail(letter_id, error)
-        redrive.store.mark_published(queue, over, owner=owner)
+        redrive.store.claims.mark_published(queue, over, owner=owner)
         self._background.start(lambda: redrive.store.remove(queue, over, owner=owner))

@@ -15,8 +15,8 @@ from celery_dlq.letters.headers import CONTENT_TYPE_OF_ENTRY
 from celery_dlq.operations.job import CancelledError
 from celery_dlq.operations.redrive.claimed import TAKEN, Claimed
 from celery_dlq.operations.redrive.publisher import Publisher, not_published
+from celery_dlq.store.claims import RedriveCall
 from celery_dlq.store.records import ClaimState, QueueEntry
-from celery_dlq.store.redriven import RedriveCall
 from celery_dlq.transport.redis.entries import Envelopes
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class OneStep:
         """One if the broker's client sees a key that the store has just written."""
         envelopes = publisher.envelopes()
         with suppress(StoreUnavailable, *publisher.errors):
-            key = None if envelopes is None else redrive.store.marker()
+            key = None if envelopes is None else redrive.store.claims.marker()
             if envelopes is not None and key is not None and envelopes.reaches(key):
                 return cls(redrive, publisher, envelopes, claimed)
         return None
@@ -81,7 +81,7 @@ class OneStep:
             self._claimed.start([prepared.found for prepared in ready])
         elif ready:
             run = self._redrive.run
-            self._call = self._redrive.store.redrive(
+            self._call = self._redrive.store.claims.redrive(
                 run.job.queue,
                 entries,
                 job_id=run.job.id,

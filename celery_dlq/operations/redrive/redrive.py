@@ -272,7 +272,7 @@ def _earlier(store: Letters, run: JobRun) -> dict[str, Any]:
     """The results of earlier runs of the job, whose processes may have been killed."""
     counts = {name: int(run.job.counts.get(name, 0)) for name in REDRIVE_COUNTS}
     if run.job.run > 1:
-        noted = store.redriven(run.job.queue, run.job.id)
+        noted = store.claims.redriven(run.job.queue, run.job.id)
         seen = {
             "published": sum(noted.get(state, 0) for state in TAKEN),
             "finished": noted.get(ClaimState.PUBLISHED, 0),

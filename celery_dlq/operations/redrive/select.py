@@ -11,7 +11,7 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.packed import PackedFields
 from celery_dlq.letters.record import DeadLetter, Reason, letter_from
 from celery_dlq.store.letters import Letters
-from celery_dlq.store.records import ordered
+from celery_dlq.store.records import ordered, position_at
 
 _ENTRIES_PER_PAGE = 500
 _CHOSEN_PER_PAGE = 125  # of those that are all worked on: they stay in the processor's cache
@@ -97,7 +97,7 @@ def select(
     span = span or PositionRange()
     after = span.after
     if where.since is not None:
-        after = later(after, store.position_at(where.since - CLOCK_SKEW))
+        after = later(after, position_at(where.since - CLOCK_SKEW))
     matching, size = matcher(where), _ENTRIES_PER_PAGE if where else _CHOSEN_PER_PAGE
     for page in store.fields(
         queue, after=after, until=span.until, page_size=size, newest_first=newest_first

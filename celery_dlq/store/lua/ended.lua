@@ -7,7 +7,7 @@
 --       5 charged (2 = it counts, also if its start could not be recorded; 1 = it counts if its
 --         start is on record; 0 = it no longer counts)
 --       6 start (as recorded when it was counted; identifies the delivery)
--- Returns: 1 = RECORDED, 0 = FORGOTTEN (no such start: nothing is changed)
+-- Returns: 1 if it is recorded, else 0 (no such start: nothing is changed)
 -- Complexity: O(number of deliveries kept)
 local MAX_NUMBERS_BACK, MAX_ASIDE = 50, 20
 local retries, start = ARGV[1], ARGV[6]

@@ -5,7 +5,7 @@
 --       2 silent (milliseconds without a heartbeat after which a worker is deleted)
 --       3 info (JSON text; empty = only a heartbeat)
 --       4 tasks (JSON text of their names)
--- Returns: {state, revision, jobs}: 1 = KNOWN, 0 = UNKNOWN (no info stored); revision of the instructions,
+-- Returns: {known, revision, jobs}: 1 if its info is stored, else 0; revision of the instructions,
 --   -1 if it is no number;
 --   1 if a job waits and may start now, else 0
 -- Complexity: O(log N + M), N workers known, M deleted (at most 100)

@@ -1,7 +1,7 @@
 -- Purpose: record up to which entry letters are exported; never moves back.
 -- KEYS: 1 exported (string)
 -- ARGV: 1 position (entry id of the stream)
--- Returns: 1 = NOTED, 0 = KEPT (it was at least as far)
+-- Returns: 1 if it is recorded, else 0 (it was at least as far)
 -- Complexity: O(1)
 local function precedes(one, other)  -- as text: ids may exceed the precision of Lua's numbers
   return #one < #other or (#one == #other and one < other)

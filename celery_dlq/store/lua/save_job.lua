@@ -4,7 +4,7 @@
 --       2 the state that is to be there (text; empty = any)
 --       3 the new state (text; empty deletes the job)
 --       4 start (milliseconds since 1970 from which it may be run; empty = it does not wait)
--- Returns: {1 = SAVED, number of jobs, its cancellation request or ''}, or {0 = CHANGED, 0, ''}
+-- Returns: {1, number of jobs, its cancellation request or ''} if it is saved, else {0, 0, ''}
 -- Complexity: O(log N), N jobs that wait
 local there = redis.call('HGET', KEYS[1], ARGV[1]) or ''
 -- The caller's own state, sent again after a timeout, gets the same reply.

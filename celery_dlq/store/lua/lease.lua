@@ -1,18 +1,18 @@
--- Purpose: acquire, renew, annotate or end the lease on a place that a queue is exported to.
--- KEYS: 1 export_leases (hash)
+-- Purpose: acquire, renew, annotate or end a lease about a dead-letter queue.
+-- KEYS: 1 leases (hash)
 -- ARGV: 1 what (take, keep, note or end)
---       2 place (where the files go)
+--       2 name (what the lease is the right to)
 --       3 owner
 --       4 lease (milliseconds until it is free unless renewed)
 --       5 state (for note: the text to store)
--- Returns: {1 = ACQUIRED, state}, or {0 = ANOTHERS, "owner|end of the lease"}
--- Complexity: O(1); O(number of places) for a new place beside many
+-- Returns: {1, state} if the owner has it, else {0, "owner|end of the lease"}
+-- Complexity: O(1); O(number of names) for a new name among many
 local LEASES_EXPIRE_MILLIS = 7776000000  -- 90 days
-local MOST_PLACES = 1000
-local what, place, owner, lease = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local MOST_NAMES = 1000
+local what, name, owner, lease = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 redis.call('PEXPIRE', KEYS[1], LEASES_EXPIRE_MILLIS)  -- OOM-safe order, see README
-local held = redis.call('HGET', KEYS[1], place)
-if not held and redis.call('HLEN', KEYS[1]) >= MOST_PLACES then  -- forget the oldest
+local held = redis.call('HGET', KEYS[1], name)
+if not held and redis.call('HLEN', KEYS[1]) >= MOST_NAMES then  -- forget the oldest
   local all, oldest, first = redis.call('HGETALL', KEYS[1]), nil, math.huge
   for n = 1, #all, 2 do
     local ends = tonumber(string.match(all[n + 1], '^[^|]*|(%d+)|') or 0)
@@ -30,6 +30,6 @@ if holder ~= owner and (what ~= 'take' or (holder ~= '' and tonumber(ends) > now
 end
 if what == 'note' then state = ARGV[5] end
 if what == 'end' then owner, lease = '', 0 end
-redis.call('HSET', KEYS[1], place, string.format('%s|%.0f|%s', owner, now + lease, state))
+redis.call('HSET', KEYS[1], name, string.format('%s|%.0f|%s', owner, now + lease, state))
 redis.call('PEXPIRE', KEYS[1], LEASES_EXPIRE_MILLIS)
 return {1, state}

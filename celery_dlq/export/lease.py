@@ -27,9 +27,9 @@ from uuid import uuid4
 from celery_dlq.errors import ExportError, StoreUnavailable
 from celery_dlq.export.destination import Destination
 from celery_dlq.logs import readable
-from celery_dlq.store.lease import Lease, LeaseReply
 
 if TYPE_CHECKING:
+    from celery_dlq.store.lease import Lease, LeaseReply
     from celery_dlq.store.letters import Letters
 
 LEASE_SECONDS = 15.0
@@ -61,7 +61,7 @@ class ExportLeases:
 
     def take(self, queue: str) -> Mapping[str, Any] | None:
         """Acquire a queue's lease, waiting until a dead owner's expires; return the saved state."""
-        lease = Lease(self._store.leases, queue, self._place, self._owner, self._seconds)
+        lease = self._store.leases.of(queue, self._place, self._owner, self._seconds)
         first = reply = lease.acquire()
         until = time.monotonic() + self._seconds + 1
         while not reply.acquired:

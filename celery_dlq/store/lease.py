@@ -25,6 +25,10 @@ class LeaseReply(NamedTuple):
 class Leases(Part):
     """Grants leases about a dead-letter queue, by the clock of Redis."""
 
+    def of(self, dead_letter_queue: str, name: str, owner: str, seconds: float) -> Lease:
+        """Return an owner's lease; nothing is asked yet."""
+        return Lease(self, dead_letter_queue, name, owner, seconds)
+
     def ask(
         self,
         lease: Lease,

@@ -253,7 +253,8 @@ from celery_dlq.store.claims import Claims
 from celery_dlq.store.lease import Leases
 
 owner, name, when, number, elsewhere = sys.argv[1:]
-place = {"Letters": Letters, "JobRun": job.JobRun, "Publisher": publisher.Publisher}[owner]
+parts = {"Leases": Leases, "Claims": Claims, "JobRun": job.JobRun, "Publisher": publisher.Publisher}
+place = parts[owner]
 inner, calls = getattr(place, name), []
 
 def dying(self, *args, **kwargs):

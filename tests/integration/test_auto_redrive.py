@@ -270,7 +270,7 @@ def test_a_job_whose_process_was_killed_is_resumed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as dying:
-        dying.setattr(module._Lease, "end", lambda _: None)
+        dying.setattr(module._Visit, "end", lambda _: None)
         dying.setattr("celery_dlq.operations.job.JobRun.end", killed)
         dying.setattr("celery_dlq.operations.redrive.one_step.OneStep._count", killed)
         dying.setattr("celery_dlq.operations.redrive.claimed.Claimed._settle", killed)

@@ -40,7 +40,7 @@ reads whole columns by the layout of the entries (`EntryLayout`): it only splits
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -262,6 +262,10 @@ class PackedFields(Mapping[bytes, bytes]):
 
     def __len__(self) -> int:
         return len(self._whole())
+
+    def items(self) -> ItemsView[bytes, bytes]:
+        """All fields, without looking up each: half of what a letter costs to read."""
+        return self._whole().items()
 
     def _elsewhere(self, name: bytes, default: Any) -> Any:
         """One field whose value is not one of `_values`, or before they are split."""

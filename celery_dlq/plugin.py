@@ -230,7 +230,7 @@ class DeadLetters:
     groups = _of(Assembly.reading, Reading.groups)
     group = _of(Assembly.reading, Reading.group)
     arguments = _of(Assembly.reading, Reading.arguments)
-    apart = _of(Assembly.comparison, Comparison.apart)
+    differences = _of(Assembly.comparison, Comparison.differences)
     note = _of(Assembly.notes, Notes.note)
     notes = _of(Assembly.notes, Notes.notes)
     resolve = _of(Assembly.notes, Notes.resolve)

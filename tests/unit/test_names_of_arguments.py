@@ -37,7 +37,7 @@ def dlq() -> Iterator[DeadLetters]:
         ("count", {"task": "shop.charge"}, "task_name"),
         ("purge", {"limt": 1}, "limit"),
         ("discard", {"forver": True}, "forever"),
-        ("apart", {"mots": 5}, "most"),
+        ("differences", {"mots": 5}, "most"),
         ("trim", {"dryrun": True}, "dry_run"),
     ],
 )

@@ -25,7 +25,7 @@ def differences(ctx: click.Context, /, queue: str, *, as_json: bool, **options: 
     At most 5,000 messages are compared, and reading them ends after 10 seconds.
     """
     where, console = letter_filter(options), console_of(ctx)
-    found = dead_letters_of(ctx).apart(queue, where, deadline_seconds=_DEADLINE_SECONDS)
+    found = dead_letters_of(ctx).differences(queue, where, deadline_seconds=_DEADLINE_SECONDS)
     if where and not found.letters and not found.cut:
         raise none_matched(queue)
     if as_json:

@@ -1,4 +1,4 @@
-"""Findings of `DeadLetters.apart`: what says the same put together, in plain English."""
+"""Findings of `DeadLetters.differences`: what says the same put together, in plain English."""
 
 from __future__ import annotations
 

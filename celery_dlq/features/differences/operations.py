@@ -55,8 +55,8 @@ _OPERATOR = re.compile(r"\s*[=!<>~]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Apart:
-    """What sets letters of a queue apart; from `DeadLetters.apart`.
+class Differences:
+    """What sets letters of a queue apart; from `DeadLetters.differences`.
 
     Attributes:
         dead_letter_queue: The queue.
@@ -95,7 +95,7 @@ class Comparison:
         self._masked = masked
         self._monotonic = monotonic
 
-    def apart(
+    def differences(
         self,
         /,
         dead_letter_queue: str,
@@ -104,7 +104,7 @@ class Comparison:
         most: int = 5_000,
         deadline_seconds: float = 1.0,
         **fields: Unpack[FilterFields],
-    ) -> Apart:
+    ) -> Differences:
         """Find values that are more frequent in some letters than in others; changes nothing.
 
         The newest letters that match the filter, two fifths of ``most``, are compared with as many
@@ -136,7 +136,7 @@ class Comparison:
             until=start + deadline_seconds * _SUCCESSES_UNTIL,
         )
         found = compared(letters, others, successes)
-        return Apart(
+        return Differences(
             dead_letter_queue=dead_letter_queue,
             letters=len(letters),
             others=len(others),

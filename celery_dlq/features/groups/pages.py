@@ -77,7 +77,7 @@ def apart(call: Call) -> Response:
     """Show what sets a group apart; a page of its own, because it reads 5,000 letters."""
     queue, fingerprint = call.parts["queue"], call.parts["fingerprint"]
     found = call.dlq.reading().group(queue, fingerprint)
-    apart = call.dlq.comparison().apart(queue, fingerprint=fingerprint, deadline_seconds=1.0)
+    apart = call.dlq.comparison().differences(queue, fingerprint=fingerprint, deadline_seconds=1.0)
     findings = []
     for finding in apart.findings:
         selects = {**finding.where, "conditions": finding.condition or ""}

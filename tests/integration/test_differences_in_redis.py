@@ -65,7 +65,7 @@ def run(shop: DeadLetters, *arguments: str) -> Result:
 
 def test_the_planted_cause_is_found_in_redis(shop: DeadLetters) -> None:
     """Packed letters and samples are compared; nothing changes, no body is decoded."""
-    found = shop.apart(DLQ, fingerprint="aaaa", deadline_seconds=60)
+    found = shop.differences(DLQ, fingerprint="aaaa", deadline_seconds=60)
     assert (found.letters, found.others, found.successes, found.cut) == (50, 100, 50, False)
     assert [one.condition for one in found.findings] == ["kwargs.tenant=42"]
     assert shop.store.length(DLQ) == 150

@@ -17,7 +17,7 @@ from builders import DLQ, NOW, a_letter, key_of
 from fresh import fresh_store
 
 from celery_dlq.errors import DLQError, NotFound
-from celery_dlq.features.differences.operations import Apart, Comparison, fixed_by
+from celery_dlq.features.differences.operations import Comparison, Differences, fixed_by
 from celery_dlq.operations.reading import Reading
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.store import Store
@@ -48,10 +48,10 @@ def backend() -> Store:
     return fresh_store()
 
 
-def apart(backend: Store, **options: Any) -> Apart:
+def differences(backend: Store, **options: Any) -> Differences:
     """What sets letters apart; the time stands still."""
     options.setdefault("fingerprint", GROUP)
-    return Comparison(backend, Reading(backend.letters), monotonic=lambda: 0.0).apart(
+    return Comparison(backend, Reading(backend.letters), monotonic=lambda: 0.0).differences(
         DLQ, **options
     )
 
@@ -61,7 +61,7 @@ def test_a_planted_cause_is_the_finding(backend: Store) -> None:
     fill(backend.letters, 60, GROUP, kwargs={"tenant": 42})
     fill(backend.letters, 200, kwargs={"tenant": 7})
     fill(backend.letters, 10, kwargs={"tenant": 42})
-    found = apart(backend)
+    found = differences(backend)
     assert (found.letters, found.others, found.successes, found.cut) == (60, 210, 0, False)
     (one,) = found.findings
     assert (one.feature, one.value, one.against) == ("kwargs.tenant", "42", "same tasks")
@@ -82,7 +82,7 @@ def test_what_says_the_same_is_said_once(backend: Store) -> None:
     fill(backend.letters, 100, kwargs={"plan": "paid", "region": "us", "tags": ["p"]})
     fill(backend.letters, 40, worker_hostname="celery@web-9", kwargs={"plan": "paid"})
     fill(backend.letters, 40, GROUP, worker_hostname="celery@web-9", kwargs={"plan": "trial"})
-    found = apart(backend)
+    found = differences(backend)
     assert [(one.feature, one.value) for one in found.findings] == [
         ("kwargs.plan", "trial"),
         ("kwargs.region", "eu"),
@@ -98,7 +98,7 @@ def test_what_is_masked_is_not_compared(backend: Store) -> None:
     """Neither a finding nor the condition of a link shows what nobody may see."""
     fill(backend.letters, 60, GROUP, kwargs={"card": "4111", "at": {"card": {"no": 4111}}})
     fill(backend.letters, 60, kwargs={"card": "4222", "at": {"card": {"no": 4222}}})
-    assert {one.value for one in apart(backend).findings} == {"4111"}
+    assert {one.value for one in differences(backend).findings} == {"4111"}
 
     def masked(args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         text = json.dumps([args, kwargs]).replace("4111", "-").replace("4222", "-")
@@ -106,7 +106,7 @@ def test_what_is_masked_is_not_compared(backend: Store) -> None:
         return shown
 
     comparison = Comparison(backend, Reading(backend.letters), masked=masked)
-    found = comparison.apart(DLQ, fingerprint=GROUP, deadline_seconds=60)
+    found = comparison.differences(DLQ, fingerprint=GROUP, deadline_seconds=60)
     assert (found.letters, found.findings) == (60, ())
 
 
@@ -132,7 +132,7 @@ def test_a_condition_is_one_or_none(
     fill(backend.letters, 60, GROUP, kwargs={name: value})
     other = {"city": "Bonn"} if isinstance(value, dict) else "y"
     fill(backend.letters, 60, kwargs={name: other})
-    (found,) = apart(backend).findings
+    (found,) = differences(backend).findings
     assert found.condition == condition
 
 
@@ -148,7 +148,7 @@ def test_places_are_fields_of_the_filter(backend: Store) -> None:
     )
     fill(backend.letters, 200)
     fill(backend.letters, 40, source_queue="express")
-    found = {one.feature: one for one in apart(backend).findings}
+    found = {one.feature: one for one in differences(backend).findings}
     assert found.keys() == {"host", "queue"}
     assert found["host"].where == {"worker_hostname": "celery@bad"}
     assert found["host"].text.startswith("All of these letters ran on celery@bad, against none")
@@ -161,7 +161,7 @@ def test_a_release_is_told_before_its_host(backend: Store) -> None:
     """Both have the same letters; what is at other hosts of the queue alone is not the release."""
     fill(backend.letters, 60, GROUP, worker_hostname="celery@new", release="v9")
     fill(backend.letters, 200, release="v8")
-    (found,) = apart(backend).findings
+    (found,) = differences(backend).findings
     assert (found.feature, found.value, found.also) == ("release", "v9", ("host = celery@new",))
 
 
@@ -170,10 +170,10 @@ def test_what_follows_from_the_task_is_no_finding(backend: Store) -> None:
     own = {"source_queue": "payments", "origin": "gen1@web", "retries": 3, "task_name": "shop.pay"}
     fill(backend.letters, 60, GROUP, kwargs={"kind": "payment"}, args_json="[1]", **own)
     fill(backend.letters, 200, worker_hostname="celery@web-9")
-    assert apart(backend).findings == ()
+    assert differences(backend).findings == ()
     fill(backend.letters, 90, GROUP, worker_hostname="celery@bad", **own)
     fill(backend.letters, 90, source_queue="payments")
-    (found,) = apart(backend).findings
+    (found,) = differences(backend).findings
     assert (found.feature, found.value) == ("host", "celery@bad")
 
 
@@ -182,18 +182,20 @@ def test_a_small_difference_is_no_finding(backend: Store) -> None:
     fill(backend.letters, 1_000, GROUP, kwargs={"plan": "paid"})
     fill(backend.letters, 90, GROUP, kwargs={"plan": "trial"})
     fill(backend.letters, 1_500, kwargs={"plan": "paid"})
-    assert apart(backend).findings == ()
+    assert differences(backend).findings == ()
 
 
 def test_what_the_filter_says_is_no_finding(backend: Store) -> None:
     """A filter by host finds what else is there: the task."""
     fill(backend.letters, 60, task_name="shop.ship", worker_hostname="celery@bad")
     fill(backend.letters, 200)
-    found = apart(backend, fingerprint=None, worker_hostname="celery@bad")
+    found = differences(backend, fingerprint=None, worker_hostname="celery@bad")
     assert [(one.feature, one.value) for one in found.findings] == [("task", "shop.ship")]
     assert found.findings[0].where == {"task_name": "shop.ship"}
     assert found.findings[0].against == "same queues"
-    assert apart(backend, fingerprint=None, task_name="shop.ship").findings[0].feature == "host"
+    assert (
+        differences(backend, fingerprint=None, task_name="shop.ship").findings[0].feature == "host"
+    )
 
 
 def test_what_a_filter_fixes_is_named() -> None:
@@ -214,7 +216,7 @@ def test_successes_show_what_all_letters_share(backend: Store) -> None:
     fill(backend.sampled, 100, "", kwargs={"ok": 1})
     fill(backend.sampled, 50, "", task_name="mail.send")
     for options in ({}, {"fingerprint": None}):
-        found = apart(backend, **options)
+        found = differences(backend, **options)
         assert (found.letters, found.others, found.successes) == (60, 0, 100)
         (one,) = found.findings
         assert (one.condition, one.against) == ("kwargs.currency=XXX", "successes")
@@ -227,7 +229,7 @@ def test_the_newest_are_compared_and_no_more(backend: Store) -> None:
         fill(store, 300, **values)
         fill(store, 300, GROUP, kwargs={"old": 1})
         fill(store, 45, GROUP, kwargs={"new": 1})
-    found = apart(backend, most=100)
+    found = differences(backend, most=100)
     assert (found.letters, found.others, found.successes) == (40, 40, 20)
     assert found.findings[0].feature == "kwargs.new"
     assert not found.cut
@@ -244,12 +246,12 @@ def test_a_deadline_cuts_and_says_so(backend: Store) -> None:
     fill(backend.letters, 400, GROUP, kwargs={"plan": "trial"})
     clock = ticking()
     comparison = Comparison(backend, Reading(backend.letters), monotonic=lambda: next(clock))
-    found = comparison.apart(DLQ, fingerprint=GROUP, deadline_seconds=1.0)
+    found = comparison.differences(DLQ, fingerprint=GROUP, deadline_seconds=1.0)
     assert found.cut
     assert found.letters == 400
     assert 100 < found.others < 300
     assert found.findings[0].condition == "kwargs.plan=trial"
-    late = comparison.apart(DLQ, fingerprint=GROUP, deadline_seconds=1e-6)
+    late = comparison.differences(DLQ, fingerprint=GROUP, deadline_seconds=1e-6)
     assert (late.letters, late.cut, late.findings) == (0, True, ())
 
 
@@ -260,10 +262,10 @@ def test_a_group_that_died_long_ago_is_found_at_once(backend: Store) -> None:
     fill(backend.letters, 2_000)
     clock = ticking()
     comparison = Comparison(backend, Reading(backend.letters), monotonic=lambda: next(clock))
-    found = comparison.apart(DLQ, fingerprint=GROUP, most=250, deadline_seconds=0.3)
+    found = comparison.differences(DLQ, fingerprint=GROUP, most=250, deadline_seconds=0.3)
     assert (found.letters, found.others, found.cut) == (50, 100, False)
     assert found.findings[0].feature == "kwargs.plan"
-    part = comparison.apart(DLQ, fingerprint=GROUP[:8], most=250, deadline_seconds=0.3)
+    part = comparison.differences(DLQ, fingerprint=GROUP[:8], most=250, deadline_seconds=0.3)
     assert (part.letters, part.cut) == (0, True)  # digits may be of several groups
 
 
@@ -279,7 +281,7 @@ def test_hostile_arguments_are_bounded(backend: Store) -> None:
         fill(backend.letters, 1, GROUP, args_json=text, kwargs_json=text, release=f"v{number}")
     fill(backend.letters, 30, GROUP, kwargs={"plan": "x" * 500, "a=b": "c"})
     fill(backend.letters, 60)
-    found = apart(backend)
+    found = differences(backend)
     assert found.letters == 65
     assert found.findings
     for one in found.findings:
@@ -293,15 +295,15 @@ def test_unusable_options_are_refused(backend: Store, options: dict[str, Any]) -
     """The error says what was expected."""
     fill(backend.letters, 1)
     with pytest.raises(DLQError, match="expected most of 5 or more and deadline_seconds above 0"):
-        apart(backend, **options)
+        differences(backend, **options)
 
 
 def test_an_unknown_queue_is_named(backend: Store) -> None:
     """As in every operation; a filter that nothing matches is no error."""
     with pytest.raises(NotFound, match="expected the name of a dead-letter queue"):
-        apart(backend)
+        differences(backend)
     fill(backend.letters, 30)
-    assert apart(backend) == Apart(
+    assert differences(backend) == Differences(
         dead_letter_queue=DLQ, letters=0, others=30, successes=0, cut=False, findings=()
     )
 
@@ -311,12 +313,12 @@ def test_the_answer_is_the_same_each_time() -> None:
     folders = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
     code = (
         f"import sys; sys.path += {folders}\n"
-        "from test_apart import *\n"
+        "from test_differences import *\n"
         "backend = fresh_store()\n"
         "many = {name: 1 for name in 'abcdefghijklmnop'}\n"
         "fill(backend.letters, 60, GROUP, kwargs=many, release='v2')\n"
         "fill(backend.letters, 60, kwargs={'x': 1}, release='v1')\n"
-        "print(apart(backend))"
+        "print(differences(backend))"
     )
     said = [
         subprocess.run(

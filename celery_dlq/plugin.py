@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Collection, Iterable
 from datetime import datetime, timezone
 from functools import partial, wraps
@@ -39,8 +38,7 @@ if TYPE_CHECKING:
     from celery_dlq.store.jobs import JobStore
     from celery_dlq.store.letters import Letters
     from celery_dlq.store.workers import WorkerRegistry
-    from celery_dlq.web.asgi import AppAccess, DeadLettersApp
-    from celery_dlq.web.web import Web
+    from celery_dlq.web.asgi import Access, DeadLettersApp
 
 ATTRIBUTE = "_celery_dlq"
 """Attribute of an app that holds its first `DeadLetters`."""
@@ -247,6 +245,7 @@ class DeadLetters:
     discarded = _of(Assembly.removal, Removal.discarded)
     trim = _of(Assembly.removal, Removal.trim)
 
+    waits_for = _of(Assembly.operations, Operations.waits_for)
     plan = _of(Assembly.operations, Operations.plan)
     start = _of(Assembly.operations, Operations.start)
     edited_arguments = _of(Assembly.operations, Operations.edited_arguments)
@@ -257,7 +256,9 @@ class DeadLetters:
     resume_in_background = _of(Assembly.jobs, Jobs.resume_in_background)
     changes = _of(Assembly.jobs, Jobs.changes)
 
+    check_hold = _of(Assembly.holds, Holds.preview)
     hold = _of(Assembly.holds, Holds.hold)
+    end_hold = _of(Assembly.holds, Holds.end)
     holds = _of(Assembly.holds, Holds.holds)
     release = _of(Assembly.holds, Holds.release)
     breakers = _of(Assembly.breakers, Breakers.breakers)
@@ -268,6 +269,10 @@ class DeadLetters:
     withdraw = _of(Assembly.demand_run, DemandRun.withdraw)
 
     policies = _of(Assembly.policy_admin, PolicyAdmin.policies)
+    overrides = _of(Assembly.policy_admin, PolicyAdmin.overrides)
+    policies_after = _of(Assembly.policy_admin, PolicyAdmin.after)
+    policy_effect = _of(Assembly.removal, Removal.effect)
+    check_override = _of(Assembly.policy_admin, PolicyAdmin.check_override)
     override_policy = _of(Assembly.policy_admin, PolicyAdmin.override_policy)
     lift_policy = _of(Assembly.policy_admin, PolicyAdmin.lift_policy)
 
@@ -280,9 +285,10 @@ class DeadLetters:
     def asgi(
         self,
         *,
-        access: AppAccess | None = None,
+        access: Access | None = None,
         title: str = "",
         home: str = "",
+        url: str | None = None,
         secret: str | None = None,
         hosts: Iterable[str] | None = (),
     ) -> DeadLettersApp:
@@ -295,48 +301,33 @@ class DeadLetters:
                 may change anything.
             title: Name of the environment, e.g. ``production``, on each page.
             home: Link back to your app.
-            secret: Signs forms; the same in all processes. Defaults to ``dlq_web_secret``, or
-                else to a random one, with which forms only work in the process that made them.
+            url: Address of the pages as browsers see it, e.g. behind a proxy: forms are taken from
+                there only. Defaults to the address of each request.
+            secret: Signs forms; the same in all processes. Text of at least 16 characters. Defaults
+                to a random one, with which forms only work in the process that made them.
             hosts: Names under which browsers may ask, beside ``localhost``, IP addresses and the
-                name of ``dlq_web_url``. Under others, any web site could read the pages in the
-                browser of who visits it (DNS rebinding). ``None`` if your app checks the header
-                ``Host`` itself.
+                name in ``url``. Under others, any web site could read the pages in the browser of
+                who visits it (DNS rebinding). ``None`` if your app checks the header ``Host``
+                itself.
 
         Raises:
             MissingExtra: Starlette or another package of the extra ``web`` is not installed.
-            SettingsError: A setting is wrong.
+            SettingsError: An argument is wrong.
         """
         try:
-            from celery_dlq.web.asgi import DeadLettersApp, asked  # noqa: PLC0415 - an extra
-            from celery_dlq.web.forms import SignedForms  # noqa: PLC0415
+            from celery_dlq.web.asgi import DeadLettersApp  # noqa: PLC0415 - an extra
         except ModuleNotFoundError as exc:
             raise MissingExtra("dlq web", exc.name or "starlette", "web") from exc
-        secret = secret or self.settings.web_secret or secrets.token_urlsafe(32)
-        more: dict[str, Any] = {} if access is None else {"access": asked(access)}
-        forms = SignedForms(secret, self.settings.web_origin)
-        options = {"title": title, "home": home, "runs_jobs": access is not None, **more}
-        if hosts is not None:
-            hosts = frozenset([hosts] if isinstance(hosts, str) else hosts)
-        return DeadLettersApp(self.web(forms=forms, hosts=hosts, **options))
-
-    def web(self, **options: Any) -> Web:
-        """The pages without a server, for adapters to other frameworks.
-
-        Args:
-            options: The attributes of `celery_dlq.web.web.WebOptions`.
-
-        Returns:
-            The pages; ``handle(request)`` answers one request.
-
-        Raises:
-            MissingExtra: A package of the extra ``web`` is not installed.
-        """
-        try:
-            from celery_dlq.web.site import web  # noqa: PLC0415 - an extra
-            from celery_dlq.web.web import WebOptions  # noqa: PLC0415
-        except ModuleNotFoundError as exc:
-            raise MissingExtra("dlq web", exc.name or "jinja2", "web") from exc
-        return web(self.assembly, WebOptions(**options))
+        return DeadLettersApp(
+            self,
+            access=access,
+            url=url,
+            secret=secret,
+            hosts=hosts,
+            title=title,
+            home=home,
+            runs_jobs=access is not None,
+        )
 
     def runner(self) -> Runner:
         """A runner of the jobs that wait, for this process; call its ``start`` and ``close``."""

@@ -36,9 +36,8 @@ _MODULES = {
     "triage": "triage",
     "trim": "removal",
     "web": "web",
-    "web-user": "web",
 }
-_OTHER_NAMES = {"list": "list_", "web-user": "web_user"}
+_OTHER_NAMES = {"list": "list_"}
 
 
 class PlainErrors(click.Group):

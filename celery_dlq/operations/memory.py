@@ -38,13 +38,14 @@ class MemoryCheck:
         """The memory of the Redis that keeps counts and letters; ``None`` if unknown."""
         return self._read()
 
-    def warnings(self) -> list[str]:
-        """What endangers letters or counts, a line each with what to do; empty if unknown."""
-        memory = self._read()
-        return [] if memory is None else self.warnings_of(memory)
+    def warnings(self, memory: ServerMemory | None = None) -> list[str]:
+        """What endangers letters or counts, a line each with what to do; empty if unknown.
 
-    def warnings_of(self, memory: ServerMemory) -> list[str]:
-        """`warnings` about a memory that was read before."""
+        ``memory`` is what was read before, if it was.
+        """
+        memory = memory or self._read()
+        if memory is None:
+            return []
         if not (self._table.queues or self._table.tasks):
             return []
         found = []

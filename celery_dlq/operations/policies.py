@@ -143,6 +143,10 @@ class PolicyAdmin:
         left = [o for o in self._instructions.in_force(Override) if (o.queue, o.key) not in gone]
         return applied(self._table, [*left, *made], MAX_TIME)
 
+    def overrides(self) -> list[Override]:
+        """The overrides that are in force or will be; of an end that is to come without a value."""
+        return self._instructions.in_force(Override)
+
     def configured_queues(self) -> frozenset[str]:
         """The queues in the app's configuration."""
         return self._known_queues().names

@@ -171,16 +171,6 @@ class Removal:
                 found.key = key or found.key
                 yield found
 
-    def binned(self, letter_id: str, dead_letter_queue: str) -> RawEntry:
-        """The letter in the bin of a queue."""
-        for entry in islice(self.discarded(dead_letter_queue), _MAX_DISCARDED_SCANNED):
-            if entry.key == letter_id:
-                return entry
-        raise NotFound(
-            f"expected a discarded letter of {dead_letter_queue}, got {letter_id!r}; discarded "
-            f"letters stay in the bin for 24 hours"
-        )
-
     def trim(self, *dead_letter_queues: str, dry_run: bool = False) -> list[Change]:
         """Remove letters past ``dead_letter_ttl`` or over ``dead_letter_max_length`` now.
 

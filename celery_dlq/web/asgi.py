@@ -3,183 +3,252 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from ipaddress import ip_address, ip_network
-from typing import TYPE_CHECKING
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import anyio
 import anyio.from_thread
 import anyio.to_thread
 from starlette.concurrency import iterate_in_threadpool
-from starlette.requests import ClientDisconnect
-from starlette.requests import Request as StarletteRequest
-from starlette.responses import Response as StarletteResponse
-from starlette.responses import StreamingResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route as StarletteRoute
+from starlette.routing import Router
 
-from celery_dlq.errors import SettingsError
-from celery_dlq.web.http import (
-    MAX_FORM_BYTES,
-    Fields,
-    Request,
-    RequestError,
-    Response,
-    User,
-    fields_of,
+from celery_dlq.web.access import (
+    COOKIE,
+    FIELD,
+    MAX_AGE_SECONDS,
+    TOKEN_COOKIE,
+    Forms,
+    Hosts,
+    Token,
+    check_secret,
+    check_url,
 )
-from celery_dlq.web.web import MAX_CALLS
+from celery_dlq.web.http import Call, Fields, Page, RequestError, Route, User, fields_of
+from celery_dlq.web.site import MAX_CALLS, Site
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from celery_dlq.web.web import Web
+    from celery_dlq import DeadLetters
+
+MAX_FORM_BYTES = 1024 * 1024
+"""Largest form that is read: an edited message's arguments are the largest part of one."""
 
 FORM_SECONDS = 30.0
 """Longest wait for the rest of a form."""
 
-AppAccess = Callable[[StarletteRequest], "User | Awaitable[User | None] | None"]
-"""An app's own rule: gets Starlette's request; ``None`` for who has to log in there first."""
-
-
-class Proxies:
-    """The proxies whose headers are believed."""
-
-    def __init__(self, addresses: Iterable[str] = ()) -> None:
-        try:
-            self._networks = [ip_network(text, strict=False) for text in addresses]
-        except ValueError as exc:
-            raise SettingsError(
-                f"expected addresses of proxies such as 10.0.0.7 or 10.0.0.0/8, got: {exc}"
-            ) from exc
-
-    def trusts(self, address: str) -> bool:
-        """True if the address is one of them."""
-        try:
-            found = ip_address(address)
-        except ValueError:
-            return False
-        return any(found in network for network in self._networks)
-
-    def seen(self, peer: str, scheme: str, headers: Mapping[str, str]) -> tuple[str, str, bool]:
-        """The browser's address and scheme, and whether a trusted proxy says so."""
-        if not self.trusts(peer):
-            return peer, scheme, False
-        chain = [text.strip() for text in headers.get("x-forwarded-for", "").split(",")]
-        # From the right: what is left of an unknown address was written by that one.
-        client = next((text for text in reversed(chain) if text and not self.trusts(text)), peer)
-        told = headers.get("x-forwarded-proto", "").split(",")[-1].strip().lower()
-        return client, told if told in ("http", "https") else scheme, True
+Access = Callable[[Request], "User | Awaitable[User | None] | None"]
+"""Gets Starlette's request; returns who asks, or ``None`` for somebody unknown."""
 
 
 class DeadLettersApp:
     """An ASGI app of the pages."""
 
     def __init__(
-        self, web: Web, proxies: Proxies | None = None, *, root_path: str = "", scheme: str = ""
+        self,
+        dlq: DeadLetters,
+        *,
+        access: Access | None = None,
+        secret: str | None = None,
+        url: str | None = None,
+        hosts: Iterable[str] | None = (),
+        root_path: str = "",
+        **options: Any,
     ) -> None:
-        self.web = web
-        self._scheme = scheme
-        self._proxies = proxies or Proxies()
+        address = check_url("url", url)
+        if isinstance(hosts, str):
+            hosts = [hosts]
+        self.site = Site(dlq, takes_token=isinstance(access, Token), **options)
+        self._access = access or (lambda _: User())
+        self._forms = Forms(check_secret("secret", secret), address)
+        self._hosts = None if hosts is None else Hosts(hosts, address)
+        self._scheme = urlsplit(address).scheme
         self._root_path = root_path.rstrip("/")
+        self._router = Router(
+            [StarletteRoute(path, _Path(self, of)) for path, of in self.site.paths.items()],
+            redirect_slashes=False,
+            default=self._elsewhere,
+            lifespan=self._lifespan,
+        )
         # Of our own: the app that we are mounted in may need all of the usual ones.
         self._limiter: anyio.CapacityLimiter | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
-        elif scope["type"] == "websocket":
+        """Answer one request, whether the server or a proxy removed the mount path or not."""
+        if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000})
-        else:
-            await self._answer(scope, receive, send)
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        while True:
-            message = await receive()
-            if message["type"] == "lifespan.startup":
-                await send({"type": "lifespan.startup.complete"})
-            elif message["type"] == "lifespan.shutdown":
-                self.web.close()
-                await send({"type": "lifespan.shutdown.complete"})
-                return
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raw = StarletteRequest(scope, receive)
-        refused = None
-        form: Fields = {}
-        query: Fields = {}
-        try:
-            query = fields_of(scope["query_string"].decode("latin-1"))
-            if raw.method == "POST":
-                form = await _form_of(raw)
-        except ClientDisconnect:
             return
+        if scope["type"] == "http":
+            root = str(scope.get("root_path", "")).rstrip("/") or self._root_path
+            path = f"{root}/" if scope["path"] == root else scope["path"]
+            scope = {**scope, "root_path": root, "path": path}
+        await self._router(scope, receive, send)
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: object) -> AsyncIterator[None]:
+        yield
+        self.site.close()
+
+    async def _elsewhere(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer where no route is, unless the mount path is there twice."""
+        root, path = scope["root_path"], scope["path"]
+        if root and path.startswith(f"{root}{root}/"):  # a server added it, the proxy had kept it
+            await self._router({**scope, "path": path[len(root) :]}, receive, send)
+        else:
+            await _Path(self, {})(scope, receive, send)
+
+    async def answer(self, request: Request, methods: Mapping[str, Route]) -> Response:
+        """Answer a request of the path that has these methods."""
+        scope, refused = request.scope, None
+        visit = _Visit(request, self._scheme or scope.get("scheme", "http"), self._forms)
+        call = Call(
+            site=self.site,
+            method=request.method,
+            path=scope["path"].removeprefix(scope["root_path"]),
+            root=scope["root_path"],
+            parts={
+                name: unquote(text)
+                for name, text in request.path_params.items()
+                if isinstance(text, str)  # an app's own part before the mount may be a number
+            },
+            client=request.client.host if request.client else "",
+            home=self.site.home,
+            token_field=FIELD,
+            token=visit.token,
+        )
+        try:
+            call.query = fields_of(scope["query_string"].decode("latin-1"))
+            if request.method == "POST":
+                call.form = await _form_of(request)
         except RequestError as exc:
             refused = exc
-        request = self._request(raw, query, form)
+
+        def handled() -> Page:
+            def check(route: Route | None) -> User | Page | None:
+                if refused is not None:
+                    raise refused
+                return self._check(visit, call, route)
+
+            return self.site.handle(call, methods, check)
+
         if self._limiter is None:
             self._limiter = anyio.CapacityLimiter(2 * MAX_CALLS)
-        response = await anyio.to_thread.run_sync(
-            self.web.handle, request, refused, limiter=self._limiter
-        )
-        await _made(response, raw.method)(scope, receive, send)
+        page = await anyio.to_thread.run_sync(handled, limiter=self._limiter)
+        return visit.response(page)
 
-    def _request(self, raw: StarletteRequest, query: Fields, form: Fields) -> Request:
-        scope = raw.scope
-        headers = dict(raw.headers.items())
-        peer = raw.client.host if raw.client else ""
-        client, scheme, proxied = self._proxies.seen(peer, scope.get("scheme", "http"), headers)
-        root = str(scope.get("root_path", "")).rstrip("/") or self._root_path
-        return Request(
-            method=raw.method,
-            path=self._below(root, scope["path"]),
-            root=root,
-            query=query,
-            form=form,
-            headers=headers,
-            scheme=self._scheme or scheme,
-            client=client,
-            proxied=proxied,
-            raw=raw,
-        )
+    def _check(self, visit: _Visit, call: Call, route: Route | None) -> User | Page | None:
+        """Check the host, who asks, and where a form comes from."""
+        if self._hosts is not None and (route is None or route.name != "health"):
+            self._hosts.check(visit.request.headers.get("host", ""))  # probes ask by address
+        if route is None:
+            return None
+        if isinstance(self._access, Token) and route.permission and "token" in call.query:
+            entered = self._entered(self._access, visit, call)
+            if entered is not None:
+                return entered
+        user = self._user(visit.request) if route.permission else User(permissions=())
+        if user is None:
+            return None
+        call.user = user
+        if route.method == "POST":
+            self._forms.check(visit.request, call, visit.scheme)
+        return user
 
-    def _below(self, root: str, path: str) -> str:
-        """The path below the mount, whether the server or a proxy removed the mount or not."""
-        below = _without(root, path)
-        route, _, methods = self.web.routes.find("GET", below)
-        if route is None and not methods:  # the server added it, and the proxy had kept it
-            below = _without(self._root_path or root, below)
-        return below
+    def _entered(self, token: Token, visit: _Visit, call: Call) -> Page | None:
+        """Give who has the token a cookie; no address with it stays in the browser's history."""
+        cookie = token.cookie(call.query["token"][-1]) if call.method == "GET" else None
+        if cookie is None:
+            return None
+        visit.cookies.append((TOKEN_COOKIE, cookie, MAX_AGE_SECONDS))
+        query = [(k, one) for k, v in call.query.items() if k != "token" for one in v]
+        location = quote(call.root + call.path)
+        location += f"?{urlencode(query, errors='replace')}" if query else ""
+        return Page(status=303, headers=[("location", location)])
 
-
-def asked(access: AppAccess) -> Callable[[Request], User | None]:
-    """An app's own rule for the pages; it may be a coroutine function."""
-
-    def ask(request: Request) -> User | None:
-        found = access(request.raw)
-        if inspect.isawaitable(found):
-            found = anyio.from_thread.run(_awaited, found)
-        if found is not None and not isinstance(found, User):
+    def _user(self, request: Request) -> User | None:
+        user = self._access(request)
+        if inspect.isawaitable(user):
+            user = anyio.from_thread.run(_awaited, user)
+        if user is not None and not isinstance(user, User):
             raise TypeError(
-                f"expected access to return a celery_dlq.web.User or None, got {found!r}"
+                f"expected access to return a celery_dlq.web.User or None, got {user!r}"
             )
-        return found
+        return user
 
-    return ask
+
+class _Path:
+    """The app of one path; a function would get a request instead."""
+
+    def __init__(self, app: DeadLettersApp, methods: Mapping[str, Route]) -> None:
+        self._app, self._methods = app, methods
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientDisconnect):
+            response = await self._app.answer(Request(scope, receive), self._methods)
+            await response(scope, receive, send)
+
+
+class _Visit:
+    """A browser's request, and the cookies that it gets."""
+
+    def __init__(self, request: Request, scheme: str, forms: Forms) -> None:
+        self.request, self.scheme = request, scheme
+        self.cookies: list[tuple[str, str, int | None]] = []
+        self._forms = forms
+        self._session = request.cookies.get(COOKIE, "")
+
+    def token(self) -> str:
+        """The token of a form for this browser; gives it a cookie if it has none."""
+        if not self._session:
+            self._session = secrets.token_urlsafe(24)
+            self.cookies.append((COOKIE, self._session, None))
+        return self._forms.token(self._session)
+
+    def response(self, page: Page) -> Response:
+        """Starlette's response of a page."""
+        made: Response
+        head = self.request.method == "HEAD"
+        if isinstance(page.body, bytes):
+            made = Response(b"" if head else page.body, page.status)
+            made.headers["content-length"] = str(len(page.body))
+        else:
+            made = StreamingResponse(iterate_in_threadpool(() if head else page.body), page.status)
+        for name, value in [("content-type", page.content_type), *page.headers]:
+            made.headers[name] = value.encode("latin-1", "replace").decode("latin-1")
+        path = quote(self.request.scope["root_path"]) or "/"
+        for name, value, seconds in self.cookies:
+            # Lax: with Strict, a link in a chat opens the page as if nobody had been there.
+            made.set_cookie(
+                name,
+                value,
+                max_age=seconds,
+                path=path,
+                secure=self.scheme == "https",
+                httponly=True,
+                samesite="lax",
+            )
+        return made
 
 
 async def _awaited(answer: Awaitable[User | None]) -> User | None:
     return await answer
 
 
-async def _form_of(raw: StarletteRequest) -> Fields:
-    """Read an urlencoded form."""
-    kind = raw.headers.get("content-type", "").partition(";")[0].strip().lower()
+async def _form_of(request: Request) -> Fields:
+    """Read an urlencoded form; of nothing else, because a parser can be attacked."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in ("", "application/x-www-form-urlencoded"):
         raise RequestError(415, "expected a form of application/x-www-form-urlencoded")
     body = bytearray()
     try:
         with anyio.fail_after(FORM_SECONDS):
-            async for part in raw.stream():
+            async for part in request.stream():
                 body += part
                 if len(body) > MAX_FORM_BYTES:
                     raise RequestError(
@@ -190,28 +259,3 @@ async def _form_of(raw: StarletteRequest) -> Fields:
             400, f"expected the whole form within {FORM_SECONDS:.0f} seconds"
         ) from exc
     return fields_of(body.decode("utf-8", "replace"))
-
-
-def _without(root: str, path: str) -> str:
-    if root and (path == root or path.startswith(root + "/")):
-        path = path[len(root) :]
-    return path or "/"
-
-
-def _made(response: Response, method: str) -> StarletteResponse:
-    made: StarletteResponse
-    if isinstance(response.body, bytes):
-        made = StarletteResponse(response.body, response.status)
-    else:
-        parts = () if method == "HEAD" else response.body
-        made = StreamingResponse(iterate_in_threadpool(parts), response.status)
-    length = [pair for pair in made.raw_headers if pair[0] == b"content-length"]
-    if method == "HEAD" and isinstance(response.body, bytes):
-        made.body = b""
-    made.raw_headers = [*_raw_headers(response), *length]
-    return made
-
-
-def _raw_headers(response: Response) -> list[tuple[bytes, bytes]]:
-    pairs = [("content-type", response.content_type), *response.headers]
-    return [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in pairs]

@@ -1,18 +1,29 @@
-"""What a page gets and gives: requests, responses, users and their permissions."""
+"""What a page gets and gives: a `Call` and a `Page`; the routes; users and their permissions.
+
+A page is a function of a call and knows no framework. Starlette (`celery_dlq.web.asgi`) and Django
+(`celery_dlq.web.django`) make calls of their requests, and their answers of pages.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
-from urllib.parse import parse_qsl, quote
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, quote, urlencode
 
 from celery_dlq.errors import DLQError, SettingsError
 
+if TYPE_CHECKING:
+    from celery_dlq import DeadLetters
+    from celery_dlq.letters.record import DeadLetter
+    from celery_dlq.operations.redrive.select import RawEntry
+    from celery_dlq.web.site import Site
+
 MAX_FIELDS = 200
-MAX_FORM_BYTES = 1024 * 1024
-"""Largest form that is read: an edited message's arguments are the largest part of one."""
+
+Fields = Mapping[str, Sequence[str]]
+"""Values by name."""
 
 
 class Permission(str, Enum):
@@ -49,6 +60,11 @@ class User:
         """True if they may do it."""
         return permission in frozenset(self.permissions)
 
+    def check(self, permission: Permission) -> None:
+        """Raise `RequestError` if they may not do it."""
+        if not self.may(permission):
+            raise RequestError(403, f"expected the permission {permission}. {self.why_not}")
+
 
 class RequestError(DLQError):
     """A request that cannot be answered."""
@@ -58,48 +74,101 @@ class RequestError(DLQError):
         self.status = status
 
 
-Fields = Mapping[str, Sequence[str]]
+@dataclass(slots=True, kw_only=True)
+class Page:
+    """One answer."""
+
+    status: int = 200
+    content_type: str = "text/html; charset=utf-8"
+    body: bytes | Iterable[bytes] = b""  # The body; or parts of it, made while they are sent
+    headers: list[tuple[str, str]] = field(default_factory=list)  # Further headers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One request."""
+class Route:
+    """One kind of request."""
 
-    method: str  # `GET`, `HEAD` or `POST`
-    path: str  # The path below the mount path, percent-decoded once, as servers give it
+    name: str  # For links
+    method: str  # `GET`, which never changes anything, or `POST`
+    pattern: str  # The path, with `{name}` for a part, as Starlette's routes have it
+    permission: Permission | None  # Needed for it; `None` for what has no data in it
+    page: Callable[[Call], Page]  # Answers it
+    seconds: float  # Longest wait for the answer; 0 for what asks no store
+    tab: str = ""  # Its name on every page, if all pages lead to it
+
+    def link(self, root: str, parts: Mapping[str, Any], query: Any = ()) -> str:
+        """The path; names in it are encoded twice.
+
+        They come from anyone who can publish, and servers decode a path once before a slash of a
+        name can be told from others.
+        """
+        path = self.pattern
+        for name, value in parts.items():
+            path = path.replace(f"{{{name}}}", _encoded(str(value)), 1)
+        pairs = query.items() if isinstance(query, Mapping) else query
+        fields = [
+            (key, one)
+            for key, value in pairs
+            for one in (value if isinstance(value, (list, tuple)) else [value])
+            if one not in (None, "")
+        ]
+        return quote(root) + path + ("?" + urlencode(fields, errors="replace") if fields else "")
+
+
+def get(
+    pattern: str,
+    page: Callable[[Call], Page],
+    permission: Permission | None = Permission.VIEW,
+    *,
+    name: str = "",
+    seconds: float = 2.0,
+    tab: str = "",
+) -> Route:
+    """A route that only shows."""
+    return Route(
+        name=name or page.__name__,
+        method="GET",
+        pattern=pattern,
+        permission=permission,
+        page=page,
+        seconds=seconds,
+        tab=tab,
+    )
+
+
+def post(pattern: str, page: Callable[[Call], Page], permission: Permission) -> Route:
+    """A route that changes something."""
+    return Route(
+        name=page.__name__,
+        method="POST",
+        pattern=pattern,
+        permission=permission,
+        page=page,
+        seconds=30.0,
+    )
+
+
+@dataclass(kw_only=True)
+class Call:
+    """One request on its way to a page."""
+
+    site: Site
+    method: str = "GET"
+    path: str = "/"  # Below the mount path, percent-decoded once, as servers give it
     root: str = ""  # The mount path, without a slash at its end
+    parts: Mapping[str, str] = field(default_factory=dict)  # The parts of the path
     query: Fields = field(default_factory=dict)  # Values by name from the URL
     form: Fields = field(default_factory=dict)  # Values by name from the body
-    headers: Mapping[str, str] = field(default_factory=dict)  # By lower-case name
-    scheme: str = "http"  # `http` or `https`, as the browser sees it
-    client: str = ""  # Address of the browser, or of the last proxy that is not trusted
-    proxied: bool = False  # True if a trusted proxy passed the request on
-    home: str = ""  # Link back to the application, where it differs from request to request
-    raw: Any = None  # The adapter's own request
+    client: str = ""  # Address of the browser, for the log
+    home: str = ""  # Link back to the application that the pages are in
+    token_field: str = ""  # The hidden field of forms; empty where nothing can be changed
+    token: Callable[[], str] = str  # Makes its value
+    user: User = field(default_factory=lambda: User(permissions=()))
 
     @property
-    def host(self) -> str:
-        """Host and port that the browser asked for."""
-        return self.headers.get("host", "")
-
-    @property
-    def origin(self) -> str:
-        """Scheme, host and port that the browser asked for."""
-        return f"{self.scheme}://{self.host}"
-
-    def cookie(self, name: str) -> str:
-        """A cookie; empty if there is none."""
-        # Not by http.cookies: it reads none that stand behind a malformed one, and other
-        # applications of the host write theirs into the same header.
-        pairs = (pair.partition("=") for pair in self.headers.get("cookie", "").split(";"))
-        return next((value.strip() for key, _, value in pairs if key.strip() == name), "")
-
-    def set_cookie(self, name: str, value: str, seconds: int | None = None) -> tuple[str, str]:
-        """A header that sets a cookie for these pages, until the browser ends or for a time."""
-        # Lax: with Strict, a link in a chat opens the page as if nobody had been there.
-        text = f"{name}={value}; Path={quote(self.root) or '/'}; HttpOnly; SameSite=Lax"
-        text += "" if seconds is None else f"; Max-Age={seconds}"
-        return "set-cookie", text + ("; Secure" if self.scheme == "https" else "")
+    def dlq(self) -> DeadLetters:
+        """The letters, and what can be done with them."""
+        return self.site.dlq
 
     def value(self, name: str, default: str = "") -> str:
         """The last value of a field of the form, or else of the URL."""
@@ -107,19 +176,28 @@ class Request:
         # Browsers send the lines of a text so.
         return found[-1].replace("\r\n", "\n") if found else default
 
+    def may(self, permission: str) -> bool:
+        """True if the user may do it and this server lets anybody do it."""
+        return bool(self.token_field) and self.user.may(Permission(permission))
 
-Access = Callable[[Request], User | None]
-"""Returns who asks; ``None`` if they must log in."""
+    def masked(self, entry: RawEntry) -> DeadLetter:
+        """A letter as people may see it: the only one that pages get."""
+        return self.dlq.redaction.letter(entry.letter())
 
+    def link(self, name: str, /, query: Any = (), **parts: Any) -> str:
+        """The path of a route."""
+        return self.site.routes[name].link(self.root, parts, query)
 
-@dataclass(slots=True, kw_only=True)
-class Response:
-    """One answer."""
+    def page(self, template: str, *, status: int = 200, **values: Any) -> Page:
+        """A page made from a template."""
+        body = self.site.templates.render(
+            template, call=self, user=self.user, link=self.link, may=self.may, **values
+        )
+        return Page(status=status, body=body)
 
-    status: int = 200  # HTTP status
-    content_type: str = "text/html; charset=utf-8"  # Type of the body
-    body: bytes | Iterable[bytes] = b""  # The body; or parts of it, made while they are sent
-    headers: list[tuple[str, str]] = field(default_factory=list)  # Further headers
+    def to(self, name: str, /, query: Any = (), **parts: Any) -> Page:
+        """Send the browser to another page, after a change."""
+        return Page(status=303, headers=[("location", self.link(name, query, **parts))])
 
 
 def fields_of(text: str) -> dict[str, list[str]]:
@@ -132,3 +210,10 @@ def fields_of(text: str) -> dict[str, list[str]]:
     for name, value in pairs:
         found.setdefault(name, []).append(value)
     return found
+
+
+def _encoded(name: str) -> str:
+    once = quote(name, safe="", errors="backslashreplace")
+    if not once.strip("."):  # browsers take "." and ".." for folders
+        once = once.replace(".", "%2E")
+    return quote(once, safe="")

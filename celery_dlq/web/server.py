@@ -5,16 +5,20 @@ from __future__ import annotations
 import resource
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from celery_dlq.errors import DLQError
+from celery_dlq.web.access import PEER
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
     from celery_dlq.web.asgi import DeadLettersApp
 
 GRACE_SECONDS = 5
@@ -112,17 +116,25 @@ def _most_connections() -> int:
     return max(1, min(MAX_CONNECTIONS, files - 2 * _BACKLOG - _OTHER_FILES))
 
 
-def serve(app: DeadLettersApp, sock: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM; then requests are answered."""
+def serve(
+    app: DeadLettersApp,
+    sock: socket.socket,
+    ready: Callable[[], None],
+    proxies: Sequence[str] = (),
+) -> None:
+    """Serve until SIGINT or SIGTERM; then requests are answered.
+
+    Of the proxies, by address or network, the headers are believed.
+    """
     _Connection.most = _most_connections()
+    pages: Any = app
     config = uvicorn.Config(
-        app,
+        _remembering_peers(ProxyHeadersMiddleware(pages, [*proxies])),
         log_level="warning",
         access_log=False,
         lifespan="on",
         ws="none",
-        # The app decides itself whose headers it believes.
-        proxy_headers=False,
+        proxy_headers=False,  # it stands in `_remembering_peers` already
         server_header=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
         http=_Connection,
@@ -134,10 +146,21 @@ def serve(app: DeadLettersApp, sock: socket.socket, ready: Callable[[], None]) -
         ready()
         uvicorn.Server(config).run(sockets=[sock])
     finally:
-        app.web.close()
+        app.site.close()
         sock.close()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _remembering_peers(app: Any) -> ASGIApp:
+    """Note where a connection comes from, before a header of a proxy counts."""
+
+    async def remembering(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope[PEER] = (scope.get("client") or ("",))[0]
+        await app(scope, receive, send)
+
+    return remembering
 
 
 def _ignore(number: int, frame: Any) -> None:

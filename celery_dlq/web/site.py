@@ -1,119 +1,295 @@
-"""The table of routes, and the pages of an app made from it."""
+"""The pages of an app: their table, and the way of a call to its page.
+
+What a front (Starlette, Django) checks itself comes first: the host, who asks, and where a form
+comes from. Then the permission, and the page, in a thread of its own for a limited time.
+"""
 
 from __future__ import annotations
 
 import json
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as LateError
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from celery_dlq.errors import StoreUnavailable
-from celery_dlq.features.groups import pages as groups
-from celery_dlq.features.hold import pages as holds
-from celery_dlq.web.http import Permission, RequestError, Response
-from celery_dlq.web.pages import (
-    changes,
-    exports,
-    jobs,
-    letters,
-    login,
-    overview,
-    policies,
+from celery_dlq.errors import (
+    BrokerUnavailable,
+    CorruptLetter,
+    DLQError,
+    MissingExtra,
+    NotFound,
+    StoreUnavailable,
 )
-from celery_dlq.web.routes import Route, Routes
-from celery_dlq.web.templating import STATIC_TYPES
-from celery_dlq.web.web import Web, WebOptions
+from celery_dlq.events import acting_as
+from celery_dlq.letters.printable import one_line
+from celery_dlq.logs import get_logger
+from celery_dlq.registry import features
+from celery_dlq.web.http import Call, Page, Permission, RequestError, Route, User, get, post
+from celery_dlq.web.pages import changes, groups, jobs, letters, overview, policies
+from celery_dlq.web.status import Status
+from celery_dlq.web.templating import STATIC_TYPES, Templates
 
 if TYPE_CHECKING:
-    from celery_dlq.assembly import Assembly
-    from celery_dlq.web.web import Call
+    from celery_dlq import DeadLetters
+    from celery_dlq.operations.jobs import Runner
 
-VIEW, REDRIVE, DISCARD, EDIT_POLICIES = (
-    Permission.VIEW,
-    Permission.REDRIVE,
-    Permission.DISCARD,
-    Permission.EDIT_POLICIES,
+logger = get_logger("celery_dlq.web")
+
+MAX_CALLS = 16
+"""Requests answered at the same time; a store that hangs keeps no more threads than these."""
+
+SECURITY_HEADERS = (
+    (
+        "content-security-policy",
+        (
+            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+            "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        ),
+    ),
+    ("x-content-type-options", "nosniff"),
+    # Not "no-referrer": then the Origin of a form is "null".
+    ("referrer-policy", "same-origin"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("x-frame-options", "DENY"),
 )
 
+_STATUS: tuple[tuple[type[DLQError], int], ...] = (
+    (NotFound, 404),
+    (StoreUnavailable, 503),
+    (BrokerUnavailable, 503),
+    (CorruptLetter, 422),
+    (MissingExtra, 501),
+)
+_TITLES = {
+    400: "This request cannot be read",
+    401: "Who are you?",
+    403: "Not allowed",
+    404: "Not found",
+    405: "Not a way to ask for this page",
+    409: "Not any more",
+    410: "Gone",
+    413: "Too large",
+    415: "Not a form of these pages",
+    421: "Unknown address",
+    422: "Not readable",
+    500: "This page failed",
+    501: "Not possible here",
+    503: "The store does not answer",
+}
 
-def static(call: Call) -> Response:
+
+def poll(call: Call) -> Page:
+    """Give the numbers that change while somebody looks."""
+    return Page(content_type="application/json", body=call.site.status.numbers())
+
+
+def static(call: Call) -> Page:
     """Give a static file; its path changes with its content."""
     name = call.parts["file"]
-    if call.web.templates.static.get(name) != call.parts["hash"]:
+    if call.site.templates.static.get(name) != call.parts["hash"]:
         raise RequestError(404, f"there is no file {name!r} of this version")
-    return Response(
+    return Page(
         content_type=STATIC_TYPES[name[name.rfind(".") :]],
         body=(files("celery_dlq.web") / "static" / name).read_bytes(),
         headers=[("cache-control", "public, max-age=31536000, immutable")],
     )
 
 
-def health(call: Call) -> Response:
+def health(call: Call) -> Page:
     """Say if pages can be shown; has no data. Read every few seconds, however often it is asked."""
-    call.web.status.fleet()
-    if json.loads(call.web.status.numbers()).get("away"):
+    call.site.status.fleet()
+    if json.loads(call.site.status.numbers()).get("away"):
         raise StoreUnavailable("the queues and jobs cannot be read; the log says why")
-    return Response(content_type="text/plain; charset=utf-8", body=b"ok\n")
+    return Page(content_type="text/plain; charset=utf-8", body=b"ok\n")
 
 
-def poll(call: Call) -> Response:
-    """Give the numbers that change while somebody looks."""
-    return Response(content_type="application/json", body=call.web.status.numbers())
+VIEW, REDRIVE, DISCARD = Permission.VIEW, Permission.REDRIVE, Permission.DISCARD
+EDIT_POLICIES = Permission.EDIT_POLICIES
 
-
-def _get(name: str, pattern: str, page: Any, **more: Any) -> Route:
-    more = {"permission": VIEW, **more}
-    return Route(name=name, method="GET", pattern=pattern, page=page, **more)
-
-
-def _post(name: str, pattern: str, page: Any, permission: Permission | None, **more: Any) -> Route:
-    more = {"seconds": 30.0, **more}
-    return Route(
-        name=name, method="POST", pattern=pattern, page=page, permission=permission, **more
-    )
-
-
-ROUTES = Routes(
-    [
-        _get("overview", "/", overview.overview),
-        _get("groups", "/queues/{queue}", groups.groups),
-        _get("group", "/queues/{queue}/groups/{fingerprint}", groups.group),
-        _get("apart", "/queues/{queue}/groups/{fingerprint}/apart", groups.apart, seconds=4.0),
-        _post("add_note", "/queues/{queue}/groups/{fingerprint}/notes", groups.add_note, REDRIVE),
-        _post("set_state", "/queues/{queue}/groups/{fingerprint}/state", groups.set_state, REDRIVE),
-        _get("letters", "/queues/{queue}/letters", letters.letters),
-        _get("letter", "/queues/{queue}/letters/{letter}", letters.letter),
-        _get("body", "/queues/{queue}/letters/{letter}/body", letters.body),
-        _get("export", "/queues/{queue}/export/{format}", exports.export, seconds=600.0),
-        _get("redrive_form", "/queues/{queue}/redrive", changes.redrive_form),
-        _post("plan_redrive", "/queues/{queue}/redrive", changes.plan_redrive, REDRIVE),
-        _get("discard_form", "/queues/{queue}/discard", changes.discard_form),
-        _post("plan_discard", "/queues/{queue}/discard", changes.plan_discard, DISCARD),
-        _get("discarded", "/queues/{queue}/discarded", changes.discarded),
-        _post("restore", "/queues/{queue}/discarded", changes.restore, REDRIVE),
-        _get("edit_form", "/queues/{queue}/letters/{letter}/edit", changes.edit_form),
-        _post("plan_edit", "/queues/{queue}/letters/{letter}/edit", changes.plan_edit, REDRIVE),
-        _get("jobs", "/jobs", jobs.jobs),
-        _get("job", "/jobs/{job}", jobs.job),
-        _post("start", "/jobs/{job}/start", jobs.start, VIEW),
-        _post("cancel", "/jobs/{job}/cancel", jobs.cancel, VIEW),
-        _post("resume", "/jobs/{job}/resume", jobs.resume, VIEW),
-        _get("holds", "/holds", holds.holds),
-        _post("hold", "/holds", holds.hold, REDRIVE),
-        _post("end_hold", "/holds/end", holds.end_hold, REDRIVE),
-        _get("policies", "/policies", policies.policies),
-        _post("set_policy", "/policies", policies.set_policy, EDIT_POLICIES),
-        _post("unset_policy", "/policies/unset", policies.unset_policy, EDIT_POLICIES),
-        _get("audit", "/audit", policies.audit),
-        _get("poll", "/events/poll", poll),
-        _get("login", "/login", login.form, permission=None, seconds=0),
-        _post("log_in", "/login", login.log_in, permission=None, seconds=10),
-        _post("log_out", "/logout", login.log_out, permission=None, seconds=0),
-        _get("static", "/static/{hash}/{file}", static, permission=None, seconds=0),
-        _get("health", "/healthz", health, permission=None),
-    ]
+_QUEUE, _LETTER = "/queues/{queue}", "/queues/{queue}/letters/{letter}"
+ROUTES = (
+    get("/", overview.overview, tab="Queues"),
+    get(_QUEUE, groups.groups),
+    get(f"{_QUEUE}/groups/{{fingerprint}}", groups.group),
+    get(f"{_QUEUE}/letters", letters.letters),
+    get(_LETTER, letters.letter),
+    get(f"{_LETTER}/body", letters.body),
+    get(f"{_QUEUE}/export/{{format}}", letters.export, seconds=600.0),
+    get(f"{_QUEUE}/redrive", changes.redrive_form),
+    post(f"{_QUEUE}/redrive", changes.plan_redrive, REDRIVE),
+    get(f"{_QUEUE}/discard", changes.discard_form),
+    post(f"{_QUEUE}/discard", changes.plan_discard, DISCARD),
+    get(f"{_QUEUE}/discarded", changes.discarded),
+    post(f"{_QUEUE}/discarded", changes.restore, REDRIVE),
+    get(f"{_LETTER}/edit", changes.edit_form),
+    post(f"{_LETTER}/edit", changes.plan_edit, REDRIVE),
+    get("/jobs", jobs.jobs, tab="Jobs"),
+    get("/jobs/{job}", jobs.job),
+    post("/jobs/{job}/start", jobs.start, VIEW),
+    post("/jobs/{job}/cancel", jobs.cancel, VIEW),
+    post("/jobs/{job}/resume", jobs.resume, VIEW),
+    get("/policies", policies.policies, tab="Policies"),
+    post("/policies", policies.set_policy, EDIT_POLICIES),
+    post("/policies/unset", policies.unset_policy, EDIT_POLICIES),
+    get("/audit", policies.audit, tab="Audit"),
+    get("/events/poll", poll),
+    get("/static/{hash}/{file}", static, None, seconds=0),
+    get("/healthz", health, None),
 )
+"""The pages of the core."""
 
 
-def web(assembly: Assembly, options: WebOptions) -> Web:
-    """Make the pages of an app."""
-    return Web(assembly, ROUTES, options)
+def all_routes() -> tuple[Route, ...]:
+    """The pages of the core and of the features that are plugged in."""
+    more = (feature.load(feature.pages) for feature in features() if feature.pages)
+    return (*ROUTES, *(route for routes in more for route in routes))
+
+
+class Site:
+    """The pages of one app."""
+
+    def __init__(
+        self,
+        dlq: DeadLetters,
+        *,
+        title: str = "",
+        home: str = "",
+        runs_jobs: bool = False,
+        takes_token: bool = False,
+        routes: Sequence[Route] | None = None,
+    ) -> None:
+        self.dlq = dlq
+        self.title = title  # Name of the environment, e.g. `production`, in the title of each page
+        self.home = home  # Link back to the application that the pages are mounted in
+        self.takes_token = takes_token  # True if who is unknown may give a token
+        self._runs_jobs = runs_jobs  # True if jobs that wait are run in this process
+        self.templates = Templates()
+        self.status = Status(dlq)
+        self.routes: dict[str, Route] = {}
+        self.paths: dict[str, dict[str, Route]] = defaultdict(dict)
+        """The routes of each path by method."""
+        for route in all_routes() if routes is None else routes:
+            self.routes[route.name] = self.paths[route.pattern][route.method] = route
+        self._threads = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="dlq-web")
+        self._free = threading.BoundedSemaphore(MAX_CALLS)
+        self._starting = threading.Lock()
+        self._runner: Runner | None = None
+
+    def runner(self) -> Runner:
+        """Runs the jobs that wait, in threads of this process."""
+        with self._starting:
+            if self._runner is None:
+                self._runner = self.dlq.runner().start()
+            return self._runner
+
+    def close(self) -> None:
+        """End the threads; requests that are being answered are answered.
+
+        A job ends after its current batch, and waits for the next process.
+        """
+        if self._runner is not None:
+            self._runner.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def handle(
+        self,
+        call: Call,
+        methods: Mapping[str, Route],
+        check: Callable[[Route | None], User | Page | None],
+    ) -> Page:
+        """Answer a call of the path that has these methods. Never raises.
+
+        ``check`` is the front's part: it sets the call's user, gives them, a page that they get
+        instead or, for somebody unknown, ``None``, and raises `RequestError`.
+        """
+        route = methods.get("GET" if call.method == "HEAD" else call.method)
+        try:
+            page = self._answer(call, route, check(route), methods)
+        except Exception as exc:  # noqa: BLE001 - a page of its own
+            page = self._failed(call, exc)
+        if route is None and methods:
+            page.headers.append(("allow", ", ".join(methods)))
+        page.headers += SECURITY_HEADERS
+        if not any(name == "cache-control" for name, _ in page.headers):
+            page.headers.append(("cache-control", "no-store"))
+        return page
+
+    def _answer(
+        self,
+        call: Call,
+        route: Route | None,
+        found: User | Page | None,
+        methods: Mapping[str, Route],
+    ) -> Page:
+        if route is None:
+            if methods:
+                raise RequestError(405, f"expected {' or '.join(methods)} for this path")
+            raise RequestError(404, f"there is no page {call.path!r}")
+        if self._runs_jobs:
+            self.runner()  # jobs that another process left waiting go on
+        if route.permission is None:
+            return self._within(route, call)
+        if isinstance(found, Page):
+            return found
+        if found is None:
+            raise RequestError(401, "These pages are for known users only.")
+        # A refused form shows what it would change: who may not look sends none.
+        for needed in (Permission.VIEW, route.permission):
+            found.check(needed)
+        return self._within(route, call)
+
+    def _within(self, route: Route, call: Call) -> Page:
+        """Call the page in a thread of its own, for a limited time."""
+        if not route.seconds:
+            return route.page(call)
+        if not self._free.acquire(blocking=False):
+            raise StoreUnavailable(
+                f"{MAX_CALLS} requests wait for the store already; try again in a few seconds"
+            )
+
+        def run() -> Page:
+            try:
+                with acting_as(call.user.name):
+                    return route.page(call)
+            finally:
+                self._free.release()
+
+        try:
+            return self._threads.submit(run).result(timeout=route.seconds)
+        except LateError:
+            raise StoreUnavailable(
+                f"the store did not answer within {route.seconds:.0f} s; it is slow, or away"
+            ) from None
+
+    def _failed(self, call: Call, exc: Exception) -> Page:
+        """The page for an error."""
+        text = str(exc)
+        if isinstance(exc, RequestError):
+            status = exc.status
+        elif isinstance(exc, DLQError):
+            status = next((code for kind, code in _STATUS if isinstance(exc, kind)), 400)
+        else:
+            logger.error("A page failed: %s %s", call.method, call.path[:200], exc_info=exc)
+            status, text = 500, "The log of this process says why."
+        if status in (401, 403) and call.method == "POST":
+            _log_refusal(call, text)
+        title = _TITLES.get(status, "Error")
+        page = call.page("error.html", status=status, title=title, http_status=status, text=text)
+        if status == 503:  # noqa: PLR2004
+            page.headers.append(("retry-after", "5"))
+        return page
+
+
+def _log_refusal(call: Call, why: str) -> None:
+    """One line for each change that was refused; the form may have secrets, so it is left out."""
+    logger.warning(
+        "Refused POST %s of %s at %s: %s",
+        one_line(call.path[:200]),
+        one_line(call.user.name[:100]) or "nobody",
+        one_line(call.client[:60]) or "an unknown address",
+        one_line(why[:300]),
+    )

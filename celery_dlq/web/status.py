@@ -12,16 +12,18 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.letters.printable import printable
 from celery_dlq.letters.record import iso
 from celery_dlq.logs import get_logger
+from celery_dlq.registry import features
 from celery_dlq.web.templating import duration
 
 if TYPE_CHECKING:
-    from celery_dlq.assembly import Assembly
+    from celery_dlq import DeadLetters
 
 logger = get_logger("celery_dlq.web")
 
@@ -48,10 +50,10 @@ class Fleet:
     guarded: bool = True  # False if no queue and no task has a policy
 
     @classmethod
-    def read(cls, dlq: Assembly) -> Fleet:
+    def read(cls, dlq: DeadLetters) -> Fleet:
         """Ask the store."""
-        report = dlq.policy_admin().policies()
-        workers = dlq.backend.workers.workers(with_tasks=False)
+        report = dlq.policies()
+        workers = dlq.registry.workers(with_tasks=False)
         sources: dict[str, list[str]] = defaultdict(list)
         policies: dict[str, str] = {}
         for view in report.views:
@@ -59,10 +61,14 @@ class Fleet:
                 for name in view.dead_letter_queues:
                     sources[name].append(view.queue)
                     policies.setdefault(name, _line(view))
-        problems, memory = [*_breakers(dlq), *report.warnings], None
-        check = dlq.memory_check()
-        memory = check.memory()
-        problems += [] if memory is None else check.warnings_of(memory)
+        problems = [
+            text
+            for feature in features()
+            if feature.problems
+            for text in feature.load(feature.problems)(dlq)
+        ]
+        memory = dlq.memory()
+        problems += [*report.warnings, *([] if memory is None else dlq.warnings(memory))]
         return cls(
             workers={info.hostname: frozenset(info.queues) for info in workers},
             sources={name: tuple(found) for name, found in sources.items()},
@@ -86,8 +92,8 @@ class Fleet:
 class Status:
     """Reads both at most as often as their seconds say."""
 
-    def __init__(self, assembly: Assembly) -> None:
-        self._assembly = assembly
+    def __init__(self, dlq: DeadLetters) -> None:
+        self._dlq = dlq
         self._locks = threading.Lock(), threading.Lock()
         self._fleet: Fleet
         self._fleet_until = 0.0
@@ -101,7 +107,7 @@ class Status:
         with self._locks[0]:
             if time.monotonic() >= self._fleet_until:
                 try:
-                    self._fleet = Fleet.read(self._assembly)
+                    self._fleet = Fleet.read(self._dlq)
                 except StoreUnavailable:
                     raise
                 except DLQError as exc:  # settings that somebody changed; letters can be read
@@ -120,7 +126,7 @@ class Status:
                 return self._numbers
             begun = time.time()
             try:
-                found = _numbers(self._assembly)
+                found = _numbers(self._dlq)
             except DLQError:
                 found = {"away": True}
             except Exception:
@@ -134,14 +140,14 @@ class Status:
             return self._numbers
 
 
-def _numbers(assembly: Assembly) -> dict[str, Any]:
-    queues = sorted(assembly.reading().queues(), key=lambda q: (-q.last_hour, -q.letters, q.name))
+def _numbers(dlq: DeadLetters) -> dict[str, Any]:
+    queues = sorted(dlq.queues(), key=lambda q: (-q.last_hour, -q.letters, q.name))
     # The overview shows those too; names as templates print them.
     shown = {printable(queue.name): queue for queue in queues[:MAX_QUEUES]}
-    now = assembly.clock()
+    now = datetime.now(timezone.utc)
     jobs = [
         job
-        for job in assembly.jobs().jobs()
+        for job in dlq.jobs()
         if job.state in _LIVE_STATES or (now - job.updated_at).total_seconds() < _ENDED_SECONDS
     ]
     return {
@@ -167,13 +173,3 @@ def _line(view: Any) -> str:
             text = duration(value["value"]) if key.endswith("_ttl") else value["value"]
             shown.append(f"{key} {text}")
     return ", ".join(shown)
-
-
-def _breakers(dlq: Assembly) -> list[str]:
-    """A line for each circuit breaker that is not closed."""
-    return [
-        f"The circuit breaker of {one.hold.circuit.task} is {one.state}: {one.held:,} messages of "
-        f"{one.hold.circuit.queue} are held. {one.hold.reason}"
-        for one in (each.shown(dlq.redaction) for each in dlq.breakers().breakers())
-        if one.hold.circuit is not None
-    ]

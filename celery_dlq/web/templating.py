@@ -10,11 +10,12 @@ from functools import cached_property
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from celery_dlq.letters.printable import one_line, printable, shortened
 from celery_dlq.letters.record import Reason
+from celery_dlq.registry import features
 
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _BYTES = 1024
@@ -33,7 +34,7 @@ class Templates:
 
     def __init__(self) -> None:
         self._environment = Environment(
-            loader=PackageLoader("celery_dlq.web", "templates"),
+            loader=FileSystemLoader(_folders()),
             autoescape=True,
             undefined=StrictUndefined,
             trim_blocks=True,
@@ -74,6 +75,12 @@ class Templates:
             for each in folder.iterdir()
             if each.name[each.name.rfind(".") :] in STATIC_TYPES
         }
+
+
+def _folders() -> list[str]:
+    """Where templates lie: those of the core, and of each feature that has pages."""
+    packages = ["web", *(f"features.{one.name}" for one in features() if one.pages)]
+    return [str(files(f"celery_dlq.{name}") / "templates") for name in packages]
 
 
 def _shown(value: Any) -> Any:

@@ -91,7 +91,7 @@ def _parts_of(
         hostname=hostname,
         pid=pid,
         redaction=own.redaction,
-        limit=own.memory_limit(own.memory_check().warnings_of),
+        limit=own.memory_limit(own.memory_check().warnings),
         make=LetterMaker(
             clock=own.clock,
             hostname=hostname,

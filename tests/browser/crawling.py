@@ -9,8 +9,7 @@ from urllib.parse import urldefrag, urljoin, urlsplit
 
 from served import Pages
 
-from celery_dlq.web.site import ROUTES
-from celery_dlq.web.web import SECURITY_HEADERS
+from celery_dlq.web.site import SECURITY_HEADERS, all_routes
 
 MOST_OF_A_ROUTE = 2
 """Pages of one route that are opened; the queries of their links differ."""
@@ -19,8 +18,12 @@ _LINKS = "() => [...document.querySelectorAll('a[href]')].map((a) => a.href)"
 
 def route_of(url: str) -> str | None:
     """The name of the route that a link leads to."""
-    route, _, _ = ROUTES.find("GET", re.sub("%25", "%", urlsplit(url).path))
-    return None if route is None else route.name
+    path = re.sub("%25", "%", urlsplit(url).path)
+    for route in all_routes():
+        pattern = re.sub(r"\{\w+\}", "[^/]+", route.pattern)
+        if route.method == "GET" and re.fullmatch(pattern, path):
+            return route.name
+    return None
 
 
 def crawl(

@@ -19,7 +19,7 @@ from celery_dlq import DeadLetters, LetterFilter
 QUEUE = "orders-DLQ"
 CHANGING = {"edit_form", "redrive_form", "discard_form"}
 BROWSED = {
-    *("overview", "groups", "group", "apart", "letters", "letter", "discarded"),
+    *("overview", "groups", "group", "differences", "letters", "letter", "discarded"),
     *("jobs", "job", "holds", "policies", "audit", *CHANGING),
 }
 

@@ -11,7 +11,7 @@ import pytest
 from builders import DLQ, NOW, a_letter, key_of
 from celery import Celery
 from redis import Redis
-from web_pages import ALL, get
+from web_pages import ALL, Pages, get
 
 from celery_dlq import DeadLetters
 from celery_dlq.store.records import WorkerInfo
@@ -69,7 +69,7 @@ def test_a_damaged_record_takes_no_page_down(
         state = {key: client.dump(key) for key in client.scan_iter()}
         for said, damage in [*damages(client)]:
             damage()
-            web = dlq.web(access=lambda _: User(permissions=ALL))
+            web = Pages(dlq, access=lambda _: User(permissions=ALL))
             for page in PAGES:
                 status = web.handle(get(page)).status
                 if status != 200:

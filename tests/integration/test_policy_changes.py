@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from builders import DLQ, a_letter, an_app, key_of
 from waiting import poll
-from web_pages import SAME_SITE, form_of, get, post
+from web_pages import SAME_SITE, SECRET, Pages, form_of, get, post
 
 from celery_dlq import DeadLetters
 from celery_dlq.errors import DLQError, NotFound
@@ -19,7 +19,6 @@ from celery_dlq.letters.record import Reason
 from celery_dlq.operations.retention import Retention, RetentionRound
 from celery_dlq.policies import overrides
 from celery_dlq.store.instructions import Override
-from celery_dlq.web.forms import SignedForms
 from celery_dlq.web.http import Permission, User
 
 HOUR = timedelta(hours=1)
@@ -212,13 +211,13 @@ def test_the_letters_of_a_long_queue_are_counted_up_to_a_bound(
 def a_page(dlq: DeadLetters, *may: Permission) -> Callable[..., tuple[int, str]]:
     """The pages for somebody who may do these things; returns what sends a form to them."""
     user = User(name="vera", permissions={Permission.VIEW, Permission.EDIT_POLICIES, *may})
-    web = dlq.web(access=lambda _: user, forms=SignedForms("a secret of these tests"))
+    web = Pages(dlq, access=lambda _: user, secret=SECRET)
 
     def send(path: str, fields: dict[str, str]) -> tuple[int, str]:
         if not fields:
             answer = web.handle(get(path))
         else:
-            cookie, token = form_of(web)
+            cookie, token = form_of()
             text = "&".join(f"{name}={value}" for name, value in fields.items())
             answer = web.handle(post(path, cookie, token, fields=text, headers=SAME_SITE))
         return answer.status, answer.body.decode()

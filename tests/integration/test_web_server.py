@@ -1,4 +1,4 @@
-"""``celery -A proj dlq web`` as a process: users, proxies, live numbers, and its end."""
+"""``celery -A proj dlq web`` as a process: its token, proxies, live numbers, and its end."""
 
 from __future__ import annotations
 
@@ -35,12 +35,10 @@ if files := int(os.environ.get("PROJ_FILES", 0)):
 from celery import Celery
 from celery_dlq import DeadLetters
 app = Celery("proj", broker=os.environ["PROJ_REDIS"])
-app.conf.dlq_web_secret = "the secret of this project"
-app.conf.dlq_web_url = os.environ.get("PROJ_WEB_URL")
 dlq = DeadLetters(app)
 """
 SAME_SITE = {"sec-fetch-site": "same-origin"}
-PASSWORD = "correct horse"
+TOKEN = "correct-horse-battery"
 
 
 class Server:
@@ -111,53 +109,45 @@ def test_numbers_are_live_until_the_server_ends_in_order(
     assert "Traceback" not in said
 
 
-def test_users_log_in_and_out(redis_url: str, tmp_path: Path) -> None:
-    """With the file that web-user writes; who is removed from it is out at once."""
-    users = str(tmp_path / "users")
-    for name in ("alice", "victor"):
-        may = ["--may", "redrive"] if name == "alice" else []
-        done = run(redis_url, "web-user", name, "--file", users, *may, typed=PASSWORD)
-        assert done.exit_code == 0, done.output
-    options = ("--auth-file", users, "--allow-changes", "--title", "staging")
+@pytest.mark.parametrize("how", ["option", "environment"])
+def test_who_has_the_token_may_look(redis_url: str, tmp_path: Path, how: str) -> None:
+    """Also at this machine, if a token was given; it is in no line of the log."""
+    options = ("--token", TOKEN) if how == "option" else ()
+    env = {"DLQ_WEB_TOKEN": TOKEN} if how == "environment" else {}
+    more = ("--allow-changes", "--title", "staging")
     with (
-        Server(tmp_path, redis_url, *options) as server,
+        Server(tmp_path, redis_url, *options, *more, **env) as server,
         httpx.Client(base_url=server.url, headers=SAME_SITE) as browser,
     ):
-        asked = browser.get("events/poll")
-        assert asked.status_code == 401
-        assert "staging" in asked.text
+        assert TOKEN not in server.said
+        answer = browser.get("events/poll")
+        assert answer.status_code == 401
+        assert "staging" in answer.text
         assert browser.get("healthz").status_code == 200
-        wrong = browser.post("login", data=fields(asked.text, "alice", "wrong password"))
-        assert wrong.status_code == 401
-        right = browser.post("login", data=fields(asked.text, "alice", PASSWORD))
-        assert right.status_code == 303, right.text
-        assert right.headers["location"] == "/events/poll"
-        assert browser.get(right.headers["location"]).status_code == 200
-
-        page = browser.get("nowhere")  # the frame of every page has the form
-        token = token_of(browser.get("login").text)
-        refused = browser.post("queues/q/groups/f/notes", data={"dlq_token": "x"})
-        assert refused.status_code == 403
-        assert page.status_code == 404
-        out = browser.post("logout", data={"dlq_token": token})
-        assert out.status_code == 303
-        assert browser.get("events/poll").status_code == 401
-
-        right = browser.post("login", data=fields(asked.text, "victor", PASSWORD))
-        assert browser.get("events/poll").status_code == 200
-        token = token_of(browser.get("login").text)
-        refused = browser.post("queues/q/groups/f/notes", data={"dlq_token": token})
-        assert refused.status_code == 403
-        assert "expected the permission redrive" in refused.text
-        done = run(redis_url, "web-user", "victor", "--file", users, "--remove")
-        assert done.exit_code == 0, done.output
-        assert browser.get("events/poll").status_code == 401
+        assert browser.get("jobs", params={"token": "wrong"}).status_code == 401
+        entered = browser.get("jobs", params={"token": TOKEN})
+        assert (entered.status_code, entered.headers["location"]) == (303, "/jobs")
+        assert browser.get("jobs").status_code == 200
+        token = token_of(browser.get("holds").text)
+        assert browser.post("holds/end", data={"dlq_token": "x"}).status_code == 403
+        assert browser.post("holds/end", data={"dlq_token": token}).status_code == 404
         _, code, said = server.end(signal.SIGTERM)
     assert code == 0
-    assert "A login failed at 127.0.0.1" in said
-    assert "Refused POST /queues/q/groups/f/notes of victor" in said
-    assert PASSWORD not in said
-    assert "wrong password" not in said
+    assert "Refused POST /holds/end" in said
+    assert TOKEN not in said
+
+
+def test_others_get_in_with_the_address_that_is_printed(redis_url: str, tmp_path: Path) -> None:
+    """Its token is a new one each time."""
+    printed = set()
+    for _ in range(2):
+        with Server(tmp_path, redis_url, "--host", "0.0.0.0") as server:  # noqa: S104
+            url = server.url.replace("0.0.0.0", "127.0.0.1")  # noqa: S104
+            assert httpx.get(url.partition("?")[0]).status_code == 401
+            with httpx.Client(follow_redirects=True) as browser:
+                assert browser.get(url).status_code == 200
+            printed.add(url.partition("?token=")[2])
+    assert [len(token) > 40 for token in printed] == [True, True]
 
 
 def test_a_proxy_names_the_user(redis_url: str, tmp_path: Path) -> None:
@@ -166,9 +156,16 @@ def test_a_proxy_names_the_user(redis_url: str, tmp_path: Path) -> None:
     proxy = {"x-forwarded-user": "alice", "x-forwarded-proto": "https"}
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])  # what is said is the proxy's address
-    env = {"PROJ_WEB_URL": "https://ops.example/dlq"}
     with Server(
-        tmp_path, redis_url, *options, "--trusted-proxy", "127.0.0.0/8", "--port", port, **env
+        tmp_path,
+        redis_url,
+        *options,
+        "--allow-changes",
+        "--trusted-proxy",
+        "127.0.0.0/8",
+        "--port",
+        port,
+        DLQ_WEB_URL="https://ops.example/dlq",
     ) as server:
         assert server.said.startswith("Serving dead letters at https://ops.example/dlq ")
         here = f"http://127.0.0.1:{port}"
@@ -176,8 +173,9 @@ def test_a_proxy_names_the_user(redis_url: str, tmp_path: Path) -> None:
         for path in ("/dlq/events/poll", "/events/poll"):  # kept, removed
             assert httpx.get(here + path, headers=headers).status_code == 200
         assert httpx.get(f"{here}/events/poll").status_code == 401
-        page = httpx.get(f"{here}/dlq/nowhere", headers=headers)
+        page = httpx.get(f"{here}/dlq/holds", headers=headers)
         assert 'data-root="/dlq"' in page.text
+        assert "<span>alice</span>" in page.text
         assert "Path=/dlq;" in page.headers["set-cookie"]
         assert "; Secure" in page.headers["set-cookie"]
     with Server(tmp_path, redis_url, *options, "--trusted-proxy", "10.9.9.9") as server:
@@ -193,9 +191,8 @@ def test_nginx_with_the_lines_of_the_docs_serves_them_at_any_port(
     nginx = require(shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin"), "nginx")
     page = Path(__file__).parents[2] / "docs" / "how-to" / "web.md"
     lines = page.read_text().partition("```text\nlocation")[2].partition("```")[0]
-    users = str(tmp_path / "users")
-    run(redis_url, "web-user", "alice", "--file", users, typed=PASSWORD)
-    options = ("--root-path", "/dlq", "--auth-file", users, "--trusted-proxy", "127.0.0.1")
+    options = ("--root-path", "/dlq", "--token", TOKEN, "--trusted-proxy", "127.0.0.1")
+    options = (*options, "--allow-changes")
     with Server(tmp_path, redis_url, *options) as server:
         port, upstream = _free_port(), f"127.0.0.1:{urlsplit(server.url).port}"
         conf = tmp_path / "nginx.conf"
@@ -209,12 +206,13 @@ def test_nginx_with_the_lines_of_the_docs_serves_them_at_any_port(
             here = f"http://127.0.0.1:{port}"
             poll(lambda: _answers(f"{here}/dlq/healthz"), timeout_seconds=20)
             with httpx.Client(base_url=here, headers={"origin": here}) as browser:
-                asked = browser.get("/dlq/jobs")
-                assert asked.status_code == 401
-                done = browser.post("/dlq/login", data=fields(asked.text, "alice", PASSWORD))
+                assert browser.get("/dlq/jobs").status_code == 401
+                entered = browser.get(f"/dlq/jobs?token={TOKEN}")
+                assert entered.headers["location"] == "/dlq/jobs"
+                form = {"dlq_token": token_of(browser.get("/dlq/holds").text), "queue": "celery"}
+                done = browser.post("/dlq/holds", data={**form, "confirmed": "yes"})
                 assert done.status_code == 303, done.text
-                assert done.headers["location"] == "/dlq/jobs"
-                assert browser.get("/dlq/jobs").status_code == 200
+                assert done.headers["location"] == "/dlq/holds"
         finally:
             proxy.terminate()
             proxy.wait(10)
@@ -230,19 +228,19 @@ def _answers(url: str) -> bool:
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        (["--host", "0.0.0.0"], 1, "expected --auth-file or --trusted-header with --host 0.0.0.0"),  # noqa: S104
-        (["--host", "::"], 1, "stay at 127.0.0.1"),
+        (["--token", "short"], 1, "expected --token to be a text of at least 16 characters"),
+        (["--secret", "short"], 1, "expected secret to be a text of at least 16 characters"),
+        (["--url", "ops.example"], 1, "an address such as https://ops.example.com/dlq"),
         (["--host", "no.such.name.invalid"], 1, "expected --host to be an address"),
         (["--host", "localhost", "--port", "TAKEN"], 1, "to be free for the pages"),
-        (["--auth-file", "nowhere"], 1, "expected nowhere to be a file of users"),
-        (["--auth-file", "."], 1, "to be a file of users"),
         (["--trusted-header", "X-User"], 2, "--trusted-header needs --trusted-proxy"),
         (
             ["--trusted-header", "X-User", "--trusted-proxy", "proxy"],
             1,
             "expected addresses of proxies",
         ),
-        (["--trusted-header", "X", "--auth-file", "f"], 2, "not both"),
+        (["--trusted-proxy", "proxy"], 1, "expected addresses of proxies"),
+        (["--trusted-header", "X", "--token", "t"], 2, "not both"),
         (["--root-path", "dlq"], 2, "expected --root-path to begin with /"),
         (["--root-path", "/jobs/"], 2, "a name that no page has"),
         (["--root-path", "/queues/of/shop"], 2, "a name that no page has"),
@@ -263,37 +261,10 @@ def test_what_cannot_be_served_is_one_clear_line(
         assert len(done.output.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "typed", "said"),
-    [
-        (["a:b"], PASSWORD, "expected a name"),
-        (["alice"], "short", "expected a password of 8 to 1000 characters, got 5"),
-        (["alice"], "", "got 0"),
-        (["alice", "--remove"], "", "to be a file of users"),
-        (["alice", "--file", "/nowhere/users"], PASSWORD, "expected to be able to write"),
-    ],
-)
-def test_a_user_who_cannot_be_added_is_one_clear_line(
-    redis_url: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    typed: str,
-    said: str,
-) -> None:
-    """The password is not repeated."""
-    monkeypatch.chdir(tmp_path)
-    done = run(redis_url, "web-user", *arguments, typed=typed)
-    assert done.exit_code == 1
-    (line,) = done.output.splitlines()
-    assert said in line
-    assert not typed or typed not in line
-
-
-def run(url: str, *arguments: str, typed: str = "") -> Result:
+def run(url: str, *arguments: str) -> Result:
     """Run a command in this process."""
     context = SimpleNamespace(app=Celery("proj", broker=url), no_color=True)
-    return CliRunner().invoke(dlq, arguments, obj=context, input=f"{typed}\n")
+    return CliRunner().invoke(dlq, arguments, obj=context)
 
 
 def token_of(page: str) -> str:
@@ -301,18 +272,6 @@ def token_of(page: str) -> str:
     found = re.search(r'name="dlq_token" value="([^"]+)"', page)
     assert found, page
     return found[1]
-
-
-def fields(page: str, name: str, password: str) -> dict[str, str]:
-    """The login form of a page, filled in."""
-    found = re.search(r'name="next" value="([^"]*)"', page)
-    assert found, page
-    return {
-        "dlq_token": token_of(page),
-        "next": found[1],
-        "name": name,
-        "password": password,
-    }
 
 
 def test_idle_connections_neither_stop_the_server_nor_fill_its_log(

@@ -282,7 +282,7 @@ def test_the_commands(worker: Worker) -> None:
         assert text in shown
     (line,) = run(worker, "--json").splitlines()
     assert json.loads(line)["circuit"]["state"] == "open"
-    problems = Fleet.read(worker.dlq.assembly).problems
+    problems = Fleet.read(worker.dlq).problems
     assert any("The circuit breaker of shop.charge is open: 0" in text for text in problems)
     assert "is closed; workers release" in run(worker, "close", "shop.charge")
     assert "releasing" in run(worker)

@@ -76,8 +76,6 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
         dlq_sentry="beside",
         dlq_reliable_fetch=False,
         dlq_lease=timedelta(seconds=30),
-        dlq_web_url="https://ops.example.com/dlq/",
-        dlq_web_secret="sixteen letters or more",
     ).conf
     settings = Settings.from_conf(conf)
     assert settings == Settings(
@@ -98,10 +96,7 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
         },
         reliable_fetch=False,
         lease=30.0,
-        web_url="https://ops.example.com/dlq",
-        web_secret="sixteen letters or more",
     )
-    assert settings.web_origin == "https://ops.example.com"
     assert {f"{PREFIX}{f.name}" for f in dataclasses.fields(Settings) if f.metadata} <= set(conf)
     assert {f"{PREFIX}{name}" for name in registry.settings()} <= set(conf)
 
@@ -224,20 +219,6 @@ def test_an_unknown_setting_is_refused_with_a_hint(name: str, hint: str) -> None
     [
         ("dlq_url", "amqp://localhost//", "a Redis URL such as redis://localhost:6379/0"),
         ("dlq_url", "localhost", "a Redis URL such as redis://localhost:6379/0"),
-        ("dlq_web_url", "ops.example.com", "an address such as https://ops.example.com/dlq"),
-        ("dlq_web_url", "ftp://ops.example.com", "an address such as https://ops.example.com/dlq"),
-        (
-            "dlq_web_url",
-            "https://me:hush@ops.example.com",
-            "an address such as https://ops.example.com/dlq",
-        ),
-        (
-            "dlq_web_url",
-            "https://ops.example.com:x/",
-            "an address such as https://ops.example.com/dlq",
-        ),
-        ("dlq_web_secret", "too short", "a text of at least 16 characters"),
-        ("dlq_web_secret", b"bytes that are long enough", "a text of at least 16 characters"),
         ("dlq_url", "", "a Redis URL such as redis://localhost:6379/0"),
         ("dlq_url", 6379, "a Redis URL such as redis://localhost:6379/0"),
         ("dlq_url", [], "a Redis URL such as redis://localhost:6379/0"),

@@ -5,22 +5,22 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta, timezone
 from html import unescape
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from web_pages import SAME_SITE, form_of, pages, post, recorded
 
 from celery_dlq.letters.filters import LetterFilter
-from celery_dlq.web.forms import COOKIE
-from celery_dlq.web.http import Request, RequestError, fields_of
-from celery_dlq.web.pages.common import filter_of, query_of
+from celery_dlq.web.http import Call, RequestError, fields_of
+from celery_dlq.web.pages.parts import filter_of, query_of
 from celery_dlq.web.templating import Templates, exact, plain
+
+NO_SITE: Any = None
 
 
 def asked(query: str) -> LetterFilter:
     """The filter of a request."""
-    call: Any = SimpleNamespace(request=Request(method="GET", path="/", query=fields_of(query)))
-    return filter_of(call)
+    return filter_of(Call(site=NO_SITE, query=fields_of(query)))
 
 
 def test_ticked_letters_are_the_filter() -> None:
@@ -61,16 +61,14 @@ def test_a_form_carries_the_filter_that_its_page_shows(text: str) -> None:
     assert found is not None
     sent = unescape(found[1]).replace("\n", "\r\n")
     form = {"where": [sent.encode("ascii").decode()], "ids": [""]}
-    call: Any = SimpleNamespace(request=Request(method="POST", path="/", form=form))
-    assert filter_of(call) == where
+    assert filter_of(Call(site=NO_SITE, form=form)) == where
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"grep": [5]}', '{"grep": 5}', "[" * 100_000])
 def test_a_carried_filter_that_is_none_is_refused(text: str) -> None:
     """It must not become the whole queue."""
-    call: Any = SimpleNamespace(request=Request(method="POST", path="/", form={"where": [text]}))
     with pytest.raises(RequestError):
-        filter_of(call)
+        filter_of(Call(site=NO_SITE, form={"where": [text]}))
 
 
 def test_what_a_page_says_of_a_filter_has_its_invisible_characters() -> None:
@@ -87,5 +85,9 @@ def test_a_huge_number_is_no_failing_page() -> None:
 @pytest.mark.parametrize("other", ["a b=1", '"', "x=\x01", "é=1", "[]={}", "=", "path=/"])
 def test_an_odd_cookie_of_another_application_hides_none_of_ours(other: str) -> None:
     """All applications of a host share one header."""
-    header = f"{other}; dlq_session=ours; {other}"
-    assert Request(method="GET", path="/", headers={"cookie": header}).cookie(COOKIE) == "ours"
+    cookie, token = form_of()
+    web = pages()
+    reached = recorded(web)
+    asked = post("/holds", f"{other}; {cookie}; {other}", token, headers=SAME_SITE)
+    assert web.handle(asked).status == 200
+    assert reached == ["hold"]

@@ -17,8 +17,10 @@ from web_pages import (
     ALL,
     HOST,
     POSTS,
+    ROUTES,
     SAME_SITE,
-    SECRET,
+    Answer,
+    Pages,
     form_of,
     get,
     pages,
@@ -28,13 +30,10 @@ from web_pages import (
 )
 
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.web.forms import MAX_AGE_SECONDS, SignedForms
-from celery_dlq.web.http import Permission, Response, User
-from celery_dlq.web.site import ROUTES
-from celery_dlq.web.users import Login, UsersFile
-from celery_dlq.web.web import Web
+from celery_dlq.web.access import MAX_AGE_SECONDS
+from celery_dlq.web.http import Permission, User
 
-ROUTE = {route.name: route for route in ROUTES.all}
+ROUTE = {route.name: route for route in ROUTES}
 HERE = {"origin": f"http://{HOST}"}
 FOREIGN: dict[str, dict[str, Any]] = {
     "no token": {"token": ""},
@@ -57,13 +56,11 @@ FOREIGN: dict[str, dict[str, Any]] = {
 
 def sent(web: Any, route: str, how: dict[str, Any]) -> Any:
     """Send a form that is ours but for what is said."""
-    cookie, token = form_of(web)
+    cookie, token = form_of()
     if how.get("token_of") == "other":
-        _, token = form_of(web)
+        _, token = form_of()
     if how.get("token_of") == "server":
-        token = SignedForms("the secret of another server").token(
-            get(headers={"cookie": cookie}), mock.Mock()
-        )
+        _, token = form_of("the secret of another server")
     request = post(
         path_of(ROUTE[route]),
         how.get("cookie", cookie),
@@ -97,7 +94,7 @@ def test_an_old_form_is_refused(route: str) -> None:
     web = pages()
     reached = recorded(web)
     with mock.patch("itsdangerous.timed.time.time", return_value=1_000_000_000):
-        cookie, token = form_of(web)
+        cookie, token = form_of()
     later = 1_000_000_000 + MAX_AGE_SECONDS + 2
     with mock.patch("itsdangerous.timed.time.time", return_value=later):
         response = web.handle(post(path_of(ROUTE[route]), cookie, token, headers=SAME_SITE))
@@ -116,16 +113,16 @@ def test_an_old_form_is_refused(route: str) -> None:
         ({"origin": "https://ops.example", "host": "127.0.0.1"}, "http", "https://ops.example"),
         ({"origin": "https://OPS.example:443"}, "http", "https://ops.example"),
     ],
-    ids=["headers", "origin", "plain http by name", "https proxy", "dlq_web_url", "written else"],
+    ids=["headers", "origin", "plain http by name", "https proxy", "url", "written else"],
 )
 @pytest.mark.parametrize("route", [name for name in POSTS if ROUTE[name].permission])
 def test_our_own_form_is_taken(
     route: str, headers: dict[str, str], scheme: str, url: str | None
 ) -> None:
     """From all addresses that browsers use for these pages."""
-    web = pages(forms=SignedForms("secret of two processes", url), hosts=["ops", "ops.example"])
+    web = pages(url=url, hosts=["ops", "ops.example"])
     reached = recorded(web)
-    cookie, token = form_of(web)
+    cookie, token = form_of()
     request = post(path_of(ROUTE[route]), cookie, token, headers=headers, scheme=scheme)
     assert web.handle(request).status == 200
     assert reached == [route]
@@ -133,9 +130,9 @@ def test_our_own_form_is_taken(
 
 def test_a_form_of_one_process_is_taken_by_another() -> None:
     """They share a secret, and nothing else."""
-    one, other = pages(), pages()
+    other = pages()
     reached = recorded(other)
-    cookie, token = form_of(one)
+    cookie, token = form_of()
     other.handle(post(path_of(ROUTE["add_note"]), cookie, token, headers=SAME_SITE))
     assert reached == ["add_note"]
 
@@ -143,7 +140,7 @@ def test_a_form_of_one_process_is_taken_by_another() -> None:
 def test_a_refused_form_gives_back_what_was_typed_but_no_token() -> None:
     """So that it can be sent again by hand."""
     web = pages()
-    cookie, token = form_of(web)
+    cookie, token = form_of()
     request = post(path_of(ROUTE["add_note"]), cookie, token, fields="text=all+of+my+note")
     body = web.handle(request).body
     assert b"all of my note" in body
@@ -162,24 +159,12 @@ def test_a_form_of_a_redrive_refuses_what_the_redrive_refuses(fields: str, text:
     """In its words; a plan of something else would be made otherwise."""
     web = pages()
     letter = a_letter()
-    web.assembly.backend.letters.dead_letter(letter, key_of(letter))
-    cookie, token = form_of(web)
+    web.dlq.assembly.backend.letters.dead_letter(letter, key_of(letter))
+    cookie, token = form_of()
     path = path_of(ROUTE["plan_redrive"])
     answer = web.handle(post(path, cookie, token, headers=SAME_SITE, fields=fields))
     assert (answer.status, text in unescape(answer.body.decode()).encode()) == (400, True)
-    assert web.assembly.jobs().jobs() == []
-
-
-def test_a_refused_login_does_not_show_the_password() -> None:
-    """Neither its page nor the log has it."""
-    login = Login(UsersFile("none"), SECRET, allow_changes=True, why_not="")
-    web = pages(login=login)
-    fields = "name=olga&password=correct+horse"
-    for headers in ({}, SAME_SITE, {"origin": "https://evil.example"}):
-        answer = web.handle(post("/login", "", "", fields=fields, headers=headers))
-        assert answer.status == 403
-        assert b"olga" in answer.body
-        assert b"correct horse" not in answer.body
+    assert web.dlq.jobs() == []
 
 
 PERMISSIONS = {
@@ -199,7 +184,7 @@ def test_every_route_asks_for_its_permission(name: str, may: frozenset[Permissio
     user = None if may is None else User(name="olga", permissions=may)
     web = pages(access=lambda _: user)
     reached = recorded(web)
-    cookie, token = form_of(web)
+    cookie, token = form_of()
     request = get(path_of(route))
     if route.method == "POST":
         request = post(path_of(route), cookie, token, headers=SAME_SITE)
@@ -218,8 +203,8 @@ def test_every_route_asks_for_its_permission(name: str, may: frozenset[Permissio
 
 def test_what_needs_no_permission_is_known() -> None:
     """A new route without one has to be written here, and has no data in it."""
-    free = {route.name for route in ROUTES.all if route.permission is None}
-    assert free == {"static", "health", "login", "log_in", "log_out"}
+    free = {route.name for route in ROUTES if route.permission is None}
+    assert free == {"static", "health"}
 
 
 @pytest.mark.parametrize("route", POSTS)
@@ -228,17 +213,16 @@ def test_only_post_changes(route: str, method: str) -> None:
     """Other methods never reach a changing route."""
     web = pages()
     reached = recorded(web)
-    cookie, token = form_of(web)
+    cookie, token = form_of()
     made = post(path_of(ROUTE[route]), cookie, token, headers=SAME_SITE)
-    fields = {name: getattr(made, name) for name in ("path", "headers", "form")}
-    web.handle(type(made)(method=method, **fields))
+    web.handle(replace(made, method=method))
     assert route not in reached
 
 
 def test_a_refusal_is_logged_without_what_was_sent(caplog: pytest.LogCaptureFixture) -> None:
     """One line, whatever the path and the form hold."""
     web = pages(access=lambda _: User(name="victor\nforged line"))
-    cookie, token = form_of(web)
+    cookie, token = form_of()
     path = "/queues/a%0Ab/groups/x/notes"
     request = post(path, cookie, token, headers=SAME_SITE, fields="text=hush", client="10.0.0.9")
     with caplog.at_level(logging.WARNING, "celery_dlq.web"):
@@ -256,7 +240,7 @@ def test_a_refusal_is_logged_without_what_was_sent(caplog: pytest.LogCaptureFixt
 def test_every_answer_has_the_content_policy() -> None:
     """Also refusals, unknown pages and files."""
     web = pages()
-    for request in (get("/nowhere"), get("/"), get(headers={"host": "evil"}), post("/logout")):
+    for request in (get("/nowhere"), get("/"), get(headers={"host": "evil"}), post("/holds")):
         headers = dict(web.handle(request).headers)
         assert "script-src 'self'" in headers["content-security-policy"]
         assert headers["x-content-type-options"] == "nosniff"
@@ -265,17 +249,16 @@ def test_every_answer_has_the_content_policy() -> None:
 
 def test_a_cancelled_removal_is_resumed_with_the_name_of_its_queue_only() -> None:
     """A plan that was cancelled is over: its fifteen minutes may be, too."""
-    web = pages()
-    web.options = replace(web.options, runs_jobs=False)
+    web = pages(runs_jobs=False)
     letter = a_letter()
-    web.assembly.backend.letters.dead_letter(letter, key_of(letter))
-    cookie, token = form_of(web)
+    web.dlq.assembly.backend.letters.dead_letter(letter, key_of(letter))
+    cookie, token = form_of()
 
-    def send(job: str, verb: str, fields: str = "") -> Response:
+    def send(job: str, verb: str, fields: str = "") -> Answer:
         path = f"/jobs/{job}/{verb}"
         return web.handle(post(path, cookie, token, fields=fields, headers=SAME_SITE))
 
-    plans, jobs = web.assembly.operations(), web.assembly.jobs()
+    plans = jobs = web.dlq
     planned = plans.plan("discard", DLQ).id
     assert send(planned, "cancel").status == 303
     answer = send(planned, "resume", f"typed={DLQ}")
@@ -300,8 +283,8 @@ def test_arguments_with_control_characters_can_be_edited() -> None:
     web = pages()
     body = json.dumps([["a\x85b\u202ec\u200bd\U000e0041"], {}, {}]).encode()
     letter = a_letter(body=body, content_type="application/json")
-    web.assembly.backend.letters.dead_letter(letter, key_of(letter))
-    cookie, token = form_of(web)
+    web.dlq.assembly.backend.letters.dead_letter(letter, key_of(letter))
+    cookie, token = form_of()
     path = f"/queues/{DLQ}/letters/{letter.id}/edit"
     shown = web.handle(get(path)).body.decode()
     fields = dict(re.findall(r'<textarea id="(\w+)"[^>]*>(.*?)</textarea>', shown, re.DOTALL))
@@ -316,8 +299,8 @@ def test_arguments_with_control_characters_can_be_edited() -> None:
         post(path, cookie, token, fields=urlencode({**typed, "force": "1"}), headers=SAME_SITE)
     )
     assert answer.status == 303, answer.body
-    (plan,) = web.assembly.jobs().jobs()
-    _, after = web.assembly.operations().edited_arguments(plan.id)
+    (plan,) = web.dlq.jobs()
+    _, after = web.dlq.edited_arguments(plan.id)
     assert after["args"] == ["z\x85b\u202ec\u200bd\U000e0041"]
 
 
@@ -325,12 +308,7 @@ def test_the_health_of_pages_that_cannot_be_shown_is_not_ok() -> None:
     """A store that answers one command and no other serves nobody."""
     web = pages()
     assert web.handle(get("/healthz")).status == 200
-    jobs = web.assembly.backend.jobs
+    jobs = web.dlq.assembly.backend.jobs
     with mock.patch.object(type(jobs), "all", side_effect=StoreUnavailable("no jobs")):
-        assert pages_of(web).handle(get("/")).status == 503
-        assert pages_of(web).handle(get("/healthz")).status == 503
-
-
-def pages_of(web: Web) -> Web:
-    """The same pages in a process that has read nothing yet."""
-    return Web(web.assembly, web.routes, web.options)
+        assert Pages(web.dlq).handle(get("/")).status == 503
+        assert Pages(web.dlq).handle(get("/healthz")).status == 503

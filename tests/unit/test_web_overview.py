@@ -10,15 +10,14 @@ import pytest
 from builders import DLQ, NOW, a_letter, key_of
 from celery import Celery
 from fresh import fresh_conf
-from web_pages import get, pages
+from web_pages import Pages, get, pages
 
 from celery_dlq import DeadLetters
 from celery_dlq.letters.record import Reason
 from celery_dlq.store.records import WorkerInfo
-from celery_dlq.web.web import Web
 
 
-def shown(web: Web, path: str = "/") -> str:
+def shown(web: Pages, path: str = "/") -> str:
     """The text of a page."""
     response = web.handle(get(path))
     assert response.status == 200, response.body
@@ -32,7 +31,7 @@ def test_each_reason_is_shown() -> None:
     for number, reason in enumerate(Reason):
         for one in range(len(Reason) - number):
             letter = a_letter(reason=reason, id=f"{number}-{one}", task_id=f"{number}-{one}")
-            web.assembly.backend.letters.dead_letter(letter, key_of(letter))
+            web.dlq.assembly.backend.letters.dead_letter(letter, key_of(letter))
     text = shown(web)
     for number, reason in enumerate(Reason):
         assert f"{reason.value} {len(Reason) - number}" in text
@@ -50,14 +49,14 @@ def test_no_letters_without_a_policy_or_without_a_worker_is_said(
 ) -> None:
     """Only a worker with the plugin makes letters, and only for what has a policy."""
     monkeypatch.setattr("celery._state._on_app_finalizers", set())  # shared tasks of other tests
-    assert "Nothing is guarded" in shown(an_app().web())
+    assert "Nothing is guarded" in shown(Pages(an_app()))
     guarded = an_app(dlq_queues={"celery": {"max_deliveries": 3}})
-    assert "No live worker has the plugin" in shown(guarded.web())
+    assert "No live worker has the plugin" in shown(Pages(guarded))
     info = WorkerInfo(
         hostname="celery@a", pid=1, version="0.1.0", started_at=NOW, queues=("celery",), tasks=()
     )
     guarded.assembly.backend.workers.register(info)
-    assert "There are no dead letters" in shown(guarded.web())
+    assert "There are no dead letters" in shown(Pages(guarded))
 
 
 def test_warnings_are_open_however_many_there_are() -> None:
@@ -65,7 +64,7 @@ def test_warnings_are_open_however_many_there_are() -> None:
     dlq = an_app(
         dlq_queues={name: {"max_deliveries": 3} for name in ("unknown-a", "unknown-b", "unknown-c")}
     )
-    page = dlq.web().handle(get("/")).body.decode()
+    page = Pages(dlq).handle(get("/")).body.decode()
     assert re.search(r'<details class="notice problem" open>.*\d warnings', page)
     assert page.count("unknown-") >= 3
 
@@ -78,7 +77,7 @@ def test_names_that_look_the_same_are_told_apart(text: str) -> None:
     web = pages()
     for number, queue in enumerate((DLQ, f"{DLQ}{text}")):
         letter = a_letter(dead_letter_queue=queue, id=f"{number}", task_id=f"{number}")
-        web.assembly.backend.letters.dead_letter(letter, key_of(letter))
+        web.dlq.assembly.backend.letters.dead_letter(letter, key_of(letter))
     body = web.handle(get("/")).body.decode()
     assert text not in body
     assert text.encode("unicode_escape").decode() in body

@@ -18,4 +18,5 @@ FEATURE = Feature(
         )
     },
     commands={"breaker": "command:breaker"},
+    problems="operations:problems",
 )

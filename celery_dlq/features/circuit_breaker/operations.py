@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from glob import escape
 from hashlib import sha256
+from typing import TYPE_CHECKING
 
 from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
 from celery_dlq.events import Action, Change, Events, whoami
@@ -29,6 +30,9 @@ from celery_dlq.metrics import CIRCUITS, Counts
 from celery_dlq.operations.instructions import HeldMessages, HeldQueues, KnownNames, reason_of
 from celery_dlq.store.instructions import MOST_HOLDS, OPEN, RELEASING, Circuit, Hold
 from celery_dlq.store.store import Store
+
+if TYPE_CHECKING:
+    from celery_dlq import DeadLetters
 
 logger = get_logger("celery_dlq")
 
@@ -215,3 +219,13 @@ def _detail(hold: Hold) -> dict[str, object]:
         detail |= {"task": circuit.task, "queue": circuit.queue}
         detail["opened_at"] = from_micros(circuit.opened_at).isoformat()
     return detail
+
+
+def problems(dlq: DeadLetters) -> list[str]:
+    """A line for each circuit breaker that is not closed."""
+    return [
+        f"The circuit breaker of {one.hold.circuit.task} is {one.state}: {one.held:,} messages of "
+        f"{one.hold.circuit.queue} are held. {one.hold.reason}"
+        for one in (each.shown(dlq.redaction) for each in dlq.breakers())
+        if one.hold.circuit is not None
+    ]

@@ -7,5 +7,6 @@ from celery_dlq.registry import Feature
 FEATURE = Feature(
     name="differences",
     observer="sampling:observer",
+    pages="pages:ROUTES",
     commands={"differences": "command:differences"},
 )

@@ -6,6 +6,7 @@ from celery_dlq.registry import Feature
 
 FEATURE = Feature(
     name="groups",
+    pages="pages:ROUTES",
     commands={
         "mute": "command:mute",
         "note": "command:note",

@@ -7,5 +7,6 @@ from celery_dlq.registry import Feature
 FEATURE = Feature(
     observer="observer:observer",
     name="hold",
+    pages="pages:ROUTES",
     commands={"hold": "commands:hold", "holds": "commands:holds", "release": "commands:release"},
 )

@@ -4,39 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from celery_dlq.errors import DLQError
 from celery_dlq.policies.checks import duration_seconds
-from celery_dlq.web.http import RequestError
-from celery_dlq.web.pages.common import confirm, confirmed
+from celery_dlq.web.http import Call, Page, Permission, RequestError, get, post
+from celery_dlq.web.pages.parts import confirm, confirmed
 from celery_dlq.web.templating import duration
-
-if TYPE_CHECKING:
-    from celery_dlq.web.http import Response
-    from celery_dlq.web.web import Call
 
 SHOWN = 12
 """Names in a list."""
 
 
-def holds(call: Call) -> Response:
+def holds(call: Call) -> Page:
     """Show what is held."""
     return _page(call)
 
 
-def hold(call: Call) -> Response:
+def hold(call: Call) -> Page:
     """Hold the messages of a task or queue: first show of which, then do it."""
-    value = call.request.value
+    value = call.value
     task, queue = value("task").strip() or None, value("queue").strip() or None
-    where = [one.strip() for one in call.request.form.get("where", ()) if one.strip()]
+    where = [one.strip() for one in call.form.get("where", ()) if one.strip()]
     span, reason = _span(value("for").strip()), value("reason").strip()
-    operations = call.dlq.holds()
     try:
         if confirmed(call):
-            operations.hold(task, queue=queue, conditions=where, span=span, reason=reason)
+            call.dlq.hold(task, queue=queue, conditions=where, span=span, reason=reason)
             return call.to("holds")
-        tasks, queues = operations.preview(task, queue=queue, conditions=where, span=span)
+        tasks, queues = call.dlq.check_hold(task, queue=queue, conditions=where, span=span)
     except DLQError as exc:
         return _page(call, str(exc))
     return confirm(
@@ -56,13 +50,12 @@ def hold(call: Call) -> Response:
     )
 
 
-def end_hold(call: Call) -> Response:
+def end_hold(call: Call) -> Page:
     """End a hold, or close a circuit breaker: first show what would go back, and where to."""
-    hold_id = call.request.value("id")
-    operations = call.dlq.holds()
-    found = next((one for one in operations.holds() if one.hold.id == hold_id), None)
+    hold_id = call.value("id")
+    found = next((one for one in call.dlq.holds() if one.hold.id == hold_id), None)
     if found is not None and not confirmed(call):
-        workers = call.web.status.fleet().workers
+        workers = call.site.status.fleet().workers
         closing = found.hold.circuit is not None
         pace = (
             "slowly at first, about twice as many each second"
@@ -82,9 +75,9 @@ def end_hold(call: Call) -> Response:
             back=call.link("holds"),
         )
     if found is not None and found.hold.circuit is not None:
-        call.dlq.breakers().close_breaker(found.hold.task, found.hold.queue)
+        call.dlq.close_breaker(found.hold.task, found.hold.queue)
     else:
-        operations.end(hold_id)
+        call.dlq.end_hold(hold_id)
     return call.to("holds")
 
 
@@ -104,13 +97,20 @@ def _span(text: str) -> timedelta | None:
     return timedelta(seconds=seconds)
 
 
-def _page(call: Call, error: str = "") -> Response:
+def _page(call: Call, error: str = "") -> Page:
     return call.page(
         "holds.html",
         status=400 if error else 200,
         section="holds",
         title="Holds",
-        found=[one.shown(call.web.redaction) for one in call.dlq.holds().holds()],
+        found=[one.shown(call.dlq.redaction) for one in call.dlq.holds()],
         error=error,
-        typed=call.request.value,
+        typed=call.value,
     )
+
+
+ROUTES = (
+    get("/holds", holds, tab="Holds"),
+    post("/holds", hold, Permission.REDRIVE),
+    post("/holds/end", end_hold, Permission.REDRIVE),
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -18,25 +18,11 @@ from django.middleware.csrf import get_token
 from django.urls import path, re_path, reverse
 
 from celery_dlq import DeadLetters as Plugin
-from celery_dlq.web import Permission, Request, User
 from celery_dlq.web.django.models import PERMISSIONS, DeadLetters
+from celery_dlq.web.http import Call, Page, Permission, Route, User
 
 if TYPE_CHECKING:
-    from celery_dlq.web.http import Response
-    from celery_dlq.web.web import Web
-
-
-class DjangoForms:
-    """Django's own protection of forms; its middleware has checked them before we see them."""
-
-    field = "csrfmiddlewaretoken"
-
-    def token(self, request: Any, _response: Any) -> str:
-        """Return Django's token."""
-        return str(get_token(request.raw))
-
-    def check(self, request: Any) -> None:
-        """Nothing is left to check: `AdminSite.admin_view` does it without the middleware, too."""
+    from celery_dlq.web.site import Site
 
 
 def allowed(user: Any) -> frozenset[Permission]:
@@ -48,30 +34,21 @@ def allowed(user: Any) -> frozenset[Permission]:
     )
 
 
-def who(request: Any) -> User:
-    """The user of Django who asks."""
-    user = request.raw.user
-    why_not = "Somebody who administers users of this site can give you more permissions."
-    return User(name=user.get_username(), permissions=allowed(user), why_not=why_not)
-
-
+_WHY_NOT = "Somebody who administers users of this site can give you more permissions."
 _making = threading.Lock()
 
 
-def pages() -> Web:
+def pages() -> Site:
     """The pages of the project's Celery app; made at the first request, so after a fork."""
     with _making:
         return _pages()
 
 
 @lru_cache(maxsize=1)
-def _pages() -> Web:
-    made = Plugin.of(current_app).web(
-        access=who,
-        forms=DjangoForms(),
-        hosts=None,  # Django checks ALLOWED_HOSTS
-        runs_jobs=True,
-    )
+def _pages() -> Site:
+    from celery_dlq.web.site import Site  # noqa: PLC0415 - it needs jinja2
+
+    made = Site(Plugin.of(current_app), runs_jobs=True)
     atexit.register(made.close)  # a job ends after its batch, and waits for another process
     return made
 
@@ -81,14 +58,20 @@ class DeadLettersAdmin(admin.ModelAdmin):
     """Shows the pages in place of a list of rows."""
 
     def get_urls(self) -> list[Any]:
-        """Everything below the entry's path is ours."""
+        """The pages' own paths; everything else below the entry's is ours, too."""
+        try:
+            from celery_dlq.web.site import all_routes  # noqa: PLC0415
+        except ModuleNotFoundError:  # `manage.py check` says what is missing
+            return []
         view = self.admin_site.admin_view(self.dead_letters)
         kept = self.admin_site.admin_view(self.dead_letters, cacheable=True)
-        return [
-            path("", view, name="celery_dlq_deadletters_changelist"),
-            re_path(r"^(?P<below>static/.+)$", kept),
-            re_path(r"^(?P<below>.+)$", view),
-        ]
+        found = []
+        for pattern in dict.fromkeys(route.pattern for route in all_routes()):
+            below = pattern[1:].replace("{", "<").replace("}", ">")
+            name = "" if below else "celery_dlq_deadletters_changelist"
+            of_path = kept if below.startswith("static/") else view
+            found.append(path(below, of_path, {"pattern": pattern}, name=name or None))
+        return [*found, re_path(r"^(?P<below>.+)$", view, {"pattern": ""})]
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         """Shown in the index to those who may view."""
@@ -106,40 +89,47 @@ class DeadLettersAdmin(admin.ModelAdmin):
 
     has_change_permission = has_delete_permission = has_add_permission
 
-    def dead_letters(self, request: HttpRequest, below: str = "") -> HttpResponseBase:
-        """Answer a request with the pages."""
+    def dead_letters(self, request: HttpRequest, pattern: str, **parts: str) -> HttpResponseBase:
+        """Answer a request of a path; Django and `AdminSite.admin_view` have checked the form."""
+        site = pages()
         # Not from `request.path`: below FORCE_SCRIPT_NAME, ASGI servers leave that out of it.
         root = unquote(self._path("celery_dlq_deadletters_changelist")).rstrip("/")
-        answer = pages().handle(
-            Request(
-                method=request.method or "GET",
-                path="/" + below,
-                root=root,
-                query=dict(request.GET.lists()),
-                form=dict(request.POST.lists()),
-                headers={name.lower(): value for name, value in request.headers.items()},
-                scheme=request.scheme or "http",
-                client=request.META.get("REMOTE_ADDR", ""),
-                home=self._path("index"),
-                raw=request,
-            )
+        user: Any = request.user
+        call = Call(
+            site=site,
+            method=request.method or "GET",
+            path=request.path,
+            root=root,
+            parts={name: unquote(text) for name, text in parts.items()},
+            query=dict(request.GET.lists()),
+            form=dict(request.POST.lists()),
+            client=request.META.get("REMOTE_ADDR", ""),
+            home=self._path("index"),
+            token_field="csrfmiddlewaretoken",  # noqa: S106 - its name
+            token=lambda: str(get_token(request)),
+            user=User(
+                name=user.get_username(),
+                permissions=allowed(user),
+                why_not=_WHY_NOT,
+            ),
         )
-        return _response(request, answer)
+        methods: Mapping[str, Route] = site.paths.get(pattern, {})
+        return _response(request, site.handle(call, methods, lambda _: call.user))
 
     def _path(self, name: str) -> str:
         return str(reverse(f"admin:{name}", current_app=self.admin_site.name))
 
 
-def _response(request: HttpRequest, answer: Response) -> HttpResponseBase:
+def _response(request: HttpRequest, page: Page) -> HttpResponseBase:
     made: HttpResponseBase
-    if isinstance(answer.body, bytes):
-        made = HttpResponse(answer.body, status=answer.status)
+    if isinstance(page.body, bytes):
+        made = HttpResponse(page.body, status=page.status)
     else:
-        parts: Any = () if request.method == "HEAD" else answer.body
+        parts: Any = () if request.method == "HEAD" else page.body
         # Of a plain iterator Django makes all parts in memory before ASGI sends the first.
         parts = _in_threads(parts) if isinstance(request, ASGIRequest) else parts
-        made = StreamingHttpResponse(parts, status=answer.status)
-    for name, value in [("content-type", answer.content_type), *answer.headers]:
+        made = StreamingHttpResponse(parts, status=page.status)
+    for name, value in [("content-type", page.content_type), *page.headers]:
         made[name] = value
     return made
 

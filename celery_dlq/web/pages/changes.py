@@ -3,47 +3,36 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import Any
 
 from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, StoreUnavailable
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import printable_json
 from celery_dlq.operations.edit import Edit
-from celery_dlq.web.http import RequestError
-from celery_dlq.web.pages.common import (
-    confirm,
-    confirmed,
-    filter_of,
-    json_text,
-    outlined,
-    query_of,
-)
+from celery_dlq.web.http import Call, Page, RequestError
 from celery_dlq.web.pages.letters import gone
-
-if TYPE_CHECKING:
-    from celery_dlq.web.http import Response
-    from celery_dlq.web.web import Call
+from celery_dlq.web.pages.parts import Row, confirm, confirmed, filter_of, json_text, query_of
 
 COUNTED = 10_000
 COUNT_SECONDS = 1.0
+MAX_DISCARDED_SCANNED = 10_000
 
 
-def redrive_form(call: Call) -> Response:
+def redrive_form(call: Call) -> Page:
     """Ask how letters are to be redriven."""
     return _form(call, "redrive")
 
 
-def discard_form(call: Call) -> Response:
+def discard_form(call: Call) -> Page:
     """Ask how letters are to be discarded."""
     return _form(call, "discard")
 
 
-def _form(call: Call, kind: str) -> Response:
+def _form(call: Call, kind: str) -> Page:
     queue, where = call.parts["queue"], filter_of(call)
-    letters, exact = call.dlq.reading().count(
-        queue, where, most=COUNTED, deadline_seconds=COUNT_SECONDS
-    )
-    waits_for = call.dlq.operations().waits_for(queue, where) if kind == "redrive" else ()
+    letters, exact = call.dlq.count(queue, where, most=COUNTED, deadline_seconds=COUNT_SECONDS)
+    waits_for = call.dlq.waits_for(queue, where) if kind == "redrive" else ()
     return call.page(
         f"{kind}.html",
         section="overview",
@@ -57,9 +46,9 @@ def _form(call: Call, kind: str) -> Response:
     )
 
 
-def plan_redrive(call: Call) -> Response:
+def plan_redrive(call: Call) -> Page:
     """Make the plan of a redrive."""
-    value, wait = call.request.value, _number(call, "canary_wait")
+    value, wait = call.value, _number(call, "canary_wait")
     options = {
         "rate": _number(call, "rate", at_least=0.01),
         "limit": _whole(call, "limit"),
@@ -75,17 +64,17 @@ def plan_redrive(call: Call) -> Response:
     return _planned(call, "redrive", options)
 
 
-def plan_discard(call: Call) -> Response:
+def plan_discard(call: Call) -> Page:
     """Make the plan of a discard."""
     return _planned(call, "discard", {"limit": _whole(call, "limit")})
 
 
-def _planned(call: Call, kind: str, options: dict[str, Any]) -> Response:
-    job = call.dlq.operations().plan(kind, call.parts["queue"], filter_of(call), **options)
+def _planned(call: Call, kind: str, options: dict[str, Any]) -> Page:
+    job = call.dlq.plan(kind, call.parts["queue"], filter_of(call), **options)
     return call.to("job", job=job.id)
 
 
-def edit_form(call: Call) -> Response:
+def edit_form(call: Call) -> Page:
     """Show a message's arguments to be edited."""
     queue, letter_id = call.parts["queue"], call.parts["letter"]
     try:
@@ -94,19 +83,19 @@ def edit_form(call: Call) -> Response:
         return gone(call, queue, letter_id, exc)
 
 
-def plan_edit(call: Call) -> Response:
+def plan_edit(call: Call) -> Page:
     """Make the plan of an edit."""
     queue, letter_id = call.parts["queue"], call.parts["letter"]
     try:
         args = _json(call, "args", list)
         kwargs = _json(call, "kwargs", dict)
-        job = call.dlq.operations().plan(
+        job = call.dlq.plan(
             "edit",
             queue,
             LetterFilter(ids=frozenset({letter_id})),
             change=Edit(args=args, kwargs=kwargs),
-            to_queue=call.request.value("to_queue").strip() or None,
-            force=bool(call.request.value("force")),
+            to_queue=call.value("to_queue").strip() or None,
+            force=bool(call.value("force")),
         )
     except NotFound as exc:
         return gone(call, queue, letter_id, exc)
@@ -117,12 +106,10 @@ def plan_edit(call: Call) -> Response:
     return call.to("job", job=job.id)
 
 
-def _edit_page(call: Call, queue: str, letter_id: str, error: str = "") -> Response:
+def _edit_page(call: Call, queue: str, letter_id: str, error: str = "") -> Page:
     """Show the form, with what was typed if it was refused."""
-    redaction = call.web.redaction
-    args, kwargs = call.dlq.reading().arguments(letter_id, queue)
-    args, kwargs = redaction.arguments(args, kwargs)
-    typed = call.request.value
+    args, kwargs = call.dlq.arguments(letter_id, queue)  # masked
+    typed = call.value
     return call.page(
         "edit.html",
         status=400 if error else 200,
@@ -133,21 +120,17 @@ def _edit_page(call: Call, queue: str, letter_id: str, error: str = "") -> Respo
         args=printable_json(typed("args")) or json_text(args),
         kwargs=printable_json(typed("kwargs")) or json_text(kwargs),
         error=error,
-        redacts=bool(redaction),
+        redacts=bool(call.dlq.redaction),
     )
 
 
-def discarded(call: Call) -> Response:
+def discarded(call: Call) -> Page:
     """Show the newest discarded letters of a queue."""
     queue = call.parts["queue"]
-    rows = []
-    length = call.dlq.backend.letters.length(queue)
+    rows: list[Row] = []
+    problem = ""
     try:
-        for entry in call.dlq.removal().discarded(queue):
-            rows.append(outlined(call, entry))
-            if len(rows) >= 100:  # noqa: PLR2004
-                break
-        problem = ""
+        rows += (Row.of(call, entry) for entry in islice(call.dlq.discarded(queue), 100))
     except DLQError as exc:
         problem = str(exc)
     return call.page(
@@ -157,36 +140,42 @@ def discarded(call: Call) -> Response:
         queue=queue,
         rows=rows,
         problem=problem,
-        length=length,
+        length=call.dlq.store.length(queue),
     )
 
 
-def restore(call: Call) -> Response:
+def restore(call: Call) -> Page:
     """Put a discarded letter back: first show which and where to, then do it."""
-    queue, letter_id = call.parts["queue"], call.request.value("id")
+    queue, letter_id = call.parts["queue"], call.value("id")
     try:
         if not confirmed(call):
             return _restore_page(call, queue, letter_id)
-        call.dlq.removal().restore(letter_id, queue)
+        call.dlq.restore(letter_id, queue)
     except NotFound as exc:  # or another operator was faster
-        if call.dlq.backend.letters.entry(queue, letter_id) is None:
+        if call.dlq.store.entry(queue, letter_id) is None:
             return gone(call, queue, letter_id, exc)
     return call.to("letter", queue=queue, letter=letter_id)
 
 
-def _restore_page(call: Call, queue: str, letter_id: str) -> Response:
-    removal = call.dlq.removal()
-    found = outlined(call, removal.binned(letter_id, queue))
-    again = call.dlq.backend.letters.entry(queue, letter_id) is not None
+def _restore_page(call: Call, queue: str, letter_id: str) -> Page:
+    bin_ = islice(call.dlq.discarded(queue), MAX_DISCARDED_SCANNED)
+    entry = next((one for one in bin_ if one.key == letter_id), None)
+    if entry is None:
+        raise NotFound(
+            f"expected a discarded letter of {queue}, got {letter_id!r}; discarded letters stay in "
+            f"the bin for 24 hours"
+        )
+    found = Row.of(call, entry)
+    again = call.dlq.store.entry(queue, letter_id) is not None
     return confirm(
         call,
         title=f"Restore a letter of {queue}?",
         button="Restore 1 letter",
         facts=[
             ("letter", letter_id),
-            ("task", found["task_name"] or "no task"),
-            ("reason", found["reason"]),
-            ("what happened", found["description"] or "-"),
+            ("task", found.task_name),
+            ("reason", found.reason),
+            ("what happened", found.description or "-"),
             ("where to", f"{queue}, as its newest letter; an export then has it once more"),
         ],
         back=call.link("discarded", queue=queue),
@@ -195,7 +184,7 @@ def _restore_page(call: Call, queue: str, letter_id: str) -> Response:
 
 
 def _number(call: Call, name: str, at_least: float = 0) -> float | None:
-    text = call.request.value(name).strip()
+    text = call.value(name).strip()
     if not text:
         return None
     try:
@@ -217,7 +206,7 @@ def _whole(call: Call, name: str, at_least: int = 1) -> int | None:
 
 
 def _json(call: Call, name: str, kind: type) -> Any:
-    text = call.request.value(name)
+    text = call.value(name)
     wanted = "a list" if kind is list else "an object"
     try:
         value = json.loads(text)

@@ -1,38 +1,50 @@
-"""Letters: a list that stays where it is while letters arrive, and one letter."""
+"""Letters: a list that stays where it is while letters arrive, one letter, and files of many."""
 
 from __future__ import annotations
 
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import CorruptLetter, DLQError, NotFound
 from celery_dlq.letters.links import WHEN, links_of
+from celery_dlq.operations.redrive.select import batches
 from celery_dlq.web import tree
-from celery_dlq.web.http import RequestError, Response
-from celery_dlq.web.pages.common import filter_of, frames_of, query_of, suppressed, unreadable
+from celery_dlq.web.http import Call, Page, RequestError
+from celery_dlq.web.pages.parts import Row, filter_of, frames_of, query_of, suppressed
 
 if TYPE_CHECKING:
     from celery_dlq.letters.record import DeadLetter
     from celery_dlq.operations.redrive.select import RawEntry
-    from celery_dlq.web.web import Call
 
 PAGE = 50
 DEADLINE_SECONDS = 1.0
 MAX_BODY_SHOWN = 256 * 1024
+MAX_FIELDS_SHOWN = 50
+MAX_FIELD_SHOWN = 1000
+MAX_LETTERS = 200_000
+"""Letters in one file; `dlq export` has no limit."""
+
+_LETTERS_PER_GROUP = 20_000
+_CHUNK_BYTES = 256 * 1024
 
 
-def letters(call: Call) -> Response:
+def letters(call: Call) -> Page:
     """Show the letters of a queue that match a filter."""
     queue = call.parts["queue"]
     where = filter_of(call)
-    reading = call.dlq.reading()
-    page = reading.page(
+    page = call.dlq.page(
         queue,
         where,
-        cursor=call.request.value("cursor") or None,
+        cursor=call.value("cursor") or None,
         size=PAGE,
         deadline_seconds=DEADLINE_SECONDS,
     )
-    rows = [_row(call, entry) for entry in page.entries]
+    rows = [Row.of(call, entry) for entry in page.entries]
     query = query_of(where)
     return call.page(
         "letters.html",
@@ -43,60 +55,42 @@ def letters(call: Call) -> Response:
         query=query,
         rows=rows,
         page=page,
-        total=call.dlq.backend.letters.length(queue),
+        total=call.dlq.store.length(queue),
         newer=page.newer and call.link("letters", {**query, "cursor": page.newer}, queue=queue),
         older=page.older and call.link("letters", {**query, "cursor": page.older}, queue=queue),
     )
 
 
-def _row(call: Call, entry: RawEntry) -> dict[str, Any]:
-    """One letter of the list; its body is not shown."""
-    try:
-        letter = call.web.redaction.letter(entry.letter())
-    except CorruptLetter as exc:
-        return {"id": entry.key, "letter": None, "error": unreadable(call, exc), "arguments": ""}
-    shown = ", ".join(
-        text
-        for text in (letter.args_json or letter.argsrepr, letter.kwargs_json or letter.kwargsrepr)
-        if text and text not in ("[]", "{}", "()")
-    )
-    return {"id": entry.key, "letter": letter, "error": "", "arguments": shown}
-
-
-def letter(call: Call) -> Response:
+def letter(call: Call) -> Page:
     """Show one letter; if it is gone, say how it ended."""
     queue, letter_id = call.parts["queue"], call.parts["letter"]
-    reading = call.dlq.reading()
     try:
-        queue, entry = reading.entry(letter_id, queue)
+        queue, entry = call.dlq.entry(letter_id, queue)
     except NotFound as exc:
         return gone(call, queue, letter_id, exc)
-    try:
-        found = entry.letter()
-    except CorruptLetter as exc:
+    row = Row.of(call, entry)
+    if row.letter is None:
+        fields = {
+            name.decode("utf-8", "backslashreplace"): _cut(value)
+            for name, value in list(entry.fields.items())[:MAX_FIELDS_SHOWN]
+        }
         return call.page(
             "unreadable.html",
             section="overview",
             title=f"{queue}: entry {entry.position}",
             queue=queue,
             entry=entry,
-            error=unreadable(call, exc),
-            fields=call.web.redaction.fields(
-                {
-                    name.decode("utf-8", "backslashreplace"): _cut(value)
-                    for name, value in list(entry.fields.items())[:50]
-                }
-            ),
+            error=row.error,
+            fields=call.dlq.redaction.fields(fields),
         )
-    shown = call.web.redaction.letter(found)
-    group = suppressed(lambda: reading.group(queue, found.fingerprint), NotFound)
+    shown = row.letter
     return call.page(
         "letter.html",
         section="overview",
         title=f"{queue}: {shown.task_name or 'letter'} {shown.id[:8]}",
         queue=queue,
         letter=shown,
-        group=group,
+        group=suppressed(lambda: call.dlq.group(queue, shown.fingerprint), NotFound),
         exceptions=frames_of(shown),
         arguments=tree.arguments(shown),
         headers=tree.of(_mapping(shown, "headers"), "headers"),
@@ -104,28 +98,29 @@ def letter(call: Call) -> Response:
         links=links_of(shown.content_type, shown.body),
         when=WHEN,
         trail=tree.trail(_mapping(shown, "headers")),
-        editable=_editable(found),
+        editable=_editable(shown),
     )
 
 
-def body(call: Call) -> Response:
+def body(call: Call) -> Page:
     """Give the message's body as it came, as a file."""
     queue, letter_id = call.parts["queue"], call.parts["letter"]
-    queue, entry = call.dlq.reading().entry(letter_id, queue)
-    if call.web.redaction:
+    queue, entry = call.dlq.entry(letter_id, queue)
+    if call.dlq.redaction:
         raise RequestError(403, "expected no dlq_redact for the raw body, because it holds all")
     name = "".join(c for c in entry.key if c.isalnum() or c in "-_")[:60] or "letter"
-    return Response(
+    return Page(
         content_type="application/octet-stream",
         body=entry.fields.get(b"body", b""),
         headers=[("content-disposition", f'attachment; filename="{name}.body"')],
     )
 
 
-def gone(call: Call, queue: str, letter_id: str, exc: NotFound) -> Response:
+def gone(call: Call, queue: str, letter_id: str, exc: NotFound) -> Page:
     """A letter that somebody knew: say who redrove or discarded letters of its queue lately."""
-    call.dlq.reading().check_queue(queue)
-    changes = [c for c in call.dlq.jobs().changes(limit=200) if c.target == queue][:5]
+    if queue not in call.dlq.store.names():
+        raise exc
+    changes = [c for c in call.dlq.changes(limit=200) if c.target == queue][:5]
     return call.page(
         "gone.html",
         status=410,
@@ -159,5 +154,56 @@ def _editable(found: DeadLetter) -> bool:
 
 
 def _cut(value: bytes) -> str:
-    text = value[:1000].decode("utf-8", "backslashreplace")
-    return text if len(value) <= 1000 else text + "…"  # noqa: PLR2004
+    text = value[:MAX_FIELD_SHOWN].decode("utf-8", "backslashreplace")
+    return text if len(value) <= MAX_FIELD_SHOWN else text + "…"
+
+
+def export(call: Call) -> Page:
+    """Give the letters as a file."""
+    queue, form = call.parts["queue"], call.parts["format"]
+    where = filter_of(call)
+    found = call.dlq.entries(queue, where, limit=MAX_LETTERS)
+    if form == "jsonl":
+        return _file(queue, "jsonl", "application/x-ndjson", _lines(call, found))
+    if form != "parquet":
+        raise NotFound(f"expected jsonl or parquet, got {form!r}")
+    import celery_dlq.export.table  # noqa: F401, PLC0415 - says now if its extra is missing
+
+    if call.dlq.redaction:
+        raise RequestError(
+            403,
+            "expected no dlq_redact for Parquet files from here, because they have whole messages; "
+            "`dlq export --redact` writes files without",
+        )
+    return _file(queue, "parquet", "application/vnd.apache.parquet", _parquet(found))
+
+
+def _file(queue: str, ending: str, kind: str, parts: Iterator[bytes]) -> Page:
+    name = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in queue)[:60]
+    disposition = f'attachment; filename="{name}.{ending}"'
+    return Page(content_type=kind, body=parts, headers=[("content-disposition", disposition)])
+
+
+def _lines(call: Call, found: Iterator[RawEntry]) -> Iterator[bytes]:
+    for entry in found:
+        with suppress(CorruptLetter):
+            record: dict[str, Any] = call.masked(entry).to_json()
+            yield json.dumps(record).encode() + b"\n"
+
+
+def _parquet(found: Iterator[RawEntry]) -> Iterator[bytes]:
+    from celery_dlq.export import table  # noqa: PLC0415 - pyarrow is an extra
+
+    handle, name = tempfile.mkstemp(prefix="celery_dlq-", suffix=".parquet")
+    os.close(handle)
+    path = Path(name)
+    try:
+        letters = (entry for entry in found if entry.is_letter)
+        groups = batches(letters, _LETTERS_PER_GROUP)
+        table.write_file(path, ([entry.fields for entry in group] for group in groups))
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                yield chunk
+    finally:
+        with suppress(FileNotFoundError):
+            path.unlink()

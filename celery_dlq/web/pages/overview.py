@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from celery_dlq.store.records import QueueSummary
+from celery_dlq.web.http import Call, Page
 
 if TYPE_CHECKING:
     from celery_dlq.operations.job import Job
-    from celery_dlq.web.http import Response
-    from celery_dlq.web.web import Call
 
 Columns = Sequence[tuple[str, Mapping[str, int]]]
 
@@ -33,14 +32,12 @@ class Row:
     jobs: Sequence[Job]  # Jobs that have not ended
 
 
-def overview(call: Call) -> Response:
+def overview(call: Call) -> Page:
     """Show all dead-letter queues."""
-    dlq = call.dlq
-    reading = dlq.reading()
-    queues = sorted(reading.queues(), key=lambda q: (-q.last_hour, -q.letters, q.name))
-    fleet = call.web.status.fleet()
+    queues = sorted(call.dlq.queues(), key=lambda q: (-q.last_hour, -q.letters, q.name))
+    fleet = call.site.status.fleet()
     jobs: dict[str, list[Job]] = defaultdict(list)
-    for job in dlq.jobs().jobs():
+    for job in call.dlq.jobs():
         if job.state in ("running", "waiting", "interrupted"):
             jobs[job.queue].append(job)
     rows = [

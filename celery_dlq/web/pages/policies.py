@@ -3,40 +3,34 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery_dlq.errors import DLQError
 from celery_dlq.events import whoami
 from celery_dlq.policies.checks import duration_seconds
 from celery_dlq.policies.overrides import keys
 from celery_dlq.policies.table import RETENTION, PolicyTable, of_whole_queues
-from celery_dlq.store.instructions import Override
-from celery_dlq.web.http import Permission, RequestError
-from celery_dlq.web.pages.common import confirm, confirmed, suppressed
+from celery_dlq.web.http import Call, Page, Permission, RequestError
+from celery_dlq.web.pages.parts import confirm, confirmed, suppressed
 from celery_dlq.web.templating import duration, plain
 
-if TYPE_CHECKING:
-    from celery_dlq.web.http import Response
-    from celery_dlq.web.web import Call
 
-
-def policies(call: Call) -> Response:
+def policies(call: Call) -> Page:
     """Show the policy of every queue and task."""
     return _page(call)
 
 
-def set_policy(call: Call) -> Response:
+def set_policy(call: Call) -> Page:
     """Override a policy for a while: first show what changes, then do it."""
-    value = call.request.value
+    value = call.value
     queue, key, text = (value(name).strip() for name in ("queue", "key", "value"))
     values: dict[str, Any] = {key: text}
     try:
         span = timedelta(seconds=duration_seconds(value("for").strip() or "1h") or 0)
-        admin = call.dlq.policy_admin()
-        made = admin.check_override(queue, span, **values)
+        made = call.dlq.check_override(queue, span, **values)
     except (DLQError, TypeError, ValueError, OverflowError) as exc:
         return _page(call, error=str(exc))
-    _check_may(call, key)
+    call.user.check(_needed(key))
     if not confirmed(call):
         return confirm(
             call,
@@ -48,22 +42,21 @@ def set_policy(call: Call) -> Response:
                 ("then", _shown(made[0].value)),
                 ("for", duration(span)),
                 ("by", whoami()),
-                *_effect(call, queue, key, admin.after(made)),
+                *_effect(call, queue, key, call.dlq.policies_after(made)),
             ],
             back=call.link("policies"),
         )
-    admin.override_policy(queue, span, **values)
-    call.web.status.forget_fleet()
+    call.dlq.override_policy(queue, span, **values)
+    call.site.status.forget_fleet()
     return call.to("policies")
 
 
-def unset_policy(call: Call) -> Response:
+def unset_policy(call: Call) -> Page:
     """End an override early: first show what the value is then."""
-    queue, key = call.request.value("queue"), call.request.value("key")
+    queue, key = call.value("queue"), call.value("key")
     if not key:
         raise RequestError(400, "expected the key of an override, got none")
-    _check_may(call, key)
-    admin = call.dlq.policy_admin()
+    call.user.check(_needed(key))
     if not confirmed(call):
         return confirm(
             call,
@@ -73,12 +66,12 @@ def unset_policy(call: Call) -> Response:
             facts=[
                 ("now", _value(call, queue, key)),
                 ("then", "what settings and code say"),
-                *_effect(call, queue, key, admin.after(lifted=[(queue, key)])),
+                *_effect(call, queue, key, call.dlq.policies_after(lifted=[(queue, key)])),
             ],
             back=call.link("policies"),
         )
-    admin.lift_policy(queue, key)
-    call.web.status.forget_fleet()
+    call.dlq.lift_policy(queue, key)
+    call.site.status.forget_fleet()
     return call.to("policies")
 
 
@@ -89,16 +82,11 @@ def _needed(key: str) -> Permission:
     return Permission.REDRIVE if key == "auto_redrive" else Permission.EDIT_POLICIES
 
 
-def _check_may(call: Call, key: str) -> None:
-    if not call.user.may(_needed(key)):
-        raise RequestError(403, f"expected the permission {_needed(key)}. {call.user.why_not}")
-
-
 def _effect(call: Call, queue: str, key: str, after: PolicyTable) -> list[tuple[str, str]]:
     """When a change begins, and what it does to the letters that are there."""
     if key not in of_whole_queues():
         return [("noticed", "by running workers within seconds")]
-    effect = call.dlq.removal().effect(queue, frozenset({key}), after)
+    effect = call.dlq.policy_effect(queue, frozenset({key}), after)
     return [
         ("letters", str(effect) or "removes and redrives none of those that are there now"),
         ("begins", "in one minute; until then letters are left alone, and it can be taken back"),
@@ -108,7 +96,7 @@ def _effect(call: Call, queue: str, key: str, after: PolicyTable) -> list[tuple[
 
 def _value(call: Call, queue: str, key: str) -> str:
     """The value in force, and where it comes from."""
-    report = suppressed(lambda: call.dlq.policy_admin().policies(queue), DLQError)
+    report = suppressed(lambda: call.dlq.policies(queue), DLQError)
     views = [] if report is None else [view for view in report.views if view.task is None]
     if not views:
         return "unknown"
@@ -121,9 +109,8 @@ def _shown(value: Any) -> str:
     return "off" if value is False else plain(value)
 
 
-def _page(call: Call, error: str = "") -> Response:
-    admin = call.dlq.policy_admin()
-    report = admin.policies()
+def _page(call: Call, error: str = "") -> Page:
+    report = call.dlq.policies()
     return call.page(
         "policies.html",
         status=400 if error else 200,
@@ -131,20 +118,18 @@ def _page(call: Call, error: str = "") -> Response:
         title="Policies",
         views=[view.to_json() for view in report.views],
         warnings=report.warnings,
-        overrides=[
-            o for o in call.dlq.backend.instructions.in_force(Override) if o.value is not None
-        ],
+        overrides=[one for one in call.dlq.overrides() if one.value is not None],
         may_change=lambda key: call.may(_needed(key)),
         keys=keys(),
         shown=_shown,
         error=error,
-        typed=call.request.value,
+        typed=call.value,
     )
 
 
-def audit(call: Call) -> Response:
+def audit(call: Call) -> Page:
     """Show who changed what, newest first."""
-    found = call.dlq.jobs().changes(limit=200)
-    redaction = call.web.redaction
+    found = call.dlq.changes(limit=200)
+    redaction = call.dlq.redaction
     shown = [redaction.shown(change, "detail") for change in found]
     return call.page("audit.html", section="audit", title="Audit", changes=shown)

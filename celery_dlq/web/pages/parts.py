@@ -1,9 +1,10 @@
-"""What several pages do."""
+"""What several pages do: filters, the page that asks before a change, and parts of letters."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,14 +14,12 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import iso
 from celery_dlq.letters.tracebacks import Raised, raised
 from celery_dlq.policies.checks import age_seconds
-from celery_dlq.web.http import RequestError
+from celery_dlq.web.http import Call, Page, RequestError
 
 if TYPE_CHECKING:
     from celery_dlq.letters.record import DeadLetter
     from celery_dlq.operations.redrive.select import RawEntry
     from celery_dlq.store.records import Group
-    from celery_dlq.web.http import Response
-    from celery_dlq.web.web import Call
 
 _Value = TypeVar("_Value")
 
@@ -38,7 +37,7 @@ def suppressed(read: Callable[[], _Value], *errors: type[DLQError]) -> _Value | 
 
 def confirmed(call: Call) -> bool:
     """True if the form comes from the page that says what it does."""
-    return call.request.value("confirmed") == "yes"
+    return call.value("confirmed") == "yes"
 
 
 def confirm(
@@ -50,10 +49,8 @@ def confirm(
     back: str,
     section: str = "overview",
     problem: str = "",
-) -> Response:
+) -> Page:
     """Say what a form would do, before it does; the form comes back with ``confirmed``."""
-    forms = call.web.options.forms
-    ours = {"confirmed", forms.field if forms else ""}
     return call.page(
         "confirm.html",
         section=section,
@@ -64,26 +61,16 @@ def confirm(
         problem=problem,
         fields=[
             (name, value.replace("\r\n", "\n"))  # browsers send the lines of a text so
-            for name, values in call.request.form.items()
-            if name not in ours
+            for name, values in call.form.items()
+            if name not in ("confirmed", call.token_field)
             for value in values
         ],
     )
 
 
-def check_text(what: str, text: str, limit: int) -> str:
-    """Check a text that somebody typed."""
-    text = text.strip()
-    if not text or len(text) > limit:
-        raise RequestError(
-            400, f"expected {what} to have 1 to {limit:,} characters, got {len(text):,}"
-        )
-    return text
-
-
 def filter_of(call: Call) -> LetterFilter:
     """The filter in the URL or the form; ticked letters are its ids."""
-    fields = {**call.request.query, **call.request.form}
+    fields = {**call.query, **call.form}
     query = {
         **_carried(call),
         **{
@@ -92,7 +79,7 @@ def filter_of(call: Call) -> LetterFilter:
             if name in LetterFilter.__slots__
         },
     }
-    if call.request.value("only") == "ticked" and not any(query.get("ids", ())):
+    if call.value("only") == "ticked" and not any(query.get("ids", ())):
         raise RequestError(400, "expected letters to be ticked, got none; nothing was done")
     if len(query.get("ids", ())) > MAX_TICKED:
         raise RequestError(
@@ -109,7 +96,7 @@ def filter_of(call: Call) -> LetterFilter:
 
 def _carried(call: Call) -> dict[str, list[str]]:
     """The filter of the page from which a form comes, byte for byte."""
-    text = call.request.value("where")
+    text = call.value("where")
     try:
         found = json.loads(text or "{}")
         if all(isinstance(one, str) for values in found.values() for one in values):
@@ -130,24 +117,46 @@ def json_text(value: object) -> str:
     return lines if len(lines) < MAX_LINES_CHARS else printable.json_text(value)
 
 
-def unreadable(call: Call, exc: CorruptLetter) -> str:
-    """Why an entry is no letter; the reason may quote the entry."""
-    return "an entry that cannot be read" if call.web.redaction else str(exc)
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What a list says about an entry."""
 
+    id: str
+    letter: DeadLetter | None  # Masked; none for an entry that is no letter
+    error: str = ""  # Why it is none
 
-def outlined(call: Call, entry: RawEntry) -> dict[str, str]:
-    """What a list says about a letter: a description may quote what the arguments hide."""
-    description = entry.text("description")
-    if call.web.redaction:
-        letter = suppressed(entry.letter, CorruptLetter)
-        shown = "" if letter is None else call.web.redaction.letter(letter).description
-        description = shown or ""
-    return {
-        "id": entry.key,
-        "task_name": entry.text("task_name"),
-        "reason": entry.text("reason"),
-        "description": description,
-    }
+    @classmethod
+    def of(cls, call: Call, entry: RawEntry) -> Row:
+        """The row of an entry; a reason why it cannot be read may quote it."""
+        try:
+            return cls(id=entry.key, letter=call.masked(entry))
+        except CorruptLetter as exc:
+            error = "an entry that cannot be read" if call.dlq.redaction else str(exc)
+            return cls(id=entry.key, letter=None, error=error)
+
+    @property
+    def task_name(self) -> str:
+        """The task; a name for what has none."""
+        return (self.letter and self.letter.task_name) or "no task"
+
+    @property
+    def reason(self) -> str:
+        """Why it died."""
+        return self.letter.reason.value if self.letter else ""
+
+    @property
+    def description(self) -> str:
+        """What happened."""
+        return (self.letter.description or "") if self.letter else self.error
+
+    @property
+    def arguments(self) -> str:
+        """Its arguments in a line."""
+        if self.letter is None:
+            return ""
+        found = self.letter
+        texts = (found.args_json or found.argsrepr, found.kwargs_json or found.kwargsrepr)
+        return ", ".join(text for text in texts if text and text not in ("[]", "{}", "()"))
 
 
 def columns_of_day(group: Group) -> list[tuple[str, dict[str, int]]]:

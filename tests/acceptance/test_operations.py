@@ -598,8 +598,8 @@ def test_a_redrive_killed_anywhere_is_finished_by_resuming_its_job(
     [
         ("JobStore", "replace", "before", (), 0),
         ("JobStore", "replace", "after", (), 0),
-        ("Letters", "redrive", "before", (), 0),
-        ("Letters", "redrive", "after", (), 0),
+        ("Claims", "redrive", "before", (), 0),
+        ("Claims", "redrive", "after", (), 0),
         ("Claims", "claim", "after", ("elsewhere",), 0),
         ("Publisher", "publish", "before", ("elsewhere",), 0),
         ("Publisher", "publish", "after", ("elsewhere",), A_BATCH),

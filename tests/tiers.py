@@ -1,4 +1,4 @@
-"""The tests that `tox` runs, below three minutes on two cores; others are marked `full`."""
+"""The tests that `tox` runs, in about five minutes on two cores; others are marked `full`."""
 
 from __future__ import annotations
 

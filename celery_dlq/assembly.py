@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from functools import partial
@@ -25,19 +25,12 @@ from celery_dlq.metrics import Measuring
 from celery_dlq.policies.delivery_limits import LowLimit, default_limit, low_limits
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
+from celery_dlq.registry import features
 from celery_dlq.store.records import Clock, ServerMemory
 from celery_dlq.transport import default_delay
 
 if TYPE_CHECKING:
-    from celery_dlq.features.adopt.adopter import Adopter
-    from celery_dlq.features.adopt.run import AdoptRun
-    from celery_dlq.features.circuit_breaker.operations import Breakers, Circuits
-    from celery_dlq.features.circuit_breaker.policy import CircuitBreaker
-    from celery_dlq.features.dead_letter.operations import DemandRun
-    from celery_dlq.features.differences.operations import Comparison
     from celery_dlq.features.exchange.publisher import ExchangeOutbox, ExchangePublisher
-    from celery_dlq.features.groups.operations import Notes
-    from celery_dlq.features.hold.operations import Holds
     from celery_dlq.operations.api import Operations
     from celery_dlq.operations.exports import Exports
     from celery_dlq.operations.instructions import HeldQueues, KnownNames
@@ -45,7 +38,6 @@ if TYPE_CHECKING:
     from celery_dlq.operations.memory import MemoryCheck
     from celery_dlq.operations.policies import PolicyAdmin
     from celery_dlq.operations.reading import Reading
-    from celery_dlq.operations.redrive.select import Progress
     from celery_dlq.operations.removal import Removal
     from celery_dlq.store.store import Store
     from celery_dlq.transport.held import WatchedFetch
@@ -60,8 +52,7 @@ _RABBITMQ = frozenset({"amqp", "amqps", "pyamqp", "librabbitmq"})  # transports,
 _WORKER_STEPS = (
     "celery_dlq.worker.bootsteps:GuardStep",
     "celery_dlq.worker.bootsteps:LongWorkStep",
-    "celery_dlq.features.adopt.bootstep:AdoptStep",
-    "celery_dlq.features.exchange.bootstep:PublishStep",
+    *(f"celery_dlq.features.{one.name}.{one.step}" for one in features() if one.step),
 )
 _CONSUMER_STEPS = ("celery_dlq.worker.bootsteps:TickStep",)
 
@@ -171,12 +162,6 @@ class Assembly:
 
         return Reading(backend.letters)  # what is not masked: operations need it
 
-    def comparison(self) -> Comparison:
-        """Finds what sets letters apart."""
-        from celery_dlq.features.differences.operations import Comparison
-
-        return Comparison(self.backend, self.reading(), masked=self.redaction.arguments)
-
     def operations(self) -> Operations:
         """Redrives and edits letters, and plans that."""
         from celery_dlq.operations.api import Operations
@@ -239,52 +224,17 @@ class Assembly:
             own.measuring.close()
             own.backend.close()
 
-    def holds(self) -> Holds:
-        """Holds messages and releases them."""
-        from celery_dlq.features.hold.operations import Holds
-        from celery_dlq.operations.instructions import Audit
-
-        instructions, audit = self.backend.instructions, Audit(self.backend.workers, self.events)
-        return Holds(instructions, self.held(), self._names(), self.jobs(), audit)
-
     def held(self) -> HeldQueues:
         """The queues of held messages."""
         from celery_dlq.operations.instructions import MOST_HELD, HeldQueues
 
         return HeldQueues(self.jobs(), most=MOST_HELD)
 
-    def _names(self) -> KnownNames:
+    def names(self) -> KnownNames:
         """The tasks and queues that operators may name."""
         from celery_dlq.operations.instructions import KnownNames
 
         return KnownNames(self.backend.workers, tasks=lambda: self.app.tasks, queues=self._queues)
-
-    def breakers(self) -> Breakers:
-        """Opens and closes circuit breakers by hand."""
-        from celery_dlq.features.circuit_breaker.operations import Breakers
-
-        return Breakers(self.circuits(), self.held(), self._names(), self._breaker_of)
-
-    def circuits(self) -> Circuits:
-        """The states of circuit breakers."""
-        from celery_dlq.features.circuit_breaker.operations import Circuits
-        from celery_dlq.operations.redrive.publisher import broker_name
-
-        return Circuits(self.backend, self.events, self.measuring.counts, broker_name(self.app))
-
-    def _breaker_of(self, task: str, queue: str | None) -> tuple[str, CircuitBreaker | None]:
-        """The queue of a task, and the circuit breaker of its policy there."""
-        if queue is None:
-            routed = self.app.amqp.router.route({}, task).get("queue")
-            queue = str(getattr(routed, "name", routed) or self.app.conf.task_default_queue)
-        policy = self.policy_admin().in_force().resolve(queue, task_policies(self.app).get(task))
-        return queue, None if policy is None else policy.of("circuit_breaker")
-
-    def demand_run(self) -> DemandRun:
-        """Dead-letters messages that operators name."""
-        from celery_dlq.features.dead_letter.operations import DemandRun
-
-        return DemandRun(self.app, self.settings, self.backend, self.events)
 
     def _queues(self) -> frozenset[str]:
         """The queues that the app, a policy, a letter or a live worker names."""
@@ -292,12 +242,6 @@ class Assembly:
         return KnownQueues.of(self.app).names.union(
             self.policy_admin().guarded_queues(), *(info.queues for info in workers)
         )
-
-    def notes(self) -> Notes:
-        """Writes and reads notes on groups, and sets their states."""
-        from celery_dlq.features.groups.operations import Notes
-
-        return Notes(self.backend, self.reading(), self.events)
 
     def exports(self) -> Exports:
         """Exports letters to Parquet."""
@@ -359,14 +303,6 @@ class Assembly:
         table, queues = self.policy_table(), KnownQueues.of(self.app).names
         return MemoryCheck(self.settings, table, queues, self.app.conf, self.backend.memory)
 
-    def adopt_run(self) -> AdoptRun:
-        """Adopts messages when an operator asks for it."""
-        from celery_dlq.features.adopt.run import AdoptRun
-
-        return AdoptRun(
-            self.settings, self.backend, self.adopter, self.exchange_publisher, self.clock
-        )
-
     def policy_table(self) -> PolicyTable:
         """The policies of the app's queues and of its registered tasks."""
         return PolicyTable(self.settings.queues, task_policies(self.app))
@@ -378,24 +314,6 @@ class Assembly:
         from celery_dlq.worker.wiring import guard_of
 
         return guard_of(self, hostname=hostname, pid=pid, flags_redelivery=flags_redelivery)
-
-    def recover(self, stopping: Callable[[], bool]) -> None:
-        """Send probes and release the messages of circuit breakers."""
-        from celery_dlq.features.circuit_breaker.recovery import Recovery
-
-        Recovery(
-            self.backend.instructions,
-            self.held(),
-            self.jobs(),
-            self.circuits(),
-            self._without_breaker,
-        ).run(stopping)
-
-    def _without_breaker(self) -> set[str]:
-        """The queues whose circuit breakers an override has ended: nobody counts their probes."""
-        overrides = self.policy_admin().in_force().overrides
-        key = "circuit_breaker"
-        return {name for name, (policy, _) in overrides.items() if policy.of(key) is False}
 
     def memory_limit(
         self, warnings: Callable[[ServerMemory], Sequence[str]] | None = None
@@ -418,64 +336,6 @@ class Assembly:
         from celery_dlq.transport.redis.fetch import ReliableFetch
 
         return ReliableFetch(self.settings, options)
-
-    def make_adopters(self, consumed: Iterable[str], *, hostname: str, pid: int) -> list[Adopter]:
-        """Make the adopters of the setting ``dlq_adopt``; they have their own connections."""
-        from celery_dlq.features.adopt.run import consumed_already
-
-        orders = self.settings.of("adopt")
-        for queue in sorted(set(consumed).intersection(orders)):
-            raise consumed_already(queue, hostname, by="dlq_adopt")
-        if not orders:
-            return []
-        backend = self.backend.separate()
-        return [
-            self.adopter(queue, target, backend, hostname=hostname, pid=pid)
-            for queue, target in orders.items()
-        ]
-
-    def adopter(
-        self,
-        queue: str,
-        target: str | None,
-        backend: Store,
-        *,
-        hostname: str,
-        pid: int | None = None,
-        progress: Progress | None = None,
-    ) -> Adopter:
-        """Make the adopter of one queue; nothing is sent yet."""
-        from celery_dlq.features.adopt.adopter import Adopter
-        from celery_dlq.features.adopt.letter import Adoption
-        from celery_dlq.features.adopt.sources import source_of
-        from celery_dlq.writing.letter import LetterMaker
-
-        settings = self.settings
-        adoption = Adoption(
-            self.app,
-            settings.policies,
-            queue,
-            target,
-            backend.counter,
-            LetterMaker(
-                clock=self.clock,
-                hostname=hostname,
-                pid=pid or os.getpid(),
-                change=self.redaction.captured,
-            ),
-        )
-        return Adopter(
-            queue,
-            source_of(self.app, queue),
-            adoption,
-            backend.letters,
-            backend.counter,
-            self.letter_outbox(backend),
-            self.memory_limit(),
-            self.clock,
-            self.events,
-            progress,
-        )
 
     # -- dead-letter exchanges ----------------------------------------------------
 

@@ -18,7 +18,7 @@ from celery_dlq.errors import MissingExtra
 from celery_dlq.features.redaction.masking import Redaction
 from celery_dlq.letters.filters import FilterFields
 from celery_dlq.policies.checks import check_names
-from celery_dlq.registry import features
+from celery_dlq.registry import Feature, features
 from celery_dlq.store.records import Clock
 
 if TYPE_CHECKING:
@@ -66,16 +66,10 @@ class _Imported:
 
 
 if not TYPE_CHECKING:  # whoever publishes imports this module, and needs none of these
-    AdoptRun = _Imported("celery_dlq.features.adopt.run", "AdoptRun")
-    DemandRun = _Imported("celery_dlq.features.dead_letter.operations", "DemandRun")
-    Comparison = _Imported("celery_dlq.features.differences.operations", "Comparison")
     Operations = _Imported("celery_dlq.operations.api", "Operations")
-    Breakers = _Imported("celery_dlq.features.circuit_breaker.operations", "Breakers")
     Exports = _Imported("celery_dlq.operations.exports", "Exports")
     Jobs = _Imported("celery_dlq.operations.jobs", "Jobs")
-    Holds = _Imported("celery_dlq.features.hold.operations", "Holds")
     MemoryCheck = _Imported("celery_dlq.operations.memory", "MemoryCheck")
-    Notes = _Imported("celery_dlq.features.groups.operations", "Notes")
     PolicyAdmin = _Imported("celery_dlq.operations.policies", "PolicyAdmin")
     Reading = _Imported("celery_dlq.operations.reading", "Reading")
     Removal = _Imported("celery_dlq.operations.removal", "Removal")
@@ -157,15 +151,6 @@ class DeadLetters:
             setattr(app, ATTRIBUTE, self)
             self.assembly.install()
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """A method that a feature adds; see `celery_dlq.registry.Feature.operations`."""
-            for feature in () if name.startswith("_") else features():
-                if name in feature.operations:
-                    return partial(feature.load(feature.operations[name]), self)
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
     @classmethod
     def of(cls, app: Any) -> DeadLetters:
         """Return the `DeadLetters` of an app; make it if the app has none."""
@@ -228,12 +213,6 @@ class DeadLetters:
     groups = _of(Assembly.reading, Reading.groups)
     group = _of(Assembly.reading, Reading.group)
     arguments = _of(Assembly.reading, Reading.arguments)
-    differences = _of(Assembly.comparison, Comparison.differences)
-    note = _of(Assembly.notes, Notes.note)
-    notes = _of(Assembly.notes, Notes.notes)
-    resolve = _of(Assembly.notes, Notes.resolve)
-    mute = _of(Assembly.notes, Notes.mute)
-    reopen = _of(Assembly.notes, Notes.reopen)
 
     redrive = _of(Assembly.operations, Operations.redrive)
     edit = _of(Assembly.operations, Operations.edit)
@@ -256,18 +235,6 @@ class DeadLetters:
     resume_in_background = _of(Assembly.jobs, Jobs.resume_in_background)
     changes = _of(Assembly.jobs, Jobs.changes)
 
-    check_hold = _of(Assembly.holds, Holds.preview)
-    hold = _of(Assembly.holds, Holds.hold)
-    end_hold = _of(Assembly.holds, Holds.end)
-    holds = _of(Assembly.holds, Holds.holds)
-    release = _of(Assembly.holds, Holds.release)
-    breakers = _of(Assembly.breakers, Breakers.breakers)
-    open_breaker = _of(Assembly.breakers, Breakers.open_breaker)
-    close_breaker = _of(Assembly.breakers, Breakers.close_breaker)
-
-    dead_letter = _of(Assembly.demand_run, DemandRun.dead_letter)
-    withdraw = _of(Assembly.demand_run, DemandRun.withdraw)
-
     policies = _of(Assembly.policy_admin, PolicyAdmin.policies)
     overrides = _of(Assembly.policy_admin, PolicyAdmin.overrides)
     policies_after = _of(Assembly.policy_admin, PolicyAdmin.after)
@@ -277,10 +244,28 @@ class DeadLetters:
     lift_policy = _of(Assembly.policy_admin, PolicyAdmin.lift_policy)
 
     export = _of(Assembly.exports, Exports.export)
-    adopt = _of(Assembly.adopt_run, AdoptRun.adopt)
 
     memory = _of(Assembly.memory_check, MemoryCheck.memory)
     warnings = _of(Assembly.memory_check, MemoryCheck.warnings)
+
+    if TYPE_CHECKING:  # what features add, see `_add_operations`
+        differences = _of(Comparison.of, Comparison.differences)
+        note = _of(Notes.of, Notes.note)
+        notes = _of(Notes.of, Notes.notes)
+        resolve = _of(Notes.of, Notes.resolve)
+        mute = _of(Notes.of, Notes.mute)
+        reopen = _of(Notes.of, Notes.reopen)
+        check_hold = _of(Holds.of, Holds.preview)
+        hold = _of(Holds.of, Holds.hold)
+        end_hold = _of(Holds.of, Holds.end)
+        holds = _of(Holds.of, Holds.holds)
+        release = _of(Holds.of, Holds.release)
+        breakers = _of(Breakers.of, Breakers.breakers)
+        open_breaker = _of(Breakers.of, Breakers.open_breaker)
+        close_breaker = _of(Breakers.of, Breakers.close_breaker)
+        dead_letter = _of(DemandRun.of, DemandRun.dead_letter)
+        withdraw = _of(DemandRun.of, DemandRun.withdraw)
+        adopt = _of(AdoptRun.of, AdoptRun.adopt)
 
     def asgi(
         self,
@@ -351,3 +336,21 @@ class DeadLetters:
 
         metrics = self.assembly.backend.metrics
         return serve(Collector(self, metrics, self.assembly.clock), port=port, address=address)
+
+
+def _add_operations(feature: Feature) -> None:
+    """Add the methods of a feature to `DeadLetters`; see `Feature.operations`."""
+    for name, place in feature.operations.items():
+        operation = _Operation(
+            partial(_made, feature, place.rpartition(".")[0]), partial(feature.load, place)
+        )
+        operation.__set_name__(DeadLetters, name)
+        setattr(DeadLetters, name, operation)
+
+
+def _made(feature: Feature, place: str, assembly: Assembly) -> Any:
+    return feature.load(place).of(assembly)
+
+
+for _feature in features():
+    _add_operations(_feature)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 FEATURES = (
@@ -73,7 +74,10 @@ class Feature:
     # What it does in a worker: a function of `celery_dlq.worker.observer.WorkerParts` that returns
     # an `Observer` or `None`
     observer: str = ""
-    # Methods that it adds to `DeadLetters`, by name: functions whose first argument is that
+    # Place of a bootstep of workers
+    step: str = ""
+    # Methods that it adds to `DeadLetters`, by name: ``module:Class.method`` of a class that is
+    # made by its ``of(assembly)``
     operations: Mapping[str, str] = field(default_factory=dict)
     # `function(policy, due)`: which letters the policy of a queue, or a job that it made, redrives
     chooses: str = ""
@@ -85,7 +89,7 @@ class Feature:
     def load(self, place: str) -> Any:
         """What a place names."""
         module, _, name = place.partition(":")
-        return getattr(import_module(f"celery_dlq.features.{self.name}.{module}"), name)
+        return attrgetter(name)(import_module(f"celery_dlq.features.{self.name}.{module}"))
 
 
 @cache

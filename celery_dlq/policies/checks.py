@@ -216,3 +216,9 @@ def mapping(
         }
 
     return check
+
+
+def qualified_name(cls: type) -> str:
+    """``module.QualName`` of a class; built-ins without their module."""
+    module = cls.__module__
+    return cls.__qualname__ if module == "builtins" else f"{module}.{cls.__qualname__}"

@@ -90,6 +90,10 @@ class Circuit:
     probed_at: int  # When the newest probe was sent, or when it opened
     successes: int = 0  # Probes that succeeded in a row
 
+    def micros_until_probe(self, now: int) -> int:
+        """Microseconds until the next probe may be sent; 0 or less: now."""
+        return self.probed_at + int(self.probe_every * 1_000_000) - now
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold(Instruction):

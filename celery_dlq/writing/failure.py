@@ -20,10 +20,10 @@ from celery.exceptions import (
 from celery.utils.serialization import UnpickleableExceptionWrapper
 
 from celery_dlq.decorators import RejectToDLQ
-from celery_dlq.features.exceptions.names import qualified_name
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.printable import shortened
 from celery_dlq.letters.record import Outcome
+from celery_dlq.policies.checks import qualified_name
 from celery_dlq.policies.decisions import End
 
 SENTRY_EVENT_ID = "dlq_sentry_event_id"

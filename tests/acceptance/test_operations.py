@@ -25,6 +25,7 @@ from workers import HERE, Worker, environment, run_python
 from celery_dlq import DeadLetter, DLQError, LetterFilter
 from celery_dlq.errors import NotFound, RedriveError
 from celery_dlq.events import Action, Change
+from celery_dlq.features.circuit_breaker.operations import Breakers
 from celery_dlq.features.circuit_breaker.policy import CircuitBreaker, Opened
 from celery_dlq.operations.edit import Edit
 from celery_dlq.operations.redrive.canary import Canary
@@ -331,7 +332,7 @@ def held_by(poison: ModuleType, how: str) -> str:
         return str(poison.dlq.hold("poison_app.healthy").id)
     if how == "queue":
         return str(poison.dlq.hold(queue="orders", conditions=["args[0]!=x"]).id)
-    circuits = poison.dlq.assembly.breakers()._circuits
+    circuits = Breakers.of(poison.dlq.assembly)._circuits
     hold, _ = circuits.change("poison_app.healthy", "orders", Opened(), CircuitBreaker())
     return str(hold.id)
 

@@ -25,6 +25,7 @@ from celery_dlq import DeadLetter, DeadLetters, Reason
 from celery_dlq.config import Settings
 from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, SettingsError, StoreUnavailable
 from celery_dlq.events import Action, DeadLettered
+from celery_dlq.features.adopt.run import adopter_of
 from celery_dlq.store.memory import MemoryReader
 from celery_dlq.store.records import ServerMemory, WorkerInfo
 
@@ -381,8 +382,8 @@ def test_following_waits_for_queues_stores_and_brokers(
     from celery_dlq.features.adopt.adopter import follow
 
     rabbit_server.delete_queues("orders.dead")
-    adopter = broker.dlq.assembly.adopter(
-        "orders.dead", None, broker.dlq.assembly.backend, hostname="web-1"
+    adopter = adopter_of(
+        broker.dlq.assembly, "orders.dead", None, broker.dlq.assembly.backend, hostname="web-1"
     )
     stop = threading.Event()
     thread = threading.Thread(target=follow, args=([adopter], stop))

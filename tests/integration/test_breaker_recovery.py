@@ -23,8 +23,10 @@ from waiting import poll
 from celery_dlq import DeadLetters
 from celery_dlq.errors import DLQError
 from celery_dlq.features.circuit_breaker import policy, recovery
+from celery_dlq.features.circuit_breaker.operations import Breakers
 from celery_dlq.features.circuit_breaker.policy import Probed
 from celery_dlq.features.hold import operations as holds
+from celery_dlq.features.hold.operations import Holds
 from celery_dlq.letters.record import Reason
 from celery_dlq.operations import instructions, job
 from celery_dlq.operations.job import JobRun
@@ -100,8 +102,8 @@ def queued(client: redis.Redis, queue: str = "orders") -> list[str]:
 
 def recover(dlq: DeadLetters, stopping: Callable[[], bool] = lambda: False) -> None:
     """What each worker does every two seconds, and every five for holds that have ended."""
-    dlq.assembly.recover(stopping)
-    dlq.assembly.holds().release_ended(stopping)
+    recovery.recover(dlq.assembly, stopping)
+    Holds.of(dlq.assembly).release_ended(stopping)
 
 
 def states(dlq: DeadLetters) -> list[str]:
@@ -111,7 +113,7 @@ def states(dlq: DeadLetters) -> list[str]:
 
 def goes_on(dlq: DeadLetters, client: redis.Redis, ids: list[str]) -> None:
     """From here workers alone, whose probes succeed, close the breaker and release everything."""
-    circuits = dlq.assembly.breakers()._circuits
+    circuits = Breakers.of(dlq.assembly)._circuits
 
     def closed() -> bool:
         recover(dlq)
@@ -236,11 +238,12 @@ import sys
 sys.path.insert(0, sys.argv[2])
 from builders import an_app
 from celery_dlq import DeadLetters
+from celery_dlq.features.circuit_breaker.recovery import recover
 from celery_dlq.operations.redrive import one_step, redrive
 one_step.OneStep.batch_size = redrive._MOST_AT_ONCE = 3
 dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[1]))
 print("ready", flush=True)
-dlq.assembly.recover(lambda: False)
+recover(dlq.assembly, lambda: False)
 """
 
 

@@ -20,6 +20,7 @@ from waiting import poll
 
 from celery_dlq import DeadLetters
 from celery_dlq.features.hold import operations
+from celery_dlq.features.hold.operations import Holds
 from celery_dlq.letters.record import Reason
 from celery_dlq.operations import job as jobs
 from celery_dlq.operations.redrive.redrive import Redrive
@@ -132,11 +133,11 @@ def test_a_slow_broker_makes_no_other_worker_release_the_same_messages(
     )
     assert slow.assembly.backend.instructions.replace(None, hold)
     put(slow, 50, hold)
-    thread, _ = in_background(lambda: slow.assembly.holds().release_ended(lambda: False))
+    thread, _ = in_background(lambda: Holds.of(slow.assembly).release_ended(lambda: False))
     poll(place.ready, timeout_seconds=30)
     states = set()
     while thread.is_alive():
-        other.assembly.holds().release_ended(lambda: False)
+        Holds.of(other.assembly).release_ended(lambda: False)
         states |= {job.state for job in other.jobs()}
         thread.join(0.2)
     assert states <= {"running", "done"}

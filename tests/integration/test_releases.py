@@ -85,7 +85,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def holds_of(dlq: DeadLetters) -> Holds:
     """The operations on holds."""
-    return dlq.assembly.holds()
+    return Holds.of(dlq.assembly)
 
 
 def put(dlq: DeadLetters, hold: Hold, count: int) -> list[str]:
@@ -283,7 +283,7 @@ holds.NOTICED, holds.RELEASE_RATE = timedelta(0), 5000.0
 one_step.OneStep.batch_size = 20
 dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[1]))
 print("ready", flush=True)
-dlq.assembly.holds().release_ended(lambda: False)
+holds.Holds.of(dlq.assembly).release_ended(lambda: False)
 """
 
 

@@ -20,7 +20,6 @@ from celery_dlq.features.circuit_breaker.policy import (
     Opened,
     Probed,
     ProbeDue,
-    micros_until_probe,
     next_state,
 )
 from celery_dlq.letters.record import from_micros
@@ -92,7 +91,7 @@ def test_what_changes_nothing_returns_the_same_object() -> None:
 
 def test_probes_are_sent_one_after_the_other() -> None:
     """The next one is due half a minute after the last one, or after the opening."""
-    assert micros_until_probe(OPENED, NOW) == 30 * SECOND
+    assert OPENED.micros_until_probe(NOW) == 30 * SECOND
     probing = next_state(BREAKER, OPENED, ProbeDue(), LATER)
     assert probing == replace(OPENED, probed_at=LATER)
 

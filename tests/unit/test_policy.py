@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from celery_dlq.errors import SettingsError
-from celery_dlq.features.exceptions.names import qualified_name
 from celery_dlq.features.exceptions.policy import Action, ExceptionPolicy, ExceptionRule
 from celery_dlq.letters.record import Reason
-from celery_dlq.policies.checks import duration_seconds, seconds, suggestion
+from celery_dlq.policies.checks import duration_seconds, qualified_name, seconds, suggestion
 from celery_dlq.policies.policy import Policy
 
 

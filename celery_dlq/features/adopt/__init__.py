@@ -8,6 +8,7 @@ from celery_dlq.registry import Feature, Setting
 
 FEATURE = Feature(
     name="adopt",
+    step="bootstep:AdoptStep",
     settings={
         "adopt": Setting(
             check="settings:adopt",
@@ -20,4 +21,7 @@ FEATURE = Feature(
     },
     check_settings="settings:check",
     commands={"import": "command:import_"},
+    operations={
+        "adopt": "run:AdoptRun.adopt",
+    },
 )

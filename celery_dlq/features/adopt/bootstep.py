@@ -9,6 +9,7 @@ from typing import Any
 
 from celery_dlq.errors import DLQError
 from celery_dlq.features.adopt.adopter import Adopter, follow
+from celery_dlq.features.adopt.run import adopters_of
 from celery_dlq.logs import get_logger
 from celery_dlq.worker.bootsteps import ThreadStep, assembly_of, refuse_to_start
 
@@ -26,8 +27,11 @@ class AdoptStep(ThreadStep):
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         try:
-            self._adopters: Sequence[Adopter] = assembly_of(worker.app).make_adopters(
-                worker.app.amqp.queues.consume_from, hostname=worker.hostname, pid=os.getpid()
+            self._adopters: Sequence[Adopter] = adopters_of(
+                assembly_of(worker.app),
+                worker.app.amqp.queues.consume_from,
+                hostname=worker.hostname,
+                pid=os.getpid(),
             )
         except DLQError as exc:
             refuse_to_start(exc)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from celery_dlq.config import Settings
@@ -17,8 +19,10 @@ from celery_dlq.store.records import Clock
 from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
+    from celery_dlq.assembly import Assembly
     from celery_dlq.features.adopt.adopter import Adopter, AdoptReport
     from celery_dlq.features.exchange.publisher import ExchangePublisher
+    from celery_dlq.operations.redrive.select import Progress
 
 logger = get_logger("celery_dlq.features.adopt")
 
@@ -39,6 +43,17 @@ class AdoptRun:
         self._make_adopter = make_adopter
         self._publisher = publisher
         self._clock = clock
+
+    @classmethod
+    def of(cls, assembly: Assembly) -> AdoptRun:
+        """That of an app."""
+        return cls(
+            assembly.settings,
+            assembly.backend,
+            partial(adopter_of, assembly),
+            assembly.exchange_publisher,
+            assembly.clock,
+        )
 
     def adopt(
         self,
@@ -113,4 +128,64 @@ def consumed_already(queue: str, hostname: str, *, by: str) -> SettingsError:
     return SettingsError(
         f"expected {by} to name a queue of messages that are dead, got {queue!r}, which worker "
         f"{hostname} consumes; all its tasks would become letters"
+    )
+
+
+def adopters_of(
+    assembly: Assembly, consumed: Iterable[str], *, hostname: str, pid: int
+) -> list[Adopter]:
+    """Make the adopters of the setting ``dlq_adopt``; they have their own connections."""
+    orders = assembly.settings.of("adopt")
+    for queue in sorted(set(consumed).intersection(orders)):
+        raise consumed_already(queue, hostname, by="dlq_adopt")
+    if not orders:
+        return []
+    backend = assembly.backend.separate()
+    return [
+        adopter_of(assembly, queue, target, backend, hostname=hostname, pid=pid)
+        for queue, target in orders.items()
+    ]
+
+
+def adopter_of(
+    assembly: Assembly,
+    queue: str,
+    target: str | None,
+    backend: Store,
+    *,
+    hostname: str,
+    pid: int | None = None,
+    progress: Progress | None = None,
+) -> Adopter:
+    """Make the adopter of one queue; nothing is sent yet."""
+    from celery_dlq.features.adopt.adopter import Adopter  # noqa: PLC0415 - as above
+    from celery_dlq.features.adopt.letter import Adoption  # noqa: PLC0415
+    from celery_dlq.features.adopt.sources import source_of  # noqa: PLC0415
+    from celery_dlq.writing.letter import LetterMaker  # noqa: PLC0415
+
+    app, clock = assembly.app, assembly.clock
+    adoption = Adoption(
+        app,
+        assembly.settings.policies,
+        queue,
+        target,
+        backend.counter,
+        LetterMaker(
+            clock=clock,
+            hostname=hostname,
+            pid=pid or os.getpid(),
+            change=assembly.redaction.captured,
+        ),
+    )
+    return Adopter(
+        queue,
+        source_of(app, queue),
+        adoption,
+        backend.letters,
+        backend.counter,
+        assembly.letter_outbox(backend),
+        assembly.memory_limit(),
+        clock,
+        assembly.events,
+        progress,
     )

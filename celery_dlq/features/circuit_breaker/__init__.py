@@ -19,4 +19,9 @@ FEATURE = Feature(
     },
     commands={"breaker": "command:breaker"},
     problems="operations:problems",
+    operations={
+        "breakers": "operations:Breakers.breakers",
+        "open_breaker": "operations:Breakers.open_breaker",
+        "close_breaker": "operations:Breakers.close_breaker",
+    },
 )

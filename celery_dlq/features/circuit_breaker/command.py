@@ -16,6 +16,7 @@ from celery_dlq.cli.context import (
 )
 from celery_dlq.cli.options import json_option, yes_option
 from celery_dlq.cli.table import about_hold, line, say, table
+from celery_dlq.features.circuit_breaker.operations import Breakers
 from celery_dlq.operations.instructions import HeldMessages
 
 _STYLES = {"open": "red"}
@@ -51,7 +52,7 @@ def open_(ctx: click.Context, task: str, *, queue: str | None, reason: str, yes:
     Its policy must have circuit_breaker; `dlq hold` holds without probes.
     """
     load_tasks(ctx.obj.app)
-    doubt = dead_letters_of(ctx).assembly.breakers().doubt(task, queue)
+    doubt = Breakers.of(dead_letters_of(ctx).assembly).doubt(task, queue)
     confirm_doubt(doubt, f"open the circuit breaker of {task}", yes=yes)
     made = dead_letters_of(ctx).open_breaker(task, queue, reason=reason)
     say(console_of(ctx), f"{made.id} holds {task}; its circuit breaker is open.")

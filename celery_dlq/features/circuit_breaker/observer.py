@@ -9,6 +9,7 @@ from typing import Any
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.features.circuit_breaker.operations import Circuits, hold_id_of, why
 from celery_dlq.features.circuit_breaker.policy import CircuitBreaker, Died, Probed, ProbeDue
+from celery_dlq.features.circuit_breaker.recovery import recover
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.headers import HOLD_HEADER
 from celery_dlq.letters.record import DeadLetter, Reason
@@ -53,7 +54,7 @@ class CircuitWatch(Observer):
     """
 
     def __init__(self, parts: WorkerParts, holding: Any) -> None:
-        self._circuits: Circuits = parts.dlq.circuits()
+        self._circuits: Circuits = Circuits.of(parts.dlq)
         self._ends = parts.backend.circuits
         self._instructions = parts.backend.instructions
         self._holding = holding
@@ -72,7 +73,7 @@ class CircuitWatch(Observer):
 
     def _recover(self, stopping: Callable[[], bool]) -> None:
         with self._separate() as parts:
-            parts.recover(stopping)
+            recover(parts, stopping)
 
     def after_end(self, request: GuardedRequest, in_flight: InFlight, ended: Ended) -> None:
         """Count an end, and let the breaker look at it."""

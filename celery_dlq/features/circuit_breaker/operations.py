@@ -6,13 +6,13 @@ succeeds if nobody else has written, holds the messages and decides who tells th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from glob import escape
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from celery_dlq.decorators import task_policies
 from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
 from celery_dlq.events import Action, Change, Events, whoami
 from celery_dlq.features.circuit_breaker.policy import (
@@ -28,11 +28,13 @@ from celery_dlq.letters.record import from_micros, to_micros
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import CIRCUITS, Counts
 from celery_dlq.operations.instructions import HeldMessages, HeldQueues, KnownNames, reason_of
+from celery_dlq.operations.redrive.publisher import broker_name
 from celery_dlq.store.instructions import MOST_HOLDS, OPEN, RELEASING, Circuit, Hold
 from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
     from celery_dlq import DeadLetters
+    from celery_dlq.assembly import Assembly
 
 logger = get_logger("celery_dlq")
 
@@ -40,8 +42,6 @@ ACTOR = "circuit_breaker"
 """Actor of the changes that workers make by themselves."""
 
 _ATTEMPTS = 10
-
-BreakerOf = Callable[[str, str | None], tuple[str, CircuitBreaker | None]]
 
 
 class Circuits:
@@ -54,6 +54,12 @@ class Circuits:
         self._events = events
         self._counts = counts
         self.broker = broker
+
+    @classmethod
+    def of(cls, assembly: Assembly) -> Circuits:
+        """Those of an app."""
+        counts = assembly.measuring.counts
+        return cls(assembly.backend, assembly.events, counts, broker_name(assembly.app))
 
     def change(
         self,
@@ -131,13 +137,16 @@ class Circuits:
 class Breakers:
     """Circuit breakers for operators; `DeadLetters` describes the arguments that methods share."""
 
-    def __init__(
-        self, circuits: Circuits, held: HeldQueues, names: KnownNames, breaker_of: BreakerOf
-    ) -> None:
-        self._circuits = circuits
-        self._held = held
-        self._names = names
-        self._breaker_of = breaker_of
+    def __init__(self, assembly: Assembly) -> None:
+        self._assembly = assembly
+        self._circuits = Circuits.of(assembly)
+        self._held: HeldQueues = assembly.held()
+        self._names: KnownNames = assembly.names()
+
+    @classmethod
+    def of(cls, assembly: Assembly) -> Breakers:
+        """Those of an app."""
+        return cls(assembly)
 
     def breakers(self) -> list[HeldMessages]:
         """The circuit breakers that are open, or closed and still releasing; as `holds`."""
@@ -189,6 +198,16 @@ class Breakers:
                 f"lists them"
             )
         return closed
+
+    def _breaker_of(self, task: str, queue: str | None) -> tuple[str, CircuitBreaker | None]:
+        """The queue of a task, and the circuit breaker of its policy there."""
+        app = self._assembly.app
+        if queue is None:
+            routed = app.amqp.router.route({}, task).get("queue")
+            queue = str(getattr(routed, "name", routed) or app.conf.task_default_queue)
+        in_force = self._assembly.policy_admin().in_force()
+        policy = in_force.resolve(queue, task_policies(app).get(task))
+        return queue, None if policy is None else policy.of("circuit_breaker")
 
 
 def hold_id_of(task: str, queue: str, broker: str) -> str:

@@ -142,14 +142,9 @@ def next_state(
     return _while_open(circuit, happened, now)
 
 
-def micros_until_probe(circuit: Circuit, now: int) -> int:
-    """Microseconds until the next probe may be sent; 0 or less: now."""
-    return circuit.probed_at + int(circuit.probe_every * _MICROS) - now
-
-
 def _while_open(circuit: Circuit, happened: Happened, now: int) -> Circuit:
     if isinstance(happened, ProbeDue):
-        due = micros_until_probe(circuit, now) <= 0
+        due = circuit.micros_until_probe(now) <= 0
         return replace(circuit, probed_at=now) if due else circuit
     if isinstance(happened, Closed):
         return replace(circuit, state=RELEASING)

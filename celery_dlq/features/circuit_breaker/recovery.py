@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.events import on_behalf_of
@@ -14,7 +15,6 @@ from celery_dlq.features.circuit_breaker.policy import (
     Closed,
     Opened,
     ProbeDue,
-    micros_until_probe,
 )
 from celery_dlq.letters.record import to_micros
 from celery_dlq.logs import get_logger
@@ -24,6 +24,9 @@ from celery_dlq.operations.jobs import Jobs
 from celery_dlq.operations.redrive.message import RedriveOptions
 from celery_dlq.operations.release import new_release, release_probe
 from celery_dlq.store.instructions import OPEN, RELEASING, Hold, Instructions
+
+if TYPE_CHECKING:
+    from celery_dlq.assembly import Assembly
 
 logger = get_logger("celery_dlq.worker")
 
@@ -78,7 +81,7 @@ class Recovery:
             return
         # Of a full hold, a worker runs one that is still on the broker, if there is one.
         wait = _FULL_MICROS if self._held.is_full(hold) else 0
-        if micros_until_probe(circuit, to_micros(now)) > -wait or not self._held.length(hold):
+        if circuit.micros_until_probe(to_micros(now)) > -wait or not self._held.length(hold):
             return
         after, ours = self._circuits.change(circuit.task, circuit.queue, ProbeDue())
         if after is not None and ours:
@@ -135,3 +138,15 @@ class Recovery:
         if job.state == DONE:  # its worker died before it could say so
             emptied(self._circuits, hold)
         return self._held.resumed(job)
+
+
+def recover(assembly: Assembly, stopping: Callable[[], bool]) -> None:
+    """Send probes and release the messages of an app's circuit breakers."""
+
+    def off() -> set[str]:  # an override has ended their breakers: nobody counts their probes
+        overrides = assembly.policy_admin().in_force().overrides
+        key = "circuit_breaker"
+        return {name for name, (policy, _) in overrides.items() if policy.of(key) is False}
+
+    circuits, instructions = Circuits.of(assembly), assembly.backend.instructions
+    Recovery(instructions, assembly.held(), assembly.jobs(), circuits, off).run(stopping)

@@ -8,4 +8,8 @@ FEATURE = Feature(
     observer="observer:observer",
     name="dead_letter",
     commands={"dead-letter": "command:dead_letter"},
+    operations={
+        "dead_letter": "operations:DemandRun.dead_letter",
+        "withdraw": "operations:DemandRun.withdraw",
+    },
 )

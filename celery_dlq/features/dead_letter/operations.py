@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_dlq.config import Settings
 from celery_dlq.errors import DLQError, NotFound
@@ -19,6 +19,9 @@ from celery_dlq.logs import get_logger
 from celery_dlq.operations.instructions import Audit, reason_of
 from celery_dlq.store.instructions import MOST_DEMANDS, Demand
 from celery_dlq.store.store import Store
+
+if TYPE_CHECKING:
+    from celery_dlq.assembly import Assembly
 
 logger = get_logger("celery_dlq")
 
@@ -76,6 +79,11 @@ class DemandRun:
         self._settings = settings
         self._backend = backend
         self._audit = Audit(backend.workers, events)
+
+    @classmethod
+    def of(cls, assembly: Assembly) -> DemandRun:
+        """That of an app."""
+        return cls(assembly.app, assembly.settings, assembly.backend, assembly.events)
 
     def dead_letter(self, task_id: str, reason: str = "") -> DemandReport:
         """Make a letter of the message of a task, instead of letting it be executed.

@@ -9,4 +9,7 @@ FEATURE = Feature(
     observer="sampling:observer",
     pages="pages:ROUTES",
     commands={"differences": "command:differences"},
+    operations={
+        "differences": "operations:Comparison.differences",
+    },
 )

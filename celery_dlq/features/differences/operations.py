@@ -37,6 +37,8 @@ from celery_dlq.store.store import Store
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from celery_dlq.assembly import Assembly
+
 _MOST_PAIRS = 100_000  # different ones, at most 50 MB
 _LEAST_MESSAGES = 5  # two letters, two others, one success
 _ENTRIES_PER_PAGE = 500
@@ -94,6 +96,11 @@ class Comparison:
         self._reading = reading
         self._masked = masked
         self._monotonic = monotonic
+
+    @classmethod
+    def of(cls, assembly: Assembly) -> Comparison:
+        """That of an app."""
+        return cls(assembly.backend, assembly.reading(), masked=assembly.redaction.arguments)
 
     def differences(
         self,

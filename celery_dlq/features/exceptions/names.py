@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any
 
+from celery_dlq.policies.checks import qualified_name
+
 _BUILTINS = {
     name
     for name, kind in vars(builtins).items()
@@ -25,12 +27,6 @@ _NEVER = {
     **dict.fromkeys(("WorkerLostError", "TimeLimitExceeded", "Terminated"), _REPORTED),
 }
 _OURS = ("", "celery.exceptions", "billiard.exceptions", "celery_dlq", "celery_dlq.decorators")
-
-
-def qualified_name(cls: type) -> str:
-    """``module.QualName`` of a class; built-ins without their module."""
-    module = cls.__module__
-    return cls.__qualname__ if module == "builtins" else f"{module}.{cls.__qualname__}"
 
 
 def why_never(name: str, *, ignored: bool = False) -> str:

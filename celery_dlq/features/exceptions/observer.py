@@ -22,9 +22,10 @@ from celery import signals
 from celery.app.task import Task
 from celery.exceptions import TaskPredicate
 
-from celery_dlq.features.exceptions.names import imported, qualified_name, why_not_here
+from celery_dlq.features.exceptions.names import imported, why_not_here
 from celery_dlq.features.exceptions.policy import Action, ExceptionRule
 from celery_dlq.logs import get_logger
+from celery_dlq.policies.checks import qualified_name
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.resolved import PolicyCache
 from celery_dlq.worker.observer import Observer, WorkerParts

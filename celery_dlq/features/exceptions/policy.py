@@ -11,13 +11,14 @@ from math import ceil
 from typing import Any
 
 from celery_dlq.errors import SettingsError
-from celery_dlq.features.exceptions.names import qualified_name, why_never
+from celery_dlq.features.exceptions.names import why_never
 from celery_dlq.policies.checks import (
     Check,
     check_names,
     expected,
     integer,
     one_of,
+    qualified_name,
     queue_name,
     seconds,
 )

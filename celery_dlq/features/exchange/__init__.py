@@ -6,6 +6,7 @@ from celery_dlq.registry import Feature, PolicyKey
 
 FEATURE = Feature(
     name="exchange",
+    step="bootstep:PublishStep",
     observer="observer:observer",
     policy_keys={
         "dead_letter_exchange": PolicyKey(

@@ -13,4 +13,11 @@ FEATURE = Feature(
         "reopen": "command:reopen",
         "resolve": "command:resolve",
     },
+    operations={
+        "note": "operations:Notes.note",
+        "notes": "operations:Notes.notes",
+        "resolve": "operations:Notes.resolve",
+        "mute": "operations:Notes.mute",
+        "reopen": "operations:Notes.reopen",
+    },
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError
 from celery_dlq.events import Action, Events, whoami
@@ -14,6 +14,9 @@ from celery_dlq.operations.reading import Reading
 from celery_dlq.store.notes import GroupNotes, Note
 from celery_dlq.store.records import OPEN_GROUP, GroupState, GroupStatus
 from celery_dlq.store.store import Store
+
+if TYPE_CHECKING:
+    from celery_dlq.assembly import Assembly
 
 MAX_NOTE_CHARS = 2000
 MAX_RELEASE_CHARS = 200
@@ -34,6 +37,11 @@ class Notes:
         self._registry = backend.workers
         self._reading = reading
         self._audit = Audit(backend.workers, events)
+
+    @classmethod
+    def of(cls, assembly: Assembly) -> Notes:
+        """Those of an app."""
+        return cls(assembly.backend, assembly.reading(), assembly.events)
 
     def note(self, dead_letter_queue: str, fingerprint: str, text: str) -> Note:
         """Add a note to a group of letters, for example the ticket of its bug.

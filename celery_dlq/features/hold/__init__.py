@@ -9,4 +9,11 @@ FEATURE = Feature(
     name="hold",
     pages="pages:ROUTES",
     commands={"hold": "commands:hold", "holds": "commands:holds", "release": "commands:release"},
+    operations={
+        "check_hold": "operations:Holds.preview",
+        "hold": "operations:Holds.hold",
+        "end_hold": "operations:Holds.end",
+        "holds": "operations:Holds.holds",
+        "release": "operations:Holds.release",
+    },
 )

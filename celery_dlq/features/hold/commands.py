@@ -17,6 +17,7 @@ from celery_dlq.cli.options import DURATION, RATE, json_option, yes_option
 from celery_dlq.cli.table import counting, say
 from celery_dlq.errors import DLQError
 from celery_dlq.features.hold import tables as hold_tables
+from celery_dlq.features.hold.operations import Holds
 from celery_dlq.letters.printable import one_line
 
 
@@ -61,7 +62,7 @@ def hold(
         raise click.UsageError("expected --task or --queue, got neither")
     load_tasks(ctx.obj.app)
     length = None if span is None else timedelta(seconds=span)
-    holds = dead_letters_of(ctx).assembly.holds()
+    holds = Holds.of(dead_letters_of(ctx).assembly)
     holds.preview(task, queue=queue, conditions=conditions)
     confirm_doubt(holds.doubt(task), f"hold {task}", yes=yes)
     made = dead_letters_of(ctx).hold(

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.features.circuit_breaker.policy import micros_until_probe
 from celery_dlq.letters import conditions
 from celery_dlq.letters.headers import HOLD_HEADER
 from celery_dlq.letters.record import DeadLetter, Reason, to_micros
@@ -129,7 +128,7 @@ class Holding:
         circuit = hold.circuit
         if circuit is None or circuit.state != OPEN:
             return False
-        return micros_until_probe(circuit, to_micros(self._make.clock() + self._ahead)) <= 0
+        return circuit.micros_until_probe(to_micros(self._make.clock() + self._ahead)) <= 0
 
     def _is_below(self, hold: Hold) -> bool:
         now = time.monotonic()

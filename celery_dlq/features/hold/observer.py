@@ -10,6 +10,7 @@ from typing import Any
 
 from celery_dlq.features.hold.held_back import HeldBack
 from celery_dlq.features.hold.holding import Holding
+from celery_dlq.features.hold.operations import Holds
 from celery_dlq.operations.instructions import MOST_HELD
 from celery_dlq.operations.redrive.publisher import broker_name
 from celery_dlq.policies.decisions import PutOff, Taken, Verdict
@@ -63,7 +64,7 @@ class HoldObserver(Observer):
 
     def _release(self, stopping: Callable[[], bool]) -> None:
         with self._separate() as parts:
-            parts.holds().release_ended(stopping)
+            Holds.of(parts).release_ended(stopping)
 
     def instructed(self, found: Sequence[Instruction], now: datetime) -> None:
         """Apply the holds."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from celery_dlq.errors import DLQError, StoreUnavailable
@@ -27,6 +28,9 @@ from celery_dlq.operations.redrive.select import Progress
 from celery_dlq.operations.release import new_release
 from celery_dlq.operations.results import RedriveReport
 from celery_dlq.store.instructions import MOST_HOLDS, Hold, Instructions
+
+if TYPE_CHECKING:
+    from celery_dlq.assembly import Assembly
 
 logger = get_logger("celery_dlq.worker")
 
@@ -57,6 +61,13 @@ class Holds:
         self._names = names
         self._jobs = jobs
         self._audit = audit
+
+    @classmethod
+    def of(cls, assembly: Assembly) -> Holds:
+        """Those of an app."""
+        backend = assembly.backend
+        audit = Audit(backend.workers, assembly.events)
+        return cls(backend.instructions, assembly.held(), assembly.names(), assembly.jobs(), audit)
 
     def hold(
         self,

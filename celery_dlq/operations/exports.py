@@ -61,24 +61,15 @@ class Exports:
         from celery_dlq.export.exporter import SUCCESSES, ParquetExport, Rolling  # noqa: PLC0415 - pyarrow is an extra
         from celery_dlq.features.redaction.columns import Redaction  # noqa: PLC0415 - needed here only
 
-        rolling: dict[str, Any] = {
-            "rows": roll_rows,
-            "bytes": roll_bytes,
-            "seconds": roll_seconds,
-        }
-        if isinstance(dead_letter_queues, str):
-            dead_letter_queues = [dead_letter_queues]
-        names = None if dead_letter_queues is None else list(dead_letter_queues)
-        for name in names or ():
-            self._reading.check_queue(name)
+        rolling = {"rows": roll_rows, "bytes": roll_bytes, "seconds": roll_seconds}
+        chosen = self._queues(dead_letter_queues)
         chosen_letters = filter_of(where, fields)
         if successes and (chosen_letters or then_trim):
             raise SettingsError(
                 "expected no filter and no then_trim with successes, which are no letters"
             )
-        store = self._backend.sampled if successes else self._backend.letters
         export = ParquetExport(
-            store,
+            self._backend.sampled if successes else self._backend.letters,
             destination,
             where=chosen_letters,
             of=SUCCESSES if successes else None,
@@ -88,13 +79,18 @@ class Exports:
             take_over=take_over,
             trimmed=self._note_trimmed(str(destination)) if then_trim else None,
         )
-
-        def chosen() -> list[str]:
-            return names if names is not None else self._backend.letters.names()
-
         if follow is not None:
             return export.follow(chosen, follow, progress=progress)
         return export.run(chosen(), progress=progress, expected=expected)
+
+    def _queues(self, given: str | Iterable[str] | None) -> Callable[[], list[str]]:
+        """The queues to export; without names all, also those that come while it follows."""
+        if given is None:
+            return self._backend.letters.names
+        names = [given] if isinstance(given, str) else list(given)
+        for name in names:
+            self._reading.check_queue(name)
+        return lambda: names
 
     def _note_trimmed(self, destination: str) -> Callable[[str, int], None]:
         from celery_dlq.export.destination import shown  # noqa: PLC0415 - pyarrow is an extra

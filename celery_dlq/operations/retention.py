@@ -162,24 +162,48 @@ class Retention:
         dry_run: bool,
         to_bin: bool,
     ) -> Change | None:
-        owner, ids = f"trim {uuid4()}", [each.letter_id for each in chosen]
-        if chosen and not dry_run:  # a letter that a redrive has claimed stays
-            states = self._store.claims.claim(name, ids, owner=owner, lease_seconds=_LEASE_SECONDS)
-            pairs = zip(chosen, states, strict=True)
-            chosen = [each for each, state in pairs if state in _TRIMMABLE]
-            ids = [each.letter_id for each in chosen]
+        owner = f"trim {uuid4()}"
+        if not dry_run:
+            chosen = self._claimed(name, chosen, owner)
         if not chosen:
             return None
+        change = self._change(name, cause, chosen, getattr(policy, cause, None), to_bin=to_bin)
+        if dry_run:
+            return change
+        # Audit first: after a crash in between it may list too many letters, never too few.
+        self._registry.record(change)
+        ids = [each.letter_id for each in chosen]
+        if to_bin:
+            keep_seconds = KEPT_IN_BIN.total_seconds()
+            self._store.discard(name, ids, owner=owner, keep_seconds=keep_seconds)
+        else:
+            self._store.remove(name, ids, owner=owner)
+        _log(change)
+        self._events.emit(change)
+        return change
+
+    def _claimed(self, name: str, chosen: list[LetterSummary], owner: str) -> list[LetterSummary]:
+        """Claim letters; one that a redrive has claimed stays."""
+        if not chosen:
+            return []
+        ids = [each.letter_id for each in chosen]
+        states = self._store.claims.claim(name, ids, owner=owner, lease_seconds=_LEASE_SECONDS)
+        pairs = zip(chosen, states, strict=True)
+        return [each for each, state in pairs if state in _TRIMMABLE]
+
+    def _change(
+        self, name: str, cause: str, chosen: list[LetterSummary], limit: Any, *, to_bin: bool
+    ) -> Change:
         now = self._store.now()
         died = [each.dead_lettered_at for each in chosen if each.dead_lettered_at is not None]
         detail: dict[str, Any] = {
             "cause": cause,
-            "limit": getattr(policy, cause, None),
+            "limit": limit,
             "oldest_at": iso(min(died, default=None)),
             "newest_at": iso(max(died, default=None)),
             **({"kept_until": iso(now + KEPT_IN_BIN)} if to_bin else {}),
         }
-        change = Change(
+        return Change(
             at=now,
             action=Action.TRIMMED,
             actor=self._actor,
@@ -187,25 +211,17 @@ class Retention:
             letters=len(chosen),
             detail=detail,
         )
-        if dry_run:
-            return change
-        # Audit first: after a crash in between it may list too many letters, never too few.
-        self._registry.record(change)
-        if to_bin:
-            keep_seconds = KEPT_IN_BIN.total_seconds()
-            self._store.discard(name, ids, owner=owner, keep_seconds=keep_seconds)
-        else:
-            self._store.remove(name, ids, owner=owner)
-        oldest, newest = detail["oldest_at"], detail["newest_at"]
-        logger.warning(
-            "Trimmed %d letters from %s because of %s%s",
-            len(chosen),
-            name,
-            cause,
-            f": dead-lettered {oldest} to {newest}" if oldest else "",
-        )
-        self._events.emit(change)
-        return change
+
+
+def _log(change: Change) -> None:
+    oldest, newest = change.detail["oldest_at"], change.detail["newest_at"]
+    logger.warning(
+        "Trimmed %d letters from %s because of %s%s",
+        change.letters,
+        change.target,
+        change.detail["cause"],
+        f": dead-lettered {oldest} to {newest}" if oldest else "",
+    )
 
 
 def _is_due(glance: Glance, policy: Policy | None) -> bool:

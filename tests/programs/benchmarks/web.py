@@ -63,7 +63,7 @@ def measure(size: Size, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]
             "jobs": "/jobs",
             "policies": "/policies",
             "audit": "/audit",
-            "what sets a group apart": f"/queues/{queue}/groups/{group}/apart",
+            "what sets a group apart": f"/queues/{queue}/groups/{group}/differences",
             "letters of a rare group": f"/queues/{queue}/letters?fingerprint={group}",
         }
         with _served(server.url) as (port, tree):

@@ -61,7 +61,7 @@ class Exports:
         from celery_dlq.export.exporter import SUCCESSES, ParquetExport, Rolling  # noqa: PLC0415 - pyarrow is an extra
         from celery_dlq.features.redaction.columns import Redaction  # noqa: PLC0415 - needed here only
 
-        rolling = {"rows": roll_rows, "bytes": roll_bytes, "seconds": roll_seconds}
+        rolling: dict[str, Any] = {"rows": roll_rows, "bytes": roll_bytes, "seconds": roll_seconds}
         chosen = self._queues(dead_letter_queues)
         chosen_letters = filter_of(where, fields)
         if successes and (chosen_letters or then_trim):

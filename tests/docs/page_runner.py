@@ -41,7 +41,9 @@ from celery_dlq import DeadLetters, RejectToDLQ, dead_letter_policy
 from shop import app, charge, dlq
 """
 _WORKER = re.compile(r"^celery .*\bworker\b")
-_READS = re.compile(r"\bdlq (queues|list|show|groups|apart|tail|audit|policies|jobs)\b|\bresult\b")
+_READS = re.compile(
+    r"\bdlq (queues|list|show|groups|differences|tail|audit|policies|jobs)\b|\bresult\b"
+)
 _FILE = re.compile(r"# ([\w./-]+\.\w+)\n")
 _SECONDS = 40.0
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from test_questions import CLUSTER, NOON, frame, orders
 
-from celery_dlq.features.differences.letter_features import TASK, pairs_of
 from celery_dlq.features.differences.operations import Message, compared
+from celery_dlq.letters.compared_values import TASK, pairs_of
 from celery_dlq.letters.record import to_micros
 from celery_dlq.spark.triage.causes import why_each
 

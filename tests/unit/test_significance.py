@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_dlq.features.differences.letter_features import GIVEN, Pair
-from celery_dlq.features.differences.significance import (
+from celery_dlq.letters.compared_values import GIVEN, Pair
+from celery_dlq.letters.significance import (
     LEAST_DIFFERENCE,
     SAME_QUEUES,
     SAME_TASKS,

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from celery_dlq.features.differences.letter_features import GIVEN, MAX_VALUE_CHARS, TASK, Pair
-from celery_dlq.features.differences.significance import (
+from celery_dlq.letters.compared_values import GIVEN, MAX_VALUE_CHARS, TASK, Pair
+from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.letters.printable import shortened
+from celery_dlq.letters.significance import (
     SAME_QUEUES,
     SAME_TASKS,
     SUCCESSES,
     Significant,
     ranked,
 )
-from celery_dlq.letters.filters import LetterFilter
-from celery_dlq.letters.printable import shortened
 
 MOST_FINDINGS = 10
 

@@ -1,7 +1,7 @@
 """What sets letters apart: values that others of their queue, and successes, have less often.
 
 The same question as the triage's `why`, asked of the newest letters at once: few enough to be
-counted here, without Spark. Both share what they compare (`letter_features`) and how they test it
+counted here, without Spark. Both share what they compare (`compared_values`) and how they test it
 (`significance`).
 """
 
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError
 from celery_dlq.features.differences.findings import Finding, Message, distinct
-from celery_dlq.features.differences.letter_features import QUEUE, TASK, Masked, Pair, pairs_of
-from celery_dlq.features.differences.significance import (
+from celery_dlq.letters.compared_values import QUEUE, TASK, Masked, Pair, pairs_of
+from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
+from celery_dlq.letters.significance import (
     MIN_OTHERS,
     SAME_QUEUES,
     SAME_TASKS,
@@ -27,7 +28,6 @@ from celery_dlq.features.differences.significance import (
     ranked,
     significant,
 )
-from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.reading import Reading
 from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.store.letters import Letters

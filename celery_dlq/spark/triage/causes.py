@@ -2,7 +2,7 @@
 
 Every value of every argument is a candidate, and so are release, queue, origin, host and retries.
 Spark counts the letters with the value, inside and outside of the group. The driver tests the
-counts; see `celery_dlq.features.differences.significance`.
+counts; see `celery_dlq.letters.significance`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from operator import add, or_
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError
-from celery_dlq.features.differences.letter_features import (
+from celery_dlq.letters.compared_values import (
     FIELDS,
     GIVEN,
     MAX_VALUE_CHARS,
     WHOLE,
 )
-from celery_dlq.features.differences.significance import (
+from celery_dlq.letters.significance import (
     ALPHA,
     LEAST,
     MIN_OTHERS,

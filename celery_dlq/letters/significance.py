@@ -22,7 +22,7 @@ from itertools import chain
 from math import exp, lgamma, sqrt
 from typing import NamedTuple
 
-from celery_dlq.features.differences.letter_features import FIELDS, GIVEN, OF_ANY_TASK, WHOLE, Pair
+from celery_dlq.letters.compared_values import FIELDS, GIVEN, OF_ANY_TASK, WHOLE, Pair
 
 ALPHA = 0.01
 """The tolerated share of false findings among all findings."""

@@ -14,6 +14,7 @@ from celery_dlq.features.adopt.letter import Adoption
 from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
+from celery_dlq.writing.letter import LetterMaker
 
 AT = NOW.replace(microsecond=0)
 X_DEATH = {
@@ -37,8 +38,7 @@ def an_adoption(target: str | None = None, **policies: Policy) -> Adoption:
         "orders.dead",
         target,
         fresh_store().counter,
-        hostname="web-1",
-        pid=4711,
+        LetterMaker(clock=lambda: NOW, hostname="web-1", pid=4711),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -12,6 +13,8 @@ from fresh import fresh_store
 
 from celery_dlq.cli.options import START_TIME
 from celery_dlq.errors import SettingsError
+from celery_dlq.events import Events
+from celery_dlq.features.auto_redrive.observer import AutoRedriveObserver
 from celery_dlq.features.auto_redrive.policy import AutoRedrive
 from celery_dlq.features.sentry import observer as sentry
 from celery_dlq.letters.record import DeadLetter, Reason
@@ -173,9 +176,17 @@ class Waits:
 )
 def test_the_last_letter_says_so(tmp_path: Any, redrives: int, end: str) -> None:
     """In its description, which all that shows letters has; and it is counted once."""
-    backend, counts = fresh_store(), Counts()
+    backend, counts, events = fresh_store(), Counts(), Events()
+    table = PolicyTable({"orders": Policy.parse({"auto_redrive": {**RULE, "after": 1}}, "orders")})
+    parts: Any = SimpleNamespace(
+        policies=SimpleNamespace(policies=table), events=events, counts=counts
+    )
     writer = LetterWriter(
-        backend.letters, Spool(str(tmp_path), "here"), counts=counts, used_up=used_up
+        backend.letters,
+        Spool(str(tmp_path), "here"),
+        counts=counts,
+        events=events,
+        change=AutoRedriveObserver(parts).before_store,
     )
     letter = a_letter(redrives=redrives)
     for _ in range(2):

@@ -75,8 +75,8 @@ def status(ctx: click.Context, job_id: str, *, as_json: bool) -> None:
 def cancel(ctx: click.Context, job_id: str) -> None:
     """End a job after its current batch; no letter is left half done."""
     found = dead_letters_of(ctx).cancel(job_id)
-    said = "is cancelled" if found.state == "cancelled" else "will end after its current batch"
-    say(console_of(ctx), f"Job {job_id} {said}.")
+    outcome = "is cancelled" if found.state == "cancelled" else "will end after its current batch"
+    say(console_of(ctx), f"Job {job_id} {outcome}.")
 
 
 @jobs.command()

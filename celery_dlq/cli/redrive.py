@@ -292,9 +292,11 @@ def show_redriven(console: Console, queue: str, report: RedriveReport) -> None:
 
 def _redrive_notes(report: RedriveReport) -> Iterator[tuple[str, str]]:
     if report.canary is not None:
-        said = "Canary: {succeeded} of {redriven} succeeded, {died} died again, {open} did not end"
+        counts = (
+            "Canary: {succeeded} of {redriven} succeeded, {died} died again, {open} did not end"
+        )
         held = f", held by {', '.join(report.canary['holds'])}" if report.canary["holds"] else ""
-        yield f"{said.format(**report.canary)}{held}. Verdict: {report.canary['verdict']}.", ""
+        yield f"{counts.format(**report.canary)}{held}. Verdict: {report.canary['verdict']}.", ""
     if report.state != "done":
         yield unfinished("redrive", report.state, report.redrive_id), "red"
     if report.corrupt:

@@ -171,7 +171,7 @@ class ParquetExport:
         It waits for a store that does not answer.
         """
         with self._opened(progress) as work:
-            pause, told, away = _POLL_SECONDS, set[str](), False
+            pause, reported, away = _POLL_SECONDS, set[str](), False
             names: Sequence[str] = ()
             while True:
                 last_round = stop.is_set()
@@ -195,9 +195,9 @@ class ParquetExport:
                 if last_round or (names and work.failures.keys() >= set(names)):
                     work.raise_failures()
                     return work.report
-                for name in work.failures.keys() - told:
+                for name in work.failures.keys() - reported:
                     logger.error("%s is not exported any more: %s", name, work.failures[name])
-                    told.add(name)
+                    reported.add(name)
                 stop.wait(pause)
 
     def _is_first(self, dead_letter_queues: Sequence[str]) -> bool:

@@ -15,7 +15,7 @@ MAX_FRAMES = 100
 
 _FRAME = re.compile(r'^  File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>[^\n]+)$')
 _SOURCE = re.compile(r"^ {4}(?P<code>\S.*)$")
-_RAISED = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?:: (?P<said>.*))?$", re.DOTALL)
+_RAISED = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Raised:
     """One exception of a chain."""
 
     name: str  # Dotted name of its class
-    said: str  # Its text
+    message: str  # Its text
     frames: tuple[Frame, ...]  # Its frames, outermost first
 
 
@@ -52,7 +52,7 @@ def _one(text: str) -> Raised | None:
         return None
     return Raised(
         name=match["name"] if match else "",
-        said=(match["said"] or "") if match else "",
+        message=(match["message"] or "") if match else "",
         frames=frames[:1] + frames[1 - MAX_FRAMES :] if len(frames) > MAX_FRAMES else frames,
     )
 

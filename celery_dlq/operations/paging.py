@@ -109,7 +109,7 @@ class _Search:
 
     def run(self, pages: Iterable[RawPage], skipped: str | None = None) -> None:
         """Search pages; at least one entry, so that a repeated search gets on."""
-        matching, page_bytes = matcher(_rest(self.where)), 0
+        matching, page_bytes = matcher(_remaining(self.where)), 0
         for page in pages:
             for position, fields in page:
                 if position == skipped:
@@ -181,7 +181,7 @@ def count(
     total = _total(store, queue, where)
     if total is not None:
         return LetterCount(total, exact=True)
-    ends, number, matching = time.monotonic() + deadline_seconds, 0, matcher(_rest(where))
+    ends, number, matching = time.monotonic() + deadline_seconds, 0, matcher(_remaining(where))
     for some in _pages(store, queue, where, None, None, _SCANNED_PER_PAGE, newest_first=True):
         number += sum(matching(*entry) is not None for entry in some)
         if number > most:
@@ -264,7 +264,7 @@ def _total(store: Letters, queue: str, where: LetterFilter) -> int | None:
     return None if group is None else group.letters
 
 
-def _rest(where: LetterFilter) -> LetterFilter:
+def _remaining(where: LetterFilter) -> LetterFilter:
     """Return what is still to be asked of the entries of `_pages`."""
     return where if where.ids is None else LetterFilter()
 

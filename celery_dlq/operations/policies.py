@@ -112,10 +112,10 @@ class PolicyAdmin:
             raise NotFound(f"no policy applies to queue {queue!r}")
         return PolicyReport(views=views, warnings=report.warnings)
 
-    def _report(self, asked: str | None) -> PolicyReport:
+    def _report(self, queue: str | None) -> PolicyReport:
         table, task_queues, known = self.in_force(), self._task_queues(), self._known_queues()
         workers = self._registry.workers(with_tasks=False)
-        names = known.names.union(*(info.queues for info in workers), [asked] if asked else [])
+        names = known.names.union(*(info.queues for info in workers), [queue] if queue else [])
         known = replace(known, names=names)
         queues = sorted({*table.queues, *table.overrides, *names})
         views = [_view(table, queue, None) for queue in queues if table.resolve(queue) is not None]

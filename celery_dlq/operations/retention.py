@@ -24,7 +24,7 @@ from celery_dlq.operations.discard import KEPT_IN_BIN
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.letters import Letters
-from celery_dlq.store.records import ClaimState, Glance, LetterSummary, ordered
+from celery_dlq.store.records import ClaimState, LetterSummary, QueueStatus, ordered
 from celery_dlq.store.workers import WorkerRegistry
 
 logger = get_logger("celery_dlq.operations.retention")
@@ -32,13 +32,13 @@ logger = get_logger("celery_dlq.operations.retention")
 MAX_LETTERS_PER_PASS = 500
 """One pass over one queue trims at most this many letters for one cause."""
 
-QUEUES_PER_GLANCE = 50
+QUEUES_READ_PER_TICK = 50
 """A worker reads the length and the oldest times of this many queues per tick."""
 
 QUEUES_PER_TICK = 3
 """A worker trims at most this many queues per tick."""
 
-REST_TICKS = 2
+PAUSE_TICKS = 2
 """A worker with nothing to trim skips this many ticks."""
 
 _LEASE_SECONDS = 60.0
@@ -93,8 +93,8 @@ class Retention:
 
     def due(self, policies: Mapping[str, Policy | None]) -> list[str]:
         """The queues that have something to trim, judged by their length and oldest times."""
-        found = self._store.overviews.glances(list(policies))
-        return [glance.name for glance in found if _is_due(glance, policies[glance.name])]
+        found = self._store.overviews.statuses(list(policies))
+        return [status.name for status in found if _is_due(status, policies[status.name])]
 
     def count(self, dead_letter_queue: str, policy: Policy, at: datetime, most: int) -> int:
         """How many of today's letters would be trimmed at a time; counted up to a bound."""
@@ -224,15 +224,15 @@ def _log(change: Change) -> None:
     )
 
 
-def _is_due(glance: Glance, policy: Policy | None) -> bool:
+def _is_due(status: QueueStatus, policy: Policy | None) -> bool:
     policy = policy or Policy()
     max_length, ttl = policy.dead_letter_max_length, policy.dead_letter_ttl
-    if max_length and glance.letters > max_length:
+    if max_length and status.letters > max_length:
         return True
     if not ttl:
-        return glance.first_end_at is not None and glance.first_end_at <= glance.at
-    stored_at = glance.oldest_stored_at
-    return stored_at is not None and stored_at <= glance.at - timedelta(seconds=ttl)
+        return status.first_end_at is not None and status.first_end_at <= status.at
+    stored_at = status.oldest_stored_at
+    return stored_at is not None and stored_at <= status.at - timedelta(seconds=ttl)
 
 
 class RetentionRound:
@@ -246,19 +246,19 @@ class RetentionRound:
         self._table = table
         self._names: list[str] = []
         self._more: list[str] = []
-        self._rest = 0
+        self._pause = 0
 
     def tick(self) -> None:
         """Visit the next queues; do not rest after a trimming, because the queue may have more."""
-        if self._rest > 0:
-            self._rest -= 1
+        if self._pause > 0:
+            self._pause -= 1
             return
         if not self._names:
             self._names = self._store.names()
-        table, looked = self._table(), [*self._names[-QUEUES_PER_GLANCE:], *self._more]
+        table, looked = self._table(), [*self._names[-QUEUES_READ_PER_TICK:], *self._more]
         free = [name for name in looked if not table.rests(name)]
         policies = {name: table.of_dead_letter_queue(name) for name in free}
-        del self._names[-QUEUES_PER_GLANCE:]
+        del self._names[-QUEUES_READ_PER_TICK:]
         due = self._retention.due(policies)
         self._more = due[QUEUES_PER_TICK:]
         for number, name in enumerate(due[:QUEUES_PER_TICK], 1):
@@ -266,7 +266,7 @@ class RetentionRound:
             if self._retention.trim(name, policies[name], to_bin=to_bin):
                 self._more = [*due[number:], name]
                 break
-        self._rest = 0 if self._more else REST_TICKS
+        self._pause = 0 if self._more else PAUSE_TICKS
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""

@@ -322,6 +322,6 @@ def _sourced(key: str, layers: list[tuple[str, Policy]]) -> Sourced:
 
 def _specificity(pattern: str) -> tuple[int, int]:
     """Specificity of a pattern: number of literal characters, then of one-character wildcards."""
-    rest, classes = re.subn(r"\[[^]]*\]", "", pattern)
-    literals = sum(character not in "*?" for character in rest)
-    return literals, classes + rest.count("?")
+    plain, classes = re.subn(r"\[[^]]*\]", "", pattern)
+    literals = sum(character not in "*?" for character in plain)
+    return literals, classes + plain.count("?")

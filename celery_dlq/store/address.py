@@ -163,9 +163,9 @@ def address_of(
     try:
         address.connections()
     except Exception as exc:  # noqa: BLE001 - an own credential provider may raise anything
-        told = f": {exc}" if type(exc) is _UnusableError else ""
+        why = f": {exc}" if type(exc) is _UnusableError else ""
         raise SettingsError(
-            f"expected {where} to be a usable Redis URL, got {address}{told}; special characters "
+            f"expected {where} to be a usable Redis URL, got {address}{why}; special characters "
             f"in a password must be percent-encoded"
         ) from None
     if address.kind is Kind.SENTINELS and not address.options.get("master_name"):

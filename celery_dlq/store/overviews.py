@@ -19,7 +19,14 @@ from celery_dlq.logs import readable
 from celery_dlq.store.connect import translated
 from celery_dlq.store.keys import spelled
 from celery_dlq.store.part import Part, of_each
-from celery_dlq.store.records import KEPT_DAYS, Glance, Group, GroupOrder, QueueSummary, stored_at
+from celery_dlq.store.records import (
+    KEPT_DAYS,
+    Group,
+    GroupOrder,
+    QueueStatus,
+    QueueSummary,
+    stored_at,
+)
 
 _MAX_RELEASE_CHARS = 100
 _MINUTE, _RECENT, _HOUR = 60, 300, 3600  # seconds
@@ -80,11 +87,11 @@ class Overviews(Part):
             )
             return [(name, _arrivals(slots, now)) for name, (slots,) in found]
 
-    def glances(self, dead_letter_queues: Sequence[str]) -> list[Glance]:
+    def statuses(self, dead_letter_queues: Sequence[str]) -> list[QueueStatus]:
         """Run one script per queue, many of them in one write."""
         with translated(self._url):
             found = self._looked_into(dead_letter_queues)
-            return [_glance(name, *reply) for name, (reply,) in found]
+            return [_status(name, *reply) for name, (reply,) in found]
 
     def groups(
         self, dead_letter_queue: str, *, most: int | None = None, by: GroupOrder = "letters"
@@ -151,15 +158,15 @@ class Overviews(Part):
     def _looked_into(
         self, names: Sequence[str], *asks: Callable[[Any, str], object]
     ) -> Iterator[tuple[str, list[Any]]]:
-        """Yield each queue with the reply of ``glance.lua`` and the replies to ``asks``."""
-        keys, glance = self._keys, self._scripts.glance
+        """Yield each queue with the reply of ``queue_status.lua`` and the replies to ``asks``."""
+        keys, status = self._keys, self._scripts.queue_status
         if names:  # loaded once: redis-py would check it with every pipeline
-            self._client.script_load(glance.script)
+            self._client.script_load(status.script)
         return of_each(
             self._client,
             names,
             lambda pipe, name: pipe.execute_command(
-                "EVALSHA", glance.sha, 2, keys.letters(name), keys.ends(name)
+                "EVALSHA", status.sha, 2, keys.letters(name), keys.ends(name)
             ),
             *asks,
         )
@@ -177,9 +184,9 @@ def text_of(value: bytes | str) -> str:
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
-def _glance(name: str, letters: int, oldest: bytes, *times: bytes) -> Glance:
+def _status(name: str, letters: int, oldest: bytes, *times: bytes) -> QueueStatus:
     _oldest_died, _newest_died, end, now = times
-    return Glance(
+    return QueueStatus(
         name=name,
         at=from_micros(int(now)),
         letters=letters,

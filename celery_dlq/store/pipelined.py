@@ -47,14 +47,14 @@ class Breaker:
 
     def __init__(
         self,
-        rest_seconds: float = 0.5,
-        most_rest_seconds: float = 15.0,
+        pause_seconds: float = 0.5,
+        most_pause_seconds: float = 15.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._first_rest = rest_seconds
-        self._most_rest = most_rest_seconds
+        self._first_pause = pause_seconds
+        self._most_pause = most_pause_seconds
         self._clock = clock
-        self._rest = rest_seconds
+        self._pause = pause_seconds
         self._closed_at = 0.0
         self._reason: Exception | None = None
 
@@ -76,14 +76,14 @@ class Breaker:
     def failed(self, exc: Exception) -> None:
         """Record a failure."""
         self._reason = exc
-        self._closed_at = self._clock() + self._rest
-        self._rest = min(2 * self._rest, self._most_rest)
+        self._closed_at = self._clock() + self._pause
+        self._pause = min(2 * self._pause, self._most_pause)
 
     def worked(self) -> None:
         """Record a reply."""
         if self._reason is not None:
             self._reason = None
-            self._rest = self._first_rest
+            self._pause = self._first_pause
 
 
 class PipelinedConnection:
@@ -192,7 +192,7 @@ class PipelinedConnection:
         commands = [command] if before is None else [before, command]
         with self._lock:
             self._settle()
-            replies = self._asked(commands, [*commands[:-1], again or command])
+            replies = self._replies_to(commands, [*commands[:-1], again or command])
         for reply in replies:
             if isinstance(reply, NoScriptError):
                 raise reply
@@ -292,13 +292,13 @@ class PipelinedConnection:
 
     def _accept(self, commands: Sequence[Command]) -> None:
         """Write commands and wait; raise if Redis refuses one."""
-        for reply in self._asked(commands, commands) if commands else ():
+        for reply in self._replies_to(commands, commands) if commands else ():
             # Refused for ever: another program made a key of that name.
             if isinstance(reply, ResponseError) and "WRONGTYPE" not in str(reply):
                 self._in_doubt = True
                 raise unavailable(reply, self._url) from reply
 
-    def _asked(self, commands: Sequence[Command], second: Sequence[Command]) -> list[Any]:
+    def _replies_to(self, commands: Sequence[Command], second: Sequence[Command]) -> list[Any]:
         """Write commands, the second ones if the connection was closed; read all replies."""
         with self._uninterrupted(), translated(self._url):
             was_open = self._connection is not None

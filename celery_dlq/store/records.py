@@ -215,7 +215,7 @@ class QueueSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Glance:
+class QueueStatus:
     """A queue as retention first sees it, to decide if there is anything to remove."""
 
     name: str  # The dead-letter queue

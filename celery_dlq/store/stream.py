@@ -70,7 +70,7 @@ class StreamReader:
 
     def _answer(self, ahead: ReadAhead, command: Sequence[Any]) -> Any:
         """Return the reply that was read ahead, or ask now."""
-        if ahead.asked == command:
+        if ahead.command == command:
             try:
                 return ahead.answer()
             except StoreUnavailable:  # Redis may have closed the idle connection
@@ -97,7 +97,7 @@ class ReadAhead:
         self._client = client
         self._url = url
         self._connection: Any = None
-        self.asked: tuple[Any, ...] | None = None
+        self.command: tuple[Any, ...] | None = None
 
     def ask(self, *command: Any) -> None:
         """Send a command."""
@@ -107,17 +107,17 @@ class ReadAhead:
                 self._connection = new_connection(client.connection_pool)
                 self._connection.connect()
             self._connection.send_command(*command, check_health=False)
-        self.asked = command
+        self.command = command
 
     def answer(self) -> Any:
         """Wait for the reply to the command."""
-        self.asked = None
+        self.command = None
         with translated(self._url):
             return self._connection.read_response()
 
     def close(self) -> None:
         """Disconnect without waiting for a reply."""
-        self.asked = None
+        self.command = None
         if self._connection is not None:
             with suppress(Exception):
                 self._connection.disconnect()

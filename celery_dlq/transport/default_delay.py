@@ -145,7 +145,7 @@ class DefaultDelays:
             return {}
         app_router = self._amqp.router
         own_router = options.get("router") or app_router
-        router = _asked_once(own_router, name, given, options, task)
+        router = _routed_once(own_router, name, given, options, task)
         routed_as, destination = options.get("route_name") or name, _destination(options, task)
         if router is app_router:
             queue = self._mapped_queue(routed_as, frozenset(destination.items()))
@@ -172,7 +172,7 @@ class DefaultDelays:
         """The queue of a task whose publisher names none."""
         options = {part: getattr(task, part, None) for part in _DESTINATION}
         options["task_type"] = task
-        router = _asked_once(self._amqp.router, task.name, (), options, task)
+        router = _routed_once(self._amqp.router, task.name, (), options, task)
         return _queue(router, task.name, _destination(options, task))
 
     def _registered(self, name: str) -> Any:
@@ -215,7 +215,7 @@ class DefaultDelays:
             )
 
 
-def _asked_once(
+def _routed_once(
     router: Any, name: str, given: tuple[Any, ...], options: Mapping[str, Any], task: Any
 ) -> Any:
     """A router that evaluates its routes for this message once, now.

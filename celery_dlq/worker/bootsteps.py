@@ -92,7 +92,7 @@ class TickStep(bootsteps.StartStopStep):
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self._entry: Any = None
-        self._asked = False
+        self._requested = False
         worker = consumer.controller
         watch(consumer, worker.dead_letter_guard, worker.dead_letter_retry_later.empty)
         self._fetch = assembly_of(worker.app).reliable_fetch()
@@ -110,7 +110,7 @@ class TickStep(bootsteps.StartStopStep):
         room = consumer.controller.dead_letter_retry_later
         room.opened(consumer)
         guard.connected()
-        self._asked = False  # the loop of a lost connection may have forgotten
+        self._requested = False  # the loop of a lost connection may have forgotten
         if not self._warned:
             self._warned = True
             _quietly(assembly_of(consumer.app).warn_of_low_limits, consumer.connection)
@@ -123,14 +123,14 @@ class TickStep(bootsteps.StartStopStep):
             if self._fetch is not None:
                 _quietly(self._fetch.count, guard.counts)
             _quietly(guard.tick)
-            if not self._asked:
-                self._asked = True
+            if not self._requested:
+                self._requested = True
                 consumer.call_soon(in_its_loop)
 
         def in_its_loop() -> None:
             # The timer may have a greenlet or a thread of its own: there, a read from the broker
             # takes the consumer's, and a pool without room stops the heartbeat.
-            self._asked = False
+            self._requested = False
             _quietly(consumer.controller.dead_letter_tasks.more, consumer)
             _quietly(room.tick)
             _quietly(guard.in_loop, consumer)

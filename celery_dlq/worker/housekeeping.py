@@ -24,7 +24,7 @@ from celery_dlq.logs import get_logger
 
 logger = get_logger("celery_dlq.worker")
 
-MAX_REST_SECONDS = 30
+MAX_BACKOFF_SECONDS = 30
 _STOP_SECONDS = 5.0
 
 Stopping = Callable[[], bool]
@@ -52,7 +52,7 @@ class LongTask:
     close: Callable[[], object] = bool
 
 
-class Rest:
+class Backoff:
     """The one back-off: how many ticks to rest after a failure; twice as many each time."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Rest:
 
     def failed(self) -> None:
         """Begin a rest."""
-        self.left, self._next = self._next + 1, min(2 * self._next, MAX_REST_SECONDS)
+        self.left, self._next = self._next + 1, min(2 * self._next, MAX_BACKOFF_SECONDS)
 
     def worked(self) -> None:
         """Begin with the shortest rest again."""
@@ -78,7 +78,7 @@ class Housekeeping:
     def __init__(self) -> None:
         self._short: list[Task] = []
         self._long: list[_Thread] = []
-        self._rest, self._resting_from = Rest(), 0
+        self._backoff, self._resting_from = Backoff(), 0
         self._ticks = 0
         self._stop = threading.Event()
 
@@ -96,7 +96,7 @@ class Housekeeping:
         for thread in self._long:
             thread.tick(self._ticks)
         tasks = self._short
-        if not self._rest.over():
+        if not self._backoff.over():
             tasks = tasks[: self._resting_from]
         for number, task in enumerate(tasks):
             if self._ticks % task.every:
@@ -105,13 +105,13 @@ class Housekeeping:
                 task.work()
             except StoreUnavailable as exc:
                 logger.debug("%s is put off: %s", task.name, exc)
-                self._rest.failed()
+                self._backoff.failed()
                 self._resting_from = number
                 return
             except Exception:
                 logger.exception("%s failed", task.name)
         if tasks is self._short:
-            self._rest.worked()
+            self._backoff.worked()
 
     def stop(self) -> None:
         """Let long work end, and wait a few seconds for it."""
@@ -136,14 +136,14 @@ class _Thread:
     def __init__(self, task: LongTask, stop: threading.Event) -> None:
         self.task = task
         self._stop = stop
-        self._rest = Rest()
+        self._backoff = Backoff()
         self._thread: threading.Thread | None = None
 
     def tick(self, ticks: int) -> None:
         """Start the thread if the work is due and none works."""
         if self._stop.is_set() or (self._thread is not None and self._thread.is_alive()):
             return
-        if self._rest.over() and ticks % self.task.every == 0 and self.task.is_due():
+        if self._backoff.over() and ticks % self.task.every == 0 and self.task.is_due():
             self._thread = threading.Thread(
                 target=self._run, name=f"dlq-{self.task.name}", daemon=True
             )
@@ -162,6 +162,6 @@ class _Thread:
         except Exception:
             logger.exception("%s failed", self.task.name)
         else:
-            self._rest.worked()
+            self._backoff.worked()
             return
-        self._rest.failed()
+        self._backoff.failed()

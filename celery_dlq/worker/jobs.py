@@ -22,13 +22,13 @@ class WorkerJobs:
     def __init__(self, separate: Callable[[], AbstractContextManager[Any]]) -> None:
         self._separate = separate
         self._woken = False
-        self._rest_until = 0.0
+        self._pause_until = 0.0
         # A pool child that dropped its copy of a connection would close it for this process.
         self._own: Any = None
 
     def wake(self) -> None:
         """Look for a job that waits; called with each heartbeat while there is one."""
-        self._woken = self._woken or time.monotonic() >= self._rest_until
+        self._woken = self._woken or time.monotonic() >= self._pause_until
 
     def is_due(self) -> bool:
         """True if a job may wait."""
@@ -41,6 +41,6 @@ class WorkerJobs:
             running = self._own.jobs()
             ran = run_next(running, stopping)
             if not ran:
-                self._rest_until = time.monotonic() + _NOT_FOR_US_SECONDS
+                self._pause_until = time.monotonic() + _NOT_FOR_US_SECONDS
             while ran and not stopping():
                 ran = run_next(running, stopping)

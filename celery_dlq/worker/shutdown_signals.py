@@ -39,7 +39,7 @@ _CELERYS = (
     "celery.backends.",
 )
 
-_asked: list[_AfterUs] = []
+_pending: list[_AfterUs] = []
 """Handlers that run, or wait until our code is done."""
 
 
@@ -59,7 +59,9 @@ def install() -> None:
 
 def nothing_starts() -> bool:
     """True from a signal to the end of its handler in this thread, and in a cold shutdown."""
-    return is_stopping() or (bool(_asked) and threading.current_thread() is threading.main_thread())
+    return is_stopping() or (
+        bool(_pending) and threading.current_thread() is threading.main_thread()
+    )
 
 
 def is_stopping() -> bool:
@@ -78,8 +80,8 @@ class _AfterUs:
         self._more = 0  # signals while one waits: Ctrl-C twice is another shutdown than once
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
-        if self not in _asked:
-            _asked.append(self)
+        if self not in _pending:
+            _pending.append(self)
             self._until = time.monotonic() + _MOST_SECONDS
         if _must_end_first(frame) and time.monotonic() < self._until:
             if self._waits:
@@ -92,8 +94,8 @@ class _AfterUs:
         try:
             self._handler(signum, frame)
         finally:
-            if self in _asked:
-                _asked.remove(self)
+            if self in _pending:
+                _pending.remove(self)
             for _ in range(more):
                 os.kill(os.getpid(), signum)
 

@@ -12,7 +12,7 @@ from celery_dlq.metrics import STORE_ERRORS, Counts
 logger = get_logger("celery_dlq.worker")
 
 _PAUSE_SECONDS = 1.0
-_REST_TICKS = 30
+_PAUSE_TICKS = 30
 
 
 class StartCheck:
@@ -25,7 +25,7 @@ class StartCheck:
         self._wait = wait_seconds
         self._counts = counts
         self._away = False
-        self._rest = 0
+        self._pause = 0
 
     def run(self) -> None:
         """Check before the worker starts."""
@@ -45,13 +45,13 @@ class StartCheck:
         """Check a store that was away, until it has passed; called once a second."""
         if not self._away:
             return
-        if self._rest > 0:
-            self._rest -= 1
+        if self._pause > 0:
+            self._pause -= 1
             return
         try:
             self._check()
         except SettingsError as exc:
-            self._rest = _REST_TICKS
+            self._pause = _PAUSE_TICKS
             logger.error("The dead-letter store is back, but cannot be used: %s", exc)  # noqa: TRY400 - no traceback needed
             return
         self._away = False

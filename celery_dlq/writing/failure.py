@@ -87,8 +87,7 @@ def dropped_failure(exc: BaseException | None, text: str) -> Failure:
     """Describe why Celery drops a message that never became a request."""
     if exc is None:
         return Failure(None, None, text, None)
-    said = _message(exc)
-    return Failure(None, _type_name(exc), f"{said}" if said else text, None)
+    return Failure(None, _type_name(exc), _message(exc) or text, None)
 
 
 def result_not_stored(exc: BaseException | None, mark: str = "mark_as_") -> bool:
@@ -111,10 +110,10 @@ def time_limit_failure(seconds: float | None) -> Failure:
 
 def missing_end_failure(exc: BaseException | None) -> Failure:
     """Describe an end that Celery did not report: an error outside the task's body, if known."""
-    said = dropped_failure(exc, "no error is known")
+    dropped = dropped_failure(exc, "no error is known")
     lost = _RESULT_LOST if result_not_stored(exc) else ""
     end = End(outcome=Outcome.VANISHED, final=False, text="its end was not reported")
-    return Failure(end, said.exception_type, f"{lost}{said.exception_message}")
+    return Failure(end, dropped.exception_type, f"{lost}{dropped.exception_message}")
 
 
 def unwrapped(exc: BaseException) -> BaseException:
@@ -165,10 +164,10 @@ def _type_name(exc: BaseException) -> str:
 
 
 def _message(exc: BaseException) -> str:
-    return shortened(_safe_str(_said(exc)), MESSAGE_LIMIT)
+    return shortened(_safe_str(_reason_of(exc)), MESSAGE_LIMIT)
 
 
-def _said(exc: BaseException) -> object:
+def _reason_of(exc: BaseException) -> object:
     if isinstance(exc, UnpickleableExceptionWrapper):
         return exc.text
     if isinstance(exc, Reject):

@@ -162,11 +162,11 @@ def without_text(letter: DeadLetter) -> DeadLetter:
 
     The arguments stay: their texts are parts of the message, and are stored as places in it.
     """
-    said = letter.exception_message
+    message = letter.exception_message
     return replace(
         letter,
         description=shortened(letter.description, _CUT_CHARS),
-        exception_message=None if said is None else shortened(said, _CUT_CHARS),
+        exception_message=None if message is None else shortened(message, _CUT_CHARS),
         traceback=None,
         history=(),
     )

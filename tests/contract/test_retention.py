@@ -16,8 +16,8 @@ from celery_dlq.events import Action, Change, Event, Events
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.operations.retention import (
     MAX_LETTERS_PER_PASS,
-    QUEUES_PER_GLANCE,
-    REST_TICKS,
+    PAUSE_TICKS,
+    QUEUES_READ_PER_TICK,
     Retention,
     RetentionRound,
 )
@@ -39,11 +39,11 @@ class Place:
         self.real_now = store.now
         self.ahead = timedelta(0)
         monkeypatch.setattr(store, "now", lambda: self.real_now() + self.ahead)
-        glances = store.overviews.glances
+        statuses = store.overviews.statuses
         monkeypatch.setattr(
             store.overviews,
-            "glances",
-            lambda names: [replace(g, at=store.now()) for g in glances(names)],
+            "statuses",
+            lambda names: [replace(g, at=store.now()) for g in statuses(names)],
         )
         self.registry = fresh_store().workers
         self.events: list[Event] = []
@@ -261,15 +261,15 @@ def test_a_worker_looks_after_one_queue_after_the_other(place: Place) -> None:
     place.ahead = 9 * HOUR
     table = PolicyTable({"a": Policy(dead_letter_ttl=1.0), "b": Policy(dead_letter_ttl=9e6)})
     retention_round = RetentionRound(place.retention, place.store, lambda: table)
-    for _ in range(2 * (REST_TICKS + 1)):
+    for _ in range(2 * (PAUSE_TICKS + 1)):
         retention_round.tick()
     assert [place.store.length(name) for name in ("a-DLQ", "b-DLQ")] == [0, 1]
     retention_round.close()
 
 
 def test_a_worker_gets_round_many_queues(place: Place) -> None:
-    """One tick glances at some of them and looks into few; what is over goes in the end."""
-    names = [f"{number:03d}-DLQ" for number in range(2 * QUEUES_PER_GLANCE)]
+    """One tick reads the status of some and looks into few; what is over goes in the end."""
+    names = [f"{number:03d}-DLQ" for number in range(2 * QUEUES_READ_PER_TICK)]
     for name in names:
         place.put(dead_letter_queue=name)
         place.put(dead_letter_queue=name)
@@ -280,6 +280,6 @@ def test_a_worker_gets_round_many_queues(place: Place) -> None:
     assert [place.store.length(name) for name in names] == [1] * len(names)
     looked = []
     place.store.oldest = lambda name, **_: looked.append(name)  # type: ignore[method-assign,assignment,func-returns-value]
-    for _ in range(9 * (REST_TICKS + 1)):
+    for _ in range(9 * (PAUSE_TICKS + 1)):
         retention_round.tick()
     assert looked == []

@@ -195,16 +195,16 @@ def test_the_queue_of_a_letter_is_found(store: Letters) -> None:
     assert store.holder([DLQ], letter.id) is store.holder([], letter.id) is None
 
 
-def test_a_glance_tells_what_retention_asks(store: Letters) -> None:
+def test_the_status_of_a_queue_is_what_retention_needs(store: Letters) -> None:
     """It has the number, the oldest, and when the first message expires."""
     before = store.now()
     end = before.replace(microsecond=0) + 60 * MINUTE
     stored(store, dead_lettered_at=before - 60 * MINUTE, expires=end + MINUTE)
     stored(store, dead_lettered_at=before, expires=end)
-    glance, nothing = store.overviews.glances([DLQ, "nowhere"])
-    assert (glance.name, glance.letters, glance.first_end_at) == (DLQ, 2, end)
-    assert glance.oldest_stored_at is not None
-    assert abs(glance.oldest_stored_at - before) < MINUTE
+    status, nothing = store.overviews.statuses([DLQ, "nowhere"])
+    assert (status.name, status.letters, status.first_end_at) == (DLQ, 2, end)
+    assert status.oldest_stored_at is not None
+    assert abs(status.oldest_stored_at - before) < MINUTE
     assert (nothing.letters, nothing.oldest_stored_at, nothing.first_end_at) == (0, None, None)
 
 

@@ -376,4 +376,4 @@ def test_the_cursor_moves_behind_what_is_done() -> None:
     assert left_behind == Cursor(position="9-0", back_to="3-0", back_at=60_000_000)
     assert left_behind.at(EPOCH) == left_behind
     assert left_behind.at(EPOCH + timedelta(seconds=60)) == Cursor(position="3-0")
-    assert after(job_of("stopped")) == Cursor(position="3-0", rest_until=60_000_000)
+    assert after(job_of("stopped")) == Cursor(position="3-0", pause_until=60_000_000)

@@ -311,7 +311,7 @@ def test_a_hanging_redis_costs_one_time_out_and_then_nothing(
     own: Parts, server: RedisServer
 ) -> None:
     """The first call waits its time; the breaker spares the next ones."""
-    counter, key = own.counter(own.connection(breaker=Breaker(rest_seconds=600.0))), a_key()
+    counter, key = own.counter(own.connection(breaker=Breaker(pause_seconds=600.0))), a_key()
     counter.count(key, a_delivery(), None)
     server.pause()
     began = time.monotonic()
@@ -398,7 +398,7 @@ def test_counting_goes_on_when_redis_wakes_up(own: Parts, server: RedisServer) -
 
 def test_a_hanging_redis_does_not_hold_up_unawaited_counts(own: Parts, server: RedisServer) -> None:
     """Healthy tasks wait at most once, whatever the number of starts."""
-    counter = own.counter(own.connection(breaker=Breaker(rest_seconds=600.0)))
+    counter = own.counter(own.connection(breaker=Breaker(pause_seconds=600.0)))
     counter.count(a_key(), a_delivery(), None)
     server.pause()
     began = time.monotonic()
@@ -456,7 +456,7 @@ def test_an_interrupted_call_does_not_mix_up_answers(own: Parts, server: RedisSe
 def test_the_rest_after_a_failure_doubles_up_to_a_bound_and_ends_with_success() -> None:
     """A long outage costs a worker one try every quarter of a minute."""
     now = [100.0]
-    breaker = Breaker(rest_seconds=1.0, most_rest_seconds=4.0, clock=lambda: now[0])
+    breaker = Breaker(pause_seconds=1.0, most_pause_seconds=4.0, clock=lambda: now[0])
     assert not breaker.is_open
     for rest in (1.0, 2.0, 4.0, 4.0):
         breaker.failed(OSError("down"))

@@ -359,7 +359,7 @@ def lose_replies(dlq: DeadLetters, client: redis.Redis, monkeypatch: Any, times:
         return False
 
     def lost_answer(self: ReadAhead) -> Any:
-        if self.asked is not None and self.asked[0] == "EVALSHA" and lose():
+        if self.command is not None and self.command[0] == "EVALSHA" and lose():
             self.close()
             raise StoreUnavailable("the connection was cut")
         return answer(self)
@@ -425,7 +425,7 @@ def test_ctrl_c_while_a_batch_is_on_its_way_counts_it(
     answer = ReadAhead.answer
 
     def interrupted(self: ReadAhead) -> Any:
-        if self.asked is not None and self.asked[0] == "EVALSHA":
+        if self.command is not None and self.command[0] == "EVALSHA":
             poll(lambda: client.llen("orders"))
             raise KeyboardInterrupt
         return answer(self)

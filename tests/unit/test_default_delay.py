@@ -290,7 +290,7 @@ def test_an_app_without_delays_asks_nothing(
 ) -> None:
     """The price of the plugin for a publisher that needs none of it: no look at queues."""
     monkeypatch.setattr(
-        "celery_dlq.transport.default_delay._asked_once", lambda *_: pytest.fail("asked")
+        "celery_dlq.transport.default_delay._routed_once", lambda *_: pytest.fail("asked")
     )
     monkeypatch.setattr(
         "celery_dlq.transport.default_delay.PolicyTable", lambda *_: pytest.fail("asked")

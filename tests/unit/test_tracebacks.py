@@ -35,7 +35,7 @@ def text_of(depth: int) -> str:
 def test_a_chain_is_taken_apart_the_one_that_escaped_last() -> None:
     """With file, line, function and code of each frame."""
     first, last = raised(text_of(1))
-    assert (first.name, first.said) == ("KeyError", "'nothing'")
+    assert (first.name, first.message) == ("KeyError", "'nothing'")
     assert first.frames[0].code == '{}["nothing"]'
     assert [frame.function for frame in last.frames[:3]] == ["text_of", "down", "down"]
     assert {frame.file for frame in first.frames} == {__file__}
@@ -48,7 +48,7 @@ def test_name_and_text_of_an_exception() -> None:
         'Traceback (most recent call last):\n  File "/srv/shop.py", line 7, in charge\n'
         "    a / b\n    ~~^~~\nshop.PriceError: none\n\nnot even one\n"
     )
-    assert (one.name, one.said) == ("shop.PriceError", "none\n\nnot even one")
+    assert (one.name, one.message) == ("shop.PriceError", "none\n\nnot even one")
     assert (one.frames[0].line, one.frames[0].function, one.frames[0].code) == (
         7,
         "charge",

@@ -297,9 +297,9 @@ def test_a_queue_that_does_not_answer_keeps_no_other_queue_waiting(
     receipts: Receipts, keeper: VisibilityKeeper, sqs: Sqs, clock: Clock
 ) -> None:
     """It may be in another region; the others are asked first from then on."""
-    asked: list[str] = []
+    attributes: list[str] = []
     fail = sqs._fail
-    sqs._fail = lambda url: (asked.append(url), fail(url))[1]  # type: ignore[method-assign, func-returns-value]
+    sqs._fail = lambda url: (attributes.append(url), fail(url))[1]  # type: ignore[method-assign, func-returns-value]
     sqs.failing[URL] = EndpointConnectionError(endpoint_url=URL)
     receive(receipts, clock, *(f"a{n}" for n in range(30)))
     receive(receipts, clock, "b", url=OTHER)
@@ -308,11 +308,11 @@ def test_a_queue_that_does_not_answer_keeps_no_other_queue_waiting(
     receipts.settle_later("done", receipt, delete=True)
     keeper.tick()
     assert (sqs.renewed(), sqs.deleted) == ({"b": TIMEOUT}, ["done"])
-    assert asked == [URL, OTHER, OTHER]
+    assert attributes == [URL, OTHER, OTHER]
     clock.now += TIMEOUT / 2
     keeper.tick()
     assert sqs.renewed() == {"b": TIMEOUT}
-    assert asked[3:] == [OTHER, URL]
+    assert attributes[3:] == [OTHER, URL]
 
 
 def test_a_deletion_is_tried_until_its_receipt_has_ended(

@@ -36,7 +36,7 @@ from celery_dlq.writing.writer import LetterOutbox
 logger = get_logger("celery_dlq.worker")
 
 IDLE_SECONDS = 1.0
-MAX_REST_SECONDS = 30.0
+MAX_BACKOFF_SECONDS = 30.0
 LETTERS_PER_ROUND = 200
 MAX_EQUAL = 10_000
 
@@ -173,18 +173,18 @@ class Adopter:
 
 def follow(adopters: Sequence[Adopter], stop: threading.Event) -> None:
     """Adopt until stopped; errors of a queue, the broker or the store are logged and retried."""
-    rests = [_Rest() for _ in adopters]
+    backoffs = [_Backoff() for _ in adopters]
     while not stop.is_set():
         busy = False
-        for adopter, rest in zip(adopters, rests, strict=True):
-            busy |= _turn(adopter, rest)
+        for adopter, backoff in zip(adopters, backoffs, strict=True):
+            busy |= _turn(adopter, backoff)
         if not busy:
             stop.wait(IDLE_SECONDS)
     for adopter in adopters:
         adopter.close()
 
 
-class _Rest:
+class _Backoff:
     """Back-off of one queue: skips turns after a failure, more after each one in a row."""
 
     def __init__(self) -> None:
@@ -199,16 +199,16 @@ class _Rest:
     def failed(self) -> None:
         """Start a rest."""
         self._turns_left = self._length
-        self._length = min(2 * self._length, int(MAX_REST_SECONDS / IDLE_SECONDS))
+        self._length = min(2 * self._length, int(MAX_BACKOFF_SECONDS / IDLE_SECONDS))
 
     def worked(self) -> None:
         """Reset the back-off."""
         self._length = 1
 
 
-def _turn(adopter: Adopter, rest: _Rest) -> bool:
+def _turn(adopter: Adopter, backoff: _Backoff) -> bool:
     """Adopt one bounded round; return True if there may be more at once."""
-    if not rest.over():
+    if not backoff.over():
         return False
     try:
         count = adopter.drain(LETTERS_PER_ROUND)
@@ -217,8 +217,8 @@ def _turn(adopter: Adopter, rest: _Rest) -> bool:
     except Exception:
         logger.exception("Adopting from %s is paused", adopter.report.queue)
     else:
-        rest.worked()
+        backoff.worked()
         return count == LETTERS_PER_ROUND
-    rest.failed()
+    backoff.failed()
     adopter.close()  # taken messages return to their queue
     return False

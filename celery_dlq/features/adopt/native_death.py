@@ -65,21 +65,21 @@ class NativeDeath:
 
 def native_death(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> NativeDeath:
     """Read a broker's record of a message's death; never raises."""
-    said = {name: headers[name] for name in _DEATH_HEADERS if name in headers}
-    return _from_rabbitmq(said) if said else _from_sqs(properties)
+    death_headers = {name: headers[name] for name in _DEATH_HEADERS if name in headers}
+    return _from_rabbitmq(death_headers) if death_headers else _from_sqs(properties)
 
 
-def _from_rabbitmq(said: Mapping[str, Any]) -> NativeDeath:
-    deaths = said.get("x-death", [])
+def _from_rabbitmq(death_headers: Mapping[str, Any]) -> NativeDeath:
+    deaths = death_headers.get("x-death", [])
     readable = isinstance(deaths, list) and all(isinstance(one, Mapping) for one in deaths)
     deaths = [one for one in deaths if not _is_delay(one.get("queue"))] if readable else []
     newest, oldest = (deaths[0], deaths[-1]) if deaths else ({}, {})
-    first = said.get(_FIRST_QUEUE)
+    first = death_headers.get(_FIRST_QUEUE)
     return NativeDeath(
         queue=_name(None if _is_delay(first) else first) or _name(oldest.get("queue")),
-        reason=_name(newest.get("reason")) or _name(said.get(_FIRST_REASON)),
+        reason=_name(newest.get("reason")) or _name(death_headers.get(_FIRST_REASON)),
         at=_time(newest.get("time")),
-        history=json_codec.dumps(_with_plain_times(said)),
+        history=json_codec.dumps(_with_plain_times(death_headers)),
         readable=readable,
     )
 

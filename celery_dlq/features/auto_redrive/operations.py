@@ -34,7 +34,7 @@ from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.lease import Lease
 from celery_dlq.store.letters import Letters
-from celery_dlq.store.records import Glance, position_at
+from celery_dlq.store.records import QueueStatus, position_at
 
 logger = get_logger("celery_dlq")
 
@@ -112,7 +112,7 @@ class Cursor(NamedTuple):
     back_at: int = 0  # When, in microseconds since 1970; 0 for never
     # The queue rests until then, in microseconds; the canary died, or a person or the broker
     # stopped the job
-    rest_until: int = 0
+    pause_until: int = 0
 
     def at(self, now: datetime) -> Cursor:
         """The cursor to begin at, now."""
@@ -124,7 +124,7 @@ class Cursor(NamedTuple):
         """The cursor after a job that began at this position."""
         later = to_micros(now + timedelta(seconds=wait))
         if job.state != DONE:
-            return self._replace(position=begun, rest_until=later)
+            return self._replace(position=begun, pause_until=later)
         counts = {name: job.counts.get(name, 0) for name in (*_REDRIVEN, *_LEFT)}
         if sum(counts.values()) >= MOST_LETTERS and any(counts[name] for name in _REDRIVEN):
             return self._replace(position=begun)  # there may be more
@@ -145,13 +145,13 @@ class AutoRedrives:
     ) -> Generator[Job, None, None]:
         """Visit each queue once, and run a job for what is due there; yields it when it ended."""
         rules = {name: rule for name in self._store.names() if (rule := rule_of(name)) is not None}
-        for glance in self._store.overviews.glances(list(rules)):
+        for status in self._store.overviews.statuses(list(rules)):
             if stopping():
                 return
-            rule = rules[glance.name]
-            if _may_have_due(glance, rule):
-                lease = _Visit(self._store, glance.name)
-                yield from self._visit(glance.name, rule, lease, stopping)
+            rule = rules[status.name]
+            if _may_have_due(status, rule):
+                lease = _Visit(self._store, status.name)
+                yield from self._visit(status.name, rule, lease, stopping)
 
     def _visit(
         self, queue: str, rule: AutoRedrive, lease: _Visit, stopping: Stopping
@@ -197,7 +197,7 @@ class AutoRedrives:
         cursors = state.setdefault("cursors", {})
         order = {name: place for place, name in enumerate(cursors, 1)}
         found = sorted(numbers(rule), key=lambda due: order.get(due.name, 0))
-        rests = [Cursor(*cursors[due.name]).rest_until for due in found if due.name in cursors]
+        rests = [Cursor(*cursors[due.name]).pause_until for due in found if due.name in cursors]
         return [] if max(rests, default=0) > to_micros(self._store.now()) else found
 
     def _next(
@@ -316,9 +316,9 @@ def _keep(state: dict[str, Any], due: Due, cursor: Cursor) -> None:
         del cursors[name]
 
 
-def _may_have_due(glance: Glance, rule: AutoRedrive) -> bool:
-    oldest = glance.oldest_stored_at
-    return oldest is not None and oldest <= glance.at - timedelta(seconds=rule.after)
+def _may_have_due(status: QueueStatus, rule: AutoRedrive) -> bool:
+    oldest = status.oldest_stored_at
+    return oldest is not None and oldest <= status.at - timedelta(seconds=rule.after)
 
 
 def numbers(rule: AutoRedrive) -> Iterator[Due]:

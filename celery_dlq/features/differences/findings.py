@@ -23,19 +23,19 @@ MOST_FINDINGS = 10
 _MOST_WEIGHED = 200  # findings, before those that say the same are put together
 _SAME = 0.9  # common messages, divided by all that have either value
 _MOST_ALSO = 5
-_MAX_SAID_CHARS = 80
+_MAX_SHOWN_CHARS = 80
 _FILTER_FIELDS = {"host": "worker_hostname", "release": "release", TASK: "task_name"}
 # The plain paths and values of a condition; quotes in it would mean a text only.
 _PATH = re.compile(r'(args|kwargs)(\.[^\s.\[\]=!<>~"]+|\[[0-9]+\])+')
 _VALUE = re.compile(r'[^\s=!<>~"\[{](.*\S)?')
-_SAID = {
+_PHRASES = {
     "host": "ran on {}",
     "release": "ran on release {}",
     "queue": "came from the queue {}",
     "origin": "were published by {}",
     TASK: "are of the task {}",
 }
-_OTHERS_SAID = {
+_OTHERS = {
     SAME_TASKS: "the other letters of the task",
     SAME_QUEUES: "the other letters of the queue",
     SUCCESSES: "the sampled successes of the task",
@@ -174,24 +174,24 @@ def _condition(feature: str, value: str) -> str | None:
 
 
 def _named(feature: str, value: str) -> str:
-    return feature if value == GIVEN else f"{feature} = {shortened(value, _MAX_SAID_CHARS)}"
+    return feature if value == GIVEN else f"{feature} = {shortened(value, _MAX_SHOWN_CHARS)}"
 
 
 def _sentence(one: Significant, letters: int) -> str:
     feature, value, a, c, n, m = one.counts
     if value == GIVEN:
-        said = f"have {feature}"
+        phrase = f"have {feature}"
     elif feature.endswith("[]"):
-        said = f"have {shortened(value, _MAX_SAID_CHARS)} in {feature[:-2]}"
-    elif feature in _SAID:
-        said = _SAID[feature].format(shortened(value, _MAX_SAID_CHARS))
+        phrase = f"have {shortened(value, _MAX_SHOWN_CHARS)} in {feature[:-2]}"
+    elif feature in _PHRASES:
+        phrase = _PHRASES[feature].format(shortened(value, _MAX_SHOWN_CHARS))
     else:
-        said = f"have {_named(feature, value)}"
+        phrase = f"have {_named(feature, value)}"
     # The shares of an argument's values are shares of the messages that have the argument.
     start = f"Of those with {feature.removesuffix('[]')}, " if n < letters else ""
     here, there = _share(a, n), _share(c, m)
     here = here if start else here.capitalize()
-    return f"{start}{here} of these letters {said}, against {there} of {_OTHERS_SAID[one.against]}."
+    return f"{start}{here} of these letters {phrase}, against {there} of {_OTHERS[one.against]}."
 
 
 def _share(part: int, whole: int) -> str:

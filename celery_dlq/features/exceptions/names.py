@@ -16,14 +16,14 @@ _BUILTINS = {
     for name, kind in vars(builtins).items()
     if isinstance(kind, type) and issubclass(kind, BaseException)
 }
-_SAID = "by it a task says itself what becomes of its message"
+_CONTROL_FLOW = "by it a task says itself what becomes of its message"
 _REPORTED = "a worker reports it for a process that is gone; no task raises it"
 _NEVER = {
     **dict.fromkeys(
         ("SystemExit", "KeyboardInterrupt", "GeneratorExit"),
         "it ends the process, and is no failure of the task",
     ),
-    **dict.fromkeys(("Retry", "Ignore", "Reject", "TaskPredicate", "RejectToDLQ"), _SAID),
+    **dict.fromkeys(("Retry", "Ignore", "Reject", "TaskPredicate", "RejectToDLQ"), _CONTROL_FLOW),
     **dict.fromkeys(("WorkerLostError", "TimeLimitExceeded", "Terminated"), _REPORTED),
 }
 _OURS = ("", "celery.exceptions", "billiard.exceptions", "celery_dlq", "celery_dlq.decorators")
@@ -56,7 +56,7 @@ def why_not_here(name: str) -> str:
     if not isinstance(found, type) or not issubclass(found, BaseException):
         return f"it is no exception but {type(found).__name__}"
     names = {qualified_name(base) for base in found.__mro__}
-    return _SAID if "celery.exceptions.TaskPredicate" in names else ""
+    return _CONTROL_FLOW if "celery.exceptions.TaskPredicate" in names else ""
 
 
 def imported(name: str) -> object:

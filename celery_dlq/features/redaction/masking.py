@@ -250,8 +250,8 @@ class Redaction:
         return MARKER if hidden else scrub(text)
 
     def _delivery(self, delivery: Delivery, scrub: Scrubber) -> Delivery:
-        said = self._text("exception_message", delivery.exception_message, scrub)
-        return replace(delivery, exception_message=said)
+        message = self._text("exception_message", delivery.exception_message, scrub)
+        return replace(delivery, exception_message=message)
 
 
 NO_REDACTION = Redaction()

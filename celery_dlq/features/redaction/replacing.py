@@ -127,8 +127,8 @@ class Replacement:
     def _history(self, value: Any) -> None:
         if "exception_message" in self._rules.whole and isinstance(value, list):
             for one in value:
-                said = one.get("exception_message") if isinstance(one, dict) else None
-                self.text(said if isinstance(said, str) else None)
+                message = one.get("exception_message") if isinstance(one, dict) else None
+                self.text(message if isinstance(message, str) else None)
 
     def _nested(self, value: Any) -> Any:
         """Redact the arguments and headers of signatures (callbacks, chains, chords)."""

@@ -404,8 +404,10 @@ def _context(letter: DeadLetter, report: Report) -> dict[str, Any]:
 
 def _exceptions(letter: DeadLetter) -> list[dict[str, Any]]:
     """The chain of exceptions; the last one has type and text from the letter."""
-    chain = raised(letter.traceback or "") or [Raised(name="", said="", frames=())]
-    last = replace(chain[-1], name=letter.exception_type or "", said=letter.exception_message or "")
+    chain = raised(letter.traceback or "") or [Raised(name="", message="", frames=())]
+    last = replace(
+        chain[-1], name=letter.exception_type or "", message=letter.exception_message or ""
+    )
     return [_exception(one) for one in (*chain[:-1], last)]
 
 
@@ -414,7 +416,7 @@ def _exception(one: Raised) -> dict[str, Any]:
     value: dict[str, Any] = {
         "type": name or "Exception",
         "module": module or None,
-        "value": one.said,
+        "value": one.message,
         "mechanism": {"type": "celery_dlq", "handled": False},
     }
     if one.frames:

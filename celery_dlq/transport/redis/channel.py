@@ -56,7 +56,7 @@ class ReliableChannel(kombu_redis.Channel):
     dlq_leases: Leases
     _in_poll: Any
     _brpop_sent_at: Any = None  # new in kombu 5.7
-    _told_of_polling = False
+    _polling_logged = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._no_ack: set[str] = set()
@@ -65,7 +65,7 @@ class ReliableChannel(kombu_redis.Channel):
         self._by_digest = False
         self._sleeping = self._refused = self._looking = False
         self._misses = self._polls = self._looks = 0
-        self._asked_at: float | None = None
+        self._requested_at: float | None = None
         self._looked_at = 0.0
         self._due: float | None = None  # to ask or to fetch, after a jitter or between two polls
         self._wake: WakeConnection | None = None
@@ -276,7 +276,7 @@ class ReliableChannel(kombu_redis.Channel):
         except (RedisError, OSError) as exc:
             self._cannot_wake(exc)
             return False
-        self._asked_at = self._looked_at = time.monotonic()
+        self._requested_at = self._looked_at = time.monotonic()
         return True
 
     def _awake(self) -> WakeConnection | None:
@@ -286,8 +286,8 @@ class ReliableChannel(kombu_redis.Channel):
             wake = WakeConnection(self._make_wake)
             self.connection.cycle.listen(self, wake, wake.open())
             self._wake = wake
-            if self._told_of_polling:
-                type(self)._told_of_polling = False  # noqa: SLF001
+            if self._polling_logged:
+                type(self)._polling_logged = False  # noqa: SLF001
                 logger.info("Redis wakes this worker again")
         return self._wake
 
@@ -304,7 +304,7 @@ class ReliableChannel(kombu_redis.Channel):
                 if exist is None:
                     written = True  # a reply that follows has seen it
                 else:
-                    self._asked_at, written, found = None, False, exist > 0
+                    self._requested_at, written, found = None, False, exist > 0
         except (RedisError, OSError) as exc:
             if not self._sleeping:  # perhaps for long: closed for being idle
                 self._drop_wake()
@@ -316,7 +316,7 @@ class ReliableChannel(kombu_redis.Channel):
             return
         if found:
             self._get_up()
-        elif written and self._asked_at is None and self._due is None:
+        elif written and self._requested_at is None and self._due is None:
             self._look_soon()
 
     def _look_soon(self) -> None:
@@ -352,8 +352,8 @@ class ReliableChannel(kombu_redis.Channel):
             if now < self._due:
                 return self._due - now
             self._do_what_is_due()
-        elif self._asked_at is not None:
-            if now - self._asked_at > REPLY_SECONDS:
+        elif self._requested_at is not None:
+            if now - self._requested_at > REPLY_SECONDS:
                 self._cannot_wake(TimeoutError("no reply"))
                 self._get_up()
         elif now - self._looked_at >= LOOK_SECONDS * 0.9:
@@ -377,9 +377,9 @@ class ReliableChannel(kombu_redis.Channel):
             logger.debug("The connection that wakes this worker is lost: %s", exc)
             return  # the next look opens another
         self._wake_after = now + _AGAIN_SECONDS
-        if self._told_of_polling:
+        if self._polling_logged:
             return
-        type(self)._told_of_polling = True  # noqa: SLF001 - later channels know it, too
+        type(self)._polling_logged = True  # noqa: SLF001 - later channels know it, too
         logger.warning(
             "Redis cannot wake this worker now (%s: %s): it looks for messages up to every %g s "
             "while it is idle. CLIENT TRACKING must be allowed (in Redis 6.2 by "
@@ -391,7 +391,7 @@ class ReliableChannel(kombu_redis.Channel):
 
     def _drop_wake(self) -> None:
         wake, self._wake = self._wake, None
-        self._asked_at = None
+        self._requested_at = None
         if wake is not None:
             if self.connection is not None:
                 self.connection.cycle.forget(self, wake)

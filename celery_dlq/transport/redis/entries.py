@@ -210,7 +210,7 @@ class Envelopes:
         self._producer = producer
         self._channel = producer.channel
         self._tags = _tags()
-        self._rest = lru_cache(maxsize=1024)(self._new_rest)
+        self._end = lru_cache(maxsize=1024)(self._new_end)
         self._list_key = lru_cache(maxsize=1024)(self._new_list_key)
 
     @staticmethod
@@ -277,15 +277,15 @@ class Envelopes:
                 for name, value in properties.items()
             ]
         )
-        rest = self._rest(queue, content_type, content_encoding, encoding)
-        return f'{{"body": {body_json}, "headers": {headers_json}, "properties": {{{own}, {rest}'
+        end = self._end(queue, content_type, content_encoding, encoding)
+        return f'{{"body": {body_json}, "headers": {headers_json}, "properties": {{{own}, {end}'
 
     def push(self, queue: str, priority: object, entry: bytes) -> None:
         """Write an entry as it is."""
         redis.Redis(connection_pool=self._channel.pool).lpush(self.list_key(queue, priority), entry)
 
     @staticmethod
-    def _new_rest(queue: str, content_type: str, content_encoding: str, encoding: str) -> str:
+    def _new_end(queue: str, content_type: str, content_encoding: str, encoding: str) -> str:
         """Return the end of an entry, which many messages share."""
         shared = {
             "body_encoding": encoding,

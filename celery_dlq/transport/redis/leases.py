@@ -33,7 +33,7 @@ _MAX_UNCONFIRMED = 4096
 class Leases(Held):
     """What one worker holds.
 
-    A tag is in exactly one of: asked (its fetch was sent), held, returning.
+    A tag is in exactly one of: requested (its fetch was sent), held, returning.
     """
 
     def __init__(self, lease_seconds: float) -> None:
@@ -43,7 +43,7 @@ class Leases(Held):
         self._tags = f"{uuid4().hex}-"
         self._tag_end = ""
         self._fetched = 0
-        self._asked: dict[str, float] = {}  # tag to the time its fetch was sent
+        self._requested: dict[str, float] = {}  # tag to the time its fetch was sent
         self._held: dict[str, float]  # the same; the lease began at that time or later
         self._renewed: tuple[float, frozenset[str]] = (0.0, frozenset())
         self._unknown: set[str] = set()  # of those that are held
@@ -70,7 +70,7 @@ class Leases(Held):
         self._fetched += 1
         # Sorts by time, for those who restore.
         tag = f"{self._tags}{self._fetched:012x}{self._tag_end}"
-        self._asked[tag] = seconds_since_boot()
+        self._requested[tag] = seconds_since_boot()
         return tag
 
     def received(self, tag: str) -> None:
@@ -78,22 +78,22 @@ class Leases(Held):
 
         Its lease counts from the request: the reply may have lain in the socket for long.
         """
-        asked = self._asked.get(tag)
-        if asked is not None:
-            self._held[tag] = asked  # first, so that a renewal sees it in one of the two
+        requested = self._requested.get(tag)
+        if requested is not None:
+            self._held[tag] = requested  # first, so that a renewal sees it in one of the two
             self._idle.add(tag)
-            del self._asked[tag]
+            del self._requested[tag]
 
     def drop(self, tag: str) -> None:
         """Hold it no longer: nothing was fetched, or it returns when its lease ends."""
-        self._asked.pop(tag, None)
+        self._requested.pop(tag, None)
         super().drop(tag)
 
     lapse = drop  # as receipts of SQS call it
 
     def interrupted(self, tag: str) -> None:
         """Give back what a fetch may have taken: its connection was lost before the reply."""
-        if self._asked.pop(tag, None) is not None:
+        if self._requested.pop(tag, None) is not None:
             self._returning.append(tag)
 
     def is_own(self, tag: object) -> bool:
@@ -123,11 +123,11 @@ class Leases(Held):
         """
         if not isinstance(tag, str) or not self.is_own(tag):
             return True
-        asked = self._held.get(tag)
-        if asked is None:
+        requested = self._held.get(tag)
+        if requested is None:
             return False
         now = seconds_since_boot()
-        if now < asked + self.lease_seconds:
+        if now < requested + self.lease_seconds:
             return True
         renewed_at, renewed = self._renewed
         if now < renewed_at + self.lease_seconds and tag in renewed:
@@ -238,9 +238,9 @@ class Leases(Held):
     def renew(self, call: Callable[..., Any], broker: Broker) -> None:
         """Renew all leases, and find out which messages others own now."""
         now = seconds_since_boot()
-        asked = list(self._asked)  # first: from there they go to those that are held
+        requested = list(self._requested)  # first: from there they go to those that are held
         held = list(self._held)
-        tags, given, unknown = [*asked, *held], set(), set()
+        tags, given, unknown = [*requested, *held], set(), set()
         for start in range(0, len(tags), _TAGS_PER_CALL):
             some = tags[start : start + _TAGS_PER_CALL]
             replies = call(*renewal(broker, self.lease_seconds, some))

@@ -44,7 +44,7 @@ class SqsEntry(Entry):
         super().__init__(text, str(message["ReceiptHandle"]), queue)
         # Base64 is how kombu writes; a message that is not kombu's is what was sent.
         self.raw = str(message["Body"]).encode()
-        self.asked_at = seconds_since_boot()
+        self.requested_at = seconds_since_boot()
         about = {name: value for name, value in message.items() if name != "Body"}
         self.about: dict[str, Any] = {"sqs_message": about, "sqs_queue": url}
         attributes = message.get("Attributes") or {}
@@ -84,7 +84,7 @@ class ReceiptQoS(SQS.QoS):
         if isinstance(entry, SqsEntry):
             waits = self.channel.wait_time_seconds or 0
             url = entry.about["sqs_queue"]
-            self._receipts.received(delivery_tag, entry.queue, url, entry.asked_at, waits)
+            self._receipts.received(delivery_tag, entry.queue, url, entry.requested_at, waits)
         super().append(message, delivery_tag)
 
     def ack(self, delivery_tag: Any) -> None:
@@ -120,16 +120,16 @@ class ReceiptChannel(SQS.Channel):
     dlq_deleting: dict[Any, Receipt]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._asked_at: dict[str, float] = {}
+        self._requested_at: dict[str, float] = {}
         self.dlq_deleting = {}
         super().__init__(*args, **kwargs)
 
     @property
     def get_message_attributes(self) -> dict[str, Any]:
         """What SQS is asked for with each message; new in kombu 5.6."""
-        asked: dict[str, Any] = super().get_message_attributes
-        system = set(asked["MessageSystemAttributeNames"])
-        return {**asked, "MessageSystemAttributeNames": sorted(system | _ATTRIBUTES)}
+        attributes: dict[str, Any] = super().get_message_attributes
+        system = set(attributes["MessageSystemAttributeNames"])
+        return {**attributes, "MessageSystemAttributeNames": sorted(system | _ATTRIBUTES)}
 
     def basic_consume(self, queue: str, *args: Any, **kwargs: Any) -> Any:
         """Consume; if messages are renewed, read the queue's visibility timeout first."""
@@ -159,7 +159,7 @@ class ReceiptChannel(SQS.Channel):
         return timeout
 
     def _get_async(self, queue: str, *args: Any, **kwargs: Any) -> Any:
-        self._asked_at[queue] = seconds_since_boot()
+        self._requested_at[queue] = seconds_since_boot()
         return super()._get_async(queue, *args, **kwargs)
 
     def _on_messages_ready(self, queue: str, qname: str, messages: Any) -> Any:
@@ -171,7 +171,7 @@ class ReceiptChannel(SQS.Channel):
             return super()._message_to_python(message, queue_name, q_url)
         text = self._optional_b64_decode(message["Body"].encode())
         entry = SqsEntry(message, text, queue_name, q_url)
-        entry.asked_at = self._asked_at.get(queue_name, entry.asked_at)
+        entry.requested_at = self._requested_at.get(queue_name, entry.requested_at)
         return entry
 
     def _restore(self, message: Any, *args: Any, **kwargs: Any) -> Any:

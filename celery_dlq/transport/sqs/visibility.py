@@ -69,13 +69,13 @@ class Receipts(Held):
 
     # -- the event loop, and the threads of a pool ----------------------------------
 
-    def received(self, tag: str, queue: str, url: str, asked_at: float, waits: float) -> None:
+    def received(self, tag: str, queue: str, url: str, requested_at: float, waits: float) -> None:
         """Hold a message."""
         timeout = self.timeouts.get(url, 0)
         if timeout > 0:
             # A late reply lay in the socket while this process was busy: nobody knows since when.
             now = self._now()
-            received_at = now if now <= asked_at + waits + 1 else asked_at
+            received_at = now if now <= requested_at + waits + 1 else requested_at
             self._held[tag] = Receipt(
                 queue=queue,
                 url=url,
@@ -183,11 +183,11 @@ class Receipts(Held):
         left = receipt.received_at + LONGEST_SECONDS - self._now()
         return int(min(self.timeouts[receipt.url], left))
 
-    def renewed(self, receipt: Receipt, asked_at: float, seconds: int) -> None:
+    def renewed(self, receipt: Receipt, requested_at: float, seconds: int) -> None:
         """Note that SQS has renewed a receipt."""
         self._proven = True
-        receipt.renewed_at = asked_at
-        receipt.until = asked_at + seconds
+        receipt.renewed_at = requested_at
+        receipt.until = requested_at + seconds
 
     def refused(self, tags: Iterable[str]) -> None:
         """Note receipts that are not valid any more."""
@@ -291,12 +291,12 @@ class VisibilityKeeper(Keeper):
         return min(self._receipts.timeouts.values(), default=_MAX_RETRY_SECONDS)
 
     def _renew(self, url: str, found: Mapping[str, Receipt]) -> None:
-        receipts, asked_at = self._receipts, seconds_since_boot()
+        receipts, requested_at = self._receipts, seconds_since_boot()
         queue = next(iter(found.values())).queue
         seconds = {tag: receipts.seconds_for(receipt) for tag, receipt in found.items()}
         failed = self._change(queue, url, seconds)
         for tag in found.keys() - failed.keys():
-            receipts.renewed(found[tag], asked_at, seconds[tag])
+            receipts.renewed(found[tag], requested_at, seconds[tag])
         gone = [tag for tag, code in failed.items() if code in _GONE]
         receipts.refused(gone)
         back = receipts.released_among(found)

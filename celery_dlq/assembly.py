@@ -405,7 +405,8 @@ def backend_for(settings: Settings, app: Any) -> Store:
 def _dead_letter_queues(settings: Settings) -> Iterator[str]:
     """The dead-letter queues that the settings name; others follow from patterns and tasks."""
     named = (policy.dead_letter_queue_of(queue) for queue, policy in settings.queues.items())
-    targets = (target for target in settings.of("adopt").values() if target is not None)
+    adopts = settings.of("adopt") or {}
+    targets = (target for target in adopts.values() if target is not None)
     every = (*named, *settings.policies.by_exception, *targets)
     return (name for name in every if not set(name) & set("*?["))
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 import celery_dlq
-from celery_dlq.registry import FEATURES
+from celery_dlq.registry import FEATURES, policy_keys
 
-# Their folder is imported by the core or by another feature: this list only shrinks.
-NOT_YET = frozenset(FEATURES) - {"prometheus"}
+# The core imports their folder: these lists only shrink. Without `exchange`, tests are collected.
+NOT_YET = {"exchange", "redaction"}
+NOT_COLLECTED_YET = {"redaction"}
 
 PACKAGE = Path(celery_dlq.__file__).parent
 TESTS = Path(__file__).parents[1]
@@ -99,10 +100,11 @@ finally:
 """
 
 
-_NAMES = [
-    pytest.param(name, marks=pytest.mark.xfail(name in NOT_YET, reason="see NOT_YET"))
-    for name in FEATURES
-]
+def _names(not_yet: set[str]) -> pytest.MarkDecorator:
+    """Each feature; one of the list that passes is a failure, so that it leaves the list."""
+    fails = pytest.mark.xfail(reason="see NOT_YET", strict=True)
+    each = [pytest.param(name, marks=[fails] * (name in not_yet)) for name in FEATURES]
+    return pytest.mark.parametrize("name", each)
 
 
 def without(name: str, folder: Path) -> dict[str, str]:
@@ -130,7 +132,7 @@ def run(env: dict[str, str], folder: Path, *arguments: str) -> None:
     assert done.returncode == 0, f"{done.stdout[-5000:]}\n{done.stderr[-5000:]}\n{text}"
 
 
-@pytest.mark.parametrize("name", _NAMES)
+@_names(NOT_YET)
 def test_without_a_feature_the_rest_works(name: str, redis_url: str, tmp_path: Path) -> None:
     """It imports, a worker starts, and a message is dead-lettered, listed, redriven, exported."""
     env = without(name, tmp_path)
@@ -138,11 +140,13 @@ def test_without_a_feature_the_rest_works(name: str, redis_url: str, tmp_path: P
     run({**env, "SHOP_REDIS": redis_url}, tmp_path, "-c", MAIN)
 
 
-@pytest.mark.parametrize("name", _NAMES)
+@_names(NOT_COLLECTED_YET)
 def test_without_a_feature_the_unit_tests_of_the_rest_are_there(name: str, tmp_path: Path) -> None:
     """Those that neither import nor name it."""
     env = without(name, tmp_path)
-    about = re.compile(rf"celery_dlq\.features(\.| import ){name}\b")
+    keys = "|".join(key for key, (feature, _) in policy_keys().items() if feature.name == name)
+    named = rf'|"({keys})"' if keys else ""
+    about = re.compile(rf"celery_dlq\.features(\.| import ){name}\b{named}")
     ours = [
         str(path)
         for path in sorted((TESTS / "unit").glob("test_*.py"))

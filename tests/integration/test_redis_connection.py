@@ -417,7 +417,7 @@ def test_a_store_that_hangs_says_so_in_time(own: Parts, server: RedisServer, cal
         "check": store.check,
         "dead_letter": lambda: store.dead_letter(letter, key_of(letter)),
         "get": lambda: store.get(DLQ, letter.id),
-        "queues": store.queues,
+        "queues": store.overviews.queues,
     }
     began = time.monotonic()
     unavailable(calls[call])
@@ -758,7 +758,7 @@ def test_letters_can_be_read_from_a_replica(server: RedisServer, replica: RedisS
     parts[0].store().dead_letter(letter, key_of(letter))
     reading = parts[1].store()
     assert poll(lambda: reading.get(DLQ, letter.id)) == letter
-    assert [group.letters for group in reading.groups(DLQ)] == [1]
+    assert [group.letters for group in reading.overviews.groups(DLQ)] == [1]
     for made in parts:
         made.close()
 

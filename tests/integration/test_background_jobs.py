@@ -454,6 +454,7 @@ def test_a_plan_is_started_once_whoever_clicks(
     assert (job.run, job.counts["published"]) == (1, 30)
     assert sorted([*gone, *gone_too]) == sorted(ids)
     assert one.start(plan.id).state == "done"
+    poll(one.changes)  # is written after the end of the job
     assert len([c for c in one.changes() if c.detail.get("job") == plan.id]) == 1
 
 
@@ -471,7 +472,7 @@ def test_a_job_names_who_started_it(
     job = ended(dlq, plan.id)
     assert plan.actor.startswith("ann via ")
     assert job.actor.startswith("bob\\x1b[31m via ")
-    (change,) = dlq.changes()
+    (change,) = poll(dlq.changes)  # is written after the end of the job
     assert change.actor == job.actor
 
 

@@ -51,7 +51,11 @@ def test_a_loading_store_is_unavailable(url: str) -> None:
     """A letter waits; nobody takes the refusal for an answer."""
     store = Letters(connect(url, 1.0), url, Keys())
     letter = a_letter()
-    for attempt in (store.check, lambda: store.dead_letter(letter, a_key()), store.queues):
+    for attempt in (
+        store.check,
+        lambda: store.dead_letter(letter, a_key()),
+        store.overviews.queues,
+    ):
         with pytest.raises(StoreUnavailable, match=r"LOADING|loading"):
             attempt()
     store.close()

@@ -455,7 +455,7 @@ def test_a_worker_that_ran_before_is_watched_if_it_keeps_letters_in_the_embedded
     shop.app.conf.update(fresh_conf())
     with running(shop.app):
         shop.fails.delay()
-        poll(shop.dlq.store.queues, timeout_seconds=5)
+        poll(shop.dlq.queues, timeout_seconds=5)
         for _ in range(2):
             with closing(WatchedLetters()) as watched:
                 watched.watch(shop.app)

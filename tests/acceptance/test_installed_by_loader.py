@@ -55,5 +55,5 @@ def test_a_mistake_in_the_settings_is_one_line_also_from_a_command_of_their_own(
         **{**INSTALLED, "CELERY_DLQ_SETTINGS": '{"dlq_queue": {}}'},
     )
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("Error: expected only dlq_ settings")
+    assert done.stderr.splitlines()[-1].startswith("Error: expected only known dlq_ settings")
     assert "Traceback" not in done.stderr

@@ -323,7 +323,7 @@ class Guard:
         """
         info = ExceptionInfo(exc_info)
         for one in self.observers:
-            one.on_error(info, task, delivery_info)
+            self.quietly(one.name, one.on_error, info, task, delivery_info)
         failure = failure_of(info, tuple(task.throws or ()))
         if failure.end is None:
             return False
@@ -416,7 +416,7 @@ class Guard:
     def connected(self) -> None:
         """The consumer has a new connection."""
         for one in self.observers:
-            one.connected()
+            self.quietly(one.name, one.connected)
 
     def in_loop(self, consumer: Any) -> None:
         """Let observers talk to the broker; called once a second in the consumer's loop."""
@@ -428,7 +428,7 @@ class Guard:
         self.tick()
         self.housekeeping.close()
         for one in self.observers:
-            one.close()
+            self.quietly(one.name, one.close)
         self._counter.close()
 
     def _running(self) -> list[InFlight]:

@@ -26,6 +26,8 @@ from celery_dlq.store import samples
 from celery_dlq.store.connect import connect
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.pipelined import PipelinedConnection
+from celery_dlq.worker.observer import SUCCEEDED
+from celery_dlq.writing.letter import LetterMaker
 from celery_dlq.writing.lifecycle import InFlight
 
 Letters = Callable[..., list[DeadLetter]]
@@ -129,20 +131,17 @@ def a_success(**kwargs: Any) -> tuple[Any, InFlight]:
 def test_the_share_is_kept_and_arguments_are_bounded() -> None:
     """One of four is chosen, which costs the others nothing; long arguments are left out."""
     noted, numbers = Noted(), iter([0.9, 0.3, 0.249, 0.5, 0.1])
-    sampler = Sampler(noted, 0.25, utc_now, hostname="celery@a", chance=lambda: next(numbers))
+    parts: Any = SimpleNamespace(
+        backend=SimpleNamespace(samples=noted),
+        settings=SimpleNamespace(sample_successes=0.25),
+        make=LetterMaker(clock=utc_now, hostname="celery@a", pid=1),
+    )
+    sampler = Sampler(parts, chance=lambda: next(numbers))
     for text in ("a", "b", "c", "d", "x" * LONGEST_ARGUMENTS):
-        sampler(*a_success(text=text))
+        sampler.after_end(*a_success(text=text), SUCCEEDED)
     assert [fields.get("kwargs_json") for fields in noted.found] == [b'{"text": "c"}', None]
     assert noted.found[0]["deliveries"] == b"2"
     assert json.loads(noted.found[0]["headers"]) == {"dlq_sample_share": 0.25}
-
-
-def test_a_sample_that_cannot_be_made_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """The task has succeeded: an error of the sampler is logged and that is all."""
-    request, in_flight = a_success()
-    request.message = None
-    Sampler(Noted(), 1.0, utc_now, hostname="celery@a")(request, in_flight)
-    assert "could not be sampled" in caplog.text
 
 
 def test_the_stream_stays_bounded(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

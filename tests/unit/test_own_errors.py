@@ -106,6 +106,43 @@ def test_a_death_that_cannot_be_described_is_a_letter_all_the_same(
     assert (letter.task_id, letter.history, letter.exception_type) == ("t-1", (), None)
 
 
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "before_start",
+        "before_end",
+        "after_end",
+        "before_store",
+        "on_error",
+        "connected",
+        "in_loop",
+        "close",
+    ],
+)
+def test_an_observer_that_fails_harms_no_message(
+    dlq: DeadLetters, guard: Guard, monkeypatch: pytest.MonkeyPatch, hook: str
+) -> None:
+    """What a feature does beside a message is never the message's failure."""
+    kind = type(next(one for one in guard.observers if one.name == "dead_letter"))
+    monkeypatch.setattr(kind, "watching", True)
+    monkeypatch.setattr(kind, hook, failing(99, print))
+    guard = dlq.assembly.make_guard(hostname="celery@web-2", pid=2, flags_redelivery=True)
+    request = a_begun(guard)
+    assert guard.stops(request) is None
+    assert guard.death_at_end(request) is None
+    assert guard.end(request, FAILED, requeued=False) is DeliveryState.STORED
+    with pytest.raises(LookupError) as raised:
+        raise LookupError("no price")
+    assert guard.keeps(
+        SimpleNamespace(name="shop.charge", throws=()), request.delivery_info, raised._excinfo
+    )
+    guard.connected()
+    guard.in_loop(SimpleNamespace())
+    guard.close()
+    (letter,) = dlq.letters("orders-DLQ")
+    assert (letter.task_id, letter.body) == ("t-1", a_message().body)
+
+
 def test_a_message_whose_letter_cannot_be_made_at_all_is_left_to_celery(
     dlq: DeadLetters,
     guard: Guard,

@@ -34,6 +34,8 @@ from celery_dlq.store.connect import connect
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.store.samples import Samples
+from celery_dlq.worker.observer import SUCCEEDED
+from celery_dlq.writing.letter import LetterMaker
 from celery_dlq.writing.lifecycle import InFlight
 
 NOTHING: dict[str, Any] = {
@@ -195,7 +197,12 @@ def command(redis_url: str) -> Iterator[Command]:
         dead_letters.store.dead_letter(letter, key_of(letter))
     connection = PipelinedConnection(connect(redis_url, 5), redis_url)
     samples = Samples(connection, Keys())
-    sampler = Sampler(samples, 0.5, lambda: NOON, hostname="celery@web-1", chance=lambda: 0.0)
+    parts: Any = SimpleNamespace(
+        backend=SimpleNamespace(samples=samples),
+        settings=SimpleNamespace(sample_successes=0.5),
+        make=LetterMaker(clock=lambda: NOON, hostname="celery@web-1", pid=1),
+    )
+    sampler = Sampler(parts, chance=lambda: 0.0)
     resolved = ResolvedPolicy("orders", DLQ, Policy(max_deliveries=5), None)
     for number in range(90):
         body = json.dumps([[], {"currency": ("EUR", "USD")[number % 2], "n": number % 9}, {}])
@@ -203,8 +210,8 @@ def command(redis_url: str) -> Iterator[Command]:
             id="1", message=a_message(body=body.encode()), request_dict=a_request(), worker_pid=7
         )
         delivery = a_delivery(number=2 if number < 10 else 1)
-        sampler(request, InFlight(resolved, a_key(), delivery, first=False))
-    sampler.close()
+        sampler.after_end(request, InFlight(resolved, a_key(), delivery, first=False), SUCCEEDED)
+    samples.flush()
     connection.call("PING")
     connection.close()
 

@@ -91,7 +91,7 @@ class Letters(Part):
         """Store a letter and delete the message's counters, in one atomic step.
 
         A letter whose id is there already is not stored again.
-        The first letter of a resolved group makes it regressed; see `GroupStatus.ended_by`.
+        The first letter of a resolved group makes it regressed; see ``lua/parts/state.lua``.
         """
         name, keys = letter.dead_letter_queue, self._keys
         facts = {name: getattr(letter, name) for name in _FACTS}

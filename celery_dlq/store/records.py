@@ -127,17 +127,6 @@ class GroupStatus:
             if getattr(self, name) is not None:
                 check_aware(name, getattr(self, name))
 
-    def ended_by(self, release: str | None) -> bool:
-        """True if a new letter of a release means that the group is not resolved after all.
-
-        Where the fix has a release, a worker of an earlier one has not been deployed yet.
-        """
-        if self.state is not GroupState.RESOLVED:
-            return False
-        return not (self.release and release and release != self.release) or (
-            release not in self.releases
-        )
-
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names."""
         return self._mapping(iso)

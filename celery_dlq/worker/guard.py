@@ -21,7 +21,7 @@ An error in this module is logged; it neither fails a task nor acknowledges a me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -70,7 +70,6 @@ class Guard:
         self,
         parts: WorkerParts,
         writer: LetterWriter,
-        observers: Sequence[Observer],
         *,
         flags_redelivery: bool,
     ) -> None:
@@ -97,14 +96,16 @@ class Guard:
         self.housekeeping = Housekeeping()
         self.queues: tuple[str, ...] | None = None  # those consumed now; not known before a tick
         self.guards_all = self._policies.may_guard(None)
-        self.observers = tuple(observers)
+        self.observers = tuple(parts.made.values())
         self.starting, self._at_end, self._after = (
             tuple(
-                one for one in observers if getattr(type(one), hook) is not getattr(Observer, hook)
+                one
+                for one in self.observers
+                if getattr(type(one), hook) is not getattr(Observer, hook)
             )
             for hook in ("before_start", "before_end", "after_end")
         )
-        for one in observers:
+        for one in self.observers:
             one.guards(self)
 
     def may_guard(self, task: Any) -> bool:

@@ -12,7 +12,7 @@ from celery_dlq import __version__
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.logs import get_logger
-from celery_dlq.metrics import WorkerGauges
+from celery_dlq.metrics import INTERNAL_ERRORS, WorkerGauges
 from celery_dlq.operations.retention import Retention, RetentionRound
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.resolved import PolicyCache
@@ -48,15 +48,13 @@ def guard_of(dlq: Assembly, *, hostname: str, pid: int, flags_redelivery: bool) 
     table = own.policy_table()
     _warn_of_names(dlq, table)
     dlq.check_exchanges()
-    observers: list[Observer] = []
-    parts = _parts_of(own, dlq, table, observers, hostname=hostname, pid=pid)
+    parts = _parts_of(own, dlq, table, hostname=hostname, pid=pid)
     for feature in features():
         made = feature.load(feature.observer)(parts) if feature.observer else None
         if made is not None:
             made.name = feature.name
             parts.made[feature.name] = made
-            observers.append(made)
-    guard = Guard(parts, _writer_of(own, parts), observers, flags_redelivery=flags_redelivery)
+    guard = Guard(parts, _writer_of(own, parts), flags_redelivery=flags_redelivery)
     guard.housekeeping.add(
         Task(name="start_check", work=check.tick), *_housekeeping_of(dlq, own, parts, guard)
     )
@@ -67,15 +65,15 @@ def _parts_of(
     own: Assembly,
     dlq: Assembly,
     table: PolicyTable,
-    observers: list[Observer],
     *,
     hostname: str,
     pid: int,
 ) -> WorkerParts:
     app, counts = own.app, own.measuring.counts
+    made: dict[str, Observer] = {}  # filled while the observers are made
 
     def change(letter: DeadLetter) -> DeadLetter:
-        for one in observers:
+        for one in made.values():
             letter = one.on_letter(letter)
         return letter
 
@@ -101,19 +99,21 @@ def _parts_of(
             counts=counts,
         ),
         separate=dlq.separate,
+        made=made,
     )
 
 
 def _writer_of(own: Assembly, parts: WorkerParts) -> LetterWriter:
-    settings, observers = own.settings, parts.made.values()
+    settings = own.settings
 
     def change(letter: DeadLetter) -> DeadLetter:
-        for one in observers:
+        for one in parts.made.values():
             try:
                 letter = one.before_store(letter)
             except StoreUnavailable:
                 raise
             except Exception:
+                parts.counts.count(INTERNAL_ERRORS, one.name)
                 logger.exception("Letter %s is stored without what %s adds", letter.id, one.name)
         return letter
 

@@ -141,6 +141,7 @@ def test_an_observer_that_fails_harms_no_message(
     guard.close()
     (letter,) = dlq.letters("orders-DLQ")
     assert (letter.task_id, letter.body) == ("t-1", a_message().body)
+    assert errors(dlq, guard, "dead_letter") >= 1
 
 
 def test_a_message_whose_letter_cannot_be_made_at_all_is_left_to_celery(

@@ -112,11 +112,12 @@ def test_what_is_no_path_is_refused_alike(text: str) -> None:
     assert places[0] == places[1]
 
 
-@given(st.text(max_size=20))
+@given(st.text(max_size=20).filter(lambda text: not re.search("[~!<>]", text)))
 @example('["a"].b[0]')
+@example('["a~b!"].b[0]')
 @example(" .a ")
 def test_any_path_is_taken_by_both_or_by_none(text: str) -> None:
-    """Whatever a shell lets through."""
+    """Whatever a shell lets through, but for the signs that only a condition may have."""
     text = f"kwargs{text}=1"
     taken = []
     for read in (assignment, lambda one: LetterFilter(conditions=(one,))):
@@ -127,6 +128,15 @@ def test_any_path_is_taken_by_both_or_by_none(text: str) -> None:
         else:
             taken.append(True)
     assert taken[0] == taken[1]
+
+
+@pytest.mark.parametrize("sign", ["~", "!="])
+def test_a_sign_of_conditions_assigns_nothing(sign: str) -> None:
+    """What follows the sign is the value that a condition compares with."""
+    text = f"kwargs.0{sign}0=1"
+    LetterFilter(conditions=(text,))
+    with pytest.raises(DLQError, match="expected =, and in double quotes"):
+        assignment(text)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from celery_dlq.config import Settings, check_broker_url, visibility_timeout
 from celery_dlq.decorators import task_policies
 from celery_dlq.errors import BrokerUnavailable, SettingsError
 from celery_dlq.events import DeadLettered, Event, Events
-from celery_dlq.features.redaction.masking import Redaction
+from celery_dlq.letters.redaction import Redaction
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import Measuring
 from celery_dlq.policies.delivery_limits import LowLimit, default_limit, low_limits
@@ -90,7 +90,7 @@ class Assembly:
     @property
     def redaction(self) -> Redaction:
         """Masks what ``dlq_redact`` names."""
-        return Redaction.of(self.settings)
+        return self.settings.redaction
 
     @property
     def backend(self) -> Store:

@@ -17,7 +17,8 @@ from functools import cached_property
 from typing import Any
 
 from celery_dlq import registry
-from celery_dlq.errors import SettingsError
+from celery_dlq.errors import DLQError, SettingsError
+from celery_dlq.letters.redaction import Redaction
 from celery_dlq.policies.checks import (
     check_names,
     expected,
@@ -107,6 +108,16 @@ def _transport_options(where: str, value: object) -> Mapping[str, Any]:
     if value.get(_TIMEOUT) is not None:
         positive_seconds(f"{where}[{_TIMEOUT!r}]", value[_TIMEOUT])
     return value
+
+
+def _redact(where: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
+        raise expected(where, "a list of texts such as 'kwargs.card.number'", value)
+    try:
+        Redaction.parse(value, where)
+    except DLQError as exc:
+        raise SettingsError(str(exc)) from exc
+    return tuple(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +213,18 @@ class Settings:
         "Defaults to 0.",
     )
 
+    redact: tuple[str, ...] = _setting(
+        (),
+        _redact,
+        "What nobody may see: paths of arguments and names of headers (kwargs.card.number, "
+        "args[0].token, kwargs.*.password, **.password, headers.authorization), whole texts of "
+        "a letter (description, exception_message, traceback), and patterns (re: and a regular "
+        "expression). Shown as [redacted] by the commands, in the descriptive fields of "
+        "letters, in logs and in Sentry; the message itself stays whole. "
+        "Unit: list of at most 100 texts. Special value: an empty list masks nothing. "
+        "Defaults to [].",
+    )
+
     features: Mapping[str, Any] = field(default_factory=dict)
     """The settings of features that are set, without their prefix; `of` has them all."""
 
@@ -209,6 +232,11 @@ class Settings:
         """A setting of a feature; ``None`` if the feature is not plugged in."""
         _feature, setting = registry.settings().get(name, (None, None))
         return self.features.get(name, setting.default if setting else None)
+
+    @cached_property
+    def redaction(self) -> Redaction:
+        """Masks what ``dlq_redact`` names."""
+        return Redaction.parse(self.redact)
 
     @cached_property
     def policies(self) -> PolicyTable:

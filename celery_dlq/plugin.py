@@ -15,8 +15,8 @@ from celery.local import Proxy
 from celery_dlq.assembly import Assembly
 from celery_dlq.config import Settings
 from celery_dlq.errors import MissingExtra
-from celery_dlq.features.redaction.masking import Redaction
 from celery_dlq.letters.filters import FilterFields
+from celery_dlq.letters.redaction import Redaction
 from celery_dlq.policies.checks import check_names
 from celery_dlq.registry import Feature, features
 from celery_dlq.store.records import Clock

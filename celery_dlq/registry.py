@@ -23,7 +23,6 @@ FEATURES = (
     "exceptions",
     "groups",
     "prometheus",
-    "redaction",
     "sentry",
     "exchange",
 )

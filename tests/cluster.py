@@ -58,7 +58,7 @@ class ClusterServers:
         return ";".join(hosts)
 
     def flush(self) -> None:
-        """Delete all keys, once every node takes writes (again): a test before may have ended one."""
+        """Delete all keys, once every node takes writes: a test before may have ended one."""
         self._wait_until("cluster_state", "ok")
         for server in self.masters:
             server.client().flushall()

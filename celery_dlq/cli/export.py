@@ -18,7 +18,7 @@ from celery_dlq.cli.context import (
 )
 from celery_dlq.cli.options import FILTER_NAMES, filter_options, json_option, letter_filter
 from celery_dlq.cli.table import counting, letters_text, say, unreadable_text
-from celery_dlq.features.redaction.rules import PATTERN_PREFIX
+from celery_dlq.letters.redaction import PATTERN_PREFIX
 
 if TYPE_CHECKING:
     from celery_dlq.export.exporter import ExportReport

@@ -27,11 +27,11 @@ from celery_dlq.cli.table import (
     utc,
 )
 from celery_dlq.errors import CorruptLetter
-from celery_dlq.features.redaction.masking import Redaction
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.links import WHEN, links_of
 from celery_dlq.letters.printable import shortened
 from celery_dlq.letters.record import DeadLetter, Delivery
+from celery_dlq.letters.redaction import Redaction
 
 if TYPE_CHECKING:
     from celery_dlq.operations.redrive.select import RawEntry

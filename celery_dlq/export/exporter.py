@@ -25,9 +25,9 @@ from celery_dlq.export.checkpoint import Checkpoint
 from celery_dlq.export.destination import Destination
 from celery_dlq.export.lease import ExportLeases
 from celery_dlq.export.roll import Roll
-from celery_dlq.features.redaction.columns import Redaction
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import from_micros, letter_from, to_micros
+from celery_dlq.letters.redaction import Redaction
 from celery_dlq.logs import get_logger
 from celery_dlq.store.records import ordered, position_at
 
@@ -468,7 +468,7 @@ class _Queue:
             try:
                 if not where or where.matches(letter_from(fields)):
                     redaction = self._work.redaction
-                    chosen.append((position, redaction(fields) if redaction else fields))
+                    chosen.append((position, redaction.exported(fields) if redaction else fields))
             except CorruptLetter as exc:
                 self._leave_out(position, exc)
         return chosen

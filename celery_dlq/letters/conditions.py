@@ -47,6 +47,9 @@ MAX_DEPTH = 20
 _FIELDS = {"args": "args_json", "headers": "headers", "kwargs": "kwargs_json"}
 _ROOT = re.compile(r"\s*(args|kwargs|headers)")
 _PART = re.compile(r'\.([^\s.\[\]=!<>~"]+)|\[([0-9]+)\]|\[("(?:[^"\\]|\\.)*")\]')
+# Of a pattern of paths, in which ``*`` is any name and ``**`` any number of them.
+_ANY_ROOT = re.compile(r"\s*(args|kwargs|headers|\*\*)")
+_ANY_PART = re.compile(_PART.pattern.replace("[0-9]+", r"[0-9]+|\*"))
 _OPERATOR = re.compile(r"\s*([=!<>~]+)\s*")
 _INDEX = re.compile(r"0|[1-9][0-9]*")
 _DECIMAL = re.compile(r"-?[0-9]{1,30}(\.[0-9]{1,30})?")
@@ -60,6 +63,7 @@ _EXAMPLES = {
     "condition": "conditions look like kwargs.tenant=42, args[0].id!=7, headers.x-tenant~acme",
     "assignment": "assignments look like kwargs.tenant=42, args[0].id=7, headers.x-tenant=acme",
     "path": "paths look like kwargs.tenant, args[0].id, headers.x-tenant",
+    "pattern": "patterns look like kwargs.card, args[0].token, **.password",
 }
 
 Path = tuple[tuple[str, int | None], ...]
@@ -170,25 +174,26 @@ def assignment(text: str) -> tuple[str, Any]:
         return text[:end].strip(), given
 
 
-def path_of(text: str) -> tuple[str, Path]:
-    """Parse a path alone: its root, and the names below it.
+def path_of(text: str, kind: str = "path") -> tuple[str, Path]:
+    """Parse a path, or a ``pattern`` of paths, alone: its root, and the names below it.
 
     Raises:
         DLQError: The text is no path; the message names the place.
     """
-    root, path, at = _path(text, "path")
+    root, path, at = _path(text, kind)
     if text[at:].strip():
-        raise _malformed(text, at, '.name, [number], ["name"] or its end', "path")
+        raise _malformed(text, at, '.name, [number], ["name"] or its end', kind)
     return root, path
 
 
 def _path(text: str, kind: str) -> tuple[str, Path, int]:
     """The root and the names of the path that begins a text, and where it ends."""
-    root = _ROOT.match(text)
+    any_root, any_part = (_ANY_ROOT, _ANY_PART) if kind == "pattern" else (_ROOT, _PART)
+    root = any_root.match(text)
     if root is None:
         raise _malformed(text, 0, "args, kwargs or headers", kind)
     names, at = [], root.end()
-    while found := _PART.match(text, at):
+    while found := any_part.match(text, at):
         try:
             names.append(found[1] or found[2] or json.loads(found[3]))
         except ValueError:

@@ -11,11 +11,11 @@ from itertools import islice
 from typing import Any
 
 from celery_dlq.errors import DLQError, RedriveError
-from celery_dlq.features.redaction.masking import NO_REDACTION, Redaction
 from celery_dlq.letters.conditions import Path, path_of
 from celery_dlq.letters.headers import EDITED_HEADER
 from celery_dlq.letters.printable import shortened
 from celery_dlq.letters.record import iso
+from celery_dlq.letters.redaction import NO_REDACTION, Redaction
 from celery_dlq.operations.redrive.message import Outgoing
 
 __all__ = ["Edit"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq.errors import SettingsError
 from celery_dlq.events import Action, Change, Events, whoami
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
+from celery_dlq.letters.redaction import Redaction
 from celery_dlq.operations.reading import Reading
 from celery_dlq.store.records import Clock
 from celery_dlq.store.store import Store
@@ -59,7 +60,6 @@ class Exports:
         files, and only those that are new are written.
         """
         from celery_dlq.export.exporter import SUCCESSES, ParquetExport, Rolling  # noqa: PLC0415 - pyarrow is an extra
-        from celery_dlq.features.redaction.columns import Redaction  # noqa: PLC0415 - needed here only
 
         rolling: dict[str, Any] = {"rows": roll_rows, "bytes": roll_bytes, "seconds": roll_seconds}
         chosen = self._queues(dead_letter_queues)
@@ -74,7 +74,7 @@ class Exports:
             where=chosen_letters,
             of=SUCCESSES if successes else None,
             rolling=Rolling(**{name: n for name, n in rolling.items() if n is not None}),
-            redaction=Redaction.parse(redact, redact_key) if redact else None,
+            redaction=Redaction.with_key(redact, redact_key) if redact else None,
             filesystem=filesystem,
             take_over=take_over,
             trimmed=self._note_trimmed(str(destination)) if then_trim else None,

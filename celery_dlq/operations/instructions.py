@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Action, Change, Events, whoami
-from celery_dlq.features.redaction.masking import Redaction
 from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.letters.record import iso
+from celery_dlq.letters.redaction import Redaction
 from celery_dlq.operations.job import FAILED, INTERRUPTED, WAITING, Job, JobRun
 from celery_dlq.operations.redrive.publisher import broker_name
 from celery_dlq.policies.queue_names import did_you_mean

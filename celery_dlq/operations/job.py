@@ -12,9 +12,9 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from celery_dlq.features.redaction.masking import Redaction
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import from_micros, iso, to_micros
+from celery_dlq.letters.redaction import Redaction
 from celery_dlq.logs import get_logger
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, get_args
 
 from celery_dlq.errors import CorruptLetter, DLQError, NotFound, StoreUnavailable
-from celery_dlq.features.redaction.masking import NO_REDACTION, Redaction
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.letters.record import DeadLetter, from_micros
+from celery_dlq.letters.redaction import NO_REDACTION, Redaction
 from celery_dlq.logs import get_logger
 from celery_dlq.operations import paging
 from celery_dlq.operations.edit import arguments

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.features.redaction.replacing import MARKER
 from celery_dlq.letters.conditions import MAX_CHARS
 from celery_dlq.letters.conditions import MAX_DEPTH as MAX_CONDITION_DEPTH
 from celery_dlq.letters.headers import EDITED_HEADER, REDRIVE_HEADER
 from celery_dlq.letters.links import MAX_PARSED_BYTES
 from celery_dlq.letters.printable import json_text, shortened
+from celery_dlq.letters.replacing import MARKER
 
 if TYPE_CHECKING:
     from celery_dlq.letters.record import DeadLetter

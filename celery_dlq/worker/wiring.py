@@ -18,6 +18,7 @@ from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.resolved import PolicyCache
 from celery_dlq.registry import features
 from celery_dlq.store.instructions import Instruction, Override
+from celery_dlq.worker import masked_log
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.heartbeat import Heartbeat, worker_info
 from celery_dlq.worker.housekeeping import LongTask, Task
@@ -73,10 +74,12 @@ def _parts_of(
     made: dict[str, Observer] = {}  # filled while the observers are made
 
     def change(letter: DeadLetter) -> DeadLetter:
+        letter = own.redaction.captured(letter)
         for one in made.values():
             letter = one.on_letter(letter)
         return letter
 
+    masked_log.install(own.redaction)  # also without rules: it replaces those of before
     return WorkerParts(
         dlq=own,
         app=app,

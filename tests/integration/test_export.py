@@ -31,9 +31,9 @@ from celery_dlq.errors import ExportError, NotFound
 from celery_dlq.export import table
 from celery_dlq.export.destination import Destination
 from celery_dlq.export.exporter import ParquetExport, Rolling
-from celery_dlq.features.redaction.columns import Redaction
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import DeadLetter
+from celery_dlq.letters.redaction import Redaction
 from celery_dlq.plugin import DeadLetters
 from celery_dlq.store.connect import connect
 from celery_dlq.store.keys import Keys
@@ -268,12 +268,12 @@ def test_redacted_files_hold_tokens_only(store: Any, tmp_path: Path) -> None:
         kwargsrepr=kwargs,
         description="bad 4111111111111111",
     )
-    run(store, tmp_path, redaction=Redaction.parse(["kwargs.card"], KEY))
+    run(store, tmp_path, redaction=Redaction.with_key(["kwargs.card"], KEY))
     found = rows(tmp_path)
     assert "4111111111111111" not in repr(found)
     assert len({json.loads(row["kwargs_json"])["card"] for row in found}) == 1
     assert not [f for f in tmp_path.rglob("*") if f.is_file() and KEY in f.read_bytes()]
-    for other in (None, Redaction.parse(["kwargs.card"], b"o" * 32)):
+    for other in (None, Redaction.with_key(["kwargs.card"], b"o" * 32)):
         with pytest.raises(ExportError, match="expected the redaction"):
             run(store, tmp_path, redaction=other)
 

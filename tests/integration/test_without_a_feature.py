@@ -15,8 +15,8 @@ import celery_dlq
 from celery_dlq.registry import FEATURES, policy_keys
 
 # The core imports their folder: these lists only shrink. Without `exchange`, tests are collected.
-NOT_YET = {"exchange", "redaction"}
-NOT_COLLECTED_YET = {"redaction"}
+NOT_YET = {"exchange"}
+NOT_COLLECTED_YET: set[str] = set()
 
 PACKAGE = Path(celery_dlq.__file__).parent
 TESTS = Path(__file__).parents[1]

@@ -89,9 +89,9 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
         memory_limit=1.0,
         release="1.2.3",
         sample_successes=0.001,
+        redact=("kwargs.card", r"re:\b\d{16}\b"),
         features={
             "adopt": {"orders.dead": "orders-DLQ", "other.dead": None},
-            "redact": ("kwargs.card", r"re:\b\d{16}\b"),
             "sentry": "beside",
         },
         reliable_fetch=False,

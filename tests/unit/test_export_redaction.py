@@ -9,7 +9,7 @@ import pytest
 from builders import a_letter, an_ended_delivery
 
 from celery_dlq.errors import ExportError
-from celery_dlq.features.redaction.columns import Redaction
+from celery_dlq.letters.redaction import Redaction
 
 KEY = b"0123456789abcdef0123456789abcdef"
 CARD = "4111111111111111"
@@ -18,7 +18,7 @@ CARD = "4111111111111111"
 def redacted(paths: list[str], **changes: Any) -> dict[str, bytes]:
     """The fields of a letter after redaction."""
     fields = {name.encode(): value for name, value in a_letter(**changes).to_fields().items()}
-    return {k.decode(): v for k, v in Redaction.parse(paths, KEY)(fields).items()}
+    return {k.decode(): v for k, v in Redaction.with_key(paths, KEY).exported(fields).items()}
 
 
 def whole(fields: dict[str, bytes]) -> bytes:
@@ -46,7 +46,7 @@ def test_a_value_is_gone_from_every_place_of_a_letter() -> None:
     )
     assert CARD.encode() not in whole(fields)
     assert CARD[:9].encode() not in whole(fields)
-    token = Redaction.parse(["kwargs.card"], KEY).token(CARD)
+    token = Redaction.with_key(["kwargs.card"], KEY).token(CARD)
     assert json.loads(fields["kwargs_json"]) == {"card": token, "order": 7}
     _args, body_kwargs, embed = json.loads(fields["body"])
     assert body_kwargs["card"] == embed["chain"][0]["kwargs"]["card"] == token
@@ -57,7 +57,7 @@ def test_a_value_is_gone_from_every_place_of_a_letter() -> None:
 
 def test_equal_values_have_equal_tokens_with_one_key_only() -> None:
     """Spark joins on them; another key makes others."""
-    one, other = Redaction.parse(["kwargs.a"], KEY), Redaction.parse(["kwargs.a"], KEY[::-1])
+    one, other = Redaction.with_key(["kwargs.a"], KEY), Redaction.with_key(["kwargs.a"], KEY[::-1])
     assert one.token(CARD) == one.token(CARD) != one.token("4111111111111112")
     assert one.token(CARD) != other.token(CARD)
     assert one.about()["key"] != other.about()["key"]
@@ -107,13 +107,13 @@ def test_headers_and_whole_texts_can_be_redacted() -> None:
 def test_short_values_are_replaced_only_where_they_stand_alone() -> None:
     """A CVC of three digits must not eat into numbers of lines; tokens stay whole."""
     fields = redacted(["kwargs.cvc"], kwargs_json='{"cvc": "123"}', description="cvc 123, id 91234")
-    token = Redaction.parse(["kwargs.cvc"], KEY).token("123")
+    token = Redaction.with_key(["kwargs.cvc"], KEY).token("123")
     assert fields["description"].decode() == f"cvc {token}, id 91234"
 
 
 def test_nothing_and_already_redacted_values_stay() -> None:
     """Null is null; a second redaction changes nothing."""
-    token = Redaction.parse(["kwargs.a"], KEY).token("x")
+    token = Redaction.with_key(["kwargs.a"], KEY).token("x")
     kwargs = {"a": None, "b": token}
     fields = redacted(["kwargs.a", "kwargs.b"], kwargs_json=json.dumps(kwargs))
     assert json.loads(fields["kwargs_json"]) == kwargs
@@ -123,11 +123,11 @@ def test_nothing_and_already_redacted_values_stay() -> None:
 def test_unusable_paths_are_refused(paths: list[str]) -> None:
     """The message shows what a path looks like."""
     with pytest.raises(ExportError, match=r"kwargs\.card"):
-        Redaction.parse(paths, KEY)
+        Redaction.with_key(paths, KEY)
 
 
 @pytest.mark.parametrize("key", [None, b"", b"short", b" " * 40])
 def test_a_missing_or_weak_key_is_refused(key: bytes | None) -> None:
     """A key made up here and kept beside the files would protect nothing."""
     with pytest.raises(ExportError, match="DLQ_REDACT_KEY"):
-        Redaction.parse(["kwargs.card"], key)
+        Redaction.with_key(["kwargs.card"], key)

@@ -8,16 +8,15 @@ from collections.abc import Iterator
 import pytest
 from celery.worker.consumer import consumer
 
-from celery_dlq.features.redaction import masked_log
-from celery_dlq.features.redaction.masking import NO_REDACTION, Redaction
-from celery_dlq.features.redaction.rules import Rules
+from celery_dlq.letters.redaction import NO_REDACTION, Redaction
+from celery_dlq.worker import masked_log
 
 CARD = "4111111111111111"
 
 
 @pytest.fixture(params=["kwargs.card", r"re:\b\d{16}\b"])
 def _redacting(request: pytest.FixtureRequest) -> Iterator[None]:
-    masked_log.install(Redaction(Rules.parse([request.param])))
+    masked_log.install(Redaction.parse([request.param]))
     yield
     masked_log.install(NO_REDACTION)
 
@@ -55,7 +54,7 @@ def test_what_hides_nothing_stays_as_it_is(caplog: pytest.LogCaptureFixture) -> 
 
 def test_without_rules_nothing_is_touched(caplog: pytest.LogCaptureFixture) -> None:
     """No filter is left by an earlier worker of the process either."""
-    masked_log.install(Redaction(Rules.parse(["kwargs.card"])))
+    masked_log.install(Redaction.parse(["kwargs.card"]))
     masked_log.install(NO_REDACTION)
     logging.getLogger("celery.app.trace").error("got %s", CARD)
     assert caplog.records[0].args == (CARD,)

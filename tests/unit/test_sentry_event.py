@@ -9,8 +9,6 @@ import pytest
 from builders import a_letter
 
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.features.redaction.masking import Redaction
-from celery_dlq.features.redaction.rules import Rules
 from celery_dlq.features.sentry import observer as sentry
 from celery_dlq.features.sentry.observer import (
     RateLimit,
@@ -20,6 +18,7 @@ from celery_dlq.features.sentry.observer import (
     event_of,
 )
 from celery_dlq.letters.record import DeadLetter, Reason
+from celery_dlq.letters.redaction import Redaction
 from celery_dlq.store.reports import Report, Why
 
 REPORT = Report(why=Why.GREW, number=10, letter_ids=("a", "b"))
@@ -132,7 +131,7 @@ def test_masking_comes_after_the_apps_before_send_and_once(
 
     app_client = SimpleNamespace(options={"before_send": before_send})
     monkeypatch.setattr(sentry, "client", lambda: app_client)
-    redaction = Redaction(Rules.parse([r"re:\d{16}", "kwargs.card"]))
+    redaction = Redaction.parse([r"re:\d{16}", "kwargs.card"])
     sentry.install_masking(redaction)
     sentry.install_masking(redaction)
     masking = app_client.options["before_send"]

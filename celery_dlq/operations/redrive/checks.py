@@ -16,7 +16,6 @@ from typing import Any
 from celery_dlq.config import Settings
 from celery_dlq.errors import DLQError, RedriveError
 from celery_dlq.events import whoami
-from celery_dlq.features.redaction.masking import Redaction
 from celery_dlq.letters import conditions
 from celery_dlq.letters.links import is_in_chord
 from celery_dlq.operations.edit import Edit, edited
@@ -391,7 +390,7 @@ class Checks:
 
     def edited(self, change: Edit, actor: str | None = None) -> Callable[[Outgoing], Outgoing]:
         """A function that applies an edit; values that people cannot see stay as they are."""
-        redaction = Redaction.of(self._settings)
+        redaction = self._settings.redaction
         return edited(change, actor=actor or whoami(), now=self._clock(), redaction=redaction)
 
     def message(self, found: RawEntry, options: RedriveOptions) -> Outgoing:

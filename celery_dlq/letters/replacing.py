@@ -1,4 +1,4 @@
-"""Finds the values that rules name in the parts of a letter, and then in its other texts.
+"""Finds the values that a redaction names in the parts of a letter, and then in its other texts.
 
 A value is looked up by its path in the arguments, in the body with its chain, callbacks and chord,
 and in the headers. The values found are then replaced in every other text, in every spelling.
@@ -10,16 +10,26 @@ import base64
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from celery_dlq.features.redaction.rules import ANY, ANY_DEPTH, ROOTS, Path, Rules, same_name
 from celery_dlq.letters.headers import EDITED_HEADER
+
+if TYPE_CHECKING:
+    from celery_dlq.letters.redaction import Redaction
+
+ROOTS = ("args", "kwargs", "headers")
+REPRS = ("argsrepr", "kwargsrepr")
+ANY, ANY_DEPTH = "*", "**"
+Path = tuple[str, ...]
+"""A root and the names below it."""
 
 MARKER = "[redacted]"
 """What stands in place of a masked value."""
 
 TOKEN_PREFIX = "redacted:"  # noqa: S105 - what it says is that there is none
 TOKEN_DIGITS = 32
+MAX_VALUES = 500
+"""With more hidden values in one letter, all its texts are shown as the marker."""
 MAX_PATTERN_CHARS = 70_000
 """Patterns are not tried on longer texts, which are replaced as a whole; a traceback is shorter."""
 
@@ -27,7 +37,6 @@ _DONE = rf"{TOKEN_PREFIX}[0-9a-f]{{{TOKEN_DIGITS}}}|{re.escape(MARKER)}"
 _IS_DONE = re.compile(_DONE)
 _ENDS_DONE = re.compile(rf"(?:{_DONE})$")
 _MIN_SUBSTRING_CHARS = 4  # shorter values are replaced in texts only as whole words
-_REPRS = ("argsrepr", "kwargsrepr")
 _TAGGED = {"__type__", "__value__"}  # how kombu and our headers spell bytes, times, decimals
 
 Scrubber = Callable[[str], str]
@@ -54,10 +63,9 @@ def encoded(value: Any) -> str:
 class Replacement:
     """Replaces values in the parts of one letter, and remembers them for its other texts."""
 
-    def __init__(self, rules: Rules, token: Callable[[Any], str], most: int | None = None) -> None:
-        self._rules = rules
-        self._token = token
-        self._most = most
+    def __init__(self, redaction: Redaction) -> None:
+        self._rules = redaction
+        self._token = redaction.token
         self._tokens: dict[str, str] = {}
 
     def part(self, name: str, value: Any) -> Any:
@@ -96,8 +104,8 @@ class Replacement:
         value = self.root("headers", value)
         if not isinstance(value, dict):
             return value
-        if self._rules.hide_arguments():
-            value = {name: item for name, item in value.items() if name not in _REPRS}
+        if self._rules.hides_arguments:
+            value = {name: item for name, item in value.items() if name not in REPRS}
         if isinstance(value.get(EDITED_HEADER), str):
             value[EDITED_HEADER] = self._edits(value[EDITED_HEADER])
         return value
@@ -113,7 +121,7 @@ class Replacement:
                 if isinstance(found, list) and len(found) in {2, 3}:
                     shown = list(map(self.root, ("args", "kwargs", "headers"), found))
                     one[side] = json.dumps(shown, ensure_ascii=False)
-                elif one.get(side) is not None and self._rules.hide_arguments():
+                elif one.get(side) is not None and self._rules.hides_arguments:
                     one[side] = self._token(one[side])
         return json.dumps(trail)
 
@@ -156,7 +164,7 @@ class Replacement:
         if isinstance(value, dict):
             return {
                 key: self._at(item, rest, header=header)
-                if same_name(name, key, header=header)
+                if name in (ANY, key) or (header and name.casefold() == key.casefold())
                 else item
                 for key, item in value.items()
             }
@@ -181,7 +189,7 @@ class Replacement:
 
     def scrubber(self) -> Scrubber:
         """Make a function that replaces the remembered values, and what patterns match."""
-        if self._most is not None and len(self._tokens) > self._most:
+        if not self._rules.key and len(self._tokens) > MAX_VALUES:
             return self._token
         forms = {form: token for leaf, token in self._tokens.items() for form in _forms(leaf)}
         longest = sorted(forms, key=len, reverse=True)

@@ -17,7 +17,8 @@ from typing import Any
 from celery import current_task
 from celery.utils.log import get_logger
 
-from celery_dlq.features.redaction.masking import MARKER, Redaction
+from celery_dlq.letters.redaction import Redaction
+from celery_dlq.letters.replacing import MARKER
 
 _LOGGERS = (
     "celery.app.trace",

@@ -17,7 +17,7 @@ from celery_dlq.events import Events
 from celery_dlq.features.auto_redrive.observer import AutoRedriveObserver
 from celery_dlq.features.auto_redrive.policy import AutoRedrive
 from celery_dlq.features.sentry import observer as sentry
-from celery_dlq.letters.record import DeadLetter, Reason
+from celery_dlq.letters.record import Reason
 from celery_dlq.metrics import REDRIVES_USED_UP, Counts
 from celery_dlq.policies.overrides import checked
 from celery_dlq.policies.policy import Policy
@@ -149,11 +149,6 @@ def test_an_override_is_json_or_off() -> None:
 # -- the last one ---------------------------------------------------------------------------
 
 
-def used_up(letter: DeadLetter) -> str:
-    """What a policy of three times says."""
-    return AutoRedrive(after=1, times=3).used_up(letter.redrives, letter.reason)
-
-
 class Waits:
     """The owner of a message."""
 
@@ -208,13 +203,16 @@ def test_other_reasons_are_not_used_up() -> None:
 
 def test_sentry_gets_one_event_for_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the first letter that is given up; the others are reported as all letters are."""
-    backend = fresh_store()
     monkeypatch.setattr(sentry, "client", object)
-    reporter = sentry.SentryReporter(backend.reports, used_up=used_up)
+    table = PolicyTable({"orders": Policy.parse({"auto_redrive": {**RULE, "after": 1}}, "orders")})
+    parts: Any = SimpleNamespace(
+        events=Events(), backend=fresh_store(), policies=SimpleNamespace(policies=table)
+    )
+    reporter = sentry.SentryObserver(parts)
     due: list[Report] = []
     for number in range(4):
         letter = a_letter(redrives=3 if number else 0)
-        reporter.mark(letter)
+        reporter.before_store(letter)
         due += [reporter._due[letter.id][0]] if letter.id in reporter._due else []
     assert [report.why for report in due].count(Why.USED_UP) == 1
     assert due[1].why is Why.USED_UP

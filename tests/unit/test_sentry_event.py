@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 from builders import a_letter
 
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.events import Events
 from celery_dlq.features.sentry import observer as sentry
 from celery_dlq.features.sentry.observer import (
-    RateLimit,
-    SentryReporter,
+    SentryDeduplicator,
+    SentryObserver,
     _sends_values,
     event_id_of,
     event_of,
@@ -104,19 +106,26 @@ def test_letters_are_stored_unmarked_while_nobody_can_decide(
 ) -> None:
     """Reporting is no reason to fail."""
     monkeypatch.setattr("celery_dlq.features.sentry.observer.client", object)
-    letter = a_letter()
-    assert SentryReporter(Away()).mark(letter) is letter
+    letter = a_letter(redrives=0)
+    parts: Any = SimpleNamespace(events=Events(), backend=SimpleNamespace(reports=Away()))
+    assert SentryObserver(parts).before_store(letter) is letter
 
 
-def test_lines_of_one_kind_pass_once_a_minute() -> None:
+def test_lines_of_one_kind_pass_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next kind passes at once."""
-    now = [0.0]
-    limit = RateLimit(lambda: now[0])
-    assert limit.may("multiprocessing", "Process %r exited")
-    assert not limit.may("multiprocessing", "Process %r exited")
-    assert limit.may("celery_dlq.worker", "Process %r exited")
-    now[0] = 60.0
-    assert limit.may("multiprocessing", "Process %r exited")
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    drops = SentryDeduplicator(lambda *_: False, lambda: False, instead=True)
+
+    def passes(logger: str) -> bool:
+        record = logging.LogRecord(logger, logging.ERROR, "", 1, "Process %r exited", (7,), None)
+        return drops.processed({"level": "error"}, {"log_record": record}) is not None
+
+    assert passes("multiprocessing")
+    assert not passes("multiprocessing")
+    assert passes("celery_dlq.worker")
+    now[0] += 61.0
+    assert passes("multiprocessing")
 
 
 def test_masking_comes_after_the_apps_before_send_and_once(
@@ -136,7 +145,8 @@ def test_masking_comes_after_the_apps_before_send_and_once(
     sentry.install_masking(redaction)
     masking = app_client.options["before_send"]
 
-    frames = {"values": [{"stacktrace": {"frames": [{"vars": {"card": "x"}, "lineno": 3}]}}]}
+    assert app_client.options["include_local_variables"] is False
+    frames = {"values": [{"stacktrace": {"frames": [{"lineno": 3}]}}]}
     job = {"celery-job": {"args": [], "kwargs": {"card": "5105"}}}
     event = masking({"exception": frames, "extra": job, "level": "error"}, {})
     assert event == {

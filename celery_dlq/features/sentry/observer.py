@@ -16,26 +16,27 @@ from __future__ import annotations
 import logging
 import re
 import sys
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4, uuid5
 
 from celery import current_task
 from celery import signals as celery_signals
+from celery.utils.collections import LimitedSet
 from kombu.utils.functional import LRUCache
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Action, Change, DeadLettered, Event
 from celery_dlq.letters.record import DeadLetter, iso
-from celery_dlq.letters.redaction import NO_REDACTION, Redaction
+from celery_dlq.letters.redaction import Redaction
 from celery_dlq.letters.tracebacks import Raised, raised
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.checks import one_of
-from celery_dlq.store.reports import Report, Reports, Why
+from celery_dlq.store.reports import Report, Why
 from celery_dlq.worker.observer import Observer, WorkerParts
+from celery_dlq.writing.failure import SENTRY_EVENT_ID, SENTRY_TRACE
 from celery_dlq.writing.lifecycle import HANDLING
 
 if TYPE_CHECKING:
@@ -50,16 +51,11 @@ OFF = "off"
 setting = one_of((GROUPS, BESIDE, OFF))
 """The check of ``dlq_sentry``."""
 
-EVENT_ID = "dlq_sentry_event_id"
-"""Attribute of a task's request, and of the pool's ``ExceptionInfo``, that carries an event id."""
-
-TRACE = "dlq_sentry_trace"
-"""Attribute of the pool's ``ExceptionInfo``, and unstored field of a letter: the task's trace."""
-
 _TRACE_HEADER = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})(-[01])?")
 _EVENT_NAMESPACE = UUID("f0a4f0a6-0a33-5d0e-8a35-9f6f8c1d8d57")
-MAX_DUE_REPORTS = 1_000
-MAX_BODY_BYTES = 8_192
+_MAX_DUE_REPORTS = 1_000
+_MAX_BODY_BYTES = 8_192
+_MAX_TEMPLATES, _SECONDS_PER_LINE = 200, 60
 _MASKED = ("exception", "threads", "logentry", "message", "extra", "contexts", "breadcrumbs")
 
 Keeps = Callable[[Any, "dict[str, Any]", Any], bool]
@@ -80,98 +76,77 @@ def event_id_of(letter: DeadLetter) -> str:
 
 
 def observer(parts: WorkerParts) -> Observer | None:
-    """The observer of a worker that reports to Sentry."""
+    """The observer of a worker."""
     install_masking(parts.redaction)
     return None if parts.settings.of("sentry") == OFF else SentryObserver(parts)
 
 
 class SentryObserver(Observer):
-    """Reports groups of letters, and drops the events that would be the same."""
+    """Marks letters that will be reported, and reports them once they are stored.
+
+    Drops the events of Sentry's integrations that would be the same.
+    """
 
     def __init__(self, parts: WorkerParts) -> None:
-        self._events = parts.events
-        self._instead = parts.settings.of("sentry") == GROUPS
-        self._policies = parts.policies
-        self._reporter = SentryReporter(parts.backend.reports, parts.redaction, self._used_up)
-
-    def _used_up(self, letter: DeadLetter) -> str:
-        rule = self._policies.policies.value_of(letter.dead_letter_queue, "auto_redrive")
-        return "" if rule is None else str(rule.used_up(letter.redrives, letter.reason))
+        self._parts = parts
+        self._due: MutableMapping[str, tuple[Report, str]] = LRUCache(_MAX_DUE_REPORTS)  # type: ignore[no-untyped-call]
 
     def guards(self, guard: Guard) -> None:
         """Drop events before the pool starts, so that its processes inherit that."""
         if client() is not None:
-            SentryDeduplicator(guard.keeps, HANDLING.get, instead=self._instead).install()
+            instead = self._parts.settings.of("sentry") == GROUPS
+            SentryDeduplicator(guard.keeps, HANDLING.get, instead=instead).install()
 
     def before_store(self, letter: DeadLetter) -> DeadLetter:
-        """Mark a letter that will be reported.
-
-        Subscribes late, because the app may initialise Sentry after the guard is made.
-        """
-        if client() is not None:
-            self._events.subscribe(self._reporter, lambda kind: kind is DeadLettered)
-        return self._reporter.mark(letter)
-
-
-class SentryReporter:
-    """Marks letters that will be reported, and reports them once they are stored."""
-
-    def __init__(
-        self,
-        reports: Reports,
-        redaction: Redaction = NO_REDACTION,
-        used_up: Callable[[DeadLetter], str] | None = None,
-    ) -> None:
-        self._reports = reports
-        self._redaction = redaction
-        self._used_up = used_up
-        self._due: OrderedDict[str, tuple[Report, str]] = OrderedDict()
-
-    def mark(self, letter: DeadLetter) -> DeadLetter:
         """The letter with the id of its event, if it will be reported."""
-        trace = letter.extra.get(TRACE, b"").decode()
+        trace = letter.extra.get(SENTRY_TRACE, b"").decode()
         if trace:
-            others = {name: value for name, value in letter.extra.items() if name != TRACE}
+            others = {name: value for name, value in letter.extra.items() if name != SENTRY_TRACE}
             letter = replace(letter, extra=others)
-        if letter.sentry_event_id is not None or client() is None:
+        if client() is None:
+            return letter
+        # Here, because the app may initialise Sentry after the guard is made.
+        self._parts.events.subscribe(self.report, lambda kind: kind is DeadLettered)
+        if letter.sentry_event_id is not None:
             return letter
         try:
-            report = self._last_report(letter) or self._reports.of(letter)
+            report = self._last_report(letter) or self._parts.backend.reports.of(letter)
         except StoreUnavailable as exc:
             logger.warning("Letter %s is not reported to Sentry: %s", letter.id, exc)
             return letter
         if report is None:
             return letter
         self._due[letter.id] = report, trace
-        while len(self._due) > MAX_DUE_REPORTS:
-            self._due.popitem(last=False)
         return replace(letter, sentry_event_id=event_id_of(letter))
 
     def _last_report(self, letter: DeadLetter) -> Report | None:
         """The report that a message is redriven no more: one for each group, while it lasts."""
-        if not letter.redrives or self._used_up is None or not self._used_up(letter):
+        if not letter.redrives:
+            return None
+        policies = self._parts.policies.policies
+        rule = policies.value_of(letter.dead_letter_queue, "auto_redrive")
+        if not rule or not rule.used_up(letter.redrives, letter.reason):
             return None
         group = replace(letter, redrives=0, fingerprint=f"{letter.fingerprint}:used_up")
-        report = self._reports.of(group)
+        report = self._parts.backend.reports.of(group)
         if report is None or report.why is not Why.NEW:
             return None
         return replace(report, why=Why.USED_UP)
 
-    def __call__(self, event: Event) -> None:
-        """Observe events: queue the report of a stored letter in Sentry's own thread."""
-        if isinstance(event, Change) and event.action is Action.CIRCUIT_OPENED:
-            if client() is not None:
-                _send(event_of_opening(event))
-            return
-        if not isinstance(event, DeadLettered):
-            return
-        due = self._due.pop(event.letter.id, None)
+    def report(self, event: Event) -> None:
+        """Hand the event of a stored letter, or of a circuit breaker, to Sentry's own thread."""
         found = client()
-        if due is not None and found is not None:
-            shown = self._redaction.letter(event.letter)
-            sent = event_of(shown, due[0], with_values=_sends_values(found.options))
-            sent["contexts"].update(_trace_of(event.letter, due[1]))
-            _send(sent)
+        if found is None:
+            return
+        if isinstance(event, Change) and event.action is Action.CIRCUIT_OPENED:
+            _send(event_of_opening(event))
+        elif isinstance(event, DeadLettered):
+            due = self._due.pop(event.letter.id, None)
+            if due is not None:
+                shown = self._parts.redaction.letter(event.letter)
+                sent = event_of(shown, due[0], with_values=_sends_values(found.options))
+                sent["contexts"].update(_trace_of(event.letter, due[1]))
+                _send(sent)
 
 
 def _send(event: dict[str, Any]) -> None:
@@ -192,7 +167,7 @@ class SentryDeduplicator:
         self._keeps = keeps
         self._handling = handling
         self._instead = instead
-        self._rate_limit = RateLimit()
+        self._logged = LimitedSet(maxlen=_MAX_TEMPLATES, expires=_SECONDS_PER_LINE)
 
     def install(self) -> None:
         """Process every event of this process and of the pool processes that it starts.
@@ -224,33 +199,21 @@ class SentryDeduplicator:
                 return None
         except Exception:
             logger.exception("Could not check an event of Sentry's integration; it is sent")
-        setattr(request, EVENT_ID, event.get("event_id"))
+        setattr(request, SENTRY_EVENT_ID, event.get("event_id"))
         return event
 
     def _may_log(self, record: logging.LogRecord) -> bool:
         if record.name.startswith("celery.worker"):
             return not self._handling()
-        # One line per lost process, and one of ours per letter while the store is down.
-        limited = record.name == "multiprocessing" or record.name.startswith("celery_dlq")
-        return not limited or self._rate_limit.may(record.name, str(record.msg))
-
-
-class RateLimit:
-    """Passes one log line per template and minute."""
-
-    _PAUSE_SECONDS = 60.0
-    MAX_TEMPLATES = 200
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._passed: MutableMapping[tuple[str, str], float] = LRUCache(self.MAX_TEMPLATES)  # type: ignore[no-untyped-call]
-
-    def may(self, logger_name: str, template: str) -> bool:
-        """True if a line may pass now; counts it as passed."""
-        now, name = self._clock(), (logger_name, template)
-        if now - self._passed.get(name, -self._PAUSE_SECONDS) < self._PAUSE_SECONDS:
+        # One line per lost process, and one of ours per letter while the store is down: each kind
+        # passes once a minute.
+        if record.name != "multiprocessing" and not record.name.startswith("celery_dlq"):
+            return True
+        kind = record.name, str(record.msg)
+        self._logged.purge()
+        if kind in self._logged:
             return False
-        self._passed[name] = now
+        self._logged.add(kind)
         return True
 
 
@@ -258,24 +221,24 @@ def install_masking(redaction: Redaction) -> None:
     """Mask every event of this process, and of the pool processes that it starts.
 
     As Sentry's ``before_send``, after that of the app: only there an event has all that
-    integrations add to it, as JSON.
+    integrations add to it, as JSON. Local variables are left out: they may hold any part of an
+    argument.
 
     Source: https://docs.sentry.io/platforms/python/configuration/filtering/
     """
     found = client()
-    if found is not None and redaction:
-        for name in ("before_send", "before_send_transaction"):
-            theirs = found.options.get(name)
-            if isinstance(theirs, _Masking):  # of an earlier worker in this process
-                theirs = theirs.theirs
-            found.options[name] = _Masking(theirs, redaction)
+    if found is None or not redaction:
+        return
+    found.options["include_local_variables"] = False
+    for name in ("before_send", "before_send_transaction"):
+        theirs = found.options.get(name)
+        if isinstance(theirs, _Masking):  # of an earlier worker in this process
+            theirs = theirs.theirs
+        found.options[name] = _Masking(theirs, redaction)
 
 
 class _Masking:
-    """Masks what the app's ``before_send`` returns.
-
-    Local variables are left out: they may hold any part of an argument.
-    """
+    """Masks what the app's ``before_send`` returns."""
 
     def __init__(self, theirs: Callable[[Any, Any], Any] | None, redaction: Redaction) -> None:
         self.theirs = theirs
@@ -286,10 +249,6 @@ class _Masking:
             event = self.theirs(event, hint)
         if event is None:
             return None
-        for part in ("exception", "threads"):
-            for one in (event.get(part) or {}).get("values") or ():
-                for frame in (one.get("stacktrace") or {}).get("frames") or ():
-                    frame.pop("vars", None)
         texts = {name: event.pop(name) for name in _MASKED if name in event}
         try:
             request = current_task.request if current_task else None
@@ -302,30 +261,46 @@ class _Masking:
 
 def _carry_event_id(sender: Any = None, einfo: Any = None, **_: Any) -> None:
     """In the pool process: attach event id and trace to the failure for the main process."""
-    event_id = getattr(getattr(sender, "request", None), EVENT_ID, None)
-    found, sdk = client(), sys.modules.get("sentry_sdk")
-    if found is None or sdk is None or einfo is None:
+    event_id = getattr(getattr(sender, "request", None), SENTRY_EVENT_ID, None)
+    found = client()
+    if found is None or einfo is None:
         return
+    sdk = sys.modules["sentry_sdk"]
     # The ids differ if Sentry sampled the event out, or the app's before_send dropped it.
     if event_id and sdk.last_event_id() == event_id:
-        setattr(einfo, EVENT_ID, event_id)
+        setattr(einfo, SENTRY_EVENT_ID, event_id)
     if found.get_integration("celery") is not None:  # else the trace is that of the process
-        setattr(einfo, TRACE, sdk.get_traceparent())
+        setattr(einfo, SENTRY_TRACE, sdk.get_traceparent())
 
 
 def event_of(letter: DeadLetter, report: Report, *, with_values: bool) -> dict[str, Any]:
     """The Sentry event of a letter and its group."""
-    event: dict[str, Any] = {
-        "event_id": letter.sentry_event_id,
-        "timestamp": letter.dead_lettered_at,
-        "level": "error",
-        "platform": "python",
-        "logger": "celery_dlq",
-        "transaction": letter.task_name,
-        "fingerprint": [letter.fingerprint],
-        "tags": _tags(letter, report),
-        "contexts": {"dead_letter": _context(letter, report)},
+    tags = {
+        "task": letter.task_name,
+        "queue": letter.source_queue,
+        "dead_letter_queue": letter.dead_letter_queue,
+        "reason": letter.reason,
+        "deliveries": letter.deliveries,
+        "redrives": letter.redrives,
+        "group": report.why,
+        "celery_task_id": letter.task_id,
+        "release": letter.release,
+        "worker": letter.worker_hostname,
     }
+    context = {
+        "letter_id": letter.id,
+        "letter_ids": list(report.letter_ids),
+        "letters_in_group": report.number,
+        "description": letter.description,
+        "retries": letter.retries,
+        "dead_lettered_at": iso(letter.dead_lettered_at),
+        "first_delivered_at": iso(letter.first_delivered_at),
+        "show": f"celery dlq show {letter.id}",
+        "redrive": f"celery dlq redrive {letter.dead_letter_queue} "
+        f"--fingerprint {letter.fingerprint}",
+    }
+    event = _event(letter.dead_lettered_at, letter.task_name, tags, {"dead_letter": context})
+    event |= {"event_id": letter.sentry_event_id, "fingerprint": [letter.fingerprint]}
     if letter.release is not None:
         event["release"] = letter.release
     if letter.exception_type is not None:
@@ -333,9 +308,40 @@ def event_of(letter: DeadLetter, report: Report, *, with_values: bool) -> dict[s
     else:
         text = f"{letter.task_name} dead-lettered: {letter.reason}: {letter.description}"
         event["logentry"] = {"message": text, "formatted": text}
-    if with_values:
-        event["extra"] = _values(letter)
+    if with_values:  # as far as they are readable without unpickling
+        event["extra"] = {
+            "args": letter.args_json or letter.argsrepr,
+            "kwargs": letter.kwargs_json or letter.kwargsrepr,
+            "body": letter.body[:_MAX_BODY_BYTES].decode("utf-8", "backslashreplace"),
+        }
     return event
+
+
+def event_of_opening(change: Change) -> dict[str, Any]:
+    """The Sentry event of a circuit breaker that opened."""
+    detail = change.detail
+    task, queue = str(detail.get("task")), str(detail.get("queue"))
+    text = f"Circuit breaker of {task} opened: {detail.get('reason')}"
+    tags = {"task": task, "queue": queue, "hold": change.target}
+    return {
+        **_event(change.at, task, tags, {"circuit_breaker": dict(detail.get("circuit") or {})}),
+        "fingerprint": ["celery_dlq.circuit_opened", task, queue],
+        "logentry": {"message": text, "formatted": text},
+    }
+
+
+def _event(
+    at: datetime, task: str, tags: Mapping[str, object], contexts: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "timestamp": at,
+        "level": "error",
+        "platform": "python",
+        "logger": "celery_dlq",
+        "transaction": task,
+        "tags": {name: str(value) for name, value in tags.items() if value is not None},
+        "contexts": contexts,
+    }
 
 
 def _trace_of(letter: DeadLetter, trace: str) -> dict[str, dict[str, str]]:
@@ -349,57 +355,6 @@ def _trace_of(letter: DeadLetter, trace: str) -> dict[str, dict[str, str]]:
         span = {"span_id": uuid4().hex[:16], "parent_span_id": found[2]}
         return {"trace": {"trace_id": found[1], **span}}
     return {}
-
-
-def event_of_opening(change: Change) -> dict[str, Any]:
-    """The Sentry event of a circuit breaker that opened."""
-    detail = change.detail
-    task, circuit = str(detail.get("task")), detail.get("circuit") or {}
-    text = f"Circuit breaker of {task} opened: {detail.get('reason')}"
-    return {
-        "timestamp": change.at,
-        "level": "error",
-        "platform": "python",
-        "logger": "celery_dlq",
-        "transaction": task,
-        "fingerprint": ["celery_dlq.circuit_opened", task, str(detail.get("queue"))],
-        "tags": {"task": task, "queue": str(detail.get("queue")), "hold": change.target},
-        "contexts": {"circuit_breaker": dict(circuit)},
-        "logentry": {"message": text, "formatted": text},
-    }
-
-
-def _tags(letter: DeadLetter, report: Report) -> dict[str, str]:
-    tags = {
-        "task": letter.task_name,
-        "queue": letter.source_queue,
-        "dead_letter_queue": letter.dead_letter_queue,
-        "reason": letter.reason.value,
-        "deliveries": str(letter.deliveries),
-        "redrives": str(letter.redrives),
-        "group": report.why.value,
-        "celery_task_id": letter.task_id,
-    }
-    if letter.release is not None:
-        tags["release"] = letter.release
-    if letter.worker_hostname is not None:
-        tags["worker"] = letter.worker_hostname
-    return tags
-
-
-def _context(letter: DeadLetter, report: Report) -> dict[str, Any]:
-    return {
-        "letter_id": letter.id,
-        "letter_ids": list(report.letter_ids),
-        "letters_in_group": report.number,
-        "description": letter.description,
-        "retries": letter.retries,
-        "dead_lettered_at": iso(letter.dead_lettered_at),
-        "first_delivered_at": iso(letter.first_delivered_at),
-        "show": f"celery dlq show {letter.id}",
-        "redrive": f"celery dlq redrive {letter.dead_letter_queue} "
-        f"--fingerprint {letter.fingerprint}",
-    }
 
 
 def _exceptions(letter: DeadLetter) -> list[dict[str, Any]]:
@@ -436,21 +391,11 @@ def _exception(one: Raised) -> dict[str, Any]:
     return value
 
 
-def _values(letter: DeadLetter) -> dict[str, Any]:
-    """Arguments and body, as far as they are readable without unpickling."""
-    return {
-        "args": letter.args_json or letter.argsrepr,
-        "kwargs": letter.kwargs_json or letter.kwargsrepr,
-        "body": letter.body[:MAX_BODY_BYTES].decode("utf-8", "backslashreplace"),
-    }
-
-
 def _sends_values(options: Mapping[str, Any]) -> bool:
     """True if the app's ``sentry_sdk.init`` allows personal data."""
-    collection = options.get("data_collection")
-    if isinstance(collection, Mapping) and collection.get("provided_by_user"):
-        return bool(collection.get("queues"))
-    return bool(options.get("send_default_pii"))
+    collection = options.get("data_collection") or {}
+    newer = collection.get("provided_by_user")
+    return bool(collection.get("queues") if newer else options.get("send_default_pii"))
 
 
 def _mechanism(event: Mapping[str, Any]) -> str | None:

@@ -23,7 +23,7 @@ from typing import Any
 from celery import VERSION
 from celery.concurrency import prefork
 
-from celery_dlq.writing.lifecycle import DeliveryState, PooledRequest
+from celery_dlq.writing.lifecycle import DeliveryState
 
 _RUN, _TERMINATE = 0, 2  # billiard.pool.RUN and TERMINATE
 _BEING_SETTLED = (DeliveryState.ENDING, DeliveryState.WAITING_FOR_STORE)
@@ -82,12 +82,12 @@ class AtWork:
     """
 
     def __init__(self) -> None:
-        self._requests: set[PooledRequest] = set()
-        self._missed: set[PooledRequest] = set()
+        self._requests: set[Any] = set()
+        self._missed: set[Any] = set()
         self.add = self._requests.add  # every task pays for these two
         self.over = self._requests.discard
 
-    def requests(self) -> list[PooledRequest]:
+    def requests(self) -> list[Any]:
         """All of them."""
         return list(self._requests)
 
@@ -105,7 +105,7 @@ class AtWork:
             job._accepted = True  # noqa: SLF001
         return [(job, job._write_to) for job in jobs]  # noqa: SLF001
 
-    def kept(self, pool: Any, jobs: list[tuple[Any, Any]]) -> list[PooledRequest]:
+    def kept(self, pool: Any, jobs: list[tuple[Any, Any]]) -> list[Any]:
         """Give the kept jobs back to the pool as they were, and find what it dropped.
 
         A process that retires leaves the job that it did not take to another one.
@@ -118,7 +118,7 @@ class AtWork:
         given = [one for one in self.requests() if one.dlq_job is not None]
         return [one for one in given if one.time_start is None and not has(pool, one)]
 
-    def missed(self, pool: Any) -> list[PooledRequest]:
+    def missed(self, pool: Any) -> list[Any]:
         """Forget and return requests that their pool has no more, though nobody settled them.
 
         Found twice in a row: where another thread reads results, it may be settling one now.
@@ -136,12 +136,12 @@ class AtWork:
             self.over(request)
         return list(missed)
 
-    def all_dispatched(self) -> list[PooledRequest]:
+    def all_dispatched(self) -> list[Any]:
         """Those that no process has accepted."""
         return [one for one in self.requests() if one.dlq_state is DeliveryState.DISPATCHED]
 
 
-def has(pool: Any, request: PooledRequest) -> bool:
+def has(pool: Any, request: Any) -> bool:
     """Ask a pool whether it still has a request's task: queued, written to a process, or running.
 
     True if that cannot be told.

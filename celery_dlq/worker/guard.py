@@ -52,7 +52,6 @@ from celery_dlq.writing.lifecycle import (
     DeliveryState,
     GuardedRequest,
     InFlight,
-    PooledRequest,
     WaitsForStore,
 )
 from celery_dlq.writing.writer import LetterWriter, PendingLetter
@@ -187,7 +186,7 @@ class Guard:
         """Uncount all that never started: the pool is gone."""
         self.never_started(self.at_work.all_dispatched())
 
-    def never_started(self, requests: list[PooledRequest]) -> None:
+    def never_started(self, requests: list[Any]) -> None:
         """Uncount starts that never happened; the broker redelivers their messages."""
         for request in requests:
             if request.dlq_state is DeliveryState.DISPATCHED:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -57,50 +57,11 @@ from celery_dlq.writing.lifecycle import (
     GuardedRequest,
     InFlight,
     is_held,
+    leases_of,
 )
 
 if TYPE_CHECKING:
-
-    class _Base:
-        """The part of Celery's Request that the mix-in uses; Celery ships no types."""
-
-        id: Any
-        name: str
-        task: Any
-        message: Any
-        request_dict: dict[str, Any]
-        delivery_info: dict[str, Any]
-        args: Any
-        kwargs: Any
-        expires: Any
-        acknowledged: bool
-        worker_pid: int | None
-        time_start: float | None
-        time_limits: Any
-        store_errors: Any
-        _apply_result: Any
-        _already_revoked: bool
-        _already_cancelled: bool
-        execute_using_pool: Any
-        on_success: Any
-        _context: Any
-
-        def on_accepted(self, pid: Any, time_accepted: Any) -> Any: ...
-        def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any: ...
-        def on_timeout(self, soft: Any, timeout: Any) -> Any: ...
-        def acknowledge(self) -> None: ...
-        def reject(self, requeue: Any = ...) -> None: ...
-        def revoked(self) -> Any: ...
-        def terminate(self, pool: Any, signal: Any = ...) -> None: ...
-        def cancel(self, *args: Any, **kwargs: Any) -> Any: ...
-        def send_event(self, name: str, **fields: Any) -> None: ...
-        def _announce_revoked(
-            self, reason: Any, terminated: Any, signum: Any, expired: Any
-        ) -> None: ...
-        def _announce_cancelled(self, *args: Any, **kwargs: Any) -> Any: ...
-        def _retry_worker_lost(self, *args: Any) -> Any: ...
-        def _success_was_stored(self) -> Any: ...
-
+    from celery.worker.request import Request as _Base  # has no types
 else:
     _Base = object
 
@@ -130,11 +91,9 @@ class DeadLetterRequest(_Base):
         super().__init_subclass__(**kwargs)
         own = cls.__dict__
         if "execute_using_pool" in own:
-            wrap = _counted if cls.dlq_counted else _if_ours
-            cls.execute_using_pool = wrap(own["execute_using_pool"])
+            cls.execute_using_pool = _asking(own["execute_using_pool"])
         if "on_success" in own:
-            on_success = _forgetting(own["on_success"]) if cls.dlq_counted else own["on_success"]
-            cls.on_success = _unless_killed(on_success) if cls.dlq_starts_here else on_success
+            cls.on_success = _forgetting(own["on_success"])
 
     def dlq_move(self, state: DeliveryState) -> None:
         """Change the state; an illegal transition is logged and counted, and changes nothing.
@@ -166,7 +125,7 @@ class DeadLetterRequest(_Base):
         """The pool reported an exception, a lost child or a hard time limit."""
         if self._already_revoked and self.dlq_state in DEAD:
             return None  # terminated by an operator, and its letter is made
-        failure = _guarded(failure_of, exc_info, tuple(self.task.throws or ()))
+        failure = self.dlq_guard.quietly("end", failure_of, exc_info, tuple(self.task.throws or ()))
         return self._dlq_while_ending(failure, super().on_failure, exc_info, *args, **kwargs)
 
     def on_timeout(self, soft: bool, timeout: Any) -> Any:  # noqa: FBT001 - Celery's signature
@@ -177,7 +136,7 @@ class DeadLetterRequest(_Base):
     def acknowledge(self) -> None:
         """Acknowledge; if the message died, only after its letter is stored."""
         if self.dlq_state is _S.ENDING:
-            if self._dlq_ended(super().acknowledge) not in DEAD:
+            if not self._dlq_ended(super().acknowledge):
                 super().acknowledge()
         elif self.dlq_state not in HELD:
             super().acknowledge()
@@ -193,7 +152,7 @@ class DeadLetterRequest(_Base):
             settle = super().acknowledge
             if requeue and self.acknowledged:  # early: it dies, and Celery stores no result
                 settle = partial(self._dlq_settle, Reject("not requeued", requeue))
-            if self._dlq_ended(settle, requeued=requeue) not in DEAD:
+            if not self._dlq_ended(settle, requeued=requeue):
                 super().reject(requeue)
         elif self.dlq_state not in HELD:
             seen = self.time_start is not None or hasattr(self.message, "dlq_is_dispatched")
@@ -209,11 +168,11 @@ class DeadLetterRequest(_Base):
         settle: Callable[[], Any],
         *,
         otherwise: DeliveryState | None = _S.DONE,
-    ) -> DeliveryState:
+    ) -> bool:
         """Let the guard decide and store the letter; then settle the message, now or later.
 
-        If this is no death, or no letter can be made, the state becomes ``otherwise``, and the
-        caller settles the message.
+        False if this is no death, or no letter can be made: the state becomes ``otherwise``, and
+        the caller settles the message.
         """
         try:
             state = decide()
@@ -225,18 +184,18 @@ class DeadLetterRequest(_Base):
         if state is _S.DONE:
             if otherwise is not None:
                 self.dlq_move(otherwise)
-            return state
+            return False
         if state is _S.STORED:
             self.dlq_move(state)
             settle()
-            return state
+            return True
         self._dlq_let_go = settle
         # In a thread pool, the store may have answered in the meantime.
         if self.dlq_state in (_S.STORED, _S.DONE):
             self._dlq_let_go_now()
         else:
             self.dlq_move(state)
-        return state
+        return True
 
     def dlq_die(self, verdict: Die, failure: Failure | None = None) -> bool:
         """Dead-letter a message that does not run, or was terminated; False if that failed.
@@ -249,26 +208,23 @@ class DeadLetterRequest(_Base):
         where = self.dlq_guard.dead_letter_queue_of(self)
         error = refusal_error(f"{self.name}[{self.id}]", verdict, where)
         decide = partial(self.dlq_guard.dead_letter, self, verdict, failure)
-        settle = partial(self._dlq_settle_unrun, error)
-        return self._dlq_end(decide, settle, otherwise=None) is not _S.DONE
-
-    def _dlq_settle_unrun(self, error: Exception | None = None) -> None:
-        """Settle a message that does not run; an error of the broker lets it come again."""
-        try:
-            self._dlq_settle(error)
-        except Exception:
-            logger.exception("Task %s is not executed again, but could not be ended", self.id)
+        return self._dlq_end(decide, partial(self._dlq_settle, error), otherwise=None)
 
     def _dlq_settle(self, error: Exception | None = None) -> None:
-        """Acknowledge a message that ends here; its task fails, if there is an error."""
+        """Acknowledge a message that ends here; its task fails, if there is an error.
+
+        An error of the broker lets it come again.
+        """
         task_ready(self)
         try:
             if error is not None:
                 self._dlq_fail(error)
         except Exception:
             logger.exception("Task %s was dead-lettered, but its result is not stored", self.id)
-        finally:
+        try:
             super().acknowledge()
+        except Exception:
+            logger.exception("Task %s is not executed again, but could not be ended", self.id)
 
     def dlq_wait_is_over(self, state: DeliveryState) -> None:
         """Settle the message: its letter is stored, or cannot be stored."""
@@ -311,7 +267,7 @@ class DeadLetterRequest(_Base):
             self.dlq_job = ENDED
         self.dlq_move(_S.DONE)
         late = isinstance(verdict, LateCopy)
-        self._dlq_settle_unrun(self._dlq_unfinished() if late else None)
+        self._dlq_settle(self._dlq_unfinished() if late else None)
         return False
 
     def _dlq_unfinished(self) -> Exception | None:
@@ -329,20 +285,20 @@ class DeadLetterRequest(_Base):
     def dlq_execute(self, execute: Callable[[], Any], pool: Any) -> Any:
         """Count the start and hand the task to the pool; else skip it and release its slot."""
         self.message.dlq_is_dispatched = True
-        if nothing_starts():  # Celery would end it at once
+        counted = self.dlq_counted
+        if (
+            nothing_starts()  # Celery would end it at once
+            or ((counted or self.dlq_guard.watching) and self._dlq_is_revoked())
+        ):
             raise TaskRevokedError(self.id)
-        if self._dlq_is_revoked():
-            raise TaskRevokedError(self.id)
-        if is_closed(pool):
+        if counted and is_closed(pool):
             return execute()  # the pool drops it, so it is not counted
         if not self._dlq_may_be_dispatched():
             raise TaskRevokedError(self.id)
         try:
             return self._dlq_give(execute, pool)
-        except NotStartedError as exc:
+        except (NotStartedError, TaskRevokedError) as exc:
             raise TaskRevokedError(self.id) from exc
-        except TaskRevokedError:
-            raise
         except Exception as exc:
             if self.time_start is not None or not self.dlq_not_started(pool, exc):
                 raise
@@ -370,29 +326,17 @@ class DeadLetterRequest(_Base):
 
     def _dlq_may_be_dispatched(self) -> bool:
         """Count the start, unless the pool does so in the thread that runs the task."""
-        if not self.dlq_starts_here:
-            begun = self.dlq_begin()
-            if begun and nothing_starts():  # a signal came while it was counted
-                self.dlq_guard.never_started([self])
-                return False
-            return begun
-        # Held here already, in order: threads would mix it up.
-        return not self.dlq_guard.watching or self._dlq_may_start(begins=False)
+        if self.dlq_starts_here:
+            # Held here already, in order: threads would mix it up.
+            return not self.dlq_guard.watching or self._dlq_may_start(begins=False)
+        begun = self._dlq_begins()
+        if begun and nothing_starts():  # a signal came while it was counted
+            self.dlq_guard.never_started([self])
+            return False
+        return begun
 
-    def dlq_execute_if_ours(self, execute: Callable[[], Any], pool: Any) -> Any:
-        """Hand a task that is not counted to the pool, unless another worker owns its message."""
-        if nothing_starts():
-            raise TaskRevokedError(self.id)
-        watching = self.dlq_guard.watching
-        if watching and self._dlq_is_revoked():
-            raise TaskRevokedError(self.id)
-        begins = not self.dlq_starts_here
-        if (watching or begins) and not self._dlq_may_start(begins=begins):
-            raise TaskRevokedError(self.id)
-        try:
-            return self._dlq_give(execute, pool)
-        except NotStartedError as exc:
-            raise TaskRevokedError(self.id) from exc
+    def _dlq_begins(self) -> bool:
+        return self.dlq_begin() if self.dlq_counted else self._dlq_may_start()
 
     def _dlq_is_revoked(self) -> bool:
         """Check for revocation, as Celery will again; dead-letter unreadable headers."""
@@ -480,31 +424,22 @@ class DeadLetterRequest(_Base):
 
     def _dlq_is_ours(self) -> bool:
         """False if another worker owns the message: this one stood still for too long."""
-        if self._dlq_is_held_here():
+        leases, tag = leases_of(self.message), self.message.delivery_tag
+        if is_held(self.message):
+            if leases is not None and not leases.is_known(tag):
+                self.delivery_info["redelivered"] = True  # so that its count is awaited
             return True
         logger.info("Task %s does not start here: its message went back to its queue", self.id)
-        if hasattr(self.message.channel, "dlq_leases"):
+        if leases is not None:
             self.dlq_move(_S.DONE)
             self._dlq_settle()  # frees its place in the prefetch window, and nothing else
         else:
             self._dlq_leave()
         return False
 
-    def _dlq_is_held_here(self) -> bool:
-        channel = self.message.channel
-        leases = getattr(channel, "dlq_leases", None)
-        if leases is None:  # a broker gives back what a closed channel delivered
-            return getattr(channel, "connection", True) is not None
-        tag = self.message.delivery_tag
-        if not leases.still_holds(tag):
-            return False
-        if not leases.is_known(tag):
-            self.delivery_info["redelivered"] = True  # so that its count is awaited
-        return True
-
     def _dlq_is_begun(self) -> bool:
         """Take the message to work; False if a lost connection gives it back at this moment."""
-        leases = getattr(self.message.channel, "dlq_leases", None)
+        leases = leases_of(self.message)
         if leases is not None and not leases.begin(self.message.delivery_tag):
             self._dlq_leave()
             return False
@@ -514,7 +449,7 @@ class DeadLetterRequest(_Base):
     def dlq_put_off(self) -> bool:
         """Let the message wait for another start; False if its lost connection gives it back."""
         self.dlq_guard.at_work.over(self)
-        leases = getattr(self.message.channel, "dlq_leases", None)
+        leases = leases_of(self.message)
         if leases is None or leases.put_off(self.message.delivery_tag):
             return True
         self._dlq_leave()
@@ -533,7 +468,7 @@ class DeadLetterRequest(_Base):
         would run on and on. If the result backend did not take the result, the task is healthy:
         it is not charged where a lease keeps it from running on and on.
         """
-        in_flight, leases = self.dlq_in_flight, getattr(self.message.channel, "dlq_leases", None)
+        in_flight, leases = self.dlq_in_flight, leases_of(self.message)
         policy = None if in_flight is None else in_flight.resolved.policy
         error, job = self._dlq_escaped, self.dlq_job
         if error is None and isinstance(job, Future) and job.done() and not job.cancelled():
@@ -551,9 +486,9 @@ class DeadLetterRequest(_Base):
         if self.dlq_state in (_S.NEW, _S.DISPATCHED, _S.RUNNING) and not self._already_cancelled:
             failure = missing_end_failure(error)
             if healthy:
-                _guarded(self.dlq_guard.uncount, self)
+                self.dlq_guard.quietly("end", self.dlq_guard.uncount, self)
             else:
-                _guarded(self.dlq_guard.end_is_missing, self, failure)
+                self.dlq_guard.quietly("end", self.dlq_guard.end_is_missing, self, failure)
             logger.error(
                 "Celery did not report how task %s ended, and its pool does not run it any more "
                 "(%s): its message is delivered again%s",
@@ -563,7 +498,7 @@ class DeadLetterRequest(_Base):
             )
             self.dlq_move(_S.DONE)
         task_ready(self)
-        if self._dlq_is_held_here():
+        if is_held(self.message):
             if limited or leases is None:
                 super().reject(requeue=True)
             else:
@@ -577,8 +512,7 @@ class DeadLetterRequest(_Base):
         current = None if greenlet is None else greenlet.getcurrent()
         if id(current) == pid:  # as pools of greenlets name them
             self.dlq_job = ref(current)
-        begins = self.dlq_begin if self.dlq_counted else self._dlq_may_start
-        if is_stopping() or not begins():
+        if is_stopping() or not self._dlq_begins():
             raise _silent_exit()(self.id)
         if not self.dlq_counted:
             self.dlq_move(_S.RUNNING)
@@ -592,7 +526,7 @@ class DeadLetterRequest(_Base):
                 self.message, self.request_dict, Reason.INVALID_MESSAGE, failure, self
             )
 
-        return self._dlq_end(decide, self._dlq_settle) is not _S.DONE
+        return self._dlq_end(decide, self._dlq_settle)
 
     def dlq_not_started(self, pool: Any, exc: Exception) -> bool:
         """End a delivery that the pool could not take; the message may be tried again."""
@@ -607,7 +541,7 @@ class DeadLetterRequest(_Base):
         again = in_flight.resolved.policy.max_deliveries is not None
         decide = partial(self.dlq_guard.end, self, failure, requeued=again)
         self.dlq_move(_S.ENDING)
-        if self._dlq_end(decide, partial(self._dlq_settle, exc)) is _S.DONE:
+        if not self._dlq_end(decide, partial(self._dlq_settle, exc)):
             task_ready(self)
             super().reject(requeue=again)
         return True
@@ -650,9 +584,9 @@ class DeadLetterRequest(_Base):
         except BaseException:
             # E.g. a MemoryError, which stops the worker, or a result that cannot be stored.
             if self.acknowledged and self.dlq_state is _S.ENDING:
-                _guarded(self._dlq_ended, super().acknowledge)
+                self.dlq_guard.quietly("end", self._dlq_ended, super().acknowledge)
             elif self.dlq_state not in OVER:
-                _guarded(self.dlq_guard.crashed, self, failure)
+                self.dlq_guard.quietly("end", self.dlq_guard.crashed, self, failure)
             raise
         else:
             return result
@@ -662,11 +596,11 @@ class DeadLetterRequest(_Base):
             if self.dlq_state is _S.ENDING:  # it was not an end
                 self.dlq_move(_S.RUNNING)
 
-    def _dlq_ended(self, settle: Callable[[], Any], *, requeued: bool = False) -> DeliveryState:
-        """Handle the end that Celery reported, once."""
+    def _dlq_ended(self, settle: Callable[[], Any], *, requeued: bool = False) -> bool:
+        """Handle the end that Celery reported, once; True if the message died of it."""
         failure, self._dlq_failure = self._dlq_failure, None
         if failure is None:
-            return _S.WAITING_FOR_STORE  # another thread is storing the letter right now
+            return True  # another thread is storing the letter right now
         if (
             requeued
             and failure.end
@@ -674,9 +608,9 @@ class DeadLetterRequest(_Base):
             and is_stopping()
         ):
             # Celery before 5.5 ends the pool first and sees its children as lost.
-            _guarded(self.dlq_guard.interrupted, self)
+            self.dlq_guard.quietly("end", self.dlq_guard.interrupted, self)
             self.dlq_move(_S.RELEASED)
-            return _S.RELEASED
+            return False
         decide = partial(self.dlq_guard.end, self, failure, requeued=requeued)
         return self._dlq_end(decide, settle)
 
@@ -688,7 +622,7 @@ class DeadLetterRequest(_Base):
         if self.dlq_state is _S.WAITING_FOR_STORE:
             return  # dead already
         if expired:
-            if self._dlq_end(partial(self.dlq_guard.expired, self), announce) is not _S.DONE:
+            if self._dlq_end(partial(self.dlq_guard.expired, self), announce):
                 return
         elif self.dlq_state not in DECIDED:
             self.dlq_guard.succeeded(self)
@@ -717,7 +651,7 @@ class DeadLetterRequest(_Base):
         if self.dlq_in_flight is None or self.dlq_state in OVER:
             return announce(*args, **kwargs)
         if not self.acknowledged:
-            _guarded(self.dlq_guard.interrupted, self)
+            self.dlq_guard.quietly("end", self.dlq_guard.interrupted, self)
             self.dlq_move(_S.RELEASED)
             return announce(*args, **kwargs)
         exc = WorkerLostError("ended by a shutdown; acknowledged before it ran")
@@ -725,7 +659,7 @@ class DeadLetterRequest(_Base):
         failure = replace(dropped_failure(exc, ""), end=end)
         announced = self._dlq_while_ending(failure, announce, *args, **kwargs)
         if self.dlq_state in DEAD:
-            _guarded(self._dlq_fail, exc)
+            self.dlq_guard.quietly("end", self._dlq_fail, exc)
         return announced
 
     # Celery 5.7 acknowledges in these two although the task did not die.
@@ -744,9 +678,6 @@ class DeadLetterRequest(_Base):
             self.dlq_guard.succeeded(self)
             self.dlq_move(_S.DONE)
         return meta
-
-
-_: type[GuardedRequest] = DeadLetterRequest  # checked by mypy
 
 
 def guarded_request_class(
@@ -782,30 +713,12 @@ def refusal_error(task: str, verdict: Die, dead_letter_queue: str) -> Exception:
     return kind(f"{task} {where}: {verdict.description}")
 
 
-def _guarded(function: Callable[..., Any], *args: Any) -> Any:
-    try:
-        return function(*args)
-    except Exception:
-        logger.exception("The dead-letter guard failed; the task is left to Celery")
-        return None
-
-
-def _counted(execute: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``execute_using_pool``: count the start right before the pool gets the task."""
+def _asking(execute: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``execute_using_pool``: the guard decides right before the pool gets the task."""
 
     @wraps(execute)
     def execute_using_pool(self: Any, pool: Any, **kwargs: Any) -> Any:
         return self.dlq_execute(partial(execute, self, pool, **kwargs), pool)
-
-    return execute_using_pool
-
-
-def _if_ours(execute: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``execute_using_pool`` of a task that is not counted."""
-
-    @wraps(execute)
-    def execute_using_pool(self: Any, pool: Any, **kwargs: Any) -> Any:
-        return self.dlq_execute_if_ours(partial(execute, self, pool, **kwargs), pool)
 
     return execute_using_pool
 
@@ -817,22 +730,23 @@ class NotStartedError(BaseException):
 def _silent_exit() -> type[BaseException]:
     """Choose the exception that ends a thread or a greenlet without a traceback."""
     greenlet = sys.modules.get("greenlet")
-    if greenlet is None:
-        return NotStartedError
-    return _silent(greenlet.GreenletExit)
-
-
-@cache
-def _silent(greenlet_exit: type[BaseException]) -> type[BaseException]:
-    return type("NotStartedError", (NotStartedError, greenlet_exit), {})
+    silent = () if greenlet is None else (greenlet.GreenletExit,)
+    return type("NotStartedError", (NotStartedError, *silent), {})
 
 
 def _forgetting(on_success: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``on_success``: forget the counts of a message whose task succeeded."""
+    """Wrap ``on_success``: forget the counts of a message whose task succeeded.
+
+    A greenlet that a cancellation kills reports a success, of its own form: that is none.
+    Source: ``_make_killable_target`` in
+    https://github.com/celery/celery/blob/main/celery/concurrency/gevent.py
+    """
 
     @wraps(on_success)
     def wrapper(self: Any, failed__retval__runtime: Any, **kwargs: Any) -> Any:
         failed = failed__retval__runtime[0]
+        if self._dlq_cancelled and self.dlq_starts_here and failed is False:
+            return None
         ours = not failed and self.dlq_in_flight is not None and self.dlq_state not in DECIDED
         if ours:
             self.dlq_move(_S.DONE)  # first: a success is acknowledged also after a shutdown
@@ -840,21 +754,5 @@ def _forgetting(on_success: Callable[..., Any]) -> Callable[..., Any]:
         if ours:
             self.dlq_guard.returned(self)
         return result
-
-    return wrapper
-
-
-def _unless_killed(on_success: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``on_success``: a greenlet that a cancellation kills reports a success, of its own form.
-
-    Source: ``_make_killable_target`` in
-    https://github.com/celery/celery/blob/main/celery/concurrency/gevent.py
-    """
-
-    @wraps(on_success)
-    def wrapper(self: Any, failed__retval__runtime: Any, **kwargs: Any) -> Any:
-        if self._dlq_cancelled and failed__retval__runtime[0] is False:
-            return None
-        return on_success(self, failed__retval__runtime, **kwargs)
 
     return wrapper

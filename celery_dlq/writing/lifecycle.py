@@ -99,10 +99,14 @@ class InFlight:
     suspect: bool = False  # True if its last delivery vanished: it may have killed its worker
 
 
+def leases_of(message: Any) -> Any:
+    """What keeps a message this worker's while it lives; ``None`` where the broker does."""
+    return getattr(message.channel, "dlq_leases", None)
+
+
 def is_held(message: Any) -> bool:
     """True if a message that is not acknowledged is this worker's still."""
-    channel = message.channel
-    leases = getattr(channel, "dlq_leases", None)  # not of every broker
+    leases, channel = leases_of(message), message.channel
     if leases is not None:
         return bool(leases.still_holds(message.delivery_tag))
     # A closed one gave all back; py-amqp's has no connection then.
@@ -124,57 +128,15 @@ class GuardedRequest(WaitsForStore, Protocol):
 
     dlq_state: DeliveryState  # The delivery's state
     dlq_in_flight: InFlight | None  # The guarded message, from its start on
-
-    @property
-    def id(self) -> Any:
-        """The task's id: a ``str``, unless a producer that is not Celery made the message."""
-
-    @property
-    def task(self) -> Any:
-        """Celery's task."""
-
-    @property
-    def message(self) -> Any:
-        """The kombu message."""
-
-    @property
-    def request_dict(self) -> dict[str, Any]:
-        """The message's headers, in the form of protocol 2."""
-
-    @property
-    def delivery_info(self) -> dict[str, Any]:
-        """Exchange, routing key and redelivered flag."""
-
-    @property
-    def expires(self) -> Any:
-        """Expiry of the message; ``None`` if it has none."""
-
-    @property
-    def worker_pid(self) -> int | None:
-        """The process that accepted it."""
-
-    @property
-    def time_start(self) -> float | None:
-        """Time at which a process accepted it."""
-
-    @property
-    def acknowledged(self) -> bool:
-        """True if the broker no longer has the message."""
+    id: Any  # The task's id: a `str`, unless a producer that is not Celery made the message
+    task: Any  # Celery's task
+    message: Any  # The kombu message
+    request_dict: Any  # The message's headers, in the form of protocol 2
+    delivery_info: Any  # Exchange, routing key and redelivered flag
+    expires: Any  # Expiry of the message; `None` if it has none
+    worker_pid: Any  # The process that accepted it
+    time_start: Any  # Time at which a process accepted it
+    acknowledged: Any  # True if the broker no longer has the message
 
     def dlq_move(self, state: DeliveryState) -> None:
         """Change the state, if the transition is legal."""
-
-
-class PooledRequest(GuardedRequest, Protocol):
-    """A request that a pool was given."""
-
-    dlq_starts_here: bool  # True if the pool runs tasks in this process
-    # What the pool made of it: a future, or a weak reference to its job or greenlet; `None` until
-    # it was given to the pool
-    dlq_job: Any
-
-    def dlq_put_off(self) -> bool:
-        """Let the message wait for another start; False if it goes back to its queue."""
-
-    def dlq_end_is_missing(self) -> None:
-        """Give the message back: its pool has its task no more, and did not say how it ended."""

@@ -135,9 +135,9 @@ def test_a_released_message_starts_no_more_often_than_its_limit(tmp_path: Any) -
 def test_a_hold_ends_by_itself(worker: Worker) -> None:
     """By the store's clock; the worker knows which holds have ended."""
     one = hold(worker, span=timedelta(hours=1))
-    worker.observer("hold").holding.apply([one], one.since + timedelta(hours=1))
+    worker.observer("hold").instructed([one], one.since + timedelta(hours=1))
     assert dispatch(worker).dlq_state is DeliveryState.DISPATCHED
-    assert worker.observer("hold").holding.ended == (one,)
+    assert worker.observer("hold").ended == (one,)
 
 
 def test_while_the_store_is_away_its_messages_run(
@@ -161,7 +161,7 @@ def test_an_error_of_our_own_lets_the_message_run(
 ) -> None:
     """It is logged and counted, and neither holds nor acknowledges."""
     hold(worker)
-    monkeypatch.setattr(worker.observer("hold").holding, "take", lambda _: 1 / 0)
+    monkeypatch.setattr(worker.observer("hold"), "before_start", lambda _: 1 / 0)
     assert dispatch(worker).dlq_state is DeliveryState.DISPATCHED
     assert worker.said == []
     assert worker.counted(INTERNAL_ERRORS) == {("hold",): 1}
@@ -189,19 +189,19 @@ def test_when_a_hold_is_full_its_queue_is_not_consumed_until_there_is_room(
 ) -> None:
     """The message goes back first; it neither runs nor fills the prefetch window."""
     one = hold(worker)
-    holding, consumer = worker.observer("hold").holding, Consumer(worker.said)
+    holding, consumer = worker.observer("hold"), Consumer(worker.said)
     holding._most = 0
-    back = worker.observer("hold").held_back
+    back = worker.observer("hold")
     request = dispatch(worker)
     assert (worker.said, request.dlq_state) == ([], DeliveryState.NEW)
-    back.tick(consumer)
-    back.tick(consumer)
+    back.in_loop(consumer)
+    back.in_loop(consumer)
     assert worker.said == ["stop orders", "reject True"]
     assert held(worker, one) == []
     holding._most = 1
     holding._lengths.clear()
-    back.tick(consumer)
-    back.tick(consumer)
+    back.in_loop(consumer)
+    back.in_loop(consumer)
     assert worker.said == ["stop orders", "reject True", "consume orders"]
 
 
@@ -209,35 +209,35 @@ def test_when_a_hold_is_full_its_queue_is_not_consumed_until_there_is_room(
 def test_what_the_broker_did_not_take_is_done_at_the_next_tick(worker: Worker, call: str) -> None:
     """A queue that was said to be consumed again, and is not, would wait for ever."""
     one = hold(worker)
-    holding, consumer = worker.observer("hold").holding, Consumer(worker.said)
+    holding, consumer = worker.observer("hold"), Consumer(worker.said)
     holding._most = 0
-    back, works = worker.observer("hold").held_back, getattr(consumer, call)
+    back, works = worker.observer("hold"), getattr(consumer, call)
     dispatch(worker)
     if call == "add_task_queue":
-        back.tick(consumer)
-        holding.apply([], one.since)
+        back.in_loop(consumer)
+        holding.instructed([], one.since)
     setattr(consumer, call, Mock(side_effect=ConnectionError("lost")))
     with pytest.raises(ConnectionError):
-        back.tick(consumer)
+        back.in_loop(consumer)
     setattr(consumer, call, works)
-    back.tick(consumer)
-    holding.apply([], one.since)
-    back.tick(consumer)
+    back.in_loop(consumer)
+    holding.instructed([], one.since)
+    back.in_loop(consumer)
     assert worker.said == ["stop orders", "reject True", "consume orders"]
 
 
 def test_a_message_that_cannot_be_returned_is_returned_at_the_next_tick(worker: Worker) -> None:
     """Its lease is renewed for as long as this worker lives, so nobody else would have it."""
     hold(worker)
-    worker.observer("hold").holding._most = 0
-    back, consumer = worker.observer("hold").held_back, Consumer(worker.said)
+    worker.observer("hold")._most = 0
+    back, consumer = worker.observer("hold"), Consumer(worker.said)
     request = dispatch(worker)
     qos = request.message.channel = Mock()
     qos.qos.put_first.side_effect = [ConnectionError("full"), True]
     with pytest.raises(ConnectionError):
-        back.tick(consumer)
+        back.in_loop(consumer)
     assert request.dlq_state is DeliveryState.NEW
-    back.tick(consumer)
+    back.in_loop(consumer)
     assert request.dlq_state is DeliveryState.DONE
     assert (request.acknowledged, worker.said) == (True, ["stop orders"])
 
@@ -245,18 +245,18 @@ def test_a_message_that_cannot_be_returned_is_returned_at_the_next_tick(worker: 
 def test_a_queue_is_consumed_again_once_its_full_hold_has_ended(worker: Worker) -> None:
     """Also if nothing was released."""
     one = hold(worker)
-    holding, consumer = worker.observer("hold").holding, Consumer(worker.said)
+    holding, consumer = worker.observer("hold"), Consumer(worker.said)
     holding._most = 0
-    back = worker.observer("hold").held_back
+    back = worker.observer("hold")
     dispatch(worker)
-    back.tick(consumer)
-    holding.apply([], one.since)
-    back.tick(consumer)
+    back.in_loop(consumer)
+    holding.instructed([], one.since)
+    back.in_loop(consumer)
     assert worker.said == ["stop orders", "reject True", "consume orders"]
 
 
 def test_a_hold_of_another_broker_is_ignored(worker: Worker) -> None:
     """Two apps may share a store; a release would send the message to the wrong one."""
     one = hold(worker)
-    worker.observer("hold").holding.apply([replace(one, broker="amqp /other")], one.since)
+    worker.observer("hold").instructed([replace(one, broker="amqp /other")], one.since)
     assert dispatch(worker).dlq_state is DeliveryState.DISPATCHED

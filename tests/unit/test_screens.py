@@ -16,7 +16,7 @@ from celery_dlq.cli import letters, queues
 from celery_dlq.cli.letters import Unreadable
 from celery_dlq.cli.table import age, block, counting, say, table
 from celery_dlq.features.circuit_breaker.command import show_breakers
-from celery_dlq.features.hold import tables as hold_tables
+from celery_dlq.features.hold.commands import show_holds
 from celery_dlq.letters.record import Delivery, Outcome, Reason
 from celery_dlq.operations.instructions import HeldMessages
 from celery_dlq.store.instructions import Circuit, Hold
@@ -182,7 +182,7 @@ def test_tables_of_messages_that_wait_keep_every_name_whole_at_80_columns() -> N
     )
     held = HeldMessages(hold=hold, state="holding", held=123456, oldest_at=NOW)
     broken = HeldMessages(hold=replace(hold, circuit=circuit), state="releasing", held=123456)
-    hold_tables.holds(console, [held])
+    show_holds(console, [held])
     show_breakers(console, [broken])
 
     lines = text_on(console).splitlines()

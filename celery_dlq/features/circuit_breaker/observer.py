@@ -42,7 +42,7 @@ class Executions:
 def observer(parts: WorkerParts) -> Observer | None:
     """The observer of a worker."""
     hold = parts.made.get("hold")
-    return None if hold is None else CircuitWatch(parts, hold.holding)  # type: ignore[attr-defined]
+    return None if hold is None else CircuitWatch(parts, hold)
 
 
 class CircuitWatch(Observer):
@@ -146,7 +146,7 @@ class CircuitWatch(Observer):
         after, ours = self._circuits.change(circuit.task, circuit.queue, ProbeDue())
         if after is None or not ours:
             return None
-        self._holding.apply(self._instructions.of(Hold), self._instructions.now())
+        self._holding.instructed(self._instructions.of(Hold), self._instructions.now())
         logger.info("The circuit breaker %s is full; a message runs as a probe", hold.id)
         return after.marker
 
@@ -168,7 +168,7 @@ class CircuitWatch(Observer):
             executions.task, executions.queue, happened, executions.breaker, reason=reason
         )
         if hold is not None:  # this worker holds from now on, the others within a second or two
-            self._holding.apply(self._instructions.of(Hold), self._instructions.now())
+            self._holding.instructed(self._instructions.of(Hold), self._instructions.now())
 
     def is_due(self) -> bool:
         """True if a breaker releases, or a probe may be due, or a release may be cancelled."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from celery_dlq.registry import Feature
 
 FEATURE = Feature(
-    observer="observer:observer",
+    observer="observer:HoldObserver",
     name="hold",
     pages="pages:ROUTES",
     commands={"hold": "commands:hold", "holds": "commands:holds", "release": "commands:release"},

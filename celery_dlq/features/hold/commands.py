@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 import click
+from rich.console import Console
 
 from celery_dlq.cli.context import (
     confirm_doubt,
@@ -14,11 +16,15 @@ from celery_dlq.cli.context import (
     print_lines,
 )
 from celery_dlq.cli.options import DURATION, RATE, json_option, yes_option
-from celery_dlq.cli.table import counting, say
+from celery_dlq.cli.table import about_hold, age, counting, line, say, table, utc
 from celery_dlq.errors import DLQError
-from celery_dlq.features.hold import tables as hold_tables
 from celery_dlq.features.hold.operations import Holds
 from celery_dlq.letters.printable import one_line
+from celery_dlq.operations.instructions import HeldMessages
+from celery_dlq.operations.results import RedriveReport
+
+_MAX_ERRORS = 10
+_STATE_STYLES = {"full": "red", "ended": "yellow"}
 
 
 @click.command(short_help="Let no worker execute the messages of a task or a queue for now.")
@@ -85,7 +91,7 @@ def holds(ctx: click.Context, *, as_json: bool) -> None:
     if as_json:
         print_lines(one.to_json() for one in found)
     else:
-        hold_tables.holds(console_of(ctx), found)
+        show_holds(console_of(ctx), found)
 
 
 @click.command(short_help="End a hold, or all, and send the messages back to their queues.")
@@ -132,9 +138,46 @@ def release(
         if as_json:
             print_lines([report.to_json()])
         else:
-            hold_tables.released(console, one, report)
+            show_released(console, one, report)
         whole &= not (report.failures or report.refused) and report.state == "done"
     if not chosen and not as_json:
         say(console, "Nothing is held.")
     if not whole:
         ctx.exit(1)
+
+
+def show_holds(console: Console, found: Sequence[HeldMessages]) -> None:
+    """Holds, a row each."""
+    rows = (
+        (
+            (line(one.hold.id, "bold"), line(one.state, _STATE_STYLES.get(one.state, ""))),
+            about_hold(one.hold, one.hold.task, one.hold.queue, *one.hold.where),
+            one.held,
+            (age(one.oldest_at), utc(one.hold.until) if one.hold.until else "released"),
+        )
+        for one in found
+    )
+    columns = ("!id\nstate", "task, queue, reason, by", ">held", "!oldest\nuntil")
+    if not table(console, "Holds", columns, rows):
+        say(console, "Nothing is held.")
+
+
+def show_released(console: Console, hold_id: str, report: RedriveReport) -> None:
+    """What a release did."""
+    done = report.published + report.finished
+    say(console, f"Released from {hold_id}: {done:,} messages (job {report.redrive_id}).")
+    if report.maybe_twice:
+        copies = "equal dlq_letter headers show the copies"
+        say(console, f"  {report.maybe_twice:,} may be in their queues twice; {copies}.", "yellow")
+    for letter_id, error in list(report.failed.items())[:_MAX_ERRORS]:
+        say(console, f"  failed {letter_id}: {error}", "red")
+    for why, count in list(report.refused_by.items())[:_MAX_ERRORS]:
+        say(console, f"  {count:,} stay held, because they would be lost: {why}", "red")
+    if report.skipped:
+        say(console, f"  {report.skipped:,} are being released by another process.")
+    if report.state != "done":
+        say(
+            console,
+            f"  It is {report.state}; `dlq jobs resume {report.redrive_id}` goes on.",
+            "red",
+        )

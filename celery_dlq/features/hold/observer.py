@@ -1,88 +1,211 @@
-"""Holds in a worker, as the guard sees them."""
+"""Holds in a worker: which messages are not executed, and where they go instead.
+
+A message that matches a hold goes into the hold's queue. If that is full, the message goes back to
+its own, which is not consumed for now: unacknowledged messages would fill the worker's prefetch
+window, and so block its other queues.
+"""
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from celery_dlq.features.hold.held_back import HeldBack
-from celery_dlq.features.hold.holding import Holding
+from celery_dlq.errors import StoreUnavailable
 from celery_dlq.features.hold.operations import Holds
+from celery_dlq.letters import conditions
+from celery_dlq.letters.headers import HOLD_HEADER
+from celery_dlq.letters.record import Reason, to_micros
+from celery_dlq.logs import get_logger
+from celery_dlq.metrics import HELD_MESSAGES, STORE_ERRORS
 from celery_dlq.operations.instructions import MOST_HELD
 from celery_dlq.operations.redrive.publisher import broker_name
-from celery_dlq.policies.decisions import PutOff, Taken, Verdict
-from celery_dlq.store.instructions import Hold, Instruction
+from celery_dlq.policies.decisions import Die, PutOff, Taken, Verdict
+from celery_dlq.policies.resolved import ResolvedPolicy
+from celery_dlq.store.instructions import OPEN, Hold, Instruction
 from celery_dlq.worker.housekeeping import LongTask, Task
 from celery_dlq.worker.observer import Observer, WorkerParts
+from celery_dlq.writing.capture import Message
 from celery_dlq.writing.lifecycle import GuardedRequest
+from celery_dlq.writing.memory_limit import MemoryLimitReached
 
-RELEASE_TICKS = 5
-"""Seconds between two looks for holds that ended."""
+logger = get_logger("celery_dlq.worker")
 
-
-def observer(parts: WorkerParts) -> Observer:
-    """The observer of a worker."""
-    holding = Holding(
-        parts.policies,
-        parts.backend.held,
-        replace(parts.make, release=None),  # it was not executed
-        broker=broker_name(parts.app),
-        most=MOST_HELD,
-        fit=partial(parts.limit.fit, whole=True),
-        counts=parts.counts,
-    )
-    return HoldObserver(holding, parts)
+_RELEASE_TICKS = 5  # between two looks for holds that ended
+_COUNTED_SECONDS = 1.0
 
 
 class HoldObserver(Observer):
     """Takes messages that match a hold out of execution, and releases those of ended holds."""
 
-    def __init__(self, holding: Holding, parts: WorkerParts) -> None:
-        self.holding = holding
-        self.held_back = HeldBack(holding)
-        self._separate = parts.separate
+    def __init__(self, parts: WorkerParts) -> None:
+        self._parts = parts
+        self._store = parts.backend.held
+        self._broker = broker_name(parts.app)
+        self._make = replace(parts.make, release=None)  # it was not executed
+        self._most = MOST_HELD
+        self._lengths: dict[str, tuple[float, int]] = {}
+        self._ahead = timedelta(0)  # the store's clock minus this one's
+        # On their way back, with their queues. A deque: thread pools add while the timer takes
+        self._going_back: deque[tuple[Any, Hold, str]] = deque()
+        self._stopped: dict[str, Hold] = {}
+        self.holds: tuple[Hold, ...] = ()
+        self.ended: tuple[Hold, ...] = ()
+        # Of circuit breakers: the header of a message that runs as a probe, if one may
+        self.probe: Callable[[Hold], str | None] = lambda _hold: None
 
     @property
     def watching(self) -> bool:  # type: ignore[override]
         """True while something is held."""
-        return bool(self.holding.holds)
+        return bool(self.holds)
 
     @property
     def tasks(self) -> Sequence[Task | LongTask]:
         """Release the messages of holds that ended; one worker of many does the work."""
-        return [
-            LongTask(
-                name="releases",
-                every=RELEASE_TICKS,
-                is_due=lambda: self.holding.ended,
-                work=self._release,
-            )
-        ]
+        due = partial(getattr, self, "ended")
+        return [LongTask(name="releases", every=_RELEASE_TICKS, is_due=due, work=self._release)]
 
     def _release(self, stopping: Callable[[], bool]) -> None:
-        with self._separate() as parts:
-            Holds.of(parts).release_ended(stopping)
+        with self._parts.separate() as own:
+            Holds.of(own).release_ended(stopping)
 
     def instructed(self, found: Sequence[Instruction], now: datetime) -> None:
-        """Apply the holds."""
-        self.holding.apply([one for one in found if isinstance(one, Hold)], now)
+        """Apply the holds of the app, in place of those before."""
+        before = {hold.id for hold in self.holds}
+        self._ahead = now - self._parts.clock()
+        holds = [one for one in found if isinstance(one, Hold) and one.broker in ("", self._broker)]
+        self.ended = tuple(hold for hold in holds if not hold.in_force(now))
+        self.holds = tuple(hold for hold in holds if hold.in_force(now))
+        self._lengths.clear()
+        for hold in self.holds:
+            if hold.id not in before:
+                logger.warning(
+                    "%s of %s: tasks %s of queues %s%s are not executed until %s (%s)",
+                    hold.id,
+                    hold.actor,
+                    hold.task,
+                    hold.queue,
+                    "".join(f", {text}" for text in hold.where),
+                    hold.until or "it is released",
+                    hold.reason or "no reason given",
+                )
+        for hold_id in before - {hold.id for hold in self.holds}:
+            logger.warning("%s has ended", hold_id)
 
     def before_start(self, request: GuardedRequest) -> Verdict | None:
-        """Put the message into the queue of a hold, or back into its own if that is full."""
-        held = self.holding.take(request)
-        if held is None:
+        """Put a message into the queue of the first hold that it matches, or back into its own."""
+        resolved = self._parts.policies.of(request.delivery_info, request.task)
+        hold, message = self._match(request, resolved.queue)
+        if hold is None or message is None:
             return None
-        if held.stored:
-            return Taken()
-        return PutOff(keep=lambda one: self.held_back.add(one, held))
+        go_back = PutOff(keep=lambda one: self._going_back.append((one, hold, resolved.queue)))
+        try:
+            if not self._is_below(hold):
+                marker = self.probe(hold) if self.probe_is_due(hold) else None
+                if marker is None:
+                    return go_back
+                request.request_dict[HOLD_HEADER] = marker
+                return None
+            self._put(hold, message, resolved, request.request_dict.get(HOLD_HEADER))
+        except MemoryLimitReached:
+            return go_back
+        except StoreUnavailable as exc:
+            self._parts.counts.count(STORE_ERRORS, "hold")
+            logger.error(  # noqa: TRY400 - no traceback for an outage
+                "Task %s cannot be held by %s, it runs: %s", request.id, hold.id, exc
+            )
+            return None
+        self._parts.counts.count(HELD_MESSAGES, resolved.queue)
+        logger.info("Task %s[%s] is held by %s", message.task_name, request.id, hold.id)
+        return Taken()
+
+    def probe_is_due(self, hold: Hold) -> bool:
+        """True if a circuit breaker made the hold, and may send a probe now."""
+        circuit = hold.circuit
+        if circuit is None or circuit.state != OPEN:
+            return False
+        return circuit.micros_until_probe(to_micros(self._parts.clock() + self._ahead)) <= 0
+
+    def _match(
+        self, request: GuardedRequest, queue: str
+    ) -> tuple[Hold, Message] | tuple[None, None]:
+        released, message = request.request_dict.get(HOLD_HEADER), None
+        for hold in self.holds:
+            if not hold.admits(released) and hold.covers(request.task.name, queue):
+                message = message or Message.of(request.message, request.request_dict)
+                if not hold.where or _meets(hold.where, message):
+                    return hold, message
+        return None, None
+
+    def _is_below(self, hold: Hold) -> bool:
+        """True if a hold has room for more messages, by a count of this second."""
+        now = time.monotonic()
+        counted_at, length = self._lengths.get(hold.id, (float("-inf"), 0))
+        if now - counted_at > _COUNTED_SECONDS:
+            length = self._store.length(hold.id)
+            self._lengths[hold.id] = now, length
+        return length < self._most
+
+    def _put(
+        self, hold: Hold, message: Message, resolved: ResolvedPolicy, released: object
+    ) -> None:
+        key = message.key(hold.id)
+        verdict = Die(Reason.HELD, hold.reason or f"held by {hold.actor}")
+        letter = self._make(message, replace(resolved, dead_letter_queue=hold.id), verdict)
+        if hold.circuit is not None and released is not None:
+            # Held once more: the entry of the first time may not be removed yet.
+            letter = replace(letter, id=replace(key, dead_letter_queue=str(released)).letter_id)
+        self._store.dead_letter(self._parts.limit.fit(letter, whole=True), key)
+        counted_at, length = self._lengths.get(hold.id, (float("-inf"), 0))
+        self._lengths[hold.id] = counted_at, length + 1
+
+    # -- while a hold is full -------------------------------------------------------
 
     def connected(self) -> None:
         """Forget messages on their way back: the broker redelivers them."""
-        self.held_back.empty()
+        self._going_back.clear()
 
     def in_loop(self, consumer: Any) -> None:
-        """Stop consuming the queues of held messages, and return these."""
-        self.held_back.tick(consumer)
+        """Stop consuming the queues of held messages, and return these; consume others again.
+
+        The broker answers here. What fails is done again.
+        """
+        waiting = list(self._going_back)
+        for _request, hold, queue in waiting:
+            if queue not in self._stopped:
+                consumer.cancel_task_queue(queue)
+                self._stopped[queue] = hold
+                logger.error(
+                    "Queue %s is not consumed until %s has room or ends: it has 100,000 "
+                    "messages, or the store has no room",
+                    queue,
+                    hold.id,
+                )
+        # The last one first: each goes to the head of its queue.
+        for one in reversed(waiting):
+            one[0].dlq_give_back()
+            self._going_back.remove(one)
+        for queue, hold in list(self._stopped.items()):
+            if not waiting and self._has_room(hold):
+                consumer.add_task_queue(queue)
+                del self._stopped[queue]
+                logger.warning("Queue %s is consumed again", queue)
+
+    def _has_room(self, hold: Hold) -> bool:
+        """True if a hold has ended or is not full, or one of its messages is to run as a probe.
+
+        A probe out of a full hold would have to wait behind all that are on the broker.
+        """
+        known = next((one for one in self.holds if one.id == hold.id), None)
+        try:
+            return known is None or self._is_below(known) or self.probe_is_due(known)
+        except StoreUnavailable:  # tasks go on, as in any outage
+            return True
+
+
+def _meets(texts: tuple[str, ...], message: Message) -> bool:
+    return conditions.all_hold(texts, lambda name: getattr(message, name) or "")

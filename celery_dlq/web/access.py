@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
@@ -20,7 +20,7 @@ from itsdangerous import BadSignature, SignatureExpired, URLSafeTimedSerializer
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.policies.checks import expected
-from celery_dlq.web.http import Call, RequestError, User
+from celery_dlq.web.http import RequestError, User
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -47,23 +47,21 @@ class Forms:
         """The token for the browser with this cookie."""
         return str(self._signer.dumps(session))
 
-    def check(self, request: Request, call: Call, scheme: str) -> None:
+    def check(self, request: Request, token: str, scheme: str) -> None:
         """Check where a form came from."""
         site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
         ours = self._url or f"{scheme}://{request.headers.get('host', '')}"
-        if site is not None:
-            if site != "same-origin":
-                raise RequestError(403, f"expected a form of this site, got one from a {site} page")
-        elif origin is not None:
-            if _normal(origin) != _normal(ours):
-                raise RequestError(
-                    403,
-                    f"expected a form from {ours}, got one from {origin}; behind a proxy, give "
-                    f"the address that browsers use: `dlq web --url`, or asgi(url=...)",
-                )
-        else:
+        if site is None and origin is None:
             raise RequestError(403, "expected the header Origin or Sec-Fetch-Site, got neither")
-        token, cookie = call.value(FIELD), request.cookies.get(COOKIE)
+        if site not in (None, "same-origin"):
+            raise RequestError(403, f"expected a form of this site, got one from a {site} page")
+        if site is None and _normal(origin or "") != _normal(ours):
+            raise RequestError(
+                403,
+                f"expected a form from {ours}, got one from {origin}; behind a proxy, give the "
+                f"address that browsers use: `dlq web --url`, or asgi(url=...)",
+            )
+        cookie = request.cookies.get(COOKIE)
         if not token or not cookie:
             raise RequestError(403, "expected a form with its token and cookie; open it again")
         try:
@@ -76,30 +74,19 @@ class Forms:
             raise RequestError(403, "the form was made for another browser; open it again")
 
 
-class Hosts:
-    """The names under which browsers may ask: another site may point its own at our address."""
-
-    def __init__(self, names: Iterable[str], url: str = "") -> None:
-        given = {name.lower() for name in names}
-        self._known = {"localhost", urlsplit(url).hostname or "localhost", *given}
-
-    def check(self, host: str) -> None:
-        """Refuse a name that is not ours."""
-        if host.startswith("["):
-            name = host[1:].partition("]")[0]
-        else:
-            name = host.partition(":")[0].lower()
-        if name in self._known:
-            return
-        with suppress(ValueError):  # no other site can point an address at us
-            ip_address(name)
-            return
-        raise RequestError(
-            421,
-            f"expected an IP address or one of the hosts {', '.join(sorted(self._known))}, got "
-            f"{host[:100]!r}; give the address that browsers use, or add the name: `dlq web --url` "
-            f"or `--host-name`, asgi(url=...) or asgi(hosts=...)",
-        )
+def check_host(host: str, known: Collection[str]) -> None:
+    """Refuse a name that is not ours: another site may point its own at our address."""
+    with suppress(ValueError):
+        name = urlsplit(f"//{host}").hostname or ""
+        if name not in known:
+            ip_address(name)  # no other site can point an address at us
+        return
+    raise RequestError(
+        421,
+        f"expected an IP address or one of the hosts {', '.join(sorted(known))}, got "
+        f"{host[:100]!r}; give the address that browsers use, or add the name: `dlq web --url` "
+        f"or `--host-name`, asgi(url=...) or asgi(hosts=...)",
+    )
 
 
 class Token:

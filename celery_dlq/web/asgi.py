@@ -24,13 +24,23 @@ from celery_dlq.web.access import (
     MAX_AGE_SECONDS,
     TOKEN_COOKIE,
     Forms,
-    Hosts,
     Token,
+    check_host,
     check_secret,
     check_url,
 )
-from celery_dlq.web.http import Call, Fields, Page, RequestError, Route, User, fields_of
-from celery_dlq.web.site import MAX_CALLS, Site
+from celery_dlq.web.http import (
+    MAX_CALLS,
+    Call,
+    Fields,
+    Page,
+    RequestError,
+    Route,
+    Site,
+    User,
+    fields_of,
+)
+from celery_dlq.web.site import all_routes, handle
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -59,16 +69,20 @@ class DeadLettersApp:
         url: str | None = None,
         hosts: Iterable[str] | None = (),
         root_path: str = "",
+        routes: Iterable[Route] | None = None,
         **options: Any,
     ) -> None:
         address = check_url("url", url)
-        if isinstance(hosts, str):
-            hosts = [hosts]
-        self.site = Site(dlq, takes_token=isinstance(access, Token), **options)
-        self._access = access or (lambda _: User())
-        self._forms = Forms(check_secret("secret", secret), address)
-        self._hosts = None if hosts is None else Hosts(hosts, address)
-        self._scheme = urlsplit(address).scheme
+        self.url = urlsplit(address)
+        self.access = access or (lambda _: User())
+        self.forms = Forms(check_secret("secret", secret), address)
+        self.hosts: frozenset[str] | None = None  # The names under which browsers may ask
+        if hosts is not None:
+            names = [hosts] if isinstance(hosts, str) else hosts
+            known = ("localhost", self.url.hostname or "localhost", *names)
+            self.hosts = frozenset(name.lower() for name in known)
+        routes = all_routes() if routes is None else routes
+        self.site = Site(dlq, routes, takes_token=isinstance(access, Token), **options)
         self._root_path = root_path.rstrip("/")
         self._router = Router(
             [StarletteRoute(path, _Path(self, of)) for path, of in self.site.paths.items()],
@@ -105,81 +119,14 @@ class DeadLettersApp:
 
     async def answer(self, request: Request, methods: Mapping[str, Route]) -> Response:
         """Answer a request of the path that has these methods."""
-        scope, refused = request.scope, None
-        visit = _Visit(request, self._scheme or scope.get("scheme", "http"), self._forms)
-        call = Call(
-            site=self.site,
-            method=request.method,
-            path=scope["path"].removeprefix(scope["root_path"]),
-            root=scope["root_path"],
-            parts={
-                name: unquote(text)
-                for name, text in request.path_params.items()
-                if isinstance(text, str)  # an app's own part before the mount may be a number
-            },
-            client=request.client.host if request.client else "",
-            home=self.site.home,
-            token_field=FIELD,
-            token=visit.token,
-        )
-        try:
-            call.query = fields_of(scope["query_string"].decode("latin-1"))
-            if request.method == "POST":
-                call.form = await _form_of(request)
-        except RequestError as exc:
-            refused = exc
-
-        def handled() -> Page:
-            def check(route: Route | None) -> User | Page | None:
-                if refused is not None:
-                    raise refused
-                return self._check(visit, call, route)
-
-            return self.site.handle(call, methods, check)
-
+        visit = _Visit(self, request)
+        await visit.read()
         if self._limiter is None:
             self._limiter = anyio.CapacityLimiter(2 * MAX_CALLS)
-        page = await anyio.to_thread.run_sync(handled, limiter=self._limiter)
+        page = await anyio.to_thread.run_sync(
+            handle, visit.call, methods, visit.check, limiter=self._limiter
+        )
         return visit.response(page)
-
-    def _check(self, visit: _Visit, call: Call, route: Route | None) -> User | Page | None:
-        """Check the host, who asks, and where a form comes from."""
-        if self._hosts is not None and (route is None or route.name != "health"):
-            self._hosts.check(visit.request.headers.get("host", ""))  # probes ask by address
-        if route is None:
-            return None
-        if isinstance(self._access, Token) and route.permission and "token" in call.query:
-            entered = self._entered(self._access, visit, call)
-            if entered is not None:
-                return entered
-        user = self._user(visit.request) if route.permission else User(permissions=())
-        if user is None:
-            return None
-        call.user = user
-        if route.method == "POST":
-            self._forms.check(visit.request, call, visit.scheme)
-        return user
-
-    def _entered(self, token: Token, visit: _Visit, call: Call) -> Page | None:
-        """Give who has the token a cookie; no address with it stays in the browser's history."""
-        cookie = token.cookie(call.query["token"][-1]) if call.method == "GET" else None
-        if cookie is None:
-            return None
-        visit.cookies.append((TOKEN_COOKIE, cookie, MAX_AGE_SECONDS))
-        query = [(k, one) for k, v in call.query.items() if k != "token" for one in v]
-        location = quote(call.root + call.path)
-        location += f"?{urlencode(query, errors='replace')}" if query else ""
-        return Page(status=303, headers=[("location", location)])
-
-    def _user(self, request: Request) -> User | None:
-        user = self._access(request)
-        if inspect.isawaitable(user):
-            user = anyio.from_thread.run(_awaited, user)
-        if user is not None and not isinstance(user, User):
-            raise TypeError(
-                f"expected access to return a celery_dlq.web.User or None, got {user!r}"
-            )
-        return user
 
 
 class _Path:
@@ -195,25 +142,88 @@ class _Path:
 
 
 class _Visit:
-    """A browser's request, and the cookies that it gets."""
+    """A browser's request on its way to a page, and the answer on its way back."""
 
-    def __init__(self, request: Request, scheme: str, forms: Forms) -> None:
-        self.request, self.scheme = request, scheme
-        self.cookies: list[tuple[str, str, int | None]] = []
-        self._forms = forms
+    def __init__(self, app: DeadLettersApp, request: Request) -> None:
+        self._app, self._request, scope = app, request, request.scope
+        self._scheme = app.url.scheme or scope.get("scheme", "http")
         self._session = request.cookies.get(COOKIE, "")
+        self._cookies: list[tuple[str, str, int | None]] = []
+        self._refused: RequestError | None = None
+        self.call = Call(
+            site=app.site,
+            method=request.method,
+            path=scope["path"].removeprefix(scope["root_path"]),
+            root=scope["root_path"],
+            parts={
+                name: unquote(text)
+                for name, text in request.path_params.items()
+                if isinstance(text, str)  # an app's own part before the mount may be a number
+            },
+            client=request.client.host if request.client else "",
+            home=app.site.home,
+            token_field=FIELD,
+            token=self._token,
+        )
 
-    def token(self) -> str:
+    async def read(self) -> None:
+        """Read the fields of the URL and of the form."""
+        try:
+            self.call.query = fields_of(self._request.scope["query_string"].decode("latin-1"))
+            if self.call.method == "POST":
+                self.call.form = await _form_of(self._request)
+        except RequestError as exc:
+            self._refused = exc
+
+    def check(self) -> Page | None:
+        """Check the host, who asks, and where a form comes from."""
+        call, route, headers = self.call, self.call.route, self._request.headers
+        if self._refused is not None:
+            raise self._refused
+        if self._app.hosts is not None and (route is None or route.name != "health"):
+            check_host(headers.get("host", ""), self._app.hosts)  # probes ask by address
+        if route is None:
+            return None
+        if route.permission is not None:
+            access = self._app.access
+            if isinstance(access, Token) and "token" in call.query and call.method == "GET":
+                cookie = access.cookie(call.query["token"][-1])
+                if cookie is not None:
+                    return self._entered(cookie)
+            call.user = self._user()
+        if route.method == "POST" and (call.user or not route.permission):
+            self._app.forms.check(self._request, call.value(FIELD), self._scheme)
+        return None
+
+    def _user(self) -> User | None:
+        user = self._app.access(self._request)
+        if inspect.isawaitable(user):
+            user = anyio.from_thread.run(_awaited, user)
+        if user is not None and not isinstance(user, User):
+            raise TypeError(
+                f"expected access to return a celery_dlq.web.User or None, got {user!r}"
+            )
+        return user
+
+    def _entered(self, cookie: str) -> Page:
+        """Send who gave the token on: no address with it stays in the browser's history."""
+        self._cookies.append((TOKEN_COOKIE, cookie, MAX_AGE_SECONDS))
+        query = {name: values for name, values in self.call.query.items() if name != "token"}
+        location = quote(self.call.root + self.call.path)
+        location += f"?{urlencode(query, doseq=True, errors='replace')}" if query else ""
+        return Page(status=303, headers=[("location", location)])
+
+    def _token(self) -> str:
         """The token of a form for this browser; gives it a cookie if it has none."""
         if not self._session:
             self._session = secrets.token_urlsafe(24)
-            self.cookies.append((COOKIE, self._session, None))
-        return self._forms.token(self._session)
+            self._cookies.append((COOKIE, self._session, None))
+        return self._app.forms.token(self._session)
 
     def response(self, page: Page) -> Response:
         """Starlette's response of a page."""
         made: Response
-        head = self.request.method == "HEAD"
+        head = self.call.method == "HEAD"
         if isinstance(page.body, bytes):
             made = Response(b"" if head else page.body, page.status)
             made.headers["content-length"] = str(len(page.body))
@@ -221,15 +231,14 @@ class _Visit:
             made = StreamingResponse(iterate_in_threadpool(() if head else page.body), page.status)
         for name, value in [("content-type", page.content_type), *page.headers]:
             made.headers[name] = value.encode("latin-1", "replace").decode("latin-1")
-        path = quote(self.request.scope["root_path"]) or "/"
-        for name, value, seconds in self.cookies:
+        for name, value, seconds in self._cookies:
             # Lax: with Strict, a link in a chat opens the page as if nobody had been there.
             made.set_cookie(
                 name,
                 value,
                 max_age=seconds,
-                path=path,
-                secure=self.scheme == "https",
+                path=quote(self.call.root) or "/",
+                secure=self._scheme == "https",
                 httponly=True,
                 samesite="lax",
             )
@@ -251,11 +260,8 @@ async def _form_of(request: Request) -> Fields:
             async for part in request.stream():
                 body += part
                 if len(body) > MAX_FORM_BYTES:
-                    raise RequestError(
-                        413, f"expected a form of at most {MAX_FORM_BYTES:,} bytes, got more"
-                    )
+                    most = f"{MAX_FORM_BYTES:,} bytes"
+                    raise RequestError(413, f"expected a form of at most {most}, got more")
     except TimeoutError as exc:
-        raise RequestError(
-            400, f"expected the whole form within {FORM_SECONDS:.0f} seconds"
-        ) from exc
+        raise RequestError(400, f"expected the form within {FORM_SECONDS:.0f} seconds") from exc
     return fields_of(body.decode("utf-8", "replace"))

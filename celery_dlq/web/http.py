@@ -6,19 +6,25 @@ A page is a function of a call and knows no framework. Starlette (`celery_dlq.we
 
 from __future__ import annotations
 
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qs, quote, urlencode
 
 from celery_dlq.errors import DLQError, SettingsError
 
 if TYPE_CHECKING:
     from celery_dlq import DeadLetters
     from celery_dlq.letters.record import DeadLetter
+    from celery_dlq.operations.jobs import Runner
     from celery_dlq.operations.redrive.select import RawEntry
-    from celery_dlq.web.site import Site
+
+MAX_CALLS = 16
+"""Requests answered at the same time; a store that hangs keeps no more threads than these."""
 
 MAX_FIELDS = 200
 
@@ -60,10 +66,8 @@ class User:
         """True if they may do it."""
         return permission in frozenset(self.permissions)
 
-    def check(self, permission: Permission) -> None:
-        """Raise `RequestError` if they may not do it."""
-        if not self.may(permission):
-            raise RequestError(403, f"expected the permission {permission}. {self.why_not}")
+
+NOBODY = User(permissions=())
 
 
 class RequestError(DLQError):
@@ -96,7 +100,7 @@ class Route:
     seconds: float  # Longest wait for the answer; 0 for what asks no store
     tab: str = ""  # Its name on every page, if all pages lead to it
 
-    def link(self, root: str, parts: Mapping[str, Any], query: Any = ()) -> str:
+    def link(self, root: str, parts: Mapping[str, Any], query: Mapping[str, Any] = {}) -> str:
         """The path; names in it are encoded twice.
 
         They come from anyone who can publish, and servers decode a path once before a slash of a
@@ -105,14 +109,9 @@ class Route:
         path = self.pattern
         for name, value in parts.items():
             path = path.replace(f"{{{name}}}", _encoded(str(value)), 1)
-        pairs = query.items() if isinstance(query, Mapping) else query
-        fields = [
-            (key, one)
-            for key, value in pairs
-            for one in (value if isinstance(value, (list, tuple)) else [value])
-            if one not in (None, "")
-        ]
-        return quote(root) + path + ("?" + urlencode(fields, errors="replace") if fields else "")
+        given = {key: value for key, value in query.items() if value not in (None, "")}
+        fields = urlencode(given, doseq=True, errors="replace")
+        return quote(root) + path + (f"?{fields}" if fields else "")
 
 
 def get(
@@ -148,6 +147,56 @@ def post(pattern: str, page: Callable[[Call], Page], permission: Permission) -> 
     )
 
 
+class Site:
+    """What all calls of an app share."""
+
+    def __init__(
+        self,
+        dlq: DeadLetters,
+        routes: Iterable[Route],
+        *,
+        title: str = "",
+        home: str = "",
+        runs_jobs: bool = False,
+        takes_token: bool = False,
+    ) -> None:
+        # These need jinja2; without it, `manage.py check` of Django says so.
+        from celery_dlq.web.status import Status  # noqa: PLC0415
+        from celery_dlq.web.templating import Templates  # noqa: PLC0415
+
+        self.dlq = dlq
+        self.title = title  # Name of the environment, e.g. `production`, in the title of each page
+        self.home = home  # Link back to the application that the pages are mounted in
+        self.runs_jobs = runs_jobs  # True if jobs that wait are run in this process
+        self.takes_token = takes_token  # True if who is unknown may give a token
+        self.templates = Templates()
+        self.status = Status(dlq)
+        self.routes: dict[str, Route] = {}
+        self.paths: dict[str, dict[str, Route]] = defaultdict(dict)
+        """The routes of each path by method."""
+        for route in routes:
+            self.routes[route.name] = self.paths[route.pattern][route.method] = route
+        self.threads = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="dlq-web")
+        self._starting = threading.Lock()
+        self._runner: Runner | None = None
+
+    def runner(self) -> Runner:
+        """Runs the jobs that wait, in threads of this process."""
+        with self._starting:
+            if self._runner is None:
+                self._runner = self.dlq.runner().start()
+            return self._runner
+
+    def close(self) -> None:
+        """End the threads; requests that are being answered are answered.
+
+        A job ends after its current batch, and waits for the next process.
+        """
+        if self._runner is not None:
+            self._runner.close()
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+
 @dataclass(kw_only=True)
 class Call:
     """One request on its way to a page."""
@@ -163,7 +212,8 @@ class Call:
     home: str = ""  # Link back to the application that the pages are in
     token_field: str = ""  # The hidden field of forms; empty where nothing can be changed
     token: Callable[[], str] = str  # Makes its value
-    user: User = field(default_factory=lambda: User(permissions=()))
+    user: User | None = None  # `None` for somebody unknown
+    route: Route | None = None  # What is asked for, once that is known
 
     @property
     def dlq(self) -> DeadLetters:
@@ -176,40 +226,46 @@ class Call:
         # Browsers send the lines of a text so.
         return found[-1].replace("\r\n", "\n") if found else default
 
+    def typed(self, name: str) -> str:
+        """What somebody typed into a field of one line, without the spaces around it."""
+        return self.value(name).strip()
+
     def may(self, permission: str) -> bool:
         """True if the user may do it and this server lets anybody do it."""
-        return bool(self.token_field) and self.user.may(Permission(permission))
+        return bool(self.token_field) and (self.user or NOBODY).may(Permission(permission))
+
+    def check(self, permission: Permission) -> None:
+        """Raise `RequestError` if the user may not do it."""
+        if self.user is None:
+            raise RequestError(401, "These pages are for known users only.")
+        if not self.user.may(permission):
+            raise RequestError(403, f"expected the permission {permission}. {self.user.why_not}")
 
     def masked(self, entry: RawEntry) -> DeadLetter:
         """A letter as people may see it: the only one that pages get."""
         return self.dlq.redaction.letter(entry.letter())
 
-    def link(self, name: str, /, query: Any = (), **parts: Any) -> str:
+    def link(self, name: str, /, query: Mapping[str, Any] = {}, **parts: Any) -> str:
         """The path of a route."""
         return self.site.routes[name].link(self.root, parts, query)
 
     def page(self, template: str, *, status: int = 200, **values: Any) -> Page:
-        """A page made from a template."""
-        body = self.site.templates.render(
-            template, call=self, user=self.user, link=self.link, may=self.may, **values
-        )
+        """A page made from a template; it knows the parts of the path, e.g. the queue."""
+        known = {"call": self, "user": self.user or NOBODY, "link": self.link, "may": self.may}
+        body = self.site.templates.render(template, **{**self.parts, **known, **values})
         return Page(status=status, body=body)
 
-    def to(self, name: str, /, query: Any = (), **parts: Any) -> Page:
+    def to(self, name: str, /, query: Mapping[str, Any] = {}, **parts: Any) -> Page:
         """Send the browser to another page, after a change."""
         return Page(status=303, headers=[("location", self.link(name, query, **parts))])
 
 
 def fields_of(text: str) -> dict[str, list[str]]:
     """Read a query string or an urlencoded form."""
-    found: dict[str, list[str]] = {}
     try:
-        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_FIELDS)
+        return parse_qs(text, keep_blank_values=True, max_num_fields=MAX_FIELDS)
     except ValueError as exc:
         raise RequestError(400, f"expected at most {MAX_FIELDS} fields, got more") from exc
-    for name, value in pairs:
-        found.setdefault(name, []).append(value)
-    return found
 
 
 def _encoded(name: str) -> str:

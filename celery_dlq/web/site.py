@@ -7,13 +7,9 @@ comes from. Then the permission, and the page, in a thread of its own for a limi
 from __future__ import annotations
 
 import json
-import threading
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from concurrent.futures import TimeoutError as LateError
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
 from celery_dlq.errors import (
     BrokerUnavailable,
@@ -27,19 +23,11 @@ from celery_dlq.events import acting_as
 from celery_dlq.letters.printable import one_line
 from celery_dlq.logs import get_logger
 from celery_dlq.registry import features
-from celery_dlq.web.http import Call, Page, Permission, RequestError, Route, User, get, post
-from celery_dlq.web.pages import changes, groups, jobs, letters, overview, policies
-from celery_dlq.web.status import Status
-from celery_dlq.web.templating import STATIC_TYPES, Templates
-
-if TYPE_CHECKING:
-    from celery_dlq import DeadLetters
-    from celery_dlq.operations.jobs import Runner
+from celery_dlq.web.http import NOBODY, Call, Page, Permission, RequestError, Route, get, post
+from celery_dlq.web.pages import changes, jobs, letters, policies, queues
+from celery_dlq.web.templating import STATIC_TYPES
 
 logger = get_logger("celery_dlq.web")
-
-MAX_CALLS = 16
-"""Requests answered at the same time; a store that hangs keeps no more threads than these."""
 
 SECURITY_HEADERS = (
     (
@@ -112,19 +100,19 @@ EDIT_POLICIES = Permission.EDIT_POLICIES
 
 _QUEUE, _LETTER = "/queues/{queue}", "/queues/{queue}/letters/{letter}"
 ROUTES = (
-    get("/", overview.overview, tab="Queues"),
-    get(_QUEUE, groups.groups),
-    get(f"{_QUEUE}/groups/{{fingerprint}}", groups.group),
+    get("/", queues.overview, tab="Queues"),
+    get(_QUEUE, queues.groups),
+    get(f"{_QUEUE}/groups/{{fingerprint}}", queues.group),
     get(f"{_QUEUE}/letters", letters.letters),
     get(_LETTER, letters.letter),
     get(f"{_LETTER}/body", letters.body),
-    get(f"{_QUEUE}/export/{{format}}", letters.export, seconds=600.0),
+    get(f"{_QUEUE}/export/{{format}}", letters.export, seconds=30.0),
     get(f"{_QUEUE}/redrive", changes.redrive_form),
     post(f"{_QUEUE}/redrive", changes.plan_redrive, REDRIVE),
     get(f"{_QUEUE}/discard", changes.discard_form),
     post(f"{_QUEUE}/discard", changes.plan_discard, DISCARD),
-    get(f"{_QUEUE}/discarded", changes.discarded),
-    post(f"{_QUEUE}/discarded", changes.restore, REDRIVE),
+    get(f"{_QUEUE}/discarded", queues.discarded),
+    post(f"{_QUEUE}/discarded", queues.restore, REDRIVE),
     get(f"{_LETTER}/edit", changes.edit_form),
     post(f"{_LETTER}/edit", changes.plan_edit, REDRIVE),
     get("/jobs", jobs.jobs, tab="Jobs"),
@@ -149,147 +137,78 @@ def all_routes() -> tuple[Route, ...]:
     return (*ROUTES, *(route for routes in more for route in routes))
 
 
-class Site:
-    """The pages of one app."""
+def handle(
+    call: Call, methods: Mapping[str, Route], check: Callable[[], Page | None] = lambda: None
+) -> Page:
+    """Answer a call of the path that has these methods. Never raises.
 
-    def __init__(
-        self,
-        dlq: DeadLetters,
-        *,
-        title: str = "",
-        home: str = "",
-        runs_jobs: bool = False,
-        takes_token: bool = False,
-        routes: Sequence[Route] | None = None,
-    ) -> None:
-        self.dlq = dlq
-        self.title = title  # Name of the environment, e.g. `production`, in the title of each page
-        self.home = home  # Link back to the application that the pages are mounted in
-        self.takes_token = takes_token  # True if who is unknown may give a token
-        self._runs_jobs = runs_jobs  # True if jobs that wait are run in this process
-        self.templates = Templates()
-        self.status = Status(dlq)
-        self.routes: dict[str, Route] = {}
-        self.paths: dict[str, dict[str, Route]] = defaultdict(dict)
-        """The routes of each path by method."""
-        for route in all_routes() if routes is None else routes:
-            self.routes[route.name] = self.paths[route.pattern][route.method] = route
-        self._threads = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="dlq-web")
-        self._free = threading.BoundedSemaphore(MAX_CALLS)
-        self._starting = threading.Lock()
-        self._runner: Runner | None = None
+    ``check`` is the front's part: it sets the call's user, gives a page instead of the one that
+    was asked for, or raises `RequestError`.
+    """
+    call.route = methods.get("GET" if call.method == "HEAD" else call.method)
+    try:
+        page = check() or _answer(call, methods)
+    except Exception as exc:  # noqa: BLE001 - a page of its own
+        page = _failed(call, exc)
+    if call.route is None and methods:
+        page.headers.append(("allow", ", ".join(methods)))
+    page.headers += SECURITY_HEADERS
+    if not any(name == "cache-control" for name, _ in page.headers):
+        page.headers.append(("cache-control", "no-store"))
+    return page
 
-    def runner(self) -> Runner:
-        """Runs the jobs that wait, in threads of this process."""
-        with self._starting:
-            if self._runner is None:
-                self._runner = self.dlq.runner().start()
-            return self._runner
 
-    def close(self) -> None:
-        """End the threads; requests that are being answered are answered.
+def _answer(call: Call, methods: Mapping[str, Route]) -> Page:
+    route = call.route
+    if route is None and methods:
+        raise RequestError(405, f"expected {' or '.join(methods)} for this path")
+    if route is None:
+        raise RequestError(404, f"there is no page {call.path!r}")
+    if call.site.runs_jobs:
+        call.site.runner()  # jobs that another process left waiting go on
+    # A refused form shows what it would change: who may not look sends none.
+    for needed in (Permission.VIEW, route.permission) if route.permission else ():
+        call.check(needed)
+    return _within(call, route) if route.seconds else route.page(call)
 
-        A job ends after its current batch, and waits for the next process.
-        """
-        if self._runner is not None:
-            self._runner.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def handle(
-        self,
-        call: Call,
-        methods: Mapping[str, Route],
-        check: Callable[[Route | None], User | Page | None],
-    ) -> Page:
-        """Answer a call of the path that has these methods. Never raises.
+def _within(call: Call, route: Route) -> Page:
+    """Call the page in a thread of its own, for a limited time."""
 
-        ``check`` is the front's part: it sets the call's user, gives them, a page that they get
-        instead or, for somebody unknown, ``None``, and raises `RequestError`.
-        """
-        route = methods.get("GET" if call.method == "HEAD" else call.method)
-        try:
-            page = self._answer(call, route, check(route), methods)
-        except Exception as exc:  # noqa: BLE001 - a page of its own
-            page = self._failed(call, exc)
-        if route is None and methods:
-            page.headers.append(("allow", ", ".join(methods)))
-        page.headers += SECURITY_HEADERS
-        if not any(name == "cache-control" for name, _ in page.headers):
-            page.headers.append(("cache-control", "no-store"))
-        return page
-
-    def _answer(
-        self,
-        call: Call,
-        route: Route | None,
-        found: User | Page | None,
-        methods: Mapping[str, Route],
-    ) -> Page:
-        if route is None:
-            if methods:
-                raise RequestError(405, f"expected {' or '.join(methods)} for this path")
-            raise RequestError(404, f"there is no page {call.path!r}")
-        if self._runs_jobs:
-            self.runner()  # jobs that another process left waiting go on
-        if route.permission is None:
-            return self._within(route, call)
-        if isinstance(found, Page):
-            return found
-        if found is None:
-            raise RequestError(401, "These pages are for known users only.")
-        # A refused form shows what it would change: who may not look sends none.
-        for needed in (Permission.VIEW, route.permission):
-            found.check(needed)
-        return self._within(route, call)
-
-    def _within(self, route: Route, call: Call) -> Page:
-        """Call the page in a thread of its own, for a limited time."""
-        if not route.seconds:
+    def run() -> Page:
+        with acting_as((call.user or NOBODY).name):
             return route.page(call)
-        if not self._free.acquire(blocking=False):
-            raise StoreUnavailable(
-                f"{MAX_CALLS} requests wait for the store already; try again in a few seconds"
-            )
 
-        def run() -> Page:
-            try:
-                with acting_as(call.user.name):
-                    return route.page(call)
-            finally:
-                self._free.release()
-
-        try:
-            return self._threads.submit(run).result(timeout=route.seconds)
-        except LateError:
-            raise StoreUnavailable(
-                f"the store did not answer within {route.seconds:.0f} s; it is slow, or away"
-            ) from None
-
-    def _failed(self, call: Call, exc: Exception) -> Page:
-        """The page for an error."""
-        text = str(exc)
-        if isinstance(exc, RequestError):
-            status = exc.status
-        elif isinstance(exc, DLQError):
-            status = next((code for kind, code in _STATUS if isinstance(exc, kind)), 400)
-        else:
-            logger.error("A page failed: %s %s", call.method, call.path[:200], exc_info=exc)
-            status, text = 500, "The log of this process says why."
-        if status in (401, 403) and call.method == "POST":
-            _log_refusal(call, text)
-        title = _TITLES.get(status, "Error")
-        page = call.page("error.html", status=status, title=title, http_status=status, text=text)
-        if status == 503:  # noqa: PLR2004
-            page.headers.append(("retry-after", "5"))
-        return page
+    answer = call.site.threads.submit(run)
+    try:
+        return answer.result(timeout=route.seconds)
+    except LateError:
+        answer.cancel()  # if it still waits for a thread
+        raise StoreUnavailable(
+            f"the store did not answer within {route.seconds:.0f} s; it is slow, or away"
+        ) from None
 
 
-def _log_refusal(call: Call, why: str) -> None:
-    """One line for each change that was refused; the form may have secrets, so it is left out."""
-    logger.warning(
-        "Refused POST %s of %s at %s: %s",
-        one_line(call.path[:200]),
-        one_line(call.user.name[:100]) or "nobody",
-        one_line(call.client[:60]) or "an unknown address",
-        one_line(why[:300]),
-    )
+def _failed(call: Call, exc: Exception) -> Page:
+    """The page for an error."""
+    text = str(exc)
+    if isinstance(exc, RequestError):
+        status = exc.status
+    elif isinstance(exc, DLQError):
+        status = next((code for kind, code in _STATUS if isinstance(exc, kind)), 400)
+    else:
+        logger.error("A page failed: %s %s", call.method, call.path[:200], exc_info=exc)
+        status, text = 500, "The log of this process says why."
+    if status in (401, 403) and call.method == "POST":  # the form may have secrets: it is left out
+        logger.warning(
+            "Refused POST %s of %s at %s: %s",
+            one_line(call.path[:200]),
+            one_line((call.user or NOBODY).name[:100]) or "nobody",
+            one_line(call.client[:60]) or "an unknown address",
+            one_line(text[:300]),
+        )
+    title = _TITLES.get(status, "Error")
+    page = call.page("error.html", status=status, title=title, http_status=status, text=text)
+    if status == 503:  # noqa: PLR2004
+        page.headers.append(("retry-after", "5"))
+    return page

@@ -10,10 +10,10 @@ import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.letters.printable import printable
@@ -24,6 +24,9 @@ from celery_dlq.web.templating import duration
 
 if TYPE_CHECKING:
     from celery_dlq import DeadLetters
+    from celery_dlq.store.records import QueueSummary
+
+_Value = TypeVar("_Value")
 
 logger = get_logger("celery_dlq.web")
 
@@ -41,12 +44,14 @@ _SHOWN_KEYS = ("max_deliveries", "max_retries", "dead_letter_ttl", "dead_letter_
 class Fleet:
     """Workers, policies, and what endangers the letters."""
 
-    workers: Mapping[str, frozenset[str]]  # Live workers and the queues that they consume
-    sources: Mapping[str, tuple[str, ...]]  # Source queues by dead-letter queue
-    policies: Mapping[str, str]  # Policy in a line by dead-letter queue
+    # Live workers and the queues that they consume
+    workers: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    # Source queues, and the policy in a line, by dead-letter queue
+    sources: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    policies: Mapping[str, str] = field(default_factory=dict)
     # Drift, unknown queues, open circuit breakers, and what endangers the letters
     problems: tuple[str, ...]
-    memory: Any  # The memory of the letters' Redis; `None` if unknown
+    memory: Any = None  # The memory of the letters' Redis; `None` if unknown
     guarded: bool = True  # False if no queue and no task has a policy
 
     @classmethod
@@ -71,17 +76,12 @@ class Fleet:
         problems += [*report.warnings, *([] if memory is None else dlq.warnings(memory))]
         return cls(
             workers={info.hostname: frozenset(info.queues) for info in workers},
-            sources={name: tuple(found) for name, found in sources.items()},
+            sources=sources,
             policies=policies,
             problems=tuple(problems),
             memory=memory,
             guarded=bool(report.views),
         )
-
-    @classmethod
-    def unknown(cls, exc: DLQError) -> Fleet:
-        """What is shown when it could not be read."""
-        return cls(workers={}, sources={}, policies={}, problems=(str(exc),), memory=None)
 
     def consumers(self, dead_letter_queue: str) -> list[str]:
         """The live workers that consume a source of a dead-letter queue."""
@@ -89,61 +89,69 @@ class Fleet:
         return sorted(name for name, queues in self.workers.items() if sources & queues)
 
 
+class _Kept(Generic[_Value]):
+    """A value that is read again after some seconds, once for all who wait for it."""
+
+    def __init__(self, read: Callable[[], _Value], seconds: float) -> None:
+        self._read, self._seconds = read, seconds
+        self._lock = threading.Lock()
+        self._value: _Value
+        self.until = 0.0
+
+    def __call__(self) -> _Value:
+        with self._lock:
+            if time.monotonic() >= self.until:
+                self._value = self._read()
+                self.until = time.monotonic() + self._seconds
+            return self._value
+
+
 class Status:
     """Reads both at most as often as their seconds say."""
 
     def __init__(self, dlq: DeadLetters) -> None:
         self._dlq = dlq
-        self._locks = threading.Lock(), threading.Lock()
-        self._fleet: Fleet
-        self._fleet_until = 0.0
-        self._numbers = b""
-        self._numbers_until = 0.0
+        self.fleet = _Kept(self._read_fleet, FLEET_SECONDS)
+        """Gives workers, policies and problems."""
+        self.numbers = _Kept(self._read_numbers, NUMBERS_SECONDS)
+        """Gives the numbers as JSON; never raises."""
         self._found: dict[str, Any] = {}
         self._changed_at = 0.0
 
-    def fleet(self) -> Fleet:
-        """Workers, policies and problems."""
-        with self._locks[0]:
-            if time.monotonic() >= self._fleet_until:
-                try:
-                    self._fleet = Fleet.read(self._dlq)
-                except StoreUnavailable:
-                    raise
-                except DLQError as exc:  # settings that somebody changed; letters can be read
-                    self._fleet = Fleet.unknown(exc)
-                self._fleet_until = time.monotonic() + FLEET_SECONDS
-            return self._fleet
-
     def forget_fleet(self) -> None:
         """Read it again, after a change."""
-        self._fleet_until = 0.0
+        self.fleet.until = 0.0
 
-    def numbers(self) -> bytes:
-        """The numbers as JSON. Never raises."""
-        with self._locks[1]:  # who waited for another's reading takes that
-            if time.monotonic() < self._numbers_until:
-                return self._numbers
-            begun = time.time()
-            try:
-                found = _numbers(self._dlq)
-            except DLQError:
-                found = {"away": True}
-            except Exception:
-                logger.exception("The live numbers could not be read")
-                found = {"away": True}
-            if found != self._found:  # a page that is younger than the change knows it already
-                self._found, self._changed_at = found, begun
-            found = {"at": self._changed_at, **found}
-            self._numbers = json.dumps(found, separators=(",", ":")).encode()
-            self._numbers_until = time.monotonic() + NUMBERS_SECONDS
-            return self._numbers
+    def _read_fleet(self) -> Fleet:
+        try:
+            return Fleet.read(self._dlq)
+        except StoreUnavailable:
+            raise
+        except DLQError as exc:  # settings that somebody changed; letters can be read
+            return Fleet(problems=(str(exc),))
+
+    def _read_numbers(self) -> bytes:
+        begun = time.time()
+        try:
+            found = _numbers(self._dlq)
+        except DLQError:
+            found = {"away": True}
+        except Exception:
+            logger.exception("The live numbers could not be read")
+            found = {"away": True}
+        if found != self._found:  # a page that is younger than the change knows it already
+            self._found, self._changed_at = found, begun
+        return json.dumps({"at": self._changed_at, **found}, separators=(",", ":")).encode()
+
+
+def busiest_first(queues: Iterable[QueueSummary]) -> list[QueueSummary]:
+    """Those with the most letters in the last hour come first."""
+    return sorted(queues, key=lambda queue: (-queue.last_hour, -queue.letters, queue.name))
 
 
 def _numbers(dlq: DeadLetters) -> dict[str, Any]:
-    queues = sorted(dlq.queues(), key=lambda q: (-q.last_hour, -q.letters, q.name))
     # The overview shows those too; names as templates print them.
-    shown = {printable(queue.name): queue for queue in queues[:MAX_QUEUES]}
+    shown = {printable(one.name): one for one in busiest_first(dlq.queues())[:MAX_QUEUES]}
     now = datetime.now(timezone.utc)
     jobs = [
         job

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dlq.letters.conditions import MAX_CHARS
 from celery_dlq.letters.conditions import MAX_DEPTH as MAX_CONDITION_DEPTH
-from celery_dlq.letters.headers import EDITED_HEADER, REDRIVE_HEADER
+from celery_dlq.letters.headers import EDITED_HEADER
 from celery_dlq.letters.links import MAX_PARSED_BYTES
 from celery_dlq.letters.printable import json_text, shortened
 from celery_dlq.letters.replacing import MARKER
@@ -28,6 +28,7 @@ MAX_NODES = 2000
 MAX_DEPTH = 40
 MAX_CHILDREN = 200
 MAX_TEXT = 2000
+MAX_EDITS = 20
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,14 +53,9 @@ class Arguments:
     note: str = ""  # Why there is no tree
 
 
-class _Budget:
-    def __init__(self) -> None:
-        self.left = MAX_NODES
-
-
 def of(value: Any, name: str) -> Node:
     """Make the tree of a value."""
-    return _node(value, name, name, 0, _Budget())
+    return _node(value, name, name, 0, iter(range(MAX_NODES)))
 
 
 def arguments(letter: DeadLetter) -> Arguments:
@@ -79,39 +75,26 @@ def arguments(letter: DeadLetter) -> Arguments:
     return Arguments(nodes=[of(args, "args"), of(kwargs, "kwargs")])
 
 
-def trail(headers: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Edits of a message, and its last redrive, from headers that are masked already."""
+def edits(headers: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Edits of a message, from headers that are masked already; publishers may write any."""
     try:
-        edits = json.loads(headers.get(EDITED_HEADER) or "[]")
+        found = json.loads(headers.get(EDITED_HEADER) or "[]")
     except (ValueError, TypeError, RecursionError):
-        edits = []
-    found = [
-        {
-            "what": "edited",
-            "at": str(edit.get("at", "")),
-            "actor": str(edit.get("actor", "")),
-            "before": str(edit.get("from", "")),
-            "after": str(edit.get("to", "")),
-        }
-        for edit in islice(edits if isinstance(edits, list) else [], 20)
-        if isinstance(edit, Mapping)
-    ]
-    if isinstance(headers.get(REDRIVE_HEADER), str):
-        found.append({"what": "redriven", "job": headers[REDRIVE_HEADER]})
-    return found
+        return []
+    found = found[:MAX_EDITS] if isinstance(found, list) else []
+    return [edit for edit in found if isinstance(edit, Mapping)]
 
 
-def _node(value: Any, key: str, path: str, depth: int, budget: _Budget) -> Node:
-    budget.left -= 1
+def _node(value: Any, key: str, path: str, depth: int, budget: Iterator[int]) -> Node:
+    """A value and what is below it, as long as the budget of nodes lasts."""
     if isinstance(value, (dict, list)):
         kind = "mapping" if isinstance(value, dict) else "list"
         node = Node(key=key, path=path, kind=kind, size=len(value))
-        if depth >= MAX_DEPTH:
-            return node
-        for name, below, one in islice(_children(value, path), MAX_CHILDREN):
-            if budget.left <= 0:
-                break
-            node.children.append(_node(one, name, below, depth + 1, budget))
+        found = value.items() if isinstance(value, dict) else enumerate(value)
+        shown = islice(found, MAX_CHILDREN if depth < MAX_DEPTH else 0)
+        for (name, one), _ in zip(shown, budget, strict=False):
+            below = f"{path}{_step(name)}"
+            node.children.append(_node(one, str(name), below, depth + 1, budget))
         return node
     text = json_text(value)
     condition = f"{path}={text}"
@@ -121,17 +104,15 @@ def _node(value: Any, key: str, path: str, depth: int, budget: _Budget) -> Node:
         and value != MARKER
         and path.startswith(("args", "kwargs", "headers"))  # no conditions on properties
     )
-    shown = shortened(text, MAX_TEXT)
-    return Node(key=key, path=path, text=shown, filter=condition if usable else "")
+    return Node(
+        key=key,
+        path=path,
+        text=shortened(text, MAX_TEXT),
+        filter=condition if usable else "",
+    )
 
 
-def _children(value: Any, path: str) -> Iterator[tuple[str, str, Any]]:
-    if isinstance(value, list):
-        yield from ((str(n), f"{path}[{n}]", one) for n, one in enumerate(value))
-    else:
-        yield from ((str(k), f"{path}{_step(str(k))}", one) for k, one in value.items())
-
-
-def _step(key: str) -> str:
+def _step(key: str | int) -> str:
     """A name as the conditions of a filter spell it."""
-    return f".{key}" if _PLAIN.fullmatch(key) else f"[{json.dumps(key)}]"
+    plain = isinstance(key, str) and _PLAIN.fullmatch(key)
+    return f".{key}" if plain else f"[{json.dumps(key)}]"

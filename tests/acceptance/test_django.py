@@ -598,6 +598,7 @@ def test_the_pages_need_no_server_of_ours(project: Project) -> None:
         "from celery_dlq.web.http import Call\n"
         "site = pages()\n"
         "methods = site.paths['/healthz']\n"
-        "print(site.handle(Call(site=site), methods, lambda _: None).status)\n"
+        "from celery_dlq.web.site import handle\n"
+        "print(handle(Call(site=site), methods).status)\n"
     )
     assert project.run("-c", code).splitlines()[-1] == "200"

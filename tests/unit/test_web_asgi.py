@@ -35,7 +35,7 @@ def echo(call: Call) -> Page:
         "link": call.link("echo", name=call.parts["name"]),
         "form": call.form,
         "client": call.client,
-        "user": call.user.name,
+        "user": call.user.name if call.user else "",
     }
     return Page(content_type="application/json", body=json.dumps(found).encode())
 

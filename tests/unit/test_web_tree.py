@@ -71,5 +71,5 @@ def test_edits_of_any_form_are_shown_or_left_out() -> None:
     """The header comes from a publisher, too."""
     edits = json.dumps([{"at": 1, "actor": None, "from": [], "to": {}}, 7, None])
     headers = {"dlq_edited": edits, "dlq_redrive": "20260101-1"}
-    assert [step["what"] for step in tree.trail(headers)] == ["edited", "redriven"]
-    assert tree.trail({"dlq_edited": 5, "dlq_redrive": []}) == []
+    assert tree.edits(headers) == [{"at": 1, "actor": None, "from": [], "to": {}}]
+    assert tree.edits({"dlq_edited": 5, "dlq_redrive": []}) == []

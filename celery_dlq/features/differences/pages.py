@@ -17,9 +17,7 @@ def differences(call: Call) -> Page:
         findings.append((finding, query))
     return call.page(
         "differences.html",
-        section="overview",
         title=f"{queue}: how {found.exception_type or found.reason} differs",
-        queue=queue,
         group=found,
         compared=compared,
         findings=findings,

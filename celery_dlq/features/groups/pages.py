@@ -16,7 +16,7 @@ MAX_MUTE_SECONDS = 10 * 365 * 86400.0
 def add_note(call: Call) -> Page:
     """Add a note to a group: first show it as all will see it."""
     queue, fingerprint = call.parts["queue"], call.parts["fingerprint"]
-    text = call.value("text").strip()
+    text = call.typed("text")
     if not 0 < len(text) <= MAX_NOTE_CHARS:
         raise RequestError(
             400,
@@ -28,12 +28,12 @@ def add_note(call: Call) -> Page:
             call,
             title=f"Add a note to {found.exception_type or found.reason}?",
             button="Add note",
-            facts=[
-                ("note", text),
-                ("by", whoami()),
-                ("shown with", f"{found.letters:,} letters of {queue}, and with all that follow"),
-                ("seen by", "everybody who may look; nobody can change or remove it"),
-            ],
+            facts={
+                "note": text,
+                "by": whoami(),
+                "shown with": f"{found.letters:,} letters of {queue}, and with all that follow",
+                "seen by": "everybody who may look; nobody can change or remove it",
+            },
             back=call.link("group", queue=queue, fingerprint=fingerprint),
         )
     call.dlq.note(queue, fingerprint, text)
@@ -47,7 +47,7 @@ def set_state(call: Call) -> Page:
     if value("state") == "resolved":
         call.dlq.resolve(queue, fingerprint, release=value("release") or None)
     elif value("state") == "muted":
-        call.dlq.mute(queue, fingerprint, until=_until(value("for").strip()))
+        call.dlq.mute(queue, fingerprint, until=_until(call.typed("for")))
     elif value("state") == "open":
         call.dlq.reopen(queue, fingerprint)
     else:

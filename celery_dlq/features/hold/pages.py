@@ -22,10 +22,9 @@ def holds(call: Call) -> Page:
 
 def hold(call: Call) -> Page:
     """Hold the messages of a task or queue: first show of which, then do it."""
-    value = call.value
-    task, queue = value("task").strip() or None, value("queue").strip() or None
+    task, queue = call.typed("task") or None, call.typed("queue") or None
     where = [one.strip() for one in call.form.get("where", ()) if one.strip()]
-    span, reason = _span(value("for").strip()), value("reason").strip()
+    span, reason = _span(call.typed("for")), call.typed("reason")
     try:
         if confirmed(call):
             call.dlq.hold(task, queue=queue, conditions=where, span=span, reason=reason)
@@ -35,17 +34,16 @@ def hold(call: Call) -> Page:
         return _page(call, str(exc))
     return confirm(
         call,
-        section="holds",
         title="Hold these messages?",
         button="Hold",
-        facts=[
-            ("tasks", _some(tasks, all_of=task is None)),
-            ("queues", _some(queues, all_of=queue is None)),
-            ("only with", ", ".join(where) or "any arguments"),
-            ("for", "until somebody releases them" if span is None else duration(span)),
-            ("why", reason or "-"),
-            ("noticed", "by workers within 2 seconds; tasks that run already go on"),
-        ],
+        facts={
+            "tasks": _some(tasks, all_of=task is None),
+            "queues": _some(queues, all_of=queue is None),
+            "only with": ", ".join(where) or "any arguments",
+            "for": "until somebody releases them" if span is None else duration(span),
+            "why": reason or "-",
+            "noticed": "by workers within 2 seconds; tasks that run already go on",
+        },
         back=call.link("holds"),
     )
 
@@ -64,14 +62,13 @@ def end_hold(call: Call) -> Page:
         )
         return confirm(
             call,
-            section="holds",
             title=f"Release {found.held:,} messages?",
             button=f"Release {found.held:,} messages",
-            facts=[
-                ("hold", f"{hold_id}: {found.hold.task} in {found.hold.queue}"),
-                ("where to", f"the queues they come from, in order, {pace}"),
-                ("by", "a worker" if workers else "a worker, as soon as one runs: none is alive"),
-            ],
+            facts={
+                "hold": f"{hold_id}: {found.hold.task} in {found.hold.queue}",
+                "where to": f"the queues they come from, in order, {pace}",
+                "by": "a worker" if workers else "a worker, as soon as one runs: none is alive",
+            },
             back=call.link("holds"),
         )
     if found is not None and found.hold.circuit is not None:
@@ -101,11 +98,9 @@ def _page(call: Call, error: str = "") -> Page:
     return call.page(
         "holds.html",
         status=400 if error else 200,
-        section="holds",
         title="Holds",
         found=[one.shown(call.dlq.redaction) for one in call.dlq.holds()],
         error=error,
-        typed=call.value,
     )
 
 

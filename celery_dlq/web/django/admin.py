@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 from celery import current_app
@@ -19,18 +19,13 @@ from django.urls import path, re_path, reverse
 
 from celery_dlq import DeadLetters as Plugin
 from celery_dlq.web.django.models import PERMISSIONS, DeadLetters
-from celery_dlq.web.http import Call, Page, Permission, Route, User
-
-if TYPE_CHECKING:
-    from celery_dlq.web.site import Site
+from celery_dlq.web.http import Call, Page, Permission, Site, User
 
 
 def allowed(user: Any) -> frozenset[Permission]:
     """The permissions of the pages that a user of Django has."""
     return frozenset(
-        Permission(name)
-        for name, code in PERMISSIONS.items()
-        if user.has_perm(f"celery_dlq.{code}")
+        Permission(name) for name in PERMISSIONS if user.has_perm(f"celery_dlq.{name}_deadletters")
     )
 
 
@@ -46,9 +41,9 @@ def pages() -> Site:
 
 @lru_cache(maxsize=1)
 def _pages() -> Site:
-    from celery_dlq.web.site import Site  # noqa: PLC0415 - it needs jinja2
+    from celery_dlq.web.site import all_routes  # noqa: PLC0415 - it needs jinja2
 
-    made = Site(Plugin.of(current_app), runs_jobs=True)
+    made = Site(Plugin.of(current_app), all_routes(), runs_jobs=True)
     atexit.register(made.close)  # a job ends after its batch, and waits for another process
     return made
 
@@ -91,6 +86,8 @@ class DeadLettersAdmin(admin.ModelAdmin):
 
     def dead_letters(self, request: HttpRequest, pattern: str, **parts: str) -> HttpResponseBase:
         """Answer a request of a path; Django and `AdminSite.admin_view` have checked the form."""
+        from celery_dlq.web.site import handle  # noqa: PLC0415 - it needs jinja2
+
         site = pages()
         # Not from `request.path`: below FORCE_SCRIPT_NAME, ASGI servers leave that out of it.
         root = unquote(self._path("celery_dlq_deadletters_changelist")).rstrip("/")
@@ -107,14 +104,9 @@ class DeadLettersAdmin(admin.ModelAdmin):
             home=self._path("index"),
             token_field="csrfmiddlewaretoken",  # noqa: S106 - its name
             token=lambda: str(get_token(request)),
-            user=User(
-                name=user.get_username(),
-                permissions=allowed(user),
-                why_not=_WHY_NOT,
-            ),
+            user=User(name=user.get_username(), permissions=allowed(user), why_not=_WHY_NOT),
         )
-        methods: Mapping[str, Route] = site.paths.get(pattern, {})
-        return _response(request, site.handle(call, methods, lambda _: call.user))
+        return _response(request, handle(call, site.paths.get(pattern, {})))
 
     def _path(self, name: str) -> str:
         return str(reverse(f"admin:{name}", current_app=self.admin_site.name))

@@ -7,12 +7,12 @@ from typing import ClassVar
 from django.db import models
 
 PERMISSIONS = {
-    "view": "view_deadletters",
-    "redrive": "redrive_deadletters",
-    "discard": "discard_deadletters",
-    "edit_policies": "edit_policies_deadletters",
+    "view": "view",
+    "redrive": "redrive, edit, restore and note",
+    "discard": "discard",
+    "edit_policies": "edit policies of",
 }
-"""Django's codename by the permission of the pages."""
+"""What a user may do with dead letters, by the permission of the pages."""
 
 
 class DeadLetters(models.Model):  # noqa: DJ008 - there are no rows to describe
@@ -26,8 +26,6 @@ class DeadLetters(models.Model):  # noqa: DJ008 - there are no rows to describe
         verbose_name = "dead letters"
         verbose_name_plural = "dead letters"
         permissions: ClassVar = [
-            ("view_deadletters", "Can view dead letters"),
-            ("redrive_deadletters", "Can redrive, edit, restore and note dead letters"),
-            ("discard_deadletters", "Can discard dead letters"),
-            ("edit_policies_deadletters", "Can edit policies of dead letters"),
+            (f"{name}_deadletters", f"Can {what} dead letters")
+            for name, what in PERMISSIONS.items()
         ]

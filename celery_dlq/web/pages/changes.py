@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
 from typing import Any
 
 from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, StoreUnavailable
@@ -11,12 +10,11 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import printable_json
 from celery_dlq.operations.edit import Edit
 from celery_dlq.web.http import Call, Page, RequestError
-from celery_dlq.web.pages.letters import gone
-from celery_dlq.web.pages.parts import Row, confirm, confirmed, filter_of, json_text, query_of
+from celery_dlq.web.pages.parts import filter_of, gone, json_text, query_of
 
 COUNTED = 10_000
 COUNT_SECONDS = 1.0
-MAX_DISCARDED_SCANNED = 10_000
+MAX_NUMBER = 1e9
 
 
 def redrive_form(call: Call) -> Page:
@@ -32,41 +30,36 @@ def discard_form(call: Call) -> Page:
 def _form(call: Call, kind: str) -> Page:
     queue, where = call.parts["queue"], filter_of(call)
     letters, exact = call.dlq.count(queue, where, most=COUNTED, deadline_seconds=COUNT_SECONDS)
-    waits_for = call.dlq.waits_for(queue, where) if kind == "redrive" else ()
     return call.page(
         f"{kind}.html",
-        section="overview",
         title=f"{kind.capitalize()} letters of {queue}",
-        queue=queue,
-        where=where,
         query=query_of(where),
         letters=letters,
         exact=exact,
-        waits_for=waits_for,
+        waits_for=call.dlq.waits_for(queue, where) if kind == "redrive" else (),
     )
 
 
 def plan_redrive(call: Call) -> Page:
     """Make the plan of a redrive."""
-    value, wait = call.value, _number(call, "canary_wait")
-    options = {
-        "rate": _number(call, "rate", at_least=0.01),
-        "limit": _whole(call, "limit"),
-        "to_queue": value("to_queue").strip() or None,
-        "delay": _number(call, "delay") or 0,
-        "new_id": bool(value("new_id")),
-        "keep_count": bool(value("keep_count")),
-        "canary": _whole(call, "canary"),
-        "max_failures": _whole(call, "max_failures", at_least=0) or 0,
-        "canary_wait": 60 if wait is None else wait,
-        "force": bool(value("force")),
+    given = {
+        "rate": _number(call, "rate"),
+        "limit": _number(call, "limit", int),
+        "to_queue": call.typed("to_queue") or None,
+        "delay": _number(call, "delay"),
+        "new_id": bool(call.value("new_id")),
+        "keep_count": bool(call.value("keep_count")),
+        "canary": _number(call, "canary", int),
+        "max_failures": _number(call, "max_failures", int),
+        "canary_wait": _number(call, "canary_wait"),
+        "force": bool(call.value("force")),
     }
-    return _planned(call, "redrive", options)
+    return _planned(call, "redrive", {k: one for k, one in given.items() if one is not None})
 
 
 def plan_discard(call: Call) -> Page:
     """Make the plan of a discard."""
-    return _planned(call, "discard", {"limit": _whole(call, "limit")})
+    return _planned(call, "discard", {"limit": _number(call, "limit", int)})
 
 
 def _planned(call: Call, kind: str, options: dict[str, Any]) -> Page:
@@ -76,138 +69,66 @@ def _planned(call: Call, kind: str, options: dict[str, Any]) -> Page:
 
 def edit_form(call: Call) -> Page:
     """Show a message's arguments to be edited."""
-    queue, letter_id = call.parts["queue"], call.parts["letter"]
     try:
-        return _edit_page(call, queue, letter_id)
+        return _edit_page(call)
     except NotFound as exc:
-        return gone(call, queue, letter_id, exc)
+        return gone(call, exc)
 
 
 def plan_edit(call: Call) -> Page:
     """Make the plan of an edit."""
     queue, letter_id = call.parts["queue"], call.parts["letter"]
     try:
-        args = _json(call, "args", list)
-        kwargs = _json(call, "kwargs", dict)
         job = call.dlq.plan(
             "edit",
             queue,
             LetterFilter(ids=frozenset({letter_id})),
-            change=Edit(args=args, kwargs=kwargs),
-            to_queue=call.value("to_queue").strip() or None,
+            change=Edit(
+                args=_json(call, "args", list, "a list"),
+                kwargs=_json(call, "kwargs", dict, "an object"),
+            ),
+            to_queue=call.typed("to_queue") or None,
             force=bool(call.value("force")),
         )
     except NotFound as exc:
-        return gone(call, queue, letter_id, exc)
+        return gone(call, exc)
     except (StoreUnavailable, BrokerUnavailable):
         raise
     except DLQError as exc:
-        return _edit_page(call, queue, letter_id, error=str(exc))
+        return _edit_page(call, error=str(exc))
     return call.to("job", job=job.id)
 
 
-def _edit_page(call: Call, queue: str, letter_id: str, error: str = "") -> Page:
+def _edit_page(call: Call, error: str = "") -> Page:
     """Show the form, with what was typed if it was refused."""
-    args, kwargs = call.dlq.arguments(letter_id, queue)  # masked
-    typed = call.value
+    queue = call.parts["queue"]
+    args, kwargs = call.dlq.arguments(call.parts["letter"], queue)  # masked
     return call.page(
         "edit.html",
         status=400 if error else 200,
-        section="overview",
         title=f"Edit a letter of {queue}",
-        queue=queue,
-        letter_id=letter_id,
-        args=printable_json(typed("args")) or json_text(args),
-        kwargs=printable_json(typed("kwargs")) or json_text(kwargs),
+        args=printable_json(call.value("args")) or json_text(args),
+        kwargs=printable_json(call.value("kwargs")) or json_text(kwargs),
         error=error,
         redacts=bool(call.dlq.redaction),
     )
 
 
-def discarded(call: Call) -> Page:
-    """Show the newest discarded letters of a queue."""
-    queue = call.parts["queue"]
-    rows: list[Row] = []
-    problem = ""
+def _number(call: Call, name: str, kind: type[float] = float) -> float | None:
+    """A number that was typed, if any; the operation checks its bounds."""
+    text = call.typed(name)
     try:
-        rows += (Row.of(call, entry) for entry in islice(call.dlq.discarded(queue), 100))
-    except DLQError as exc:
-        problem = str(exc)
-    return call.page(
-        "discarded.html",
-        section="overview",
-        title=f"{queue}: discarded letters",
-        queue=queue,
-        rows=rows,
-        problem=problem,
-        length=call.dlq.store.length(queue),
-    )
-
-
-def restore(call: Call) -> Page:
-    """Put a discarded letter back: first show which and where to, then do it."""
-    queue, letter_id = call.parts["queue"], call.value("id")
-    try:
-        if not confirmed(call):
-            return _restore_page(call, queue, letter_id)
-        call.dlq.restore(letter_id, queue)
-    except NotFound as exc:  # or another operator was faster
-        if call.dlq.store.entry(queue, letter_id) is None:
-            return gone(call, queue, letter_id, exc)
-    return call.to("letter", queue=queue, letter=letter_id)
-
-
-def _restore_page(call: Call, queue: str, letter_id: str) -> Page:
-    bin_ = islice(call.dlq.discarded(queue), MAX_DISCARDED_SCANNED)
-    entry = next((one for one in bin_ if one.key == letter_id), None)
-    if entry is None:
-        raise NotFound(
-            f"expected a discarded letter of {queue}, got {letter_id!r}; discarded letters stay in "
-            f"the bin for 24 hours"
-        )
-    found = Row.of(call, entry)
-    again = call.dlq.store.entry(queue, letter_id) is not None
-    return confirm(
-        call,
-        title=f"Restore a letter of {queue}?",
-        button="Restore 1 letter",
-        facts=[
-            ("letter", letter_id),
-            ("task", found.task_name),
-            ("reason", found.reason),
-            ("what happened", found.description or "-"),
-            ("where to", f"{queue}, as its newest letter; an export then has it once more"),
-        ],
-        back=call.link("discarded", queue=queue),
-        problem=f"{queue} has this letter again: its message died again." if again else "",
-    )
-
-
-def _number(call: Call, name: str, at_least: float = 0) -> float | None:
-    text = call.value(name).strip()
-    if not text:
-        return None
-    try:
-        number = float(text)
+        number = kind(text) if text else None
     except ValueError:
-        number = -1.0
-    if not at_least <= number < 1e9:  # noqa: PLR2004 - also not a number
-        raise RequestError(
-            400, f"expected {name} to be a number, at least {at_least}, got {text!r}"
-        )
+        number = float("nan")
+    if number is not None and not abs(number) < MAX_NUMBER:
+        what = "a whole number" if kind is int else "a number"
+        raise RequestError(400, f"expected {name} to be {what}, got {text[:80]!r}")
     return number
 
 
-def _whole(call: Call, name: str, at_least: int = 1) -> int | None:
-    number = _number(call, name, at_least)
-    if number is not None and number != int(number):
-        raise RequestError(400, f"expected {name} to be a whole number, got {number}")
-    return None if number is None else int(number)
-
-
-def _json(call: Call, name: str, kind: type) -> Any:
+def _json(call: Call, name: str, kind: type, wanted: str) -> Any:
     text = call.value(name)
-    wanted = "a list" if kind is list else "an object"
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as exc:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from celery_dlq.errors import DLQError, RedriveError, StoreUnavailable
+from celery_dlq.errors import BrokerUnavailable, DLQError, StoreUnavailable
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import printable
 from celery_dlq.operations.job import REDRIVES, REMOVALS
@@ -41,57 +42,47 @@ def jobs(call: Call) -> Page:
         for job in call.dlq.jobs()
         if job.state not in ("planned", "expired")
     ][:100]
-    return call.page("jobs.html", section="jobs", title="Jobs", jobs=found)
+    return call.page("jobs.html", title="Jobs", jobs=found)
 
 
 def job(call: Call) -> Page:
     """Show one job, or the plan that it still is."""
-    found = call.dlq.job(call.parts["job"])
-    return _page(call, found)
+    return _page(call, call.dlq.job(call.parts["job"]))
 
 
 def start(call: Call) -> Page:
     """Start a plan."""
-    found = call.dlq.job(call.parts["job"])
-    call.user.check(_needed(found))
-    if found.state == "expired":
-        return _page(call, found, status=409)
-    if _not_typed(call, found):
-        return _page(call, found, _not_typed(call, found), status=400)
-    try:
-        call.dlq.start(found.id)
-    except RedriveError as exc:  # all its messages would be lost
-        return _page(call, found, str(exc), status=409)
-    call.site.runner().wake()
-    return call.to("job", job=found.id)
+    return _changed(call, call.dlq.start, typed=True)
 
 
 def cancel(call: Call) -> Page:
     """Cancel a job after its current batch."""
-    found = call.dlq.job(call.parts["job"])
-    call.user.check(_needed(found))
-    try:
-        call.dlq.cancel(found.id)
-    except StoreUnavailable:
-        raise
-    except DLQError as exc:  # it has ended meanwhile
-        return _page(call, call.dlq.job(found.id), str(exc), status=409)
-    return call.to("job", job=found.id)
+    return _changed(call, call.dlq.cancel)
 
 
 def resume(call: Call) -> Page:
     """Continue a job that was interrupted, cancelled or stopped."""
+    return _changed(call, call.dlq.resume_in_background, typed=True)
+
+
+def _changed(call: Call, change: Callable[[str], object], *, typed: bool = False) -> Page:
+    """Change a job, and let it run; if it is refused, say why on its page."""
     found = call.dlq.job(call.parts["job"])
-    call.user.check(_needed(found))
-    if _not_typed(call, found):
-        return _page(call, found, _not_typed(call, found), status=400)
+    call.check(_needed(found))
+    if found.state == "expired":
+        return _page(call, found, status=409)
+    names = (found.queue.strip(), printable(found.queue).strip())
+    if typed and _must_type(found) and call.typed("typed") not in names:
+        error = f"expected the name {found.queue} to be typed; nothing was done"
+        return _page(call, found, error, status=400)
     try:
-        call.dlq.resume_in_background(found.id)
-    except StoreUnavailable:
+        change(found.id)
+    except (StoreUnavailable, BrokerUnavailable):
         raise
-    except DLQError as exc:  # it is done, or another operator resumed it
+    except DLQError as exc:  # it has ended, others were faster, or all messages would be lost
         return _page(call, call.dlq.job(found.id), str(exc), status=409)
-    call.site.runner().wake()
+    if typed:
+        call.site.runner().wake()
     return call.to("job", job=found.id)
 
 
@@ -103,14 +94,6 @@ def _needed(found: Job) -> Permission:
 def _must_type(found: Job) -> bool:
     many = (found.total or TYPED_ABOVE + 1) > TYPED_ABOVE
     return found.kind in REMOVALS or (found.kind in REDRIVES and many)
-
-
-def _not_typed(call: Call, found: Job) -> str:
-    """Why a form is refused that needs the queue's name and has it not; empty if it may go on."""
-    typed, name = call.value("typed").strip(), found.queue
-    if not _must_type(found) or typed in (name.strip(), printable(name).strip()):
-        return ""
-    return f"expected the name {name} to be typed; nothing was done"
 
 
 def _examples(call: Call, found: Job) -> list[Row]:
@@ -125,28 +108,27 @@ def _examples(call: Call, found: Job) -> list[Row]:
 
 def _edit(call: Call, found: Job) -> tuple[str, str]:
     """The arguments before and after a planned edit, as text."""
-    if found.kind != "edit" or found.state != "planned":
-        return "", ""
-    both = suppressed(lambda: call.dlq.edited_arguments(found.id), DLQError)
+    both = None
+    if found.kind == "edit" and found.state == "planned":
+        both = suppressed(lambda: call.dlq.edited_arguments(found.id), DLQError)
     if both is None:
         return "", ""
-    before, after = (
-        json_text(dict(zip(("args", "kwargs"), call.dlq.redaction.arguments(**one), strict=True)))
-        for one in both
+    before, after = (call.dlq.redaction.arguments(**one) for one in both)
+    names = ("args", "kwargs")
+    return (
+        json_text(dict(zip(names, before, strict=True))),
+        json_text(dict(zip(names, after, strict=True))),
     )
-    return before, after
 
 
 def _page(call: Call, found: Job, error: str = "", *, status: int = 200) -> Page:
     examples, (before, after) = _examples(call, found), _edit(call, found)
     found = found.shown(call.dlq.redaction)
     where = suppressed(lambda: LetterFilter.from_json(found.filter), DLQError)
-    shown = "plan.html" if found.state in ("planned", "expired") else "job.html"
     verb = found.kind.capitalize()
     return call.page(
-        shown,
+        "plan.html" if found.state in ("planned", "expired") else "job.html",
         status=status,
-        section="jobs",
         title=f"{verb} of {found.queue}: {found.state}",
         job=found,
         verb=verb,

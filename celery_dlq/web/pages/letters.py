@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import CorruptLetter, DLQError, NotFound
+from celery_dlq.letters.headers import REDRIVE_HEADER
 from celery_dlq.letters.links import WHEN, links_of
 from celery_dlq.operations.redrive.select import batches
 from celery_dlq.web import tree
 from celery_dlq.web.http import Call, Page, RequestError
-from celery_dlq.web.pages.parts import Row, filter_of, frames_of, query_of, suppressed
+from celery_dlq.web.pages.parts import Row, filter_of, frames_of, gone, query_of, suppressed
 
 if TYPE_CHECKING:
     from celery_dlq.letters.record import DeadLetter
@@ -48,9 +48,7 @@ def letters(call: Call) -> Page:
     query = query_of(where)
     return call.page(
         "letters.html",
-        section="overview",
         title=f"{queue}: letters",
-        queue=queue,
         where=where,
         query=query,
         rows=rows,
@@ -67,7 +65,7 @@ def letter(call: Call) -> Page:
     try:
         queue, entry = call.dlq.entry(letter_id, queue)
     except NotFound as exc:
-        return gone(call, queue, letter_id, exc)
+        return gone(call, exc)
     row = Row.of(call, entry)
     if row.letter is None:
         fields = {
@@ -76,28 +74,28 @@ def letter(call: Call) -> Page:
         }
         return call.page(
             "unreadable.html",
-            section="overview",
             title=f"{queue}: entry {entry.position}",
             queue=queue,
             entry=entry,
             error=row.error,
             fields=call.dlq.redaction.fields(fields),
         )
-    shown = row.letter
+    shown, headers = row.letter, _mapping(row.letter, "headers")
+    redriven_by = headers.get(REDRIVE_HEADER)
     return call.page(
         "letter.html",
-        section="overview",
         title=f"{queue}: {shown.task_name or 'letter'} {shown.id[:8]}",
         queue=queue,
         letter=shown,
         group=suppressed(lambda: call.dlq.group(queue, shown.fingerprint), NotFound),
         exceptions=frames_of(shown),
         arguments=tree.arguments(shown),
-        headers=tree.of(_mapping(shown, "headers"), "headers"),
+        headers=tree.of(headers, "headers"),
         properties=tree.of(_mapping(shown, "properties"), "properties"),
         links=links_of(shown.content_type, shown.body),
         when=WHEN,
-        trail=tree.trail(_mapping(shown, "headers")),
+        edits=tree.edits(headers),
+        redriven_by=redriven_by if isinstance(redriven_by, str) else "",
         editable=_editable(shown),
     )
 
@@ -113,23 +111,6 @@ def body(call: Call) -> Page:
         content_type="application/octet-stream",
         body=entry.fields.get(b"body", b""),
         headers=[("content-disposition", f'attachment; filename="{name}.body"')],
-    )
-
-
-def gone(call: Call, queue: str, letter_id: str, exc: NotFound) -> Page:
-    """A letter that somebody knew: say who redrove or discarded letters of its queue lately."""
-    if queue not in call.dlq.store.names():
-        raise exc
-    changes = [c for c in call.dlq.changes(limit=200) if c.target == queue][:5]
-    return call.page(
-        "gone.html",
-        status=410,
-        section="overview",
-        title=f"{queue}: letter gone",
-        queue=queue,
-        letter_id=letter_id,
-        text=str(exc),
-        changes=changes,
     )
 
 
@@ -194,16 +175,11 @@ def _lines(call: Call, found: Iterator[RawEntry]) -> Iterator[bytes]:
 def _parquet(found: Iterator[RawEntry]) -> Iterator[bytes]:
     from celery_dlq.export import table  # noqa: PLC0415 - pyarrow is an extra
 
-    handle, name = tempfile.mkstemp(prefix="celery_dlq-", suffix=".parquet")
-    os.close(handle)
-    path = Path(name)
-    try:
+    with TemporaryDirectory(prefix="celery_dlq-") as folder:
+        path = Path(folder) / "letters.parquet"
         letters = (entry for entry in found if entry.is_letter)
         groups = batches(letters, _LETTERS_PER_GROUP)
         table.write_file(path, ([entry.fields for entry in group] for group in groups))
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
                 yield chunk
-    finally:
-        with suppress(FileNotFoundError):
-            path.unlink()

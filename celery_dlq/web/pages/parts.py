@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, TypeVar
 
-from celery_dlq.errors import CorruptLetter, DLQError
+from celery_dlq.errors import CorruptLetter, DLQError, NotFound
 from celery_dlq.letters import printable
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import iso
@@ -19,7 +19,6 @@ from celery_dlq.web.http import Call, Page, RequestError
 if TYPE_CHECKING:
     from celery_dlq.letters.record import DeadLetter
     from celery_dlq.operations.redrive.select import RawEntry
-    from celery_dlq.store.records import Group
 
 _Value = TypeVar("_Value")
 
@@ -41,19 +40,11 @@ def confirmed(call: Call) -> bool:
 
 
 def confirm(
-    call: Call,
-    *,
-    title: str,
-    button: str,
-    facts: Sequence[tuple[str, str]],
-    back: str,
-    section: str = "overview",
-    problem: str = "",
+    call: Call, *, title: str, button: str, facts: Mapping[str, str], back: str, problem: str = ""
 ) -> Page:
     """Say what a form would do, before it does; the form comes back with ``confirmed``."""
     return call.page(
         "confirm.html",
-        section=section,
         title=title,
         button=button,
         facts=facts,
@@ -65,6 +56,20 @@ def confirm(
             if name not in ("confirmed", call.token_field)
             for value in values
         ],
+    )
+
+
+def gone(call: Call, exc: NotFound) -> Page:
+    """A letter that somebody knew: say who redrove or discarded letters of its queue lately."""
+    queue = call.parts["queue"]
+    if queue not in call.dlq.store.names():
+        raise exc
+    return call.page(
+        "gone.html",
+        status=410,
+        title=f"{queue}: letter gone",
+        text=str(exc),
+        changes=[one for one in call.dlq.changes(limit=200) if one.target == queue][:5],
     )
 
 
@@ -81,10 +86,8 @@ def filter_of(call: Call) -> LetterFilter:
     }
     if call.value("only") == "ticked" and not any(query.get("ids", ())):
         raise RequestError(400, "expected letters to be ticked, got none; nothing was done")
-    if len(query.get("ids", ())) > MAX_TICKED:
-        raise RequestError(
-            400, f"expected at most {MAX_TICKED} ticked letters, got {len(query['ids']):,}"
-        )
+    if (ticked := len(query.get("ids", ()))) > MAX_TICKED:
+        raise RequestError(400, f"expected at most {MAX_TICKED} ticked letters, got {ticked:,}")
     for name in ("since", "until"):  # "2h" is what people type
         if query.get(name) and (seconds := age_seconds(query[name][-1])) is not None:
             query[name] = [iso(datetime.now(timezone.utc) - timedelta(seconds=seconds)) or ""]
@@ -157,18 +160,6 @@ class Row:
         found = self.letter
         texts = (found.args_json or found.argsrepr, found.kwargs_json or found.kwargsrepr)
         return ", ".join(text for text in texts if text and text not in ("[]", "{}", "()"))
-
-
-def columns_of_day(group: Group) -> list[tuple[str, dict[str, int]]]:
-    """A group's letters in each of the last 24 hours, for bars."""
-    now = datetime.now(timezone.utc).replace(minute=0, second=0, microsecond=0)
-    return [
-        (
-            f"{now - timedelta(hours=len(group.course) - 1 - number):%d %b %H:00} UTC",
-            {group.reason: letters} if letters else {},
-        )
-        for number, letters in enumerate(group.course)
-    ]
 
 
 def frames_of(letter: DeadLetter | None) -> Sequence[Raised]:

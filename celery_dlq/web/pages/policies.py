@@ -22,28 +22,26 @@ def policies(call: Call) -> Page:
 
 def set_policy(call: Call) -> Page:
     """Override a policy for a while: first show what changes, then do it."""
-    value = call.value
-    queue, key, text = (value(name).strip() for name in ("queue", "key", "value"))
+    queue, key, text = map(call.typed, ("queue", "key", "value"))
     values: dict[str, Any] = {key: text}
     try:
-        span = timedelta(seconds=duration_seconds(value("for").strip() or "1h") or 0)
+        span = timedelta(seconds=duration_seconds(call.typed("for") or "1h") or 0)
         made = call.dlq.check_override(queue, span, **values)
     except (DLQError, TypeError, ValueError, OverflowError) as exc:
         return _page(call, error=str(exc))
-    call.user.check(_needed(key))
+    call.check(_needed(key))
     if not confirmed(call):
         return confirm(
             call,
-            section="policies",
             title=f"Override {key} of {queue}?",
             button=f"Override {key}",
-            facts=[
-                ("now", _value(call, queue, key)),
-                ("then", _shown(made[0].value)),
-                ("for", duration(span)),
-                ("by", whoami()),
-                *_effect(call, queue, key, call.dlq.policies_after(made)),
-            ],
+            facts={
+                "now": _value(call, queue, key),
+                "then": _shown(made[0].value),
+                "for": duration(span),
+                "by": whoami(),
+                **_effect(call, queue, key, call.dlq.policies_after(made)),
+            },
             back=call.link("policies"),
         )
     call.dlq.override_policy(queue, span, **values)
@@ -56,18 +54,17 @@ def unset_policy(call: Call) -> Page:
     queue, key = call.value("queue"), call.value("key")
     if not key:
         raise RequestError(400, "expected the key of an override, got none")
-    call.user.check(_needed(key))
+    call.check(_needed(key))
     if not confirmed(call):
         return confirm(
             call,
-            section="policies",
             title=f"End the override of {key} of {queue}?",
             button="End the override",
-            facts=[
-                ("now", _value(call, queue, key)),
-                ("then", "what settings and code say"),
-                *_effect(call, queue, key, call.dlq.policies_after(lifted=[(queue, key)])),
-            ],
+            facts={
+                "now": _value(call, queue, key),
+                "then": "what settings and code say",
+                **_effect(call, queue, key, call.dlq.policies_after(lifted=[(queue, key)])),
+            },
             back=call.link("policies"),
         )
     call.dlq.lift_policy(queue, key)
@@ -82,16 +79,16 @@ def _needed(key: str) -> Permission:
     return Permission.REDRIVE if key == "auto_redrive" else Permission.EDIT_POLICIES
 
 
-def _effect(call: Call, queue: str, key: str, after: PolicyTable) -> list[tuple[str, str]]:
+def _effect(call: Call, queue: str, key: str, after: PolicyTable) -> dict[str, str]:
     """When a change begins, and what it does to the letters that are there."""
     if key not in of_whole_queues():
-        return [("noticed", "by running workers within seconds")]
+        return {"noticed": "by running workers within seconds"}
     effect = call.dlq.policy_effect(queue, frozenset({key}), after)
-    return [
-        ("letters", str(effect) or "removes and redrives none of those that are there now"),
-        ("begins", "in one minute; until then letters are left alone, and it can be taken back"),
-        ("afterwards", "what it removed can be restored for 24 hours"),
-    ]
+    return {
+        "letters": str(effect) or "removes and redrives none of those that are there now",
+        "begins": "in one minute; until then letters are left alone, and it can be taken back",
+        "afterwards": "what it removed can be restored for 24 hours",
+    }
 
 
 def _value(call: Call, queue: str, key: str) -> str:
@@ -114,7 +111,6 @@ def _page(call: Call, error: str = "") -> Page:
     return call.page(
         "policies.html",
         status=400 if error else 200,
-        section="policies",
         title="Policies",
         views=[view.to_json() for view in report.views],
         warnings=report.warnings,
@@ -123,13 +119,10 @@ def _page(call: Call, error: str = "") -> Page:
         keys=keys(),
         shown=_shown,
         error=error,
-        typed=call.value,
     )
 
 
 def audit(call: Call) -> Page:
     """Show who changed what, newest first."""
-    found = call.dlq.changes(limit=200)
-    redaction = call.dlq.redaction
-    shown = [redaction.shown(change, "detail") for change in found]
-    return call.page("audit.html", section="audit", title="Audit", changes=shown)
+    shown = [call.dlq.redaction.shown(one, "detail") for one in call.dlq.changes(limit=200)]
+    return call.page("audit.html", title="Audit", changes=shown)

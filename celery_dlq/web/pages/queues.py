@@ -1,0 +1,177 @@
+"""Queues, their groups by cause, and what was discarded: is something burning, since when, why?"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from celery_dlq.errors import DLQError, NotFound
+from celery_dlq.store.records import GroupState
+from celery_dlq.web.http import Call, Page
+from celery_dlq.web.pages.parts import Row, confirm, confirmed, frames_of, gone, suppressed
+from celery_dlq.web.status import MAX_QUEUES, busiest_first
+
+if TYPE_CHECKING:
+    from celery_dlq.operations.job import Job
+    from celery_dlq.store.records import Group, GroupOrder, QueueSummary
+
+Columns = Sequence[tuple[str, Mapping[str, int]]]
+"""Letters by reason for each part of a time, for bars."""
+
+MAX_GROUPS = 100
+MINUTES_PER_BAR = 2
+MAX_DISCARDED_SHOWN = 100
+MAX_DISCARDED_SCANNED = 10_000
+
+
+def overview(call: Call) -> Page:
+    """Show all dead-letter queues."""
+    queues = busiest_first(call.dlq.queues())
+    fleet = call.site.status.fleet()
+    jobs: dict[str, list[Job]] = defaultdict(list)
+    for job in call.dlq.jobs():
+        if job.state in ("running", "waiting", "interrupted"):
+            jobs[job.queue].append(job)
+    problems = list(fleet.problems)
+    if (more := len(queues) - MAX_QUEUES) > 0:
+        problems.append(f"{more:,} queues with fewer letters are not shown; `dlq queues` has all.")
+    return call.page(
+        "overview.html",
+        title="Dead-letter queues",
+        queues=queues[:MAX_QUEUES],
+        columns=_columns_of_hour,
+        jobs=jobs,
+        fleet=fleet,
+        problems=problems,
+    )
+
+
+def _columns_of_hour(queue: QueueSummary) -> Columns:
+    return [
+        (
+            f"{60 - start} to {60 - start - MINUTES_PER_BAR} minutes ago",
+            {
+                reason: sum(minutes[start : start + MINUTES_PER_BAR])
+                for reason, minutes in queue.arrivals.items()
+            },
+        )
+        for start in range(0, 60, MINUTES_PER_BAR)
+    ]
+
+
+def groups(call: Call) -> Page:
+    """Show the groups of a queue."""
+    queue = call.parts["queue"]
+    by: GroupOrder = "letters" if call.value("by") == "letters" else "newest"
+    state = call.value("state") or None
+    found = call.dlq.groups(queue, limit=MAX_GROUPS, by=by, state=state)
+    if by == "newest":
+        found = sorted(found, key=lambda group: (-group.last_hour, -group.letters))
+    return call.page(
+        "groups.html",
+        title=f"{queue}: groups",
+        groups=found,
+        by=by,
+        state=state or "",
+        states=[one.value for one in GroupState],
+        columns=_columns_of_day,
+        most=MAX_GROUPS,
+        length=call.dlq.store.length(queue),
+    )
+
+
+def group(call: Call) -> Page:
+    """Show one group, its newest example, and what was tried: jobs, and how they ended."""
+    queue, fingerprint = call.parts["queue"], call.parts["fingerprint"]
+    found = call.dlq.group(queue, fingerprint)
+    entry = suppressed(lambda: call.dlq.entry(found.example_id, queue)[1], NotFound)
+    example = None if entry is None else Row.of(call, entry).letter
+    notes = call.dlq.notes(queue, fingerprint) if "add_note" in call.site.routes else []
+    jobs = (
+        job.shown(call.dlq.redaction)
+        for job in call.dlq.jobs()
+        if job.queue == queue
+        and job.state != "planned"
+        and fingerprint.startswith(str(job.filter.get("fingerprint", "-")))
+    )
+    return call.page(
+        "group.html",
+        title=f"{queue}: {found.exception_type or found.reason or fingerprint}",
+        group=found,
+        columns=_columns_of_day(found),
+        example=example,
+        exceptions=frames_of(example),
+        notes=[call.dlq.redaction.shown(note, "text") for note in notes],
+        jobs=[*islice(jobs, 5)],
+    )
+
+
+def _columns_of_day(group: Group) -> Columns:
+    now = datetime.now(timezone.utc).replace(minute=0, second=0, microsecond=0)
+    return [
+        (
+            f"{now - timedelta(hours=len(group.course) - 1 - number):%d %b %H:00} UTC",
+            {group.reason: letters} if letters else {},
+        )
+        for number, letters in enumerate(group.course)
+    ]
+
+
+def discarded(call: Call) -> Page:
+    """Show the newest discarded letters of a queue."""
+    queue = call.parts["queue"]
+    rows: list[Row] = []
+    problem = ""
+    try:
+        newest = islice(call.dlq.discarded(queue), MAX_DISCARDED_SHOWN)
+        rows += (Row.of(call, entry) for entry in newest)
+    except DLQError as exc:
+        problem = str(exc)
+    return call.page(
+        "discarded.html",
+        title=f"{queue}: discarded letters",
+        rows=rows,
+        problem=problem,
+    )
+
+
+def restore(call: Call) -> Page:
+    """Put a discarded letter back: first show which and where to, then do it."""
+    queue, letter_id = call.parts["queue"], call.value("id")
+    try:
+        if not confirmed(call):
+            return _restore_page(call, queue, letter_id)
+        call.dlq.restore(letter_id, queue)
+    except NotFound as exc:  # or another operator was faster
+        if call.dlq.store.entry(queue, letter_id) is None:
+            return gone(call, exc)
+    return call.to("letter", queue=queue, letter=letter_id)
+
+
+def _restore_page(call: Call, queue: str, letter_id: str) -> Page:
+    bin_ = islice(call.dlq.discarded(queue), MAX_DISCARDED_SCANNED)
+    entry = next((one for one in bin_ if one.key == letter_id), None)
+    if entry is None:
+        raise NotFound(
+            f"expected a discarded letter of {queue}, got {letter_id!r}; discarded letters stay in "
+            f"the bin for 24 hours"
+        )
+    found = Row.of(call, entry)
+    again = call.dlq.store.entry(queue, letter_id) is not None
+    return confirm(
+        call,
+        title=f"Restore a letter of {queue}?",
+        button="Restore 1 letter",
+        facts={
+            "letter": letter_id,
+            "task": found.task_name,
+            "reason": found.reason,
+            "what happened": found.description or "-",
+            "where to": f"{queue}, as its newest letter; an export then has it once more",
+        },
+        back=call.link("discarded", queue=queue),
+        problem=f"{queue} has this letter again: its message died again." if again else "",
+    )

@@ -11,11 +11,12 @@ from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.errors import DLQError, NotFound
+from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
 from celery_dlq.events import Action, Change, Events, whoami
 from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.letters.record import iso
 from celery_dlq.letters.redaction import Redaction
+from celery_dlq.logs import get_logger
 from celery_dlq.operations.job import FAILED, INTERRUPTED, WAITING, Job, JobRun
 from celery_dlq.operations.redrive.publisher import broker_name
 from celery_dlq.policies.queue_names import did_you_mean
@@ -25,6 +26,8 @@ from celery_dlq.store.workers import WorkerRegistry
 
 if TYPE_CHECKING:
     from celery_dlq.operations.jobs import Jobs
+
+logger = get_logger("celery_dlq.worker")
 
 _MAX_REASON_CHARS = 500
 RETRY = timedelta(minutes=1)
@@ -148,6 +151,20 @@ class HeldQueues:
             return Hold(id=hold_id, since=now, until=now)
         known = ", ".join(hold.id for hold in holds) or "none"
         raise NotFound(f"expected the id of a hold, got {hold_id!r}; there are: {known}")
+
+    def each(self, act: Callable[[Hold], object]) -> None:
+        """Do something for each hold of the app's broker; an error of one stops no other."""
+        for hold in self._store.of(Hold):
+            if not self.is_ours(hold):
+                continue
+            try:
+                act(hold)
+            except StoreUnavailable:
+                raise
+            except DLQError as exc:
+                logger.warning("The messages of %s wait: %s", hold.id, exc)
+            except Exception:
+                logger.exception("The messages of %s wait", hold.id)
 
     def is_ours(self, hold: Hold) -> bool:
         """True for a hold of the app's own broker."""

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from celery_dlq.errors import DLQError, StoreUnavailable
+from celery_dlq.errors import DLQError
 from celery_dlq.events import Action, on_behalf_of, whoami
 from celery_dlq.letters import conditions
 from celery_dlq.letters.printable import shortened
@@ -17,17 +17,14 @@ from celery_dlq.logs import get_logger
 from celery_dlq.operations.instructions import (
     Audit,
     HeldMessages,
-    HeldQueues,
-    KnownNames,
     reason_of,
 )
 from celery_dlq.operations.job import DONE, RUNNING, Job, JobRun
-from celery_dlq.operations.jobs import Jobs
 from celery_dlq.operations.redrive.message import RedriveOptions
 from celery_dlq.operations.redrive.select import Progress
 from celery_dlq.operations.release import new_release
 from celery_dlq.operations.results import RedriveReport
-from celery_dlq.store.instructions import MOST_HOLDS, Hold, Instructions
+from celery_dlq.store.instructions import MOST_HOLDS, Hold
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
@@ -48,26 +45,17 @@ _MAX_NAME_CHARS = 255
 class Holds:
     """Holds and releases messages; `DeadLetters` describes the arguments that its methods share."""
 
-    def __init__(
-        self,
-        instructions: Instructions,
-        held: HeldQueues,
-        names: KnownNames,
-        jobs: Jobs,
-        audit: Audit,
-    ) -> None:
-        self._store = instructions
-        self._held = held
-        self._names = names
-        self._jobs = jobs
-        self._audit = audit
+    def __init__(self, assembly: Assembly) -> None:
+        self._store = assembly.backend.instructions
+        self._held = assembly.held()
+        self._names = assembly.names()
+        self._jobs = assembly.jobs()
+        self._audit = Audit(assembly.backend.workers, assembly.events)
 
     @classmethod
     def of(cls, assembly: Assembly) -> Holds:
         """Those of an app."""
-        backend = assembly.backend
-        audit = Audit(backend.workers, assembly.events)
-        return cls(backend.instructions, assembly.held(), assembly.names(), assembly.jobs(), audit)
+        return cls(assembly)
 
     def hold(
         self,
@@ -103,7 +91,7 @@ class Holds:
             broker=self._held.broker(),
         )
         self._store.replace(None, hold)
-        self.record(Action.HELD, hold)
+        self._record(Action.HELD, hold)
         return hold
 
     def preview(
@@ -175,7 +163,7 @@ class Holds:
         ended = replace(hold, until=now)
         if not self._store.replace(hold, ended):
             raise DLQError(f"another process has just changed {hold_id}; look at it again")
-        self.record(Action.RELEASED, ended)
+        self._record(Action.RELEASED, ended)
         return ended
 
     def release_ended(self, stopping: Callable[[], bool]) -> None:
@@ -185,30 +173,20 @@ class Holds:
         """
         now = self._store.now()
         self._tidy(now)
-        for hold in self._store.of(Hold):
-            if stopping():
+
+        def release(hold: Hold) -> None:
+            waits = hold.until is None or hold.until + 2 * NOTICED > now
+            if stopping() or waits or not self._held.length(hold):
                 return
-            if hold.until is None or hold.until + 2 * NOTICED > now or not self._held.is_ours(hold):
-                continue
-            try:
-                self._release_ended(hold, stopping)
-            except StoreUnavailable:
-                raise
-            except DLQError as exc:  # what one hold has does not stop the others
-                logger.warning("The messages of %s wait: %s", hold.id, exc)
-            except Exception:
-                logger.exception("The messages of %s wait", hold.id)
+            with on_behalf_of(hold.actor):
+                run = self._next_run(hold)
+                if run is not None:
+                    run.stopping = stopping
+                    self._run(hold, run)
 
-    def _release_ended(self, hold: Hold, stopping: Callable[[], bool]) -> None:
-        if not self._held.length(hold):
-            return
-        with on_behalf_of(hold.actor):
-            run = self._next_run(hold)
-            if run is not None:
-                run.stopping = stopping
-                self._run(hold, run)
+        self._held.each(release)
 
-    def record(self, action: Action, hold: Hold) -> None:
+    def _record(self, action: Action, hold: Hold) -> None:
         """Add a change of a hold to the audit."""
         self._audit.record(action, hold.id, hold.to_json())
 
@@ -245,7 +223,7 @@ class Holds:
         self._held.begin(run, hold)
         report: RedriveReport = self._jobs.run(run, progress, scanned)
         if not run.begun:  # it had no messages
-            self.record(Action.RELEASED, hold)
+            self._record(Action.RELEASED, hold)
         return report
 
     def _tidy(self, now: datetime) -> None:

@@ -19,11 +19,10 @@ from celery_dlq.letters.printable import shortened
 from celery_dlq.logs import get_logger
 from celery_dlq.transport.amqp import read_ahead
 from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, read_on, starts_here
-from celery_dlq.worker.dropped import watch
+from celery_dlq.worker.dropped import read_leniently, watch
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.request import guarded_request_class
 from celery_dlq.worker.shutdown_signals import install
-from celery_dlq.writing.amqp_properties import read_leniently
 from celery_dlq.writing.lifecycle import GuardedRequest
 
 logger = get_logger("celery_dlq.worker")

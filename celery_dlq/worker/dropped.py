@@ -11,10 +11,12 @@ Source: https://github.com/celery/celery/blob/main/celery/worker/consumer/consum
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
+from struct import unpack_from
 from typing import Any
 
+from amqp import serialization  # type: ignore[import-untyped]
+from amqp.spec import Basic  # type: ignore[import-untyped]
 from celery.utils.log import get_logger
 from kombu.exceptions import ContentDisallowed
 
@@ -22,11 +24,32 @@ from celery_dlq import logs
 from celery_dlq.letters.record import Reason
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.shutdown_signals import is_stopping
-from celery_dlq.writing.amqp_properties import are_unreadable
 from celery_dlq.writing.failure import dropped_failure
 from celery_dlq.writing.lifecycle import HANDLING, DeliveryState, is_held
 
 logger = logs.get_logger("celery_dlq.worker")
+
+UNREADABLE_HEADERS = "dlq_unreadable_headers"
+"""Header that stands for headers which cannot be read: their bytes, in AMQP's encoding."""
+
+_NUMBERS = {"delivery_mode": ">B", "priority": ">B", "timestamp": ">Q"}
+_PROPERTIES = (
+    "content_type",
+    "content_encoding",
+    "application_headers",
+    "delivery_mode",
+    "priority",
+    "correlation_id",
+    "reply_to",
+    "expiration",
+    "message_id",
+    "timestamp",
+    "type",
+    "user_id",
+    "app_id",
+    "cluster_id",
+)
+"""In AMQP's order; the first bit of the flags is the first one's."""
 
 
 def watch(consumer: Any, guard: Guard, on_close: Callable[[], None]) -> None:
@@ -37,35 +60,46 @@ def watch(consumer: Any, guard: Guard, on_close: Callable[[], None]) -> None:
     if getattr(consumer, "dlq_watched", False):
         return
     consumer.dlq_watched = True
-    drop = _Drop(consumer, guard)
     unknown_message, unknown_task = consumer.on_unknown_message, consumer.on_unknown_task
     invalid_task, decode_error = consumer.on_invalid_task, consumer.on_decode_error
+
+    def drop(
+        message: Any,
+        body: Any,
+        reason: Reason,
+        exc: Exception | None,
+        go_on: Callable[..., None],
+        *args: Any,
+    ) -> None:
+        dropped = _Dropped(consumer, guard, message, partial(go_on, *args))
+        if not dropped.dies(body, reason, exc):
+            go_on(*args)
 
     def on_unknown_message(body: Any, message: Any) -> None:
         unreadable = are_unreadable(message.headers)
         reason = Reason.UNDECODABLE_MESSAGE if unreadable else Reason.INVALID_MESSAGE
-        drop(message, body, reason, None, lambda: unknown_message(body, message))
+        drop(message, body, reason, None, unknown_message, body, message)
 
     def on_unknown_task(body: Any, message: Any, exc: Exception) -> None:
-        drop(message, body, Reason.UNKNOWN_TASK, exc, lambda: unknown_task(body, message, exc))
+        drop(message, body, Reason.UNKNOWN_TASK, exc, unknown_task, body, message, exc)
 
     def on_invalid_task(body: Any, message: Any, exc: Exception) -> None:
         disallowed = isinstance(exc, ContentDisallowed)
         reason = Reason.UNDECODABLE_MESSAGE if disallowed else Reason.INVALID_MESSAGE
-        drop(message, body, reason, exc, lambda: invalid_task(body, message, exc))
+        drop(message, body, reason, exc, invalid_task, body, message, exc)
 
     def on_decode_error(message: Any, exc: Exception) -> None:
-        drop(message, None, Reason.UNDECODABLE_MESSAGE, exc, lambda: decode_error(message, exc))
+        drop(message, None, Reason.UNDECODABLE_MESSAGE, exc, decode_error, message, exc)
 
     consumer.on_unknown_message = on_unknown_message
     consumer.on_unknown_task = on_unknown_task
     consumer.on_invalid_task = on_invalid_task
     consumer.on_decode_error = on_decode_error
-    _watch_receiving(consumer, drop, invalid_task)
+    _watch_receiving(consumer, guard, invalid_task)
     _watch_closing(consumer, guard, on_close)
 
 
-def _watch_receiving(consumer: Any, drop: _Drop, invalid_task: Callable[..., None]) -> None:
+def _watch_receiving(consumer: Any, guard: Guard, invalid_task: Callable[..., None]) -> None:
     """Dead-letter a message that Celery cannot parse and that would stop the worker."""
     create_task_handler = consumer.create_task_handler
 
@@ -81,8 +115,10 @@ def _watch_receiving(consumer: Any, drop: _Drop, invalid_task: Callable[..., Non
                     raise
                 # Once it was dispatched, the error is not in the message's form.
                 celerys = getattr(message, "dlq_is_dispatched", False)
-                on_invalid = partial(invalid_task, None, message, exc)
-                if celerys or not drop.instead(message, exc, on_invalid):
+                dropped = _Dropped(
+                    consumer, guard, message, partial(invalid_task, None, message, exc)
+                )
+                if celerys or not dropped.dies(None, _reason_of_unreadable(message), exc):
                     raise
 
         return on_task_received
@@ -119,104 +155,69 @@ def _reason_of_unreadable(message: Any) -> Reason:
     return Reason.INVALID_MESSAGE
 
 
-class _Drop:
-    """Stores the letter of a dropped message, then lets Celery drop it."""
+class _Dropped:
+    """A message that Celery is about to drop; its letter is stored first, now or later."""
 
-    def __init__(self, consumer: Any, guard: Guard) -> None:
+    def __init__(
+        self, consumer: Any, guard: Guard, message: Any, go_on: Callable[[], None]
+    ) -> None:
         self._consumer = consumer
         self._guard = guard
+        self._message = message
+        self._go_on = go_on  # Celery's way to drop it
 
-    def __call__(
-        self,
-        message: Any,
-        body: Any,
-        reason: Reason,
-        exc: Exception | None,
-        go_on: Callable[[], None],
-    ) -> None:
-        """Store the letter, then let Celery drop the message."""
-        state = self._decide(message, body, reason, exc, go_on)
-        if state is DeliveryState.DONE:
-            go_on()
-        elif state is DeliveryState.STORED:
-            self.settle(message, go_on)
-
-    def instead(self, message: Any, exc: Exception, go_on: Callable[[], None]) -> bool:
-        """Dead-letter a message that would stop the worker; False leaves it to Celery."""
-        state = self._decide(message, None, _reason_of_unreadable(message), exc, go_on)
-        if state is DeliveryState.STORED:
-            self.settle(message, go_on)
-        return state is not DeliveryState.DONE
-
-    def _decide(
-        self,
-        message: Any,
-        body: Any,
-        reason: Reason,
-        exc: Exception | None,
-        go_on: Callable[[], None],
-    ) -> DeliveryState:
-        """Store the letter; after an internal error, leave the message to Celery."""
+    def dies(self, body: Any, reason: Reason, exc: Exception | None) -> bool:
+        """Store the letter, then let Celery drop the message; False leaves it to Celery."""
+        message = self._message
         try:
             keep_bytes = getattr(message, "dlq_keep_bytes", None)  # of reliable fetch
             known = reason is not Reason.UNKNOWN_TASK
             if keep_bytes is not None and known and keep_bytes():
                 reason = Reason.UNDECODABLE_MESSAGE
-            headers, failure = (
-                _headers(message, body),
-                dropped_failure(exc, "not a Celery task message"),
-            )
+            headers = _headers(message, body)
+            failure = dropped_failure(exc, "not a Celery task message")
             if reason is Reason.UNKNOWN_TASK:
                 text = f"no worker here knows the task {headers.get('task')!r}"
                 failure = dropped_failure(None, text)
-            return self._guard.dropped(
-                message, headers, reason, failure, _Waiting(self, message, go_on)
-            )
+            state = self._guard.dropped(message, headers, reason, failure, self)
         except Exception:
             self._guard.failed("drop")
             logger.critical("A dropped message is left to Celery, without a letter", exc_info=True)
-            return DeliveryState.DONE
+            return False
+        if state is DeliveryState.STORED:
+            self._settle()
+        return state is not DeliveryState.DONE
 
-    def settle(self, message: Any, go_on: Callable[[], None]) -> None:
-        """Let Celery drop a message whose letter is stored."""
-        self._acknowledge_instead(message)
-        handling = HANDLING.set(True)
-        try:
-            go_on()
-        except Exception:
-            # With malformed headers, Celery fails while it logs the drop.
-            logger.exception("A message was dead-lettered, but Celery cannot report it")
-            message.reject_log_error()
-        finally:
-            HANDLING.reset(handling)
+    def dlq_wait_is_over(self, state: DeliveryState) -> None:
+        """Let Celery drop the message: its letter is stored, or cannot be stored."""
+        if state is DeliveryState.STORED or self.dlq_is_held():
+            self._settle()
 
-    def _acknowledge_instead(self, message: Any) -> None:
-        """Acknowledge: a rejection copies it to the broker's DLX, and keeps it on SQS."""
-        errors = self._consumer.connection_errors
+    def dlq_is_held(self) -> bool:
+        """False if the message went back to its broker, which delivers it again."""
+        return is_held(self._message)
+
+    def _settle(self) -> None:
+        """Let Celery drop it, and acknowledge where Celery rejects.
+
+        A rejection copies the message to the broker's DLX, and keeps it on SQS.
+        """
+        message, errors = self._message, self._consumer.connection_errors
 
         def acknowledge(*_: Any, **__: Any) -> None:
             if not message.acknowledged:
                 message.ack_log_error(get_logger("celery.worker"), errors)
 
         message.reject_log_error = acknowledge
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A dropped message whose letter waits for the store."""
-
-    drop: _Drop
-    message: Any
-    go_on: Callable[[], None]
-
-    def dlq_wait_is_over(self, state: DeliveryState) -> None:
-        """Let Celery drop the message: its letter is stored, or cannot be stored."""
-        if state is DeliveryState.STORED or self.dlq_is_held():
-            self.drop.settle(self.message, self.go_on)
-
-    def dlq_is_held(self) -> bool:
-        """False if the message went back to its broker, which delivers it again."""
-        return is_held(self.message)
+        handling = HANDLING.set(True)
+        try:
+            self._go_on()
+        except Exception:
+            # With malformed headers, Celery fails while it logs the drop.
+            logger.exception("A message was dead-lettered, but Celery cannot report it")
+            acknowledge()
+        finally:
+            HANDLING.reset(handling)
 
 
 def _headers(message: Any, body: Any) -> dict[str, Any]:
@@ -224,3 +225,74 @@ def _headers(message: Any, body: Any) -> dict[str, Any]:
     if isinstance(message.headers, Mapping) and "task" in message.headers:
         return dict(message.headers)
     return dict(body) if isinstance(body, Mapping) else {}
+
+
+# -- AMQP properties that py-amqp cannot read ---------------------------------------------
+
+
+def read_leniently() -> None:
+    """Let py-amqp read any properties, in this process; a second call changes nothing.
+
+    RabbitMQ takes any bytes for a text, a timestamp in milliseconds and a table of any depth.
+    py-amqp fails on them while it reads a frame: Celery takes that for an error of its own and
+    ends, RabbitMQ redelivers the message, and the next worker ends. Read leniently, it is a message
+    like any other, and is dropped where its content cannot be used.
+
+    Source: ``decode_properties_basic`` in
+    https://github.com/celery/py-amqp/blob/main/amqp/serialization.py
+    """
+    strict = serialization.PROPERTY_CLASSES[Basic.CLASS_ID]
+    if hasattr(strict, "dlq_strict"):
+        return
+
+    @wraps(strict)
+    def decode(buf: bytes, offset: int) -> tuple[dict[str, Any], int]:
+        try:
+            properties, end = strict(buf, offset)
+        except Exception:  # noqa: BLE001 - whatever the reader of a value raises
+            return _lenient(bytes(buf), offset)
+        return properties, end
+
+    decode.dlq_strict = strict  # type: ignore[attr-defined]
+    serialization.PROPERTY_CLASSES[Basic.CLASS_ID] = decode
+
+
+def are_unreadable(headers: object) -> bool:
+    """True for headers in place of which `UNREADABLE_HEADERS` stands."""
+    return isinstance(headers, Mapping) and UNREADABLE_HEADERS in headers
+
+
+def _lenient(buf: bytes, offset: int) -> tuple[dict[str, Any], int]:
+    """Read properties; a text that is not UTF-8 stays bytes, as py-amqp does it in headers."""
+    properties: dict[str, Any] = {}
+    (flags,) = unpack_from(">H", buf, offset)
+    offset += 2
+    for place, name in enumerate(_PROPERTIES):
+        if not flags & (0x8000 >> place):
+            continue
+        if name == "application_headers":
+            end = offset + 4 + unpack_from(">I", buf, offset)[0]
+            properties[name] = _lenient_headers(buf[offset:end])
+        elif name in _NUMBERS:
+            (properties[name],) = unpack_from(_NUMBERS[name], buf, offset)
+            end = offset + (8 if name == "timestamp" else 1)
+        else:
+            end = offset + 1 + buf[offset]
+            properties[name] = _lenient_text(buf[offset + 1 : end])
+        offset = end
+    return properties, offset
+
+
+def _lenient_headers(table: bytes) -> dict[str, Any]:
+    try:
+        (headers,), _end = serialization.loads("F", table, 0)
+    except Exception:  # noqa: BLE001 - as above
+        return {UNREADABLE_HEADERS: table}
+    return dict(headers)
+
+
+def _lenient_text(data: bytes) -> str | bytes:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data

@@ -47,7 +47,7 @@ from celery_dlq.worker.observer import SUCCEEDED as RETURNED
 from celery_dlq.worker.starts import Starts
 from celery_dlq.writing.capture import Message, message_id
 from celery_dlq.writing.failure import Failure, failure_of
-from celery_dlq.writing.history import history_of, last_number
+from celery_dlq.writing.letter import history_of, last_number
 from celery_dlq.writing.lifecycle import (
     DeliveryState,
     GuardedRequest,
@@ -73,37 +73,31 @@ class Guard:
         flags_redelivery: bool,
     ) -> None:
         self.parts = parts
-        self._policies = parts.policies
-        self._make = parts.make
-        self._writer = writer
-        self._counter = parts.backend.counter
-        self._clock = parts.clock
-        self._hostname = parts.hostname
-        self._pid = parts.pid
-        self._flags_redelivery = flags_redelivery
-        self._release = parts.settings.release
-        self._redacts = bool(parts.redaction)
-        self.counts = self._counts = parts.counts
+        self.counts = parts.counts
+        self.observers = tuple(parts.made.values())
         self.at_work = AtWork()
+        self.housekeeping = Housekeeping()
+        self.queues: tuple[str, ...] | None = None  # those consumed now; not known before a tick
+        self.guards_all = parts.policies.may_guard(None)
+        self._policies = parts.policies
+        self._counter = parts.backend.counter
+        self._writer = writer
+        self._flags_redelivery = flags_redelivery
         self._starts = Starts(
             self._counter,
-            self._clock,
-            self._counts,
+            parts.clock,
+            parts.counts,
             flags_redelivery=flags_redelivery,
             running=self._running,
         )
-        self.housekeeping = Housekeeping()
-        self.queues: tuple[str, ...] | None = None  # those consumed now; not known before a tick
-        self.guards_all = self._policies.may_guard(None)
-        self.observers = tuple(parts.made.values())
-        self.starting, self._at_end, self._after = (
-            tuple(
+        self._hooked = {
+            hook: [
                 one
                 for one in self.observers
                 if getattr(type(one), hook) is not getattr(Observer, hook)
-            )
+            ]
             for hook in ("before_start", "before_end", "after_end")
-        )
+        }
         for one in self.observers:
             one.guards(self)
 
@@ -120,13 +114,17 @@ class Guard:
     @property
     def watching(self) -> bool:
         """True if an observer may keep messages from starting now."""
-        return any(one.watching for one in self.starting)
+        return any(one.watching for one in self._hooked["before_start"])
 
     def stops(self, request: GuardedRequest) -> Verdict | None:
         """What keeps a message from starting, before it is counted."""
-        for one in self.starting:
+        found: Verdict | None = self._first_verdict("before_start", request)
+        return found
+
+    def _first_verdict(self, hook: str, request: GuardedRequest) -> Any:
+        for one in self._hooked[hook]:
             if one.watching:
-                verdict: Verdict | None = self.quietly(one.name, one.before_start, request)
+                verdict = self.quietly(one.name, getattr(one, hook), request)
                 if verdict is not None:
                     return verdict
         return None
@@ -160,10 +158,10 @@ class Guard:
         delivery = Delivery(
             number=1,
             retries=retries,
-            started_at=self._clock(),
-            worker_hostname=self._hostname,
-            worker_pid=self._pid,
-            release=self._release,
+            started_at=self.parts.clock(),
+            worker_hostname=self.parts.hostname,
+            worker_pid=self.parts.pid,
+            release=self.parts.settings.release,
         )
         again = request.delivery_info.get("redelivered") or HOLD_HEADER in headers
         in_flight = InFlight(resolved, key, delivery, self._flags_redelivery and not again)
@@ -213,7 +211,7 @@ class Guard:
         resolved = self._policies.of(request.delivery_info, request.task)
         if resolved.policy is None:  # else it is counted already
             outcome = Outcome.VANISHED.value
-            self._counts.count(DELIVERIES, resolved.queue, outcome, request.task.name)
+            self.counts.count(DELIVERIES, resolved.queue, outcome, request.task.name)
 
     # -- the end ------------------------------------------------------------------
 
@@ -227,7 +225,7 @@ class Guard:
         in_flight = request.dlq_in_flight
         if in_flight is not None:
             self._forget(in_flight)
-            self._counts.count(DELIVERIES, in_flight.resolved.queue, SUCCEEDED, request.task.name)
+            self.counts.count(DELIVERIES, in_flight.resolved.queue, SUCCEEDED, request.task.name)
             redrive_id = (
                 request.request_dict.get(REDRIVE_HEADER) if in_flight.key.redrives else None
             )
@@ -261,12 +259,8 @@ class Guard:
 
     def death_at_end(self, request: GuardedRequest) -> Die | None:
         """What an observer makes of the end of a delivery."""
-        for one in self._at_end:
-            if one.watching:
-                verdict: Die | None = self.quietly(one.name, one.before_end, request)
-                if verdict is not None:
-                    return verdict
-        return None
+        found: Die | None = self._first_verdict("before_end", request)
+        return found
 
     def expired(self, request: GuardedRequest) -> DeliveryState:
         """Decide a message that is past its expiry and will never run; returns as `end` does."""
@@ -291,7 +285,7 @@ class Guard:
         if isinstance(verdict, Leave):
             return DeliveryState.DONE
         kept = Message.of(message, headers)
-        letter = self._make(kept, resolved, verdict, failure=failure)
+        letter = self.parts.make(kept, resolved, verdict, failure=failure)
         pending = PendingLetter(letter, kept.key(letter.dead_letter_queue), waits=waits)
         return self._writer.write(pending)
 
@@ -302,7 +296,7 @@ class Guard:
             return
         in_flight.delivery = replace(
             in_flight.delivery,
-            ended_at=self._clock(),
+            ended_at=self.parts.clock(),
             outcome=Outcome.SHUTDOWN,
             worker_pid=request.worker_pid or in_flight.delivery.worker_pid,
         )
@@ -322,8 +316,7 @@ class Guard:
         Also called in pool processes, which know the configured policies but no override.
         """
         info = ExceptionInfo(exc_info)
-        for one in self.observers:
-            self.quietly(one.name, one.on_error, info, task, delivery_info)
+        self._each("on_error", info, task, delivery_info)
         failure = failure_of(info, tuple(task.throws or ()))
         if failure.end is None:
             return False
@@ -344,7 +337,7 @@ class Guard:
         if failure is not None:
             self._close_delivery(request, in_flight, failure)
         if not verdict.kept:
-            shown = "" if self._redacts else f" ({verdict.description})"
+            shown = "" if self.parts.redaction else f" ({verdict.description})"
             logger.warning("Task %s died and is not kept: %s%s", request.id, verdict.reason, shown)
             self._forget(in_flight)
             return DeliveryState.STORED
@@ -355,7 +348,7 @@ class Guard:
         if failure is None and history and history[-1].outcome is Outcome.VANISHED:
             self._count(request, in_flight, Outcome.VANISHED)
         resolved = self._policies.of_death(in_flight.resolved, verdict.rule)
-        letter = self._make(
+        letter = self.parts.make(
             Message.of(request.message, request.request_dict),
             resolved,
             verdict,
@@ -377,7 +370,7 @@ class Guard:
 
     def _is_over(self, request: GuardedRequest, in_flight: InFlight | None, ended: Ended) -> None:
         if in_flight is not None:
-            for one in self._after:
+            for one in self._hooked["after_end"]:
                 if one.watching:
                     self.quietly(one.name, one.after_end, request, in_flight, ended)
 
@@ -394,7 +387,7 @@ class Guard:
             self._count(request, in_flight, failure.end.outcome)
         in_flight.delivery = replace(
             in_flight.delivery,
-            ended_at=self._clock(),
+            ended_at=self.parts.clock(),
             outcome=failure.end.outcome,
             worker_pid=request.worker_pid or in_flight.delivery.worker_pid,
             exception_type=failure.exception_type,
@@ -402,7 +395,7 @@ class Guard:
         )
 
     def _count(self, request: GuardedRequest, in_flight: InFlight, outcome: Outcome) -> None:
-        self._counts.count(DELIVERIES, in_flight.resolved.queue, outcome.value, request.task.name)
+        self.counts.count(DELIVERIES, in_flight.resolved.queue, outcome.value, request.task.name)
 
     # -- what is periodic -----------------------------------------------------------
 
@@ -415,21 +408,22 @@ class Guard:
 
     def connected(self) -> None:
         """The consumer has a new connection."""
-        for one in self.observers:
-            self.quietly(one.name, one.connected)
+        self._each("connected")
 
     def in_loop(self, consumer: Any) -> None:
         """Let observers talk to the broker; called once a second in the consumer's loop."""
-        for one in self.observers:
-            self.quietly(one.name, one.in_loop, consumer)
+        self._each("in_loop", consumer)
 
     def close(self) -> None:
         """Tick a last time, then close connections."""
         self.tick()
         self.housekeeping.close()
-        for one in self.observers:
-            self.quietly(one.name, one.close)
+        self._each("close")
         self._counter.close()
+
+    def _each(self, hook: str, *args: Any) -> None:
+        for one in self.observers:
+            self.quietly(one.name, getattr(one, hook), *args)
 
     def _running(self) -> list[InFlight]:
         """The messages that run, or are about to run, on this worker."""
@@ -440,7 +434,7 @@ class Guard:
 
     def failed(self, operation: str) -> None:
         """Count an internal error; the caller logs it."""
-        self._counts.count(INTERNAL_ERRORS, operation)
+        self.counts.count(INTERNAL_ERRORS, operation)
 
     def quietly(self, operation: str, act: Callable[..., Any], *args: Any) -> Any:
         """Do something; an error of ours is logged and counted, and the result is ``None``."""

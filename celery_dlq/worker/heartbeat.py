@@ -1,4 +1,7 @@
-"""Heartbeat of a worker: registers it, applies instructions, warns of other policies."""
+"""A worker and its store: the check at the start, then a heartbeat once a second.
+
+The heartbeat registers the worker, applies instructions, and warns of other workers' policies.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from celery_dlq import __version__
 from celery_dlq.config import Settings
 from celery_dlq.decorators import task_policies
-from celery_dlq.errors import StoreUnavailable
+from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.letters.record import EPOCH
 from celery_dlq.logs import get_logger
+from celery_dlq.metrics import STORE_ERRORS, Counts
 from celery_dlq.policies.drift import TASK_PREFIX, differences
 from celery_dlq.store.instructions import Instruction, Instructions, Override
 from celery_dlq.store.records import MAX_TASKS, WorkerInfo
@@ -25,6 +30,62 @@ HEARTBEATS_PER_LOOK = 12
 
 _MAX_WARNINGS = 1000
 _SECOND = timedelta(seconds=1)
+
+_PAUSE_SECONDS = 1.0
+_PAUSE_TICKS = 30
+
+
+class StartCheck:
+    """Checks the store at the start; a store that was away then, again when it is back."""
+
+    def __init__(
+        self, check: Callable[[], None], wait_seconds: float | None, counts: Counts
+    ) -> None:
+        self._check = check
+        self._wait = wait_seconds
+        self._counts = counts
+        self._away = False
+        self._pause = 0
+
+    def run(self) -> None:
+        """Check before the worker starts."""
+        deadline = time.monotonic() + (self._wait or 0.0)
+        while True:
+            try:
+                return self._check()
+            except StoreUnavailable as exc:
+                if self._wait is None:
+                    return self._start_without(exc)
+                if time.monotonic() >= deadline:
+                    raise
+                logger.warning("Waiting for the dead-letter store: %s", exc)
+            time.sleep(min(_PAUSE_SECONDS, max(0.0, deadline - time.monotonic())))
+
+    def tick(self) -> None:
+        """Check a store that was away, until it has passed; called once a second."""
+        if not self._away:
+            return
+        if self._pause > 0:
+            self._pause -= 1
+            return
+        try:
+            self._check()
+        except SettingsError as exc:
+            self._pause = _PAUSE_TICKS
+            logger.error("The dead-letter store is back, but cannot be used: %s", exc)  # noqa: TRY400 - no traceback needed
+            return
+        self._away = False
+        logger.warning("The dead-letter store is back: this worker counts, and stores letters")
+
+    def _start_without(self, exc: StoreUnavailable) -> None:
+        self._away = True
+        self._counts.count(STORE_ERRORS, "start")
+        logger.error(
+            "The dead-letter store is away, and this worker starts without it: until it is back, "
+            "deliveries are not counted, and letters wait in memory and in dlq_spool_dir: %s",
+            exc,
+        )
+
 
 Apply = Callable[[Sequence[Instruction], datetime], None]
 """Applies the instructions of the app, in place of those before, at a time of the store's clock."""
@@ -112,18 +173,20 @@ def _times(instruction: Instruction) -> Iterator[datetime]:
         yield instruction.until
 
 
-def worker_info(app: Any, settings: Settings) -> WorkerInfo:
-    """The info that all workers of an app share; hostname, pid, version and start are empty."""
+def worker_info(
+    app: Any, settings: Settings, *, hostname: str = "", pid: int = 0, started_at: datetime = EPOCH
+) -> WorkerInfo:
+    """What a worker says of itself in its registration."""
     policies = {
         **settings.queues,
         **{f"{TASK_PREFIX}{name}": policy for name, policy in task_policies(app).items()},
     }
     tasks = sorted(name for name in app.tasks if not name.startswith("celery."))
     return WorkerInfo(
-        hostname="",
-        pid=0,
-        version="",
-        started_at=EPOCH,
+        hostname=hostname,
+        pid=pid,
+        version=__version__,
+        started_at=started_at,
         queues=tuple(sorted(app.amqp.queues.consume_from)),
         tasks=tuple(tasks[:MAX_TASKS]),
         policies={name: policy.to_json() for name, policy in policies.items()},

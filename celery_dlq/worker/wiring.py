@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from celery_dlq import __version__
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.logs import get_logger
@@ -20,11 +18,9 @@ from celery_dlq.registry import features
 from celery_dlq.store.instructions import Instruction, Override
 from celery_dlq.worker import masked_log
 from celery_dlq.worker.guard import Guard
-from celery_dlq.worker.heartbeat import Heartbeat, worker_info
-from celery_dlq.worker.housekeeping import LongTask, Task
-from celery_dlq.worker.jobs import WorkerJobs
+from celery_dlq.worker.heartbeat import Heartbeat, StartCheck, worker_info
+from celery_dlq.worker.housekeeping import LongTask, Task, WorkerJobs
 from celery_dlq.worker.observer import Observer, WorkerParts
-from celery_dlq.worker.start_check import StartCheck
 from celery_dlq.writing.letter import LetterMaker
 from celery_dlq.writing.spool import Spool
 from celery_dlq.writing.writer import LetterWriter
@@ -141,11 +137,11 @@ def _housekeeping_of(
 ) -> Sequence[Task | LongTask]:
     """The periodic work; what waits for servers of its own comes last."""
     backend, policies = own.backend, parts.policies
-    info = replace(
-        worker_info(own.app, own.settings),
+    info = worker_info(
+        own.app,
+        own.settings,
         hostname=parts.hostname,
         pid=parts.pid,
-        version=__version__,
         started_at=own.clock(),
     )
     jobs = WorkerJobs(dlq.separate)

@@ -1,4 +1,4 @@
-"""Makes letters: a message and what happened to it become one record."""
+"""Makes letters: a message, its deliveries so far, and its end become one record."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.fingerprint import fingerprint
-from celery_dlq.letters.record import DeadLetter, Delivery, Reason
+from celery_dlq.letters.record import DeadLetter, Delivery, Outcome, Reason
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import INTERNAL_ERRORS, Counts
 from celery_dlq.policies.decisions import Die
 from celery_dlq.policies.resolved import ResolvedPolicy
-from celery_dlq.store.records import Clock
+from celery_dlq.store.counter import DeliveryCounter
+from celery_dlq.store.records import Clock, MessageKey
 from celery_dlq.writing.capture import Message
 from celery_dlq.writing.failure import MESSAGE_LIMIT, SENTRY_TRACE, Failure
+from celery_dlq.writing.lifecycle import InFlight
 
 logger = get_logger("celery_dlq.worker")
 
@@ -119,3 +122,59 @@ def _description(verdict: Die, failure: Failure | None, history: tuple[Delivery,
     last = history[-1]
     text = f": {last.exception_message.rstrip('.')}" if last.exception_message else ""
     return f"{last.outcome}{text}; {verdict.description}"
+
+
+HISTORY_IN_LETTER = 50
+"""Maximum number of deliveries in a letter: the first one, and the latest."""
+
+
+def history_of(
+    counter: DeliveryCounter, in_flight: InFlight, *, with_current: bool
+) -> tuple[Delivery, ...]:
+    """All deliveries of a message so far, oldest first."""
+    key = in_flight.key
+    earlier: tuple[Delivery, ...] = ()
+    if not (in_flight.first and key.retries == 0):
+        earlier = _recorded(counter, key)
+    current = (key.retries, in_flight.delivery.number)
+    past = [
+        _closed(delivery, key)
+        for delivery in earlier
+        if delivery.outcome is Outcome.SHUTDOWN or (delivery.retries, delivery.number) != current
+    ]
+    return _capped([*past, *([in_flight.delivery] if with_current else [])])
+
+
+def history_of_adopted(counter: DeliveryCounter, key: MessageKey) -> tuple[Delivery, ...]:
+    """All deliveries of a message that no worker has any more, oldest first."""
+    return _capped([_closed(delivery, key) for delivery in counter.history(key)])
+
+
+def _capped(whole: list[Delivery]) -> tuple[Delivery, ...]:
+    return tuple(whole[:1] + whole[1:][1 - HISTORY_IN_LETTER :])
+
+
+def _recorded(counter: DeliveryCounter, key: MessageKey) -> tuple[Delivery, ...]:
+    try:
+        return counter.history(key)
+    except StoreUnavailable as exc:
+        logger.warning("The history of %s is missing: %s", key.task_id, exc)
+        return ()
+
+
+def _closed(delivery: Delivery, key: MessageKey) -> Delivery:
+    """An earlier delivery, with an inferred outcome if none was recorded.
+
+    A delivery that was retried cannot have vanished: this message is its retry. Its outcome may
+    be recorded only after the retry has ended.
+    """
+    if delivery.outcome is not None:
+        return delivery
+    retried = delivery.retries < key.retries
+    return replace(delivery, outcome=Outcome.RETRIED if retried else Outcome.VANISHED)
+
+
+def last_number(counter: DeliveryCounter, key: MessageKey) -> int:
+    """The number of a message's last recorded delivery; 0 if there is none."""
+    recorded = _recorded(counter, key)
+    return max((one.number for one in recorded if one.retries == key.retries), default=0)

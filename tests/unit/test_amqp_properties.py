@@ -12,7 +12,7 @@ import pytest
 from amqp import serialization
 from amqp.spec import Basic
 
-from celery_dlq.writing.amqp_properties import (
+from celery_dlq.worker.dropped import (
     UNREADABLE_HEADERS,
     are_unreadable,
     read_leniently,

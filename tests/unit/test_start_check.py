@@ -8,8 +8,8 @@ import pytest
 
 from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.metrics import STORE_ERRORS, Counts, Series, WorkerGauges
-from celery_dlq.worker import start_check
-from celery_dlq.worker.start_check import StartCheck
+from celery_dlq.worker import heartbeat
+from celery_dlq.worker.heartbeat import StartCheck
 
 AWAY = StoreUnavailable("the store is away")
 WRONG = SettingsError("expected another password")
@@ -45,7 +45,7 @@ def counted(counts: Counts) -> dict[Series, int]:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_check, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(heartbeat, "_PAUSE_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("wait", [None, 0.0, 10.0])

@@ -33,8 +33,7 @@ from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.records import MessageKey
 from celery_dlq.writing.capture import Message, wire_body
-from celery_dlq.writing.history import history_of_adopted
-from celery_dlq.writing.letter import LetterMaker
+from celery_dlq.writing.letter import LetterMaker, history_of_adopted
 
 logger = get_logger("celery_dlq.worker")
 

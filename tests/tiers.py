@@ -1,4 +1,4 @@
-"""The tests that `tox` runs, in about five minutes on two cores; others are marked `full`."""
+"""The tests that `tox` runs, in about three minutes on two cores; others are marked `full`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ DEFAULT_TIER = (
     # Of the acceptance tests, those that prove the guarantees of docs/guarantees.md.
     # One broker and one pool a guarantee; the matrix of both is in the full tier.
     "tests/acceptance/test_brokers.py::test_every_death_ends_as_one_letter[redis-prefork",
-    "tests/acceptance/test_brokers.py::test_every_death_ends_as_one_letter[redis-threads",
     "tests/acceptance/test_brokers.py::test_every_death_ends_as_one_letter[quorum-prefork",
-    "tests/acceptance/test_brokers.py::test_every_death_ends_as_one_letter[classic-gevent",
     "tests/acceptance/test_brokers.py::test_a_killed_worker_charges_what_it_ran_and_nothing_else[redis",
     "tests/acceptance/test_counting.py::test_waiting_is_not_delivery",
     "tests/acceptance/test_counting.py::test_a_cold_or_soft_shutdown_is_recorded_and_not_charged[0",
@@ -42,6 +40,14 @@ DEFAULT_TIER = (
 """Beginnings of test ids."""
 
 FULL_TIER = (
+    "tests/acceptance/test_operations.py::test_a_canary_that_is_held_has_not_died[queue",
+    "tests/acceptance/test_operations.py::test_a_canary_that_is_held_has_not_died[breaker",
+    "tests/acceptance/test_store_down.py::test_while_the_store_is_down_healthy_tasks_run_and_dying_ones_wait[read-only",
+    "tests/acceptance/test_store_down.py::test_while_the_store_is_down_healthy_tasks_run_and_dying_ones_wait[wrong",
+    "tests/integration/test_publishing.py::test_the_claims_of_a_slow_batch",
+    "tests/integration/test_publishing.py::test_a_connection_that_stays_blocked",
+    "tests/integration/test_web_server.py::test_numbers_are_live_until_the_server_ends_in_order[SIGTERM",
+    "tests/integration/test_redis_addresses.py::test_letters_that_were_confirmed_survive_a_change_of_roles",
     "tests/acceptance/test_store_down.py::test_a_letter_that_waits_is_dropped",
     "tests/examples/test_containers.py::test_a_worker_runs_as_it_is_described",
     "tests/integration/test_benchmarks.py",
@@ -74,9 +80,18 @@ FULL_TIER = (
 )
 """What is not in the default tier though its folder is."""
 
+_WITH_ANY_BROKER = (
+    "tests/integration/test_auto_redrive.py",
+    "tests/integration/test_background_jobs.py",
+)
+"""Files on what is done the same way whether letters and broker share a Redis or not; in the
+default tier, they do."""
+
 
 def in_default_tier(test_id: str) -> bool:
     """True if `tox` alone runs a test."""
     if "[sqs" in test_id:
         return False  # each takes a quarter of a minute
+    if "[elsewhere" in test_id and test_id.startswith(_WITH_ANY_BROKER):
+        return False
     return test_id.startswith(DEFAULT_TIER) and not test_id.startswith(FULL_TIER)

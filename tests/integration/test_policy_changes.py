@@ -23,9 +23,9 @@ from celery_dlq.web.http import Permission, User
 
 HOUR = timedelta(hours=1)
 LETTERS = 9
-TTL = {"dead_letter_ttl": 1}
+TTL = {"dead_letter_ttl": 0.1}
 MOST = {"dead_letter_max_length": 1}
-REDRIVE = {"auto_redrive": {"after": 1, "times": 1}}
+REDRIVE = {"auto_redrive": {"after": 0.1, "times": 1}}
 
 
 @pytest.fixture
@@ -68,9 +68,9 @@ def put(dlq: DeadLetters, count: int, **changes: Any) -> list[str]:
 
 
 def aged(dlq: DeadLetters) -> None:
-    """Wait until what is there is more than a second old."""
+    """Wait until what is there is older than those policies let it become."""
     stored = dlq.store.now()
-    poll(lambda: dlq.store.now() - stored > timedelta(seconds=1.1))
+    poll(lambda: dlq.store.now() - stored > timedelta(seconds=0.15))
 
 
 def a_worker_trims(dlq: DeadLetters) -> int:

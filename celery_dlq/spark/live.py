@@ -48,31 +48,25 @@ class LiveLetters:
 
     def __init__(self, options: ReadOptions) -> None:
         try:
-            from celery_dlq.store.connect import (  # noqa: PLC0415 - where tasks run
-                connect,
-                translated,
-            )
-            from celery_dlq.store.keys import Keys  # noqa: PLC0415
-            from celery_dlq.store.letters import Letters  # noqa: PLC0415
+            from celery_dlq.store.store import Store  # noqa: PLC0415 - where tasks run
         except ImportError as exc:
             feature = "reading live letters with Spark"
             raise MissingExtra(feature, "redis", "spark") from exc
         self._options = options
-        self._keys = Keys(options.key_prefix)
-        self._client = connect(options.address, _TIMEOUT_SECONDS, keys=self._keys)
-        self._store = Letters(self._client, options.url, self._keys)
-        self._translated = translated
+        self._redis = Store(
+            options.address, prefix=options.key_prefix, timeout_seconds=_TIMEOUT_SECONDS
+        )
+        self._store = self._redis.letters
 
     def __enter__(self) -> LiveLetters:  # noqa: PYI034 - Self came with Python 3.11
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._store.close()
+        self._redis.close()
 
     def identity(self) -> str | None:
         """The id of the store; ``None`` if nobody made it yet and this user may not."""
-        with self._translated(self._options.url):
-            found = self._client.get(self._keys.identity())
+        found = self._redis.client.get(self._redis.keys.identity())
         if found is not None:
             return str(found.decode())
         with suppress(StoreUnavailable):  # a user or a replica that only reads
@@ -127,10 +121,8 @@ class LiveLetters:
         parts = max(1, min(tasks, MAX_TASKS_PER_QUEUE))
         if parts == 1:
             return [span]
-        with self._translated(self._options.url):
-            sample = self._client.hrandfield(
-                self._keys.ids(span.queue), _SAMPLE_LETTERS, withvalues=True
-            )
+        ids = self._redis.keys.ids(span.queue)
+        sample = self._redis.client.hrandfield(ids, _SAMPLE_LETTERS, withvalues=True)
         inside = sorted(
             position
             for position in {ordered(text.decode()) for text in sample[1::2]}

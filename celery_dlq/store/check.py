@@ -17,11 +17,10 @@ from redis.exceptions import ResponseError
 
 from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.letters.printable import error_without_secrets, url_without_secrets
-from celery_dlq.store.cluster import LazyCluster
-from celery_dlq.store.connect import unavailable
+from celery_dlq.store.connect import LazyCluster, is_refusal, unavailable
 from celery_dlq.store.keys import FORMAT, Keys
 from celery_dlq.store.pipelined import PipelinedConnection
-from celery_dlq.store.scripts import Scripts
+from celery_dlq.store.scripts import script_text
 from celery_dlq.store.slots import client_for
 
 OLDEST = (6, 2)
@@ -155,7 +154,7 @@ def _check_connection(connection: PipelinedConnection, keys: Keys) -> None:
     try:
         connection.call("EXISTS", keys.queues())
     except StoreUnavailable as exc:
-        if not isinstance(exc.__cause__, ResponseError):
+        if not is_refusal(exc):
             raise
         # It answers. The client will be told why it refuses.
     finally:
@@ -164,8 +163,11 @@ def _check_connection(connection: PipelinedConnection, keys: Keys) -> None:
 
 def _check_kind(client: Any, url: str, keys: Keys) -> None:
     server: dict[str, Any] = {}
-    with suppress(ResponseError):  # INFO may be forbidden
+    try:
         server = client_for(client, keys.nodes()).info("server")
+    except (StoreUnavailable, ResponseError) as exc:  # INFO may be forbidden
+        if isinstance(exc, StoreUnavailable) and not is_refusal(exc):
+            raise
     version = too_old(server)
     if version is not None:
         raise SettingsError(
@@ -178,7 +180,7 @@ def _check_kind(client: Any, url: str, keys: Keys) -> None:
 
 def _check_commands(client: Any, keys: Keys, dead_letter_queues: Iterable[str]) -> None:
     """Run all commands on keys like the real ones; the keys of one script share a hash tag."""
-    script, token = Scripts(client).check, uuid4().hex
+    script, token = script_text("check"), uuid4().hex
     names = [*dead_letter_queues][:_MOST_QUEUES] or ["check"]
     of_queue, of_app = (
         [keys.check(name, f"{token}:{kind}") for kind in _TYPES] for name in (names[0], "app")
@@ -186,9 +188,9 @@ def _check_commands(client: Any, keys: Keys, dead_letter_queues: Iterable[str]) 
     client.delete(of_app[0])  # first, because the scripts end with it
     for key in (keys.queues(), *map(keys.letters, names)):
         client.eval("return 0", 1, key)
-    client.script_load(script.script)
-    refusals = client.evalsha(script.sha, len(of_app), *of_app)
-    refusals = refusals or client.eval(script.script, len(of_queue), *of_queue)
+    client.script_load(script.text)
+    refusals = client.evalsha(script.digest, len(of_app), *of_app)
+    refusals = refusals or client.eval(script.text, len(of_queue), *of_queue)
     if refusals:
         pairs = [refusal.decode(errors="replace").partition(" ") for refusal in refusals]
         raise ResponseError(f"{', '.join(command for command, _, _ in pairs)}: {pairs[0][2]}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from celery_dlq.store.connect import translated
 from celery_dlq.store.part import Part
 from celery_dlq.store.scripts import script_text
 
@@ -27,7 +26,6 @@ class Succeeded:
     number: int  # How many
 
 
-_ENDS = script_text("ends")
 _MOST = 100  # tasks in one call
 
 
@@ -46,18 +44,13 @@ class CircuitStore(Part):
 
     def forget(self, breaker: str) -> None:
         """Begin anew: the breaker closed."""
-        with translated(self._url):
-            self._client.delete(self._keys.breaker_ends(breaker))
+        self._client.delete(self._keys.breaker_ends(breaker))
 
     def _count(self, fingerprint: str, tasks: Sequence[Succeeded]) -> tuple[int, int]:
         keys = [self._keys.breaker_ends(one.breaker) for one in tasks]
         args: list[str | int] = [fingerprint]
         for one in tasks:
             args += [int(one.window * 1000), one.number]
-        if self._connection is not None:
-            self._raise_if_away()
-            died, total = self._connection.call_script(_ENDS, keys, *args)
-        else:
-            with translated(self._url):
-                died, total = self._scripts.ends(keys=keys, args=args)
+        self._connection.raise_if_away()
+        died, total = self._connection.call_script(script_text("ends"), keys, *args)
         return int(died), int(total)

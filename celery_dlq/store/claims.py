@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import redis
@@ -20,34 +20,27 @@ from redis.exceptions import NoScriptError, RedisClusterException, ResponseError
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.record import Delivery, to_micros
 from celery_dlq.logs import get_logger
-from celery_dlq.store.cluster import LazyCluster
-from celery_dlq.store.connect import translated
+from celery_dlq.store.connect import LazyCluster
 from celery_dlq.store.keys import Keys, spelled
 from celery_dlq.store.part import Part
 from celery_dlq.store.records import ClaimState, MessageKey, QueueEntry, RedriveOutcome
-from celery_dlq.store.scripts import ClaimReply, chunks
+from celery_dlq.store.scripts import Script, chunks, script_text
 from celery_dlq.store.stream import ReadAhead
+
+if TYPE_CHECKING:
+    from celery_dlq.store.store import Store
 
 logger = get_logger("celery_dlq.store")
 
 _MARKER_MILLIS = 60_000
 
-_REPLIES = {
-    ClaimReply.CLAIMED: ClaimState.CLAIMED,
-    ClaimReply.RECLAIMED: ClaimState.RECLAIMED,
-    ClaimReply.PUBLISHED: ClaimState.PUBLISHED,
-    ClaimReply.HELD: ClaimState.HELD,
-    ClaimReply.GONE: ClaimState.GONE,
-}
-_STATES = {ord("0") + reply: state for reply, state in _REPLIES.items()}  # by digit of the reply
-
 
 class Claims(Part):
     """Claims letters and publishes their messages; marks and reads redriven ones."""
 
-    def __init__(self, client: Any, url: str, keys: Keys, ttl_seconds: float) -> None:
-        super().__init__(client, url, keys)
-        self._ttl_millis = int(ttl_seconds * 1000)
+    def __init__(self, store: Store, keys: Keys | None, ttl_millis: int) -> None:
+        super().__init__(store, keys)
+        self._ttl_millis = ttl_millis
         self._idle: list[ReadAhead] = []  # connections for calls
 
     def claim(
@@ -63,21 +56,18 @@ class Claims(Part):
 
         Idempotent: a repetition by the same owner returns the same states.
         """
-        name, keys = dead_letter_queue, self._keys
-        places = [keys.claims(name), keys.ids(name), keys.letters(name)]
         states: list[ClaimState] = []
-        with translated(self._url):
-            for some in chunks(letter_ids):
-                args: list[Any] = [owner, int(lease_seconds * 1000), previous_run_prefix, *some]
-                replies = self._scripts.claim(keys=places, args=args)
-                states += [_REPLIES[ClaimReply(reply)] for reply in replies]
+        for some in chunks(letter_ids):
+            args = (owner, int(lease_seconds * 1000), previous_run_prefix, *some)
+            states += map(ClaimState, self._call("claim", *args, queue=dead_letter_queue))
         return states
 
     def mark_published(
         self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str
     ) -> None:
         """Record that the messages are on the broker: any operation may now remove the letters."""
-        self._run(self._scripts.mark_published, dead_letter_queue, letter_ids, owner)
+        for some in chunks(letter_ids):
+            self._call("mark_published", owner, *some, queue=dead_letter_queue)
 
     def release(
         self,
@@ -92,7 +82,8 @@ class Claims(Part):
         With ``doubtful`` the next owner gets `ClaimState.RECLAIMED`: the messages may have been
         published.
         """
-        self._run(self._scripts.release, dead_letter_queue, letter_ids, owner, int(doubtful))
+        for some in chunks(letter_ids):
+            self._call("release", owner, int(doubtful), *some, queue=dead_letter_queue)
 
     def marker(self) -> str | None:
         """Write a key that expires after a minute, and return its name.
@@ -103,8 +94,7 @@ class Claims(Part):
         if isinstance(self._client, LazyCluster):
             return None
         key = self._keys.marker(uuid4().hex)
-        with translated(self._url):
-            self._client.set(key, 1, px=_MARKER_MILLIS)
+        self._client.set(key, 1, px=_MARKER_MILLIS)
         return key
 
     def redrive(
@@ -121,17 +111,9 @@ class Claims(Part):
         Only if the letters are in the broker's database; see `marker`. No letter has to be
         claimed before; the claims of others are respected as by `claim`.
         """
-        name, keys = dead_letter_queue, self._keys
+        script, redriven = script_text("redrive"), self._keys.redriven(dead_letter_queue, job_id)
         places: list[str | bytes] = [
-            keys.letters(name),
-            keys.ids(name),
-            keys.tally(name),
-            keys.claims(name),
-            keys.groups(name),
-            keys.ends(name),
-            keys.newest_groups(name),
-            keys.gone_groups(name),
-            keys.redriven(name, job_id),
+            *self._keys.places(script.keys, dead_letter_queue, redriven=redriven)
         ]
         numbers: dict[bytes, int] = {}
         for entry in entries:
@@ -146,7 +128,8 @@ class Claims(Part):
                 text = json.dumps([len(places), *_flat(*seed)])
             letter = (spelled(letter_id), position, reason, fingerprint)
             args += (*letter, numbers[list_key], entry_text, text)
-        return RedriveCall(self._url, self._scripts.redrive, places, args, self._idle)
+        call = (len(places), *places, *args)
+        return RedriveCall(self._client, self._store.url, script, call, self._idle)
 
     def close(self) -> None:
         """Close connections. Never raises."""
@@ -159,57 +142,49 @@ class Claims(Part):
         Exact, also if the job's process was killed before it had counted them.
         """
         key = self._keys.redriven(dead_letter_queue, job_id)
-        with translated(self._url):
-            counts = self._client.hgetall(key)
-        return {state: int(counts.get(b"%d" % reply, 0)) for reply, state in _REPLIES.items()}
+        counts = self._client.hgetall(key)
+        return {state: int(counts.get(b"%d" % state.value, 0)) for state in ClaimState}
 
     def watch(self, keys: Sequence[MessageKey]) -> None:
         """Mark messages that are about to be redriven, for `outcomes`."""
-        with translated(self._url):
-            pipe = self._client.pipeline(transaction=False)
-            for key in keys:
-                pipe.hset(self._keys.run(key), "watched", 1)
-                pipe.pexpire(self._keys.run(key), self._ttl_millis)
-            pipe.execute()
+        pipe = self._client.pipeline(transaction=False)
+        for key in keys:
+            pipe.hset(self._keys.run(key), "watched", 1)
+            pipe.pexpire(self._keys.run(key), self._ttl_millis)
+        pipe.execute()
 
     def outcomes(self, keys: Sequence[MessageKey]) -> list[RedriveOutcome]:
         """Read the hashes: a worker deletes them on success, and records a death in them."""
-        with translated(self._url):
-            pipe = self._client.pipeline(transaction=False)
-            for key in keys:
-                pipe.hkeys(self._keys.run(key))
-            return [_outcome(names) for names in pipe.execute()]
+        pipe = self._client.pipeline(transaction=False)
+        for key in keys:
+            pipe.hkeys(self._keys.run(key))
+        return [_outcome(names) for names in pipe.execute()]
 
     def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
         """Write the count with an ended last delivery, which must not look vanished."""
         run = self._keys.run(key)
-        with translated(self._url):
-            self._scripts.seed(keys=[run], args=[self._ttl_millis, *_flat(key, deliveries, last)])
-
-    def _run(
-        self, script: Any, dead_letter_queue: str, letter_ids: Sequence[str], *args: object
-    ) -> None:
-        with translated(self._url):
-            for some in chunks(letter_ids):
-                script(keys=[self._keys.claims(dead_letter_queue)], args=[*args, *some])
+        pipe = self._client.pipeline(transaction=False)
+        pipe.execute_command("HSET", run, *_flat(key, deliveries, last))
+        pipe.pexpire(run, self._ttl_millis)
+        pipe.execute()
 
 
 @dataclass(slots=True)
 class RedriveCall:
     """A call of `Claims.redrive`. It does nothing twice, however often it is made."""
 
+    client: Any
     url: str  # Shown in messages, without its password
-    script: Any  # The script
-    keys: list[str | bytes]  # Its keys
-    args: list[Any]  # Its arguments
+    script: Script
+    call: Sequence[Any]  # Its keys and arguments
     idle: list[ReadAhead]  # Connections of earlier calls
     sent: ReadAhead | None = None  # The connection on which the reply will come
 
     def send(self) -> None:
         """Send the call over a connection of its own; if that fails, `states` makes it."""
-        ahead = self.idle.pop() if self.idle else ReadAhead(self.script.registered_client, self.url)
+        ahead = self.idle.pop() if self.idle else ReadAhead(self.client, self.url)
         try:
-            ahead.ask("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args)
+            ahead.ask("EVALSHA", self.script.digest, *self.call)
         except StoreUnavailable:
             ahead.close()
         else:
@@ -218,14 +193,15 @@ class RedriveCall:
     def states(self) -> list[ClaimState] | None:
         """Wait for the reply. If it is lost, make the call again: it does nothing twice."""
         reply = self._reply()
-        with translated(self.url):
-            try:
-                if reply is None:
-                    reply = self._again()
-            except (ResponseError, RedisClusterException) as exc:
-                logger.info("Letters cannot be redriven in one step: %s", exc)
-                return None
-        return [_STATES[digit] for digit in reply]
+        try:
+            if reply is None:
+                reply = self._again()
+        except StoreUnavailable as exc:
+            if not isinstance(exc.__cause__, (ResponseError, RedisClusterException)):
+                raise
+            logger.info("Letters cannot be redriven in one step: %s", exc.__cause__)
+            return None
+        return [ClaimState(int(digit)) for digit in reply.decode()]
 
     def _reply(self) -> bytes | None:
         """The reply to what was sent; ``None`` if there is none."""
@@ -245,9 +221,14 @@ class RedriveCall:
     def _again(self) -> bytes:
         """Call the script, once more if its reply is lost: redis-py before 6 does not."""
         try:
-            reply: bytes = self.script(keys=self.keys, args=self.args)
-        except (redis.ConnectionError, redis.TimeoutError):
-            reply = self.script(keys=self.keys, args=self.args)
+            return self._evaluated()
+        except StoreUnavailable as exc:
+            if not isinstance(exc.__cause__, (redis.ConnectionError, redis.TimeoutError)):
+                raise
+            return self._evaluated()
+
+    def _evaluated(self) -> bytes:
+        reply: bytes = self.client.eval(self.script.text, *self.call)
         return reply
 
 

@@ -1,15 +1,17 @@
-"""Reaching Redis: the one place that makes clients, and the translation of their errors."""
+"""Reaching Redis: the one place that makes clients, whose errors are `StoreUnavailable`."""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from typing import Any
 
 import redis
-from redis.backoff import NoBackoff
+from redis.backoff import ConstantBackoff, NoBackoff
+from redis.cluster import ClusterNode, RedisCluster
 from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
@@ -17,8 +19,35 @@ from redis.sentinel import Sentinel
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import error_without_secrets, url_without_secrets
 from celery_dlq.store.address import Address, Kind, address_of
-from celery_dlq.store.cluster import LazyCluster
 from celery_dlq.store.keys import FORMAT, Keys
+
+_MORE_ATTEMPTS = 3  # after each, redis-py asks the cluster for its slots again
+_BETWEEN_ATTEMPTS_SECONDS = 0.1
+
+
+class _Translating:
+    """Mixed in front of a client of redis-py: its errors become `StoreUnavailable`."""
+
+    place: str | None = None  # shown in the errors; `None` while the client is being made
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        """Translate the errors of one command."""
+        with translated(self.place):
+            return super().execute_command(*args, **options)  # type: ignore[misc]
+
+    def pipeline(self, *args: Any, **options: Any) -> Any:
+        """Translate the errors of many commands."""
+        pipe = super().pipeline(*args, **options)  # type: ignore[misc]
+        pipe.execute = translated(self.place)(pipe.execute)
+        return pipe
+
+
+class _Client(_Translating, redis.Redis):
+    pass
+
+
+class _Cluster(_Translating, RedisCluster):
+    pass
 
 
 class LaterFormatError(redis.ConnectionError):
@@ -42,13 +71,17 @@ def connect(
     }
     found = [{**common, **one} for one in address.connections()]
     if address.kind is Kind.CLUSTER:
-        return LazyCluster(found, None if keys is None else partial(_check_cluster, keys))
+        check = None if keys is None else partial(_check_cluster, keys)
+        return LazyCluster(found, str(address), check)
     if keys is not None:
         found = [{**one, "redis_connect_func": partial(_check_connection, keys)} for one in found]
     retry = Retry(NoBackoff(), retries)
     if address.kind is Kind.SENTINELS:
-        return _through_sentinels(address, [{**one, "retry": retry} for one in found])
-    return redis.Redis.from_pool(redis.ConnectionPool(retry=retry, **_of_servers(found)))
+        client = _through_sentinels(address, [{**one, "retry": retry} for one in found])
+    else:
+        client = _Client.from_pool(redis.ConnectionPool(retry=retry, **_of_servers(found)))
+    client.place = str(address)
+    return client
 
 
 def _check_connection(keys: Keys, connection: Any) -> None:
@@ -121,7 +154,81 @@ def _through_sentinels(address: Address, connections: list[dict[str, Any]]) -> A
         sentinel_kwargs={**waits, **(address.options.get("sentinel_kwargs") or {})},
         **options,
     )
-    return sentinels.master_for(address.options["master_name"], redis.Redis)
+    return sentinels.master_for(address.options["master_name"], _Client)
+
+
+class LazyCluster:
+    """A `redis.cluster.RedisCluster`, made when its first method is called.
+
+    redis-py's own asks the cluster for its slots as soon as it is made, so that a cluster which is
+    away would be an error where nothing is stored yet.
+    """
+
+    connection_pool = None  # each node has its own
+
+    def __init__(
+        self,
+        connections: list[dict[str, Any]],
+        place: str,
+        check: Callable[[Any], None] | None = None,
+    ) -> None:
+        self._place = place
+        self._check = check
+        self._nodes = [(one["host"], one["port"]) for one in connections]
+        left_out = ("host", "port", "db")  # a cluster has one database
+        self._options = {k: v for k, v in connections[0].items() if k not in left_out}
+        self._made: Any = None
+        self._lock = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        with translated(self._place):
+            return getattr(self._cluster(), name)
+
+    def __del__(self) -> None:
+        """Not redis-py's: it would connect in order to disconnect."""
+
+    def time(self) -> Any:
+        """Ask one node for its time, always the same one: clocks of machines differ."""
+        with translated(self._place):
+            return self.client_for("{app}").time()
+
+    def client_for(self, key: str) -> Any:
+        """A client of the master that holds a key, as far as is known."""
+        cluster = self._cluster()
+        try:
+            return cluster.get_redis_connection(cluster.get_node_from_key(key))
+        except (RedisClusterException, AttributeError) as exc:  # no node
+            raise redis.ConnectionError(f"no node of the cluster holds the key {key!r}") from exc
+
+    def close(self) -> None:
+        """Disconnect."""
+        made, self._made = self._made, None
+        if made is not None:
+            with suppress(Exception):
+                made.close()
+
+    def _cluster(self) -> Any:
+        with self._lock:
+            if self._made is None:
+                try:
+                    made = _Cluster(
+                        startup_nodes=[ClusterNode(*node) for node in self._nodes],
+                        # A master that is gone must not stop the work on the others.
+                        require_full_coverage=False,
+                        retry=Retry(ConstantBackoff(_BETWEEN_ATTEMPTS_SECONDS), _MORE_ATTEMPTS),
+                        **self._options,
+                    )
+                except RedisClusterException as exc:
+                    raise redis.ConnectionError(str(exc)) from exc
+                try:
+                    if self._check is not None:
+                        self._check(made)
+                except Exception:
+                    made.close()
+                    raise
+                made.place = self._place
+                self._made = made
+            return self._made
 
 
 def new_connection(pool: Any) -> Any:
@@ -148,8 +255,13 @@ def unavailable(exc: Exception, url: str) -> StoreUnavailable:
     )
 
 
+def is_refusal(exc: StoreUnavailable) -> bool:
+    """True if Redis answered, but did not do it."""
+    return isinstance(exc.__cause__, ResponseError)
+
+
 @contextmanager
-def translated(url: str) -> Iterator[None]:
+def translated(url: str | None) -> Iterator[None]:
     """Translate the errors of redis-py to `StoreUnavailable`.
 
     A refusal (read-only, full, loading, no permission, a key of another type) is treated like
@@ -160,4 +272,6 @@ def translated(url: str) -> Iterator[None]:
     except NoScriptError:
         raise
     except (RedisError, RedisClusterException, OSError) as exc:
+        if url is None:
+            raise
         raise unavailable(exc, url) from exc

@@ -16,7 +16,7 @@ from celery_dlq.letters.record import Delivery, Outcome, from_micros, to_micros
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.pipelined import Command, PipelinedConnection
 from celery_dlq.store.records import Count, CountStatus, MessageKey
-from celery_dlq.store.scripts import CountReply, script_text
+from celery_dlq.store.scripts import script_text
 
 HISTORY_LIMIT = 50
 """Maximum number of deliveries kept per message, and of retry numbers kept per task."""
@@ -29,16 +29,6 @@ ALIVE_SECONDS = 1.0
 
 SCRIPTS = ("count", "count_first", "ended", "forget", "heartbeat")
 """The counter's scripts; they are sent over its connection."""
-
-_STATUSES = {
-    CountReply.COUNTED: CountStatus.COUNTED,
-    CountReply.LIMIT_REACHED: CountStatus.LIMIT_REACHED,
-    CountReply.RUNNING: CountStatus.RUNNING,
-    CountReply.UNCERTAIN: CountStatus.UNCERTAIN,
-    CountReply.SUSPECT: CountStatus.SUSPECT,
-    CountReply.DEAD: CountStatus.DEAD,
-}
-
 
 _Done = tuple[MessageKey, Delivery, bool]
 """A message that is done, its last delivery, and whether that was its first."""
@@ -125,7 +115,7 @@ class DeliveryCounter:
             self._count, keys, *args, 0, again=(*args, 1)
         )
         self._show_life(key.dead_letter_queue)
-        return Count(_STATUSES[CountReply(state)], number, bool(suspect))
+        return Count(CountStatus(state), number, bool(suspect))
 
     def ended(self, key: MessageKey, delivery: Delivery, *, charged: bool = True) -> None:
         """Record how a delivery ended; with ``charged=False`` take its count back.

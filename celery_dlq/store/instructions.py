@@ -18,10 +18,8 @@ from uuid import uuid4
 
 from celery_dlq.letters.record import EPOCH, from_micros, iso, to_micros
 from celery_dlq.logs import readable
-from celery_dlq.store.connect import translated
 from celery_dlq.store.keys import Keys, spelled
 from celery_dlq.store.part import Part
-from celery_dlq.store.scripts import InstructReply
 
 MOST_HOLDS = 100
 """Holds at a time; workers compare each message with all that are in force."""
@@ -193,8 +191,7 @@ class Instructions(Part):
 
     def all(self) -> list[Instruction]:
         """All that are there, also those that have ended, oldest first."""
-        with translated(self._url):
-            texts = self._client.hgetall(self._keys.instructions())
+        texts = self._client.hgetall(self._keys.instructions())
         texts.pop(_REVISION, None)
         read = (_read(field, text) for field, text in texts.items())
         found = [one for one in read if one is not None]
@@ -213,8 +210,7 @@ class Instructions(Part):
     def get(self, kind: type[AnyInstruction], instruction_id: str) -> AnyInstruction | None:
         """One instruction, unless it has ended."""
         field = _field(kind, instruction_id)
-        with translated(self._url):
-            text = self._client.hget(self._keys.instructions(), field)
+        text = self._client.hget(self._keys.instructions(), field)
         found = None if text is None else _read(field.encode(), text)
         return found if isinstance(found, kind) and found.in_force(self.now()) else None
 
@@ -232,21 +228,19 @@ class Instructions(Part):
         if target is None:
             return False
         field = _field(type(target), target.id)
-        with translated(self._url):
-            # Its own text: that of a later version may have more keys.
-            text = self._client.hget(self._keys.instructions(), field)
-            if (None if text is None else _read(field.encode(), text)) != known:
-                return False
-            if new is None and isinstance(target, Hold) and not self._dropped(target.id):
-                return False
+        # Its own text: that of a later version may have more keys.
+        text = self._client.hget(self._keys.instructions(), field)
+        if (None if text is None else _read(field.encode(), text)) != known:
+            return False
+        if new is None and isinstance(target, Hold) and not self._dropped(target.id):
+            return False
         return self._instruct(target, text or "", "" if new is None else _text(new))
 
     def remove(self, instruction: Instruction) -> bool:
         """Remove an instruction, and let workers notice; false if it is not there."""
-        with translated(self._url):
-            there = self._client.hexists(
-                self._keys.instructions(), _field(type(instruction), instruction.id)
-            )
+        there = self._client.hexists(
+            self._keys.instructions(), _field(type(instruction), instruction.id)
+        )
         return self._instruct(instruction, _ANY, "") and bool(there)
 
     def forget(self, instructions: Iterable[Instruction]) -> int:
@@ -254,21 +248,16 @@ class Instructions(Part):
         names = [_field(type(one), one.id) for one in instructions]
         if not names:
             return 0
-        with translated(self._url):
-            return int(self._client.hdel(self._keys.instructions(), *names))
+        return int(self._client.hdel(self._keys.instructions(), *names))
 
     def _instruct(self, target: Instruction, known: str | bytes, text: str, most: int = 0) -> bool:
-        with translated(self._url):
-            reply = self._scripts.instruct(
-                keys=[self._keys.instructions()],
-                args=[_field(type(target), target.id), known, text, most],
-            )
-        return bool(reply == InstructReply.DONE)
+        field = _field(type(target), target.id)
+        return bool(self._call("instruct", field, known, text, most) == 1)
 
     def _dropped(self, hold_id: str) -> bool:
         """Remove the queue of a hold, if it is empty."""
         keys = Keys(f"{self._keys.prefix}:held")
-        if not self._scripts.drop_held(keys=[keys.letters(hold_id)]):
+        if not self._call("drop_held", letters=keys.letters(hold_id)):
             return False
         self._client.srem(keys.queues(), spelled(hold_id))
         return True

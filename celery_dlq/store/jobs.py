@@ -8,7 +8,6 @@ from typing import Any
 
 from celery_dlq.letters.record import to_micros
 from celery_dlq.logs import readable
-from celery_dlq.store.connect import translated
 from celery_dlq.store.keys import spelled
 from celery_dlq.store.part import Part
 
@@ -31,44 +30,38 @@ class JobStore(Part):
 
     def write(self, job_id: str, state: Mapping[str, Any]) -> bool:
         """Save a state; delete the oldest ones when there are too many."""
-        with translated(self._url):
-            _saved, known, request = self._save(job_id, b"", state)
-            if known > MOST_JOBS:
-                self._prune()
+        _saved, known, request = self._save(job_id, b"", state)
+        if known > MOST_JOBS:
+            self._prune()
         return bool(request == _CANCEL)
 
     def read(self, job_id: str) -> Mapping[str, Any] | None:
         """Return the state of a job, or ``None``."""
-        with translated(self._url):
-            text = self._client.hget(self._keys.jobs(), spelled(job_id))
+        text = self._client.hget(self._keys.jobs(), spelled(job_id))
         return _state(text) if text else None
 
     def all(self) -> list[Mapping[str, Any]]:
         """Return all states, newest first: job ids begin with the time."""
-        with translated(self._url):
-            found = self._client.hgetall(self._keys.jobs())
+        found = self._client.hgetall(self._keys.jobs())
         states = (_state(text) for _job_id, text in sorted(found.items(), reverse=True))
         return [state for state in states if state is not None]
 
     def due(self) -> list[str]:
         """Return the ids of the jobs that wait and may start now, who waits longest first."""
         millis = to_micros(self.now()) // 1000
-        with translated(self._url):
-            found = self._client.zrangebyscore(self._keys.waiting_jobs(), "-inf", millis)
+        found = self._client.zrangebyscore(self._keys.waiting_jobs(), "-inf", millis)
         return [job_id.decode() for job_id in found]
 
     def cancel(self, job_id: str, *, wanted: bool = True) -> None:
         """Request the cancellation of a job, or withdraw the request."""
-        with translated(self._url):
-            if wanted:
-                self._client.hset(self._keys.cancel_requests(), job_id, _CANCEL)
-            else:
-                self._client.hdel(self._keys.cancel_requests(), job_id)
+        if wanted:
+            self._client.hset(self._keys.cancel_requests(), job_id, _CANCEL)
+        else:
+            self._client.hdel(self._keys.cancel_requests(), job_id)
 
     def succeeded(self, job_id: str) -> int:
         """Return how many messages of a redrive succeeded; only guarded queues report this."""
-        with translated(self._url):
-            return int(self._client.hget(self._keys.successes(), job_id) or 0)
+        return int(self._client.hget(self._keys.successes(), job_id) or 0)
 
     def replace(
         self, job_id: str, known: Mapping[str, Any], state: Mapping[str, Any] | None
@@ -78,25 +71,21 @@ class JobStore(Part):
         So one process of many starts, resumes or cancels a job, at one moment.
         """
         jobs, there = self._keys.jobs(), spelled(job_id)
-        with translated(self._url):
-            while True:  # a heartbeat in between changes neither state nor run
-                text = self._client.hget(jobs, there)
-                found = _state(text) if text else None
-                if found is None or any(found.get(k) != known.get(k) for k in ("state", "run")):
-                    return False
-                if self._save(there, text, state)[0]:
-                    break
-            if state is None:
-                self._forget([there])
+        while True:  # a heartbeat in between changes neither state nor run
+            text = self._client.hget(jobs, there)
+            found = _state(text) if text else None
+            if found is None or any(found.get(k) != known.get(k) for k in ("state", "run")):
+                return False
+            if self._save(there, text, state)[0]:
+                break
+        if state is None:
+            self._forget([there])
         return True
 
     def _save(self, job_id: str, known: bytes, state: Mapping[str, Any] | None) -> Any:
-        keys, start = self._keys, None if state is None else may_start_at(state)
-        text = "" if state is None else _text(state)
-        return self._scripts.save_job(
-            keys=[keys.jobs(), keys.waiting_jobs(), keys.cancel_requests()],
-            args=[job_id, known, text, "" if start is None else start],
-        )
+        start = None if state is None else may_start_at(state)
+        text = "" if state is None else json.dumps(state, separators=(",", ":"))
+        return self._call("save_job", job_id, known, text, "" if start is None else start)
 
     def _prune(self) -> None:
         job_ids = sorted(self._client.hkeys(self._keys.jobs()))
@@ -110,10 +99,6 @@ class JobStore(Part):
         """Delete what else is known of deleted jobs."""
         self._client.hdel(self._keys.successes(), *job_ids)
         self._client.hdel(self._keys.cancel_requests(), *job_ids)
-
-
-def _text(state: Mapping[str, Any]) -> str:
-    return json.dumps(state, separators=(",", ":"))
 
 
 def _state(text: bytes) -> Mapping[str, Any] | None:

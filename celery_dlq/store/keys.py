@@ -6,13 +6,34 @@ counting, storing and removing are single atomic scripts.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from celery_dlq.store.records import MessageKey
 
 FORMAT = 1
 """The format of the keys and their values; a version that reads them otherwise writes another."""
+
+
+class AppKey:
+    """A key that an app has once; called without arguments. The text begins with its type."""
+
+    def __init__(self, text: str) -> None:
+        self.__doc__ = text
+
+    def __set_name__(self, _owner: object, name: str) -> None:
+        self.name = name
+
+    def __get__(self, keys: Keys, _owner: object = None) -> Callable[..., str]:
+        return partial(keys.app, self.name)
+
+
+class QueueKey(AppKey):
+    """A key that each dead-letter queue has; called with the name of the queue."""
+
+    def __get__(self, keys: Keys, _owner: object = None) -> Callable[..., str]:
+        return partial(keys.of, name=self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,171 +45,101 @@ class Keys:
     # a store that an export reads
     successes_only: bool = False
 
-    def app(self, name: str) -> str:
-        """Return the key of what an app has once."""
-        return f"{self.prefix}:{{app}}:{name}"
+    format = AppKey(
+        "STRING: the format of all these keys; written when a worker starts. Without one: 1."
+    )
+    nodes = AppKey("ZSET: all workers by their last heartbeat.")
+    worker_infos = AppKey("HASH: worker to its info, as JSON.")
+    tasks = AppKey("HASH: worker to the names of its tasks, as JSON; may be large.")
+    instructions = AppKey(
+        "HASH: ``kind:id`` to a hold, demand or override, as JSON; and ``revision``; bounded."
+    )
+    identity = AppKey("STRING: random id of this store, by which exports know whose folder it is.")
+    changes = AppKey("STREAM: the audit log; bounded.")
+    counts = AppKey("HASH: metric and its labels as JSON to a count; bounded.")
+    gauges = AppKey("HASH: worker to ``time|gauges as JSON``; bounded.")
+    jobs = AppKey("HASH: job id to its state, as JSON; bounded.")
+    waiting_jobs = AppKey("ZSET: ids of jobs that wait, by when they may start (milliseconds).")
+    cancel_requests = AppKey("HASH: job id to ``cancel``; bounded like jobs.")
+    successes = AppKey(
+        "HASH: id of a redrive to the number of its messages that succeeded; bounded like jobs."
+    )
 
-    def of(self, dead_letter_queue: str, name: str) -> str:
-        """Return a key of one dead-letter queue, on the slot of its letters."""
-        return f"{_beginning(self.prefix, dead_letter_queue)}:{name}"
+    ids = QueueKey("HASH: letter id to stream entry id.")
+    tally = QueueKey(
+        "HASH: ``reason:…`` to letters; ``group:…`` to times, example, course and facts."
+    )
+    groups = QueueKey("ZSET: fingerprints by their number of letters.")
+    newest_groups = QueueKey(
+        "ZSET: fingerprints by when their newest letters died (microseconds, to the second)."
+    )
+    gone_groups = QueueKey(
+        "STREAM: fingerprint to the tally of a group whose last letter left; bounded; expires."
+    )
+    notes = QueueKey(
+        "HASH: fingerprint to the notes on its group, as lines of JSON; bounded per group."
+    )
+    noted = QueueKey(
+        "ZSET: fingerprints with notes or a state, by when they last got one or had letters."
+    )
+    states = QueueKey(
+        "HASH: fingerprint to the state of its group; kept like notes. Without one: open. "
+        "``muted|until in milliseconds, or nothing|||JSON``, ``resolved|release, or "
+        "nothing|releases before|microseconds|JSON`` or ``regressed|microseconds|release|letter "
+        "id|JSON of the resolution``."
+    )
+    arrivals = QueueKey(
+        "HASH: ``minute of the hour:reason`` to ``minute:letters stored in it``; expires."
+    )
+    ends = QueueKey(
+        "ZSET: letter ids by the expiry of their messages; only of messages that expire."
+    )
+    claims = QueueKey("HASH: letter id to ``state|owner|lease end`` of a redrive or discard.")
+    bin = QueueKey("STREAM: discarded letters; expires.")
+    binned = QueueKey(
+        "HASH: id of a discarded letter to its entry id in the bin; expires with the bin."
+    )
+    samples = QueueKey("STREAM: a sample of the messages that succeeded; bounded; expires.")
+    leases = QueueKey(
+        "HASH: target of an export, or another right, to ``owner|lease end|state``; expires."
+    )
+    outbox = QueueKey(
+        "ZSET: entries for a dead-letter exchange, as JSON, by the time of the next attempt."
+    )
+    allowance = QueueKey("HASH: the number of reports that this queue may make now; expires.")
+    workers = QueueKey("ZSET: workers that guard messages of this queue, by their last heartbeat.")
 
     def queues(self) -> str:
         """SET: names of all dead-letter queues."""
         return f"{self.prefix}:queues"
 
-    def format(self) -> str:
-        """STRING: the format of all these keys; written when a worker starts. Without one: 1."""
-        return self.app("format")
+    def letters(self, dead_letter_queue: str) -> str:
+        """STREAM: one entry per letter; see `celery_dlq.letters.packed`."""
+        return self.of(dead_letter_queue, "samples" if self.successes_only else "letters")
 
-    def nodes(self) -> str:
-        """ZSET: all workers by their last heartbeat."""
-        return self.app("nodes")
-
-    def worker_infos(self) -> str:
-        """HASH: worker to its info, as JSON."""
-        return self.app("workers")
-
-    def tasks(self) -> str:
-        """HASH: worker to the names of its tasks, as JSON; may be large."""
-        return self.app("tasks")
-
-    def instructions(self) -> str:
-        """HASH: ``kind:id`` to a hold, demand or override, as JSON; and ``revision``; bounded."""
-        return f"{self.prefix}:{{app}}:instructions"
+    def exported(self, dead_letter_queue: str) -> str:
+        """STRING: entry id up to which letters are exported to files."""
+        return self.of(dead_letter_queue, "samples:exported" if self.successes_only else "exported")
 
     def breaker_ends(self, breaker: str) -> str:
         """HASH: step of a circuit breaker's window to its ends, as JSON; bounded; expires."""
         return self.app(f"breaker_ends:{breaker}")
 
-    def identity(self) -> str:
-        """STRING: random id of this store, by which exports know whose folder it is."""
-        return self.app("identity")
-
-    def changes(self) -> str:
-        """STREAM: the audit log; bounded."""
-        return self.app("changes")
-
     def marker(self, token: str) -> str:
         """STRING: tells the broker's client if this is the broker's database; expires."""
         return self.app(f"marker:{token}")
-
-    def counts(self) -> str:
-        """HASH: metric and its labels as JSON to a count; bounded."""
-        return self.app("counts")
-
-    def gauges(self) -> str:
-        """HASH: worker to ``time|gauges as JSON``; bounded."""
-        return self.app("gauges")
 
     def report(self, dead_letter_queue: str, fingerprint: str) -> str:
         """HASH: the last report of a group to an error tracker; expires."""
         return self.of(dead_letter_queue, f"report:{fingerprint}")
 
-    def allowance(self, dead_letter_queue: str) -> str:
-        """HASH: the number of reports that this queue may make now; expires."""
-        return self.of(dead_letter_queue, "allowance")
-
-    def jobs(self) -> str:
-        """HASH: job id to its state, as JSON; bounded."""
-        return self.app("jobs")
-
-    def waiting_jobs(self) -> str:
-        """ZSET: ids of jobs that wait, by when they may start (milliseconds)."""
-        return self.app("waiting_jobs")
-
-    def cancel_requests(self) -> str:
-        """HASH: job id to ``cancel``; bounded like jobs."""
-        return self.app("cancel_requests")
-
-    def successes(self) -> str:
-        """HASH: id of a redrive to the number of its messages that succeeded; bounded like jobs."""
-        return self.app("successes")
-
-    def letters(self, dead_letter_queue: str) -> str:
-        """STREAM: one entry per letter; see `celery_dlq.letters.packed`."""
-        return f"{self._of(dead_letter_queue)}:{'samples' if self.successes_only else 'letters'}"
-
-    def ids(self, dead_letter_queue: str) -> str:
-        """HASH: letter id to stream entry id."""
-        return self.of(dead_letter_queue, "ids")
-
-    def tally(self, dead_letter_queue: str) -> str:
-        """HASH: ``reason:…`` to letters; ``group:…`` to times, example, course and facts."""
-        return self.of(dead_letter_queue, "tally")
-
-    def groups(self, dead_letter_queue: str) -> str:
-        """ZSET: fingerprints by their number of letters."""
-        return self.of(dead_letter_queue, "groups")
-
-    def newest_groups(self, dead_letter_queue: str) -> str:
-        """ZSET: fingerprints by when their newest letters died (microseconds, to the second)."""
-        return self.of(dead_letter_queue, "newest_groups")
-
-    def gone_groups(self, dead_letter_queue: str) -> str:
-        """STREAM: fingerprint to the tally of a group whose last letter left; bounded; expires."""
-        return self.of(dead_letter_queue, "gone_groups")
-
-    def notes(self, dead_letter_queue: str) -> str:
-        """HASH: fingerprint to the notes on its group, as lines of JSON; bounded per group."""
-        return self.of(dead_letter_queue, "notes")
-
-    def noted(self, dead_letter_queue: str) -> str:
-        """ZSET: fingerprints with notes or a state, by when they last got one or had letters."""
-        return self.of(dead_letter_queue, "noted")
-
-    def states(self, dead_letter_queue: str) -> str:
-        """HASH: fingerprint to the state of its group; kept like notes. Without one: open.
-
-        ``muted|until in milliseconds, or nothing|||JSON``, ``resolved|release, or
-        nothing|releases before|microseconds|JSON`` or ``regressed|microseconds|release|letter
-        id|JSON of the resolution``.
-        """
-        return self.of(dead_letter_queue, "states")
-
-    def arrivals(self, dead_letter_queue: str) -> str:
-        """HASH: ``minute of the hour:reason`` to ``minute:letters stored in it``; expires."""
-        return self.of(dead_letter_queue, "arrivals")
-
-    def ends(self, dead_letter_queue: str) -> str:
-        """ZSET: letter ids by the expiry of their messages; only of messages that expire."""
-        return self.of(dead_letter_queue, "ends")
-
-    def claims(self, dead_letter_queue: str) -> str:
-        """HASH: letter id to ``state|owner|lease end`` of a redrive or discard."""
-        return self.of(dead_letter_queue, "claims")
-
     def redriven(self, dead_letter_queue: str, job_id: str) -> str:
         """HASH: state to letters that a redrive found in it; ``last`` to its reply; expires."""
         return self.of(dead_letter_queue, f"redriven:{job_id}")
 
-    def bin(self, dead_letter_queue: str) -> str:
-        """STREAM: discarded letters; expires."""
-        return self.of(dead_letter_queue, "bin")
-
-    def binned(self, dead_letter_queue: str) -> str:
-        """HASH: id of a discarded letter to its entry id in the bin; expires with the bin."""
-        return self.of(dead_letter_queue, "binned")
-
-    def exported(self, dead_letter_queue: str) -> str:
-        """STRING: entry id up to which letters are exported to files."""
-        start = self._of(dead_letter_queue)
-        return f"{start}:samples:exported" if self.successes_only else f"{start}:exported"
-
-    def samples(self, dead_letter_queue: str) -> str:
-        """STREAM: a sample of the messages that succeeded; bounded; expires."""
-        return self.of(dead_letter_queue, "samples")
-
-    def leases(self, dead_letter_queue: str) -> str:
-        """HASH: target of an export, or another right, to ``owner|lease end|state``; expires."""
-        return self.of(dead_letter_queue, "export_leases")
-
-    def outbox(self, dead_letter_queue: str) -> str:
-        """ZSET: entries for a dead-letter exchange, as JSON, by the time of the next attempt."""
-        return self.of(dead_letter_queue, "outbox")
-
-    def workers(self, dead_letter_queue: str) -> str:
-        """ZSET: workers that guard messages of this queue, by their last heartbeat."""
-        return self.of(dead_letter_queue, "workers")
+    def check(self, dead_letter_queue: str, token: str) -> str:
+        """HASH, ZSET, STREAM, SET or STRING: what a worker's start tries; removed at once."""
+        return self.of(dead_letter_queue, f"check:{token}")
 
     def run(self, key: MessageKey) -> str:
         """HASH: counts, starts and ends of the deliveries of one task (and redrive); expires."""
@@ -197,13 +148,17 @@ class Keys:
         which = f"{key.redrives}.{key.nesting}" if key.nesting else key.redrives
         return f"{_beginning(self.prefix, key.dead_letter_queue)}:run:{which}:{task_id}"
 
-    def check(self, dead_letter_queue: str, token: str) -> str:
-        """HASH, ZSET, STREAM, SET or STRING: what a worker's start tries; removed at once."""
-        return self.of(dead_letter_queue, f"check:{token}")
+    def app(self, name: str) -> str:
+        """Return the key of what an app has once."""
+        return f"{self.prefix}:{{app}}:{name}"
 
-    def _of(self, dead_letter_queue: str) -> str:
-        """Return the start of all keys of a queue, with its name as the hash tag."""
-        return _beginning(self.prefix, dead_letter_queue)
+    def of(self, dead_letter_queue: str, name: str) -> str:
+        """Return a key of one dead-letter queue, on the slot of its letters."""
+        return f"{_beginning(self.prefix, dead_letter_queue)}:{name}"
+
+    def places(self, names: Sequence[str], *queue: str, **given: str) -> list[str]:
+        """Return the keys of a script, by the names that its header has for them."""
+        return [given.get(name) or getattr(self, name)(*queue) for name in names]
 
 
 @lru_cache(maxsize=1024)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from celery_dlq.store.connect import translated
 from celery_dlq.store.part import Part
 
 
@@ -37,10 +36,7 @@ class Leases(Part):
     ) -> LeaseReply:
         """Acquire, renew, annotate or end a lease."""
         args: list[str | int] = [what, lease.name, lease.owner, int(lease.seconds * 1000), state]
-        with translated(self._url):
-            acquired, noted = self._scripts.lease(
-                keys=[self._keys.leases(lease.dead_letter_queue)], args=args
-            )
+        acquired, noted = self._call("lease", *args, queue=lease.dead_letter_queue)
         return LeaseReply(bool(acquired), noted.decode("utf-8", "backslashreplace"))
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import redis
@@ -16,12 +16,11 @@ from celery_dlq.letters.packed import packed
 from celery_dlq.letters.record import DeadLetter, end_of, letter_from, to_micros
 from celery_dlq.logs import get_logger
 from celery_dlq.store.claims import Claims
-from celery_dlq.store.connect import translated
 from celery_dlq.store.keys import Keys, spelled
 from celery_dlq.store.lease import Leases
 from celery_dlq.store.overviews import Overviews, moment, release_text, text_of
 from celery_dlq.store.part import Part, of_each
-from celery_dlq.store.pipelined import Command, PipelinedConnection
+from celery_dlq.store.pipelined import Command
 from celery_dlq.store.records import (
     LetterSummary,
     MessageKey,
@@ -32,20 +31,17 @@ from celery_dlq.store.records import (
     ordered,
     stored_at,
 )
-from celery_dlq.store.scripts import (
-    DeadLetterReply,
-    RestoreReply,
-    chunks,
-    script_text,
-)
+from celery_dlq.store.scripts import chunks, script_text
 from celery_dlq.store.stream import StreamReader
+
+if TYPE_CHECKING:
+    from celery_dlq.store.store import Store
 
 logger = get_logger("celery_dlq.store")
 
 _SUMMARIES_PER_PAGE = 50
 _MAX_KNOWN_QUEUES = 1000
 _MAX_DOUBTFUL = 10_000
-_DEAD_LETTER = script_text("dead_letter")
 
 PAGE = 200
 """Letters per page; larger pages are slower and take more memory."""
@@ -53,36 +49,20 @@ PAGE = 200
 _REMOVED_PER_CALL = 100  # takes a few milliseconds, in which Redis serves nobody else
 _FACTS = ("task_name", "reason", "exception_type")
 
-STORED = {
-    DeadLetterReply.ALREADY_THERE: Stored.ALREADY_THERE,
-    DeadLetterReply.STORED: Stored.NEW,
-    DeadLetterReply.REGRESSED: Stored.REGRESSED,
-}
-
-_RESTORED = {
-    RestoreReply.RESTORED: Restored.RESTORED,
-    RestoreReply.NOT_THERE: Restored.NOT_THERE,
-    RestoreReply.TAKEN: Restored.TAKEN,
-}
-
 
 class Letters(Part):
-    """The `Letters` in Redis."""
+    """Stores, reads and removes letters."""
 
     def __init__(
-        self,
-        client: Any,
-        url: str,
-        keys: Keys,
-        ttl_seconds: float = 72 * 3600.0,
-        connection: PipelinedConnection | None = None,
+        self, store: Store, keys: Keys | None = None, ttl_seconds: float | None = None
     ) -> None:
-        super().__init__(client, url, keys, connection)
-        self._ttl_millis = int(ttl_seconds * 1000)
-        self._reader = StreamReader(client, url)
-        self.overviews = Overviews(client, url, keys)
-        self.leases = Leases(client, url, keys)
-        self.claims = Claims(client, url, keys, ttl_seconds)
+        super().__init__(store, keys)
+        ttl = store.count_ttl if ttl_seconds is None else ttl_seconds
+        self._ttl_millis = int(ttl * 1000)
+        self._reader = StreamReader(self._client, store.url)
+        self.overviews = Overviews(store, keys)
+        self.leases = Leases(store, keys)
+        self.claims = Claims(store, keys, self._ttl_millis)
         self._named: set[str] = set()
         # Attempts by the ids of letters that may be stored: a reply was lost, or no replica has it.
         self._doubtful: dict[str, str] = {}
@@ -93,21 +73,12 @@ class Letters(Part):
         A letter whose id is there already is not stored again.
         The first letter of a resolved group makes it regressed; see ``lua/parts/state.lua``.
         """
-        name, keys = letter.dead_letter_queue, self._keys
+        name = letter.dead_letter_queue
         facts = {name: getattr(letter, name) for name in _FACTS}
         entry = [part for pair in packed(letter.to_fields()).items() for part in pair]
         end = end_of(letter)
-        places = [
-            keys.letters(name),
-            keys.arrivals(name),
-            keys.tally(name),
-            keys.run(key),
-            keys.groups(name),
-            keys.ids(name),
-            keys.ends(name),
-            keys.newest_groups(name),
-            keys.states(name),
-        ]
+        script = script_text("dead_letter")
+        places = self._keys.places(script.keys, name, run=self._keys.run(key))
         args = [
             letter.id,
             letter.reason.value,
@@ -123,36 +94,30 @@ class Letters(Part):
             *entry,
         ]
         # The name first: operators would never find a letter in a queue that is not listed.
+        named: Command = ("SADD", self._keys.queues(), spelled(name))
+        connection = self._connection
+        connection.raise_if_away()
         try:
-            return STORED[DeadLetterReply(self._write(name, places, args))]
+            if connection.is_replicated or (connection.is_open and name in self._named):
+                # One write, once naming it has worked.
+                try:
+                    reply = connection.call_script(script, places, *args, before=named)
+                    connection.wait_for_replica(places[0])
+                    return Stored(reply)
+                except StoreUnavailable as exc:
+                    # Redis would refuse again, and a second timeout would delay the tasks. Where
+                    # a replica takes over, the connection has looked for it.
+                    away = isinstance(exc.__cause__, redis.ConnectionError)
+                    if connection.is_replicated or not away:
+                        raise
+            self._client.execute_command(*named)
+            if len(self._named) < _MAX_KNOWN_QUEUES:
+                self._named.add(name)
+            return Stored(self._call("dead_letter", *args, queue=name, run=places[3]))
         except StoreUnavailable:
             if len(self._doubtful) < _MAX_DOUBTFUL:
                 self._doubtful[letter.id] = attempt
             raise
-
-    def _write(self, name: str, places: list[str], args: list[Any]) -> Any:
-        """Name the queue, then store: in one write once naming it has worked."""
-        named: Command = ("SADD", self._keys.queues(), spelled(name))
-        self._raise_if_away()
-        connection = self._connection
-        if connection is not None and (
-            connection.is_replicated or (connection.is_open and name in self._named)
-        ):
-            try:
-                reply = connection.call_script(_DEAD_LETTER, places, *args, before=named)
-                connection.wait_for_replica(places[0])
-            except StoreUnavailable as exc:
-                # Redis would refuse again, and a second timeout would delay the tasks. Where a
-                # replica takes over, the connection has looked for it.
-                if connection.is_replicated or not isinstance(exc.__cause__, redis.ConnectionError):
-                    raise
-            else:
-                return reply
-        with translated(self._url):
-            self._client.execute_command(*named)
-            if len(self._named) < _MAX_KNOWN_QUEUES:
-                self._named.add(name)
-            return self._scripts.dead_letter(keys=places, args=args)
 
     def get(self, dead_letter_queue: str, letter_id: str) -> DeadLetter | None:
         """Return one letter by its id."""
@@ -164,12 +129,11 @@ class Letters(Part):
     ) -> tuple[str, Mapping[bytes, bytes]] | None:
         """Return the position and raw fields of one entry, or ``None``."""
         key = self._keys.ids(dead_letter_queue)
-        with translated(self._url):
-            entry = self._client.hget(key, spelled(letter_id))
-            place = entry.decode() if entry else letter_id if is_position(letter_id) else None
-            if place is None:
-                return None
-            found = self._reader.at(self._keys.letters(dead_letter_queue), place)
+        entry = self._client.hget(key, spelled(letter_id))
+        place = entry.decode() if entry else letter_id if is_position(letter_id) else None
+        if place is None:
+            return None
+        found = self._reader.at(self._keys.letters(dead_letter_queue), place)
         return found[0] if found else None
 
     def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
@@ -182,9 +146,8 @@ class Letters(Part):
             else:
                 pipe.hexists(keys.ids(name), wanted)
 
-        with translated(self._url):
-            found = of_each(self._client, dead_letter_queues, ask)
-            return next((name for name, (there,) in found if there), None)
+        found = of_each(self._client, dead_letter_queues, ask)
+        return next((name for name, (there,) in found if there), None)
 
     def ids(
         self, dead_letter_queues: Sequence[str], prefix: str, *, most: int
@@ -196,13 +159,12 @@ class Letters(Part):
         def ask(pipe: Any, name: str) -> None:
             pipe.hscan(self._keys.ids(name), match=match, count=1000)
 
-        with translated(self._url):
-            for name, ((cursor, first),) in of_each(self._client, dead_letter_queues, ask):
-                more = self._client.hscan_iter(self._keys.ids(name), match=match, count=1000)
-                some = (letter_id for letter_id, _entry in more) if cursor else first
-                found += [(name, text_of(i)) for i in islice(some, most - len(found))]
-                if len(found) == most:
-                    break
+        for name, ((cursor, first),) in of_each(self._client, dead_letter_queues, ask):
+            more = self._client.hscan_iter(self._keys.ids(name), match=match, count=1000)
+            some = (letter_id for letter_id, _entry in more) if cursor else first
+            found += [(name, text_of(i)) for i in islice(some, most - len(found))]
+            if len(found) == most:
+                break
         return found
 
     def letters(self, dead_letter_queue: str, *, newest_first: bool) -> Iterator[StoredLetter]:
@@ -258,11 +220,10 @@ class Letters(Part):
     def ended(self, dead_letter_queue: str, *, most: int) -> list[LetterSummary]:
         """Return at most ``most`` letters whose messages have expired since they were stored."""
         now = to_micros(self.now())
-        with translated(self._url):
-            ids = self._client.zrange(
-                self._keys.ends(dead_letter_queue), "-inf", now, byscore=True, offset=0, num=most
-            )
-            entries = self._client.hmget(self._keys.ids(dead_letter_queue), ids) if ids else []
+        ids = self._client.zrange(
+            self._keys.ends(dead_letter_queue), "-inf", now, byscore=True, offset=0, num=most
+        )
+        entries = self._client.hmget(self._keys.ids(dead_letter_queue), ids) if ids else []
         places = [text_of(entry or b"0-0") for entry in entries]
         return [
             LetterSummary(
@@ -276,18 +237,14 @@ class Letters(Part):
 
     def length(self, dead_letter_queue: str) -> int:
         """Return the number of letters in a queue."""
-        with translated(self._url):
-            return int(self._client.xlen(self._keys.letters(dead_letter_queue)))
+        return int(self._client.xlen(self._keys.letters(dead_letter_queue)))
 
     def note_exported(self, dead_letter_queue: str, position: str) -> None:
         """Record that all letters up to a position are durably in files; never moves back.
 
         Only for exports without a filter: they leave no letter out.
         """
-        with translated(self._url):
-            self._scripts.note_exported(
-                keys=[self._keys.exported(dead_letter_queue)], args=[position]
-            )
+        self._call("note_exported", position, queue=dead_letter_queue)
 
     def exported_until(self, dead_letter_queue: str) -> str | None:
         """Return the position up to and including which letters were exported, or ``None``.
@@ -295,8 +252,7 @@ class Letters(Part):
         Also ``None`` if the queue ends before that position: it was deleted and made anew, or
         a fail-over lost its end, so what was exported of it is unknown.
         """
-        with translated(self._url):
-            noted = self._client.get(self._keys.exported(dead_letter_queue))
+        noted = self._client.get(self._keys.exported(dead_letter_queue))
         if noted is None:
             return None
         position, last = str(noted.decode()), self.last_position(dead_letter_queue)
@@ -307,8 +263,11 @@ class Letters(Part):
 
         A restarted or restored store, and a replica, have the same; an emptied one has not.
         """
-        with translated(self._url):
-            found = self._scripts.identity(keys=[self._keys.identity()], args=[uuid4().hex])
+        key = self._keys.identity()
+        found = self._client.get(key)  # alone, it also works on a Redis that is full
+        if found is None:
+            self._client.set(key, uuid4().hex, nx=True)
+            found = self._client.get(key)
         return text_of(found)
 
     def names(self) -> list[str]:
@@ -337,32 +296,20 @@ class Letters(Part):
 
     def restore(self, dead_letter_queue: str, letter_id: str) -> Restored:
         """Put a discarded letter back as the newest of its queue, in one atomic step."""
-        name, keys = dead_letter_queue, self._keys
-        places = [
-            keys.letters(name),
-            keys.ids(name),
-            keys.tally(name),
-            keys.groups(name),
-            keys.bin(name),
-            keys.binned(name),
-            keys.newest_groups(name),
-        ]
-        with translated(self._url):
-            place = self._client.hget(keys.binned(name), spelled(letter_id))
-            page = self._reader.at(keys.bin(name), place.decode()) if place else []
-            facts = _facts(page[0][1]) if page else "{}"
-            reply = self._scripts.restore(keys=places, args=[spelled(letter_id), facts])
-        return _RESTORED[RestoreReply(reply)]
+        keys, name = self._keys, spelled(letter_id)
+        place = self._client.hget(keys.binned(dead_letter_queue), name)
+        page = self._reader.at(keys.bin(dead_letter_queue), place.decode()) if place else []
+        facts = _facts(page[0][1]) if page else "{}"
+        return Restored(self._call("restore", name, facts, queue=dead_letter_queue))
 
     def binned(self, dead_letter_queues: Sequence[str]) -> list[str]:
         """Return those of the given queues whose bin is not empty."""
-        with translated(self._url):
-            found = of_each(
-                self._client,
-                dead_letter_queues,
-                lambda pipe, name: pipe.exists(self._keys.binned(name)),
-            )
-            return [name for name, (there,) in found if there]
+        found = of_each(
+            self._client,
+            dead_letter_queues,
+            lambda pipe, name: pipe.exists(self._keys.binned(name)),
+        )
+        return [name for name, (there,) in found if there]
 
     def discarded(self, dead_letter_queue: str) -> Iterator[RawPage]:
         """Iterate over raw pages of the bin, newest first.
@@ -383,33 +330,15 @@ class Letters(Part):
     def _remove(
         self, dead_letter_queue: str, letter_ids: Iterable[str], owner: str, keep_millis: int
     ) -> int:
-        keys, name = self._keys, dead_letter_queue
-        bin_places = [keys.bin(name), keys.binned(name)]
-        places = [
-            keys.letters(name),
-            keys.ids(name),
-            keys.tally(name),
-            keys.claims(name),
-            keys.groups(name),
-            keys.ends(name),
-            keys.newest_groups(name),
-            keys.gone_groups(name),
-            *bin_places,
-        ]
-        removed = 0
-        with translated(self._url):
-            for some in chunks(list(letter_ids), _REMOVED_PER_CALL):
-                if keep_millis:
-                    args = [keep_millis, 2 * _REMOVED_PER_CALL]  # empties faster than it fills
-                    self._scripts.empty_bin(keys=bin_places, args=args)
-                removed += int(self._scripts.remove(keys=places, args=[owner, keep_millis, *some]))
+        removed, name = 0, dead_letter_queue
+        for some in chunks(list(letter_ids), _REMOVED_PER_CALL):
+            if keep_millis:  # empties faster than it fills
+                self._call("empty_bin", keep_millis, 2 * _REMOVED_PER_CALL, queue=name)
+            removed += int(self._call("remove", owner, keep_millis, *some, queue=name))
         return removed
 
     def _end(self, dead_letter_queue: str) -> Sequence[Any]:
-        with translated(self._url):
-            reply: Sequence[Any] = self._scripts.end_of_queue(
-                keys=[self._keys.letters(dead_letter_queue)]
-            )
+        reply: Sequence[Any] = self._call("end_of_queue", queue=dead_letter_queue)
         return reply
 
     def _pages(

@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from redis.exceptions import ResponseError
-
+from celery_dlq.errors import StoreUnavailable
 from celery_dlq.logs import get_logger
-from celery_dlq.store.connect import translated
-from celery_dlq.store.keys import Keys
+from celery_dlq.store.connect import is_refusal
 from celery_dlq.store.part import Part
 from celery_dlq.store.records import ServerMemory
 
@@ -22,21 +20,20 @@ logger = get_logger("celery_dlq.store")
 class MemoryReader(Part):
     """Reads the memory of Redis; in a cluster, that of the fullest master."""
 
-    def __init__(self, client: Any, url: str, keys: Keys) -> None:
-        super().__init__(client, url, keys)
-        self._refused = False
+    _refused = False
 
     def read(self) -> ServerMemory | None:
         """Return the memory; ``None`` where the user may not run ``INFO``, which is asked once."""
         if self._refused:
             return None
-        with translated(self._url):
-            try:
-                masters = self._masters()
-            except ResponseError as exc:
-                self._refused = True
-                logger.debug("The memory of Redis is unknown: INFO failed with %s", exc)
-                return None
+        try:
+            masters = self._masters()
+        except StoreUnavailable as exc:
+            if not is_refusal(exc):
+                raise
+            self._refused = True
+            logger.debug("The memory of Redis is unknown: INFO failed with %s", exc)
+            return None
         return max(map(_memory, masters), key=lambda memory: memory.share or 0.0)
 
     def _masters(self) -> list[Mapping[str, Any]]:

@@ -8,11 +8,8 @@ from typing import Any
 
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import OTHER, Measured, Series, WorkerGauges
-from celery_dlq.store.connect import translated
-from celery_dlq.store.keys import Keys, spelled
+from celery_dlq.store.keys import spelled
 from celery_dlq.store.part import Part
-from celery_dlq.store.pipelined import PipelinedConnection
-from celery_dlq.store.scripts import script_text
 
 logger = get_logger("celery_dlq.store")
 
@@ -25,29 +22,21 @@ _MOST_FIELDS = 5_000
 class MetricsStore(Part):
     """Adds up the counts of all processes of an app."""
 
-    def __init__(self, client: Any, url: str, keys: Keys, connection: PipelinedConnection) -> None:
-        super().__init__(client, url, keys)
-        self._measure = script_text("measure")
-        self._writes = connection
-
     def add(self, counts: Mapping[Series, int], gauges: WorkerGauges | None = None) -> bool:
         """Add counts without waiting, and never raise; False if the caller is to keep them."""
         worker = "" if gauges is None else gauges.worker
         values = "" if gauges is None else _json([gauges.spool, gauges.waiting])
         fields = [part for series, count in counts.items() for part in (*_names(series), count)]
-        places = (self._keys.counts(), self._keys.gauges())
-        return self._writes.send_unanswered(
-            [self._measure.command(places, _MOST_FIELDS, worker, values, *fields)]
-        )
+        command = self._command("measure", _MOST_FIELDS, worker, values, *fields)
+        return self._connection.send_unanswered([command])
 
     def read(self) -> Measured:
         """Return all counts, and the gauges of workers that reported in the last half minute."""
-        with translated(self._url):
-            pipe = self._client.pipeline(transaction=False)
-            pipe.hgetall(self._keys.counts())
-            pipe.hgetall(self._keys.gauges())
-            counts, gauges = pipe.execute()
-            now, _ = self._client.time()
+        pipe = self._client.pipeline(transaction=False)
+        pipe.hgetall(self._keys.counts())
+        pipe.hgetall(self._keys.gauges())
+        counts, gauges = pipe.execute()
+        now, _ = self._client.time()
         found = {}
         for field, count in counts.items():
             try:

@@ -12,7 +12,6 @@ from urllib.parse import unquote
 
 from celery_dlq.letters.record import check_aware, from_micros, iso, to_micros
 from celery_dlq.logs import readable
-from celery_dlq.store.connect import translated
 from celery_dlq.store.keys import spelled
 from celery_dlq.store.overviews import release_text, text_of
 from celery_dlq.store.part import Part
@@ -63,16 +62,12 @@ class GroupNotes(Part):
 
     def add(self, dead_letter_queue: str, fingerprint: str, note: Note) -> None:
         """Add a note to a group. Adding the same note again changes nothing."""
-        with translated(self._url):
-            self._scripts.note(
-                keys=self._places(dead_letter_queue),
-                args=[spelled(fingerprint), json.dumps(note.to_stored()), MAX_NOTES, _KEPT_MILLIS],
-            )
+        text, queue = json.dumps(note.to_stored()), dead_letter_queue
+        self._call("note", spelled(fingerprint), text, MAX_NOTES, _KEPT_MILLIS, queue=queue)
 
     def notes(self, dead_letter_queue: str, fingerprint: str) -> list[Note]:
         """Return the notes on a group, newest first."""
-        with translated(self._url):
-            text = self._client.hget(self._keys.notes(dead_letter_queue), spelled(fingerprint))
+        text = self._client.hget(self._keys.notes(dead_letter_queue), spelled(fingerprint))
         lines = reversed((text or b"").splitlines())
         found = (readable(f"a note on {fingerprint}", partial(_note, line)) for line in lines)
         return [note for note in found if note is not None]
@@ -82,31 +77,22 @@ class GroupNotes(Part):
 
         Storing a letter makes it regressed; see `Letters.dead_letter`.
         """
-        with translated(self._url):
-            self._scripts.group_state(
-                keys=self._places(dead_letter_queue),
-                args=[spelled(fingerprint), _text(status), _KEPT_MILLIS],
-            )
+        args = (spelled(fingerprint), _text(status), _KEPT_MILLIS)
+        self._call("group_state", *args, queue=dead_letter_queue)
 
     def status(self, dead_letter_queue: str, fingerprint: str) -> GroupStatus:
         """Return the state of a group; one whose mute has ended is open."""
-        with translated(self._url):
-            text = self._client.hget(self._keys.states(dead_letter_queue), spelled(fingerprint))
+        text = self._client.hget(self._keys.states(dead_letter_queue), spelled(fingerprint))
         return OPEN_GROUP if text is None else _status(text, self.now())
 
     def statuses(self, dead_letter_queue: str) -> dict[str, GroupStatus]:
         """Return the states of all groups of a queue that are not open, by fingerprint."""
-        with translated(self._url):
-            texts = self._client.hgetall(self._keys.states(dead_letter_queue))
+        texts = self._client.hgetall(self._keys.states(dead_letter_queue))
         if not texts:
             return {}
         now = self.now()
         found = {text_of(fingerprint): _status(text, now) for fingerprint, text in texts.items()}
         return {name: status for name, status in found.items() if status is not OPEN_GROUP}
-
-    def _places(self, dead_letter_queue: str) -> list[str]:
-        keys, name = self._keys, dead_letter_queue
-        return [keys.notes(name), keys.noted(name), keys.groups(name), keys.states(name)]
 
 
 def _text(status: GroupStatus) -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from celery_dlq.logs import readable
-from celery_dlq.store.connect import translated
 from celery_dlq.store.part import Part, of_each
 
 
@@ -29,41 +28,34 @@ class Outbox(Part):
         self, dead_letter_queue: str, entry: OutboxEntry, *, after_seconds: float = 0.0
     ) -> None:
         """Add an entry, due after so long; an equal entry that is there is due then, too."""
-        self._raise_if_away()
+        self._connection.raise_if_away()
         at = int((self.now().timestamp() + after_seconds) * 1000) if after_seconds else 0
-        with translated(self._url):
-            self._client.zadd(self._keys.outbox(dead_letter_queue), {_text(entry): at})
+        self._client.zadd(self._keys.outbox(dead_letter_queue), {_text(entry): at})
 
     def due(self, dead_letter_queue: str, *, most: int, lease_seconds: float) -> list[OutboxEntry]:
         """Return at most ``most`` due entries; they are due again after ``lease_seconds``."""
-        with translated(self._url):
-            found = self._scripts.due(
-                keys=[self._keys.outbox(dead_letter_queue)], args=[most, int(lease_seconds * 1000)]
-            )
+        found = self._call("due", most, int(lease_seconds * 1000), queue=dead_letter_queue)
         entries = (readable("an entry of an outbox", partial(_entry, text)) for text in found)
         return [entry for entry in entries if entry is not None]
 
     def done(self, dead_letter_queue: str, entries: Sequence[OutboxEntry]) -> None:
         """Remove entries: they are published."""
         if entries:
-            with translated(self._url):
-                texts = [_text(entry) for entry in entries]
-                self._client.zrem(self._keys.outbox(dead_letter_queue), *texts)
+            texts = [_text(entry) for entry in entries]
+            self._client.zrem(self._keys.outbox(dead_letter_queue), *texts)
 
     def holding(self, dead_letter_queues: Sequence[str]) -> list[str]:
         """Return those of the given queues that have entries."""
-        with translated(self._url):
-            found = of_each(
-                self._client,
-                dead_letter_queues,
-                lambda pipe, name: pipe.exists(self._keys.outbox(name)),
-            )
-            return [name for name, (there,) in found if there]
+        found = of_each(
+            self._client,
+            dead_letter_queues,
+            lambda pipe, name: pipe.exists(self._keys.outbox(name)),
+        )
+        return [name for name, (there,) in found if there]
 
     def waiting(self, dead_letter_queue: str) -> int:
         """Return the number of entries of a queue."""
-        with translated(self._url):
-            return int(self._client.zcard(self._keys.outbox(dead_letter_queue)))
+        return int(self._client.zcard(self._keys.outbox(dead_letter_queue)))
 
 
 def _text(entry: OutboxEntry) -> str:

@@ -12,11 +12,10 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
 
-from redis.exceptions import ResponseError
-
+from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.record import Reason, from_micros, to_micros
 from celery_dlq.logs import readable
-from celery_dlq.store.connect import translated
+from celery_dlq.store.connect import is_refusal
 from celery_dlq.store.keys import spelled
 from celery_dlq.store.part import Part, of_each
 from celery_dlq.store.records import (
@@ -27,6 +26,7 @@ from celery_dlq.store.records import (
     QueueSummary,
     stored_at,
 )
+from celery_dlq.store.scripts import script_text
 
 _MAX_RELEASE_CHARS = 100
 _MINUTE, _RECENT, _HOUR = 60, 300, 3600  # seconds
@@ -41,70 +41,66 @@ class Overviews(Part):
 
     def names(self) -> list[str]:
         """Return the names of all dead-letter queues that ever had a letter, sorted."""
-        with translated(self._url):
-            return sorted(text_of(name) for name in self._client.smembers(self._keys.queues()))
+        return sorted(text_of(name) for name in self._client.smembers(self._keys.queues()))
 
     def queues(self) -> list[QueueSummary]:
         """Return all dead-letter queues with their size, age and reasons."""
         names, keys = self.names(), self._keys
         reasons = [f"reason:{reason.value}" for reason in Reason]
         now = self.now()
-        with translated(self._url):
-            found = self._looked_into(
-                names,
-                lambda pipe, name: pipe.hmget(keys.tally(name), reasons),
-                lambda pipe, name: pipe.hgetall(keys.arrivals(name)),
-            )
-            summaries = [_summary(name, replies, now) for name, replies in found]
+        found = self._looked_into(
+            names,
+            lambda pipe, name: pipe.hmget(keys.tally(name), reasons),
+            lambda pipe, name: pipe.hgetall(keys.arrivals(name)),
+        )
+        summaries = [_summary(name, replies, now) for name, replies in found]
         sizes = self._sizes(names)
         return [replace(summary, memory_bytes=sizes.get(summary.name)) for summary in summaries]
 
     def _sizes(self, names: Sequence[str]) -> dict[str, int]:
         """Return the memory of each queue's letters; nothing if the user may not ask for it."""
         keys = self._keys
-        with translated(self._url):
-            try:
-                found = of_each(
-                    self._client,
-                    names,
-                    lambda pipe, name: pipe.memory_usage(keys.letters(name), samples=_SAMPLES),
-                    lambda pipe, name: pipe.memory_usage(keys.bin(name), samples=_SAMPLES),
-                )
-                return {name: sum(size or 0 for size in sizes) for name, sizes in found}
-            except ResponseError:
+        try:
+            found = of_each(
+                self._client,
+                names,
+                lambda pipe, name: pipe.memory_usage(keys.letters(name), samples=_SAMPLES),
+                lambda pipe, name: pipe.memory_usage(keys.bin(name), samples=_SAMPLES),
+            )
+            return {name: sum(size or 0 for size in sizes) for name, sizes in found}
+        except StoreUnavailable as exc:
+            if is_refusal(exc):
                 return {}
+            raise
 
     def arrivals(
         self, dead_letter_queues: Sequence[str]
     ) -> list[tuple[str, dict[str, tuple[int, ...]]]]:
         """Return the letters stored in the last hour by reason, per queue."""
         now = self.now()
-        with translated(self._url):
-            found = of_each(
-                self._client,
-                dead_letter_queues,
-                lambda pipe, name: pipe.hgetall(self._keys.arrivals(name)),
-            )
-            return [(name, _arrivals(slots, now)) for name, (slots,) in found]
+        found = of_each(
+            self._client,
+            dead_letter_queues,
+            lambda pipe, name: pipe.hgetall(self._keys.arrivals(name)),
+        )
+        return [(name, _arrivals(slots, now)) for name, (slots,) in found]
 
     def statuses(self, dead_letter_queues: Sequence[str]) -> list[QueueStatus]:
         """Run one script per queue, many of them in one write."""
-        with translated(self._url):
-            found = self._looked_into(dead_letter_queues)
-            return [_status(name, *reply) for name, (reply,) in found]
+        found = self._looked_into(dead_letter_queues)
+        return [_status(name, *reply) for name, (reply,) in found]
 
     def groups(
         self, dead_letter_queue: str, *, most: int | None = None, by: GroupOrder = "letters"
     ) -> list[Group]:
         """Return the groups, from an index and the tally; no letter is read."""
         keys, name, last = self._keys, dead_letter_queue, -1 if most is None else most - 1
-        with translated(self._url):
-            if by == "letters":
-                ranked = self._client.zrevrange(keys.groups(name), 0, last, withscores=True)
-            else:
-                newest = self._client.zrevrange(keys.newest_groups(name), 0, last)
-                ranked = self._sized(name, newest)
-            found = self._described(name, ranked)
+        if by == "letters":
+            ranked = self._client.zrevrange(keys.groups(name), 0, last, withscores=True)
+        else:
+            newest = self._client.zrevrange(keys.newest_groups(name), 0, last)
+            ranked = self._sized(name, newest)
+        found = self._described(name, ranked)
         return in_order(found, by)
 
     def group(self, dead_letter_queue: str, fingerprint: str) -> Group | None:
@@ -114,14 +110,13 @@ class Overviews(Part):
         `KEPT_DAYS`.
         """
         name = spelled(fingerprint).encode()
-        with translated(self._url):
-            ranked = self._sized(dead_letter_queue, [name])
-            found = self._described(dead_letter_queue, ranked)
-            if found:
-                return found[0]
-            now = self.now()
-            oldest = to_micros(now - timedelta(days=KEPT_DAYS)) // 1000
-            gone = self._client.xrevrange(self._keys.gone_groups(dead_letter_queue), min=oldest)
+        ranked = self._sized(dead_letter_queue, [name])
+        found = self._described(dead_letter_queue, ranked)
+        if found:
+            return found[0]
+        now = self.now()
+        oldest = to_micros(now - timedelta(days=KEPT_DAYS)) // 1000
+        gone = self._client.xrevrange(self._keys.gone_groups(dead_letter_queue), min=oldest)
         texts = (fields[name] for _place, fields in gone if name in fields)
         text = next(texts, None)
         if text is None:
@@ -159,14 +154,14 @@ class Overviews(Part):
         self, names: Sequence[str], *asks: Callable[[Any, str], object]
     ) -> Iterator[tuple[str, list[Any]]]:
         """Yield each queue with the reply of ``queue_status.lua`` and the replies to ``asks``."""
-        keys, status = self._keys, self._scripts.queue_status
-        if names:  # loaded once: redis-py would check it with every pipeline
-            self._client.script_load(status.script)
+        keys, status = self._keys, script_text("queue_status")
+        if names:
+            self._client.script_load(status.text)
         return of_each(
             self._client,
             names,
             lambda pipe, name: pipe.execute_command(
-                "EVALSHA", status.sha, 2, keys.letters(name), keys.ends(name)
+                "EVALSHA", status.digest, 2, *keys.places(status.keys, name)
             ),
             *asks,
         )

@@ -27,7 +27,7 @@ from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import error_without_secrets, url_without_secrets
 from celery_dlq.logs import get_logger
 from celery_dlq.store.connect import new_connection, translated, unavailable
-from celery_dlq.store.scripts import ScriptText
+from celery_dlq.store.scripts import Script
 
 try:
     from hiredis import pack_command
@@ -202,7 +202,7 @@ class PipelinedConnection:
 
     def call_script(
         self,
-        script: ScriptText,
+        script: Script,
         keys: Sequence[str],
         *args: Any,
         before: Command | None = None,

@@ -44,12 +44,12 @@ class MessageKey:
 class CountStatus(Enum):
     """Result of counting a delivery; only with ``COUNTED`` was it counted."""
 
-    COUNTED = "counted"
-    LIMIT_REACHED = "limit_reached"  # the limit of deliveries was reached before
-    RUNNING = "running"  # an earlier delivery runs on a live worker
-    UNCERTAIN = "uncertain"  # the worker of an earlier delivery may just have died; ask again
-    SUSPECT = "suspect"  # its last delivery vanished, and ``alone`` was false
-    DEAD = "dead"  # its letter was stored before
+    LIMIT_REACHED = 0  # the limit of deliveries was reached before
+    COUNTED = 1
+    RUNNING = 2  # an earlier delivery runs on a live worker
+    UNCERTAIN = 3  # the worker of an earlier delivery may just have died; ask again
+    SUSPECT = 4  # its last delivery vanished, and ``alone`` was false
+    DEAD = 5  # its letter was stored before
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,19 +161,19 @@ OPEN_GROUP = GroupStatus()
 class Stored(Enum):
     """Result of storing a letter."""
 
+    ALREADY_THERE = 0
     NEW = 1
     REGRESSED = 2  # new, and its group was resolved
-    ALREADY_THERE = 0
 
 
 class ClaimState(Enum):
     """State of a letter after an operation tried to claim it."""
 
-    CLAIMED = "claimed"  # the caller has it; it was never published
-    RECLAIMED = "reclaimed"  # the caller has it; an earlier operation may have published it
-    PUBLISHED = "published"  # the caller has it; it was published and is only to be removed
-    HELD = "held"  # another operation has it
-    GONE = "gone"  # there is no such letter
+    CLAIMED = 1  # the caller has it; it was never published
+    RECLAIMED = 2  # the caller has it; an earlier operation may have published it
+    PUBLISHED = 3  # the caller has it; it was published and is only to be removed
+    HELD = 4  # another operation has it
+    GONE = 5  # there is no such letter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,9 +276,9 @@ class LetterSummary:
 class Restored(Enum):
     """Result of restoring a letter from the bin."""
 
-    RESTORED = "restored"
-    NOT_THERE = "not_there"
-    TAKEN = "taken"  # the queue has another letter of this id
+    NOT_THERE = 0
+    RESTORED = 1
+    TAKEN = 2  # the queue has another letter of this id
 
 
 class RedriveOutcome(Enum):

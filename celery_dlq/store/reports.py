@@ -12,15 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from celery_dlq.letters.record import DeadLetter
-from celery_dlq.store.connect import translated
-from celery_dlq.store.keys import Keys
 from celery_dlq.store.overviews import release_text
 from celery_dlq.store.part import Part
-from celery_dlq.store.pipelined import PipelinedConnection
-from celery_dlq.store.scripts import ReportReply
 
 QUIET_SECONDS = 24 * 3600.0
 """A group without letters for this long is new again when it comes back."""
@@ -60,56 +55,32 @@ class Report:
     letter_ids: tuple[str, ...]  # Ids of the group's newest letters, this one first
 
 
-_WHY = {
-    ReportReply.NEW: Why.NEW,
-    ReportReply.CAME_BACK: Why.CAME_BACK,
-    ReportReply.GREW: Why.GREW,
-    ReportReply.REGRESSED: Why.REGRESSED,
-}
+_WHY = (None, Why.NEW, Why.CAME_BACK, Why.GREW, Why.REGRESSED)  # as `report.lua` replies
 
 
 class Reports(Part):
     """The `Reports` in Redis."""
 
-    def __init__(
-        self,
-        client: Any,
-        url: str,
-        keys: Keys,
-        connection: PipelinedConnection | None = None,
-        gap_seconds: float = GAP_SECONDS,
-    ) -> None:
-        super().__init__(client, url, keys, connection)
-        self._options = [
-            *(int(seconds * 1000) for seconds in (QUIET_SECONDS, gap_seconds)),
-            BURST,
-            int(REFILL_SECONDS * 1000),
-            MOST_IDS,
-        ]
+    gap_seconds = GAP_SECONDS
 
     def of(self, letter: DeadLetter) -> Report | None:
         """Decide about a letter that is about to be stored; repeated calls give the same result."""
-        self._raise_if_away()
+        self._connection.raise_if_away()
         queue, fingerprint = letter.dead_letter_queue, letter.fingerprint
-        places = [
-            self._keys.report(queue, fingerprint),
-            self._keys.tally(queue),
-            self._keys.allowance(queue),
-            self._keys.states(queue),
-        ]
-        with translated(self._url):
-            state, number, ids = self._scripts.report(
-                keys=places,
-                args=[
-                    letter.id,
-                    fingerprint,
-                    *self._options,
-                    letter.redrives,
-                    release_text(letter.release),
-                ],
-            )
-        if state == ReportReply.NONE:
-            return None
-        return Report(
-            why=_WHY[ReportReply(state)], number=number, letter_ids=tuple(ids.decode().split())
+        number_of, number, ids = self._call(
+            "report",
+            letter.id,
+            fingerprint,
+            *(int(seconds * 1000) for seconds in (QUIET_SECONDS, self.gap_seconds)),
+            BURST,
+            int(REFILL_SECONDS * 1000),
+            MOST_IDS,
+            letter.redrives,
+            release_text(letter.release),
+            queue=queue,
+            report=self._keys.report(queue, fingerprint),
         )
+        why = _WHY[number_of]
+        if why is None:
+            return None
+        return Report(why=why, number=number, letter_ids=tuple(ids.decode().split()))

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from celery_dlq.letters.packed import packed
-from celery_dlq.store.keys import Keys
-from celery_dlq.store.pipelined import Command, PipelinedConnection
+from celery_dlq.store.part import Part
+from celery_dlq.store.pipelined import Command
+
+if TYPE_CHECKING:
+    from celery_dlq.store.keys import Keys
+    from celery_dlq.store.store import Store
 
 SUCCEEDED = "succeeded"
 """The value of the ``reason`` field in a sample."""
@@ -19,15 +24,14 @@ KEPT_SECONDS = 30 * 24 * 3600
 """A sample stream expires this many seconds after its last entry."""
 
 
-class Samples:
+class Samples(Part):
     """The `Samples` in Redis."""
 
     _MAX_WAITING = 1000  # between two flushes; further samples are dropped
     _SAMPLES_PER_WRITE = 50
 
-    def __init__(self, connection: PipelinedConnection, keys: Keys) -> None:
-        self._connection = connection
-        self._keys = keys
+    def __init__(self, store: Store, keys: Keys | None = None) -> None:
+        super().__init__(store, keys)
         self._waiting: deque[tuple[str, Mapping[str, bytes]]] = deque()
 
     def add(self, dead_letter_queue: str, fields: Mapping[str, bytes]) -> None:

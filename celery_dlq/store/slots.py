@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import redis
-from redis.exceptions import RedisError
 
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.store.cluster import LazyCluster
-from celery_dlq.store.connect import new_connection, translated, unavailable
+from celery_dlq.store.connect import LazyCluster, new_connection
 from celery_dlq.store.pipelined import ELSEWHERE, Breaker, Command, PipelinedConnection
 
 _MOST_CONNECTIONS = 256
@@ -81,12 +79,12 @@ class ClusterConnection(PipelinedConnection):
                 raise
             if not self._found_again(slot):
                 raise
-        with translated(self._url):
-            try:
-                return self._client.execute_command(*(again or command))
-            except (redis.ConnectionError, redis.TimeoutError) as exc:
+        try:
+            return self._client.execute_command(*(again or command))
+        except StoreUnavailable as exc:
+            if isinstance(exc.__cause__, (redis.ConnectionError, redis.TimeoutError)):
                 slot.search.failed(exc)
-                raise
+            raise
 
     def wait_for_replica(self, key: str) -> None:
         """Wait for a replica of the slot's master; see `PipelinedConnection.wait_for_replica`."""
@@ -124,9 +122,9 @@ class ClusterConnection(PipelinedConnection):
                         pending.popleft()
                 for command in commands:
                     self._client.execute_command(*command)
-            except (RedisError, OSError) as exc:
+            except StoreUnavailable as exc:
                 slot.search.failed(exc)
-                self._log(unavailable(exc, self._url))
+                self._log(exc)
                 return False
             if self._slots.pop(slot.key, None) is not None:
                 slot.close()

@@ -1,13 +1,15 @@
-"""The Redis backend: all parts share one client and one pipelined connection."""
+"""The store: all parts share one client and one pipelined connection."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, TypeVar
 
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.store.address import Address
+from celery_dlq.store.check import check
 from celery_dlq.store.circuits import CircuitStore
 from celery_dlq.store.connect import connect
 from celery_dlq.store.counter import DeliveryCounter
@@ -33,7 +35,7 @@ P = TypeVar("P", bound=Part)
 
 
 class Store:
-    """The `Backend` in Redis; connects when the first command is sent."""
+    """Letters and counts in Redis; connects when the first command is sent."""
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class Store:
         """Return the part of a feature, made once; see `celery_dlq.store.part`."""
         made = self._parts.get(kind)
         if made is None:
-            made = self._parts[kind] = kind(self.client, self.url, self.keys, self.connection)
+            made = self._parts[kind] = kind(self)
         return made
 
     @cached_property
@@ -77,74 +79,73 @@ class Store:
     @cached_property
     def letters(self) -> Letters:
         """Dead letters; a worker stores them over the connection that writes its counts."""
-        return Letters(self.client, self.url, self.keys, self.count_ttl, self.connection)
-
-    @cached_property
-    def workers(self) -> WorkerRegistry:
-        """Live workers, policy overrides and the audit log."""
-        return WorkerRegistry(self.client, self.url, self.keys, self.connection)
-
-    @cached_property
-    def jobs(self) -> JobStore:
-        """States of redrives and discards."""
-        return JobStore(self.client, self.url, self.keys)
-
-    @cached_property
-    def outbox(self) -> Outbox:
-        """Letters still to be published to dead-letter exchanges."""
-        return Outbox(self.client, self.url, self.keys, self.connection)
-
-    @cached_property
-    def metrics(self) -> MetricsStore:
-        """Metrics of all processes."""
-        return MetricsStore(self.client, self.url, self.keys, self.connection)
-
-    @cached_property
-    def samples(self) -> Samples:
-        """Records samples of messages that succeeded."""
-        return Samples(self.connection, self.keys)
+        return Letters(self)
 
     @cached_property
     def sampled(self) -> Letters:
-        """The same samples, read like letters."""
-        return Letters(self.client, self.url, Keys(self.keys.prefix, successes_only=True))
-
-    @cached_property
-    def reports(self) -> Reports:
-        """Decides which letters are reported to an error tracker."""
-        return Reports(self.client, self.url, self.keys, self.connection)
-
-    @cached_property
-    def notes(self) -> GroupNotes:
-        """Notes of operators on groups of letters."""
-        return GroupNotes(self.client, self.url, self.keys)
-
-    @cached_property
-    def instructions(self) -> Instructions:
-        """What operators tell all workers."""
-        return Instructions(self.client, self.url, self.keys)
-
-    @cached_property
-    def circuits(self) -> CircuitStore:
-        """Counts how executions ended, for circuit breakers."""
-        return CircuitStore(self.client, self.url, self.keys, self.connection)
+        """Samples of messages that succeeded, read like letters."""
+        return Letters(self, Keys(self.keys.prefix, successes_only=True))
 
     @cached_property
     def held(self) -> Letters:
         """The held messages, in streams like letters."""
-        keys = Keys(f"{self.keys.prefix}:held")
-        return Letters(self.client, self.url, keys, _HELD_TTL_SECONDS, self.connection)
+        return Letters(self, Keys(f"{self.keys.prefix}:held"), _HELD_TTL_SECONDS)
 
-    @cached_property
-    def _memory(self) -> MemoryReader:
-        return MemoryReader(self.client, self.url, self.keys)
+    @property
+    def workers(self) -> WorkerRegistry:
+        """Live workers and the audit log."""
+        return self.part(WorkerRegistry)
+
+    @property
+    def jobs(self) -> JobStore:
+        """States of jobs."""
+        return self.part(JobStore)
+
+    @property
+    def outbox(self) -> Outbox:
+        """Letters still to be published to dead-letter exchanges."""
+        return self.part(Outbox)
+
+    @property
+    def metrics(self) -> MetricsStore:
+        """Metrics of all processes."""
+        return self.part(MetricsStore)
+
+    @property
+    def samples(self) -> Samples:
+        """Records samples of messages that succeeded."""
+        return self.part(Samples)
+
+    @property
+    def reports(self) -> Reports:
+        """Decides which letters are reported to an error tracker."""
+        return self.part(Reports)
+
+    @property
+    def notes(self) -> GroupNotes:
+        """Notes of operators on groups of letters."""
+        return self.part(GroupNotes)
+
+    @property
+    def instructions(self) -> Instructions:
+        """What operators require of all workers."""
+        return self.part(Instructions)
+
+    @property
+    def circuits(self) -> CircuitStore:
+        """Counts how executions ended, for circuit breakers."""
+        return self.part(CircuitStore)
 
     def memory(self) -> ServerMemory | None:
         """Return the memory of Redis."""
-        return self._memory.read()
+        return self.part(MemoryReader).read()
+
+    def check(self, dead_letter_queues: Iterable[str] = ()) -> None:
+        """Check that Redis does all that is needed; see `celery_dlq.store.check`."""
+        check(self.client, self.url, self.keys, dead_letter_queues, self.connection)
 
     def separate(self) -> Store:
-        """Return a backend on the same data with its own connections."""
+        """Return a store on the same data with its own connections."""
         return Store(
             self._where,
             prefix=self.keys.prefix,

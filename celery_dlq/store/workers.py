@@ -12,27 +12,18 @@ from typing import Any
 from celery_dlq.events import Change
 from celery_dlq.letters.record import from_micros, to_micros
 from celery_dlq.logs import readable
-from celery_dlq.store.connect import translated
-from celery_dlq.store.keys import Keys, spelled
+from celery_dlq.store.keys import spelled
 from celery_dlq.store.part import Part
-from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.store.records import HeartbeatReply, WorkerInfo
-from celery_dlq.store.scripts import script_text
 
 SILENT_SECONDS = 30.0
 """A worker without a heartbeat for this long is no longer live."""
 
 _MAX_CHANGES = 10_000
-_NODE = script_text("node")
 
 
 class WorkerRegistry(Part):
     """The `WorkerRegistry` in Redis."""
-
-    def __init__(
-        self, client: Any, url: str, keys: Keys, connection: PipelinedConnection | None = None
-    ) -> None:
-        super().__init__(client, url, keys, connection)
 
     def register(self, info: WorkerInfo) -> None:
         """Save a worker's info; it is kept while the worker sends heartbeats."""
@@ -46,17 +37,15 @@ class WorkerRegistry(Part):
 
     def deregister(self, hostname: str) -> None:
         """Remove a worker's info."""
-        with translated(self._url):
-            self._client.zrem(self._keys.nodes(), hostname)
-            self._client.hdel(self._keys.worker_infos(), hostname)
-            self._client.hdel(self._keys.tasks(), hostname)
+        self._client.zrem(self._keys.nodes(), hostname)
+        self._client.hdel(self._keys.worker_infos(), hostname)
+        self._client.hdel(self._keys.tasks(), hostname)
 
     def workers(self, *, with_tasks: bool = True) -> list[WorkerInfo]:
         """Return the infos of live workers, by host name; much smaller without their tasks."""
-        with translated(self._url):
-            live = self._live()
-            infos = self._client.hmget(self._keys.worker_infos(), live) if live else []
-            tasks = self._client.hmget(self._keys.tasks(), live) if live and with_tasks else []
+        live = self._live()
+        infos = self._client.hmget(self._keys.worker_infos(), live) if live else []
+        tasks = self._client.hmget(self._keys.tasks(), live) if live and with_tasks else []
         found = (
             readable("what a worker said of itself", partial(_info, info, names or b"[]"))
             for info, names in zip_longest(infos, tasks)
@@ -66,18 +55,16 @@ class WorkerRegistry(Part):
 
     def record(self, change: Change) -> None:
         """Add a change to the audit log, which keeps about the newest 10,000."""
-        with translated(self._url):
-            self._client.xadd(
-                self._keys.changes(),
-                {"change": _json(change.to_stored())},
-                maxlen=_MAX_CHANGES,
-                approximate=True,
-            )
+        self._client.xadd(
+            self._keys.changes(),
+            {"change": _json(change.to_stored())},
+            maxlen=_MAX_CHANGES,
+            approximate=True,
+        )
 
     def changes(self, *, limit: int) -> list[Change]:
         """Return at most ``limit`` changes, newest first."""
-        with translated(self._url):
-            entries = self._client.xrevrange(self._keys.changes(), count=limit)
+        entries = self._client.xrevrange(self._keys.changes(), count=limit)
         found = (
             readable(f"the change {entry.decode()}", partial(_change, fields))
             for entry, fields in entries
@@ -85,20 +72,8 @@ class WorkerRegistry(Part):
         return [change for change in found if change is not None]
 
     def _node(self, hostname: str, info: str, tasks: str) -> HeartbeatReply:
-        keys = self._keys
-        places = [
-            keys.nodes(),
-            keys.worker_infos(),
-            keys.tasks(),
-            keys.instructions(),
-            keys.waiting_jobs(),
-        ]
-        args: list[str | int] = [hostname, int(SILENT_SECONDS * 1000), info, tasks]
-        if self._connection is not None:
-            known, revision, jobs = self._connection.call_script(_NODE, places, *args)
-        else:
-            with translated(self._url):
-                known, revision, jobs = self._scripts.node(keys=places, args=args)
+        args = (hostname, int(SILENT_SECONDS * 1000), info, tasks)
+        known, revision, jobs = self._written("node", *args)
         return HeartbeatReply(bool(known), int(revision), bool(jobs))
 
     def _live(self) -> list[bytes]:

@@ -37,7 +37,7 @@ def guard_of(dlq: Assembly, *, hostname: str, pid: int, flags_redelivery: bool) 
     dlq.validate()
     own, settings = dlq.separated(), dlq.settings  # with connections of this worker
     check = StartCheck(
-        partial(own.backend.letters.check, own.dead_letter_queues()),
+        partial(own.backend.check, own.dead_letter_queues()),
         settings.start_timeout or None,
         own.measuring.counts,
     )

@@ -27,7 +27,7 @@ from celery_dlq.letters.record import DeadLetter, Delivery, Kind, Outcome, Reaso
 from celery_dlq.policies.overrides import keys as overridable
 from celery_dlq.policies.policy import Policy
 from celery_dlq.spark.options import ReadOptions, WriteOptions
-from celery_dlq.store.keys import Keys
+from celery_dlq.store.keys import AppKey, Keys, QueueKey
 from celery_dlq.store.records import MessageKey
 
 if TYPE_CHECKING:
@@ -119,7 +119,8 @@ def redis_keys() -> str:
     keys = Keys()
     rows = []
     for name, method in vars(Keys).items():
-        if name.startswith("_") or not inspect.isfunction(method) or not method.__doc__:
+        is_key = isinstance(method, AppKey) or inspect.isfunction(method)
+        if name.startswith("_") or not is_key or ": " not in (method.__doc__ or ""):
             continue
         kind, _, text = method.__doc__.strip().partition(": ")
         rows.append((f"`{_sample(keys, name, method)}`", kind, _one_line(text)))
@@ -229,6 +230,8 @@ def _sample(keys: Keys, name: str, method: Any) -> str:
     if name == "run":
         key = MessageKey(dead_letter_queue="QUEUE", task_id="TASK-ID")
         return str(method(keys, key)).replace(":0:", ":REDRIVES:")
+    if isinstance(method, AppKey):
+        return str(getattr(keys, name)(*["QUEUE"] * isinstance(method, QueueKey)))
     wanted = list(inspect.signature(method).parameters)[1:]
     return str(method(keys, *("FINGERPRINT" if w == "fingerprint" else "QUEUE" for w in wanted)))
 

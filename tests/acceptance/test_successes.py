@@ -23,9 +23,8 @@ from celery_dlq.plugin import utc_now
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.store import samples
-from celery_dlq.store.connect import connect
 from celery_dlq.store.keys import Keys
-from celery_dlq.store.pipelined import PipelinedConnection
+from celery_dlq.store.store import Store
 from celery_dlq.worker.observer import SUCCEEDED
 from celery_dlq.writing.letter import LetterMaker
 from celery_dlq.writing.lifecycle import InFlight
@@ -147,18 +146,18 @@ def test_the_share_is_kept_and_arguments_are_bounded() -> None:
 def test_the_stream_stays_bounded(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """About the newest ten thousand successes of a queue are kept."""
     monkeypatch.setattr(samples, "MOST_SAMPLES", 200)
-    connection = PipelinedConnection(connect(redis_url, 2, retries=0), redis_url)
-    kept = samples.Samples(connection, Keys())
+    store = Store(redis_url, timeout_seconds=2)
+    kept = store.samples
     for burst in range(2):
         for number in range(1500):  # more than one tick takes
             kept.add("orders-DLQ", {"id": b"%d" % (burst * 1500 + number), "reason": b"succeeded"})
         kept.flush()
-        connection.call("PING")
+        store.connection.call("PING")
     with redis.Redis.from_url(redis_url) as client:
         assert 200 <= client.xlen(STREAM) <= 400
         newest = client.xrevrange(STREAM, count=1)[0][1]
     assert newest[b"id"] == b"2499"
-    connection.close()
+    store.close()
 
 
 def test_the_command_tells_a_mistake(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def redis_backend(url: str) -> Backend:
     """The Redis backend, wired as the plugin does it."""
     connection = pipelined(connect(url, 2.0, retries=0), url)
     return Backend(
-        store=Letters(connect(url, 2.0), url, Keys()),
+        store=Store(url, timeout_seconds=2.0).letters,
         # What nobody ended is over here; how long a worker may be silent is tested elsewhere.
         counter=DeliveryCounter(connection, Keys(), TTL_SECONDS, stale_seconds=0),
     )

@@ -23,10 +23,10 @@ from celery_dlq.operations.retention import (
 )
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.store.connect import connect
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import ClaimState
+from celery_dlq.store.store import Store
 
 HOUR = timedelta(hours=1)
 
@@ -131,7 +131,7 @@ def test_entries_that_are_no_letters_stay_and_hold_up_no_letter(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One broken entry at a queue's head must not keep all behind it forever."""
-    place = Place(Letters(connect(redis_url, 5), redis_url, Keys()), monkeypatch)
+    place = Place(Store(redis_url, timeout_seconds=5).letters, monkeypatch)
     with redis.Redis.from_url(redis_url) as client:
         client.xadd(Keys().letters(DLQ), {"a": "1"}, id="1-1")
     letters = aged(place, 2, hours=26)

@@ -63,9 +63,9 @@ def claim(
 # -- storing -----------------------------------------------------------------------
 
 
-def test_a_store_that_works_answers(store: Letters) -> None:
+def test_a_store_that_works_answers(parts: Store) -> None:
     """A starting worker asks before it takes messages."""
-    store.check()
+    parts.check()
 
 
 def test_a_stored_letter_comes_back_whole(store: Letters) -> None:

@@ -20,9 +20,7 @@ from page_runner import PageRunner, lend_shop, own_shop
 from tiers import DEFAULT_TIER, in_default_tier
 
 from celery_dlq import Reason
-from celery_dlq.store.connect import connect
-from celery_dlq.store.keys import Keys
-from celery_dlq.store.letters import Letters
+from celery_dlq.store.store import Store
 
 BUILT = re.compile(r"\{[\w-]+\}.*")
 """Fences that Sphinx carries out when it builds the pages; `tox -e docs` fails if it cannot."""
@@ -87,7 +85,7 @@ def leave_letters(redis: str) -> None:
     The third order is tenant 42's.
     """
     url = f"{redis}/0"
-    store = Letters(connect(url, 2.0), url, Keys())
+    store = Store(url, timeout_seconds=2.0).letters
     now = datetime.now(timezone.utc)
     one, other, third = "c6a56e9b25a57fc5", "0e4da6e8d1c9b370", "5a7d1c33f0e2b846"
     made = (

@@ -17,7 +17,7 @@ from celery_dlq import metrics, registry
 from celery_dlq.config import Settings
 from celery_dlq.letters import headers
 from celery_dlq.policies.policy import policy_keys
-from celery_dlq.store.keys import Keys
+from celery_dlq.store.keys import AppKey, Keys, QueueKey
 from celery_dlq.store.records import MessageKey
 
 # Those that the README, the docs and the examples name; all others may change at any time.
@@ -73,9 +73,14 @@ def redis_keys() -> str:
         },
     )
     found = []
-    for name, method in inspect.getmembers(Keys, inspect.isfunction):
-        if not name.startswith("_") and name not in ("app", "of"):
-            arguments = [values[p] for p in inspect.signature(method).parameters if p != "self"]
+    for name, method in vars(Keys).items():
+        if isinstance(method, AppKey) or (
+            inspect.isfunction(method) and name[0] != "_" and name not in ("app", "of", "places")
+        ):
+            parameters = inspect.signature(method).parameters if inspect.isfunction(method) else ()
+            arguments = [values[p] for p in parameters if p != "self"]
+            if isinstance(method, QueueKey):
+                arguments = [values["dead_letter_queue"]]
             doc = " ".join((method.__doc__ or "").split())
             found.append(f"{getattr(keys, name)(*arguments)}\n    {doc}")
     return _lines(sorted(found))

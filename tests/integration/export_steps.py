@@ -31,10 +31,9 @@ from celery_dlq.errors import ExportError
 from celery_dlq.export import checkpoint, lease, roll, trim
 from celery_dlq.export.destination import Destination, Draft
 from celery_dlq.export.exporter import ParquetExport, Rolling
-from celery_dlq.store.connect import connect
-from celery_dlq.store.keys import Keys
 from celery_dlq.store.lease import Leases
 from celery_dlq.store.letters import Letters
+from celery_dlq.store.store import Store
 
 LETTERS, MORE, ROWS = 24, 7, 10
 REFUSED = 3
@@ -137,7 +136,7 @@ def child(work: Callable[[], object]) -> int:
 
 
 def a_store(url: str) -> Letters:
-    return Letters(connect(url, 10.0), url, Keys())
+    return Store(url, timeout_seconds=10.0).letters
 
 
 def store_letters(url: str) -> None:

@@ -35,9 +35,9 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.plugin import DeadLetters
-from celery_dlq.store.connect import connect
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import Letters
+from celery_dlq.store.store import Store
 
 KEY = b"k" * 32
 
@@ -45,7 +45,7 @@ KEY = b"k" * 32
 @pytest.fixture
 def store(redis_url: str) -> Iterator[Letters]:
     """Give an empty store on Redis."""
-    made = Letters(connect(redis_url, 10.0), redis_url, Keys())
+    made = Store(redis_url, timeout_seconds=10.0).letters
     yield made
     made.close()
 
@@ -385,11 +385,12 @@ import resource, sys
 from celery_dlq.store.connect import connect
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import Letters
+from celery_dlq.store.store import Store
 from celery_dlq.export.exporter import ParquetExport
 import signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
-store = Letters(connect(sys.argv[1], 10.0), sys.argv[1], Keys())
+store = Store(sys.argv[1], timeout_seconds=10.0).letters
 try:
     ParquetExport(store, sys.argv[2]).run(store.names())
 except Exception as exc:
@@ -481,7 +482,7 @@ def test_a_first_export_says_how_many_letters_it_will_read(store: Any, tmp_path:
 def test_memory_stays_bounded_with_a_large_redis(tmp_path: Path) -> None:
     """Letters of a hundred kilobytes are read in smaller pages."""
     with RedisServer() as server:
-        store = Letters(connect(server.url, 10.0), server.url, Keys())
+        store = Store(server.url, timeout_seconds=10.0).letters
         put(store, 600, body=os.urandom(100_000))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         report = run(store, tmp_path)

@@ -20,9 +20,7 @@ from servers import RedisServer
 from celery_dlq.errors import ExportError
 from celery_dlq.export import lease
 from celery_dlq.export.exporter import ParquetExport, Rolling
-from celery_dlq.store.connect import connect
-from celery_dlq.store.keys import Keys
-from celery_dlq.store.letters import Letters
+from celery_dlq.store.store import Store
 
 HERE = Path(__file__).parent
 
@@ -84,7 +82,7 @@ def test_a_second_export_to_a_bucket_says_who_is_at_work(
     s3: str, redis_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """From another machine, whose lock is another one."""
-    store = Letters(connect(redis_url, 10.0), redis_url, Keys())
+    store = Store(redis_url, timeout_seconds=10.0).letters
     letter = a_letter()
     store.dead_letter(letter, key_of(letter))
     url = url_of(s3, "two/letters")

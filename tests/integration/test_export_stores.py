@@ -28,6 +28,7 @@ from celery_dlq.letters.record import DeadLetter
 from celery_dlq.store.connect import connect
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import Letters
+from celery_dlq.store.store import Store
 
 QUIET, LATER = "a-quiet-DLQ", "z-later-DLQ"
 
@@ -47,7 +48,7 @@ def mine() -> Iterator[RedisServer]:
 
 
 def a_store(url: str, prefix: str = "dlq") -> Letters:
-    return Letters(connect(url, 10.0), url, Keys(prefix))
+    return Store(url, prefix=prefix, timeout_seconds=10.0).letters
 
 
 def put(store: Letters, count: int, queue: str = DLQ) -> list[DeadLetter]:
@@ -386,9 +387,10 @@ import signal, sys, threading
 from celery_dlq.store.connect import connect
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import Letters
+from celery_dlq.store.store import Store
 from celery_dlq.cli.export import _stop_event
 from celery_dlq.export.exporter import ParquetExport
-store = Letters(connect(sys.argv[1], 2.0), sys.argv[1], Keys())
+store = Store(sys.argv[1], timeout_seconds=2.0).letters
 ParquetExport(store, sys.argv[2]).follow(store.names, _stop_event())
 """
 

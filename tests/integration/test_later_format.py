@@ -21,7 +21,7 @@ def refuses_everything(backend: Store) -> None:
         backend.instructions.all,
         backend.workers.workers,
         lambda: backend.letters.dead_letter(a_letter(), key_of(a_letter())),
-        backend.letters.check,
+        backend.check,
     ):
         with pytest.raises(StoreUnavailable, match=LATER):
             call()
@@ -50,7 +50,7 @@ def test_a_cluster(cluster_servers: ClusterServers, cluster_url: str) -> None:
 def test_the_format_of_now_and_none_are_taken(redis_server: RedisServer, redis_url: str) -> None:
     """None is what the first versions left."""
     backend = Store(redis_url, timeout_seconds=2.0)
-    backend.letters.check()
+    backend.check()
     assert redis_server.client().get(Keys().format()) == b"%d" % FORMAT
     backend.client.connection_pool.disconnect()
     assert backend.letters.overviews.queues() == []

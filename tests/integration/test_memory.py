@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import redis
 from builders import DLQ, a_letter, an_app, key_of
 from click.testing import CliRunner
 from cluster import ClusterServers
@@ -17,8 +16,7 @@ from celery_dlq import DeadLetters, dead_letter_policy
 from celery_dlq.cli.commands import dlq as commands
 from celery_dlq.operations.memory import MemoryCheck
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.store.keys import Keys
-from celery_dlq.store.memory import MemoryReader
+from celery_dlq.store.store import Store
 from celery_dlq.worker.guard import Guard
 
 MEGABYTES = 64
@@ -53,14 +51,14 @@ def test_the_memory_of_redis_is_read(server: RedisServer) -> None:
     """What is in use, what is allowed, and what happens then."""
     client = server.client()
     client.config_set("maxmemory-policy", "volatile-lru")
-    found = MemoryReader(client, server.url, Keys()).read()
+    found = Store(server.url).memory()
     assert found is not None
     assert found.maximum == MEGABYTES * 2**20
     assert found.policy == "volatile-lru"
     assert 0 < (found.share or 0) < 0.5
     before = found.used
     client.set("x", b"x" * 10_000_000)
-    found = MemoryReader(client, server.url, Keys()).read()
+    found = Store(server.url).memory()
     assert found is not None
     assert found.used - before > 10_000_000
 
@@ -71,10 +69,10 @@ def test_a_user_who_may_not_ask_gets_no_error_and_asks_once(server: RedisServer)
     client.acl_setuser(
         "app", enabled=True, passwords=["+pw"], keys=["*"], categories=["+@all"], commands=["-info"]
     )
-    with redis.Redis(port=server.port, username="app", password="pw") as limited:
-        memory = MemoryReader(limited, server.url, Keys())
-        assert memory.read() is None
-        assert memory.read() is None
+    limited = Store(server.url.replace("redis://", "redis://app:pw@"))
+    assert limited.memory() is None
+    assert limited.memory() is None
+    limited.close()
     refused = [entry for entry in client.acl_log() if entry["object"] in ("info", b"info")]
     assert [entry["count"] for entry in refused] == [1]
     dlq = installed(server.url.replace("redis://", "redis://app:pw@"))
@@ -141,10 +139,10 @@ def test_what_endangers_letters_is_said(
     for name, value in config.items():
         server.client().config_set(name, value)
     dlq = installed(server.url, **settings)
-    memory = MemoryReader(server.client(), server.url, Keys())
+    memory = Store(server.url).memory
     # Not the app's table: it has the tasks that other tests registered for all apps.
     table = PolicyTable(dlq.settings.queues)
-    found = MemoryCheck(dlq.settings, table, ["orders"], dlq.app.conf, memory.read).warnings()
+    found = MemoryCheck(dlq.settings, table, ["orders"], dlq.app.conf, memory).warnings()
     assert len(found) == len(expected), found
     for text, part in zip(found, expected, strict=True):
         assert part in text

@@ -51,7 +51,7 @@ def check(url: str) -> None:
     """Check a Redis as a worker does."""
     backend = Store(url, timeout_seconds=TIMEOUT_SECONDS)
     try:
-        backend.letters.check(QUEUES)
+        backend.check(QUEUES)
     finally:
         backend.close()
 
@@ -70,7 +70,7 @@ def refusal(url: str, error: type[Exception] = SettingsError) -> str:
 def test_a_check_leaves_nothing_behind(server: RedisServer) -> None:
     """But the format; nor, in the worker that checks, a connection that its pool would inherit."""
     backend = Store(server.url, timeout_seconds=TIMEOUT_SECONDS)
-    backend.letters.check(QUEUES)
+    backend.check(QUEUES)
     assert not backend.connection.is_open
     assert server.client().keys() == [b"dlq:{app}:format"]
     backend.close()
@@ -179,7 +179,7 @@ def test_a_cluster_is_checked_through_its_own_client(cluster_servers: ClusterSer
     """The keys of each script share a slot."""
     cluster_servers.flush()
     backend = Store(cluster_servers.url)
-    backend.letters.check(QUEUES)
+    backend.check(QUEUES)
     backend.close()
     assert sum(server.client().dbsize() for server in cluster_servers.masters) == 1  # the format
 
@@ -199,7 +199,7 @@ def test_a_redis_that_hangs_costs_one_time_out(server: RedisServer) -> None:
     begun, letter = time.monotonic(), a_letter()
     an_entry = OutboxEntry(letter_id=letter.id, exchange="fanout", routing_key="orders")
     with pytest.raises(StoreUnavailable):
-        backend.letters.check(QUEUES)
+        backend.check(QUEUES)
     for _ in range(5):
         for write in (
             lambda: backend.letters.dead_letter(letter, key_of(letter)),
@@ -246,7 +246,7 @@ def test_counts_are_exact_where_replies_cannot_be_skipped(
     limited: Store, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Replies are read where they belong; one line says what it costs."""
-    limited.letters.check(QUEUES)
+    limited.check(QUEUES)
     counter, keys = limited.counter, [a_key() for _ in range(50)]
     with caplog.at_level(logging.WARNING):
         for key in keys:

@@ -13,8 +13,8 @@ from celery_dlq.errors import StoreUnavailable
 from celery_dlq.store.connect import connect
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.keys import Keys
-from celery_dlq.store.letters import Letters
 from celery_dlq.store.pipelined import PipelinedConnection
+from celery_dlq.store.store import Store
 
 LOADING = b"-LOADING Redis is loading the dataset in memory\r\n"
 
@@ -49,16 +49,16 @@ def url() -> Iterator[str]:
 
 def test_a_loading_store_is_unavailable(url: str) -> None:
     """A letter waits; nobody takes the refusal for an answer."""
-    store = Letters(connect(url, 1.0), url, Keys())
+    backend = Store(url, timeout_seconds=1.0)
     letter = a_letter()
     for attempt in (
-        store.check,
-        lambda: store.dead_letter(letter, a_key()),
-        store.overviews.queues,
+        backend.check,
+        lambda: backend.letters.dead_letter(letter, a_key()),
+        backend.letters.overviews.queues,
     ):
         with pytest.raises(StoreUnavailable, match=r"LOADING|loading"):
             attempt()
-    store.close()
+    backend.close()
 
 
 def test_counting_on_a_loading_store_fails_at_once_and_stops_nothing(url: str) -> None:

@@ -365,7 +365,9 @@ def lose_replies(dlq: DeadLetters, client: redis.Redis, monkeypatch: Any, times:
         return answer(self)
 
     def lost_response(connection: Any, command: str, **options: Any) -> Any:
-        if command == "EVALSHA" and client.llen("orders") and lose():  # not where the queue ends
+        if (
+            command in ("EVAL", "EVALSHA") and client.llen("orders") and lose()
+        ):  # not where the queue ends
             connection.disconnect()
             raise redis.ConnectionError("the connection was cut")
         return parse(connection, command, **options)

@@ -24,9 +24,7 @@ from servers import _free_port, require
 from waiting import poll
 
 from celery_dlq.cli.commands import dlq
-from celery_dlq.store.connect import connect
-from celery_dlq.store.keys import Keys
-from celery_dlq.store.letters import Letters
+from celery_dlq.store.store import Store
 
 PROJECT = """
 import os, resource
@@ -78,7 +76,7 @@ class Server:
 
 def put_letter(url: str) -> None:
     """One more letter, as a worker stores it."""
-    store = Letters(connect(url, 2.0), url, Keys())
+    store = Store(url, timeout_seconds=2.0).letters
     letter = a_letter()
     store.dead_letter(letter, key_of(letter))
     store.close()

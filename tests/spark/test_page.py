@@ -30,10 +30,7 @@ from celery_dlq.spark.render import charts
 from celery_dlq.spark.render.page import page, write_page
 from celery_dlq.spark.triage import rows
 from celery_dlq.spark.triage.rows import EARLIEST, LATEST, Findings, findings
-from celery_dlq.store.connect import connect
-from celery_dlq.store.keys import Keys
-from celery_dlq.store.pipelined import PipelinedConnection
-from celery_dlq.store.samples import Samples
+from celery_dlq.store.store import Store
 from celery_dlq.worker.observer import SUCCEEDED
 from celery_dlq.writing.letter import LetterMaker
 from celery_dlq.writing.lifecycle import InFlight
@@ -195,10 +192,9 @@ def command(redis_url: str) -> Iterator[Command]:
         kwargs = json.dumps({"currency": "CHF", "n": number % 9})
         letter = a_letter(args_json="[]", kwargs_json=kwargs, deliveries=5, dead_lettered_at=NOON)
         dead_letters.store.dead_letter(letter, key_of(letter))
-    connection = PipelinedConnection(connect(redis_url, 5), redis_url)
-    samples = Samples(connection, Keys())
+    store = Store(redis_url)
     parts: Any = SimpleNamespace(
-        backend=SimpleNamespace(samples=samples),
+        backend=store,
         settings=SimpleNamespace(sample_successes=0.5),
         make=LetterMaker(clock=lambda: NOON, hostname="celery@web-1", pid=1),
     )
@@ -211,9 +207,9 @@ def command(redis_url: str) -> Iterator[Command]:
         )
         delivery = a_delivery(number=2 if number < 10 else 1)
         sampler.after_end(request, InFlight(resolved, a_key(), delivery, first=False), SUCCEEDED)
-    samples.flush()
-    connection.call("PING")
-    connection.close()
+    store.samples.flush()
+    store.connection.call("PING")
+    store.close()
 
     def run(*arguments: str) -> Any:
         return CliRunner().invoke(dlq, arguments, obj=SimpleNamespace(app=app, no_color=True))

@@ -23,9 +23,6 @@ from waiting import poll
 
 from celery_dlq import DeadLetter, DeadLetters
 from celery_dlq.letters.record import field_kinds
-from celery_dlq.store.connect import connect
-from celery_dlq.store.keys import Keys
-from celery_dlq.store.letters import Letters
 from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
@@ -57,7 +54,7 @@ def fill(redis_url: str) -> Fill:
 
 def store(url: str, letters: Iterable[DeadLetter]) -> None:
     """Put letters into their queues."""
-    place = Letters(connect(url, 5), url, Keys())
+    place = Store(url, timeout_seconds=5).letters
     for letter in letters:
         place.dead_letter(letter, key_of(letter))
     place.close()

@@ -24,9 +24,7 @@ from builders import a_letter, key_of
 from waiting import poll
 
 import celery_dlq
-from celery_dlq.store.connect import connect
-from celery_dlq.store.keys import Keys
-from celery_dlq.store.letters import Letters
+from celery_dlq.store.store import Store
 
 pytestmark = pytest.mark.usefixtures("pyspark")
 
@@ -136,7 +134,7 @@ def test_cluster_reads_live_letters_with_the_package_shipped_or_installed(
 
     if find_java().home is None and not find_java().has_vector_module:
         pytest.skip("Spark's own scripts need a whole Java on PATH")
-    store = Letters(connect(redis_url, 5), redis_url, Keys())
+    store = Store(redis_url, timeout_seconds=5).letters
     for number in range(200):
         letter = a_letter(
             fingerprint="ab"[number % 2] * 16, dead_lettered_at=datetime.now(timezone.utc)

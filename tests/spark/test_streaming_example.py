@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING
 from builders import a_letter, key_of
 from java import QUICK_JAVA
 
-from celery_dlq.store.connect import connect
-from celery_dlq.store.keys import Keys
-from celery_dlq.store.letters import Letters
+from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,7 +22,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples/spark-streaming"
 
 
 def write(url: str, task_names: list[str]) -> None:
-    store = Letters(connect(url, 10), url, Keys())
+    store = Store(url, timeout_seconds=10).letters
     for name in task_names:
         letter = a_letter(task_name=name)
         store.dead_letter(letter, key_of(letter))

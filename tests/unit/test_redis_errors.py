@@ -204,7 +204,7 @@ NO_COMMANDS = {
     "EXECUTE",
     "EXECUTE_COMMAND",
 }
-NO_COMMANDS |= {"GET_PRIMARIES", "PIPELINE", "PING", "INFO", "REGISTER_SCRIPT", "SCRIPT_LOAD"}
+NO_COMMANDS |= {"GET_PRIMARIES", "PIPELINE", "PING", "INFO", "PLACE", "SCRIPT_LOAD"}
 """Names in Python that are no command on a key; those of scripts are tried in Python."""
 
 

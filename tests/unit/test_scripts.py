@@ -72,8 +72,7 @@ def test_python_uses_exactly_the_scripts_of_a_package(package: str) -> None:
     """No script is forgotten, none is missing: the client has them, or the counter's connection."""
     modules = [path for path in files(package).iterdir() if path.name.endswith(".py")]
     text = "".join(path.read_text("utf-8") for path in modules)
-    used = {*re.findall(r"cripts(?:\(client\))?\.(\w+)", text)}
-    used |= {*re.findall(r'script_text\("(\w+)"\)', text)}
+    used = {*re.findall(r'(?:self\._call|_written|self\._command|script_text)\(\s*"(\w+)"', text)}
     used |= set(SCRIPTS) if package == STORE else set()
     assert sorted(used) == names_in(package)
 

@@ -12,7 +12,7 @@
 --       9 release (of the code that failed, without "," and "|"; empty = unknown)
 --       10 attempt (the same at a second attempt whose first reply was lost: its reply, too)
 --       11... names and values of the letter's entry, in turn
--- Returns: 1 = STORED, 2 = REGRESSED (stored, and its group was resolved), 0 = ALREADY_THERE (only
+-- Returns: 1 = NEW, 2 = REGRESSED (stored, and its group was resolved), 0 = ALREADY_THERE (only
 --          the counters are deleted)
 -- Complexity: O(number of fields + log N), N groups
 local MINUTE_MILLIS = 60000

@@ -5,7 +5,7 @@
 --       2 the instruction that is to be there (text; empty = none, * = whatever is there)
 --       3 the new instruction (text, different at each call; empty = remove it)
 --       4 most (number of instructions that there may be before one is added; 0 = any)
--- Returns: 1 = DONE, also at a second attempt whose first reply was lost; 0 = CHANGED; 2 = FULL
+-- Returns: 1 = done, also at a second attempt whose first reply was lost; 0 = changed; 2 = full
 -- Complexity: O(1)
 local there = redis.call('HGET', KEYS[1], ARGV[1]) or ''
 if ARGV[2] ~= '*' and there ~= ARGV[2] then return there ~= '' and there == ARGV[3] and 1 or 0 end

@@ -9,7 +9,7 @@
 --       7 named (maximum of ids in a report)
 --       8 redrives (number of times the letter's message was redriven)
 --       9 release (of the code that failed, without "," and "|"; empty = unknown)
--- Returns: {state, number, letter ids}: 0 = NONE, 1 = NEW, 2 = CAME_BACK, 3 = GREW, 4 = REGRESSED;
+-- Returns: {state, number, letter ids}: 0 = not, 1 = new, 2 = came back, 3 = grew, 4 = regressed;
 --          number of the letter in its group; the newest ids, separated by spaces
 -- Complexity: O(1)
 local id, time = ARGV[1], redis.call('TIME')

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any
 
 from celery_dlq.errors import MissingExtra
-from celery_dlq.letters.packed import EntryLayout, EntryPart
+from celery_dlq.letters.packed import COMPRESSED, INLINE, SEPARATOR, EntryLayout, decompressed
 
 try:
     import pyarrow as pa
@@ -34,31 +34,34 @@ def layout_columns(
     layout: EntryLayout, rows: Sequence[Sequence[bytes]], wanted: frozenset[bytes]
 ) -> dict[bytes, Any]:
     """Make Arrow arrays of bytes from the parts of entries."""
-    needed = wanted | {source for name, source in layout.same if name in wanted}
-    needed |= {source for name, source in layout.places if name in needed}
+    needed = wanted | {other for name, other in layout.same if name in wanted}
+    needed |= {whole for name, whole in layout.places if name in needed}
     found: dict[bytes, Any] = {}
     try:
-        for part, values in zip(layout.pieces, zip(*rows, strict=True), strict=True):
-            if part is not None and needed.intersection(part.names):
-                found.update(_arrays_of(part, values, layout.separator))
-        for name, source in layout.places:
+        for name, values in zip(layout.stored, zip(*rows, strict=True), strict=True):
+            if name == INLINE:
+                found.update(_joined(values, (b"", *layout.joined), needed))  # b"": the head
+            elif name == COMPRESSED and not needed.isdisjoint(layout.compressed):
+                texts = [decompressed(value) for value in values]
+                found.update(_joined(texts, layout.compressed, needed))
+            elif name in needed:
+                found[name] = _column(values)
+        for name, whole in layout.places:
             if name in needed:
-                found[name] = _cut(found[source], found[name])
+                found[name] = _cut(found[whole], found[name])
     except (ValueError, pa.ArrowInvalid) as exc:
         raise OddEntry from exc
-    found.update({name: found[source] for name, source in layout.same if name in needed})
+    found.update({name: found[other] for name, other in layout.same if name in needed})
     return found
 
 
-def _arrays_of(part: EntryPart, values: Sequence[bytes], separator: bytes) -> dict[bytes, Any]:
-    """Split one part of all entries into arrays by field."""
-    texts = values if part.decode is None else [part.decode(value) for value in values]
-    column = _column(texts)
-    if not part.joined:
-        return {part.names[0]: column}
-    lists = _split(column, separator, len(part.names))
-    numbered = zip(_numbers(len(part.names)), part.names, strict=True)
-    return {name: pc.list_element(lists, number) for number, name in numbered if name}
+def _joined(
+    texts: Sequence[bytes], names: Sequence[bytes], needed: frozenset[bytes]
+) -> dict[bytes, Any]:
+    """Split joined values of all entries into arrays by field."""
+    lists = _split(_column(texts), SEPARATOR, len(names))
+    numbered = zip(_numbers(len(names)), names, strict=True)
+    return {name: pc.list_element(lists, number) for number, name in numbered if name in needed}
 
 
 def _column(values: Sequence[bytes]) -> Any:

@@ -18,6 +18,7 @@ from celery_dlq.errors import MissingExtra
 from celery_dlq.export import partition, table
 from celery_dlq.export.checkpoint import Checkpoint
 from celery_dlq.export.destination import Destination, Draft
+from celery_dlq.letters.record import record_fields
 
 try:
     import pyarrow as pa
@@ -31,53 +32,11 @@ ROWS_A_GROUP = 20_000
 BYTES_A_GROUP = 48 * 1024 * 1024
 MAX_DAYS = 64
 
-# Columns whose values repeat; for others Arrow would build a dictionary and discard it.
-_REPEATING = (
-    "task_name",
-    "source_queue",
-    "dead_letter_queue",
-    "reason",
-    "exception_type",
-    "fingerprint",
-    "exchange",
-    "routing_key",
-    "content_type",
-    "content_encoding",
-    "origin",
-    "worker_hostname",
-    "release",
-    "traceback",
-    "properties",
-    "argsrepr",
-    "args_json",
-    "description",
-    "exception_message",
-)
-# Columns with statistics, by which readers skip row groups.
-_FILTERED_BY = (
-    "id",
-    "task_id",
-    "task_name",
-    "source_queue",
-    "dead_letter_queue",
-    "reason",
-    "dead_lettered_at",
-    "published_at",
-    "first_delivered_at",
-    "deliveries",
-    "retries",
-    "redrives",
-    "exception_type",
-    "fingerprint",
-    "worker_hostname",
-    "release",
-)
-
 WRITING: dict[str, Any] = {
     "compression": "zstd",
     "compression_level": 1,
-    "use_dictionary": list(_REPEATING),
-    "write_statistics": list(_FILTERED_BY),
+    "use_dictionary": [name for name, field in record_fields().items() if field.repeats],
+    "write_statistics": [name for name, field in record_fields().items() if field.filtered],
     "write_page_checksum": True,
 }
 """Arguments of `pyarrow.parquet.ParquetWriter`."""

@@ -107,10 +107,10 @@ def _sorted(
     for number, entry in enumerate(entries):
         try:
             if isinstance(entry, PackedFields):
-                layout, pieces = entry.pieces()
+                layout, pieces = entry.stored_values()
                 if layout not in groups:
                     if refused is not None:
-                        _check(_names(layout), required)
+                        _check(layout.names, required)
                     groups[layout] = ([], [])
                 numbers, rows = groups[layout]
                 numbers.append(number)
@@ -140,11 +140,6 @@ def _by_name(
                 yield entry
             else:
                 refused(number, exc)
-
-
-def _names(layout: EntryLayout) -> set[bytes]:
-    held = {name for part in layout.pieces if part is not None for name in part.names}
-    return held.union(name for name, _source in layout.same)
 
 
 def _check(names: AbstractSet[bytes], required: frozenset[bytes]) -> None:

@@ -14,9 +14,9 @@ body; their representations and the task's id are parts of the headers. Such a v
 by its place, ``start:length``, which is stored inline. A value that equals another one (the
 exception's message and the description) is not stored.
 
-The field ``+`` begins with a head of five lists of letters, one letter per field (see `_FIELDS`):
-plain fields, inline values, places, compressed values, values equal to another. An example, where
-␞ is the byte 1E::
+The field ``+`` begins with a head of five lists of letters, one letter per field, in the order of
+`celery_dlq.letters.record.DeadLetter`: plain fields, inline values, places, compressed values,
+values equal to another. An example, where ␞ is the byte 1E::
 
     +       AFHS[.@CGY.B\.R.Q␞1␞shop.charge␞sold out␞{"task":"shop.charge","id":"0f9f2b1e-4f7e"}
             ␞28:13␞1:22
@@ -40,86 +40,35 @@ reads whole columns by the layout of the entries (`EntryLayout`): it only splits
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery_dlq.errors import CorruptLetter
+from celery_dlq.letters.record import Stored, record_fields
 
 INLINE, COMPRESSED = b"+", b"-"
 """The two fields of an entry that hold several values."""
 
-_SEPARATOR = b"\x1e"
+SEPARATOR = b"\x1e"
+"""The byte between joined values."""
 
-# A field's index gives its letter in the head of ``+``: the order must never change. Fields that
-# the record gets later stay plain, so that older readers find them.
-_FIELDS = (
-    "schema_version",
-    "id",
-    "task_id",
-    "task_name",
-    "source_queue",
-    "dead_letter_queue",
-    "reason",
-    "description",
-    "dead_lettered_at",
-    "published_at",
-    "first_delivered_at",
-    "deliveries",
-    "retries",
-    "redrives",
-    "max_deliveries",
-    "max_retries",
-    "exception_type",
-    "exception_message",
-    "traceback",
-    "fingerprint",
-    "history",
-    "exchange",
-    "routing_key",
-    "content_type",
-    "content_encoding",
-    "headers",
-    "properties",
-    "body",
-    "args_json",
-    "kwargs_json",
-    "argsrepr",
-    "kwargsrepr",
-    "root_id",
-    "parent_id",
-    "group_id",
-    "origin",
-    "worker_hostname",
-    "worker_pid",
-    "eta",
-    "expires",
-    "release",
-    "sentry_event_id",
-    "native_death",
-)
-_OTHER = "?"
-_CODES = {name: chr(ord("@") + number) for number, name in enumerate(_FIELDS)}
+# A field's index in the record gives its letter in the head.
+_CODES = {name: chr(ord("@") + number) for number, name in enumerate(record_fields())}
 _NAMES = {code: name.encode() for name, code in _CODES.items()}
+_OTHER = "?"
 
-_PLAIN = ("id", "reason", "fingerprint", "dead_lettered_at", "body")
-_ALWAYS_COMPRESSED = frozenset({"traceback", "history", "native_death"})
-_WITHIN = {
-    "args_json": "body",
-    "kwargs_json": "body",
-    "argsrepr": "headers",
-    "kwargsrepr": "headers",
-    "task_id": "headers",
-}
-_SAME = {"root_id": "task_id", "exception_message": "description"}
-_MESSAGE = ("headers", "properties")
+_STORED = {name: field.stored for name, field in record_fields().items()}
+_PLAIN, _INLINE, _COMPRESSED = Stored.PLAIN, Stored.INLINE, Stored.COMPRESSED
+_MESSAGE = tuple(name for name, stored in _STORED.items() if stored is Stored.MESSAGE)
+_WITHIN = {name: field.within for name, field in record_fields().items() if field.within}
+_SAME_AS = {name: field.same_as for name, field in record_fields().items() if field.same_as}
 
 _SHORT_BYTES = 12  # a shorter value is stored again: its place would take as much
 _LONG_BYTES = 120  # a longer value is compressed, unless a redrive needs it
 _COMPRESSION_RATIO = 3  # estimated
 _MAX_MEMORY_RATIO = 1.4  # memory of a letter whose headers are inline / memory of its message
-_MAX_CACHED_LAYOUTS = 256
 _OVERHEAD_BYTES = 330  # memory of an entry and its index in Redis, without the values
 
 # The dictionary of the compression. Never change a byte: stored letters need it.
@@ -144,39 +93,47 @@ _DICTIONARY = (
 )
 
 _UNREADABLE = (zlib.error, ValueError, LookupError)
-_NOTHING: Mapping[bytes, int] = {}
-
-
-class EntryPart(NamedTuple):
-    """A part of an entry: one value, or several."""
-
-    # The fields that its values belong to, in order; an empty name marks a value to skip
-    names: tuple[bytes, ...]
-    joined: bool = False  # Whether values are joined by the separator (which no value contains)
-    # Decompresses the values; `None` if they are not compressed. Raises `ValueError` for corrupt
-    # data
-    decode: Callable[[bytes], bytes] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EntryLayout:
-    """The layout that entries of one kind share, for readers of whole columns."""
-
-    # The parts of an entry, in order; `None` for a part without a value (a name)
-    pieces: tuple[EntryPart | None, ...]
-    separator: bytes  # The byte between joined values
-    # Fields whose value is a place, `start:length`, in the value of another field
-    places: tuple[tuple[bytes, bytes], ...]
-    same: tuple[tuple[bytes, bytes], ...]  # Fields with the value of another field, and that field
 
 
 def packed(fields: Mapping[str, bytes]) -> dict[str, bytes]:
     """Pack the storage form of a letter into the fields of an entry."""
-    kept = _Kept.of(fields)
+    groups: tuple[dict[str, bytes], ...] = ({}, {}, {}, {}, {})
+    plain, inline, places, compressed, same = groups
+    for name, value in fields.items():
+        stored = _STORED.get(name, _PLAIN)
+        if stored is _PLAIN or SEPARATOR in value:
+            plain[name] = value
+        elif name in _SAME_AS and fields.get(_SAME_AS[name]) == value:
+            same[name] = value
+        elif name in _WITHIN and (place := _place(value, fields.get(_WITHIN[name], b""))):
+            places[name] = place
+        elif stored is _COMPRESSED or (stored is _INLINE and len(value) > _LONG_BYTES):
+            compressed[name] = value
+        else:
+            inline[name] = value
     message = sum(len(fields.get(name, b"")) for name in (*_MESSAGE, "body"))
-    if kept.about_bytes() > _MAX_MEMORY_RATIO * message:
-        kept.compress(_MESSAGE)
-    return kept.entry()
+    if _about_bytes(plain, inline, places, compressed) > _MAX_MEMORY_RATIO * message:
+        compressed |= {name: inline.pop(name) for name in _MESSAGE if name in inline}
+    head = ".".join("".join([_CODES.get(name, _OTHER) for name in group]) for group in groups)
+    values = (head.encode(), *inline.values(), *places.values())
+    entry = {INLINE.decode(): SEPARATOR.join(values), **plain}
+    if compressed:
+        compressor = zlib.compressobj(6, wbits=-13, memLevel=5, zdict=_DICTIONARY)
+        data = compressor.compress(SEPARATOR.join(compressed.values()))
+        entry[COMPRESSED.decode()] = data + compressor.flush()
+    return entry
+
+
+def _about_bytes(*groups: Mapping[str, bytes]) -> int:
+    """Estimate the memory of an entry in Redis; the values of the last group are compressed."""
+    *early, compressed = (sum(map(len, group.values())) for group in groups)
+    return sum(early) + compressed // _COMPRESSION_RATIO + _OVERHEAD_BYTES
+
+
+def _place(value: bytes, whole: bytes) -> bytes:
+    """``start:length`` of a value in another one; empty if it is short or not there."""
+    at = whole.find(value) if len(value) > _SHORT_BYTES else -1
+    return b"%d:%d" % (at, len(value)) if at >= 0 else b""
 
 
 def fields_of(parts: Sequence[bytes]) -> Mapping[bytes, bytes]:
@@ -187,7 +144,22 @@ def fields_of(parts: Sequence[bytes]) -> Mapping[bytes, bytes]:
     """
     if parts[0] == INLINE or INLINE in parts[::2]:
         return PackedFields(parts)
-    return _pairs(parts)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EntryLayout:
+    """Where the fields of entries of one kind are; such entries share one object."""
+
+    stored: tuple[bytes, ...]  # The fields of the entry, `+` and `-` among them
+    joined: tuple[bytes, ...]  # The fields in `+`: inline values, then places
+    early: tuple[bytes, ...]  # Both of these
+    compressed: tuple[bytes, ...]  # The fields in `-`
+    places: tuple[tuple[bytes, bytes], ...]  # Fields with a place, and the fields they are parts of
+    same: tuple[tuple[bytes, bytes], ...]  # Fields with the value of another field, and that field
+    names: frozenset[bytes]  # All fields
+    at: Mapping[bytes, int]  # The indexes of the values that are there as they are
+    cuts: Mapping[bytes, tuple[int, int]]  # Of places in such values: their own index, the value's
 
 
 class PackedFields(Mapping[bytes, bytes]):
@@ -197,43 +169,41 @@ class PackedFields(Mapping[bytes, bytes]):
     one decompresses all of them; one that cannot be read counts as missing.
     """
 
-    __slots__ = ("_all", "_at", "_index", "_parts", "_values")
+    __slots__ = ("_all", "_at", "_layout", "_parts", "_values")
 
     def __init__(self, parts: Sequence[bytes]) -> None:
         self._parts = parts
-        self._index: _Index | None = None  # until it is split
-        self._at: Mapping[bytes, int] = _NOTHING  # the index's, because `get` is called so often
+        self._layout: EntryLayout | None = None  # until it is split
+        self._at: Mapping[bytes, int] = {}  # the layout's, because `get` is called so often
         self._values: Sequence[bytes] = ()
         self._all: dict[bytes, bytes] | None = None
 
-    def pieces(self) -> tuple[EntryLayout, Sequence[bytes]]:
-        """The layout, and the parts of the entry.
-
-        Entries of one kind share one layout object, so that columns can be read together.
-        """
+    def stored_values(self) -> tuple[EntryLayout, Sequence[bytes]]:
+        """The layout, and the values of the entry's own fields, for readers of whole columns."""
         try:
-            at = _inline_at(self._parts)
-            head = self._parts[at + 1].partition(_SEPARATOR)[0]
-            layout = _layout_of(head, self._parts, at).entry_layout
-            if len(self._parts) != len(layout.pieces):
-                raise ValueError("the number of fields differs from the head")
+            stored = tuple(self._parts[::2])
+            values = self._parts[1::2]
+            head = values[stored.index(INLINE)].partition(SEPARATOR)[0]
+            return _laid_out(stored, head), values
         except _UNREADABLE as exc:
             raise _unreadable(exc) from exc
-        return layout, self._parts
 
     def fields(self) -> dict[bytes, bytes]:
         """Unpack all fields."""
         try:
-            layout, values, data = _split(self._parts)
+            layout, values = _split(self._parts)
+            found = dict(zip(layout.early, values, strict=True))
+            del found[INLINE]
             if layout.compressed:
-                values += _compressed_values(data, layout.compressed)
-            for place, source in layout.places:
-                values[place] = _cut(values[source], values[place])
-            for source in layout.same:
-                values.append(values[source])
-            return dict(zip(layout.names, values, strict=True))
+                late = decompressed(found.pop(COMPRESSED)).split(SEPARATOR)
+                found.update(zip(layout.compressed, late, strict=True))
+            for name, whole in layout.places:
+                found[name] = _cut(found[whole], found[name])
+            for name, other in layout.same:
+                found[name] = found[other]
         except _UNREADABLE as exc:
             raise _unreadable(exc) from exc
+        return found
 
     def stored_bytes(self) -> int:
         """The size of the entry, in bytes."""
@@ -246,7 +216,7 @@ class PackedFields(Mapping[bytes, bytes]):
 
     def names(self) -> frozenset[bytes]:
         """The names of the fields; nothing is decompressed."""
-        return (self._index or self._split()).names
+        return (self._layout or self._opened()).names
 
     def __getitem__(self, name: bytes) -> bytes:
         value: bytes | None = self.get(name)
@@ -268,207 +238,100 @@ class PackedFields(Mapping[bytes, bytes]):
         return self._whole().items()
 
     def _elsewhere(self, name: bytes, default: Any) -> Any:
-        """One field whose value is not one of `_values`, or before they are split."""
-        if self._index is None:
-            self._split()
+        """One field that is a place or compressed; or any, before the entry is split."""
+        layout = self._layout
+        if layout is None:
+            self._opened()
             return self.get(name, default)
-        if name in self._index.places:
-            place, source = self._index.places[name]
+        if name in layout.cuts:
+            place, whole = layout.cuts[name]
             try:
-                return _cut(self._values[source], self._values[place])
+                return _cut(self._values[whole], self._values[place])
             except ValueError:
                 return default
-        return self._whole().get(name, default) if name in self._index.names else default
+        return self._whole().get(name, default) if name in layout.names else default
 
-    def _split(self) -> _Index:
+    def _opened(self) -> EntryLayout:
         try:
-            layout, values, _ = _split(self._parts)
+            self._layout, self._values = _split(self._parts)
         except _UNREADABLE:
             return self._as_stored()
-        return self._take(layout.index, values)
+        self._at = self._layout.at
+        return self._layout
+
+    def _as_stored(self) -> EntryLayout:
+        """Have the entry's own fields from now on, for it cannot be unpacked."""
+        layout = self._layout = _plain(tuple(self._parts[::2]))
+        self._at, self._values = layout.at, self._parts[1::2]
+        return layout
 
     def _whole(self) -> dict[bytes, bytes]:
         if self._all is None:
             try:
                 self._all = self.fields()
             except CorruptLetter:
-                self._all = _pairs(self._parts)
                 self._as_stored()
+                self._all = dict(zip(self._at, self._values, strict=True))
         return self._all
 
-    def _as_stored(self) -> _Index:
-        """Have the entry's own fields from now on, for it cannot be unpacked."""
-        at = {name: number for number, name in enumerate(self._parts[::2])}
-        return self._take(_Index(at, {}, frozenset(at)), self._parts[1::2])
 
-    def _take(self, index: _Index, values: Sequence[bytes]) -> _Index:
-        self._index, self._at, self._values = index, index.at, values
-        return index
-
-
-class _Index(NamedTuple):
-    """Where the fields of an entry are that need no decompression."""
-
-    at: Mapping[bytes, int]  # The index of a field's value
-    # The index of a field's place, and of the value that it points into
-    places: Mapping[bytes, tuple[int, int]]
-    names: frozenset[bytes]  # All fields, also the compressed ones
-
-
-@dataclass(slots=True)
-class _Kept:
-    """The way each field of a letter is stored."""
-
-    plain: dict[str, bytes]
-    inline: dict[str, bytes]
-    compressed: dict[str, bytes]
-    places: dict[str, bytes]
-    same: list[str]
-
-    @classmethod
-    def of(cls, fields: Mapping[str, bytes]) -> _Kept:
-        kept = cls({}, {}, {}, {}, [])
-        for name, value in fields.items():
-            if name in _PLAIN or name not in _CODES or _SEPARATOR in value:
-                kept.plain[name] = value
-            elif name in _SAME and fields.get(_SAME[name]) == value:
-                kept.same.append(name)
-            elif name in _WITHIN and (place := _place(value, fields.get(_WITHIN[name], b""))):
-                kept.places[name] = place
-            elif name in _ALWAYS_COMPRESSED or (len(value) > _LONG_BYTES and name not in _MESSAGE):
-                kept.compressed[name] = value
-            else:
-                kept.inline[name] = value
-        return kept
-
-    def compress(self, names: Sequence[str]) -> None:
-        """Compress fields that are inline."""
-        for name in names:
-            if name in self.inline:
-                self.compressed[name] = self.inline.pop(name)
-
-    def about_bytes(self) -> int:
-        """Estimate the memory of the entry in Redis."""
-        kept = (self.plain, self.inline, self.places)
-        compressed = sum(map(len, self.compressed.values())) // _COMPRESSION_RATIO
-        return sum(sum(map(len, some.values())) for some in kept) + compressed + _OVERHEAD_BYTES
-
-    def entry(self) -> dict[str, bytes]:
-        parts = (self.plain, self.inline, self.places, self.compressed, self.same)
-        head = ".".join("".join(_CODES.get(name, _OTHER) for name in some) for some in parts)
-        values = (head.encode(), *self.inline.values(), *self.places.values())
-        entry = {INLINE.decode(): _SEPARATOR.join(values), **self.plain}
-        if self.compressed:
-            joined = _SEPARATOR.join(self.compressed.values())
-            compressor = zlib.compressobj(6, wbits=-13, memLevel=5, zdict=_DICTIONARY)
-            entry[COMPRESSED.decode()] = compressor.compress(joined) + compressor.flush()
-        return entry
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
-    """Instructions for unpacking entries of one kind, made from the head of ``+``.
-
-    The head has five lists of letters, separated by full stops: plain fields (``?`` for one
-    without a letter), inline values, places, compressed values, values equal to another.
-    """
-
-    names: tuple[bytes, ...]  # All fields, in the order of the head
-    early: int  # Number of values that are not compressed
-    compressed: int  # Number of values that are
-    places: tuple[tuple[int, int], ...]  # Index of a place, and of the value that it points into
-    same: tuple[int, ...]  # Indexes of the values that the fields at the end equal
-    index: _Index  # Where the values are that need no decompression
-    entry_layout: EntryLayout  # The same for readers of whole columns
-
-    @classmethod
-    def of(cls, head: bytes, plain: tuple[bytes, ...], before: int) -> _Layout:
-        """Parse a head; the first ``before`` plain fields precede ``+``."""
-        parts = head.decode("ascii").split(".")
-        packed_names = (name.decode("utf-8", "replace") for name in plain[before:])
-        codes = "".join(_CODES.get(name, _OTHER) for name in packed_names)
-        if codes != parts[0]:
-            raise ValueError(f"the head lists the fields {parts[0]!r}, the entry has {codes!r}")
-        inline, within, compressed, same = (
-            tuple(_NAMES[code] for code in part) for part in parts[1:]
-        )
-        early = plain + inline + within
-        names = early + compressed + same
-        at = {name: number for number, name in enumerate(names)}
-        places = tuple((at[name], at[_WITHIN[name.decode()].encode()]) for name in within)
-        sources = tuple(at[_SAME[name.decode()].encode()] for name in same)
-        pieces = [EntryPart((name,)) for name in plain]
-        pieces.insert(before, EntryPart((b"", *inline, *within), joined=True))  # b"": the head
-        pieces += [EntryPart(compressed, joined=True, decode=_decompress)] if compressed else []
-        # Places in compressed values, and fields that equal a late one, are late themselves.
-        direct = {name: at[name] for name in (*plain, *inline)}
-        within_early = {names[one[0]]: one for one in places if one[1] < len(early)}
-        for name, source in zip(same, sources, strict=True):
-            if names[source] in direct:
-                direct[name] = source
-            elif names[source] in within_early:
-                within_early[name] = within_early[names[source]]
-        return cls(
-            names=names,
-            early=len(early),
-            compressed=len(compressed),
-            places=places,
-            same=sources,
-            index=_Index(direct, within_early, frozenset(names)),
-            entry_layout=EntryLayout(
-                pieces=tuple(one for part in pieces for one in (None, part)),
-                separator=_SEPARATOR,
-                places=tuple((names[place], names[source]) for place, source in places),
-                same=tuple((name, names[at]) for name, at in zip(same, sources, strict=True)),
-            ),
-        )
-
-
-_layouts: dict[bytes, _Layout] = {}  # by head; only entries without fields of later versions
-
-
-def _inline_at(parts: Sequence[bytes]) -> int:
-    """The index of the name ``+``."""
-    return 0 if parts[0] == INLINE else 2 * parts[::2].index(INLINE)
-
-
-def _layout_of(head: bytes, parts: Sequence[bytes], at: int) -> _Layout:
-    """The layout of an entry with this head in its field ``+`` at an index."""
-    layout = _layouts.get(head)
-    if layout is None or at:
-        layout = _laid_out(head, tuple(parts[::2]), at // 2)
-    return layout
-
-
-def _split(parts: Sequence[bytes]) -> tuple[_Layout, list[bytes], bytes]:
-    """The layout, the values that are not compressed, and the compressed data."""
-    at = _inline_at(parts)
-    head, *inline = parts[at + 1].split(_SEPARATOR)
-    layout = _layout_of(head, parts, at)
-    values = [*parts[1:at:2], *parts[at + 3 :: 2]]
-    data = values.pop() if layout.compressed else b""
-    values += inline
-    if len(values) != layout.early:
+def _split(parts: Sequence[bytes]) -> tuple[EntryLayout, list[bytes]]:
+    """The layout; and the values of the entry's own fields, then those joined in ``+``."""
+    stored = tuple(parts[::2])
+    head, *joined = parts[2 * stored.index(INLINE) + 1].split(SEPARATOR)
+    layout = _laid_out(stored, head)
+    if len(joined) != len(layout.joined):
         raise ValueError("the number of values differs from the head")
-    return layout, values, data
+    return layout, [*parts[1::2], *joined]
 
 
 @lru_cache(maxsize=256)
-def _laid_out(head: bytes, stored: tuple[bytes, ...], before: int) -> _Layout:
-    """The layout of an entry; ``before`` fields of other writers precede ``+``."""
-    plain = (*stored[:before], *stored[before + 1 :])
-    if plain[-1:] == (COMPRESSED,):
-        plain = plain[:-1]
-    layout = _Layout.of(head, plain, before)
-    if bool(layout.compressed) != (stored[-1] == COMPRESSED):
+def _laid_out(stored: tuple[bytes, ...], head: bytes) -> EntryLayout:
+    """The layout of an entry with these fields and this head in ``+``."""
+    _plain_codes, *others = head.decode("ascii").split(".")
+    inline, within, compressed, same = (tuple(_NAMES[code] for code in part) for part in others)
+    if bool(compressed) != (COMPRESSED in stored):
         raise ValueError("the compressed field is missing, or unexpected")
-    if not before and _OTHER.encode() not in head and len(_layouts) < _MAX_CACHED_LAYOUTS:
-        _layouts[head] = layout
-    return layout
+    early = stored + inline + within
+    indexes = {name: number for number, name in enumerate(early)}
+    at = {name: number for name, number in indexes.items() if name not in within}
+    places = tuple((name, _WITHIN[name.decode()].encode()) for name in within)
+    # Places in compressed values, and fields that equal one of these, are read with all fields.
+    cuts = {name: (indexes[name], at[whole]) for name, whole in places if whole in at}
+    others_of = tuple((name, _SAME_AS[name.decode()].encode()) for name in same)
+    at |= {name: at[other] for name, other in others_of if other in at}
+    cuts |= {name: cuts[other] for name, other in others_of if other in cuts}
+    return EntryLayout(
+        stored=stored,
+        joined=inline + within,
+        early=early,
+        compressed=compressed,
+        places=places,
+        same=others_of,
+        names=frozenset((*early, *compressed, *same)) - {INLINE, COMPRESSED},
+        at=at,
+        cuts=cuts,
+    )
 
 
-def _decompress(data: bytes) -> bytes:
-    """Decompress the joined values."""
+def _plain(stored: tuple[bytes, ...]) -> EntryLayout:
+    """The layout of an entry that is not packed."""
+    at = {name: number for number, name in enumerate(stored)}
+    return EntryLayout(
+        stored=stored,
+        joined=(),
+        early=stored,
+        compressed=(),
+        places=(),
+        same=(),
+        names=frozenset(stored),
+        at=at,
+        cuts={},
+    )
+
+
+def decompressed(data: bytes) -> bytes:
+    """The joined values of ``-``; ``ValueError`` if the data are corrupt."""
     reader = zlib.decompressobj(wbits=-15, zdict=_DICTIONARY)
     try:
         text = reader.decompress(data)
@@ -479,29 +342,11 @@ def _decompress(data: bytes) -> bytes:
     return text
 
 
-def _compressed_values(data: bytes, count: int) -> list[bytes]:
-    values = _decompress(data).split(_SEPARATOR)
-    if len(values) != count:
-        raise ValueError("the number of compressed values differs from the head")
-    return values
-
-
-def _place(value: bytes, whole: bytes) -> bytes:
-    """``start:length`` of a value in another one; empty if it is short or not there."""
-    at = whole.find(value) if len(value) > _SHORT_BYTES else -1
-    return b"%d:%d" % (at, len(value)) if at >= 0 else b""
-
-
 def _cut(whole: bytes, place: bytes) -> bytes:
-    start, length = place.split(b":")
-    at, size = int(start), int(length)
-    if at < 0 or at + size > len(whole):
+    start, length = map(int, place.split(b":"))
+    if start < 0 or start + length > len(whole):
         raise ValueError("a place is beyond its end")
-    return whole[at : at + size]
-
-
-def _pairs(parts: Sequence[bytes]) -> dict[bytes, bytes]:
-    return dict(zip(parts[::2], parts[1::2], strict=True))
+    return whole[start : start + length]
 
 
 def _unreadable(exc: Exception) -> CorruptLetter:

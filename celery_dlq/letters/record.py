@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from enum import Enum
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
 from celery_dlq.errors import CorruptLetter
@@ -189,23 +189,47 @@ class Delivery:
         )
 
 
-def _kind(kind: Kind, *, doc: str, default: Any = dataclasses.MISSING) -> Any:
-    metadata = {"kind": kind, "doc": doc}
-    if default is dataclasses.MISSING:
-        return field(metadata=metadata)
-    return field(default=default, metadata=metadata)
+class Stored(Enum):
+    """Where a stream entry has a field; see `celery_dlq.letters.packed`."""
+
+    PLAIN = "plain"  # For scripts and people
+    INLINE = "inline"  # Compressed if it is long
+    MESSAGE = "message"  # A redrive needs it: inline, unless the whole message is small
+    COMPRESSED = "compressed"
 
 
-def _text(doc: str) -> Any:
-    return _kind(Kind.TEXT, default=None, doc=doc)
+class Field(NamedTuple):
+    """What packing, Parquet, Spark and JSON know of one field of the record."""
+
+    kind: Kind
+    doc: str
+    stored: Stored
+    within: str | None  # The field that its value is usually a part of
+    same_as: str | None  # The field that usually has the same value
+    repeats: bool  # Parquet has a dictionary of its values
+    filtered: bool  # Parquet has statistics of it, by which readers skip row groups
 
 
-def _time(doc: str) -> Any:
-    return _kind(Kind.TIME, default=None, doc=doc)
+def _field(
+    kind: Kind,
+    doc: str,
+    stored: Stored = Stored.INLINE,
+    *,
+    within: str | None = None,
+    same_as: str | None = None,
+    repeats: bool = False,
+    filtered: bool = False,
+    default: Any = None,
+) -> Any:
+    facts = Field(kind, doc, stored, within, same_as, repeats, filtered)
+    return field(default=default, metadata={"field": facts})
 
 
-def _integer(doc: str) -> Any:
-    return _kind(Kind.INTEGER, default=None, doc=doc)
+_text = partial(_field, Kind.TEXT)
+_time = partial(_field, Kind.TIME)
+_integer = partial(_field, Kind.INTEGER)
+_json = partial(_field, Kind.JSON)
+_MISSING = dataclasses.MISSING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,75 +242,116 @@ class DeadLetter:
     says is in its ``doc``.
     """
 
-    schema_version: int = _kind(Kind.INTEGER, default=SCHEMA_VERSION, doc="Version of this record.")
-    id: str = _kind(
-        Kind.TEXT,
-        doc="The letter's own id, made from its queue and message: stored twice, it is one letter.",
+    schema_version: int = _integer("Version of this record.", default=SCHEMA_VERSION)
+    id: str = _text(
+        "The letter's own id, made from its queue and message: stored twice, it is one letter.",
+        Stored.PLAIN,
+        filtered=True,
+        default=_MISSING,
     )
-    task_id: str = _kind(
-        Kind.TEXT, doc="Id of the task, as Celery gave it. Empty if the message has none."
+    task_id: str = _text(
+        "Id of the task, as Celery gave it. Empty if the message has none.",
+        within="headers",
+        filtered=True,
+        default=_MISSING,
     )
-    task_name: str = _kind(
-        Kind.TEXT, doc="Registered name of the task. Empty if the message has none."
+    task_name: str = _text(
+        "Registered name of the task. Empty if the message has none.",
+        repeats=True,
+        filtered=True,
+        default=_MISSING,
     )
-    source_queue: str = _kind(
-        Kind.TEXT, doc="Queue that the message came from. Empty if it is not known."
+    source_queue: str = _text(
+        "Queue that the message came from. Empty if it is not known.",
+        repeats=True,
+        filtered=True,
+        default=_MISSING,
     )
-    dead_letter_queue: str = _kind(Kind.TEXT, doc="Queue that the letter is in.")
-    reason: Reason = _kind(Kind.TEXT, doc="Why the message died.")
-    description: str = _kind(
-        Kind.TEXT, default="", doc="What the rejecter said, or the exception's message."
+    dead_letter_queue: str = _text(
+        "Queue that the letter is in.", repeats=True, filtered=True, default=_MISSING
     )
-    dead_lettered_at: datetime = _kind(Kind.TIME, doc="When it died.")
+    reason: Reason = _text(
+        "Why the message died.", Stored.PLAIN, repeats=True, filtered=True, default=_MISSING
+    )
+    description: str = _text(
+        "What the rejecter said, or the exception's message.", repeats=True, default=""
+    )
+    dead_lettered_at: datetime = _time(
+        "When it died.", Stored.PLAIN, filtered=True, default=_MISSING
+    )
     published_at: datetime | None = _time(
-        "When it was published. Empty so far: neither Celery nor its brokers say it."
+        "When it was published. Empty so far: neither Celery nor its brokers say it.",
+        filtered=True,
     )
-    first_delivered_at: datetime | None = _time("When its first delivery began.")
-    deliveries: int = _kind(Kind.INTEGER, default=0, doc="How often it was delivered.")
-    retries: int = _kind(
-        Kind.INTEGER, default=0, doc="Its retry number: 0 for the first message of a task."
+    first_delivered_at: datetime | None = _time("When its first delivery began.", filtered=True)
+    deliveries: int = _integer("How often it was delivered.", filtered=True, default=0)
+    retries: int = _integer(
+        "Its retry number: 0 for the first message of a task.", filtered=True, default=0
     )
-    redrives: int = _kind(Kind.INTEGER, default=0, doc="How often it was redriven before.")
+    redrives: int = _integer("How often it was redriven before.", filtered=True, default=0)
     max_deliveries: int | None = _integer("The limit that held when it died.")
     max_retries: int | None = _integer("The limit that held when it died.")
-    exception_type: str | None = _text("Qualified name of what was raised.")
-    exception_message: str | None = _text("Its text; capped.")
-    traceback: str | None = _text("Where it was raised; capped.")
-    fingerprint: str = _kind(Kind.TEXT, doc="Hash of the cause: the letters of one group share it.")
-    history: tuple[Delivery, ...] = _kind(
-        Kind.HISTORY, default=(), doc="Its deliveries, oldest first; capped."
+    exception_type: str | None = _text(
+        "Qualified name of what was raised.", repeats=True, filtered=True
     )
-    exchange: str = _kind(Kind.TEXT, default="", doc="Exchange that it was published to.")
-    routing_key: str = _kind(Kind.TEXT, default="", doc="Routing key that it was published with.")
-    content_type: str = _kind(
-        Kind.TEXT, default="", doc="Type of the body, e.g. ``application/json``."
+    exception_message: str | None = _text("Its text; capped.", same_as="description", repeats=True)
+    traceback: str | None = _text("Where it was raised; capped.", Stored.COMPRESSED, repeats=True)
+    fingerprint: str = _text(
+        "Hash of the cause: the letters of one group share it.",
+        Stored.PLAIN,
+        repeats=True,
+        filtered=True,
+        default=_MISSING,
     )
-    content_encoding: str = _kind(
-        Kind.TEXT, default="", doc="Encoding of the body, e.g. ``utf-8``."
+    history: tuple[Delivery, ...] = _field(
+        Kind.HISTORY, "Its deliveries, oldest first; capped.", Stored.COMPRESSED, default=()
     )
-    headers: str = _kind(Kind.JSON, default="{}", doc="All headers of the message.")
-    properties: str = _kind(Kind.JSON, default="{}", doc="All properties of the message.")
-    body: bytes = _kind(
-        Kind.BYTES, default=b"", doc="The body, byte by byte as it was received; may be pickle."
+    exchange: str = _text("Exchange that it was published to.", repeats=True, default="")
+    routing_key: str = _text("Routing key that it was published with.", repeats=True, default="")
+    content_type: str = _text(
+        "Type of the body, e.g. ``application/json``.", repeats=True, default=""
     )
-    args_json: str | None = _text("Positional arguments, if the body is JSON.")
-    kwargs_json: str | None = _text("Keyword arguments, if the body is JSON.")
-    argsrepr: str | None = _text("Celery's description of the positional arguments; cut by Celery.")
-    kwargsrepr: str | None = _text("Celery's description of the keyword arguments; cut by Celery.")
-    root_id: str | None = _text("Id of the first task of the workflow.")
+    content_encoding: str = _text("Encoding of the body, e.g. ``utf-8``.", repeats=True, default="")
+    headers: str = _json("All headers of the message.", Stored.MESSAGE, default="{}")
+    properties: str = _json(
+        "All properties of the message.", Stored.MESSAGE, repeats=True, default="{}"
+    )
+    body: bytes = _field(
+        Kind.BYTES,
+        "The body, byte by byte as it was received; may be pickle.",
+        Stored.PLAIN,
+        default=b"",
+    )
+    args_json: str | None = _text(
+        "Positional arguments, if the body is JSON.", within="body", repeats=True
+    )
+    kwargs_json: str | None = _text("Keyword arguments, if the body is JSON.", within="body")
+    argsrepr: str | None = _text(
+        "Celery's description of the positional arguments; cut by Celery.",
+        within="headers",
+        repeats=True,
+    )
+    kwargsrepr: str | None = _text(
+        "Celery's description of the keyword arguments; cut by Celery.", within="headers"
+    )
+    root_id: str | None = _text("Id of the first task of the workflow.", same_as="task_id")
     parent_id: str | None = _text("Id of the task that sent it.")
     group_id: str | None = _text("Id of the group it belongs to.")
-    origin: str | None = _text("Process that published it, e.g. ``gen4711@web-1``.")
-    worker_hostname: str | None = _text("Node name of the worker that saw it die.")
+    origin: str | None = _text("Process that published it, e.g. ``gen4711@web-1``.", repeats=True)
+    worker_hostname: str | None = _text(
+        "Node name of the worker that saw it die.", repeats=True, filtered=True
+    )
     worker_pid: int | None = _integer("Process that ran its last delivery.")
     eta: datetime | None = _time("When it was to run.")
     expires: datetime | None = _time("When it was to expire.")
     release: str | None = _text(
-        "Version of the code that ran its last delivery: the setting ``dlq_release``."
+        "Version of the code that ran its last delivery: the setting ``dlq_release``.",
+        repeats=True,
+        filtered=True,
     )
     sentry_event_id: str | None = _text("Event that Sentry got of it.")
-    native_death: str | None = _kind(
-        Kind.JSON, default=None, doc="What the broker said of it, when the letter was adopted."
+    native_death: str | None = _json(
+        "What the broker said of it, when the letter was adopted.", Stored.COMPRESSED
     )
     extra: Mapping[str, bytes] = field(default_factory=dict)
 
@@ -346,11 +411,16 @@ class DeadLetter:
 
 
 @cache
+def record_fields() -> dict[str, Field]:
+    """Every field of the record by name, in the order of the schema."""
+    all_fields = dataclasses.fields(DeadLetter)
+    return {f.name: f.metadata["field"] for f in all_fields if f.metadata}
+
+
+@cache
 def field_kinds() -> dict[str, Kind]:
     """Name and kind of every field of the record, in the order of the schema."""
-    return {
-        f.name: f.metadata["kind"] for f in dataclasses.fields(DeadLetter) if "kind" in f.metadata
-    }
+    return {name: facts.kind for name, facts in record_fields().items()}
 
 
 @cache

@@ -23,7 +23,7 @@ from celery_dlq import errors, registry
 from celery_dlq.config import PREFIX, Settings
 from celery_dlq.export.table import schema
 from celery_dlq.letters import headers
-from celery_dlq.letters.record import DeadLetter, Delivery, Kind, Outcome, Reason
+from celery_dlq.letters.record import Delivery, Kind, Outcome, Reason, record_fields
 from celery_dlq.policies.overrides import keys as overridable
 from celery_dlq.policies.policy import Policy
 from celery_dlq.spark.options import ReadOptions, WriteOptions
@@ -74,9 +74,8 @@ def record() -> str:
     """Every field of a letter, with its column in Parquet."""
     arrow = schema()
     rows = [
-        (f"`{f.name}`", f"`{arrow.field(f.name).type}`", f.metadata["doc"])
-        for f in dataclasses.fields(DeadLetter)
-        if "doc" in f.metadata
+        (f"`{name}`", f"`{arrow.field(name).type}`", field.doc)
+        for name, field in record_fields().items()
     ]
     return table(("field", "Parquet (Arrow) type", "meaning"), rows)
 
@@ -84,10 +83,9 @@ def record() -> str:
 def kinds() -> str:
     """Each kind of field: its spelling in Redis and in Parquet."""
     arrow = schema()
-    fields = [f for f in dataclasses.fields(DeadLetter) if "kind" in f.metadata]
     rows = []
     for kind, (stored, shown) in _KINDS.items():
-        first = next(f.name for f in fields if f.metadata["kind"] is kind)
+        first = next(name for name, field in record_fields().items() if field.kind is kind)
         rows.append((kind.value, stored, shown, f"`{arrow.field(first).type}`"))
     return table(("kind", "in Redis", "in `--json`", "in Parquet"), rows)
 

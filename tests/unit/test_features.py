@@ -10,7 +10,7 @@ from builders import a_letter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_dlq.letters.compared_values import (
+from celery_dlq.letters.comparison import (
     MAX_PAIRS,
     MAX_VALUE_CHARS,
     Pair,

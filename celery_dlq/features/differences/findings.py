@@ -7,16 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from celery_dlq.letters.compared_values import GIVEN, MAX_VALUE_CHARS, TASK, Pair
-from celery_dlq.letters.filters import LetterFilter
-from celery_dlq.letters.printable import shortened
-from celery_dlq.letters.significance import (
+from celery_dlq.letters.comparison import (
+    GIVEN,
+    MAX_VALUE_CHARS,
     SAME_QUEUES,
     SAME_TASKS,
     SUCCESSES,
+    TASK,
+    Pair,
     Significant,
     ranked,
 )
+from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.letters.printable import shortened
 
 MOST_FINDINGS = 10
 

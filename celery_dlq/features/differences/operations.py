@@ -1,14 +1,15 @@
 """What sets letters apart: values that others of their queue, and successes, have less often.
 
 The same question as the triage's `why`, asked of the newest letters at once: few enough to be
-counted here, without Spark. Both share what they compare (`compared_values`) and how they test it
-(`significance`).
+counted here, without Spark. Both share what they compare and how they test it
+(`celery_dlq.letters.comparison`).
 """
 
 from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -16,18 +17,22 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError
 from celery_dlq.features.differences.findings import Finding, Message, distinct
-from celery_dlq.letters.compared_values import QUEUE, TASK, Masked, Pair, pairs_of
-from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
-from celery_dlq.letters.significance import (
+from celery_dlq.letters.comparison import (
     MIN_OTHERS,
+    QUEUE,
     SAME_QUEUES,
     SAME_TASKS,
     SUCCESSES,
+    TASK,
+    Masked,
+    Pair,
     Significant,
     candidates,
+    pairs_of,
     ranked,
     significant,
 )
+from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.reading import Reading
 from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.store.letters import Letters
@@ -159,7 +164,7 @@ def compared(
     """All values that are significant, the most telling first; the rows of the triage's `why`."""
     tasks = {one.task for one in letters}
     same = [one for one in others if one.task in tasks]
-    inside = [one.pairs for one in letters]
+    here = Counter(chain.from_iterable(one.pairs for one in letters))
     if len(same) >= MIN_OTHERS:
         sides = {SAME_TASKS: same}
     else:  # workers of other queues may have other hosts and releases
@@ -168,7 +173,8 @@ def compared(
     sides[SUCCESSES] = successes
     found: list[Significant] = []
     for against, side in sides.items():
-        tested, tests = candidates(inside, [one.pairs for one in side], against)
+        there = Counter(chain.from_iterable(one.pairs for one in side))
+        tested, tests = candidates(here, there, len(letters), len(side), against)
         found += significant(tested, tests, against)
     return ranked(found)
 

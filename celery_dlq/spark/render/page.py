@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import MissingExtra
 from celery_dlq.export.wholefile import save
+from celery_dlq.letters.comparison import SAME_QUEUES, SAME_TASKS, SUCCESSES
 from celery_dlq.letters.printable import one_line
-from celery_dlq.letters.significance import SAME_QUEUES, SAME_TASKS, SUCCESSES
 from celery_dlq.spark.render import charts
 from celery_dlq.spark.triage.lookalikes import MAX_COMPARED
 from celery_dlq.spark.triage.rows import MAX_ROWS

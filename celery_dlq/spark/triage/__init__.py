@@ -1,9 +1,9 @@
 """Questions about the letters of an exported folder, answered by Spark SQL.
 
 Most functions take a DataFrame of letters and return a lazy DataFrame; `why` and `similar` count at
-once and finish on the driver. All are plain Spark SQL, without Python on the executors, and read
-only the columns they name: never ``body`` or ``traceback``. Times are in UTC whatever the session's
-time zone is. Values that a foreign writer left empty count as ``unknown``.
+once and finish on the driver. All but `why` are plain Spark SQL, without Python on the executors.
+They read only the columns they name: never ``body`` or ``traceback``. Times are in UTC whatever
+the session's time zone is. Values that a foreign writer left empty count as ``unknown``.
 
 >>> spark = local_session()  # doctest: +SKIP
 >>> groups(letters(spark, "letters/")).show()  # doctest: +SKIP

@@ -1,13 +1,15 @@
 """The question why: values that are more frequent in a group of letters than in others.
 
 Every value of every argument is a candidate, and so are release, queue, origin, host and retries.
-Spark counts the letters with the value, inside and outside of the group. The driver tests the
-counts; see `celery_dlq.letters.significance`.
+Tasks of Spark take letters apart and count their values, inside and outside of each comparison;
+Spark adds the counts up, and the driver tests those of `celery_dlq.letters.comparison`, which says
+what a letter is compared by. ``dlq differences`` counts and tests by the same code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from importlib import import_module
@@ -16,23 +18,18 @@ from operator import add, or_
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError
-from celery_dlq.letters.compared_values import (
-    FIELDS,
-    GIVEN,
-    MAX_VALUE_CHARS,
-    WHOLE,
-)
-from celery_dlq.letters.significance import (
+from celery_dlq.letters.comparison import (
     ALPHA,
+    FIELDS,
     LEAST,
     MIN_OTHERS,
-    MOST_TESTED,
     SAME_QUEUES,
     SAME_TASKS,
     SUCCESSES,
-    Candidate,
+    Pair,
     Significant,
-    comparable,
+    candidates,
+    pairs_of,
     ranked,
     significant,
 )
@@ -40,99 +37,20 @@ from celery_dlq.letters.significance import (
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-COLUMNS = (
-    "fingerprint",
-    "task_name",
-    *FIELDS.values(),
-    "args_json",
-    "kwargs_json",
-)
+_COMPARED = (*FIELDS.values(), "args_json", "kwargs_json")
+COLUMNS = ("fingerprint", "task_name", *_COMPARED)
 """The columns that `why` reads."""
 
 _DDL = (
-    "feature STRING, value STRING, against STRING, letters BIGINT, support DOUBLE, "
-    "share_of_others DOUBLE, lift DOUBLE, p_value DOUBLE, q_value DOUBLE"
+    "fingerprint STRING, feature STRING, value STRING, against STRING, letters BIGINT, "
+    "support DOUBLE, share_of_others DOUBLE, lift DOUBLE, p_value DOUBLE, q_value DOUBLE"
 )
-
-# Values are counted before they are parsed, so each different value is parsed once, not once per
-# letter. SUMS are the letters inside and outside of each comparison, by the bits of ``sides``.
-_COUNTS = """
-    SELECT feature, value, SUMS
-    FROM (SELECT sides, inline(array(PLAIN)) FROM {letters}
-          UNION ALL
-          SELECT sides, concat('kwargs.', key), coalesce(value, 'null')
-          FROM (SELECT sides, explode(from_json(kwargs_json, 'map<string,string>')) AS (key, value)
-                FROM {letters} WHERE kwargs_json != '{{}}')
-          UNION ALL
-          SELECT sides, concat('args[', place, ']'), coalesce(value, 'null')
-          FROM (SELECT sides, posexplode(from_json(args_json, 'array<string>')) AS (place, value)
-                FROM {letters} WHERE args_json != '[]'))
-    WHERE value IS NOT NULL
-    GROUP BY feature, value
+_MOST_COUNTED = 100_000  # values that a task holds, at most 50 MB
+# Letters inside and outside of each comparison, by the bits of ``sides``.
+_SUMS = """
+    SELECT feature, value, SUMS FROM {counted}
+    GROUP BY feature, value HAVING sum(letters) >= {least}
 """
-# A null value means that the argument was given. The shares of its values are shares of that count,
-# which includes rare values; those are not tested themselves.
-_SUSPECTS = """
-    SELECT concat(feature, part.path) AS feature, part.value AS value, SUMS
-    FROM (SELECT *, explode(IF(feature IN (WHOLE),
-              array(named_struct('path', '', 'value', value)),
-              concat(array(named_struct('path', '', 'value', CAST(NULL AS STRING))), coalesce(
-                  CASE WHEN value LIKE '{{%' THEN OBJECT WHEN value LIKE '[%' THEN LIST END,
-                  IF(COMMON, array(named_struct('path', '', 'value', left(value, {longest}))),
-                     array()))))) AS part
-          FROM {counts})
-    GROUP BY concat(feature, part.path), part.value
-    HAVING COMMON
-"""
-_PARTS = (
-    "array_distinct(flatten(transform(EACH, one -> array("
-    "named_struct('path', PATH, 'value', CAST(NULL AS STRING)), "
-    "named_struct('path', PATH, 'value', left(coalesce(VALUE, 'null'), {longest}))))))"
-)
-_OBJECT = {
-    "EACH": "map_entries(from_json(value, 'map<string,string>'))",
-    "PATH": "concat('.', one.key)",
-    "VALUE": "one.value",
-}
-_LIST = {"EACH": "from_json(value, 'array<string>')", "PATH": "'[]'", "VALUE": "one"}
-# a of n letters of the group and c of m others have the value, among those with the feature.
-# Candidates are ranked by the difference of the two shares, in standard errors.
-_CANDIDATES = """
-    WITH shares AS (
-        SELECT fingerprint, against, comparable, feature, value, a, c,
-               CASE WHEN value IS NULL OR feature IN (WHOLE)
-                    THEN inside
-                    ELSE max(IF(value IS NULL, a, 0)) OVER one_feature END AS n,
-               CASE WHEN value IS NULL OR feature IN (WHOLE)
-                    THEN outside
-                    ELSE max(IF(value IS NULL, c, 0)) OVER one_feature END AS m
-        FROM {suspects}
-        -- An argument is at least as frequent as its values: no total is lost.
-        WHERE a + c >= {least}
-        WINDOW one_feature AS (PARTITION BY fingerprint, against, feature)),
-    candidates AS (
-        SELECT fingerprint, against, feature, coalesce(value, {given}) AS value, a, c, n, m,
-               count(*) OVER (PARTITION BY fingerprint, against) AS tests,
-               (a / n - c / m) / sqrt((a + c) / (n + m) * (1 - (a + c) / (n + m))
-                                      * (1 / n + 1 / m)) AS distance
-        -- A candidate that all letters of both sides have explains nothing.
-        FROM shares
-        WHERE n > 0 AND m > 0 AND a + c < n + m
-          AND array_contains(comparable, IF(feature IN (WHOLE), feature, {given})))
-    SELECT fingerprint, against, feature, value, a, c, n, m, tests
-    FROM (SELECT *, row_number() OVER (PARTITION BY fingerprint, against
-                                       ORDER BY distance DESC, feature, value) AS place
-          FROM candidates WHERE distance > 0)
-    WHERE place <= {most}
-"""
-_FEATURES = {
-    "PLAIN": ", ".join(
-        f"named_struct('feature', '{feature}', 'value', CAST({name} AS STRING))"
-        for feature, name in FIELDS.items()
-    ),
-    "WHOLE": ", ".join(f"'{feature}'" for feature in sorted(WHOLE)),
-}
-_BIT = "shiftright(sides, {bit}) & 1"
 
 
 def why(
@@ -149,24 +67,22 @@ def why(
     least 20, else with the other letters of their queues, by host and release only: the rest
     follows from the task. And with messages that succeeded, if given; there the number of
     retries says nothing. An argument's values are compared among the messages that have the
-    argument. Spark counts the letters at once, and the driver tests the counts: the 2,000
-    values of each comparison that stand out most; the others count as tests without a finding.
-    A value is a finding if its two shares differ by a tenth or more, beyond chance.
+    argument. Spark counts the letters at once, by this package on the executors, and the driver
+    tests the counts: the 2,000 values of each comparison that stand out most; the others count
+    as tests without a finding. A value is a finding if its two shares differ by a tenth or more,
+    beyond chance.
 
     A finding is a correlation: a host that got all the bad orders is found as well as the
     orders.
     """
-    found = why_each(df, [cluster], successes, alpha=alpha, least=least)
-    names = [column.split()[0] for column in _DDL.split(", ")]
-    rows = [tuple(row[name] for name in names) for row in found]
-    return df.sparkSession.createDataFrame(rows, _DDL).coalesce(1)
+    rows = [tuple(row.values()) for row in why_each(df, [cluster], successes, alpha, least)]
+    return df.sparkSession.createDataFrame(rows, _DDL).drop("fingerprint").coalesce(1)
 
 
 def why_each(
     df: DataFrame,
     clusters: Sequence[str],
     successes: DataFrame | None = None,
-    *,
     alpha: float = ALPHA,
     least: int = LEAST,
 ) -> list[dict[str, Any]]:
@@ -186,14 +102,15 @@ def findings_of(
     least: int = LEAST,
 ) -> list[dict[str, Any]]:
     """The findings of some comparisons; `why_each` describes them."""
-    by_comparison: dict[tuple[str, str, int], list[Candidate]] = {}
-    for row in candidates_of(df, comparisons, successes, least).collect():
-        counts = Candidate(*(row[name] for name in Candidate._fields))
-        key = row["fingerprint"], row["against"], row["tests"]
-        by_comparison.setdefault(key, []).append(counts)
+    rows = sums_of(df, comparisons, successes, least).collect()
     found: dict[str, list[Significant]] = {one.fingerprint: [] for one in comparisons}
-    for (fingerprint, against, tests), rows in by_comparison.items():
-        found[fingerprint] += significant(rows, tests, against, alpha)
+    for number, one in enumerate(comparisons):
+        here, there = (
+            Counter[Pair]({(row[0], row[1]): row[at] for row in rows if row[at]})
+            for at in (2 + 2 * number, 3 + 2 * number)
+        )
+        tested, tests = candidates(here, there, one.inside, one.outside, one.against, least=least)
+        found[one.fingerprint] += significant(tested, tests, one.against, alpha)
     return [_row(one, fingerprint) for fingerprint in found for one in ranked(found[fingerprint])]
 
 
@@ -212,26 +129,47 @@ def _row(found: Significant, fingerprint: str) -> dict[str, Any]:
     }
 
 
-def candidates_of(
+def sums_of(
     df: DataFrame, comparisons: Sequence[Comparison], successes: DataFrame | None, least: int
 ) -> DataFrame:
-    """Count every value inside and outside of each comparison, in one pass over the letters."""
+    """The letters with each value, inside and outside of each comparison, in one pass."""
     letters = _with_sides(df, [one.of_letters() for one in comparisons])
     if successes is not None:
         good = _with_sides(successes, [one.of_successes() for one in comparisons])
         letters = letters.unionAll(good)
-    spark = df.sparkSession
-    common = f"greatest({', '.join(f'a{k} + c{k}' for k in range(len(comparisons)))}, 0) >= {least}"
-    counting = _replaced(_COUNTS, {**_FEATURES, "SUMS": _sums(comparisons, _BIT)})
-    counts = spark.sql(counting, letters=letters)
-    query = _SUSPECTS.replace("SUMS", _sums(comparisons, "{name}")).replace("COMMON", common)
-    query = _replaced(query, _FEATURES)
-    for name, words in (("OBJECT", _OBJECT), ("LIST", _LIST)):
-        query = query.replace(name, _replaced(_PARTS, words))
-    suspects = spark.sql(query, counts=counts, longest=MAX_VALUE_CHARS)
-    suspects = _by_comparison(suspects, comparisons)
-    values: dict[str, Any] = {"given": GIVEN, "least": least, "most": MOST_TESTED}
-    return spark.sql(_replaced(_CANDIDATES, _FEATURES), suspects=suspects, **values)
+    counted = letters.mapInArrow(
+        counts_of, "sides BIGINT, feature STRING, value STRING, letters BIGINT"
+    )
+    sums = ", ".join(
+        f"sum(letters * (shiftright(sides, {bit}) & 1))" for bit in range(2 * len(comparisons))
+    )
+    query = _SUMS.replace("SUMS", sums)
+    return df.sparkSession.sql(query, counted=counted, least=least)
+
+
+def counts_of(batches: Iterable[Any]) -> Iterator[Any]:
+    """Count the values of a task's letters, record batch by record batch."""
+    import pyarrow as pa  # noqa: PLC0415 - where tasks run
+
+    found: Counter[tuple[int, Pair]] = Counter()
+
+    def counted() -> Any:
+        sides, pairs = zip(*found, strict=True)
+        features, values = zip(*pairs, strict=True)
+        columns = [sides, features, values, found.values()]
+        kinds = [pa.int64(), pa.string(), pa.string(), pa.int64()]
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+        return pa.record_batch(arrays, names=["sides", "feature", "value", "letters"])
+
+    for batch in batches:
+        for letter in batch.to_pylist():
+            pairs = pairs_of(letter.get)  # without its task: both sides have the same tasks
+            found.update((letter["sides"], pair) for pair in pairs)
+        if len(found) >= _MOST_COUNTED:
+            yield counted()
+            found.clear()
+    if found:
+        yield counted()
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,49 +249,15 @@ def _only(prints: set[str], cluster: str) -> str:
 
 
 def _with_sides(df: DataFrame, conditions: Iterable[tuple[Column, Column]]) -> DataFrame:
-    """The candidates' columns, and ``sides``, which has a bit for each condition."""
+    """What letters are compared by, as text, and ``sides``, which has a bit for each condition."""
     bits = [
         sql().when(condition, 1 << bit).otherwise(0).cast("bigint")
         for bit, condition in enumerate(chain.from_iterable(conditions))
     ]
-    columns = [name for name in COLUMNS if name not in {"fingerprint", "task_name"}]
+    columns = [sql().col(name).cast("string") for name in _COMPARED]
     return df.select(reduce(add, bits).alias("sides"), *columns).where("sides != 0")
-
-
-def _sums(comparisons: Sequence[Comparison], term: str) -> str:
-    """The columns ``a0``, ``c0``, ``a1``, …: letters inside and outside of each comparison."""
-    names = [f"{side}{number}" for number in range(len(comparisons)) for side in "ac"]
-    sums = [f"sum({term.format(bit=bit, name=name)}) AS {name}" for bit, name in enumerate(names)]
-    return ", ".join(sums)
-
-
-def _by_comparison(suspects: DataFrame, comparisons: Sequence[Comparison]) -> DataFrame:
-    """One row per value and comparison."""
-    lit = sql().lit
-    rows = [
-        sql().struct(
-            lit(one.fingerprint).alias("fingerprint"),
-            lit(one.against).alias("against"),
-            # `GIVEN` stands for all arguments.
-            sql()
-            .array(*(lit(name) for name in (*FIELDS, GIVEN) if comparable(name, one.against)))
-            .alias("comparable"),
-            lit(one.inside).cast("bigint").alias("inside"),
-            lit(one.outside).cast("bigint").alias("outside"),
-            sql().col(f"a{number}").alias("a"),
-            sql().col(f"c{number}").alias("c"),
-        )
-        for number, one in enumerate(comparisons)
-    ]
-    return suspects.select("feature", "value", sql().inline(sql().array(*rows)))
 
 
 def sql() -> Any:
     """PySpark's SQL functions, imported when used."""
     return import_module("pyspark.sql.functions")
-
-
-def _replaced(text: str, words: Mapping[str, str]) -> str:
-    for word, replacement in words.items():
-        text = text.replace(word, replacement)
-    return text

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import ExportError
+from celery_dlq.letters.comparison import ALPHA
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.letters.record import from_micros, iso
-from celery_dlq.letters.significance import ALPHA
 from celery_dlq.spark.session import is_running, local_session
 from celery_dlq.spark.triage.causes import COLUMNS as WHY_COLUMNS
 from celery_dlq.spark.triage.causes import comparisons_of, findings_of

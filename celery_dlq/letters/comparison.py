@@ -1,5 +1,11 @@
 """Which values are more frequent in one set of messages than in another, beyond chance.
 
+A *feature* is the name of a property, such as ``host`` or ``kwargs.customer.kind``. A message has
+pairs of a feature and a value; the value ``None`` means: the argument was given. Arguments are
+looked into one level deep: ``kwargs.customer.kind``, ``args[0].id``, and ``kwargs.tags[]`` for the
+items of a list. Whoever may publish writes arguments. So they are only parsed, and bounded in size
+and number.
+
 A value is tested by Fisher's exact test (the probability that chance alone makes it as frequent)
 and corrected for the number of values by the procedure of Benjamini and Hochberg. Among many
 messages hardly any difference is chance, so it must also be `LEAST_DIFFERENCE` or more. At most
@@ -15,14 +21,146 @@ total frequency may decide whether it is tested.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from math import exp, lgamma, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from celery_dlq.letters.compared_values import FIELDS, GIVEN, OF_ANY_TASK, WHOLE, Pair
+Pair = tuple[str, str | None]
+Masked = Callable[[list[Any], dict[str, Any]], tuple[list[Any], dict[str, Any]]]
+"""Returns args and kwargs with what nobody may see replaced."""
+
+_Kind = TypeVar("_Kind", list[Any], dict[str, Any])
+
+QUEUE = "queue"
+
+FIELDS = {
+    "release": "release",
+    QUEUE: "source_queue",
+    "origin": "origin",
+    "host": "worker_hostname",
+    "retries": "retries",
+}
+"""Features that every message has, and their fields, the most telling first."""
+
+TASK = "task"
+"""The feature of the task's name; for letters that were not chosen by their cause."""
+
+WHOLE = frozenset({*FIELDS, TASK})
+"""Features that are not arguments: their shares are shares of all messages."""
+
+OF_ANY_TASK = frozenset({"release", "host", TASK})
+"""Features that say the same of messages of different tasks. All others follow from the task."""
+
+GIVEN = "(given)"
+"""How the value ``None`` is shown: the argument was given, whatever its value."""
+
+MAX_VALUE_CHARS = 200
+"""Longer values are cut, and count as equal if their beginnings are."""
+
+MAX_ARGUMENTS_CHARS = 64 * 1024
+"""Args or kwargs with more characters of JSON are not looked into."""
+
+MAX_PAIRS = 200
+"""Pairs of one message; further ones are left out."""
+
+
+class _Number(str):
+    """A number as its publisher wrote it: a float would change long ones."""
+
+    __slots__ = ()
+
+
+_DECODER = json.JSONDecoder(parse_int=_Number, parse_float=_Number, parse_constant=_Number)
+
+
+def pairs_of(text_of: Callable[[str], str | None], masked: Masked | None = None) -> set[Pair]:
+    """The pairs of a message; never raises, whatever its arguments."""
+    found: set[Pair] = {
+        (feature, value[:MAX_VALUE_CHARS])
+        for feature, name in FIELDS.items()
+        if (value := text_of(name))
+    }
+    found.add((TASK, (text_of("task_name") or "")[:MAX_VALUE_CHARS]))
+    args = _parsed(text_of("args_json") or "", list)
+    kwargs = _parsed(text_of("kwargs_json") or "", dict)
+    if masked is not None:
+        args, kwargs = masked(args, kwargs)
+    for pair in _arguments(args, kwargs):
+        if len(found) >= MAX_PAIRS:
+            break
+        found.add(pair)
+    return found
+
+
+def _arguments(args: list[Any], kwargs: dict[str, Any]) -> Iterator[Pair]:
+    for name, value in kwargs.items():
+        yield from _argument(f"kwargs.{name}"[:MAX_VALUE_CHARS], value)
+    for place, value in enumerate(args):
+        yield from _argument(f"args[{place}]", value)
+
+
+def _argument(feature: str, value: Any) -> Iterator[Pair]:
+    yield feature, None
+    if isinstance(value, dict):
+        for name, part in value.items():
+            path = f"{feature}.{name}"[:MAX_VALUE_CHARS]
+            yield path, None
+            yield path, _text(part)
+    elif isinstance(value, list):
+        for item in value:
+            yield f"{feature}[]", None
+            yield f"{feature}[]", _text(item)
+    else:
+        yield feature, _text(value)
+
+
+def _parsed(text: str, kind: type[_Kind]) -> _Kind:
+    """The arguments; none if they are of another kind, or too many."""
+    if len(text) > MAX_ARGUMENTS_CHARS:
+        return kind()
+    try:
+        found = _DECODER.decode(text)
+    except (ValueError, RecursionError):  # not JSON, or nested thousands of levels deep
+        return kind()
+    return found if isinstance(found, kind) else kind()
+
+
+def _text(value: Any) -> str:
+    """A value as text; objects and lists as JSON."""
+    if isinstance(value, str):
+        return value[:MAX_VALUE_CHARS]
+    text = ""
+    for piece in _pieces(value):
+        text += piece
+        if len(text) >= MAX_VALUE_CHARS:  # also ends deep ones: every level is a character
+            break
+    return text[:MAX_VALUE_CHARS]
+
+
+def _pieces(value: Any) -> Iterator[str]:
+    """The JSON text of a value, numbers as they were written."""
+    if isinstance(value, dict):
+        for place, (name, part) in enumerate(value.items()):
+            yield f"{',' if place else '{'}{_quoted(name)}:"
+            yield from _pieces(part)
+        yield "}" if value else "{}"
+    elif isinstance(value, list):
+        for place, item in enumerate(value):
+            yield "," if place else "["
+            yield from _pieces(item)
+        yield "]" if value else "[]"
+    elif isinstance(value, _Number):
+        yield value
+    else:
+        yield _quoted(value)
+
+
+def _quoted(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
 
 ALPHA = 0.01
 """The tolerated share of false findings among all findings."""
@@ -41,7 +179,6 @@ MOST_TESTED = 2_000
 
 SAME_TASKS, SAME_QUEUES, SUCCESSES = "same tasks", "same queues", "successes"
 """What letters are compared with: letters of the same tasks, else of their queues; successes."""
-
 
 _NEGLIGIBLE = 1e-13  # of a sum
 
@@ -96,7 +233,7 @@ class Significant:
 
 
 def ranked(
-    found: Iterable[Significant], last: Callable[[Significant], bool] = lambda _one: False
+    found: list[Significant], last: Callable[[Significant], bool] = lambda _one: False
 ) -> list[Significant]:
     """Sort findings, the most telling first: the largest difference of the shares.
 
@@ -126,32 +263,34 @@ def comparable(feature: str, against: str) -> bool:
 
 
 def candidates(
-    inside: Collection[Collection[Pair]],
-    outside: Collection[Collection[Pair]],
+    here: Counter[Pair],
+    there: Counter[Pair],
+    inside: int,
+    outside: int,
     against: str,
     *,
     least: int = LEAST,
-    most: int = MOST_TESTED,
 ) -> tuple[list[Candidate], int]:
-    """Count every value inside and outside."""
-    here, there = Counter(chain.from_iterable(inside)), Counter(chain.from_iterable(outside))
+    """The values to test, and the number of tests they stand for.
+
+    Counted are the messages with each pair here and there, of ``inside`` and ``outside`` in all.
+    """
     found, tests = [], 0
     for pair in here.keys() | there.keys():
         feature, value = pair
         a, c = here[pair], there[pair]
         if a + c < least or not comparable(feature, against):
             continue
-        # The values of an argument are compared among the messages that have it.
-        of_all = value is None or feature in WHOLE
-        n = len(inside) if of_all else here[feature, None]
-        m = len(outside) if of_all else there[feature, None]
+        n, m = inside, outside
+        if value is not None and feature not in WHOLE:  # among those that have the argument
+            n, m = here[feature, None], there[feature, None]
         if not n or not m or a + c >= n + m:  # what all messages have explains nothing
             continue
         tests += 1
         if a * m > c * n:
             found.append(Candidate(feature, GIVEN if value is None else value, a, c, n, m))
     found.sort(key=lambda one: (-one.distance, one.feature, one.value))
-    return found[:most], tests
+    return found[:MOST_TESTED], tests
 
 
 def significant(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import comb
 from random import Random
 
@@ -9,13 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_dlq.letters.compared_values import GIVEN, Pair
-from celery_dlq.letters.significance import (
+from celery_dlq.letters.comparison import (
+    GIVEN,
+    LEAST,
     LEAST_DIFFERENCE,
     SAME_QUEUES,
     SAME_TASKS,
     SUCCESSES,
     Candidate,
+    Pair,
     Significant,
     candidates,
     chance,
@@ -87,35 +90,46 @@ def some(count: int, *pairs: Pair) -> list[set[Pair]]:
     return [set(pairs) for _ in range(count)]
 
 
-def test_values_are_compared_among_those_that_have_the_argument() -> None:
+def counted(
+    inside: list[set[Pair]], outside: list[set[Pair]], against: str, least: int = LEAST
+) -> tuple[list[Candidate], int]:
+    """The candidates of messages."""
+    here, there = (Counter(pair for one in side for pair in one) for side in (inside, outside))
+    return candidates(here, there, len(inside), len(outside), against, least=least)
+
+
+def test_values_are_compared_among_those_that_have_the_argument(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Shares of hosts are of all messages; of values of arguments, of those with the argument."""
     given_a = ("kwargs.a", None)
     inside = [*some(6, given_a, ("kwargs.a", "x"), ("host", "h")), *some(4, ("host", "g"))]
     outside = [*some(2, given_a, ("kwargs.a", "x")), *some(8, given_a), *some(10, ("host", "g"))]
-    found, tests = candidates(inside, outside, SAME_TASKS)
+    found, tests = counted(inside, outside, SAME_TASKS)
     assert found == [
         Candidate("host", "h", 6, 0, 10, 20),
         Candidate("kwargs.a", "x", 6, 2, 6, 10),
         Candidate("kwargs.a", GIVEN, 6, 10, 10, 20),
     ]
     assert tests == 4  # g is more frequent outside
-    found, tests = candidates(inside, outside, SAME_QUEUES)
+    found, tests = counted(inside, outside, SAME_QUEUES)
     assert (found, tests) == ([Candidate("host", "h", 6, 0, 10, 20)], 2)
-    found, tests = candidates(inside, outside, SAME_TASKS, most=1)
+    monkeypatch.setattr("celery_dlq.letters.comparison.MOST_TESTED", 1)
+    found, tests = counted(inside, outside, SAME_TASKS)
     assert ([one.value for one in found], tests) == (["h"], 4)
 
 
 def test_what_all_or_few_have_is_no_candidate() -> None:
     """It explains nothing."""
     inside = [*some(8, ("host", "h"), ("release", "v")), *some(2, ("host", "h"))]
-    assert candidates(inside, some(10, ("host", "h")), SAME_TASKS, least=9) == ([], 0)
+    assert counted(inside, some(10, ("host", "h")), SAME_TASKS, least=9) == ([], 0)
 
 
 def test_retries_are_not_compared_with_successes() -> None:
     """What died was retried more often: that is how it died, not why."""
     inside, outside = some(10, ("retries", "3")), some(10, ("retries", "0"))
-    assert candidates(inside, outside, SUCCESSES) == ([], 0)
-    assert candidates(inside, outside, SAME_TASKS)[1] == 2
+    assert counted(inside, outside, SUCCESSES) == ([], 0)
+    assert counted(inside, outside, SAME_TASKS)[1] == 2
 
 
 def test_of_nearly_equal_differences_the_release_is_before_the_host() -> None:
@@ -138,6 +152,6 @@ def test_noise_has_no_findings() -> None:
             | {(f"kwargs.{name}", None) for name in "abcdefgh"}
             for _ in range(1_000)
         ]
-        tested, tests = candidates(messages[:500], messages[500:], SAME_TASKS)
+        tested, tests = counted(messages[:500], messages[500:], SAME_TASKS)
         assert tests > 200
         assert list(significant(tested, tests, "")) == []

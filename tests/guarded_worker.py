@@ -36,14 +36,14 @@ class Worker:
         self.guard: Guard = self.dlq.assembly.make_guard(hostname="w", pid=1, flags_redelivery=True)
         self.id = str(uuid4())  # Celery remembers what is revoked
         self.said: list[str] = []
-        self.later: list[Any] = []
+        self.later = self.guard.later
 
         @app.task(name="shop.charge", acks_late=True, shared=False)
         def charge() -> None:
             """Do nothing."""
 
         self.task = charge
-        kind = guarded_request_class(charge, self.guard, self.later.append)
+        kind = guarded_request_class(charge, self.guard)
         self._kind = create_request_cls(kind, charge, pool or Pool(), "w", None, app=app)
         self._store, self.down = self.dlq.store.dead_letter, False
         self.dlq.store.dead_letter = self._dead_letter  # type: ignore[method-assign]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
@@ -23,7 +22,6 @@ from celery_dlq.worker.dropped import read_leniently, watch
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.request import guarded_request_class
 from celery_dlq.worker.shutdown_signals import install
-from celery_dlq.writing.lifecycle import GuardedRequest
 
 logger = get_logger("celery_dlq.worker")
 
@@ -62,9 +60,7 @@ class GuardStep(bootsteps.StartStopStep):
         except DLQError as exc:
             refuse_to_start(exc)
         worker.dead_letter_guard = self.guard
-        worker.dead_letter_retry_later = RetryLater()
-        here = starts_here(worker.pool_cls)
-        worker.dead_letter_tasks = TaskGuard(self.guard, worker.dead_letter_retry_later, here)
+        worker.dead_letter_tasks = TaskGuard(self.guard, starts_here=starts_here(worker.pool_cls))
         worker.dead_letter_tasks(worker.app)
         guarded = any(map(self.guard.may_guard, [None, *worker.app.tasks.values()]))
         if guarded and _driver_type(worker) == "amqp":
@@ -93,7 +89,7 @@ class TickStep(bootsteps.StartStopStep):
         self._entry: Any = None
         self._requested = False
         worker = consumer.controller
-        watch(consumer, worker.dead_letter_guard, worker.dead_letter_retry_later.empty)
+        watch(consumer, worker.dead_letter_guard)
         self._fetch = assembly_of(worker.app).reliable_fetch()
         if self._fetch is not None:
             self._fetch.watch(consumer)
@@ -106,8 +102,6 @@ class TickStep(bootsteps.StartStopStep):
     def start(self, consumer: Any) -> None:
         """Tick with the consumer's timer; called again after a lost connection."""
         guard = consumer.controller.dead_letter_guard
-        room = consumer.controller.dead_letter_retry_later
-        room.opened(consumer)
         guard.connected()
         self._requested = False  # the loop of a lost connection may have forgotten
         if not self._warned:
@@ -131,7 +125,7 @@ class TickStep(bootsteps.StartStopStep):
             # takes the consumer's, and a pool without room stops the heartbeat.
             self._requested = False
             _quietly(consumer.controller.dead_letter_tasks.more, consumer)
-            _quietly(room.tick)
+            _quietly(guard.start_later, consumer)
             _quietly(guard.in_loop, consumer)
 
         _quietly(read_before_put_back, consumer.pool, consumer.hub)
@@ -251,53 +245,12 @@ class TaskEvents:
             )
 
 
-class RetryLater:
-    """Requests that are handed to the pool again at the next tick.
-
-    A redelivered message may still run on a live worker, or its worker may just have died; a few
-    seconds later that is known. Bounded by the prefetch count: these messages are not acknowledged.
-    """
-
-    def __init__(self) -> None:
-        self._consumer: Any = None
-        # A deque: thread pools add while the timer takes.
-        self._requests: deque[GuardedRequest] = deque()
-
-    def opened(self, consumer: Any) -> None:
-        """Start anew with a new connection."""
-        self._consumer = consumer
-        self.empty()
-
-    def empty(self) -> None:
-        """Forget all: the connection is lost, and the broker redelivers their messages."""
-        self._requests.clear()
-
-    def add(self, request: GuardedRequest) -> None:
-        """Keep a request until the next tick."""
-        self._requests.append(request)
-
-    def tick(self) -> None:
-        """Hand all requests to the pool again; an error of one does not stop the others."""
-        for _ in range(len(self._requests)):
-            try:
-                request = self._requests.popleft()
-            except IndexError:
-                return  # the connection was lost in the meantime
-            _quietly(self._consumer.on_task_request, request)
-
-
 class TaskGuard:
     """Mixes the guard into the Request class of every task, also of tasks registered later."""
 
-    def __init__(
-        self,
-        guard: Guard,
-        room: RetryLater,
-        here: bool,  # noqa: FBT001 - one of three
-    ) -> None:
+    def __init__(self, guard: Guard, *, starts_here: bool) -> None:
         self._guard = guard
-        self._room = room
-        self._here = here
+        self._starts_here = starts_here
         self._classes: dict[tuple[Any, bool], type] = {}
 
     def __call__(self, app: Any) -> None:
@@ -306,9 +259,7 @@ class TaskGuard:
             kind = (task.Request, self._guard.may_guard(task))
             made = self._classes.get(kind)
             if made is None:
-                made = guarded_request_class(
-                    task, self._guard, self._room.add, starts_here=self._here
-                )
+                made = guarded_request_class(task, self._guard, starts_here=self._starts_here)
                 self._classes[kind] = self._classes[made, kind[1]] = made
             task.Request = made
             if task is not app.Task:

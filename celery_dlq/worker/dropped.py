@@ -52,7 +52,7 @@ _PROPERTIES = (
 """In AMQP's order; the first bit of the flags is the first one's."""
 
 
-def watch(consumer: Any, guard: Guard, on_close: Callable[[], None]) -> None:
+def watch(consumer: Any, guard: Guard) -> None:
     """Wrap a consumer's handlers of dropped messages.
 
     Call it before the consumer builds its message handler; a second call changes nothing.
@@ -96,7 +96,7 @@ def watch(consumer: Any, guard: Guard, on_close: Callable[[], None]) -> None:
     consumer.on_invalid_task = on_invalid_task
     consumer.on_decode_error = on_decode_error
     _watch_receiving(consumer, guard, invalid_task)
-    _watch_closing(consumer, guard, on_close)
+    _watch_closing(consumer, guard)
 
 
 def _watch_receiving(consumer: Any, guard: Guard, invalid_task: Callable[..., None]) -> None:
@@ -126,12 +126,11 @@ def _watch_receiving(consumer: Any, guard: Guard, invalid_task: Callable[..., No
     consumer.create_task_handler = create_watched_handler
 
 
-def _watch_closing(consumer: Any, guard: Guard, on_close: Callable[[], None]) -> None:
+def _watch_closing(consumer: Any, guard: Guard) -> None:
     """Uncount starts that Celery drops when the connection is lost or the worker stops."""
     celerys_on_close = consumer.on_close
 
     def on_connection_closed() -> None:
-        on_close()
         guard.pool_flushes(consumer.pool, celerys_on_close)
 
     consumer.on_close = consumer.blueprint.on_close = on_connection_closed

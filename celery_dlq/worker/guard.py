@@ -21,6 +21,7 @@ An error in this module is logged; it neither fails a task nor acknowledges a me
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -76,6 +77,10 @@ class Guard:
         self.counts = parts.counts
         self.observers = tuple(parts.made.values())
         self.at_work = AtWork()
+        # Requests that the next tick hands to the pool again: a redelivered message may still run
+        # on a live worker, or its worker may just have died. Bounded by the prefetch count, as they
+        # are not acknowledged. A deque: thread pools add while the timer takes.
+        self.later: deque[GuardedRequest] = deque()
         self.housekeeping = Housekeeping()
         self.queues: tuple[str, ...] | None = None  # those consumed now; not known before a tick
         self.guards_all = parts.policies.may_guard(None)
@@ -173,6 +178,7 @@ class Guard:
 
     def pool_flushes(self, pool: Any, flush: Callable[[], None]) -> None:
         """Let Celery drop what no process was given: the pool closes, or the connection is lost."""
+        self.later.clear()
         jobs = self.quietly("flush", self.at_work.keep, pool)
         try:
             flush()
@@ -362,7 +368,7 @@ class Guard:
             PendingLetter(letter, key, waits=request, acknowledged=bool(request.acknowledged))
         )
         if state is DeliveryState.STORED:
-            self._starts.known.forget(in_flight.key)
+            self._starts.forget(in_flight.key)
             if key != in_flight.key:
                 self._counter.died(in_flight.key)  # storing the letter did that beside the letter
             self._is_over(request, in_flight, Ended(succeeded=False, letter=letter))
@@ -377,7 +383,7 @@ class Guard:
     def _forget(self, in_flight: InFlight) -> None:
         """Forget a message that is done; others with its task id keep their counts."""
         self._counter.succeeded(in_flight.key, in_flight.delivery, first=in_flight.first)
-        self._starts.known.forget(in_flight.key)
+        self._starts.forget(in_flight.key)
 
     def _close_delivery(
         self, request: GuardedRequest, in_flight: InFlight, failure: Failure
@@ -406,8 +412,18 @@ class Guard:
         self._writer.tick()
         self.housekeeping.tick()
 
+    def start_later(self, consumer: Any) -> None:
+        """Hand the requests that were put off to the pool again; called once a second."""
+        for _ in range(len(self.later)):
+            try:
+                request = self.later.popleft()
+            except IndexError:
+                return  # the connection was lost in the meantime
+            self.quietly("start", consumer.on_task_request, request)
+
     def connected(self) -> None:
-        """The consumer has a new connection."""
+        """The consumer has a new connection; the broker redelivers what was put off."""
+        self.later.clear()
         self._each("connected")
 
     def in_loop(self, consumer: Any) -> None:

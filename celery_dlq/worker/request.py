@@ -54,7 +54,6 @@ from celery_dlq.writing.lifecycle import (
     NEXT,
     OVER,
     DeliveryState,
-    GuardedRequest,
     InFlight,
     is_held,
     leases_of,
@@ -74,8 +73,6 @@ class DeadLetterRequest(_Base):
     """Mixed in front of a task's own ``Request`` class."""
 
     dlq_guard: Guard  # The worker's guard
-    # Hands a request to the pool again at the next tick
-    dlq_later: Callable[[GuardedRequest], None]
     dlq_counted = False
     dlq_starts_here = False
     dlq_state = DeliveryState.NEW
@@ -252,7 +249,7 @@ class DeadLetterRequest(_Base):
             return True
         if isinstance(verdict, PutOff):
             if self.dlq_put_off():
-                (verdict.keep or self.dlq_later)(self)
+                (verdict.keep or self.dlq_guard.later.append)(self)
             return False
         if isinstance(verdict, Die):
             if self.dlq_die(verdict):
@@ -680,20 +677,13 @@ class DeadLetterRequest(_Base):
         return meta
 
 
-def guarded_request_class(
-    task: Any,
-    guard: Guard,
-    later: Callable[[GuardedRequest], None],
-    *,
-    starts_here: bool = False,
-) -> type:
+def guarded_request_class(task: Any, guard: Guard, *, starts_here: bool = False) -> type:
     """Make the Request class for a task: its own, with the mix-in in front."""
     base = symbol_by_name(task.Request)
     if issubclass(base, DeadLetterRequest):
         base = base.__mro__[base.__mro__.index(DeadLetterRequest) + 1]
     names = {
         "dlq_guard": guard,
-        "dlq_later": staticmethod(later),
         "dlq_counted": guard.may_guard(task),
         "dlq_starts_here": starts_here,
     }

@@ -7,11 +7,13 @@ facts are gathered (its count, and what it did before), and `decide_start` decid
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from threading import Lock
+from typing import Any
 from weakref import ref
+
+from kombu.utils.functional import LRUCache
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.record import Outcome
@@ -38,37 +40,10 @@ MAX_SUSPECT_WAIT_SECONDS = 30.0
 """Longest wait of one suspect (its last delivery vanished) for another that runs here."""
 
 
+_MAX_KNOWN = 10_000
+
 OUTAGE_WAIT_SECONDS = 10.0
 """How long a message that was delivered before waits in an outage of the store, to be counted."""
-
-
-class KnownDeliveries:
-    """How often messages that may come back were delivered, as far as this worker knows; bounded.
-
-    It is what an outage of the store leaves to decide by.
-    """
-
-    _MAX_MESSAGES = 10_000
-
-    def __init__(self) -> None:
-        self._numbers: OrderedDict[MessageKey, int] = OrderedDict()
-
-    def note(self, key: MessageKey, number: int) -> None:
-        """Note the number of a message's last delivery."""
-        self._numbers.pop(key, None)
-        if number > 0:
-            self._numbers[key] = number
-        while len(self._numbers) > self._MAX_MESSAGES:
-            self._numbers.popitem(last=False)
-
-    def of(self, key: MessageKey) -> int:
-        """The number of deliveries of a message."""
-        return self._numbers.get(key, 0) if self._numbers else 0
-
-    def forget(self, key: MessageKey) -> None:
-        """Forget a message that is done."""
-        if self._numbers:
-            self._numbers.pop(key, None)
 
 
 class Starts:
@@ -91,7 +66,9 @@ class Starts:
         self._suspect: ref[GuardedRequest] | None = None
         self._one_at_a_time = Lock()
         self._away_since = self._failed_at = -OUTAGE_WAIT_SECONDS  # in monotonic seconds
-        self.known = KnownDeliveries()
+        # How often messages that may come back were delivered, as far as this worker knows: what an
+        # outage of the store leaves to decide by
+        self._known: Any = LRUCache(limit=_MAX_KNOWN)  # type: ignore[no-untyped-call]
 
     def decide(self, policy: Policy, in_flight: InFlight, request: GuardedRequest) -> Verdict:
         """Count a start and decide whether it may happen."""
@@ -132,7 +109,7 @@ class Starts:
                 key,
                 in_flight.delivery,
                 limit,
-                known=self.known.of(key),
+                known=self._known.get(key, 0),
                 here=any(
                     one.charged and one is not in_flight and one.key == key
                     for one in self._running()
@@ -158,7 +135,7 @@ class Starts:
             # The reply was lost, perhaps, and not the count; the next one is another.
             self._counter.ended(key, in_flight.delivery, charged=False)
             return Start(retries=key.retries, status=CountStatus.UNCERTAIN)
-        known = self.known.of(key)
+        known = self._known.get(key, 0)
         in_flight.delivery = replace(in_flight.delivery, number=known + 1)
         return Start(retries=key.retries, deliveries=known)
 
@@ -171,7 +148,7 @@ class Starts:
         return now - self._away_since > OUTAGE_WAIT_SECONDS
 
     def _uncounted(self, in_flight: InFlight) -> None:
-        self.known.note(in_flight.key, self.known.of(in_flight.key) + 1)
+        self._known[in_flight.key] = self._known.get(in_flight.key, 0) + 1
         self._counts.count(UNCOUNTED, in_flight.resolved.queue)
         self._counts.count(STORE_ERRORS, "count")
 
@@ -215,7 +192,7 @@ class Starts:
         """Apply the result of a count to the message, the metrics and the log."""
         status, queue, number = count.status, in_flight.resolved.queue, count.number
         if status is CountStatus.COUNTED:
-            self.known.note(in_flight.key, number)
+            self._known[in_flight.key] = number
         if status is CountStatus.LIMIT_REACHED:
             number += 1  # the delivery that is refused
         in_flight.delivery = replace(in_flight.delivery, number=number)
@@ -235,6 +212,11 @@ class Starts:
                 count.number,
             )
 
+    def forget(self, key: MessageKey) -> None:
+        """Forget a message that is done."""
+        if self._known:
+            self._known.pop(key, None)
+
     def take_back(self, request: GuardedRequest) -> None:
         """Uncount a start that never happened."""
         in_flight = request.dlq_in_flight
@@ -249,8 +231,8 @@ class Starts:
         key, number = in_flight.key, in_flight.delivery.number
         if in_flight.charged:
             self._counter.ended(key, in_flight.delivery, charged=False)
-            if self.known.of(key) == number:
-                self.known.note(key, number - 1)
+            if self._known.get(key, 0) == number:
+                self._known[key] = number - 1
         in_flight.charged = False
 
     def ended(self, in_flight: InFlight) -> None:
@@ -259,5 +241,5 @@ class Starts:
         if in_flight.charged:
             self._counter.ended(key, delivery)
             if delivery.outcome is not Outcome.RETRIED:
-                self.known.note(key, max(self.known.of(key), delivery.number))
+                self._known[key] = max(self._known.get(key, 0), delivery.number)
         in_flight.charged = False  # it is over: a later delivery is not beside it

@@ -95,28 +95,26 @@ class LetterWriter:
     def write(self, pending: PendingLetter) -> DeliveryState:
         """Store a letter, or let it wait; ``DONE`` if an error of ours left it to Celery."""
         try:
-            return self._written(pending)
-        except Exception as exc:  # noqa: BLE001 - the message is Celery's
-            self._lost(pending, exc)
-            return DeliveryState.DONE
+            return self._stored(pending)
+        except StoreUnavailable as exc:
+            self._wait(pending, exc)
+            return DeliveryState.WAITING_FOR_STORE
 
-    def _written(self, pending: PendingLetter) -> DeliveryState:
+    def _stored(self, pending: PendingLetter) -> DeliveryState:
+        """Store a letter, in the spool if it may wait there; raises if it must wait in memory."""
         try:
             self._save_or_plain(pending.letter, pending.key)
         except StoreUnavailable as exc:
-            try:
-                if self._spooled(pending, exc):
-                    return DeliveryState.STORED
-            except OSError as problem:
-                logger.critical(
-                    "The letter of task %s[%s] is only in memory: spool: %s; store: %s",
-                    pending.letter.task_name,
-                    pending.letter.task_id,
-                    problem,
-                    exc,
-                )
-            self._wait(pending, exc)
-            return DeliveryState.WAITING_FOR_STORE
+            if not self._spooled(pending, exc):
+                raise
+        except Exception as exc:
+            self._counts.count(INTERNAL_ERRORS, "letter")
+            logger.critical(
+                "Task %s died and is left to Celery, without a letter",
+                pending.letter.task_id,
+                exc_info=exc,
+            )
+            return DeliveryState.DONE
         return DeliveryState.STORED
 
     def tick(self) -> None:
@@ -124,8 +122,12 @@ class LetterWriter:
         self._forget_spooled()
         for _ in range(len(self._waiting)):
             pending = self._waiting[0]
-            state = DeliveryState.STORED
-            if not (pending.acknowledged or pending.waits.dlq_is_held()):
+            if pending.acknowledged or pending.waits.dlq_is_held():
+                try:
+                    state = self._stored(pending)
+                except StoreUnavailable:
+                    return
+            else:
                 # Its next delivery decides: it may succeed, and a letter would be redriven.
                 logger.warning(
                     "The letter of task %s[%s] is dropped: it waited for the store, and its "
@@ -133,32 +135,11 @@ class LetterWriter:
                     pending.letter.task_name,
                     pending.letter.task_id,
                 )
-                self._waiting.popleft()
-                _finish(pending, DeliveryState.DONE)
-                continue
-            try:
-                self._save_or_plain(pending.letter, pending.key)
-            except StoreUnavailable as exc:
-                try:
-                    if not self._spooled(pending, exc):
-                        return
-                except OSError:
-                    return
-            except Exception as exc:  # noqa: BLE001 - as above
-                self._lost(pending, exc)
                 state = DeliveryState.DONE
             self._waiting.popleft()
             _finish(pending, state)
         # The text of a letter on disk takes no memory: it waits until all of it may be stored.
         self._spool.flush(partial(self._save_or_plain, whole=True))
-
-    def _lost(self, pending: PendingLetter, exc: Exception) -> None:
-        self._counts.count(INTERNAL_ERRORS, "letter")
-        logger.critical(
-            "Task %s died and is left to Celery, without a letter",
-            pending.letter.task_id,
-            exc_info=exc,
-        )
 
     def __len__(self) -> int:
         """The number of letters in memory."""
@@ -221,11 +202,14 @@ class LetterWriter:
         )
 
     def _spooled(self, pending: PendingLetter, exc: StoreUnavailable) -> bool:
-        """Put a letter into the spool, if it may wait there."""
+        """Put a letter into the spool, if it may wait there; raises if the spool is full."""
         no_room = isinstance(exc, MemoryLimitReached)
         if not (pending.acknowledged or (no_room and self._durable_spool)):
             return False
-        self._spool.add(pending.letter, pending.key)
+        try:
+            self._spool.add(pending.letter, pending.key)
+        except OSError as problem:
+            raise StoreUnavailable(f"{exc}; the spool takes nothing: {problem}") from problem
         if no_room and not pending.key.redrives:  # a redrive may watch the counts
             self._spooled_now.append(pending.key)
         logger.error(

@@ -20,7 +20,7 @@ from celery_dlq.policies.policy import CrashLimit, Policy
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.worker import starts as module
-from celery_dlq.worker.starts import KnownDeliveries, Starts
+from celery_dlq.worker.starts import Starts
 from celery_dlq.writing.lifecycle import DeliveryState, InFlight
 
 POLICY = Policy(max_deliveries=2)
@@ -117,18 +117,6 @@ def test_what_a_worker_started_counts_for_it_in_an_outage(now: list[float]) -> N
         verdict = starts.decide(Policy(max_deliveries=1), again.dlq_in_flight, again)
         now[0] += 2
     assert isinstance(verdict, Die)
-
-
-def test_what_is_known_is_bounded() -> None:
-    """The oldest are forgotten."""
-    known = KnownDeliveries()
-    keys = [key_of(a_letter(task_id=f"id-{n}")) for n in range(3)]
-    known._MAX_MESSAGES = 2  # type: ignore[misc]
-    for number, key in enumerate(keys, start=1):
-        known.note(key, number)
-    known.forget(keys[1])
-    known.note(keys[1], 0)
-    assert [known.of(key) for key in keys] == [0, 0, 3]
 
 
 def a_message_that_crashed(policy: Policy, counter: DeliveryCounter, times: int) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
@@ -49,7 +49,7 @@ def ready_for_many() -> None:
 def chosen(
     dead_letters: DeadLetters,
     queue: str,
-    fields: dict[str, Any],
+    fields: Mapping[str, Any],
     letter_ids: Iterable[str],
     *,
     everything: bool,

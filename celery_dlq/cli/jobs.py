@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,10 +12,13 @@ from rich.console import Console
 
 from celery_dlq.cli.context import (
     ask_for,
+    chosen,
     console_of,
     dead_letters_of,
+    known_count,
     none_matched,
     print_lines,
+    ready_for_many,
 )
 from celery_dlq.cli.options import StartAt, json_option
 from celery_dlq.cli.table import Cell, age, counting, letters_text, line, say, table, utc
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
     from celery_dlq.letters.filters import LetterFilter
     from celery_dlq.operations.job import Job, JobRun
     from celery_dlq.operations.redrive.checks import DryRun
+    from celery_dlq.plugin import DeadLetters
 
 
 HELD = (
@@ -101,55 +107,97 @@ def resume(ctx: click.Context, job_id: str, *, background: bool, as_json: bool) 
         ctx.exit(1)
 
 
-def in_background(
-    ctx: click.Context,
-    kind: str,
-    queue: str,
-    where: LetterFilter,
-    how: Mapping[str, Any],
-    start_at: StartAt | None,
-    *,
-    yes: bool,
-    as_json: bool,
-) -> None:
-    """Hand an operation on many letters to another process."""
-    dead_letters = dead_letters_of(ctx)
-    if start_at is not None:
-        now = dead_letters.job_store.now()
-        check_start(start_at(now), now)
-    if yes:
-        plan = dead_letters.plan(kind, queue, where, **how)
-        if where and plan.total == 0:
-            raise none_matched(queue)
-    else:
-        run = agreed(ctx, kind, queue, where, how, as_json=as_json)
-        plan = dead_letters.assembly.jobs().keep(run.job)
-    at = None if start_at is None else start_at(dead_letters.job_store.now())
-    _tell(ctx, dead_letters.start(plan.id, at=at), as_json=as_json)
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a command is to do with letters of a queue."""
 
+    ctx: click.Context
+    kind: str  # That of its job
+    queue: str
+    where: LetterFilter
+    how: Mapping[str, Any]  # The options of the operation
+    yes: bool
+    as_json: bool
 
-def agreed(
-    ctx: click.Context,
-    kind: str,
-    queue: str,
-    where: LetterFilter,
-    how: Mapping[str, Any],
-    *,
-    as_json: bool,
-) -> JobRun:
-    """The job to which a person agreed: on the letters that the question counted."""
-    # Without a filter, nothing must be read to count them; a second finds what is in the way.
-    seconds = float("inf") if where or how["limit"] is not None else 1.0
-    with counting(console_of(ctx), "scanned", quiet=as_json) as scanned:
-        operations = dead_letters_of(ctx).assembly.operations()
-        run, seen = operations.prepare(kind, queue, where, seconds=seconds, scanned=scanned, **how)
-    count = run.job.total or 0
-    if where and not count:
-        raise none_matched(queue)
-    if not as_json:
-        show_in_the_way(console_of(ctx), seen)
-    ask_for(kind, queue, count, by_id=where.ids is not None, yes=False)
-    return run
+    @classmethod
+    def of(
+        cls, ctx: click.Context, kind: str, given: Mapping[str, Any], names: Iterable[str]
+    ) -> Work:
+        """The work that the arguments and options of a command say; ``names`` are those of how."""
+        queue, everything = given["queue"], given["everything"]
+        where = chosen(
+            dead_letters_of(ctx), queue, given, given["letter_ids"], everything=everything
+        )
+        how = {name: given[name] for name in names}
+        return cls(ctx, kind, queue, where, how, yes=given["yes"], as_json=given["as_json"])
+
+    @property
+    def console(self) -> Console:
+        """Where people read."""
+        return console_of(self.ctx)
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """Those of the app."""
+        return dead_letters_of(self.ctx)
+
+    def hand_over(self, start_at: StartAt | None) -> None:
+        """Hand it to another process."""
+        dead_letters = self.dead_letters
+        if start_at is not None:
+            now = dead_letters.job_store.now()
+            check_start(start_at(now), now)
+        if self.yes:
+            plan = dead_letters.plan(self.kind, self.queue, self.where, **self.how)
+            self.refuse_none(plan.total != 0)
+        else:
+            plan = dead_letters.assembly.jobs().keep(self.agreed().job)
+        at = None if start_at is None else start_at(dead_letters.job_store.now())
+        _tell(self.ctx, dead_letters.start(plan.id, at=at), as_json=self.as_json)
+
+    def do(self, verb: str, at_once: Callable[..., Any], run: Callable[..., Any]) -> Any:
+        """Do it here, with ``--yes`` or else as the job to which a person agreed; its report."""
+        job = None if self.yes else self.agreed()
+        work = at_once if job is None else partial(run, job)
+        total = self._count() if job is None else job.job.total
+        ready_for_many()
+        with counting(self.console, verb, quiet=self.as_json, total=total) as progress:
+            return work(progress=progress)
+
+    def agreed(self) -> JobRun:
+        """The job to which a person agreed: on the letters that the question counted."""
+        # Without a filter, nothing must be read to count them; a second finds what is in the way.
+        every = self.where or self.how["limit"] is not None
+        run, seen = self.prepared(seconds=float("inf") if every else 1.0)
+        count = run.job.total or 0
+        self.refuse_none(count)
+        if not self.as_json:
+            show_in_the_way(self.console, seen)
+        ask_for(self.kind, self.queue, count, by_id=self.where.ids is not None, yes=False)
+        return run
+
+    def prepared(self, **more: Any) -> tuple[JobRun, DryRun]:
+        """Its job, and what it would do, without a change of anything."""
+        operations = self.dead_letters.assembly.operations()
+        with counting(self.console, "scanned", quiet=self.as_json) as scanned:
+            return operations.prepare(
+                self.kind, self.queue, self.where, scanned=scanned, **more, **self.how
+            )
+
+    def _count(self) -> int | None:
+        return known_count(self.dead_letters, self.queue, self.where, self.how["limit"])
+
+    def refuse_none(self, found: object) -> None:
+        """Refuse a filter that matches nothing."""
+        if self.where and not found:
+            raise none_matched(self.queue)
+
+    def show(self, report: Any, show: Callable[[Console, str, Any], None]) -> None:
+        """Print a report, for programs or for people."""
+        if self.as_json:
+            print_lines([report.to_json()])
+        else:
+            show(self.console, self.queue, report)
 
 
 def _tell(ctx: click.Context, job: Job, *, as_json: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any
@@ -137,7 +137,7 @@ filter_options = options(
 FILTER_NAMES = tuple(name for name in LetterFilter.__slots__ if name != "ids")
 
 
-def letter_filter(fields: dict[str, Any], letter_ids: Iterable[str] = ()) -> LetterFilter:
+def letter_filter(fields: Mapping[str, Any], letter_ids: Iterable[str] = ()) -> LetterFilter:
     """The filter that `filter_options` describe."""
     given = {name: fields[name] for name in FILTER_NAMES if fields.get(name) is not None}
     return LetterFilter(ids=frozenset(letter_ids) or None, **given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,27 +12,16 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from celery_dlq.cli.context import (
-    chosen,
-    console_of,
-    dead_letters_of,
-    known_count,
-    none_matched,
-    print_lines,
-    ready_for_many,
-)
-from celery_dlq.cli.jobs import HELD, agreed, in_background, show_in_the_way, unfinished
+from celery_dlq.cli.jobs import HELD, Work, show_in_the_way, unfinished
 from celery_dlq.cli.options import DURATION, RATE, StartAt, changes_letters, options
-from celery_dlq.cli.table import counting, letters_text, line, say, table, unreadable_text
+from celery_dlq.cli.table import letters_text, line, say, table, unreadable_text
 from celery_dlq.letters.conditions import assignment
-from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import json_text
 from celery_dlq.operations.edit import Edit
 from celery_dlq.operations.redrive.message import RedriveOptions
 from celery_dlq.plugin import DeadLetters
 
 if TYPE_CHECKING:
-    from celery_dlq.operations.job import JobRun
     from celery_dlq.operations.redrive.checks import Check, DryRun
     from celery_dlq.operations.results import RedriveReport
 
@@ -112,18 +102,13 @@ _message_options = options(
 def redrive(
     ctx: click.Context,
     /,
-    queue: str,
-    letter_ids: tuple[str, ...],
     *,
-    everything: bool,
     dry_run: bool,
     in_editor: bool,
     assignments: tuple[str, ...],
     background: bool,
     start_at: StartAt | None,
-    yes: bool,
-    as_json: bool,
-    **options: Any,
+    **given: Any,
 ) -> None:
     """Publish the original messages of letters again, then remove the letters.
 
@@ -133,116 +118,59 @@ def redrive(
     A message whose queue nobody knows, or whose task no live worker of its queue has,
     would be lost: its letter stays, and the exit code is 1.
     """
-    dead_letters = dead_letters_of(ctx)
-    where = chosen(dead_letters, queue, options, letter_ids, everything=everything)
-    how = {name: options[name] for name in _OPTIONS}
-    RedriveOptions.of(**how)  # whatever is done with them
-    background = background or start_at is not None
-    if background and (dry_run or in_editor or assignments):
+    work = Work.of(ctx, "redrive", given, _OPTIONS)
+    RedriveOptions.of(**work.how)  # whatever is done with them
+    background, edited = background or start_at is not None, in_editor or bool(assignments)
+    if background and (dry_run or edited):
         raise click.UsageError(
             "--background and --at go with neither --dry-run nor --edit nor --set"
         )
-    change = None
-    if in_editor or assignments:
-        change = _change(ctx, queue, where, assignments, in_editor=in_editor)
-    if dry_run:
-        _dry_run(ctx, queue, where, how, change, as_json=as_json)
-    elif change is not None:
-        _edit(ctx, queue, where, how, change, as_json=as_json)
+    if edited:
+        how = {name: work.how[name] for name in _EDIT_OPTIONS}
+        change = _change(work, assignments, in_editor=in_editor)
+        edit = replace(work, kind="edit", how=how)
+        _dry_run(edit, change) if dry_run else _edit(edit, change)
+    elif dry_run:
+        _dry_run(work, None)
     elif background:
-        in_background(ctx, "redrive", queue, where, how, start_at, yes=yes, as_json=as_json)
+        work.hand_over(start_at)
     else:
-        run = None if yes else agreed(ctx, "redrive", queue, where, how, as_json=as_json)
-        _redrive(ctx, queue, where, how, run, as_json=as_json)
+        _redrive(work)
 
 
-def _redrive(
-    ctx: click.Context,
-    queue: str,
-    where: LetterFilter,
-    how: dict[str, Any],
-    run: JobRun | None,
-    *,
-    as_json: bool,
-) -> None:
-    dead_letters, console = dead_letters_of(ctx), console_of(ctx)
-    if run is not None:
-        redrive, total = partial(dead_letters.assembly.jobs().run, run), run.job.total
-    else:
-        redrive = partial(dead_letters.redrive, queue, where, **how)
-        total = known_count(dead_letters, queue, where, how["limit"])
-    ready_for_many()
-    with counting(console, "redriven", quiet=as_json, total=total) as progress:
-        report = redrive(progress=progress)
-    if where and not report.touched + report.refused and report.state == "done":
-        raise none_matched(queue)
-    if as_json:
-        print_lines([report.to_json()])
-    else:
-        show_redriven(console, queue, report)
+def _redrive(work: Work) -> None:
+    dead_letters = work.dead_letters
+    at_once = partial(dead_letters.redrive, work.queue, work.where, **work.how)
+    report = work.do("redriven", at_once, dead_letters.assembly.jobs().run)
+    work.refuse_none(report.touched + report.refused or report.state != "done")
+    work.show(report, show_redriven)
     if report.failures or report.refused or report.state != "done":
-        ctx.exit(1)
+        work.ctx.exit(1)
 
 
-def _dry_run(
-    ctx: click.Context,
-    queue: str,
-    where: LetterFilter,
-    how: dict[str, Any],
-    change: Edit | None,
-    *,
-    as_json: bool,
-) -> None:
-    console, kind = console_of(ctx), "redrive"
-    if change is not None:
-        kind, how = "edit", {name: how[name] for name in _EDIT_OPTIONS}
-    operations = dead_letters_of(ctx).assembly.operations()
-    with counting(console, "scanned", quiet=as_json) as scanned:
-        _, plan = operations.prepare(kind, queue, where, change=change, scanned=scanned, **how)
-    if where and not plan.letters + plan.corrupt:
-        raise none_matched(queue)
-    if as_json:
-        print_lines([plan.to_json()])
-    else:
-        _show_dry_run(console, queue, plan)
+def _dry_run(work: Work, change: Edit | None) -> None:
+    _, plan = work.prepared(change=change)
+    work.refuse_none(plan.letters + plan.corrupt)
+    work.show(plan, _show_dry_run)
     if not plan.ready:
-        ctx.exit(1)
+        work.ctx.exit(1)
 
 
-def _change(
-    ctx: click.Context,
-    queue: str,
-    where: LetterFilter,
-    assignments: tuple[str, ...],
-    *,
-    in_editor: bool,
-) -> Edit:
-    if where.ids is None or len(where.ids) != 1:
+def _change(work: Work, assignments: tuple[str, ...], *, in_editor: bool) -> Edit:
+    if work.where.ids is None or len(work.where.ids) != 1:
         raise click.UsageError("--edit and --set need the ID of exactly one letter")
     assign = dict(map(assignment, assignments))
-    (letter_id,) = where.ids
-    new = _edited(dead_letters_of(ctx), letter_id, queue) if in_editor else {}
+    (letter_id,) = work.where.ids
+    new = _edited(work.dead_letters, letter_id, work.queue) if in_editor else {}
     return Edit(assign=assign, **new)
 
 
-def _edit(
-    ctx: click.Context,
-    queue: str,
-    where: LetterFilter,
-    how: dict[str, Any],
-    change: Edit,
-    *,
-    as_json: bool,
-) -> None:
-    (letter_id,) = where.ids or ("",)
-    options = {name: how[name] for name in _EDIT_OPTIONS}
-    report = dead_letters_of(ctx).edit(letter_id, change, queue, **options)
-    if as_json:
-        print_lines([report.to_json()])
-    else:
-        show_redriven(console_of(ctx), queue, report)
+def _edit(work: Work, change: Edit) -> None:
+    (letter_id,) = work.where.ids or ("",)
+    report = work.dead_letters.edit(letter_id, change, work.queue, **work.how)
+    work.show(report, show_redriven)
     if report.failures or not report.published + report.finished:
-        ctx.exit(1)
+        work.ctx.exit(1)
 
 
 def _edited(dead_letters: DeadLetters, letter_id: str, queue: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -13,14 +13,11 @@ from rich.console import Console
 
 from celery_dlq.cli.context import (
     ask_for,
-    chosen,
     console_of,
     dead_letters_of,
-    none_matched,
     print_lines,
-    ready_for_many,
 )
-from celery_dlq.cli.jobs import HELD, agreed, in_background, unfinished
+from celery_dlq.cli.jobs import HELD, Work, unfinished
 from celery_dlq.cli.options import (
     StartAt,
     changes_letters,
@@ -29,7 +26,7 @@ from celery_dlq.cli.options import (
     letter_filter,
     yes_option,
 )
-from celery_dlq.cli.table import counting, letters_text, say, utc
+from celery_dlq.cli.table import letters_text, say, utc
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import one_line
@@ -49,13 +46,13 @@ _export_first = click.option(
 @click.option(
     "--forever", is_flag=True, help="Remove the letters for good; `restore` will not find them."
 )
-def discard(ctx: click.Context, /, *, forever: bool, **given: Any) -> None:
+def discard(ctx: click.Context, /, **given: Any) -> None:
     """Remove letters from QUEUE; for 24 hours `restore` brings them back.
 
     Choose letters by ID, by filter, or with --all. Choose an entry that is not a
     letter by its position, which `list` shows.
     """
-    _remove(ctx, "discard", "Discarded", {"forever": forever}, **given)
+    _remove(ctx, "discard", "Discarded", ["forever"], **given)
 
 
 @click.command()
@@ -66,7 +63,7 @@ def purge(ctx: click.Context, /, **given: Any) -> None:
 
     Choose letters by ID, by filter, or with --all.
     """
-    _remove(ctx, "purge", "Purged", {}, **given)
+    _remove(ctx, "purge", "Purged", [], **given)
 
 
 @click.command(short_help="Put discarded letters back into their queues.")
@@ -170,54 +167,38 @@ def trim(ctx: click.Context, queues: tuple[str, ...], *, dry_run: bool, as_json:
 
 def _remove(
     ctx: click.Context,
-    verb: str,
+    kind: str,
     done: str,
-    how: dict[str, Any],
+    names: Iterable[str],
     *,
-    queue: str,
-    letter_ids: tuple[str, ...],
-    everything: bool,
-    limit: int | None,
-    yes: bool,
     export_first: str | None,
     background: bool,
     start_at: StartAt | None,
-    as_json: bool,
-    **fields: Any,
+    **given: Any,
 ) -> None:
-    dead_letters, console = dead_letters_of(ctx), console_of(ctx)
     background = background or start_at is not None
     if background and export_first:
         raise click.UsageError(
             "--export-first goes with neither --background nor --at: the file would be on the "
             "machine of a worker; run `dlq export` first"
         )
-    where = chosen(dead_letters, queue, fields, letter_ids, everything=everything)
-    how["limit"] = limit
+    work = Work.of(ctx, kind, given, ("limit", *names))
+    dead_letters, queue, where = work.dead_letters, work.queue, work.where
     if background:
-        in_background(ctx, verb, queue, where, how, start_at, yes=yes, as_json=as_json)
+        work.hand_over(start_at)
         return
-    if yes:
-        if where and not any(True for _ in dead_letters.entries(queue, where, limit=1)):
-            raise none_matched(queue)
-        operation: Callable[..., DiscardReport] = getattr(dead_letters, verb)
-        remove, count = partial(operation, queue, where, export_first=export_first, **how), None
-    else:
-        run = agreed(ctx, verb, queue, where, how, as_json=as_json)
-        remove = partial(dead_letters.assembly.removal().run, run, export_first)
-        count = run.job.total
-    ready_for_many()
-    with counting(console, done.lower(), quiet=as_json, total=count) as progress:
-        report = remove(progress=progress)
-    if as_json:
-        print_lines([report.to_json()])
-    else:
-        _show(console, queue, done, report)
+    if work.yes:
+        work.refuse_none(any(True for _ in dead_letters.entries(queue, where, limit=1)))
+    operation: Callable[..., DiscardReport] = getattr(dead_letters, kind)
+    at_once = partial(operation, queue, where, export_first=export_first, **work.how)
+    run = partial(dead_letters.assembly.removal().run, export_first=export_first)
+    report = work.do(done.lower(), at_once, run)
+    work.show(report, partial(_show, done))
     if report.state != "done":
         ctx.exit(1)
 
 
-def _show(console: Console, queue: str, verb: str, report: DiscardReport) -> None:
+def _show(verb: str, console: Console, queue: str, report: DiscardReport) -> None:
     """What a discard or a purge did."""
     say(console, f"{verb} from {queue}: {letters_text(report.removed)} (job {report.job_id}).")
     if report.export_path:

@@ -347,7 +347,7 @@ class Assembly:
         targets = Targets(self.app, self.settings.policies)
         if not targets.exchanges():
             return None
-        return ExchangeOutbox(backend.outbox, Exchanges(self.app, targets))
+        return ExchangeOutbox(backend, Exchanges(self.app, targets))
 
     def exchange_publisher(self) -> ExchangePublisher | None:
         """The publisher of letters to exchanges; ``None`` if no policy names an exchange."""

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.store.address import Address
 from celery_dlq.store.check import check
-from celery_dlq.store.circuits import CircuitStore
 from celery_dlq.store.connect import connect
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.instructions import Instructions
@@ -20,12 +19,9 @@ from celery_dlq.store.letters import Letters
 from celery_dlq.store.memory import MemoryReader
 from celery_dlq.store.metrics import MetricsStore
 from celery_dlq.store.notes import GroupNotes
-from celery_dlq.store.outbox import Outbox
 from celery_dlq.store.part import Part
 from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.store.records import ServerMemory
-from celery_dlq.store.reports import Reports
-from celery_dlq.store.samples import Samples
 from celery_dlq.store.slots import pipelined
 from celery_dlq.store.workers import WorkerRegistry
 
@@ -102,24 +98,9 @@ class Store:
         return self.part(JobStore)
 
     @property
-    def outbox(self) -> Outbox:
-        """Letters still to be published to dead-letter exchanges."""
-        return self.part(Outbox)
-
-    @property
     def metrics(self) -> MetricsStore:
         """Metrics of all processes."""
         return self.part(MetricsStore)
-
-    @property
-    def samples(self) -> Samples:
-        """Records samples of messages that succeeded."""
-        return self.part(Samples)
-
-    @property
-    def reports(self) -> Reports:
-        """Decides which letters are reported to an error tracker."""
-        return self.part(Reports)
 
     @property
     def notes(self) -> GroupNotes:
@@ -130,11 +111,6 @@ class Store:
     def instructions(self) -> Instructions:
         """What operators require of all workers."""
         return self.part(Instructions)
-
-    @property
-    def circuits(self) -> CircuitStore:
-        """Counts how executions ended, for circuit breakers."""
-        return self.part(CircuitStore)
 
     def memory(self) -> ServerMemory | None:
         """Return the memory of Redis."""

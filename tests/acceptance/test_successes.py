@@ -18,6 +18,7 @@ from workers import Worker
 
 from celery_dlq import DeadLetter
 from celery_dlq.errors import ExportError, SettingsError
+from celery_dlq.features.differences.samples import Samples
 from celery_dlq.features.differences.sampling import LONGEST_ARGUMENTS, Sampler
 from celery_dlq.plugin import utc_now
 from celery_dlq.policies.policy import Policy
@@ -147,7 +148,7 @@ def test_the_stream_stays_bounded(redis_url: str, monkeypatch: pytest.MonkeyPatc
     """About the newest ten thousand successes of a queue are kept."""
     monkeypatch.setattr(samples, "MOST_SAMPLES", 200)
     store = Store(redis_url, timeout_seconds=2)
-    kept = store.samples
+    kept = store.part(Samples)
     for burst in range(2):
         for number in range(1500):  # more than one tick takes
             kept.add("orders-DLQ", {"id": b"%d" % (burst * 1500 + number), "reason": b"succeeded"})

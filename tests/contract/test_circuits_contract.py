@@ -10,10 +10,10 @@ from builders import NOW
 from waiting import poll
 
 from celery_dlq.events import Action, Events
+from celery_dlq.features.circuit_breaker.ends import CircuitStore, Ends, Succeeded
 from celery_dlq.features.circuit_breaker.operations import Circuits, hold_id_of
 from celery_dlq.features.circuit_breaker.policy import CircuitBreaker, Closed, Died, Emptied, Opened
 from celery_dlq.metrics import Counts
-from celery_dlq.store.circuits import Ends, Succeeded
 from celery_dlq.store.instructions import Circuit, Hold
 from celery_dlq.store.store import Store
 
@@ -29,7 +29,7 @@ def told(number: int = 0, *, breaker: str = HOLD, window: float = 60.0) -> Succe
 
 def test_letters_of_one_fingerprint_are_counted_among_all_ends(parts: Store) -> None:
     """Of one task and queue; successes come with a letter or by themselves."""
-    store = parts.circuits
+    store = parts.part(CircuitStore)
     assert store.died("f", told()) == Ends(1, 1)
     store.succeeded([told(4), told(7, breaker="another")])
     assert store.died("g", told(2)) == Ends(1, 8)
@@ -41,7 +41,7 @@ def test_letters_of_one_fingerprint_are_counted_among_all_ends(parts: Store) -> 
 
 def test_what_left_the_window_counts_no_more(parts: Store) -> None:
     """The newest stay."""
-    store, short = parts.circuits, told(5, window=0.4)
+    store, short = parts.part(CircuitStore), told(5, window=0.4)
     store.succeeded([short])
     assert store.died("f", told(window=0.4)).all <= 6
     poll(lambda: store.died("f", told(window=0.4)).died < 3, every_seconds=0.5)
@@ -50,9 +50,9 @@ def test_what_left_the_window_counts_no_more(parts: Store) -> None:
 def test_more_groups_than_are_told_apart_count_among_all(parts: Store) -> None:
     """Their number is bounded in the store."""
     for number in range(60):
-        ends = parts.circuits.died(f"f{number}", told())
+        ends = parts.part(CircuitStore).died(f"f{number}", told())
     assert ends.all == 60
-    assert parts.circuits.died("f0", told()).died >= 1
+    assert parts.part(CircuitStore).died("f0", told()).died >= 1
 
 
 def test_the_state_of_a_breaker_comes_back_with_its_hold(parts: Store) -> None:
@@ -98,14 +98,14 @@ def test_of_many_processes_one_opens_and_tells(parts: Store) -> None:
 def test_a_breaker_opens_closes_and_opens_again_with_one_hold(parts: Store) -> None:
     """Which ends when its messages are released; counts begin anew at the closing."""
     circuits, seen = changes(parts)
-    parts.circuits.died("f", told())
+    parts.part(CircuitStore).died("f", told())
     opened, _ = circuits.change(TASK, QUEUE, Opened(), BREAKER, actor="ann", reason="why")
     assert opened is not None
     assert opened.circuit is not None
     assert (opened.id, opened.actor, opened.reason) == (HOLD, "ann", "why")
     closed, _ = circuits.change(TASK, QUEUE, Closed(), actor="bob")
     assert closed is not None
-    assert parts.circuits.died("f", told()) == Ends(1, 1)
+    assert parts.part(CircuitStore).died("f", told()) == Ends(1, 1)
     assert circuits.change(TASK, QUEUE, Emptied()) != (closed, False)
     (ended,) = parts.instructions.of(Hold)
     assert not ended.in_force(parts.instructions.now())

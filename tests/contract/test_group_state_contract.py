@@ -12,11 +12,11 @@ from builders import DLQ, NOW, a_letter, key_of
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Action, Event, Events, acting_as
 from celery_dlq.features.groups.operations import Notes
+from celery_dlq.features.sentry.reports import Reports, Why
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.operations.reading import Reading
 from celery_dlq.store.notes import Note
 from celery_dlq.store.records import OPEN_GROUP, GroupState, GroupStatus, Stored
-from celery_dlq.store.reports import Why
 from celery_dlq.store.store import Store
 
 GROUP = "0123456789abcdef"
@@ -153,27 +153,27 @@ def test_many_workers_end_a_resolution_once(parts: Store) -> None:
 def test_a_regression_is_reported_whatever_was_reported_before(parts: Store) -> None:
     """Once for each resolution; asking again gives the same answer."""
     first = letter_of()
-    assert parts.reports.of(first) is not None
+    assert parts.part(Reports).of(first) is not None
     parts.letters.dead_letter(first, key_of(first))
     second, third, fourth = letter_of(), letter_of(), letter_of()
-    assert parts.reports.of(second) is None
+    assert parts.part(Reports).of(second) is None
     resolve(parts)
-    report = parts.reports.of(third)
+    report = parts.part(Reports).of(third)
     assert report is not None
     assert (report.why, report.number) == (Why.REGRESSED, 1)
-    assert parts.reports.of(third) == report
-    assert parts.reports.of(fourth) is None  # asks before the third is stored
+    assert parts.part(Reports).of(third) == report
+    assert parts.part(Reports).of(fourth) is None  # asks before the third is stored
     parts.letters.dead_letter(third, key_of(third))
-    assert parts.reports.of(letter_of()) is None
+    assert parts.part(Reports).of(letter_of()) is None
     resolve(parts, "3", "2")
-    assert parts.reports.of(letter_of("2")) is None
+    assert parts.part(Reports).of(letter_of("2")) is None
     later = letter_of("3")
     parts.notes.set_status(
         DLQ,
         GROUP,
         GroupStatus(state=GroupState.RESOLVED, at=NOW + timedelta(days=1), actor="ann"),
     )
-    report = parts.reports.of(later)
+    report = parts.part(Reports).of(later)
     assert report is not None
     assert report.why is Why.REGRESSED
 
@@ -182,12 +182,12 @@ def test_a_muted_group_is_not_reported(parts: Store) -> None:
     """Its letters are stored all the same."""
     muted = GroupStatus(state=GroupState.MUTED, at=NOW, actor="ann")
     parts.notes.set_status(DLQ, GROUP, muted)
-    assert [parts.reports.of(letter_of()) for _ in range(12)] == [None] * 12
-    assert parts.reports.of(letter_of(fingerprint=OTHER)) is not None
+    assert [parts.part(Reports).of(letter_of()) for _ in range(12)] == [None] * 12
+    assert parts.part(Reports).of(letter_of(fingerprint=OTHER)) is not None
     assert dies(parts) is Stored.NEW
     assert parts.letters.length(DLQ) == 1
     parts.notes.set_status(DLQ, GROUP, OPEN_GROUP)
-    assert parts.reports.of(letter_of()) is not None
+    assert parts.part(Reports).of(letter_of()) is not None
 
 
 def test_states_go_long_after_their_letters(

@@ -8,14 +8,14 @@ import pytest
 from builders import DLQ
 from waiting import poll
 
-from celery_dlq.store.outbox import Outbox, OutboxEntry
+from celery_dlq.features.exchange.outbox import Outbox, OutboxEntry
 from celery_dlq.store.store import Store
 
 
 @pytest.fixture
 def outbox(parts: Store) -> Outbox:
     """Give each outbox in turn, empty."""
-    return parts.outbox
+    return parts.part(Outbox)
 
 
 def an_entry(number: int = 1) -> OutboxEntry:

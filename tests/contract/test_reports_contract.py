@@ -12,9 +12,7 @@ import redis
 from builders import DLQ, NOW, a_letter, key_of
 
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.letters.record import DeadLetter
-from celery_dlq.store.keys import Keys
-from celery_dlq.store.reports import (
+from celery_dlq.features.sentry.reports import (
     BURST,
     GAP_SECONDS,
     MOST_IDS,
@@ -24,12 +22,14 @@ from celery_dlq.store.reports import (
     Reports,
     Why,
 )
+from celery_dlq.letters.record import DeadLetter
+from celery_dlq.store.keys import Keys
 from celery_dlq.store.scripts import whole
 from celery_dlq.store.store import Store
 
 
 def redis_reports(url: str, **options: Any) -> Reports:
-    made = Store(url, timeout_seconds=2.0).reports
+    made = Store(url, timeout_seconds=2.0).part(Reports)
     vars(made).update(options)
     return made
 
@@ -37,7 +37,7 @@ def redis_reports(url: str, **options: Any) -> Reports:
 @pytest.fixture
 def reports(parts: Store) -> Reports:
     """Give each in turn, empty."""
-    return parts.reports
+    return parts.part(Reports)
 
 
 def letters(count: int, **changes: Any) -> list[DeadLetter]:
@@ -120,7 +120,9 @@ def ask_in_bulk(url: str, groups: list[str], count: int) -> Counter[int]:
     states: Counter[int] = Counter()
     places = (keys.report(DLQ, ""), keys.tally(DLQ), keys.allowance(DLQ), keys.states(DLQ))
     with redis.Redis.from_url(url) as client:
-        script = client.register_script(IN_BULK.format(script=whole("report")))
+        script = client.register_script(
+            IN_BULK.format(script=whole("report", "celery_dlq.features.sentry"))
+        )
         for begin in range(0, count, 5_000):
             args = [begin, begin + 4_999, *OPTIONS, *groups]
             states.update(script(keys=places, args=args))

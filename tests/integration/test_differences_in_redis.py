@@ -15,6 +15,7 @@ from waiting import poll
 
 from celery_dlq import DeadLetters
 from celery_dlq.cli.commands import dlq as commands
+from celery_dlq.features.differences.samples import Samples
 
 GROUP = "a" * 16
 
@@ -41,7 +42,7 @@ def shop(redis_url: str) -> Iterator[DeadLetters]:
         values = arguments(42 if inside else dice.randrange(40))
         letter = a_letter(fingerprint=GROUP if inside else "b" * 16, **values)
         made.store.dead_letter(letter, key_of(letter))
-    samples, sampled = made.assembly.backend.samples, made.assembly.backend.sampled
+    samples, sampled = made.assembly.backend.part(Samples), made.assembly.backend.sampled
     for _ in range(50):
         fields = a_letter(fingerprint="", **arguments(dice.randrange(40))).to_fields()
         del fields["body"], fields["traceback"]

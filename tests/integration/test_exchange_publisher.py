@@ -22,8 +22,8 @@ from celery_dlq.errors import BrokerUnavailable, SettingsError
 from celery_dlq.events import DeadLettered
 from celery_dlq.features.exchange import publisher as publisher_module
 from celery_dlq.features.exchange.connection import Exchanges
+from celery_dlq.features.exchange.outbox import Outbox, OutboxEntry
 from celery_dlq.features.exchange.publisher import publish
-from celery_dlq.store.outbox import OutboxEntry
 
 HEADERS = '{"task":"shop.charge","id":"t-1","nothing":null,"deep":{"list":[1,2.5]}}'
 EXCHANGES = ("deaths", "letters")
@@ -102,7 +102,7 @@ def store(dlq: DeadLetters, letter: DeadLetter) -> None:
 
 def waiting(dlq: DeadLetters) -> int:
     """Number of entries."""
-    return dlq.assembly.backend.outbox.waiting("orders-DLQ")
+    return dlq.assembly.backend.part(Outbox).waiting("orders-DLQ")
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_one_that_is_refused_holds_up_no_other(
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "deaths"))
     subscriber = Subscriber(connection, Exchange("deaths"), "orders")
     gone = stored(dlq)
-    outbox = dlq.assembly.backend.outbox
+    outbox = dlq.assembly.backend.part(Outbox)
     for name in ("0", "zzz"):  # the first and the last in the outbox
         outbox.add("orders-DLQ", OutboxEntry(letter_id=gone.id, exchange=name, routing_key="x"))
     odd = a_letter(headers='{"big":99999999999999999999999}', id="00000000")

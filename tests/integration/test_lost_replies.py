@@ -14,6 +14,7 @@ from servers import RedisServer
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Action, Events
+from celery_dlq.features.circuit_breaker.ends import CircuitStore, Ends
 from celery_dlq.features.circuit_breaker.operations import Circuits
 from celery_dlq.features.circuit_breaker.policy import CircuitBreaker, Closed, Died, Opened, Probed
 from celery_dlq.letters.filters import LetterFilter
@@ -21,7 +22,6 @@ from celery_dlq.letters.record import EPOCH
 from celery_dlq.metrics import CIRCUITS, Counts
 from celery_dlq.operations.job import DONE, RUNNING, WAITING
 from celery_dlq.operations.redrive.message import RedriveOptions
-from celery_dlq.store.circuits import Ends
 from celery_dlq.store.instructions import OPEN, Hold
 from celery_dlq.store.records import Stored, WorkerInfo
 from celery_dlq.store.scripts import script_text
@@ -122,7 +122,7 @@ def test_a_closing_is_told_though_its_counts_cannot_be_forgotten(
     def away(_breaker: str) -> None:
         raise StoreUnavailable("away")
 
-    monkeypatch.setattr(parts.circuits, "forget", away)
+    monkeypatch.setattr(parts.part(CircuitStore), "forget", away)
     circuits.change(TASK, QUEUE, Closed())
     assert [one.action for one in seen] == [Action.CIRCUIT_OPENED, Action.CIRCUIT_CLOSED]
 

@@ -12,6 +12,7 @@ from celery import Celery
 
 from celery_dlq import DeadLetters
 from celery_dlq.errors import NotFound
+from celery_dlq.features.exchange.outbox import Outbox
 from celery_dlq.features.prometheus.exporter import Collector
 
 QUEUES = 350
@@ -62,7 +63,7 @@ def test_all_queues_are_asked_in_a_few_writes(shop: DeadLetters, writes: list[in
     names = shop.store.names()
     letter = next(shop.letters(names[-1]))
     metrics = shop.assembly.backend.metrics
-    outbox = shop.assembly.backend.outbox
+    outbox = shop.assembly.backend.part(Outbox)
     collector = Collector(shop, metrics, shop.assembly.clock)
     asked: dict[str, Callable[[], Any]] = {
         "queues": shop.queues,

@@ -16,8 +16,9 @@ from servers import RedisServer
 from waiting import poll
 
 from celery_dlq.errors import SettingsError, StoreUnavailable
+from celery_dlq.features.exchange.outbox import Outbox, OutboxEntry
+from celery_dlq.features.sentry.reports import Reports
 from celery_dlq.store.connect import connect
-from celery_dlq.store.outbox import OutboxEntry
 from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.store.records import CountStatus, MessageKey
 from celery_dlq.store.store import Store
@@ -203,8 +204,8 @@ def test_a_redis_that_hangs_costs_one_time_out(server: RedisServer) -> None:
     for _ in range(5):
         for write in (
             lambda: backend.letters.dead_letter(letter, key_of(letter)),
-            lambda: backend.reports.of(letter),
-            lambda: backend.outbox.add(DLQ, an_entry),
+            lambda: backend.part(Reports).of(letter),
+            lambda: backend.part(Outbox).add(DLQ, an_entry),
         ):
             with pytest.raises(StoreUnavailable):
                 write()

@@ -22,6 +22,7 @@ from servers import require
 
 from celery_dlq import DeadLetters
 from celery_dlq.errors import ExportError
+from celery_dlq.features.differences.samples import Samples
 from celery_dlq.features.differences.sampling import Sampler
 from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.policies.policy import Policy
@@ -207,7 +208,7 @@ def command(redis_url: str) -> Iterator[Command]:
         )
         delivery = a_delivery(number=2 if number < 10 else 1)
         sampler.after_end(request, InFlight(resolved, a_key(), delivery, first=False), SUCCEEDED)
-    store.samples.flush()
+    store.part(Samples).flush()
     store.connection.call("PING")
     store.close()
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_dlq.errors import SettingsError
+from celery_dlq.features.circuit_breaker.ends import Ends
 from celery_dlq.features.circuit_breaker.policy import (
     PROBES,
     CircuitBreaker,
@@ -24,7 +25,6 @@ from celery_dlq.features.circuit_breaker.policy import (
 )
 from celery_dlq.letters.record import from_micros
 from celery_dlq.policies.policy import Policy
-from celery_dlq.store.circuits import Ends
 from celery_dlq.store.instructions import OPEN, RELEASING, Circuit, Hold
 
 SECOND = 1_000_000

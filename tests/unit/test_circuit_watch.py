@@ -21,13 +21,13 @@ from celery_dlq.cli.commands import dlq
 from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
 from celery_dlq.events import Action, Change
 from celery_dlq.features.circuit_breaker import policy
+from celery_dlq.features.circuit_breaker.ends import CircuitStore, Ends, Succeeded
 from celery_dlq.features.circuit_breaker.operations import hold_id_of
 from celery_dlq.features.sentry import observer as sentry
 from celery_dlq.features.sentry.observer import event_of_opening
 from celery_dlq.letters.headers import HOLD_HEADER
 from celery_dlq.metrics import CIRCUITS, INTERNAL_ERRORS, STORE_ERRORS
 from celery_dlq.operations.redrive.publisher import broker_name
-from celery_dlq.store.circuits import Ends, Succeeded
 from celery_dlq.store.instructions import OPEN, RELEASING, Circuit
 from celery_dlq.web.status import Fleet
 
@@ -160,7 +160,7 @@ def test_probes_close_it_in_a_row(worker: Worker) -> None:
     assert found.state == RELEASING
     actions = [change.action for change in worker.dlq.changes()]
     assert actions == [Action.CIRCUIT_CLOSED, Action.CIRCUIT_OPENED]
-    assert worker.dlq.assembly.backend.circuits.died("f", _told(worker)) == Ends(1, 1)
+    assert worker.dlq.assembly.backend.part(CircuitStore).died("f", _told(worker)) == Ends(1, 1)
 
 
 def _hold_id(worker: Worker) -> str:
@@ -213,7 +213,7 @@ def test_a_store_that_is_away_changes_nothing(
 
     backend = worker.dlq.assembly.backend
     for name in ("died", "succeeded"):
-        monkeypatch.setattr(backend.circuits, name, away)
+        monkeypatch.setattr(backend.part(CircuitStore), name, away)
     succeed(start(worker))
     for _ in range(3):
         fail(start(worker))
@@ -224,7 +224,7 @@ def test_a_store_that_is_away_changes_nothing(
     monkeypatch.undo()
     for _ in range(40):  # it rests after an outage
         worker.guard.tick()
-    assert backend.circuits.died("f", _told(worker)).all >= 1
+    assert backend.part(CircuitStore).died("f", _told(worker)).all >= 1
 
 
 def test_by_hand(worker: Worker) -> None:

@@ -19,9 +19,9 @@ from celery_dlq.features.sentry.observer import (
     event_id_of,
     event_of,
 )
+from celery_dlq.features.sentry.reports import Report, Why
 from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.letters.redaction import Redaction
-from celery_dlq.store.reports import Report, Why
 
 REPORT = Report(why=Why.GREW, number=10, letter_ids=("a", "b"))
 

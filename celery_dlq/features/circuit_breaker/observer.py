@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.events import on_behalf_of
+from celery_dlq.features.circuit_breaker.ends import CircuitStore, Succeeded
 from celery_dlq.features.circuit_breaker.operations import ACTOR, Circuits, emptied, hold_id_of, why
 from celery_dlq.features.circuit_breaker.policy import (
     CircuitBreaker,
@@ -33,7 +34,6 @@ from celery_dlq.metrics import STORE_ERRORS
 from celery_dlq.operations.job import CANCELLED, DONE, Job, JobRun
 from celery_dlq.operations.redrive.message import RedriveOptions
 from celery_dlq.operations.release import new_release, release_probe
-from celery_dlq.store.circuits import Succeeded
 from celery_dlq.store.instructions import OPEN, RELEASING, Circuit, Hold
 from celery_dlq.worker.housekeeping import LongTask, Task
 from celery_dlq.worker.observer import Ended, Observer, WorkerParts
@@ -109,7 +109,7 @@ class CircuitWatch(Observer):
         found, self._succeeded = self._succeeded, Counter()
         if found:
             try:
-                self._parts.backend.circuits.succeeded(
+                self._parts.backend.part(CircuitStore).succeeded(
                     [self._successes(place, number) for place, number in found.items()]
                 )
             except StoreUnavailable:
@@ -125,7 +125,7 @@ class CircuitWatch(Observer):
             released = circuit is not None and _is_released(
                 circuit, json_codec.loads(letter.headers).get(HOLD_HEADER)
             )
-            ends = self._parts.backend.circuits.died(
+            ends = self._parts.backend.part(CircuitStore).died(
                 letter.fingerprint, self._successes(place, self._succeeded.pop(place, 0))
             )
             if released and circuit is not None and circuit.state == OPEN:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from celery_dlq.decorators import task_policies
 from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
 from celery_dlq.events import Action, Change, Events, whoami
+from celery_dlq.features.circuit_breaker.ends import CircuitStore
 from celery_dlq.features.circuit_breaker.policy import (
     CircuitBreaker,
     Closed,
@@ -49,7 +50,7 @@ class Circuits:
 
     def __init__(self, backend: Store, events: Events, counts: Counts, broker: str) -> None:
         self._store = backend.instructions
-        self._ends = backend.circuits
+        self._ends = backend.part(CircuitStore)
         self._registry = backend.workers
         self._events = events
         self._counts = counts

@@ -21,9 +21,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from celery_dlq.features.circuit_breaker.ends import Ends
 from celery_dlq.policies.checks import expected, integer, mapping, positive_seconds
 from celery_dlq.policies.policy import KeyValue
-from celery_dlq.store.circuits import Ends
 from celery_dlq.store.instructions import OPEN, RELEASING, Circuit
 
 _MICROS = 1_000_000

@@ -12,10 +12,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from celery_dlq.features.differences.samples import SUCCEEDED, Samples
 from celery_dlq.letters.headers import SAMPLE_HEADER
 from celery_dlq.letters.record import Reason
 from celery_dlq.policies.decisions import Die
-from celery_dlq.store.samples import SUCCEEDED, Samples
 from celery_dlq.worker.housekeeping import Task
 from celery_dlq.worker.observer import Ended, Observer, WorkerParts
 from celery_dlq.writing.capture import Message
@@ -62,7 +62,7 @@ class Sampler(Observer):
     """
 
     def __init__(self, parts: WorkerParts, chance: Callable[[], float] = random.random) -> None:
-        self._samples: Samples = parts.backend.samples
+        self._samples = parts.backend.part(Samples)
         self._share = parts.settings.sample_successes
         self._mark = json.dumps({SAMPLE_HEADER: self._share}).encode()
         self._make = parts.make

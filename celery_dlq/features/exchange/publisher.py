@@ -29,10 +29,10 @@ from kombu.utils.functional import LRUCache
 from celery_dlq.errors import BrokerUnavailable, DLQError, StoreUnavailable
 from celery_dlq.events import DeadLettered, Event
 from celery_dlq.features.exchange.connection import Exchanges, Refused
+from celery_dlq.features.exchange.outbox import Outbox, OutboxEntry
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import INTERNAL_ERRORS
-from celery_dlq.store.outbox import Outbox, OutboxEntry
 from celery_dlq.store.store import Store
 
 logger = get_logger("celery_dlq.features.exchange.publisher")
@@ -56,8 +56,8 @@ _MAX_PAUSE_SECONDS = 30.0
 class ExchangeOutbox:
     """The `LetterOutbox` of all policies that name an exchange; called by any thread."""
 
-    def __init__(self, outbox: Outbox, exchanges: Exchanges) -> None:
-        self._outbox = outbox
+    def __init__(self, backend: Store, exchanges: Exchanges) -> None:
+        self._outbox = backend.part(Outbox)
         self._exchanges = exchanges
         self._lock = threading.Lock()
         self._pauses: dict[tuple[str, str], tuple[float, float]] = {}  # its length and its end
@@ -114,7 +114,7 @@ class ExchangePublisher:
     def __init__(self, backend: Store, exchanges: Exchanges) -> None:
         self.backend = backend
         self._store = backend.letters
-        self._outbox = backend.outbox
+        self._outbox = backend.part(Outbox)
         self._exchanges = exchanges
         self._missing: MutableMapping[OutboxEntry, float] = LRUCache(_MAX_REMEMBERED)  # type: ignore[no-untyped-call]
         self._new: set[str] = set()

@@ -29,12 +29,12 @@ from kombu.utils.functional import LRUCache
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Action, Change, DeadLettered, Event
+from celery_dlq.features.sentry.reports import Report, Reports, Why
 from celery_dlq.letters.record import DeadLetter, iso
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.letters.tracebacks import Raised, raised
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.checks import one_of
-from celery_dlq.store.reports import Report, Why
 from celery_dlq.worker.observer import Observer, WorkerParts
 from celery_dlq.writing.failure import SENTRY_EVENT_ID, SENTRY_TRACE
 from celery_dlq.writing.lifecycle import HANDLING
@@ -110,7 +110,7 @@ class SentryObserver(Observer):
         if letter.sentry_event_id is not None:
             return letter
         try:
-            report = self._last_report(letter) or self._parts.backend.reports.of(letter)
+            report = self._last_report(letter) or self._parts.backend.part(Reports).of(letter)
         except StoreUnavailable as exc:
             logger.warning("Letter %s is not reported to Sentry: %s", letter.id, exc)
             return letter
@@ -128,7 +128,7 @@ class SentryObserver(Observer):
         if not rule or not rule.used_up(letter.redrives, letter.reason):
             return None
         group = replace(letter, redrives=0, fingerprint=f"{letter.fingerprint}:used_up")
-        report = self._parts.backend.reports.of(group)
+        report = self._parts.backend.part(Reports).of(group)
         if report is None or report.why is not Why.NEW:
             return None
         return replace(report, why=Why.USED_UP)

@@ -30,7 +30,9 @@ _MOST = 100  # tasks in one call
 
 
 class CircuitStore(Part):
-    """The `CircuitStore` in Redis."""
+    """Counts how executions ended, for circuit breakers."""
+
+    lua = "celery_dlq.features.circuit_breaker"
 
     def died(self, fingerprint: str, with_successes: Succeeded) -> Ends:
         """Count an execution that became a letter."""
@@ -52,5 +54,5 @@ class CircuitStore(Part):
         for one in tasks:
             args += [int(one.window * 1000), one.number]
         self._connection.raise_if_away()
-        died, total = self._connection.call_script(script_text("ends"), keys, *args)
+        died, total = self._connection.call_script(script_text("ends", self.lua), keys, *args)
         return int(died), int(total)

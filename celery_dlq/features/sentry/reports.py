@@ -59,7 +59,9 @@ _WHY = (None, Why.NEW, Why.CAME_BACK, Why.GREW, Why.REGRESSED)  # as `report.lua
 
 
 class Reports(Part):
-    """The `Reports` in Redis."""
+    """Decides which letters are reported."""
+
+    lua = "celery_dlq.features.sentry"
 
     gap_seconds = GAP_SECONDS
 

@@ -22,7 +22,9 @@ class OutboxEntry:
 
 
 class Outbox(Part):
-    """The `Outbox` in Redis."""
+    """Entries of letters that are still to be published."""
+
+    lua = "celery_dlq.features.exchange"
 
     def add(
         self, dead_letter_queue: str, entry: OutboxEntry, *, after_seconds: float = 0.0

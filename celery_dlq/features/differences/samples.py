@@ -25,7 +25,7 @@ KEPT_SECONDS = 30 * 24 * 3600
 
 
 class Samples(Part):
-    """The `Samples` in Redis."""
+    """Records samples of messages that succeeded."""
 
     _MAX_WAITING = 1000  # between two flushes; further samples are dropped
     _SAMPLES_PER_WRITE = 50

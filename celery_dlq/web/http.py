@@ -88,7 +88,7 @@ class Page:
     headers: list[tuple[str, str]] = field(default_factory=list)  # Further headers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Route:
     """One kind of request."""
 
@@ -124,27 +124,12 @@ def get(
     tab: str = "",
 ) -> Route:
     """A route that only shows."""
-    return Route(
-        name=name or page.__name__,
-        method="GET",
-        pattern=pattern,
-        permission=permission,
-        page=page,
-        seconds=seconds,
-        tab=tab,
-    )
+    return Route(name or page.__name__, "GET", pattern, permission, page, seconds, tab)
 
 
 def post(pattern: str, page: Callable[[Call], Page], permission: Permission) -> Route:
     """A route that changes something."""
-    return Route(
-        name=page.__name__,
-        method="POST",
-        pattern=pattern,
-        permission=permission,
-        page=page,
-        seconds=30.0,
-    )
+    return Route(page.__name__, "POST", pattern, permission, page, seconds=30.0)
 
 
 class Site:
@@ -160,7 +145,7 @@ class Site:
         runs_jobs: bool = False,
         takes_token: bool = False,
     ) -> None:
-        # These need jinja2; without it, `manage.py check` of Django says so.
+        # `celery_dlq.web.User` can be imported without jinja2.
         from celery_dlq.web.status import Status  # noqa: PLC0415
         from celery_dlq.web.templating import Templates  # noqa: PLC0415
 

@@ -17,8 +17,6 @@ from celery_dlq.errors import DLQError
 from celery_dlq.web.access import PEER
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
     from celery_dlq.web.asgi import DeadLettersApp
 
 GRACE_SECONDS = 5
@@ -37,22 +35,14 @@ _OTHER_FILES = 64  # of Redis, the log, and Python itself
 def listening(host: str, port: int) -> socket.socket:
     """Listen."""
     try:
-        family, kind, protocol, _, address = _resolved(host, port)[0]
-        found = socket.socket(family, kind, protocol)
-        try:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            found.bind(address)
-            found.listen(_BACKLOG)
-        except BaseException:
-            found.close()
-            raise
+        family, *_, address = _resolved(host, port)[0]
+        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as exc:
         why = getattr(exc, "strerror", None) or exc
         raise DLQError(
             f"expected {host}:{port} to be free for the pages, got: {why}; stop the process that "
             f"listens there or choose another --port"
         ) from exc
-    return found
 
 
 def is_loopback(host: str) -> bool:
@@ -75,6 +65,15 @@ def url_of(sock: socket.socket, root_path: str) -> str:
     """The address of a listening socket, as one types it."""
     host, port = sock.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}{root_path.rstrip('/')}/"
+
+
+class _Proxies(ProxyHeadersMiddleware):
+    """Believes the headers of proxies; notes where a connection comes from before that."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            scope[PEER] = (scope.get("client") or ("",))[0]
+        await super().__call__(scope, receive, send)
 
 
 class _Connection(H11Protocol):
@@ -129,12 +128,12 @@ def serve(
     _Connection.most = _most_connections()
     pages: Any = app
     config = uvicorn.Config(
-        _remembering_peers(ProxyHeadersMiddleware(pages, [*proxies])),
+        _Proxies(pages, [*proxies]),
         log_level="warning",
         access_log=False,
         lifespan="on",
         ws="none",
-        proxy_headers=False,  # it stands in `_remembering_peers` already
+        proxy_headers=False,  # they stand in `_Proxies` already
         server_header=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
         http=_Connection,
@@ -150,17 +149,6 @@ def serve(
         sock.close()
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _remembering_peers(app: Any) -> ASGIApp:
-    """Note where a connection comes from, before a header of a proxy counts."""
-
-    async def remembering(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            scope[PEER] = (scope.get("client") or ("",))[0]
-        await app(scope, receive, send)
-
-    return remembering
 
 
 def _ignore(number: int, frame: Any) -> None:

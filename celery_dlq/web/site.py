@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import TimeoutError as LateError
+from http import HTTPStatus
 from importlib.resources import files
 
 from celery_dlq.errors import (
@@ -24,7 +25,7 @@ from celery_dlq.letters.printable import one_line
 from celery_dlq.logs import get_logger
 from celery_dlq.registry import features
 from celery_dlq.web.http import NOBODY, Call, Page, Permission, RequestError, Route, get, post
-from celery_dlq.web.pages import changes, jobs, letters, policies, queues
+from celery_dlq.web.pages import changes, letters, policies, queues
 from celery_dlq.web.templating import STATIC_TYPES
 
 logger = get_logger("celery_dlq.web")
@@ -52,22 +53,7 @@ _STATUS: tuple[tuple[type[DLQError], int], ...] = (
     (CorruptLetter, 422),
     (MissingExtra, 501),
 )
-_TITLES = {
-    400: "This request cannot be read",
-    401: "Who are you?",
-    403: "Not allowed",
-    404: "Not found",
-    405: "Not a way to ask for this page",
-    409: "Not any more",
-    410: "Gone",
-    413: "Too large",
-    415: "Not a form of these pages",
-    421: "Unknown address",
-    422: "Not readable",
-    500: "This page failed",
-    501: "Not possible here",
-    503: "The store does not answer",
-}
+_TITLES = {500: "This page failed", 503: "The store does not answer"}
 
 
 def poll(call: Call) -> Page:
@@ -115,11 +101,11 @@ ROUTES = (
     post(f"{_QUEUE}/discarded", queues.restore, REDRIVE),
     get(f"{_LETTER}/edit", changes.edit_form),
     post(f"{_LETTER}/edit", changes.plan_edit, REDRIVE),
-    get("/jobs", jobs.jobs, tab="Jobs"),
-    get("/jobs/{job}", jobs.job),
-    post("/jobs/{job}/start", jobs.start, VIEW),
-    post("/jobs/{job}/cancel", jobs.cancel, VIEW),
-    post("/jobs/{job}/resume", jobs.resume, VIEW),
+    get("/jobs", changes.jobs, tab="Jobs"),
+    get("/jobs/{job}", changes.job),
+    post("/jobs/{job}/start", changes.start, VIEW),
+    post("/jobs/{job}/cancel", changes.cancel, VIEW),
+    post("/jobs/{job}/resume", changes.resume, VIEW),
     get("/policies", policies.policies, tab="Policies"),
     post("/policies", policies.set_policy, EDIT_POLICIES),
     post("/policies/unset", policies.unset_policy, EDIT_POLICIES),
@@ -207,7 +193,7 @@ def _failed(call: Call, exc: Exception) -> Page:
             one_line(call.client[:60]) or "an unknown address",
             one_line(text[:300]),
         )
-    title = _TITLES.get(status, "Error")
+    title = _TITLES.get(status) or HTTPStatus(status).phrase
     page = call.page("error.html", status=status, title=title, http_status=status, text=text)
     if status == 503:  # noqa: PLR2004
         page.headers.append(("retry-after", "5"))

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from builders import a_letter
 
-from celery_dlq.web import tree
+from celery_dlq.web.pages import letters as pages
 
 
-def nodes(root: tree.Node) -> list[tree.Node]:
+def nodes(root: pages.Node) -> list[pages.Node]:
     """All nodes below one, and itself."""
     return [root, *(one for child in root.children for one in nodes(child))]
 
 
 def test_each_value_has_its_path_and_a_filter() -> None:
     """So a click finds the letters with the same value."""
-    found = nodes(tree.of({"order": {"id": 7, "lines": [{"sku": "a"}]}}, "kwargs"))
+    found = nodes(pages.tree_of({"order": {"id": 7, "lines": [{"sku": "a"}]}}, "kwargs"))
     paths = {node.path: node.filter for node in found if node.kind == "value"}
     assert paths == {
         "kwargs.order.id": "kwargs.order.id=7",
@@ -32,7 +32,7 @@ def test_filters_of_odd_keys_find_their_letter(key: str) -> None:
     from celery_dlq.letters.filters import LetterFilter
 
     kwargs = {key: "v"}
-    (leaf,) = tree.of(kwargs, "kwargs").children
+    (leaf,) = pages.tree_of(kwargs, "kwargs").children
     letter = a_letter(body=json.dumps([[], kwargs, None]).encode(), kwargs_json=json.dumps(kwargs))
     assert LetterFilter(conditions=(leaf.filter,)).matches(letter)
 
@@ -48,8 +48,8 @@ def test_filters_of_odd_keys_find_their_letter(key: str) -> None:
 )
 def test_a_large_value_is_cut(value: Any) -> None:
     """A page of it stays small."""
-    found = nodes(tree.of(value, "kwargs"))
-    assert len(found) <= tree.MAX_NODES + 1
+    found = nodes(pages.tree_of(value, "kwargs"))
+    assert len(found) <= pages.MAX_NODES + 1
     assert sum(len(node.text) for node in found) < 10_000
 
 
@@ -58,12 +58,12 @@ def test_a_deep_value_is_cut() -> None:
     value: Any = 1
     for _ in range(900):
         value = [value]
-    assert len(nodes(tree.of(value, "args"))) <= tree.MAX_DEPTH + 1
+    assert len(nodes(pages.tree_of(value, "args"))) <= pages.MAX_DEPTH + 1
 
 
 def test_numbers_are_exact() -> None:
     """JavaScript would round them."""
-    (leaf,) = tree.of({"id": 12345678901234567890}, "kwargs").children
+    (leaf,) = pages.tree_of({"id": 12345678901234567890}, "kwargs").children
     assert leaf.text == "12345678901234567890"
 
 
@@ -71,5 +71,5 @@ def test_edits_of_any_form_are_shown_or_left_out() -> None:
     """The header comes from a publisher, too."""
     edits = json.dumps([{"at": 1, "actor": None, "from": [], "to": {}}, 7, None])
     headers = {"dlq_edited": edits, "dlq_redrive": "20260101-1"}
-    assert tree.edits(headers) == [{"at": 1, "actor": None, "from": [], "to": {}}]
-    assert tree.edits({"dlq_edited": 5, "dlq_redrive": []}) == []
+    assert pages.edits_of(headers) == [{"at": 1, "actor": None, "from": [], "to": {}}]
+    assert pages.edits_of({"dlq_edited": 5, "dlq_redrive": []}) == []

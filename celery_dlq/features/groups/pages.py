@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 
 from celery_dlq.events import whoami
-from celery_dlq.policies.checks import duration_seconds
 from celery_dlq.web.http import Call, Page, Permission, RequestError, post
-from celery_dlq.web.pages.parts import confirm, confirmed
+from celery_dlq.web.pages.parts import confirm, confirmed, span_of
 
 MAX_NOTE_CHARS = 2000
-MAX_MUTE_SECONDS = 10 * 365 * 86400.0
 
 
 def add_note(call: Call) -> Page:
@@ -47,7 +45,9 @@ def set_state(call: Call) -> Page:
     if value("state") == "resolved":
         call.dlq.resolve(queue, fingerprint, release=value("release") or None)
     elif value("state") == "muted":
-        call.dlq.mute(queue, fingerprint, until=_until(call.typed("for")))
+        span = span_of(call)
+        until = None if span is None else datetime.now(timezone.utc) + span
+        call.dlq.mute(queue, fingerprint, until=until)
     elif value("state") == "open":
         call.dlq.reopen(queue, fingerprint)
     else:
@@ -55,16 +55,6 @@ def set_state(call: Call) -> Page:
             400, f"expected state to be resolved, muted or open, got {value('state')[:80]!r}"
         )
     return call.to("group", queue=queue, fingerprint=fingerprint)
-
-
-def _until(text: str) -> datetime | None:
-    """When a mute ends that lasts a time such as ``2h``; ``None`` for an empty text."""
-    if not text:
-        return None
-    seconds = duration_seconds(text)
-    if seconds is None or not 0 < seconds <= MAX_MUTE_SECONDS:
-        raise RequestError(400, f"expected a time such as 30m, 2h, 7d, got {text[:80]!r}")
-    return datetime.now(timezone.utc) + timedelta(seconds=seconds)
 
 
 _GROUP = "/queues/{queue}/groups/{fingerprint}"

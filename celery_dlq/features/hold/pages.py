@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 
 from celery_dlq.errors import DLQError
-from celery_dlq.policies.checks import duration_seconds
-from celery_dlq.web.http import Call, Page, Permission, RequestError, get, post
-from celery_dlq.web.pages.parts import confirm, confirmed
+from celery_dlq.web.http import Call, Page, Permission, get, post
+from celery_dlq.web.pages.parts import confirm, confirmed, span_of
 from celery_dlq.web.templating import duration
 
 SHOWN = 12
@@ -24,7 +22,7 @@ def hold(call: Call) -> Page:
     """Hold the messages of a task or queue: first show of which, then do it."""
     task, queue = call.typed("task") or None, call.typed("queue") or None
     where = [one.strip() for one in call.form.get("where", ()) if one.strip()]
-    span, reason = _span(call.typed("for")), call.typed("reason")
+    span, reason = span_of(call), call.typed("reason")
     try:
         if confirmed(call):
             call.dlq.hold(task, queue=queue, conditions=where, span=span, reason=reason)
@@ -83,15 +81,6 @@ def _some(names: Sequence[str], *, all_of: bool) -> str:
     shown = ", ".join(names[:SHOWN]) or "none that is known yet"
     more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
     return f"all: {shown}{more}" if all_of else shown + more
-
-
-def _span(text: str) -> timedelta | None:
-    if not text:
-        return None
-    seconds = duration_seconds(text)
-    if seconds is None:
-        raise RequestError(400, f"expected a time such as 30m, 2h or 7d, got {text!r}")
-    return timedelta(seconds=seconds)
 
 
 def _page(call: Call, error: str = "") -> Page:

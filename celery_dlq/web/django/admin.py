@@ -18,15 +18,14 @@ from django.middleware.csrf import get_token
 from django.urls import path, re_path, reverse
 
 from celery_dlq import DeadLetters as Plugin
+from celery_dlq.errors import MissingExtra
 from celery_dlq.web.django.models import PERMISSIONS, DeadLetters
-from celery_dlq.web.http import Call, Page, Permission, Site, User
 
-
-def allowed(user: Any) -> frozenset[Permission]:
-    """The permissions of the pages that a user of Django has."""
-    return frozenset(
-        Permission(name) for name in PERMISSIONS if user.has_perm(f"celery_dlq.{name}_deadletters")
-    )
+try:
+    from celery_dlq.web.http import Call, Page, Site, User
+    from celery_dlq.web.site import all_routes, handle
+except ModuleNotFoundError as exc:
+    raise MissingExtra("celery_dlq.web.django", exc.name or "jinja2", "django") from exc
 
 
 _WHY_NOT = "Somebody who administers users of this site can give you more permissions."
@@ -41,8 +40,6 @@ def pages() -> Site:
 
 @lru_cache(maxsize=1)
 def _pages() -> Site:
-    from celery_dlq.web.site import all_routes  # noqa: PLC0415 - it needs jinja2
-
     made = Site(Plugin.of(current_app), all_routes(), runs_jobs=True)
     atexit.register(made.close)  # a job ends after its batch, and waits for another process
     return made
@@ -54,10 +51,6 @@ class DeadLettersAdmin(admin.ModelAdmin):
 
     def get_urls(self) -> list[Any]:
         """The pages' own paths; everything else below the entry's is ours, too."""
-        try:
-            from celery_dlq.web.site import all_routes  # noqa: PLC0415
-        except ModuleNotFoundError:  # `manage.py check` says what is missing
-            return []
         view = self.admin_site.admin_view(self.dead_letters)
         kept = self.admin_site.admin_view(self.dead_letters, cacheable=True)
         found = []
@@ -68,15 +61,6 @@ class DeadLettersAdmin(admin.ModelAdmin):
             found.append(path(below, of_path, {"pattern": pattern}, name=name or None))
         return [*found, re_path(r"^(?P<below>.+)$", view, {"pattern": ""})]
 
-    def has_module_permission(self, request: HttpRequest) -> bool:
-        """Shown in the index to those who may view."""
-        return self.has_view_permission(request)
-
-    def has_view_permission(self, request: HttpRequest, obj: object = None) -> bool:
-        """The permission *view*."""
-        del obj
-        return Permission.VIEW in allowed(request.user)
-
     def has_add_permission(self, request: HttpRequest, obj: object = None) -> bool:
         """Nobody adds a letter."""
         del request, obj
@@ -86,12 +70,11 @@ class DeadLettersAdmin(admin.ModelAdmin):
 
     def dead_letters(self, request: HttpRequest, pattern: str, **parts: str) -> HttpResponseBase:
         """Answer a request of a path; Django and `AdminSite.admin_view` have checked the form."""
-        from celery_dlq.web.site import handle  # noqa: PLC0415 - it needs jinja2
-
         site = pages()
         # Not from `request.path`: below FORCE_SCRIPT_NAME, ASGI servers leave that out of it.
         root = unquote(self._path("celery_dlq_deadletters_changelist")).rstrip("/")
         user: Any = request.user
+        may = [name for name in PERMISSIONS if user.has_perm(f"celery_dlq.{name}_deadletters")]
         call = Call(
             site=site,
             method=request.method or "GET",
@@ -104,7 +87,7 @@ class DeadLettersAdmin(admin.ModelAdmin):
             home=self._path("index"),
             token_field="csrfmiddlewaretoken",  # noqa: S106 - its name
             token=lambda: str(get_token(request)),
-            user=User(name=user.get_username(), permissions=allowed(user), why_not=_WHY_NOT),
+            user=User(name=user.get_username(), permissions=may, why_not=_WHY_NOT),
         )
         return _response(request, handle(call, site.paths.get(pattern, {})))
 

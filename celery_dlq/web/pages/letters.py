@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import CorruptLetter, DLQError, NotFound
-from celery_dlq.letters.headers import REDRIVE_HEADER
-from celery_dlq.letters.links import WHEN, links_of
+from celery_dlq.letters.conditions import MAX_CHARS
+from celery_dlq.letters.conditions import MAX_DEPTH as MAX_CONDITION_DEPTH
+from celery_dlq.letters.headers import EDITED_HEADER, REDRIVE_HEADER
+from celery_dlq.letters.links import MAX_PARSED_BYTES, WHEN, links_of
+from celery_dlq.letters.printable import json_text, shortened
+from celery_dlq.letters.replacing import MARKER
 from celery_dlq.operations.redrive.select import batches
-from celery_dlq.web import tree
 from celery_dlq.web.http import Call, Page, RequestError
 from celery_dlq.web.pages.parts import Row, filter_of, frames_of, gone, query_of, suppressed
 
@@ -29,8 +35,15 @@ MAX_FIELD_SHOWN = 1000
 MAX_LETTERS = 200_000
 """Letters in one file; `dlq export` has no limit."""
 
+MAX_NODES = 2000
+MAX_DEPTH = 40
+MAX_CHILDREN = 200
+MAX_TEXT = 2000
+MAX_EDITS = 20
+
 _LETTERS_PER_GROUP = 20_000
 _CHUNK_BYTES = 256 * 1024
+_PLAIN = re.compile(r"[A-Za-z_][\w-]*")
 
 
 def letters(call: Call) -> Page:
@@ -69,7 +82,7 @@ def letter(call: Call) -> Page:
     row = Row.of(call, entry)
     if row.letter is None:
         fields = {
-            name.decode("utf-8", "backslashreplace"): _cut(value)
+            _text(name): _text(value)
             for name, value in list(entry.fields.items())[:MAX_FIELDS_SHOWN]
         }
         return call.page(
@@ -89,29 +102,25 @@ def letter(call: Call) -> Page:
         letter=shown,
         group=suppressed(lambda: call.dlq.group(queue, shown.fingerprint), NotFound),
         exceptions=frames_of(shown),
-        arguments=tree.arguments(shown),
-        headers=tree.of(headers, "headers"),
-        properties=tree.of(_mapping(shown, "properties"), "properties"),
+        arguments=arguments_of(shown),
+        headers=tree_of(headers, "headers"),
+        properties=tree_of(_mapping(shown, "properties"), "properties"),
         links=links_of(shown.content_type, shown.body),
         when=WHEN,
-        edits=tree.edits(headers),
+        edits=edits_of(headers),
         redriven_by=redriven_by if isinstance(redriven_by, str) else "",
-        editable=_editable(shown),
+        editable=len(shown.body) <= MAX_BODY_SHOWN
+        and suppressed(lambda: call.dlq.arguments(entry.key, queue), DLQError) is not None,
     )
 
 
 def body(call: Call) -> Page:
     """Give the message's body as it came, as a file."""
-    queue, letter_id = call.parts["queue"], call.parts["letter"]
-    queue, entry = call.dlq.entry(letter_id, queue)
+    _, entry = call.dlq.entry(call.parts["letter"], call.parts["queue"])
     if call.dlq.redaction:
         raise RequestError(403, "expected no dlq_redact for the raw body, because it holds all")
-    name = "".join(c for c in entry.key if c.isalnum() or c in "-_")[:60] or "letter"
-    return Page(
-        content_type="application/octet-stream",
-        body=entry.fields.get(b"body", b""),
-        headers=[("content-disposition", f'attachment; filename="{name}.body"')],
-    )
+    content = entry.fields.get(b"body", b"")
+    return _file(entry.key, "body", "application/octet-stream", content)
 
 
 def _mapping(found: DeadLetter, name: str) -> dict[str, Any]:
@@ -122,21 +131,102 @@ def _mapping(found: DeadLetter, name: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _editable(found: DeadLetter) -> bool:
-    if len(found.body) > MAX_BODY_SHOWN:
-        return False
-    from celery_dlq.operations.edit import arguments  # noqa: PLC0415
+def _text(value: bytes) -> str:
+    text = value[: MAX_FIELD_SHOWN + 1].decode("utf-8", "backslashreplace")
+    return shortened(text, MAX_FIELD_SHOWN)
 
+
+# -- Values of a message as trees: a publisher chooses them, so one may be nested a thousand deep --
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    """One value."""
+
+    key: str  # Its name in its mapping, or its number in its list
+    path: str  # How a filter or an edit names it, e.g. `kwargs.order.id`
+    text: str = ""  # The value as JSON; empty for a mapping or list
+    kind: str = "value"  # `mapping`, `list` or `value`
+    size: int = 0  # Number of children, shown or not
+    children: list[Node] = field(default_factory=list)  # Those that are shown
+    filter: str = ""  # A condition that finds letters with this value; empty if there is none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """What a letter says of its arguments."""
+
+    nodes: list[Node]  # Positional and keyword arguments, if the letter has them as JSON
+    text: str = ""  # Celery's description, else
+    note: str = ""  # Why there is no tree
+
+
+def tree_of(value: Any, name: str) -> Node:
+    """Make the tree of a value."""
+    return _node(value, name, name, 0, iter(range(MAX_NODES)))
+
+
+def arguments_of(letter: DeadLetter) -> Arguments:
+    """Make the trees of the arguments of a letter that is masked already."""
+    described = ", ".join(text for text in (letter.argsrepr, letter.kwargsrepr) if text)
+    described = shortened(described, MAX_PARSED_BYTES)
+    if letter.args_json is None and letter.kwargs_json is None:
+        return Arguments(nodes=[], text=described, note="The body is not plain JSON of Celery.")
+    texts = [letter.args_json or "[]", letter.kwargs_json or "{}"]
+    if sum(map(len, texts)) > MAX_PARSED_BYTES:
+        note = "The arguments are larger than 256 KB; the body can be downloaded."
+        return Arguments(nodes=[], text=described, note=note)
     try:
-        arguments(found.content_type, found.body, _mapping(found, "headers"))
-    except DLQError:
-        return False
-    return True
+        args, kwargs = (json.loads(text) for text in texts)
+    except (ValueError, RecursionError):
+        return Arguments(nodes=[], text=described, note="The arguments cannot be read.")
+    return Arguments(nodes=[tree_of(args, "args"), tree_of(kwargs, "kwargs")])
 
 
-def _cut(value: bytes) -> str:
-    text = value[:MAX_FIELD_SHOWN].decode("utf-8", "backslashreplace")
-    return text if len(value) <= MAX_FIELD_SHOWN else text + "…"
+def edits_of(headers: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Edits of a message, from headers that are masked already; publishers may write any."""
+    try:
+        found = json.loads(headers.get(EDITED_HEADER) or "[]")
+    except (ValueError, TypeError, RecursionError):
+        return []
+    found = found[:MAX_EDITS] if isinstance(found, list) else []
+    return [edit for edit in found if isinstance(edit, Mapping)]
+
+
+def _node(value: Any, key: str, path: str, depth: int, budget: Iterator[int]) -> Node:
+    """A value and what is below it, as long as the budget of nodes lasts."""
+    if isinstance(value, (dict, list)):
+        kind = "mapping" if isinstance(value, dict) else "list"
+        node = Node(key=key, path=path, kind=kind, size=len(value))
+        found = value.items() if isinstance(value, dict) else enumerate(value)
+        shown = islice(found, MAX_CHILDREN if depth < MAX_DEPTH else 0)
+        for (name, one), _ in zip(shown, budget, strict=False):
+            below = f"{path}{_step(name)}"
+            node.children.append(_node(one, str(name), below, depth + 1, budget))
+        return node
+    text = json_text(value)
+    condition = f"{path}={text}"
+    usable = (
+        len(condition) <= MAX_CHARS
+        and depth <= MAX_CONDITION_DEPTH
+        and value != MARKER
+        and path.startswith(("args", "kwargs", "headers"))  # no conditions on properties
+    )
+    return Node(
+        key=key,
+        path=path,
+        text=shortened(text, MAX_TEXT),
+        filter=condition if usable else "",
+    )
+
+
+def _step(key: str | int) -> str:
+    """A name as the conditions of a filter spell it."""
+    plain = isinstance(key, str) and _PLAIN.fullmatch(key)
+    return f".{key}" if plain else f"[{json.dumps(key)}]"
+
+
+# -- Letters as a file ---------------------------------------------------------------------------
 
 
 def export(call: Call) -> Page:
@@ -159,10 +249,10 @@ def export(call: Call) -> Page:
     return _file(queue, "parquet", "application/vnd.apache.parquet", _parquet(found))
 
 
-def _file(queue: str, ending: str, kind: str, parts: Iterator[bytes]) -> Page:
+def _file(queue: str, ending: str, kind: str, content: bytes | Iterator[bytes]) -> Page:
     name = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in queue)[:60]
     disposition = f'attachment; filename="{name}.{ending}"'
-    return Page(content_type=kind, body=parts, headers=[("content-disposition", disposition)])
+    return Page(content_type=kind, body=content, headers=[("content-disposition", disposition)])
 
 
 def _lines(call: Call, found: Iterator[RawEntry]) -> Iterator[bytes]:

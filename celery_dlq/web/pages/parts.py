@@ -13,7 +13,7 @@ from celery_dlq.letters import printable
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import iso
 from celery_dlq.letters.tracebacks import Raised, raised
-from celery_dlq.policies.checks import age_seconds
+from celery_dlq.policies.checks import age_seconds, duration_seconds
 from celery_dlq.web.http import Call, Page, RequestError
 
 if TYPE_CHECKING:
@@ -71,6 +71,15 @@ def gone(call: Call, exc: NotFound) -> Page:
         text=str(exc),
         changes=[one for one in call.dlq.changes(limit=200) if one.target == queue][:5],
     )
+
+
+def span_of(call: Call) -> timedelta | None:
+    """The time span in the field ``for``; ``None`` if it is empty."""
+    text = call.typed("for")
+    seconds = duration_seconds(text)
+    if text and not seconds:
+        raise RequestError(400, f"expected a time such as 30m, 2h or 7d, got {text[:80]!r}")
+    return timedelta(seconds=seconds) if seconds else None
 
 
 def filter_of(call: Call) -> LetterFilter:

@@ -7,11 +7,10 @@ from typing import Any
 
 from celery_dlq.errors import DLQError
 from celery_dlq.events import whoami
-from celery_dlq.policies.checks import duration_seconds
 from celery_dlq.policies.overrides import keys
 from celery_dlq.policies.table import RETENTION, PolicyTable, of_whole_queues
 from celery_dlq.web.http import Call, Page, Permission, RequestError
-from celery_dlq.web.pages.parts import confirm, confirmed, suppressed
+from celery_dlq.web.pages.parts import confirm, confirmed, span_of, suppressed
 from celery_dlq.web.templating import duration, plain
 
 
@@ -25,7 +24,7 @@ def set_policy(call: Call) -> Page:
     queue, key, text = map(call.typed, ("queue", "key", "value"))
     values: dict[str, Any] = {key: text}
     try:
-        span = timedelta(seconds=duration_seconds(call.typed("for") or "1h") or 0)
+        span = span_of(call) or timedelta(hours=1)
         made = call.dlq.check_override(queue, span, **values)
     except (DLQError, TypeError, ValueError, OverflowError) as exc:
         return _page(call, error=str(exc))

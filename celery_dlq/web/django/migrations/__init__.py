@@ -1,1 +1,0 @@
-"""No table: only the permissions."""

@@ -151,18 +151,18 @@ class Guard:
         if resolved is None:
             resolved = self._policies.of(request.delivery_info, request.task)
         headers = request.request_dict
-        retries = whole_number(headers.get("retries"))
+        # The fast path for the usual id: every task pays for this.
+        task_id = request.id if type(request.id) is str else message_id(request.message, headers)
         key = MessageKey(
             dead_letter_queue=resolved.dead_letter_queue,
-            # The fast path for the usual id: every task pays for this.
-            task_id=request.id if type(request.id) is str else message_id(request.message, headers),
-            retries=retries,
+            task_id=task_id,
+            retries=whole_number(headers.get("retries")),
             redrives=whole_number(headers.get(REDRIVES_HEADER)),
             nesting=whole_number(headers.get(REPLACED_TASK_NESTING)),
         )
         delivery = Delivery(
             number=1,
-            retries=retries,
+            retries=key.retries,
             started_at=self.parts.clock(),
             worker_hostname=self.parts.hostname,
             worker_pid=self.parts.pid,

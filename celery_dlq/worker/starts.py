@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from threading import Lock
 from typing import Any
@@ -33,8 +34,6 @@ from celery_dlq.store.records import Clock, Count, CountStatus, MessageKey
 from celery_dlq.writing.lifecycle import OVER, GuardedRequest, InFlight
 
 logger = get_logger("celery_dlq.worker")
-
-_RUN = Run()
 
 MAX_SUSPECT_WAIT_SECONDS = 30.0
 """Longest wait of one suspect (its last delivery vanished) for another that runs here."""
@@ -73,27 +72,27 @@ class Starts:
     def decide(self, policy: Policy, in_flight: InFlight, request: GuardedRequest) -> Verdict:
         """Count a start and decide whether it may happen."""
         in_flight.charged = False
-        retries = in_flight.key.retries
-        if exceeds_retries(policy, retries):
-            return decide_start(policy, Start(retries=retries))
-        if in_flight.first:
-            if not self._counter.count_first(in_flight.key, in_flight.delivery):
-                self._uncounted(in_flight)
-            in_flight.charged = True
-            return _RUN
-        with self._one_at_a_time:  # thread pools must not start two suspects at once either
-            start = self._counted(policy, in_flight, request)
+        start = Start(retries=in_flight.key.retries)
+        asks = not (in_flight.first or exceeds_retries(policy, start.retries))
+        # Thread pools must not start two suspects at once either.
+        with self._one_at_a_time if asks else nullcontext():
+            if asks:
+                start = self._facts(policy, in_flight, request)
             verdict = decide_start(policy, start)
-            if isinstance(verdict, Run):
-                if start.status is None:
-                    self._uncounted(in_flight)
-                    in_flight.charged = True  # it is counted when its end is recorded
-                    logger.error("Delivery of %s is not counted, it runs", in_flight.key.task_id)
-                elif in_flight.suspect:
-                    self._suspect = ref(request)
+            if isinstance(verdict, Run) and start.status is not None and in_flight.suspect:
+                self._suspect = ref(request)
+        if not isinstance(verdict, Run) or start.status is not None:
+            return verdict
+        in_flight.charged = True  # if not counted now, it is when its end is recorded
+        if not (in_flight.first and self._counter.count_first(in_flight.key, in_flight.delivery)):
+            self._known[in_flight.key] = self._known.get(in_flight.key, 0) + 1
+            self._counts.count(UNCOUNTED, in_flight.resolved.queue)
+            self._counts.count(STORE_ERRORS, "count")
+            if not in_flight.first:
+                logger.error("Delivery of %s is not counted, it runs", in_flight.key.task_id)
         return verdict
 
-    def _counted(self, policy: Policy, in_flight: InFlight, request: GuardedRequest) -> Start:
+    def _facts(self, policy: Policy, in_flight: InFlight, request: GuardedRequest) -> Start:
         """Count a message that was, or may have been, delivered before; the facts about it."""
         now = time.monotonic()
         key, retries = in_flight.key, in_flight.key.retries
@@ -101,10 +100,16 @@ class Starts:
         waited = None if in_flight.seen_at is None else now - in_flight.seen_at
         # Amazon SQS may not mark a second delivery, but it marks no first one.
         again = self._flags_redelivery or bool(request.delivery_info.get("redelivered"))
+        alone = self._no_suspect_runs() or (waited or 0.0) > MAX_SUSPECT_WAIT_SECONDS
         try:
-            if again and self._died_by_exception(policy, key):
-                return Start(retries=retries, status=CountStatus.DEAD)
             crashes, limit = self._crashes(policy, in_flight)
+            # A letter in a queue that `exceptions` names is on another hash slot than its counts,
+            # so the worker may have been killed in between.
+            if again and any(
+                self._counter.is_dead(replace(key, dead_letter_queue=name))
+                for name in policy.other_dead_letter_queues
+            ):
+                return Start(retries=retries, status=CountStatus.DEAD)
             count = self._counter.count(
                 key,
                 in_flight.delivery,
@@ -115,29 +120,24 @@ class Starts:
                     for one in self._running()
                 ),
                 waited_seconds=waited,
-                alone=self._no_suspect_runs() or (waited or 0.0) > MAX_SUSPECT_WAIT_SECONDS,
+                alone=alone,
                 unless_dead=again,
             )
         except StoreUnavailable as exc:
             logger.debug("Delivery of %s is not counted: %s", key.task_id, exc)
-            return self._not_counted(in_flight)
+            if not self._outage_is_old():
+                # The reply was lost, perhaps, and not the count; the next one is another.
+                self._counter.ended(key, in_flight.delivery, charged=False)
+                return Start(retries=retries, status=CountStatus.UNCERTAIN)
+            known = self._known.get(key, 0)
+            in_flight.delivery = replace(in_flight.delivery, number=known + 1)
+            return Start(retries=retries, deliveries=known)
         self._failed_at = -OUTAGE_WAIT_SECONDS
         if count.status in (CountStatus.UNCERTAIN, CountStatus.SUSPECT):
             in_flight.seen_at = now if in_flight.seen_at is None else in_flight.seen_at
         else:
             self._note(in_flight, count, request.task.name)
         return Start(retries=retries, status=count.status, deliveries=count.number, crashes=crashes)
-
-    def _not_counted(self, in_flight: InFlight) -> Start:
-        """The facts while the store is down: wait a little, then what is known here."""
-        key = in_flight.key
-        if not self._outage_is_old():
-            # The reply was lost, perhaps, and not the count; the next one is another.
-            self._counter.ended(key, in_flight.delivery, charged=False)
-            return Start(retries=key.retries, status=CountStatus.UNCERTAIN)
-        known = self._known.get(key, 0)
-        in_flight.delivery = replace(in_flight.delivery, number=known + 1)
-        return Start(retries=key.retries, deliveries=known)
 
     def _outage_is_old(self) -> bool:
         """Note that the store did not count; True if it has not for some time."""
@@ -147,11 +147,6 @@ class Starts:
         self._failed_at = now
         return now - self._away_since > OUTAGE_WAIT_SECONDS
 
-    def _uncounted(self, in_flight: InFlight) -> None:
-        self._known[in_flight.key] = self._known.get(in_flight.key, 0) + 1
-        self._counts.count(UNCOUNTED, in_flight.resolved.queue)
-        self._counts.count(STORE_ERRORS, "count")
-
     def _no_suspect_runs(self) -> bool:
         """True if no suspect (a message whose last delivery vanished) runs on this worker.
 
@@ -160,16 +155,6 @@ class Starts:
         """
         running = self._suspect() if self._suspect is not None else None
         return running is None or running.acknowledged or running.dlq_state in OVER
-
-    def _died_by_exception(self, policy: Policy, key: MessageKey) -> bool:
-        """True if its letter is in a dead-letter queue that ``exceptions`` names.
-
-        Its counts are on another hash slot, so the worker may have been killed in between.
-        """
-        return any(
-            self._counter.is_dead(replace(key, dead_letter_queue=name))
-            for name in policy.other_dead_letter_queues
-        )
 
     def _crashes(
         self, policy: Policy, in_flight: InFlight

@@ -33,11 +33,12 @@ if TYPE_CHECKING:
     from celery_dlq.features.exchange.publisher import ExchangeOutbox, ExchangePublisher
     from celery_dlq.operations.api import Operations
     from celery_dlq.operations.exports import Exports
-    from celery_dlq.operations.instructions import HeldQueues, KnownNames
+    from celery_dlq.operations.instructions import KnownNames
     from celery_dlq.operations.jobs import Jobs, Runner
     from celery_dlq.operations.memory import MemoryCheck
     from celery_dlq.operations.policies import PolicyAdmin
     from celery_dlq.operations.reading import Reading
+    from celery_dlq.operations.release import HeldQueues
     from celery_dlq.operations.removal import Removal
     from celery_dlq.store.store import Store
     from celery_dlq.transport.held import WatchedFetch
@@ -173,19 +174,19 @@ class Assembly:
         from celery_dlq.operations.removal import Removal
 
         reading = self._reading_all(self.backend)
-        return Removal(reading, self.policy_admin(), self.jobs(), self.events)
+        return Removal(reading, self.jobs())
 
     def jobs(self) -> Jobs:
         """Makes, runs, shows and cancels jobs; and the audit."""
+        from celery_dlq.operations.api import KINDS
         from celery_dlq.operations.jobs import Jobs
-        from celery_dlq.operations.redrive.checks import Checks
 
-        backend, policies = self.backend, self.policy_admin()
         return Jobs(
             self.app,
-            backend,
-            policies,
-            Checks(self.app, self.settings, backend, policies, self.clock),
+            self.settings,
+            self.backend,
+            self.policy_admin(),
+            KINDS,
             events=self.events,
             measuring=self.measuring,
             clock=self.clock,
@@ -226,7 +227,7 @@ class Assembly:
 
     def held(self) -> HeldQueues:
         """The queues of held messages."""
-        from celery_dlq.operations.instructions import MOST_HELD, HeldQueues
+        from celery_dlq.operations.release import MOST_HELD, HeldQueues
 
         return HeldQueues(self.jobs(), most=MOST_HELD)
 

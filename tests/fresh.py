@@ -9,6 +9,7 @@ from builders import an_app
 
 from celery_dlq.events import Events
 from celery_dlq.metrics import Measuring
+from celery_dlq.operations.api import KINDS
 from celery_dlq.operations.jobs import Jobs
 from celery_dlq.plugin import utc_now
 from celery_dlq.store.counter import DeliveryCounter
@@ -42,5 +43,12 @@ def jobs_on(backend: Store) -> Jobs:
     nothing: Any = None
     measuring = Measuring(lambda: backend.metrics)
     return Jobs(
-        an_app(), backend, nothing, nothing, events=Events(), measuring=measuring, clock=utc_now
+        an_app(),
+        nothing,
+        backend,
+        nothing,
+        KINDS,
+        events=Events(),
+        measuring=measuring,
+        clock=utc_now,
     )

@@ -181,7 +181,7 @@ class Work:
         operations = self.dead_letters.assembly.operations()
         with counting(self.console, "scanned", quiet=self.as_json) as scanned:
             return operations.prepare(
-                self.kind, self.queue, self.where, scanned=scanned, **more, **self.how
+                self.kind, self.queue, self.where, self.how, scanned=scanned, **more
             )
 
     def _count(self) -> int | None:

@@ -23,7 +23,7 @@ from celery_dlq.plugin import DeadLetters
 
 if TYPE_CHECKING:
     from celery_dlq.operations.redrive.checks import Check, DryRun
-    from celery_dlq.operations.results import RedriveReport
+    from celery_dlq.operations.redrive.work import RedriveReport
 
 _MAX_ERRORS = 10
 _CHORDS = "Parts of chords: {:,}. Such a chord fails; the redrive does not run its body."

@@ -30,7 +30,7 @@ from celery_dlq.cli.table import letters_text, say, utc
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import one_line
-from celery_dlq.operations.results import DiscardReport
+from celery_dlq.operations.removal import DiscardReport
 
 _export_first = click.option(
     "--export-first",

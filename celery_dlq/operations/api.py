@@ -6,37 +6,53 @@ very job that was shown.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
-from datetime import datetime, timedelta
-from itertools import chain, islice
+from datetime import datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError
+from celery_dlq.events import Action
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
-from celery_dlq.operations.discard import DiscardOptions
-from celery_dlq.operations.edit import MAX_CHANGE_CHARS, Edit, arguments
-from celery_dlq.operations.job import REDRIVES, REMOVALS, Job, JobRun
-from celery_dlq.operations.jobs import Jobs
-from celery_dlq.operations.reading import Reading
+from celery_dlq.operations.edit import MAX_CHANGE_CHARS, Edit, arguments, edited_by
+from celery_dlq.operations.job import REDRIVES, Job, JobOptions, JobRun
+from celery_dlq.operations.jobs import Jobs, Kind
+from celery_dlq.operations.reading import Reading, split
 from celery_dlq.operations.redrive.checks import (
     DryRun,
-    Preview,
+    check_target,
     dry_run,
-    dry_run_of,
     refuse_lost,
+    targets_of,
 )
-from celery_dlq.operations.redrive.message import Outgoing, RedriveKeys, RedriveOptions
-from celery_dlq.operations.redrive.select import PositionRange, Progress, RawEntry, select
-from celery_dlq.operations.results import RedriveReport
+from celery_dlq.operations.redrive.message import Outgoing, RedriveKeys, RedriveOptions, outgoing
+from celery_dlq.operations.redrive.redrive import redrive
+from celery_dlq.operations.redrive.select import Progress, RawEntry, select
+from celery_dlq.operations.redrive.work import RedriveReport
+from celery_dlq.operations.release import release
+from celery_dlq.operations.removal import DiscardOptions, discard
 from celery_dlq.policies.checks import check_names
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+KINDS = {
+    "redrive": Kind(Action.REDRIVEN, RedriveOptions, redrive),
+    "edit": Kind(Action.REDRIVEN, RedriveOptions, redrive),
+    "discard": Kind(Action.DISCARDED, DiscardOptions, discard),
+    "purge": Kind(Action.PURGED, DiscardOptions, discard),
+    "release": Kind(Action.RELEASED, RedriveOptions, release),
+}
+"""The kinds of job, by their names."""
+
 _PREVIEW_SECONDS = 10.0
 _WAITS_FOR_LETTERS, _WAITS_FOR_SECONDS = 500, 1.0
+
+
+class RedriveArguments(RedriveKeys, FilterFields, total=False):
+    """What a redrive takes: its options, and the fields of a filter."""
 
 
 class PlanOptions(RedriveKeys, total=False):
@@ -56,7 +72,6 @@ class Operations:
         self._store = jobs.backend.letters
         self._reading = reading
         self._jobs = jobs
-        self._checks = jobs.checks
 
     def redrive(
         self,
@@ -64,19 +79,9 @@ class Operations:
         dead_letter_queue: str,
         where: LetterFilter | None = None,
         *,
-        rate: float | None = None,
-        limit: int | None = None,
-        to_queue: str | None = None,
-        delay: float | timedelta = 0,
-        new_id: bool = False,
-        keep_count: bool = False,
-        force: bool = False,
-        canary: int | None = None,
-        max_failures: int = 0,
-        canary_wait: float | timedelta = 60,
         progress: Progress | None = None,
         scanned: Progress | None = None,
-        **fields: Unpack[FilterFields],
+        **given: Unpack[RedriveArguments],
     ) -> RedriveReport:
         """Publish the original messages of letters again, then remove the letters.
 
@@ -91,23 +96,24 @@ class Operations:
         to anybody, or that no live worker that consumes the queue has its task. The others are
         redriven. If ``to_queue`` is such a queue, nothing is. Each queue and task is checked
         once, when its first letter is met.
+
+        Options, beside ``limit`` and the fields of a filter:
+
+        - ``rate``: at most this many letters a second.
+        - ``to_queue``: publish to this queue instead of each message's own.
+        - ``delay``: seconds, or a `timedelta`, before the messages may run.
+        - ``new_id``: give each task a new id.
+        - ``keep_count``: go on with the count of deliveries instead of starting at 0.
+        - ``force``: publish also what would be lost.
+        - ``canary``: first redrive so many letters, spread over the groups, and watch how they
+          end, for ``canary_wait`` seconds (default 60). The others follow if at most
+          ``max_failures`` (default 0) of them die again or do not end.
         """
-        where = filter_of(where, fields)
-        options = RedriveOptions.of(
-            rate=rate,
-            limit=limit,
-            to_queue=to_queue,
-            delay=delay,
-            new_id=new_id,
-            keep_count=keep_count,
-            force=force,
-            canary=canary,
-            max_failures=max_failures,
-            canary_wait=canary_wait,
-        )
-        self._checks.target(to_queue)
+        taken = ("progress", "scanned", *RedriveKeys.__annotations__)
+        where, options = split("redrive", where, given, taken)
+        kept = self._options("redrive", options)
         self._reading.check_queue(dead_letter_queue)
-        run = self._jobs.new("redrive", dead_letter_queue, where, options)
+        run = self._jobs.new("redrive", dead_letter_queue, where, kept)
         report: RedriveReport = self._jobs.run(run, progress, scanned)
         return report
 
@@ -116,29 +122,20 @@ class Operations:
         letter_id: str,
         change: Edit,
         dead_letter_queue: str | None = None,
-        *,
-        to_queue: str | None = None,
-        delay: float | timedelta = 0,
-        new_id: bool = False,
-        keep_count: bool = False,
-        force: bool = False,
+        **options: Unpack[RedriveKeys],
     ) -> RedriveReport:
         """Change the arguments of one letter's message, and redrive it.
 
         The header ``dlq_edited`` records who changed what, when, and the old values. If the
         message dies again, the new letter has it too. The options are those of `redrive`.
         """
-        options = RedriveOptions.of(
-            to_queue=to_queue, delay=delay, new_id=new_id, keep_count=keep_count, force=force
-        )
+        kept = self._options("edit", options)
         queue, found = self._reading.entry(letter_id, dead_letter_queue)
-        self._checks.edit(change, found, options)
-        if not force:
-            refuse_lost(dry_run([found], self._checks.targets(to_queue)))
+        kept = self._of_edit(found, change, kept)
+        targets = targets_of(self._jobs, kept.to_queue)
+        refuse_lost(dry_run(lambda _: [found], targets), force=kept.force)
         where = LetterFilter(ids=frozenset({found.key}))
-        options = replace(options, changed=tuple(change.paths()))
-        run = self._jobs.new("edit", queue, where, options, change)
-        report: RedriveReport = self._jobs.run(run)
+        report: RedriveReport = self._jobs.run(self._jobs.new("edit", queue, where, kept, change))
         return report
 
     def dry_run(
@@ -153,12 +150,9 @@ class Operations:
         **fields: Unpack[FilterFields],
     ) -> DryRun:
         """Report what a redrive would do, and whether its queues and tasks exist."""
-        RedriveOptions(limit=limit, to_queue=to_queue)  # checks them
-        self._checks.target(to_queue)
-        found = self._reading.entries(
-            dead_letter_queue, where, limit=limit, scanned=scanned, **fields
-        )
-        return dry_run(found, self._checks.targets(to_queue))
+        options: dict[str, Any] = {"limit": limit, "to_queue": to_queue}
+        where = filter_of(where, fields)
+        return self.prepare("redrive", dead_letter_queue, where, options, scanned=scanned)[1]
 
     # -- plans --------------------------------------------------------------------
 
@@ -170,7 +164,6 @@ class Operations:
         where: LetterFilter | None = None,
         *,
         change: Edit | None = None,
-        force: bool = False,
         seconds: float = _PREVIEW_SECONDS,
         **options: Unpack[PlanOptions],
     ) -> Job:
@@ -181,31 +174,38 @@ class Operations:
         newest 50 plans are kept.
         """
         run, _ = self.prepare(
-            kind, dead_letter_queue, where, change=change, force=force, seconds=seconds, **options
+            kind, dead_letter_queue, where, options, change=change, seconds=seconds
         )
         return self._jobs.keep(run.job)
 
     def prepare(
         self,
-        /,
         kind: str,
-        dead_letter_queue: str,
-        where: LetterFilter | None = None,
+        queue: str,
+        where: LetterFilter | None,
+        options: Mapping[str, Any],
         *,
         change: Edit | None = None,
-        force: bool = False,
         seconds: float = float("inf"),
         scanned: Progress | None = None,
-        **options: Any,
     ) -> tuple[JobRun, DryRun]:
         """As `plan`, but nothing is kept: a run that this process may begin, and its dry run."""
         where = where or LetterFilter()
-        self._reading.check_queue(dead_letter_queue)
-        kept = self._planned_options(kind, options, force=force)
-        if isinstance(kept, RedriveOptions) and kind == "edit":
-            where, kept = self._planned_edit(dead_letter_queue, where, change, kept)
-        run = self._jobs.new(kind, dead_letter_queue, where, kept, change)
-        return run, self._preview(run, seconds, scanned)
+        self._reading.check_queue(queue)
+        kept = self._options(kind, options)
+        if kind == "edit":
+            if change is None or len(where.ids or ()) != 1:
+                raise DLQError("expected a change and the id of one letter, to edit it")
+            _, found = self._reading.entry(next(iter(where.ids or ())), queue)
+            kept = self._of_edit(found, change, kept)
+            if len(change.to_text()) > MAX_CHANGE_CHARS:
+                raise DLQError(
+                    f"expected a change of at most {MAX_CHANGE_CHARS:,} characters of JSON, got "
+                    f"a longer one; change single values by their paths"
+                )
+            where = LetterFilter(ids=frozenset({found.key}))
+        run = self._jobs.new(kind, queue, where, kept, change)
+        return run, self._previewed(run, seconds, scanned)
 
     def start(self, job_id: str, *, at: datetime | None = None) -> Job:
         """Let a plan wait for a process that runs jobs: a worker, `dlq web`, or your own.
@@ -222,103 +222,89 @@ class Operations:
             raise DLQError(f"expected a planned edit, got job {job_id}, a {job.kind}")
         letter_id = next(iter(job.filter["ids"]), "")  # none if it went while it was planned
         _, found = self._reading.entry(letter_id, job.queue)
-        apply = self._checks.edited(Edit.from_text(job.change), job.actor)
         options = RedriveOptions.from_json(job.options)
-        before = self._checks.message(found, options)
-        after = apply(self._checks.message(found, options))
-        return _arguments(before), _arguments(after)
+        apply = edited_by(self._jobs, Edit.from_text(job.change), job.actor)
+        before = _arguments(self._message(found, options))
+        return before, _arguments(apply(self._message(found, options)))
 
     def waits_for(self, dead_letter_queue: str, where: LetterFilter) -> list[str]:
         """What the messages of the oldest letters would wait for; see `DryRun`."""
 
-        def matching(check: Progress) -> Iterator[RawEntry]:
-            return islice(
-                select(self._store, dead_letter_queue, where, scanned=check), _WAITS_FOR_LETTERS
-            )
+        def matching(check: Progress) -> Iterable[RawEntry]:
+            found = select(self._store, dead_letter_queue, where, scanned=check)
+            return islice(found, _WAITS_FOR_LETTERS)
 
-        targets = self._checks.targets(None)
-        found = Preview(matching, seconds=_WAITS_FOR_SECONDS).entries()
-        return list(dict.fromkeys(chain.from_iterable(map(targets.waits_for, found))))
+        targets = targets_of(self._jobs, None)
+        return [*dry_run(matching, targets, seconds=_WAITS_FOR_SECONDS).waits_for]
 
-    def _planned_options(
-        self, kind: str, options: Mapping[str, Any], *, force: bool = False
-    ) -> RedriveOptions | DiscardOptions:
-        """The checked options of a plan."""
+    def _options(self, kind: str, options: Mapping[str, Any]) -> Any:
+        """The checked options of a kind of job; those of discards do not know ``force``."""
         if kind in REDRIVES:
             check_names(f"options of {kind}", options, RedriveKeys.__annotations__)
-            kept = RedriveOptions.of(**options, force=force)
-            self._checks.target(kept.to_queue)
+            kept = RedriveOptions.of(**options)
+            check_target(self._jobs, kept.to_queue)
             return kept
-        if kind not in REMOVALS:
-            kinds = ", ".join((*REDRIVES, *REMOVALS))
+        if kind not in KINDS or kind == "release":
+            kinds = ", ".join(name for name in KINDS if name != "release")
             raise DLQError(f"expected a kind of job ({kinds}), got {kind!r}")
         check_names(f"options of {kind}", options, [each.name for each in fields(DiscardOptions)])
         return DiscardOptions(**{**options, **({"forever": True} if kind == "purge" else {})})
 
-    def _planned_edit(
-        self, queue: str, where: LetterFilter, change: Edit | None, options: RedriveOptions
-    ) -> tuple[LetterFilter, RedriveOptions]:
-        """The one letter of an edit that is planned, and its options with the changed paths."""
-        if change is None or len(where.ids or ()) != 1:
-            raise DLQError("expected a change and the id of one letter, to edit it")
-        (letter_id,) = where.ids or ("",)
-        _, found = self._reading.entry(letter_id, queue)
-        self._checks.edit(change, found, options)
-        if len(change.to_text()) > MAX_CHANGE_CHARS:
-            raise DLQError(
-                f"expected a change of at most {MAX_CHANGE_CHARS:,} characters of JSON, got "
-                f"a longer one; change single values by their paths"
-            )
-        only = LetterFilter(ids=frozenset({found.key}))
-        return only, replace(options, changed=tuple(change.paths()))
+    def _of_edit(self, found: RawEntry, change: Edit, options: RedriveOptions) -> RedriveOptions:
+        """The options of an edit with the changed paths; makes the message, to see if it fits."""
+        edited_by(self._jobs, change)(self._message(found, options))
+        return replace(options, changed=tuple(change.paths()))
 
-    def _preview(self, run: JobRun, seconds: float, scanned: Progress | None) -> DryRun:
+    def _message(self, found: RawEntry, options: RedriveOptions) -> Outgoing:
+        return outgoing(found, options, redrive_id="", now=self._jobs.clock())
+
+    def _previewed(self, run: JobRun, seconds: float, scanned: Progress | None) -> DryRun:
         """Make a dry run; from then on the job has only letters that this has counted."""
         job, where, limit, last = run.job, run.where, run.options.limit, run.job.until
         keys: set[str] = set()
+        redrives = isinstance(run.options, RedriveOptions)
 
         def matching(check: Progress) -> Iterator[RawEntry]:
             nonlocal last
-            span = PositionRange(until=job.until)
-            found = select(self._store, job.queue, where, span=span, scanned=check)
+            found = select(self._store, job.queue, where, until=job.until, scanned=check)
             for one in islice(found, limit):
                 yield one if run.change is None else self._edited(one, run.change, run.options)
                 last = one.position  # it was counted in time
                 if where.ids is not None:
                     keys.add(one.key)
 
-        preview = Preview(matching, seconds=seconds, scanned=scanned)
-        if isinstance(run.options, RedriveOptions):
-            seen = dry_run(preview.entries(), self._checks.targets(run.options.to_queue))
-            seen = replace(seen, waits_for={**_too_late(run.options), **seen.waits_for})
-        else:
-            seen = preview.removal()
+        targets = targets_of(self._jobs, run.options.to_queue) if redrives else None
+        seen = dry_run(matching, targets, seconds=seconds, scanned=scanned)
+        seen = replace(seen, waits_for={**_too_late(run.options), **seen.waits_for})
         letters = seen.letters + seen.corrupt
-        if limit is not None and not preview.exact:
+        if limit is not None and not seen.exact:
             run.tell(note=_cut(letters, limit, seconds))
-            preview.exact = True  # it has these, and no others
-        if preview.exact:
+            seen = replace(seen, exact=True)  # the job has these, and no others
+        if seen.exact:
             run.tell(total=letters)
             if where.ids is not None:
-                run.set_where(replace(where, ids=frozenset(keys)))
+                run.tell(where=replace(where, ids=frozenset(keys)))
             elif limit is not None:
                 run.tell(until=last)
-        run.tell(preview=preview.to_json(seen))
+        run.tell(preview=seen.preview())
         return seen
 
     def _edited(self, found: RawEntry, change: Edit, options: RedriveOptions) -> RawEntry:
         """The entry of a letter with the arguments and headers that its message would have."""
-        sent = self._checks.edited(change)(self._checks.message(found, options))
+        sent = edited_by(self._jobs, change)(self._message(found, options))
         parts = {**_arguments(sent), "headers": sent.headers}
         new = {name: json_codec.dumps(part).encode() for name, part in parts.items()}
         named = {b"args_json": new["args"], b"kwargs_json": new["kwargs"]}
         return RawEntry(found.position, {**found.fields, **named, b"headers": new["headers"]})
 
 
-def _too_late(options: RedriveOptions) -> dict[str, int]:
+def _too_late(options: JobOptions) -> dict[str, int]:
     """A delay that lets no canary end in time, as `DryRun.waits_for` has it."""
-    canary, delay = options.canary, options.delay_seconds
-    if canary is None or delay < canary.wait_seconds:
+    canary = options.canary if isinstance(options, RedriveOptions) else None
+    if not isinstance(options, RedriveOptions) or canary is None:
+        return {}
+    delay = options.delay_seconds
+    if delay < canary.wait_seconds:
         return {}
     watched = f"longer than the canary is watched, {canary.wait_seconds:g} s"
     return {f"the delay of {delay:g} s, which is {watched}": canary.letters}
@@ -336,12 +322,14 @@ def _cut(letters: int, limit: int, seconds: float) -> str:
 
 def _refuse_lost(job: Job) -> None:
     """Refuse a plan of which nothing would be left; else the letters that would be lost stay."""
-    plan = dry_run_of(job.preview)
+    if job.kind not in REDRIVES:
+        return
+    plan = DryRun.of_preview(job.preview)
     lost = (
         sum(check.letters for check in checks if check.found is False)
         for checks in (plan.queues, plan.tasks)
     )
-    if job.kind in REDRIVES and plan.letters and max(lost) >= plan.letters:
+    if plan.letters and max(lost) >= plan.letters:
         refuse_lost(plan, force=bool(job.options.get("force")))
 
 

@@ -1,4 +1,4 @@
-"""The record of a job, and the process that writes it: state, heartbeat, results so far."""
+"""The record of a job, and the run that writes it: state, heartbeat, results so far."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from celery_dlq.errors import DLQError
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import from_micros, iso, to_micros
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.logs import get_logger
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from celery_dlq.operations.edit import Edit
     from celery_dlq.store.jobs import JobStore
 
@@ -61,6 +64,27 @@ class TakenOverError(CancelledError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """The options that all kinds of job have."""
+
+    limit: int | None = None  # At most this many letters; `None` for all
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise DLQError(f"expected limit to be 1 or more, got {self.limit}")
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping of the options that differ from their defaults."""
+        values = asdict(self)
+        return {f.name: values[f.name] for f in fields(self) if values[f.name] != f.default}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read what `to_json` wrote; ignores options of later versions."""
+        return cls(**{f.name: value[f.name] for f in fields(cls) if f.name in value})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One operation on many letters; a plan is a job that has not started.
 
@@ -90,8 +114,7 @@ class Job:
         start_at: Time before which it is not started, by the store's clock; ``None``: at once.
         broker: The kind of broker and the virtual host or database to which its messages go, e.g.
             ``amqp /shop``; only a process with the same one runs it. Empty for any.
-        preview: What the dry run of a plan found: numbers as in `DryRun`, ``exact`` (false if
-            there are more letters than it could read in time), ``groups`` and ``examples`` (ids).
+        preview: What the dry run of a plan found: see `DryRun`; of long lists the first 20.
         canary: How its canary does: ``letters``, ``succeeded``, ``died``, ``open``, ``held`` (of
             those that are open) and the ids of their ``holds``, ``waited_seconds`` of
             ``wait_seconds``, ``verdict`` (``running``, ``passed``, ``died again``, ``held`` or
@@ -143,12 +166,9 @@ class Job:
         return shown
 
     def to_stored(self) -> dict[str, Any]:
-        """As `to_json`, with times in microseconds since 1970."""
+        """All attributes, JSON-ready, with times in microseconds since 1970."""
         times = {name: getattr(self, name) for name in _TIMES}
-        return {
-            **asdict(self),
-            **{name: None if at is None else to_micros(at) for name, at in times.items()},
-        }
+        return {**asdict(self), **{name: at and to_micros(at) for name, at in times.items()}}
 
     @classmethod
     def from_stored(cls, value: Mapping[str, Any], now: datetime) -> Job:
@@ -160,28 +180,23 @@ class Job:
         for name in _TIMES:
             if known.get(name) is not None:
                 known[name] = from_micros(known[name])
-        return _seen(cls(**known), now)
-
-
-def _seen(job: Job, now: datetime) -> Job:
-    """The job, ``interrupted`` if it runs without a heartbeat or a process, or ``expired``."""
-    if job.state == PLANNED and job.expires_at is not None and now > job.expires_at:
-        return replace(job, state=EXPIRED)
-    if job.state == RUNNING and (now - job.updated_at > SILENT or _is_dead(job)):
-        return replace(job, state=INTERRUPTED)
-    return job
+        job = cls(**known)
+        if job.state == PLANNED and job.expires_at is not None and now > job.expires_at:
+            return replace(job, state=EXPIRED)
+        if job.state == RUNNING and (now - job.updated_at > SILENT or _is_dead(job)):
+            return replace(job, state=INTERRUPTED)
+        return job
 
 
 def _is_dead(job: Job) -> bool:
     """True if its process has certainly ended; only its own host can know."""
     if job.host != socket.gethostname() or not job.pid:
         return False
-    try:
-        os.kill(job.pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass
+    with suppress(PermissionError):
+        try:
+            os.kill(job.pid, 0)
+        except ProcessLookupError:
+            return True
     return False
 
 
@@ -201,9 +216,9 @@ class JobRun:
     ) -> None:
         self.job = job
         self.where = where
-        self.options = options  # `RedriveOptions` or `DiscardOptions`, by the job's kind
+        self.options = options  # the `JobOptions` of its kind
         self.change = change  # of an edit
-        self.stopping: Callable[[], bool] | None = None
+        self.stopping: Callable[[], bool] = lambda: False
         self._store = store
         self._listed = listed  # the store never has one that is not
         self._paused = False
@@ -249,22 +264,19 @@ class JobRun:
             self.job = replace(self.job, updated_at=self._store.now())
             if self._write():
                 raise CancelledError
-        if self.stopping is not None and self.stopping():
+        if self.stopping():
             self._paused = True
             raise CancelledError
 
-    def tell(self, **changes: Any) -> None:
-        """Change fields of the job; the next heartbeat saves them."""
+    def tell(
+        self, *, where: LetterFilter | None = None, options: Any = None, **changes: Any
+    ) -> None:
+        """Change letters, options, or fields of the job; the next heartbeat saves them."""
+        if where is not None:
+            self.where, changes["filter"] = where, where.to_json()
+        if options is not None:
+            self.options, changes["options"] = options, options.to_json()
         self.job = replace(self.job, **changes)
-
-    def set_where(self, where: LetterFilter) -> None:
-        """Change the letters; the next heartbeat saves it."""
-        self.where, self.job = where, replace(self.job, filter=where.to_json())
-
-    def set_options(self, **changes: Any) -> None:
-        """Change options, also for later runs; the next heartbeat saves them."""
-        self.options = replace(self.options, **changes)
-        self.job = replace(self.job, options=self.options.to_json())
 
     def end(self, state: str, counts: Mapping[str, int], note: str = "") -> Job:
         """Save the result; a job that was paused waits instead, for the next process."""

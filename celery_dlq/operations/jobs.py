@@ -15,22 +15,22 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from celery_dlq.errors import CorruptLetter, DLQError, NotFound, StoreUnavailable
-from celery_dlq.events import Action, Change, Events, Redriven, on_behalf_of, whoami
+from celery_dlq.config import Settings
+from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
+from celery_dlq.events import Action, Change, Events, on_behalf_of, whoami
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import from_micros, iso
 from celery_dlq.logs import get_logger, readable
 from celery_dlq.metrics import Measuring
-from celery_dlq.operations.discard import DiscardOptions, discard
 from celery_dlq.operations.edit import MAX_CHANGE_CHARS, Edit
+from celery_dlq.operations.instructions import Audit
 from celery_dlq.operations.job import (
     CANCELLED,
     DONE,
@@ -39,22 +39,17 @@ from celery_dlq.operations.job import (
     INTERRUPTED,
     PLANNED,
     REDRIVES,
+    REMOVALS,
     RUNNING,
     STOPPED,
     WAITING,
     Job,
+    JobOptions,
     JobRun,
 )
 from celery_dlq.operations.policies import PolicyAdmin
-from celery_dlq.operations.redrive.canary import died_again, why_stopped
-from celery_dlq.operations.redrive.checks import Checks, Holds
-from celery_dlq.operations.redrive.message import Outgoing, RedriveOptions, outgoing
 from celery_dlq.operations.redrive.publisher import broker_name
-from celery_dlq.operations.redrive.redrive import Chooses, Redrive
-from celery_dlq.operations.redrive.select import Progress, RawEntry
-from celery_dlq.operations.release import release
-from celery_dlq.operations.results import DiscardReport, RedriveReport
-from celery_dlq.registry import features
+from celery_dlq.operations.redrive.select import Progress, died_again
 from celery_dlq.store.records import Clock, position_at
 from celery_dlq.store.store import Store
 
@@ -72,16 +67,14 @@ _MAX_AHEAD = timedelta(days=366)
 _EXPIRED_KEPT = timedelta(hours=1)  # so that who comes late reads what happened
 _MOST_IDS_SHOWN = 20
 
-Report = RedriveReport | DiscardReport
-
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of job: what it is called in the audit, what its options are, and what it does."""
 
     action: Action
-    options: type[RedriveOptions | DiscardOptions]
-    operation: Callable[[Jobs, JobRun, Progress | None, Progress | None], Report]
+    options: type[JobOptions]
+    operation: Callable[[Jobs, JobRun, Progress | None, Progress | None], Any]
 
 
 def check_start(at: datetime, now: datetime) -> None:
@@ -104,23 +97,25 @@ class Jobs:
     def __init__(
         self,
         app: Any,
+        settings: Settings,
         backend: Store,
         policies: PolicyAdmin,
-        checks: Checks,
+        kinds: Mapping[str, Kind],
         *,
         events: Events,
         measuring: Measuring,
         clock: Clock,
     ) -> None:
         self.app = app
+        self.settings = settings
         self.backend = backend
         self.policies = policies
-        self.checks = checks
+        self.events = events
+        self.measuring = measuring
         self.clock = clock
+        self.record = Audit(backend.workers, events).record
+        self._kinds = kinds
         self._store = backend.jobs
-        self._letters = backend.letters
-        self._events = events
-        self._measuring = measuring
 
     # -- what operators see -------------------------------------------------------
 
@@ -137,7 +132,8 @@ class Jobs:
         job = self.get(job_id)
         if job.kind not in REDRIVES or not job.run:
             return job
-        died = sum(1 for _ in died_again(self._letters, job))
+        letters = self.backend.letters
+        died = sum(1 for _ in died_again(letters, job.queue, job.id, job.until))
         ends = {"died_again": died, "succeeded": self._store.succeeded(job_id)}
         return replace(job, counts={**job.counts, **ends})
 
@@ -169,17 +165,17 @@ class Jobs:
         kind: str,
         queue: str,
         where: LetterFilter,
-        options: RedriveOptions | DiscardOptions,
+        options: JobOptions,
         change: Edit | None = None,
     ) -> JobRun:
         """Make a job on the letters of a queue that are there now; listed once it has begun."""
         # In this order: a letter that arrives in between is counted, but not worked on.
-        until = self._letters.last_position(queue) or position_at(from_micros(0))
+        until = self.backend.letters.last_position(queue) or position_at(from_micros(0))
         total: int | None = None
         if where.ids is not None:
             total = len(where.ids)
         elif not where:
-            total = self._letters.length(queue)
+            total = self.backend.letters.length(queue)
         run = self.make(kind, queue, where, options, change=change)
         run.tell(until=until, total=total, filter=where.to_json())
         return run
@@ -189,7 +185,7 @@ class Jobs:
         kind: str,
         queue: str,
         where: LetterFilter,
-        options: RedriveOptions | DiscardOptions,
+        options: JobOptions,
         *,
         change: Edit | None = None,
         listed: bool = True,
@@ -206,7 +202,7 @@ class Jobs:
             options=options.to_json(),
             pid=os.getpid(),
             host=socket.gethostname(),
-            broker=broker_name(self.app) if isinstance(options, RedriveOptions) else "",
+            broker="" if kind in REMOVALS else broker_name(self.app),
             change=text if len(text) <= MAX_CHANGE_CHARS else "",
         )
         return JobRun(self._store, job, where, options, change=change, listed=listed)
@@ -260,12 +256,12 @@ class Jobs:
         self, run: JobRun, progress: Progress | None = None, scanned: Progress | None = None
     ) -> Any:
         """Run a job to its end, and record that in the audit."""
-        kind = KINDS[run.job.kind]
+        kind = self._kinds[run.job.kind]
         try:
             with self._recorded(run, kind.action):
                 report = kind.operation(self, run, progress, scanned)
         finally:
-            self._measuring.close()
+            self.measuring.close()
         if run.begun:  # else nothing matched
             counts = report.to_json()
             counts = {name: n for name, n in counts.items() if type(n) is int}
@@ -275,13 +271,12 @@ class Jobs:
 
     def resume(
         self, job_id: str, *, progress: Progress | None = None, scanned: Progress | None = None
-    ) -> RedriveReport | DiscardReport:
+    ) -> Any:
         """Continue a job here whose process died, or that waits, was cancelled or stopped.
 
         A redrive that has not passed its canary starts with a new canary.
         """
-        report: RedriveReport | DiscardReport = self.run(self.again(job_id), progress, scanned)
-        return report
+        return self.run(self.again(job_id), progress, scanned)
 
     def resume_in_background(self, job_id: str) -> Job:
         """Like `resume`, but by a process that runs jobs; also from there if it has ended."""
@@ -310,14 +305,26 @@ class Jobs:
         return run
 
     def run_next(self, stopping: Callable[[], bool]) -> Job | None:
-        """Run the job that waits longest, on behalf of who started it; ``None`` if none waits."""
-        run = self.next_run()
-        if run is None:
-            return None
-        run.stopping = stopping
-        with on_behalf_of(run.job.actor):
-            self.run(run)
-        return run.job
+        """Run the job that waits longest, on behalf of who started it; ``None`` if none waits.
+
+        Leaves jobs to others that are of a later version, of another broker, or with a file
+        elsewhere.
+        """
+        for job_id in self._store.due():
+            try:
+                state, job = self._read(job_id)
+            except DLQError:
+                continue  # it is forgotten, or damaged
+            ours = job.kind in self._kinds and job.broker in ("", broker_name(self.app))
+            ours = ours and ("export_path" not in job.options or job.host == socket.gethostname())
+            run = self._take(state, job) if ours and job.state == WAITING else None
+            if run is None:  # or another process was faster
+                continue
+            run.stopping = stopping
+            with on_behalf_of(job.actor):
+                self.run(run)
+            return run.job
+        return None
 
     def forget(self, actor: str, keep: int) -> None:
         """Forget the ended jobs of an actor that is no person, all but the newest."""
@@ -326,19 +333,6 @@ class Jobs:
         for state in old:
             if state.get("state") in ended:
                 self._store.replace(state["id"], state, None)
-
-    def record(self, action: Action, target: str, letters: int, detail: Mapping[str, Any]) -> None:
-        """Record a change in the audit, and emit it."""
-        change = Change(
-            at=self.clock(),
-            action=action,
-            actor=whoami(),
-            target=target,
-            letters=letters,
-            detail=detail,
-        )
-        self.backend.workers.record(change)
-        self._events.emit(change)
 
     # -- internals ----------------------------------------------------------------
 
@@ -366,30 +360,9 @@ class Jobs:
             self._store.cancel(job_id, wanted=False)
         return state, job
 
-    def next_run(self) -> JobRun | None:
-        """Begin the job that waits longest, of those that this process can run."""
-        for job_id in self._store.due():
-            try:
-                state, job = self._read(job_id)
-            except DLQError:
-                continue  # it is forgotten, or damaged
-            if job.state == WAITING and self._may_run(job):
-                run = self._take(state, job)
-                if run is not None:  # else another process was faster
-                    return run
-        return None
-
-    def _may_run(self, job: Job) -> bool:
-        """False for a job of a later version, of another broker, or with a file elsewhere."""
-        return (
-            job.kind in KINDS
-            and job.broker in ("", broker_name(self.app))
-            and ("export_path" not in job.options or job.host == socket.gethostname())
-        )
-
     def _take(self, state: Mapping[str, Any], job: Job) -> JobRun | None:
         """Begin a run of a job; ``None`` if another process was faster."""
-        kind, now = KINDS.get(job.kind), self._store.now()
+        kind, now = self._kinds.get(job.kind), self._store.now()
         if kind is None:
             raise DLQError(f"job {job.id} is a {job.kind}, which this version does not know")
         where, options = LetterFilter.from_json(job.filter), kind.options.from_json(job.options)
@@ -438,74 +411,7 @@ class Jobs:
             "counts": {name: count for name, count in job.counts.items() if count},
         }
         done = sum(job.counts.get(name, 0) for name in ("published", "finished", "removed"))
-        self.record(action, job.queue, done, detail)
-
-    def redriven(self, queue: str, found: Sequence[RawEntry], redrive_id: str) -> None:
-        """Count a published batch; decode its letters only if somebody subscribed."""
-        self._measuring.redriven(queue, len(found))
-        if not self._events.wanted(Redriven):
-            return
-        for each in found:
-            with suppress(CorruptLetter):
-                self._events.emit(
-                    Redriven(at=self.clock(), letter=each.letter(), redrive_id=redrive_id)
-                )
-
-
-def _redrive(
-    jobs: Jobs, run: JobRun, progress: Progress | None, scanned: Progress | None
-) -> RedriveReport:
-    options: RedriveOptions = run.options
-    make = partial(outgoing, options=options, redrive_id=run.job.id)
-    apply = None if run.change is None else jobs.checks.edited(run.change)
-
-    def message_of(found: RawEntry, now: datetime) -> Outgoing:
-        message = make(found, now=now)
-        return message if apply is None else apply(message)
-
-    report = Redrive(
-        jobs.app,
-        jobs.backend.letters,
-        run,
-        message_of,
-        clock=jobs.clock,
-        loss=None if options.force else jobs.checks.loss(options.to_queue),
-        chooses=_chooses(jobs, run),
-        counted_in=jobs.policies.counted_in,
-        redriven=jobs.redriven,
-        held=Holds(jobs.app, jobs.backend).have,
-    ).redrive(progress, scanned)
-    run.tell(failed=report.first_failures())
-    if run.job.kind == "edit" and report.published + report.finished:
-        (letter_id,) = run.where.ids or ("",)
-        changed = {"redrive": report.redrive_id, "changed": list(options.changed)}
-        jobs.record(Action.EDITED, run.job.queue, 1, {"letter": letter_id, **changed})
-    return report
-
-
-def _chooses(jobs: Jobs, run: JobRun) -> Chooses | None:
-    """Which letters a job takes that a policy made; the policy may have changed since."""
-    due = run.options.due
-    if due is None:
-        return None
-    table, queue = jobs.policies.in_force(), run.job.queue
-    policy = None if table.rests(queue) else table.of_dead_letter_queue(queue)
-    for feature in features():
-        chooses = feature.chooses and feature.load(feature.chooses)(policy, due)
-        if chooses:
-            found: Chooses = chooses
-            return found
-    raise DLQError("the policy of the queue has no auto_redrive any more, or just changed")
-
-
-KINDS: dict[str, Kind] = {
-    "redrive": Kind(Action.REDRIVEN, RedriveOptions, _redrive),
-    "edit": Kind(Action.REDRIVEN, RedriveOptions, _redrive),
-    "discard": Kind(Action.DISCARDED, DiscardOptions, discard),
-    "purge": Kind(Action.PURGED, DiscardOptions, discard),
-    "release": Kind(Action.RELEASED, RedriveOptions, release),
-}
-"""The kinds of job, by their names."""
+        self.record(action, job.queue, detail, letters=done)
 
 
 class Runner:
@@ -572,11 +478,9 @@ def run_next(jobs: Jobs, stopping: Callable[[], bool]) -> bool:
     return False
 
 
-def _note(job: Job, report: Report) -> str:
+def _note(job: Job, report: Any) -> str:
     """What the result of a job does not say."""
-    if report.state == STOPPED:
-        return why_stopped(job.canary)
-    if report.state == FAILED:
+    if report.state in (STOPPED, FAILED):
         return job.note or "the broker took nothing"
     if report.state == DONE and job.preview.get("exact") and job.run == 1:
         gone = (job.total or 0) - report.touched - getattr(report, "refused", 0)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq.errors import NotFound, SettingsError
 from celery_dlq.events import Action, Events, whoami
 from celery_dlq.letters.record import iso
-from celery_dlq.operations.discard import KEPT_IN_BIN
 from celery_dlq.operations.instructions import Audit
+from celery_dlq.operations.retention import KEPT_IN_BIN
 from celery_dlq.policies.delivery_limits import LowLimit
 from celery_dlq.policies.drift import differences
 from celery_dlq.policies.overrides import MAX_OVERRIDE, applied, begins, checked

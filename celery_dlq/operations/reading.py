@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -17,7 +17,8 @@ from celery_dlq.logs import get_logger
 from celery_dlq.operations import paging
 from celery_dlq.operations.edit import arguments
 from celery_dlq.operations.paging import LetterCount, LetterPage
-from celery_dlq.operations.redrive.select import PositionRange, Progress, RawEntry, select
+from celery_dlq.operations.redrive.select import Progress, RawEntry, select
+from celery_dlq.policies.checks import check_names
 from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.notes import GroupNotes
@@ -41,6 +42,17 @@ SHORTEST_PREFIX = 6
 _MAX_NAMES_SHOWN = 20  # in an error text
 _POLL_SECONDS = 0.5
 _MAX_PAUSE_SECONDS = 10.0
+
+
+def split(
+    method: str, where: LetterFilter | None, given: Mapping[str, Any], taken: Iterable[str]
+) -> tuple[LetterFilter, dict[str, Any]]:
+    """The filter and the options of a call that takes both as keywords."""
+    check_names(f"arguments of {method}()", given, [*taken, *FilterFields.__annotations__])
+    known = FilterFields.__annotations__
+    by_field: Any = {name: value for name, value in given.items() if name in known}
+    options = {name: value for name, value in given.items() if name not in known}
+    return filter_of(where, by_field), options
 
 
 class Reading:
@@ -177,9 +189,10 @@ class Reading:
         while not stop():
             try:
                 until = self._store.last_position(dead_letter_queue)
-                span = PositionRange(after=after, until=until)
                 if until != after:
-                    for entry in select(self._store, dead_letter_queue, where, span=span):
+                    for entry in select(
+                        self._store, dead_letter_queue, where, after=after, until=until
+                    ):
                         after = entry.position
                         yield from _readable(iter([entry]))
                 after, pause = until, _POLL_SECONDS

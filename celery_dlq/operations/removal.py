@@ -2,32 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from celery_dlq.errors import DLQError, NotFound
-from celery_dlq.events import Action, Change, Events, whoami
+from celery_dlq.errors import DLQError, ExportError, NotFound
+from celery_dlq.events import Action, Change, whoami
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
-from celery_dlq.operations.discard import DiscardOptions
-from celery_dlq.operations.job import JobRun
+from celery_dlq.letters.record import iso
+from celery_dlq.operations.job import CancelledError, JobOptions, JobRun
 from celery_dlq.operations.jobs import Jobs
-from celery_dlq.operations.policies import PolicyAdmin
-from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX, Reading
-from celery_dlq.operations.redrive.select import Progress, RawEntry, select
-from celery_dlq.operations.results import MOST_COUNTED, DiscardReport, PolicyEffect
-from celery_dlq.operations.retention import Retention
+from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX, Reading, split
+from celery_dlq.operations.redrive.select import Progress, RawEntry, batches, select
+from celery_dlq.operations.retention import KEPT_IN_BIN, Retention
 from celery_dlq.policies.overrides import GRACE
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import RETENTION, PolicyTable
 from celery_dlq.registry import features
-from celery_dlq.store.records import Restored
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.records import ClaimState, Restored
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _MAX_DISCARDED_SCANNED = 100_000  # per queue, to complete the prefix of an id
+_LETTERS_PER_BATCH = 500
+_ROWS_PER_GROUP = 5_000
+_LEASE_SECONDS = 60.0
+_COUNTS = ("removed", "skipped", "exported")
+MOST_COUNTED = 10_000
+"""The letters that a change of a policy would remove or redrive are counted up to here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscardOptions(JobOptions):
+    """The options of a discard."""
+
+    forever: bool = False  # Remove the letters permanently; else the bin keeps them for 24 hours
+    # Write them to this new Parquet file first; `None` for no export
+    export_path: str | None = None
+
+
+class PurgeKeys(FilterFields, total=False):
+    """What a purge takes, beside a filter: see `DeadLetters`, and a Parquet file to write first."""
+
+    limit: int | None
+    export_first: str | Path | None
+    progress: Progress | None
+    scanned: Progress | None
+
+
+@dataclass(slots=True)
+class DiscardReport:
+    """The result of a discard or purge, in numbers of letters.
+
+    Attributes:
+        job_id: Id of its job.
+        removed: Removed from their queue.
+        kept_until: Time until which the bin keeps them, ISO 8601; ``None`` if it does not.
+        skipped: Claimed by another operator, or gone.
+        exported: Written to ``export_path`` first.
+        export_path: The Parquet file, if an export was requested.
+        state: ``done``, ``cancelled`` or ``interrupted`` (another process goes on with the job).
+    """
+
+    job_id: str
+    removed: int = 0
+    kept_until: str | None = None
+    skipped: int = 0
+    exported: int = 0
+    export_path: str | None = None
+    state: str = "done"
+
+    @property
+    def touched(self) -> int:
+        """Number of letters processed."""
+        return self.removed + self.skipped
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping with the attribute names."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyEffect:
+    """What a change of a policy would do to the letters that are there now."""
+
+    dead_letter_queue: str  # Their queue
+    removed: int = 0  # Letters that retention would remove
+    redriven: int = 0  # Letters that would be redriven automatically, sooner or later
+
+    def __str__(self) -> str:
+        """In words; empty for nothing."""
+        counts = {"removes": self.removed, "redrives": self.redriven}
+        return " and ".join(
+            f"{verb} {'at least ' * (number >= MOST_COUNTED)}{number:,} letter{'s' * (number > 1)} "
+            f"of {self.dead_letter_queue}"
+            for verb, number in counts.items()
+            if number
+        )
 
 
 class Removal:
@@ -36,20 +112,11 @@ class Removal:
     The methods are those of `DeadLetters`, which describes the arguments that they share.
     """
 
-    def __init__(
-        self,
-        reading: Reading,
-        policies: PolicyAdmin,
-        jobs: Jobs,
-        events: Events,
-    ) -> None:
+    def __init__(self, reading: Reading, jobs: Jobs) -> None:
         self._store = jobs.backend.letters
-        self._registry = jobs.backend.workers
         self._reading = reading
-        self._policies = policies
+        self._policies = jobs.policies
         self._jobs = jobs
-        self._checks = jobs.checks
-        self._events = events
 
     def discard(
         self,
@@ -58,45 +125,23 @@ class Removal:
         where: LetterFilter | None = None,
         *,
         forever: bool = False,
-        limit: int | None = None,
-        export_first: str | Path | None = None,
-        progress: Progress | None = None,
-        scanned: Progress | None = None,
-        **fields: Unpack[FilterFields],
+        **given: Unpack[PurgeKeys],
     ) -> DiscardReport:
-        """Remove letters from their queue; `restore` puts them back within 24 hours."""
-        return self._discard(
-            "discard",
-            dead_letter_queue,
-            filter_of(where, fields),
-            DiscardOptions(forever=forever, limit=limit),
-            export_first,
-            progress,
-            scanned,
-        )
+        """Remove letters from their queue; `restore` puts them back within 24 hours.
+
+        ``export_first`` is a Parquet file, or a folder for one, that gets the letters before.
+        """
+        return self._removed("discard", dead_letter_queue, where, given, forever=forever)
 
     def purge(
         self,
         /,
         dead_letter_queue: str,
         where: LetterFilter | None = None,
-        *,
-        limit: int | None = None,
-        export_first: str | Path | None = None,
-        progress: Progress | None = None,
-        scanned: Progress | None = None,
-        **fields: Unpack[FilterFields],
+        **given: Unpack[PurgeKeys],
     ) -> DiscardReport:
         """Remove letters permanently: `discard` with ``forever``; the audit names it a purge."""
-        return self._discard(
-            "purge",
-            dead_letter_queue,
-            filter_of(where, fields),
-            DiscardOptions(forever=True, limit=limit),
-            export_first,
-            progress,
-            scanned,
-        )
+        return self._removed("purge", dead_letter_queue, where, given, forever=True)
 
     def run(
         self,
@@ -108,7 +153,7 @@ class Removal:
         """Run a discard or a purge, e.g. one that was prepared as a plan."""
         if export_first is not None:
             path = _parquet_path(Path(export_first), run.job.id)
-            run.set_options(export_path=str(path.absolute()))
+            run.tell(options=replace(run.options, export_path=str(path.absolute())))
         report: DiscardReport = self._jobs.run(run, progress, scanned)
         return report
 
@@ -128,7 +173,7 @@ class Removal:
                     f"the discarded letter stays in the bin"
                 )
             if restored is Restored.RESTORED:
-                self._jobs.record(Action.RESTORED, name, 1, {"letter": letter_id})
+                self._jobs.record(Action.RESTORED, name, {"letter": letter_id}, letters=1)
                 return name
         raise NotFound(
             f"no bin has a letter with the id {letter_id!r}; discarded letters stay there 24 hours"
@@ -156,16 +201,16 @@ class Removal:
                 done[self._store.restore(name, key)] += 1
         finally:
             if done[Restored.RESTORED]:
-                detail = {"filter": where.to_json()}
-                self._jobs.record(Action.RESTORED, name, done[Restored.RESTORED], detail)
+                letters, detail = done[Restored.RESTORED], {"filter": where.to_json()}
+                self._jobs.record(Action.RESTORED, name, detail, letters=letters)
         return done[Restored.RESTORED], done[Restored.TAKEN]
 
     def discarded(self, dead_letter_queue: str) -> Iterator[RawEntry]:
         """The letters in the bin of a queue, newest first."""
         self._reading.check_queue(dead_letter_queue)
         for page in self._store.discarded(dead_letter_queue):
-            for position, fields in page:
-                kept = dict(fields)
+            for position, raw in page:
+                kept = dict(raw)
                 key = kept.pop(b"~key", b"").decode("utf-8", "replace")
                 found = RawEntry(position, kept)
                 found.key = key or found.key
@@ -199,7 +244,7 @@ class Removal:
         name, removed, redriven = after.dead_letter_queue_of(queue), 0, 0
         policy = after.of_dead_letter_queue(name) or Policy()
         if not keys.isdisjoint(RETENTION):
-            at = self._registry.now() + GRACE
+            at = self._store.now() + GRACE
             removed = self._retention().count(name, policy, at, MOST_COUNTED)
         for feature in features():
             if feature.chooses and not keys.isdisjoint({feature.name, *feature.policy_keys}):
@@ -209,20 +254,26 @@ class Removal:
         return PolicyEffect(dead_letter_queue=name, removed=removed, redriven=redriven)
 
     def _retention(self) -> Retention:
-        return Retention(self._store, self._registry, self._events, whoami())
+        jobs = self._jobs
+        return Retention(self._store, jobs.backend.workers, jobs.events, whoami())
 
-    def _discard(
+    def _removed(
         self,
         kind: str,
         queue: str,
-        where: LetterFilter,
-        options: DiscardOptions,
-        export_first: str | Path | None,
-        progress: Progress | None,
-        scanned: Progress | None,
+        where: LetterFilter | None,
+        given: PurgeKeys,
+        *,
+        forever: bool,
     ) -> DiscardReport:
+        taken = [*PurgeKeys.__annotations__, *(["forever"] if kind == "discard" else [])]
+        where, options = split(kind, where, given, taken)
+        limit, export_first, progress, scanned = map(
+            options.get, ("limit", "export_first", "progress", "scanned")
+        )
+        kept = DiscardOptions(forever=forever, limit=limit)
         self._reading.check_queue(queue)
-        run = self._jobs.new(kind, queue, where, options)
+        run = self._jobs.new(kind, queue, where, kept)
         return self.run(run, export_first, progress, scanned)
 
     def _discarded_id(self, names: Sequence[str], prefix: str) -> str:
@@ -248,3 +299,107 @@ def _parquet_path(path: Path, job_id: str) -> Path:
             f"expected {path} to be a new file, got one that exists; choose another name"
         )
     return path
+
+
+def discard(
+    jobs: Jobs, run: JobRun, progress: Progress | None, scanned: Progress | None
+) -> DiscardReport:
+    """Remove the letters of a job, each completely or not at all."""
+    return _Discard(jobs.backend.letters, run, scanned).run(progress)
+
+
+class _Discard:
+    """One job that removes letters."""
+
+    def __init__(self, store: Letters, run: JobRun, scanned: Progress | None) -> None:
+        self._store = store
+        self._run = run
+        self._scanned = scanned
+        self._options: DiscardOptions = run.options
+        # Of an earlier run, whose process may have been killed
+        earlier: dict[str, Any] = {name: int(run.job.counts.get(name, 0)) for name in _COUNTS}
+        path = self._options.export_path
+        self._report = DiscardReport(job_id=run.job.id, export_path=path, **earlier)
+
+    def run(self, progress: Progress | None) -> DiscardReport:
+        """Export the letters if that is wanted, then remove them."""
+        run, report, options = self._run, self._report, self._options
+        left = None if options.limit is None else max(0, options.limit - report.touched)
+        try:
+            if options.export_path is not None and not Path(options.export_path).exists():
+                report.exported = self._export(left, Path(options.export_path))
+            if left is not None and run.where.ids is None and not run.job.position:
+                # A resumed run must take no other letters than this one would have.
+                last = deque(self._selected(left), maxlen=1)
+                if last:
+                    run.tell(until=last[0].position)
+                    run.beat(now=True)
+            for batch in batches(self._selected(left), _LETTERS_PER_BATCH):
+                run.beat(self._counts())
+                self._remove([found.key for found in batch])
+                run.beat(self._counts(), batch[-1].position)
+                if progress is not None:
+                    progress(len(batch))
+        except CancelledError as exc:
+            report.state = exc.state
+        if report.removed and not options.forever:
+            report.kept_until = iso(self._store.now() + KEPT_IN_BIN)
+        return report
+
+    def _counts(self) -> dict[str, int]:
+        return {name: getattr(self._report, name) for name in _COUNTS}
+
+    def _selected(self, left: int | None, *, quietly: bool = False) -> Iterator[RawEntry]:
+        run = self._run
+
+        def page(entries: int) -> None:  # a filter that seldom matches must not end the beats
+            if self._scanned is not None and not quietly:
+                self._scanned(entries)
+            if run.begun:
+                run.beat()
+
+        after, until = run.job.position, run.job.until
+        found = select(
+            self._store, run.job.queue, run.where, after=after, until=until, scanned=page
+        )
+        return islice(found, left)
+
+    def _remove(self, keys: list[str]) -> None:
+        queue, owner = self._run.job.queue, self._run.owner
+        states = self._store.claims.claim(
+            queue,
+            keys,
+            owner=owner,
+            lease_seconds=_LEASE_SECONDS,
+            previous_run_prefix=self._run.previous_run_prefix,
+        )
+        free = (ClaimState.CLAIMED, ClaimState.RECLAIMED, ClaimState.PUBLISHED)
+        ours = [key for key, state in zip(keys, states, strict=True) if state in free]
+        if self._options.forever:
+            self._store.remove(queue, ours, owner=owner)
+        else:
+            self._store.discard(queue, ours, owner=owner, keep_seconds=KEPT_IN_BIN.total_seconds())
+        # Count what we claimed, not the reply: a removal may succeed and its reply be lost.
+        self._report.removed += len(ours)
+        self._report.skipped += len(keys) - len(ours)
+
+    def _export(self, left: int | None, path: Path) -> int:
+        """Write the letters to a file that appears completely or not at all."""
+        from celery_dlq.export import table  # noqa: PLC0415 - pyarrow is an extra
+        from celery_dlq.export.wholefile import replacing  # noqa: PLC0415 - the same
+
+        def groups() -> Iterator[list[Mapping[bytes, bytes]]]:
+            written = 0
+            for batch in batches(self._selected(left, quietly=True), _ROWS_PER_GROUP):
+                self._run.beat({"exported": written})
+                yield [found.fields for found in batch]
+                written += len(batch)
+
+        try:
+            with replacing(path) as temporary:
+                return table.write_file(temporary, groups())
+        except OSError as exc:
+            raise ExportError(
+                f"expected {path} to be a file that can be written, got {type(exc).__name__}: "
+                f"{exc.strerror or exc}; nothing was removed"
+            ) from exc

@@ -20,7 +20,6 @@ from uuid import uuid4
 from celery_dlq.events import Action, Change, Events
 from celery_dlq.letters.record import iso
 from celery_dlq.logs import get_logger
-from celery_dlq.operations.discard import KEPT_IN_BIN
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.letters import Letters
@@ -28,6 +27,9 @@ from celery_dlq.store.records import ClaimState, LetterSummary, QueueStatus, ord
 from celery_dlq.store.workers import WorkerRegistry
 
 logger = get_logger("celery_dlq.operations.retention")
+
+KEPT_IN_BIN = timedelta(hours=24)
+"""What an operator removed can be restored for this long."""
 
 MAX_LETTERS_PER_PASS = 500
 """One pass over one queue trims at most this many letters for one cause."""

@@ -28,7 +28,7 @@ from celery_dlq.events import Action, Change
 from celery_dlq.features.circuit_breaker.operations import Breakers
 from celery_dlq.features.circuit_breaker.policy import CircuitBreaker, Opened
 from celery_dlq.operations.edit import Edit
-from celery_dlq.operations.redrive.canary import Canary
+from celery_dlq.operations.redrive.message import Canary, RedriveOptions
 from celery_dlq.store.keys import Keys
 
 Letters = Callable[..., list[DeadLetter]]
@@ -416,8 +416,8 @@ def test_a_stopped_canary_is_followed_by_another_one(poison: ModuleType) -> None
     assert (again.state, again.published) == ("stopped", 2)
     assert again.canary["open"] == 1
     kept = poison.dlq.job(stopped.redrive_id).options["canary"]
-    assert kept == {"letters": 1, "max_failures": 0, "wait_seconds": 0.3}
-    assert Canary.from_json({**kept, "passed": True}) == Canary(**kept, passed=True)
+    assert kept == {"letters": 1, "max_failures": 0, "wait_seconds": 0.3, "passed": False}
+    assert RedriveOptions.from_json({"canary": kept}).canary == Canary(**kept)
 
 
 def test_a_job_that_passed_its_canary_says_so(poison: ModuleType, start_worker: Start) -> None:

@@ -185,10 +185,10 @@ def test_what_would_be_lost_stays_and_is_tried_after_the_wait(
     (lost,) = put(dlq, source_queue="gone")
     put(dlq, 3)
 
-    def loss(checks: Any, to_queue: str | None) -> Callable[[Any], str]:
-        return lambda found: "no such queue" if found.text("source_queue") == "gone" else ""
+    def loss(_targets: Any, found: Any) -> str:
+        return "no such queue" if found.text("source_queue") == "gone" else ""
 
-    monkeypatch.setattr("celery_dlq.operations.redrive.checks.Checks.loss", loss)
+    monkeypatch.setattr("celery_dlq.operations.redrive.checks.Targets.loss", loss)
     aged(dlq, 0.5)
     (job,) = look(dlq)
     assert (job.counts["published"], job.counts["refused"]) == (3, 1)

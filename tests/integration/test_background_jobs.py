@@ -24,13 +24,13 @@ from waiting import poll
 from celery_dlq import DeadLetters, DLQError, LetterFilter
 from celery_dlq.errors import NotFound
 from celery_dlq.events import Redriven, acting_as
-from celery_dlq.operations import jobs as jobs_module
-from celery_dlq.operations.discard import DiscardOptions
+from celery_dlq.operations import api
 from celery_dlq.operations.edit import Edit
 from celery_dlq.operations.job import CancelledError
 from celery_dlq.operations.jobs import MOST_PLANS, Runner
 from celery_dlq.operations.redrive import checks as checks_module
 from celery_dlq.operations.redrive.message import RedriveOptions
+from celery_dlq.operations.removal import DiscardOptions
 
 Operators = Callable[[], DeadLetters]
 STORES = ["redis", "elsewhere"]
@@ -341,7 +341,7 @@ DIES = """
 import os, signal, sys
 from builders import an_app
 from celery_dlq import DeadLetters
-from celery_dlq.operations import discard
+from celery_dlq.operations import removal
 url, job, broker = sys.argv[1:]
 app = an_app(dlq_url=url, **({"broker_url": url} if broker == "redis" else {}))
 app.conf.task_default_queue = "orders"
@@ -354,11 +354,11 @@ if dlq.job(job).kind == "redrive":
         os.kill(os.getpid(), signal.SIGKILL)
     Claimed.wait = wait
 else:
-    inner = discard._Discard._remove
+    inner = removal._Discard._remove
     def remove(self, keys):
         inner(self, keys)
         os.kill(os.getpid(), signal.SIGKILL)
-    discard._Discard._remove = remove
+    removal._Discard._remove = remove
 dlq.start(job)
 dlq.assembly.jobs().run_next(lambda: False)
 """
@@ -392,15 +392,15 @@ DIES_LIMITED = """
 import os, signal, sys
 from builders import DLQ, an_app
 from celery_dlq import DeadLetters
-from celery_dlq.operations import discard
-inner, batches = discard._Discard._remove, []
+from celery_dlq.operations import removal
+inner, batches = removal._Discard._remove, []
 def remove(self, keys):
     inner(self, keys)
     batches.append(keys)
     if len(batches) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-discard._Discard._remove = remove
-discard._LETTERS_PER_BATCH = 4
+removal._Discard._remove = remove
+removal._LETTERS_PER_BATCH = 4
 DeadLetters(an_app(dlq_url=sys.argv[1])).purge(DLQ, limit=10)
 """
 
@@ -500,7 +500,7 @@ def test_a_closed_runner_leaves_its_job_to_the_next(
     kind: str,
 ) -> None:
     """It ends between two batches; nothing is done twice, nothing is left out."""
-    monkeypatch.setattr("celery_dlq.operations.discard._LETTERS_PER_BATCH", 2)
+    monkeypatch.setattr("celery_dlq.operations.removal._LETTERS_PER_BATCH", 2)
     one, two = operators(), operators()
     ids = put(one, 60)
     options: dict[str, Any] = {"rate": 40} if kind == "redrive" else {}
@@ -622,8 +622,8 @@ def test_a_job_that_fails_says_why_and_the_next_one_runs(
     put(dlq, 2)
     bad, good = dlq.plan("redrive", DLQ).id, dlq.plan("purge", DLQ).id
     nothing: dict[str, str] = {}
-    kind = replace(jobs_module.KINDS["redrive"], operation=lambda *_: nothing["no such key"])
-    monkeypatch.setitem(jobs_module.KINDS, "redrive", kind)
+    kind = replace(api.KINDS["redrive"], operation=lambda *_: nothing["no such key"])
+    monkeypatch.setitem(api.KINDS, "redrive", kind)
     dlq.start(bad)
     dlq.start(good)
     runners(dlq)

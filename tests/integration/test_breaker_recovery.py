@@ -29,7 +29,7 @@ from celery_dlq.features.circuit_breaker.policy import Probed
 from celery_dlq.features.hold import operations as holds
 from celery_dlq.features.hold.operations import Holds
 from celery_dlq.letters.record import Reason
-from celery_dlq.operations import instructions, job
+from celery_dlq.operations import job, release
 from celery_dlq.operations.job import JobRun
 from celery_dlq.operations.jobs import Jobs
 from celery_dlq.operations.redrive.publisher import GrowingPace
@@ -56,7 +56,7 @@ def client(server: RedisServer) -> redis.Redis:
 def dlq(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadLetters]:
     """An app whose workers notice everything at once, and do not wait after an error."""
     monkeypatch.setattr(holds, "NOTICED", timedelta(0))
-    monkeypatch.setattr(instructions, "RETRY", timedelta(0))
+    monkeypatch.setattr(release, "RETRY", timedelta(0))
     monkeypatch.setattr(policy, "PROBE_SECONDS", 0.01)
     monkeypatch.setattr(policy, "PROBES", 1)
     monkeypatch.setattr(GrowingPace, "rate", 20.0)

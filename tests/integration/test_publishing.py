@@ -23,7 +23,7 @@ from celery_dlq.features.hold import operations
 from celery_dlq.features.hold.operations import Holds
 from celery_dlq.letters.record import Reason
 from celery_dlq.operations import job as jobs
-from celery_dlq.operations.redrive.redrive import Redrive
+from celery_dlq.operations.redrive import claimed
 from celery_dlq.store.instructions import Hold
 from celery_dlq.transport import amqp as confirms
 
@@ -149,7 +149,7 @@ def test_the_claims_of_a_slow_batch_are_renewed(
     place: Place, proxied: Callable[..., SlowProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second redrive takes no letter of one that publishes for longer than a lease."""
-    monkeypatch.setitem(Redrive.__init__.__kwdefaults__, "lease_seconds", 1.0)
+    monkeypatch.setattr(claimed, "LEASE_SECONDS", 1.0)
     slow, other = place.make(proxied(delay=0.1).port), place.make()
     put(slow, 40)
     thread, found = in_background(lambda: slow.redrive(QUEUE))
@@ -165,7 +165,7 @@ def test_a_run_that_lost_its_claims_publishes_nothing_more(
     place: Place, proxied: Callable[..., SlowProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a pause of its machine: the letters that another operation has are left to it."""
-    monkeypatch.setitem(Redrive.__init__.__kwdefaults__, "lease_seconds", 1.0)
+    monkeypatch.setattr(claimed, "LEASE_SECONDS", 1.0)
     slow = place.make(proxied(delay=0.1).port)
     ids = put(slow, 30)
     store = slow.assembly.backend.letters

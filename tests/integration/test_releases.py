@@ -29,7 +29,7 @@ from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.features.hold import operations
 from celery_dlq.features.hold.operations import Holds
 from celery_dlq.letters.record import Reason
-from celery_dlq.operations.instructions import HeldQueues
+from celery_dlq.operations.release import HeldQueues
 from celery_dlq.policies.decisions import Taken
 from celery_dlq.store.claims import Claims
 from celery_dlq.store.instructions import Hold

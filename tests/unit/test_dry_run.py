@@ -134,7 +134,7 @@ def test_a_dry_run_counts_letters_by_queue_and_by_task() -> None:
     """A task that one of its queues lacks is missing."""
     some = targets(a_worker("orders"), a_worker("a", "b", tasks=("other",)))
     entries = [*[an_entry() for _ in range(3)], an_entry("a"), an_entry("b", "other")]
-    plan = dry_run([*entries, RawEntry("1-0", {})], some)
+    plan = dry_run(lambda _: [*entries, RawEntry("1-0", {})], some)
     assert (plan.letters, plan.corrupt, plan.ready) == (5, 1, False)
     assert [(c.name, c.letters, c.found) for c in plan.queues] == [
         ("orders", 3, True),
@@ -149,8 +149,8 @@ def test_a_dry_run_counts_letters_by_queue_and_by_task() -> None:
 
 def test_a_plan_that_would_lose_messages_is_refused_unless_it_is_forced() -> None:
     """By name, with what to do."""
-    lost = dry_run([an_entry(f"gone-{uuid4().hex}")], targets(a_worker("orders")))
+    lost = dry_run(lambda _: [an_entry(f"gone-{uuid4().hex}")], targets(a_worker("orders")))
     with pytest.raises(RedriveError, match=r"messages would be lost: queue 'gone-.*--force"):
         refuse_lost(lost)
     refuse_lost(lost, force=True)
-    refuse_lost(dry_run([an_entry()], targets(a_worker("orders"))))
+    refuse_lost(dry_run(lambda _: [an_entry()], targets(a_worker("orders"))))

@@ -59,7 +59,7 @@ def test_a_misspelt_option_of_a_plan(dlq: DeadLetters, kind: str, options: Any, 
     """It has the options of the operation that is planned."""
     plans = dlq.assembly.operations()
     with pytest.raises(DLQError, match=f"did you mean '{meant}'"):
-        plans._planned_options(kind, options)
+        plans._options(kind, options)
 
 
 def test_a_filter_and_its_fields_are_not_given_together(dlq: DeadLetters) -> None:
@@ -76,7 +76,7 @@ def test_the_keywords_that_types_know_are_those_that_are_taken() -> None:
 
 def test_an_operation_has_the_signature_and_the_text_of_its_own() -> None:
     """For `help()` and for editors, though it is imported late."""
-    assert "rate" in signature(DeadLetters.redrive).parameters
+    assert "progress" in signature(DeadLetters.redrive).parameters
     assert "Exactly once" in (DeadLetters.redrive.__doc__ or "")
 
 

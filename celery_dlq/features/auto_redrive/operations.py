@@ -27,8 +27,7 @@ from celery_dlq.letters.record import to_micros
 from celery_dlq.logs import get_logger
 from celery_dlq.operations.job import DONE, INTERRUPTED, RUNNING, WAITING, Job, JobRun
 from celery_dlq.operations.jobs import Jobs
-from celery_dlq.operations.redrive.canary import Canary
-from celery_dlq.operations.redrive.message import RedriveOptions
+from celery_dlq.operations.redrive.message import Canary, RedriveOptions
 from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable

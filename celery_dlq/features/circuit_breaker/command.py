@@ -17,7 +17,7 @@ from celery_dlq.cli.context import (
 from celery_dlq.cli.options import json_option, yes_option
 from celery_dlq.cli.table import about_hold, line, say, table
 from celery_dlq.features.circuit_breaker.operations import Breakers
-from celery_dlq.operations.instructions import HeldMessages
+from celery_dlq.operations.release import HeldMessages
 
 _STYLES = {"open": "red"}
 

@@ -28,8 +28,9 @@ from celery_dlq.features.circuit_breaker.policy import (
 from celery_dlq.letters.record import from_micros, to_micros
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import CIRCUITS, Counts
-from celery_dlq.operations.instructions import HeldMessages, HeldQueues, KnownNames, reason_of
+from celery_dlq.operations.instructions import KnownNames, reason_of
 from celery_dlq.operations.redrive.publisher import broker_name
+from celery_dlq.operations.release import HeldMessages, HeldQueues
 from celery_dlq.store.instructions import MOST_HOLDS, OPEN, RELEASING, Circuit, Hold
 from celery_dlq.store.store import Store
 

@@ -20,8 +20,8 @@ from celery_dlq.cli.table import about_hold, age, counting, line, say, table, ut
 from celery_dlq.errors import DLQError
 from celery_dlq.features.hold.operations import Holds
 from celery_dlq.letters.printable import one_line
-from celery_dlq.operations.instructions import HeldMessages
-from celery_dlq.operations.results import RedriveReport
+from celery_dlq.operations.redrive.work import RedriveReport
+from celery_dlq.operations.release import HeldMessages
 
 _MAX_ERRORS = 10
 _STATE_STYLES = {"full": "red", "ended": "yellow"}

@@ -14,16 +14,12 @@ from celery_dlq.events import Action, on_behalf_of, whoami
 from celery_dlq.letters import conditions
 from celery_dlq.letters.printable import shortened
 from celery_dlq.logs import get_logger
-from celery_dlq.operations.instructions import (
-    Audit,
-    HeldMessages,
-    reason_of,
-)
+from celery_dlq.operations.instructions import Audit, reason_of
 from celery_dlq.operations.job import DONE, RUNNING, Job, JobRun
 from celery_dlq.operations.redrive.message import RedriveOptions
 from celery_dlq.operations.redrive.select import Progress
-from celery_dlq.operations.release import new_release
-from celery_dlq.operations.results import RedriveReport
+from celery_dlq.operations.redrive.work import RedriveReport
+from celery_dlq.operations.release import HeldMessages, new_release
 from celery_dlq.store.instructions import MOST_HOLDS, Hold
 
 if TYPE_CHECKING:

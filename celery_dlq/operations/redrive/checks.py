@@ -10,29 +10,27 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
-from celery_dlq.config import Settings
 from celery_dlq.errors import DLQError, RedriveError
-from celery_dlq.events import whoami
 from celery_dlq.letters import conditions
 from celery_dlq.letters.links import is_in_chord
-from celery_dlq.operations.edit import Edit, edited
-from celery_dlq.operations.policies import PolicyAdmin
-from celery_dlq.operations.redrive.message import Outgoing, RedriveOptions, outgoing
+from celery_dlq.operations.redrive.message import Outgoing
 from celery_dlq.operations.redrive.publisher import broker_name
 from celery_dlq.operations.redrive.select import Progress, RawEntry
 from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.store.instructions import Hold
-from celery_dlq.store.records import MAX_TASKS, Clock, MessageKey, WorkerInfo
+from celery_dlq.store.records import MAX_TASKS, MessageKey, WorkerInfo
 from celery_dlq.store.store import Store
 from celery_dlq.transport.sqs.aws import is_sqs, queue_exists
+
+if TYPE_CHECKING:
+    from celery_dlq.operations.jobs import Jobs
 
 _MAX_NAMES = 1000
 _MOST_NAMES_SHOWN = 20
 _MOST_EXAMPLES = 10
-_MOST_COUNTED = 1000
 _OTHERS = "(others)"
 
 Finding = tuple[bool | None, str]
@@ -51,11 +49,11 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """The effect that a redrive would have.
+    """The effect that a redrive would have, or a removal.
 
     Attributes:
-        letters: Number of letters that it would publish.
-        corrupt: Number of entries that are no letters; it would skip them.
+        letters: Number of letters that it would publish or remove.
+        corrupt: Number of entries that are no letters; a redrive would skip them.
         bytes: Total size of the bodies.
         queues: The queues that it would publish to.
         tasks: The tasks that would run.
@@ -64,15 +62,21 @@ class DryRun:
             than the canary is watched.
         chords: Number of letters whose message is a part of a chord. The chord fails with it, and
             the redrive does not run its body.
+        groups: The most frequent fingerprints, each with its number of letters.
+        examples: Ids of the first letters.
+        exact: False if there are more letters than it could read in time.
     """
 
     letters: int = 0
     corrupt: int = 0
     bytes: int = 0
-    queues: tuple[Check, ...] = field(default=())
-    tasks: tuple[Check, ...] = field(default=())
+    queues: Sequence[Check] = ()
+    tasks: Sequence[Check] = ()
     waits_for: Mapping[str, int] = field(default_factory=dict)
     chords: int = 0
+    groups: Sequence[Mapping[str, Any]] = ()
+    examples: Sequence[str] = ()
+    exact: bool = True
 
     @property
     def ready(self) -> bool:
@@ -82,6 +86,23 @@ class DryRun:
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names, and ``ready``."""
         return {**asdict(self), "ready": self.ready}
+
+    def preview(self) -> dict[str, Any]:
+        """As `to_json`, for a plan: some names, what is missing first, then the most frequent."""
+        shown = self.to_json()
+        for name in ("queues", "tasks"):
+            checks = sorted(shown[name], key=lambda each: each["found"] is not False)
+            shown[name] = checks[:_MOST_NAMES_SHOWN]
+        shown["waits_for"] = dict([*self.waits_for.items()][:_MOST_NAMES_SHOWN])
+        return shown
+
+    @classmethod
+    def of_preview(cls, preview: Mapping[str, Any]) -> DryRun:
+        """What a plan shows; of its queues and tasks, the first ones."""
+        known = {f.name: preview[f.name] for f in fields(cls) if f.name in preview}
+        for name in ("queues", "tasks"):
+            known[name] = tuple(Check(**each) for each in known.get(name, ()))
+        return cls(**known)
 
 
 class Holds:
@@ -181,6 +202,13 @@ class Targets:
         one = f"not registered by {workers[0].hostname}, the only live worker that consumes"
         return False, f"{one if len(workers) == 1 else f'registered by {several}'} {queue!r}"
 
+    def refuse_target(self) -> None:
+        """Refuse a queue to publish to that is known to be missing."""
+        if self._to_queue is not None:
+            there, why = self.queue(self._to_queue)
+            check = Check(name=self._to_queue, letters=0, found=there, why=why)
+            refuse_lost(DryRun(queues=(check,)))
+
     def loss(self, found: RawEntry) -> str:
         """Why the message of a letter would be lost; empty if it would not, or that is unknown."""
         names = found.fields.get(b"source_queue"), found.fields.get(b"task_name")
@@ -233,39 +261,101 @@ class Targets:
         return name != self._to_queue or name in self._guarded
 
 
-def dry_run(found: Iterable[RawEntry], targets: Targets) -> DryRun:
-    """Report what a redrive would do; changes nothing."""
-    needed: Counter[tuple[str, str]] = Counter()
-    waits_for: Counter[str] = Counter()
-    letters = corrupt = size = chords = 0
-    for entry in found:
-        if not entry.is_letter:
-            corrupt += 1
-            continue
-        letters += 1
-        body = entry.fields.get(b"body", b"")
-        size += len(body)
-        chords += is_in_chord(entry.fields.get(b"content_type", b""), body)
-        for what in targets.waits_for(entry):
-            if what in waits_for or len(waits_for) < _MAX_NAMES:
-                waits_for[what] += 1
-        pair = targets.queue_of(entry), entry.text("task_name")
-        needed[pair if pair in needed or len(needed) < _MAX_NAMES else (_OTHERS, _OTHERS)] += 1
-    return DryRun(
-        letters=letters,
-        corrupt=corrupt,
-        bytes=size,
-        queues=_checks(
-            (queue, count, _TOO_MANY if queue == _OTHERS else targets.queue(queue))
-            for (queue, _), count in needed.items()
-        ),
-        tasks=_checks(
-            (task, count, _TOO_MANY if task == _OTHERS else targets.task(task, queue))
-            for (queue, task), count in needed.items()
-        ),
-        waits_for=dict(waits_for.most_common()),
-        chords=chords,
-    )
+class _LateError(Exception):
+    """The time is over."""
+
+
+def dry_run(
+    select: Callable[[Progress], Iterable[RawEntry]],
+    targets: Targets | None,
+    *,
+    seconds: float = float("inf"),
+    scanned: Progress | None = None,
+) -> DryRun:
+    """Report what a redrive would do, or without targets a removal; read letters for some time."""
+    counts, deadline = _Counts(targets), time.monotonic() + seconds
+
+    def check(entries: int = 0) -> None:
+        if entries and scanned is not None:
+            scanned(entries)
+        if time.monotonic() >= deadline:
+            raise _LateError
+
+    try:
+        for found in select(check):
+            check()
+            counts.add(found)
+    except _LateError:
+        return replace(counts.result(), exact=False)
+    return counts.result()
+
+
+class _Counts:
+    """What a dry run counts, in one pass over the letters; of many names, the first ones."""
+
+    def __init__(self, targets: Targets | None) -> None:
+        self._targets = targets
+        self._numbers: Counter[str] = Counter()
+        self._needed: Counter[tuple[str, str]] = Counter()
+        self._waits_for: Counter[str] = Counter()
+        self._groups: Counter[str] = Counter()
+        self._examples: list[str] = []
+
+    def add(self, found: RawEntry) -> None:
+        """Count an entry."""
+        if len(self._examples) < _MOST_EXAMPLES:
+            self._examples.append(found.key)
+        body, content_type = (found.fields.get(name, b"") for name in (b"body", b"content_type"))
+        if not found.is_letter:
+            self._numbers["corrupt"] += 1
+            self._numbers["bytes"] += 0 if self._targets else len(body)
+            return
+        chord = self._targets is not None and is_in_chord(content_type, body)
+        self._numbers.update(letters=1, bytes=len(body), chords=int(chord))
+        _count(self._groups, found.text("fingerprint"))
+        queue, task = "", found.text("task_name")
+        if self._targets is not None:
+            queue = self._targets.queue_of(found)
+            for what in self._targets.waits_for(found):
+                _count(self._waits_for, what)
+        if not _count(self._needed, (queue, task)):
+            self._needed[_OTHERS, _OTHERS] += 1
+
+    def result(self) -> DryRun:
+        """What was counted; each queue and task is looked up now."""
+        needed, targets = self._needed.items(), self._targets
+        queues: Iterable[tuple[str, int, Finding]] = ()
+        tasks: Iterable[tuple[str, int, Finding]] = (
+            (task, n, (None, "")) for (_, task), n in needed
+        )
+        if targets is not None:
+            queues = (
+                (q, n, _TOO_MANY if q == _OTHERS else targets.queue(q)) for (q, _), n in needed
+            )
+            tasks = (
+                (task, n, _TOO_MANY if task == _OTHERS else targets.task(task, queue))
+                for (queue, task), n in needed
+            )
+        groups = self._groups.most_common(_MOST_NAMES_SHOWN)
+        return DryRun(
+            letters=self._numbers["letters"],
+            corrupt=self._numbers["corrupt"],
+            bytes=self._numbers["bytes"],
+            chords=self._numbers["chords"],
+            queues=_checks(queues),
+            tasks=_checks(tasks),
+            waits_for=dict(self._waits_for.most_common()),
+            groups=[{"fingerprint": name, "letters": count} for name, count in groups],
+            examples=self._examples,
+        )
+
+
+def _count(counts: Counter[Any], name: Any) -> bool:
+    """Count a name unless there are too many others; false if so."""
+    if name not in counts and len(counts) >= _MAX_NAMES:
+        return False
+    counts[name] += 1
+    return True
 
 
 def refuse_lost(plan: DryRun, *, force: bool = False) -> None:
@@ -341,148 +431,23 @@ def _declared(connection: Any, name: str) -> bool | None:
     return True
 
 
-class Checks:
-    """Refuses what would lose letters, or cannot be done."""
-
-    def __init__(
-        self, app: Any, settings: Settings, backend: Store, policies: PolicyAdmin, clock: Clock
-    ) -> None:
-        self._app = app
-        self._settings = settings
-        self._backend = backend
-        self._policies = policies
-        self._clock = clock
-
-    def target(self, to_queue: str | None) -> None:
-        """Refuse a dead-letter queue as the queue to publish to."""
-        if to_queue is None:
-            return
-        names = self._backend.letters.names()
-        if to_queue in names or self._policies.is_dead_letter_queue(to_queue):
-            raise DLQError(
-                f"expected to_queue to be a queue of tasks, got the dead-letter queue {to_queue!r}"
-            )
-
-    def targets(self, to_queue: str | None) -> Targets:
-        """The queues and tasks of a redrive."""
-        return Targets(
-            self._app,
-            self._backend.workers.workers(),
-            configured=self._policies.configured_queues(),
-            guarded=self._policies.guarded_queues(),
-            holds=Holds(self._app, self._backend),
-            to_queue=to_queue,
+def check_target(jobs: Jobs, to_queue: str | None) -> None:
+    """Refuse a dead-letter queue as the queue to publish to."""
+    if to_queue is None:
+        return
+    if to_queue in jobs.backend.letters.names() or jobs.policies.is_dead_letter_queue(to_queue):
+        raise DLQError(
+            f"expected to_queue to be a queue of tasks, got the dead-letter queue {to_queue!r}"
         )
 
-    def loss(self, to_queue: str | None) -> Callable[[RawEntry], str]:
-        """What says why the message of a letter would be lost."""
-        targets = self.targets(to_queue)
-        if to_queue is not None:
-            there, why = targets.queue(to_queue)
-            check = Check(name=to_queue, letters=0, found=there, why=why)
-            refuse_lost(DryRun(queues=(check,)))
-        return targets.loss
 
-    def edit(self, change: Edit, found: RawEntry, options: RedriveOptions) -> None:
-        """Apply an edit to the message of a letter, to see if it fits."""
-        self.target(options.to_queue)
-        self.edited(change)(self.message(found, options))
-
-    def edited(self, change: Edit, actor: str | None = None) -> Callable[[Outgoing], Outgoing]:
-        """A function that applies an edit; values that people cannot see stay as they are."""
-        redaction = self._settings.redaction
-        return edited(change, actor=actor or whoami(), now=self._clock(), redaction=redaction)
-
-    def message(self, found: RawEntry, options: RedriveOptions) -> Outgoing:
-        """The message of a letter, as a redrive with these options would publish it."""
-        return outgoing(found, options, redrive_id="", now=self._clock())
-
-
-class _LateError(Exception):
-    """The time is over."""
-
-
-class Preview:
-    """Reads letters until a deadline, for a dry run, and counts what the dry run does not."""
-
-    def __init__(
-        self,
-        select: Callable[[Progress], Iterable[RawEntry]],
-        *,
-        seconds: float,
-        scanned: Progress | None = None,
-    ) -> None:
-        self.exact = True
-        self._select = select
-        self._seconds = seconds
-        self._scanned = scanned
-        self._examples: list[str] = []
-        self._groups: Counter[str] = Counter()
-        self._tasks: Counter[str] = Counter()
-
-    def entries(self) -> Iterator[RawEntry]:
-        """The letters, until the deadline."""
-        deadline = time.monotonic() + self._seconds
-
-        def check(entries: int = 0) -> None:
-            if entries and self._scanned is not None:
-                self._scanned(entries)
-            if time.monotonic() >= deadline:
-                raise _LateError
-
-        try:
-            for found in self._select(check):
-                check()
-                self._count(found)
-                yield found
-        except _LateError:
-            self.exact = False
-
-    def removal(self) -> DryRun:
-        """The effect of a removal: as a redrive's, but nothing needs to be there."""
-        letters = corrupt = size = 0
-        for found in self.entries():
-            letters, corrupt = letters + found.is_letter, corrupt + (not found.is_letter)
-            size += len(found.fields.get(b"body", b""))
-        tasks = tuple(
-            Check(name=name, letters=count, found=None, why="")
-            for name, count in self._tasks.most_common()
-        )
-        return DryRun(letters=letters, corrupt=corrupt, bytes=size, tasks=tasks)
-
-    def to_json(self, dry_run: DryRun) -> dict[str, Any]:
-        """A JSON-ready mapping, bounded: what is missing comes first, then the most frequent."""
-        shown = dry_run.to_json()
-        for name in ("queues", "tasks"):
-            shown[name] = sorted(shown[name], key=lambda each: each["found"] is not False)
-            shown[name] = shown[name][:_MOST_NAMES_SHOWN]
-        shown["waits_for"] = dict([*dry_run.waits_for.items()][:_MOST_NAMES_SHOWN])
-        groups = [
-            {"fingerprint": fingerprint, "letters": count}
-            for fingerprint, count in self._groups.most_common(_MOST_NAMES_SHOWN)
-        ]
-        return {**shown, "exact": self.exact, "groups": groups, "examples": self._examples}
-
-    def _count(self, found: RawEntry) -> None:
-        if len(self._examples) < _MOST_EXAMPLES:
-            self._examples.append(found.key)
-        if found.is_letter:
-            for counts, name in ((self._groups, "fingerprint"), (self._tasks, "task_name")):
-                text = found.text(name)
-                if text in counts or len(counts) < _MOST_COUNTED:
-                    counts[text] += 1
-
-
-def dry_run_of(preview: Mapping[str, Any]) -> DryRun:
-    """The dry run that a plan shows; of its queues and tasks, the first ones."""
-    queues, tasks = (
-        tuple(Check(**each) for each in preview.get(name, ())) for name in ("queues", "tasks")
-    )
-    return DryRun(
-        letters=int(preview.get("letters", 0)),
-        corrupt=int(preview.get("corrupt", 0)),
-        bytes=int(preview.get("bytes", 0)),
-        queues=queues,
-        tasks=tasks,
-        waits_for=preview.get("waits_for", {}),
+def targets_of(jobs: Jobs, to_queue: str | None) -> Targets:
+    """The queues and tasks of a redrive."""
+    return Targets(
+        jobs.app,
+        jobs.backend.workers.workers(),
+        configured=jobs.policies.configured_queues(),
+        guarded=jobs.policies.guarded_queues(),
+        holds=Holds(jobs.app, jobs.backend),
+        to_queue=to_queue,
     )

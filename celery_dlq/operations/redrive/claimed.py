@@ -8,52 +8,22 @@ batch at most is uncertain: its letters are published again, and counted as ``ma
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from celery_dlq.operations.redrive.publisher import Sent
+from celery_dlq.operations.redrive.select import MAX_BATCH_BYTES
 from celery_dlq.store.records import ClaimState
 
 if TYPE_CHECKING:
+    from celery_dlq.operations.redrive.message import Prepared
     from celery_dlq.operations.redrive.publisher import Publisher
-    from celery_dlq.operations.redrive.redrive import Prepared, Redrive
     from celery_dlq.operations.redrive.select import RawEntry
+    from celery_dlq.operations.redrive.work import Work
 
 LEASE_SECONDS = 60.0
 TAKEN = (ClaimState.CLAIMED, ClaimState.RECLAIMED)
-
-
-class Background:
-    """Makes calls in a thread of its own, one at a time; a context manager."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="dlq-background")
-        self._last: Future[Any] | None = None
-
-    def __enter__(self) -> Background:  # noqa: PYI034 - Self came with Python 3.11
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._pool.shutdown(wait=True)
-        if kind is None:  # else keep the first error; the next run removes the letters
-            self.wait()
-
-    def start(self, call: Callable[[], object]) -> None:
-        """Make a call, after waiting for the one before."""
-        self.wait()
-        self._last = self._pool.submit(call)
-
-    def wait(self) -> None:
-        """Wait for the last call; raises its error."""
-        if self._last is None:
-            return
-        last, self._last = self._last, None
-        try:
-            last.result()
-        except KeyboardInterrupt:
-            self._last = last
-            raise
 
 
 class Claims:
@@ -63,9 +33,8 @@ class Claims:
     with its job: so both are renewed, and asked for again, between two messages.
     """
 
-    def __init__(self, redrive: Redrive, letter_ids: Sequence[str], lease_seconds: float) -> None:
-        self._redrive = redrive
-        self._lease = lease_seconds
+    def __init__(self, work: Work, letter_ids: Sequence[str]) -> None:
+        self._work = work
         self._states = self._claimed(letter_ids)
         self.reclaimed = self.of(ClaimState.RECLAIMED)
         self.lost: set[str] = set()
@@ -80,9 +49,9 @@ class Claims:
 
     def keep(self, waiting_for: str = "") -> None:
         """Renew job and claims when it is time."""
-        self._redrive.run.tell(note=waiting_for)
-        self._redrive.beat()
-        if time.monotonic() - self._claimed_at < self._lease / 4:
+        self._work.run.tell(note=waiting_for)
+        self._work.beat()
+        if time.monotonic() - self._claimed_at < LEASE_SECONDS / 4:
             return
         ours = [letter_id for letter_id in self._states if self.has(letter_id)]
         for letter_id, state in self._claimed(ours).items():
@@ -91,72 +60,78 @@ class Claims:
 
     def _claimed(self, letter_ids: Sequence[str]) -> dict[str, ClaimState]:
         self._claimed_at = time.monotonic()  # before the store's clock starts the lease
-        run = self._redrive.run
-        states = self._redrive.store.claims.claim(
+        run = self._work.run
+        states = self._work.store.claims.claim(
             run.job.queue,
             letter_ids,
             owner=run.owner,
-            lease_seconds=self._lease,
+            lease_seconds=LEASE_SECONDS,
             previous_run_prefix=run.previous_run_prefix,
         )
         return dict(zip(letter_ids, states, strict=True))
 
 
 class Claimed:
-    """Redrives batches of letters; their claims record every result for the next run."""
+    """Redrives batches of letters; their claims record every result for the next run.
 
-    def __init__(
-        self, redrive: Redrive, publisher: Publisher, background: Background, lease_seconds: float
-    ) -> None:
-        self._redrive = redrive
+    The letters of a batch are removed in the background, while the next one is prepared.
+    """
+
+    def __init__(self, work: Work, publisher: Publisher) -> None:
+        self._work = work
         self._publisher = publisher
-        self._background = background  # removes the letters of a batch, while we prepare the next
-        self._lease_seconds = lease_seconds
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="dlq-background")
+        self._removal: Future[object] | None = None
         self.batch_size = publisher.batch_size
+        self.max_bytes = MAX_BATCH_BYTES
 
     def start(self, batch: Sequence[RawEntry]) -> None:
         """Redrive a batch; its letters may be removed in the background."""
-        redrive, sent = self._redrive, Sent()
-        queue, owner = redrive.run.job.queue, redrive.run.owner
-        claims = Claims(redrive, [found.key for found in batch], self._lease_seconds)
+        work, sent = self._work, Sent()
+        queue, owner = work.run.job.queue, work.run.owner
+        claims = Claims(work, [found.key for found in batch])
         finished = claims.of(ClaimState.PUBLISHED)
         ours = [found for found in batch if claims.has(found.key)]
-        redrive.report.finished += len(finished)
-        redrive.report.skipped += len(batch) - len(finished) - len(ours)
+        work.report.finished += len(finished)
+        work.report.skipped += len(batch) - len(finished) - len(ours)
         ready: list[Prepared] = []
         try:
-            for prepared in redrive.prepared(ours):
+            for prepared in work.prepared(ours):
                 if prepared.seed is not None:
                     claims.keep()
-                    redrive.store.claims.seed(*prepared.seed)
+                    work.store.claims.seed(*prepared.seed)
                 ready.append(prepared)
             self._publisher.publish([prepared.message for prepared in ready], sent, claims)
         finally:  # also on Ctrl-C
             self._settle(claims, finished, sent)
             confirmed = sent.confirmed_set
-            redrive.published([one for one in ready if one.found.key in confirmed])
+            work.published([one for one in ready if one.found.key in confirmed])
             unused = [found.key for found in ours if found.key not in confirmed]
             doubtful = [key for key in unused if key in sent.doubtful]
             certain = [key for key in unused if key not in sent.doubtful]
-            redrive.store.claims.release(queue, certain, owner=owner)
-            redrive.store.claims.release(queue, doubtful, owner=owner, doubtful=True)
+            work.store.claims.release(queue, certain, owner=owner)
+            work.store.claims.release(queue, doubtful, owner=owner, doubtful=True)
 
     def wait(self) -> None:
-        """Wait until the letters of the last batch are removed."""
-        self._background.wait()
+        """Wait until the letters of the last batch are removed; raises the error of that."""
+        if self._removal is not None:
+            self._removal.result()
+            self._removal = None
 
-    def interrupted(self) -> None:
-        """Do nothing: `start` has counted its batch, whatever ended it."""
+    def close(self) -> None:
+        """End, after an error too: the next run removes what this one could not."""
+        self._background.shutdown(wait=True)
 
     def _settle(self, claims: Claims, finished: list[str], sent: Sent) -> None:
         """Mark first, remove second: after a crash in between, only the removal is left."""
-        redrive, over = self._redrive, [*finished, *sent.confirmed]
-        report, queue, owner = redrive.report, redrive.run.job.queue, redrive.run.owner
+        work, over = self._work, [*finished, *sent.confirmed]
+        report, queue, owner = work.report, work.run.job.queue, work.run.owner
         report.published += len(sent.confirmed)
         report.maybe_twice += len(sent.again.union(claims.reclaimed) & sent.confirmed_set)
         report.doubtful += len(sent.doubtful)
         report.skipped += len(claims.lost - sent.confirmed_set)
         for letter_id, error in (*sent.refused.items(), *sent.doubtful.items()):
             report.fail(letter_id, error)
-        redrive.store.claims.mark_published(queue, over, owner=owner)
-        self._background.start(lambda: redrive.store.remove(queue, over, owner=owner))
+        work.store.claims.mark_published(queue, over, owner=owner)
+        self.wait()
+        self._removal = self._background.submit(work.store.remove, queue, over, owner=owner)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 from uuid import uuid4
 
 from celery_dlq.errors import CorruptLetter, DLQError, RedriveError
@@ -21,8 +21,9 @@ from celery_dlq.letters.headers import (
 )
 from celery_dlq.letters.packed import INLINE
 from celery_dlq.letters.record import from_micros
-from celery_dlq.operations.redrive.canary import Canary
+from celery_dlq.operations.job import JobOptions
 from celery_dlq.operations.redrive.select import RawEntry
+from celery_dlq.store.records import Seed
 
 # Set by a broker or by us for an earlier delivery; wrong or harmful in the next one.
 # x-death: https://github.com/celery/celery/issues/10111
@@ -49,6 +50,8 @@ _TRANSPORT_PROPERTIES = frozenset(
     }
 )
 
+_MAX_CANARY = 1000
+
 _quoted = json.JSONEncoder().encode
 _decode = json.JSONDecoder().raw_decode
 
@@ -62,17 +65,37 @@ class RedriveKeys(TypedDict, total=False):
     delay: float | timedelta
     new_id: bool
     keep_count: bool
+    force: bool
     canary: int | None
     max_failures: int
     canary_wait: float | timedelta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RedriveOptions:
+class Canary:
+    """The options of a canary."""
+
+    letters: int  # Number of letters to redrive first
+    max_failures: int = 0  # Continue if at most this many of them die again or do not end in time
+    wait_seconds: float = 60.0  # Seconds to watch them
+    passed: bool = False  # True in a job whose canary passed: resumed, it needs no other
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.letters <= _MAX_CANARY:
+            raise DLQError(f"expected canary to be 1 to {_MAX_CANARY} letters, got {self.letters}")
+        if self.max_failures < 0:
+            raise DLQError(f"expected max_failures to be 0 or more, got {self.max_failures}")
+        if not 0 < self.wait_seconds < float("inf"):
+            raise DLQError(
+                f"expected canary_wait to be more than 0 seconds, got {self.wait_seconds}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedriveOptions(JobOptions):
     """The options of a redrive."""
 
     rate: float | None = None  # At most this many letters per second; `None` for no limit
-    limit: int | None = None  # At most this many letters; `None` for all
     to_queue: str | None = None  # Publish to this queue; `None` for each message's own
     delay_seconds: float = 0.0  # Seconds before the messages may run
     new_id: bool = False  # Give each task a new id
@@ -85,13 +108,12 @@ class RedriveOptions:
     canary: Canary | None = None  # Redrive a few letters first; `None` for no canary
     due: Mapping[str, Any] | None = None  # Of the letters that are due by a policy, only these
     marker: str = ""  # Names a release in the headers of its messages; by default the hold
-    changed: tuple[str, ...] = ()  # The paths that an edit changed
+    changed: Sequence[str] = ()  # The paths that an edit changed
 
     def __post_init__(self) -> None:
+        JobOptions.__post_init__(self)  # `super()` fails in a class with slots
         if self.rate is not None and not 0 < self.rate < float("inf"):
             raise DLQError(f"expected rate to be more than 0 letters a second, got {self.rate}")
-        if self.limit is not None and self.limit < 1:
-            raise DLQError(f"expected limit to be 1 or more, got {self.limit}")
         if not 0 <= self.delay_seconds < float("inf"):
             raise DLQError(f"expected delay to be 0 seconds or more, got {self.delay_seconds}")
         if self.to_queue is not None and not self.to_queue.strip():
@@ -114,27 +136,24 @@ class RedriveOptions:
             watched = Canary(letters=canary, max_failures=max_failures, wait_seconds=wait_seconds)
         return cls(delay_seconds=_seconds(delay), canary=watched, **options)
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-ready mapping of the options that differ from their defaults."""
-        found = {
-            f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default
-        }
-        if self.canary is not None:
-            found["canary"] = self.canary.to_json()
-        if self.changed:
-            found["changed"] = list(self.changed)
-        return found
-
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RedriveOptions:
         """Read what `to_json` wrote; ignores options of later versions."""
+        kept = value.get("canary")
         known = {f.name: value[f.name] for f in fields(cls) if f.name in value}
-        canary, changed = Canary.from_json(known.get("canary")), known.get("changed", ())
-        return cls(**{**known, "canary": canary, "changed": tuple(changed)})
+        return cls(**{**known, "canary": Canary(**kept) if kept else None})
 
 
 def _seconds(value: float | timedelta) -> float:
     return value.total_seconds() if isinstance(value, timedelta) else float(value)
+
+
+class Prepared(NamedTuple):
+    """A letter that is ready to be redriven."""
+
+    found: RawEntry
+    message: Outgoing
+    seed: Seed | None  # of its count of deliveries
 
 
 @dataclass(slots=True, kw_only=True)

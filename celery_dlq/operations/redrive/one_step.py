@@ -20,8 +20,9 @@ from celery_dlq.store.records import ClaimState, QueueEntry
 from celery_dlq.transport.redis.entries import Envelopes
 
 if TYPE_CHECKING:
-    from celery_dlq.operations.redrive.redrive import Prepared, Redrive
+    from celery_dlq.operations.redrive.message import Prepared
     from celery_dlq.operations.redrive.select import RawEntry
+    from celery_dlq.operations.redrive.work import Work
 
 MOST_LETTERS = 100
 """Letters in one step: Redis serves nobody else for about three milliseconds."""
@@ -38,11 +39,12 @@ class OneStep:
     """
 
     batch_size = MOST_LETTERS
+    max_bytes = MOST_BYTES
 
     def __init__(
-        self, redrive: Redrive, publisher: Publisher, envelopes: Envelopes, claimed: Claimed
+        self, work: Work, publisher: Publisher, envelopes: Envelopes, claimed: Claimed
     ) -> None:
-        self._redrive = redrive
+        self._work = work
         self._publisher = publisher
         self._envelopes = envelopes
         self._claimed = claimed
@@ -51,13 +53,13 @@ class OneStep:
         self._call: RedriveCall | None = None
 
     @classmethod
-    def of(cls, redrive: Redrive, publisher: Publisher, claimed: Claimed) -> OneStep | None:
+    def of(cls, work: Work, publisher: Publisher, claimed: Claimed) -> OneStep | None:
         """One if the broker's client sees a key that the store has just written."""
         envelopes = publisher.envelopes()
         with suppress(StoreUnavailable, *publisher.errors):
-            key = None if envelopes is None else redrive.store.claims.marker()
+            key = None if envelopes is None else work.store.claims.marker()
             if envelopes is not None and key is not None and envelopes.reaches(key):
-                return cls(redrive, publisher, envelopes, claimed)
+                return cls(work, publisher, envelopes, claimed)
         return None
 
     def start(self, batch: Sequence[RawEntry]) -> None:
@@ -67,12 +69,12 @@ class OneStep:
             return
         ready: list[Prepared] = []
         entries: list[QueueEntry] = []
-        for prepared in self._redrive.prepared(batch):
+        for prepared in self._work.prepared(batch):
             try:
                 entries.append(self._entry(prepared))
             except (TypeError, ValueError) as exc:
                 why = not_published(prepared.message, exc)
-                self._redrive.report.fail(prepared.found.key, why)
+                self._work.report.fail(prepared.found.key, why)
             else:
                 ready.append(prepared)
         self._finish()
@@ -80,8 +82,8 @@ class OneStep:
         if self._refused or not self._takes(queues):
             self._claimed.start([prepared.found for prepared in ready])
         elif ready:
-            run = self._redrive.run
-            self._call = self._redrive.store.claims.redrive(
+            run = self._work.run
+            self._call = self._work.store.claims.redrive(
                 run.job.queue,
                 entries,
                 job_id=run.job.id,
@@ -97,13 +99,14 @@ class OneStep:
         self._finish()
         self._claimed.wait()
 
-    def interrupted(self) -> None:
+    def close(self) -> None:
         """Count a batch that was on its way when an error or Ctrl-C ended the redrive."""
         with suppress(DLQError, CancelledError):  # the first error is the one to raise
             batch, states = self._reply()
             if batch and states is not None:
                 self._count(batch, states)
-                self._redrive.beat()
+                self._work.beat()
+        self._claimed.close()
 
     def _takes(self, queues: set[str]) -> bool:
         """Declare queues as for a publish; true if messages to them can go in one step."""
@@ -153,10 +156,10 @@ class OneStep:
             self._count(batch, states)
 
     def _count(self, batch: Sequence[Prepared], states: Sequence[ClaimState]) -> None:
-        report = self._redrive.report
+        report = self._work.report
         done = [prepared for prepared, state in zip(batch, states, strict=True) if state in TAKEN]
         report.published += len(done)
         report.maybe_twice += states.count(ClaimState.RECLAIMED)
         report.finished += states.count(ClaimState.PUBLISHED)
         report.skipped += states.count(ClaimState.HELD) + states.count(ClaimState.GONE)
-        self._redrive.published(done)
+        self._work.published(done)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from amqp.exceptions import FrameSyntaxError  # type: ignore[import-untyped]
 
@@ -26,26 +26,19 @@ from celery_dlq.transport.sqs.aws import (
     unshare_clients,
 )
 
+if TYPE_CHECKING:
+    from celery_dlq.operations.redrive.claimed import Claims
+
 logger = get_logger("celery_dlq")
 
 _RETRY = {"max_retries": 3, "interval_start": 0, "interval_step": 0.2}
 _MESSAGES_PER_PIPELINE = 500
 _MESSAGES_PER_ROUND = 100  # published one by one
-_BEAT_SECONDS = 2.0
+_BEAT_SECONDS = 0.5
 _ATTEMPTS = 4
 _PAUSE_SECONDS = 0.2  # before the second attempt; twice as long before the third
 _REPLY_SECONDS = 10.0  # of a Redis
 _INTERRUPTED = "interrupted while it was published"
-
-
-class Right(Protocol):
-    """The right to publish messages, which may be lost during every wait."""
-
-    def keep(self, waiting_for: str = "") -> None:
-        """Renew it; called before each message, and about every second of a wait."""
-
-    def has(self, letter_id: str) -> bool:
-        """False if another operation has taken the letter over."""
 
 
 @dataclass(slots=True)
@@ -110,21 +103,21 @@ class Publisher:
         except self.errors:
             return None
 
-    def publish(self, messages: Sequence[Outgoing], sent: Sent, right: Right) -> None:
+    def publish(self, messages: Sequence[Outgoing], sent: Sent, claims: Claims) -> None:
         """Publish messages and wait until the broker has them; fills ``sent``."""
         if self._producer is None:
             self._open()
         if self._can_batch:
-            self._batch(messages, sent, right)
+            self._batch(messages, sent, claims)
         else:
-            self._one_by_one(messages, sent, right)
+            self._one_by_one(messages, sent, claims)
 
     @property
     def _can_batch(self) -> bool:
         # New in kombu 5.7. Its Redis transport writes one pipeline and never replays it.
         return bool(getattr(self._producer, "supports_batch_publish", False))
 
-    def _batch(self, messages: Sequence[Outgoing], sent: Sent, right: Right) -> None:
+    def _batch(self, messages: Sequence[Outgoing], sent: Sent, claims: Claims) -> None:
         try:
             self._producer.channel.connection  # noqa: B018 - connects
             self.declare({message.queue for message in messages})
@@ -132,8 +125,8 @@ class Publisher:
             sent.refused.update({m.letter_id: not_published(m, exc) for m in messages})
             self._close()
             return
-        right.keep()
-        ours = [message for message in messages if right.has(message.letter_id)]
+        claims.keep()
+        ours = [message for message in messages if claims.has(message.letter_id)]
         sent.doubtful.update({message.letter_id: _INTERRUPTED for message in ours})
         try:
             with self._producer.batch(max_size=max(1, len(ours))):
@@ -152,18 +145,18 @@ class Publisher:
             sent.confirmed += sent.doubtful
             sent.doubtful.clear()
 
-    def _one_by_one(self, messages: Sequence[Outgoing], sent: Sent, right: Right) -> None:
+    def _one_by_one(self, messages: Sequence[Outgoing], sent: Sent, claims: Claims) -> None:
         for number, message in enumerate(messages):
-            right.keep()
-            if not right.has(message.letter_id):
+            claims.keep()
+            if not claims.has(message.letter_id):
                 continue
-            away = self._until_known(message, sent, right)
+            away = self._until_known(message, sent, claims)
             if away is not None:  # the next ones would wait as long
-                rest = [other for other in messages[number + 1 :] if right.has(other.letter_id)]
+                rest = [other for other in messages[number + 1 :] if claims.has(other.letter_id)]
                 sent.refused.update({m.letter_id: not_published(m, away) for m in rest})
                 return
 
-    def _until_known(self, message: Outgoing, sent: Sent, right: Right) -> Exception | None:
+    def _until_known(self, message: Outgoing, sent: Sent, claims: Claims) -> Exception | None:
         """Publish a message, again if the connection is lost; return why the broker is away.
 
         The client's own retries would tell nobody that the message may be there twice.
@@ -172,11 +165,11 @@ class Publisher:
         for attempt in range(_ATTEMPTS):
             if attempt:
                 time.sleep(attempt * _PAUSE_SECONDS)
-                right.keep()
-            if not right.has(letter_id):
+                claims.keep()
+            if not claims.has(letter_id):
                 break
             earlier = letter_id in sent.doubtful
-            failure = self._failure(message, sent, right)
+            failure = self._failure(message, sent, claims)
             if failure is None:
                 sent.confirmed.append(letter_id)
                 if earlier:
@@ -193,12 +186,12 @@ class Publisher:
             raise failure.error
         return failure.error if failure.away else None
 
-    def _failure(self, message: Outgoing, sent: Sent, right: Right) -> _Failure | None:
+    def _failure(self, message: Outgoing, sent: Sent, claims: Claims) -> _Failure | None:
         """Attempt to publish a message; return what went wrong."""
         ours = (TypeError, ValueError, RedriveError, BrokerUnavailable)
         expected: tuple[type[Exception], ...] = (*self.errors, *ours)
         try:
-            self._attempt(message, sent, right)
+            self._attempt(message, sent, claims)
         except expected as exc:
             again, maybe = self._fate(exc)
             silent = not self._connected or isinstance(exc, TimeoutError)
@@ -209,16 +202,16 @@ class Publisher:
             raise
         return None
 
-    def _attempt(self, message: Outgoing, sent: Sent, right: Right) -> None:
+    def _attempt(self, message: Outgoing, sent: Sent, claims: Claims) -> None:
         """Publish a message once; from the moment it may be on the broker it is doubtful."""
-        self._connect(right)
+        self._connect(claims)
         if self._confirms is not None:
-            self._confirms.ready(self._connection, right.keep)
+            self._confirms.ready(self._connection, claims.keep)
         self.declare({message.queue}, retry=False)
         sent.doubtful.setdefault(message.letter_id, _INTERRUPTED)
         self._put(message, mandatory=self._confirms is not None)
         if self._confirms is not None:
-            self._confirms.wait(self._producer.channel, right.keep)
+            self._confirms.wait(self._producer.channel, claims.keep)
 
     def _fate(self, exc: Exception) -> tuple[bool, bool]:
         """Whether to publish again after an error, and whether the broker may have the message."""
@@ -272,12 +265,12 @@ class Publisher:
                 bound = known.bind(self._producer.channel)
                 self._producer.maybe_declare(bound, retry=retry, **(_RETRY if retry else {}))
 
-    def _connect(self, right: Right) -> None:
+    def _connect(self, claims: Claims) -> None:
         if self._producer is None:
             self._open()
         if self._connected:
             return
-        self._connection.ensure_connection(errback=lambda *_: right.keep(), **_RETRY)
+        self._connection.ensure_connection(errback=lambda *_: claims.keep(), **_RETRY)
         if self._confirms is not None:
             self._producer.channel.confirm_select()
         if self._is_sqs:
@@ -335,39 +328,38 @@ def broker_name(app: Any) -> str:
         return f"{connection.transport.driver_type} /{place}"
 
 
-class GrowingPace:
-    """One letter in the first second, about twice as many in each later one; as `Pace`."""
+class Pace:
+    """Limits a redrive to a number of letters a second."""
+
+    def __init__(self, rate: float | None, beat: Callable[[], object]) -> None:
+        self._rate = rate
+        self._beat = beat
+        self._next = time.monotonic()
+
+    @property
+    def rate(self) -> float | None:
+        """Letters a second, now; ``None`` for no limit."""
+        return self._rate
+
+    def wait(self, letters: int) -> None:
+        """Wait until this many letters may be published."""
+        rate = self.rate
+        if rate is None:
+            return
+        while (left := self._next - time.monotonic()) > 0:
+            time.sleep(min(left, _BEAT_SECONDS))
+            self._beat()
+        self._next = max(time.monotonic(), self._next) + letters / rate
+
+
+class GrowingPace(Pace):
+    """One letter in the first second, about twice as many in each later one."""
 
     def __init__(self, beat: Callable[[], object]) -> None:
-        self._beat = beat
-        self._began = self._next = time.monotonic()
+        super().__init__(None, beat)
+        self._began = time.monotonic()
 
     @property
     def rate(self) -> float:
         """Letters a second, now."""
         return 2.0 ** int(min(time.monotonic() - self._began, 20.0))
-
-    def wait(self, letters: int) -> None:
-        """Wait until this many letters may be published."""
-        while (left := self._next - time.monotonic()) > 0:
-            time.sleep(min(left, 0.5))
-            self._beat()
-        self._next = max(time.monotonic(), self._next) + letters / self.rate
-
-
-class Pace:
-    """Limits a redrive to ``rate`` letters per second."""
-
-    def __init__(self, rate: float | None, beat: Callable[[], object]) -> None:
-        self._gap = 0.0 if rate is None else 1.0 / rate
-        self._beat = beat
-        self._next = time.monotonic()
-
-    def wait(self, letters: int) -> None:
-        """Wait until this many letters may be published."""
-        if not self._gap:
-            return
-        while (left := self._next - time.monotonic()) > 0:
-            time.sleep(min(left, _BEAT_SECONDS))
-            self._beat()
-        self._next = max(time.monotonic(), self._next) + letters * self._gap

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 
 from celery_dlq.errors import CorruptLetter
@@ -16,6 +16,7 @@ from celery_dlq.store.records import ordered, position_at
 _ENTRIES_PER_PAGE = 500
 _CHOSEN_PER_PAGE = 125  # of those that are all worked on: they stay in the processor's cache
 MAX_BATCH_BYTES = 8 * 1024 * 1024
+_MAX_MARKERS_SCANNED = 200_000
 
 CLOCK_SKEW = timedelta(minutes=15)
 """Allowed difference between the clocks of worker and store; a letter is stored after its death."""
@@ -69,24 +70,17 @@ class RawEntry:
             raise CorruptLetter(f"{exc}; it is at {self.position}") from exc
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PositionRange:
-    """A range of positions in a queue, fixed before an operation begins."""
-
-    after: str | None = None  # The position before the first one; `None` for the start
-    until: str | None = None  # The last position; `None` for the end
-
-
 def select(
     store: Letters,
     queue: str,
     where: LetterFilter,
     *,
-    span: PositionRange | None = None,
+    after: str | None = None,
+    until: str | None = None,
     newest_first: bool = False,
     scanned: Progress | None = None,
 ) -> Iterator[RawEntry]:
-    """The entries that match a filter.
+    """The entries that match a filter, behind one position and up to another.
 
     Entries that are no letters match only an empty filter, or a filter with their position as
     an id.
@@ -94,13 +88,11 @@ def select(
     if where.ids is not None:
         yield from _named(store, queue, where)
         return
-    span = span or PositionRange()
-    after = span.after
     if where.since is not None:
         after = later(after, position_at(where.since - CLOCK_SKEW))
     matching, size = matcher(where), _ENTRIES_PER_PAGE if where else _CHOSEN_PER_PAGE
     for page in store.fields(
-        queue, after=after, until=span.until, page_size=size, newest_first=newest_first
+        queue, after=after, until=until, page_size=size, newest_first=newest_first
     ):
         for position, fields in page:
             found = matching(position, fields)
@@ -143,6 +135,18 @@ def batches(
             batch, batch_bytes = [], 0
     if batch:
         yield batch
+
+
+def died_again(store: Letters, queue: str, job_id: str, after: str | None) -> Iterator[str]:
+    """Ids of new letters whose headers name a redrive; scans a bounded number."""
+    marker, scanned = f'"{job_id}"'.encode(), 0
+    for page in store.fields(queue, after=after, until=None, page_size=_ENTRIES_PER_PAGE):
+        for _position, raw in page:
+            if marker in raw.get(b"headers", b""):
+                yield raw.get(b"id", b"").decode("utf-8", "replace")
+        scanned += len(page)
+        if scanned >= _MAX_MARKERS_SCANNED:
+            return
 
 
 def later(one: str | None, other: str) -> str:

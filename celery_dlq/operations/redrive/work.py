@@ -1,0 +1,310 @@
+"""What a redrive works on: its letters, their messages, and the report of what became of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from celery_dlq.errors import CorruptLetter, DLQError, RedriveError
+from celery_dlq.events import Redriven
+from celery_dlq.letters.headers import REPLACED_TASK_NESTING, whole_number
+from celery_dlq.letters.printable import one_line, shortened
+from celery_dlq.letters.record import Delivery, from_micros
+from celery_dlq.operations.edit import edited_by
+from celery_dlq.operations.redrive.checks import Holds, targets_of
+from celery_dlq.operations.redrive.claimed import TAKEN
+from celery_dlq.operations.redrive.message import Outgoing, Prepared, RedriveOptions, outgoing
+from celery_dlq.operations.redrive.select import Progress, RawEntry, select
+from celery_dlq.registry import features
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.records import ClaimState, MessageKey, Seed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery_dlq.operations.job import JobRun
+    from celery_dlq.operations.jobs import Jobs
+
+_MAX_FAILURES_LISTED = 1000
+_MOST_FAILED = 20
+_MAX_ERROR_CHARS = 300
+_REFUSED_PER_BEAT = 500
+_SLOW_SECONDS = 0.25
+_COUNTS = ("published", "finished", "maybe_twice", "skipped", "corrupt", "failures", "refused")
+
+
+@dataclass(slots=True)
+class RedriveReport:
+    """The result of a redrive, in numbers of letters.
+
+    Attributes:
+        redrive_id: Id of the redrive and of its job, also in the header ``dlq_redrive`` of every
+            message.
+        published: Published, then removed.
+        finished: Published by an interrupted redrive; now only removed.
+        maybe_twice: Of those published, how many may be there twice: an interrupted redrive may
+            have published them before, or the broker's reply to an earlier attempt was lost.
+            Their header ``dlq_letter`` identifies the second copy.
+        skipped: Claimed by another operator, or gone.
+        corrupt: Entries that are no letters; skipped.
+        failed: Errors by letter id, for letters whose message the broker did not take; they
+            stay. The first 1,000 are listed.
+        failures: Number of all such letters.
+        doubtful: Of those failures, how many the broker may have taken nevertheless.
+        refused: Number of letters that stay because their message would be lost.
+        refused_by: Such letters by queue or task, with the reason. The first 1,000 are listed.
+        canary: Result of the canary, if there was one: numbers of letters, the ids of the
+            ``holds`` that have some, and the ``verdict`` (``passed``, ``died again``, ``held`` or
+            ``not finished``).
+        state: ``done``, ``cancelled``, ``stopped`` (by the canary), ``failed`` (the broker
+            refused every batch, or blocks publishers) or ``interrupted`` (another process goes
+            on with the job).
+    """
+
+    redrive_id: str
+    published: int = 0
+    finished: int = 0
+    maybe_twice: int = 0
+    skipped: int = 0
+    corrupt: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+    failures: int = 0
+    doubtful: int = 0
+    refused: int = 0
+    refused_by: dict[str, int] = field(default_factory=dict)
+    canary: dict[str, Any] | None = None
+    state: str = "done"
+
+    @property
+    def done(self) -> int:
+        """Number of letters whose message the broker has."""
+        return self.published + self.finished
+
+    @property
+    def touched(self) -> int:
+        """Number of letters processed."""
+        return self.done + self.skipped + self.corrupt + self.failures
+
+    def counts(self) -> dict[str, int]:
+        """The numbers, for the job."""
+        return {name: getattr(self, name) for name in _COUNTS}
+
+    def first_failures(self) -> dict[str, str]:
+        """The first errors, short, for the job."""
+        first = islice(self.failed.items(), _MOST_FAILED)
+        return {key: shortened(one_line(error), _MAX_ERROR_CHARS) for key, error in first}
+
+    def fail(self, letter_id: str, error: str) -> None:
+        """Record a letter that stays."""
+        self.failures += 1
+        if len(self.failed) < _MAX_FAILURES_LISTED:
+            self.failed[letter_id] = error
+
+    def refuse(self, why: str) -> None:
+        """Record a letter that stays because its message would be lost."""
+        self.refused += 1
+        if why in self.refused_by or len(self.refused_by) < _MAX_FAILURES_LISTED:
+            self.refused_by[why] = self.refused_by.get(why, 0) + 1
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping with the attribute names."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+class Work:
+    """The letters of one redrive and their messages; a release has others."""
+
+    def __init__(self, jobs: Jobs, run: JobRun, store: Letters) -> None:
+        self.run = run
+        self.app = jobs.app
+        self.store = store
+        self.options: RedriveOptions = run.options
+        self.report = RedriveReport(redrive_id=run.job.id, **self._earlier())
+        self.watched: list[Outgoing] | None = None  # what was published for the canary
+        self._jobs = jobs
+        self._targets = None if self.options.force else targets_of(jobs, self.options.to_queue)
+        self._takes: Callable[[RawEntry], bool] | None = None
+
+    # -- for the ways to redrive a batch ------------------------------------------
+
+    def beat(self, position: str | None = None) -> None:
+        """Send the job's heartbeat, with the results so far; see `JobRun.beat`."""
+        self.run.beat(self.report.counts(), position, failed=self.report.first_failures())
+
+    def prepared(self, batch: Sequence[RawEntry]) -> Iterator[Prepared]:
+        """The messages of letters; counts those that have none."""
+        now = self._jobs.clock()
+        for found in batch:
+            try:
+                message = self.message(found, now)
+                seed = self._seed(found, message) if self.options.keep_count else None
+            except CorruptLetter:
+                self.report.corrupt += 1
+            except RedriveError as exc:
+                self.report.fail(found.key, str(exc))
+            else:
+                if self.watched is not None:  # it may be executed as soon as it is published
+                    self.store.claims.watch([self.key_of(message)])
+                yield Prepared(found, message, seed)
+
+    def published(self, done: Sequence[Prepared]) -> None:
+        """Make known that the broker has messages; decode letters only if somebody subscribed."""
+        if self.watched is not None:
+            self.watched += [prepared.message for prepared in done]
+        self._jobs.measuring.redriven(self.run.job.queue, len(done))
+        if not done or not self._jobs.events.wanted(Redriven):
+            return
+        for each in done:
+            with suppress(CorruptLetter):
+                letter = each.found.letter()
+                self._jobs.events.emit(
+                    Redriven(at=self._jobs.clock(), letter=letter, redrive_id=self.run.job.id)
+                )
+
+    def key_of(self, message: Outgoing) -> MessageKey:
+        """The key under which the redriven message is counted."""
+        came_from = self.run.job.queue if self.options.to_queue is None else None
+        task = str(message.headers.get("task"))
+        return MessageKey(
+            dead_letter_queue=self._jobs.policies.counted_in(came_from, message.queue, task),
+            task_id=message.task_id,
+            redrives=message.redrives,
+            nesting=whole_number(message.headers.get(REPLACED_TASK_NESTING)),
+        )
+
+    def held(self, messages: Sequence[tuple[MessageKey, Outgoing]]) -> list[str]:
+        """The holds that have some of these messages."""
+        return Holds(self.app, self._jobs.backend).have(messages)
+
+    # -- letters ------------------------------------------------------------------
+
+    def selected(self, scanned: Progress | None = None) -> Iterator[RawEntry]:
+        """The letters of the job that are left; beats for each page, for few may match."""
+        run = self.run
+
+        def page(entries: int) -> None:
+            if scanned is not None:
+                scanned(entries)
+            if run.begun:
+                self.beat()
+
+        after, until = run.job.position, run.job.until
+        found = select(self.store, run.job.queue, run.where, after=after, until=until, scanned=page)
+        return found if self._takes is None else filter(self._takes, found)
+
+    def safe(self, found: Iterable[RawEntry]) -> Iterator[RawEntry]:
+        """The letters whose messages would not be lost; counts the others, which stay."""
+        for one in found:
+            began = time.monotonic()
+            why = self.loss(one)
+            if self.run.begun and time.monotonic() - began > _SLOW_SECONDS:  # it asked the broker
+                self.beat()
+            if not why:
+                yield one
+                continue
+            self.report.refuse(why)
+            if not self.report.refused % _REFUSED_PER_BEAT:
+                self.run.beat(self.report.counts())
+
+    def message(self, found: RawEntry, now: datetime) -> Outgoing:
+        """The message that a letter becomes."""
+        raise NotImplementedError
+
+    def loss(self, found: RawEntry) -> str:
+        """Why a letter stays; empty if it does not."""
+        return "" if self._targets is None else self._targets.loss(found)
+
+    # -- counts -------------------------------------------------------------------
+
+    def _earlier(self) -> dict[str, Any]:
+        """The results of earlier runs of the job, whose processes may have been killed."""
+        run = self.run
+        counts = {name: int(run.job.counts.get(name, 0)) for name in _COUNTS}
+        if run.job.run > 1:
+            noted = self.store.claims.redriven(run.job.queue, run.job.id)
+            seen = {
+                "published": sum(noted.get(state, 0) for state in TAKEN),
+                "finished": noted.get(ClaimState.PUBLISHED, 0),
+                "maybe_twice": noted.get(ClaimState.RECLAIMED, 0),
+            }
+            counts |= {name: max(counts[name], count) for name, count in seen.items()}
+        return counts
+
+    def _seed(self, found: RawEntry, message: Outgoing) -> Seed | None:
+        """The count of earlier deliveries; forced, one less than its limit, or it would not run."""
+        deliveries, limit = _deliveries(found)
+        if limit:
+            deliveries = min(deliveries, limit - 1)
+        if deliveries <= 0:
+            return None
+        return Seed(self.key_of(message), deliveries, _last_delivery(found))
+
+
+class LettersWork(Work):
+    """The letters of a redrive or an edit."""
+
+    def __init__(self, jobs: Jobs, run: JobRun) -> None:
+        super().__init__(jobs, run, jobs.backend.letters)
+        self._edited = None if run.change is None else edited_by(jobs, run.change)
+        if self._targets is not None:
+            self._targets.refuse_target()
+        if self.options.due is not None:
+            self._takes = self._due()
+
+    def message(self, found: RawEntry, now: datetime) -> Outgoing:
+        """The original message, perhaps edited."""
+        message = outgoing(found, self.options, redrive_id=self.run.job.id, now=now)
+        return message if self._edited is None else self._edited(message)
+
+    def loss(self, found: RawEntry) -> str:
+        """Also of a letter that has no delivery left: a kept count bounds."""
+        if self.options.keep_count and not self.options.force:
+            try:
+                deliveries, limit = _deliveries(found)
+            except ValueError:  # damaged: making its message says so
+                deliveries = limit = 0
+            if limit and deliveries >= limit:
+                return (
+                    f"max_deliveries of {limit} is reached: redrive without keep_count, or with "
+                    f"force for one more delivery"
+                )
+        return super().loss(found)
+
+    def _due(self) -> Callable[[RawEntry], bool]:
+        """Which letters a job takes that a policy made; the policy may have changed since."""
+        table, queue = self._jobs.policies.in_force(), self.run.job.queue
+        policy = None if table.rests(queue) else table.of_dead_letter_queue(queue)
+        for feature in features():
+            takes = feature.chooses and feature.load(feature.chooses)(policy, self.options.due)
+            if takes:
+                found: Callable[[RawEntry], bool] = takes
+                return found
+        raise DLQError("the policy of the queue has no auto_redrive any more, or just changed")
+
+
+def _deliveries(found: RawEntry) -> tuple[int, int]:
+    """How often a message was delivered, and how often it may be (0: without limit)."""
+    raw = found.fields
+    return int(raw.get(b"deliveries", b"0")), int(raw.get(b"max_deliveries", b"0"))
+
+
+def _last_delivery(found: RawEntry) -> Delivery:
+    try:
+        history = found.letter().history
+    except CorruptLetter:
+        history = ()
+    if history:
+        return history[-1]
+    died = from_micros(int(found.fields.get(b"dead_lettered_at", b"0")))
+    return Delivery(
+        number=1,
+        started_at=died,
+        ended_at=died,
+        worker_hostname=found.text("worker_hostname"),
+        release=found.text("release") or None,
+    )

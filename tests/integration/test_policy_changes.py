@@ -14,7 +14,7 @@ from web_pages import SAME_SITE, SECRET, Pages, form_of, get, post
 from celery_dlq import DeadLetters
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Events
-from celery_dlq.features.auto_redrive.operations import redrive_due
+from celery_dlq.features.auto_redrive.operations import look
 from celery_dlq.letters.record import Reason
 from celery_dlq.operations.retention import Retention, RetentionRound
 from celery_dlq.policies import overrides
@@ -86,7 +86,10 @@ def a_worker_redrives(dlq: DeadLetters) -> int:
     """How many jobs a worker's look made."""
     with dlq.assembly._separate_jobs() as jobs:
         table = dlq.assembly.policy_admin().in_force()
-        return len(list(redrive_due(jobs, table, bool)))
+        made = 0
+        while look(jobs, table) and jobs.run_next(bool):
+            made += 1
+        return made
 
 
 def effect(dlq: DeadLetters, **values: Any) -> str:

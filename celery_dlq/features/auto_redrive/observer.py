@@ -1,15 +1,14 @@
-"""Automatic redrives in a worker: it redrives what is due, and says when there are no more."""
+"""Automatic redrives in a worker: it looks for what is due, and says when there are no more."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 from celery_dlq.events import DeadLettered, Event
-from celery_dlq.features.auto_redrive.operations import redrive_due
+from celery_dlq.features.auto_redrive.operations import look
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.metrics import REDRIVES_USED_UP
 from celery_dlq.worker.housekeeping import LongTask
@@ -18,6 +17,9 @@ from celery_dlq.worker.observer import Observer, WorkerParts
 LOOK_SECONDS = 60.0
 """Seconds between two looks for letters that are due; fewer if they wait less than ten minutes."""
 
+BUSY_SECONDS = 2.0
+"""The same, while a queue has a job: behind it, more letters may be due."""
+
 
 def observer(parts: WorkerParts) -> Observer:
     """The observer of a worker."""
@@ -25,7 +27,7 @@ def observer(parts: WorkerParts) -> Observer:
 
 
 class AutoRedriveObserver(Observer):
-    """Redrives letters that are due, and describes the last death of a message."""
+    """Looks for letters that are due, and describes the last death of a message."""
 
     def __init__(self, parts: WorkerParts) -> None:
         self._parts = parts
@@ -36,7 +38,7 @@ class AutoRedriveObserver(Observer):
 
     @property
     def tasks(self) -> Sequence[LongTask]:
-        """Redrive what is due."""
+        """Make jobs for what is due."""
         return [LongTask(name="auto-redrive", is_due=self._is_due, work=self._look)]
 
     def before_store(self, letter: DeadLetter) -> DeadLetter:
@@ -70,13 +72,9 @@ class AutoRedriveObserver(Observer):
         return bool(self._parts.policies.policies.values("auto_redrive"))
 
     def _look(self, stopping: Callable[[], bool]) -> None:
-        table = self._parts.policies.policies
-        with (
-            self._parts.separate() as self._own,
-            closing(redrive_due(self._own.jobs(), table, stopping)) as jobs,
-        ):
-            for _ in jobs:
-                pass
+        with self._parts.separate() as self._own:
+            if look(self._own.jobs(), self._parts.policies.policies, stopping):
+                self._look_at = min(self._look_at, time.monotonic() + BUSY_SECONDS)
 
     def _pause(self) -> float:
         rules = self._parts.policies.policies.values("auto_redrive")

@@ -1,41 +1,44 @@
-"""Automatic redrives: find the letters that are due, and redrive them as a job.
+"""Automatic redrives: find the letters that are due, and make a job that redrives them.
 
 A letter is due once it was stored longer ago than its policy says; that is longer for one whose
 message was redriven more often. Letters lie in the order of storing, so those of one number of
 redrives become due in this order, too: a cursor for each number leaves out what was seen before.
 Each letter is read once for each number, however many there are.
 
-One process at a time works on a queue: it holds a lease in the store, whose state has the cursors
-and the id of the job. The clock is the store's.
+One process at a time looks at a queue: it holds a lease in the store, whose state has the cursors
+and the id of the queue's job, of which there is one at a time.
+
+1. The job of an earlier look runs or waits: nothing is done. Its process died: it waits again, for
+   the next process that runs jobs.
+2. It has ended: its cursor moves behind what it has done.
+3. Letters of some number are due: cursor and id of a job are saved, then the job waits for a
+   process that runs jobs, as those of people do. Who dies in between leaves an id without a job.
+
+The clock is the store's.
 """
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
+from celery_dlq.errors import NotFound
 from celery_dlq.events import on_behalf_of
 from celery_dlq.features.auto_redrive.policy import AutoRedrive
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import to_micros
-from celery_dlq.logs import get_logger
-from celery_dlq.operations.job import DONE, INTERRUPTED, RUNNING, WAITING, Job, JobRun
+from celery_dlq.operations.job import DONE, INTERRUPTED, RUNNING, WAITING, Job
 from celery_dlq.operations.jobs import Jobs
 from celery_dlq.operations.redrive.message import Canary, RedriveOptions
 from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.lease import Lease
-from celery_dlq.store.letters import Letters
-from celery_dlq.store.records import QueueStatus, position_at
-
-logger = get_logger("celery_dlq")
+from celery_dlq.store.records import position_at
 
 ACTOR = "auto_redrive"
 """Who redrives, in jobs and audit."""
@@ -59,11 +62,8 @@ MOST_CANARY_SECONDS = 300.0
 _PLACE = "auto_redrive"
 _PAGE = 500
 _MOST_CURSORS = 200
-_KEEP_SECONDS = LEASE_SECONDS / 3
 _REDRIVEN = ("published", "finished")
 _LEFT = ("refused", "failures", "skipped")
-
-Stopping = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,192 +132,126 @@ class Cursor(NamedTuple):
         return self._replace(position=job.until)
 
 
-class AutoRedrives:
-    """Redrives the letters that are due, a job at a time."""
+def look(jobs: Jobs, table: PolicyTable, stopping: Callable[[], bool] = bool) -> bool:
+    """Visit each queue once, and make a job for what is due there; true if a queue has a job."""
+    store, busy = jobs.backend.letters, False
+    rules: dict[str, AutoRedrive] = {}
+    for name in store.names():
+        rule = table.value_of(name, "auto_redrive")
+        if rule and not table.rests(name):  # nothing while a change of the policy has yet to begin
+            rules[name] = rule
+    for status in store.overviews.statuses(list(rules)):
+        rule, oldest = rules[status.name], status.oldest_stored_at
+        may_have_due = oldest and oldest <= status.at - timedelta(seconds=rule.after)
+        if may_have_due and not stopping():
+            busy |= _Visit(jobs, status.name, rule).visit()
+    return busy
 
-    def __init__(self, jobs: Jobs) -> None:
-        self._store: Letters = jobs.backend.letters
+
+class _Visit:
+    """One look at one queue, and what the processes know of it."""
+
+    def __init__(self, jobs: Jobs, queue: str, rule: AutoRedrive) -> None:
         self._jobs = jobs
+        self._store = jobs.backend.letters
+        self._queue = queue
+        self._rule = rule
+        self._lease = Lease(self._store.leases, queue, _PLACE, uuid4().hex, LEASE_SECONDS)
+        self._state: dict[str, Any] = {}
 
-    def due(
-        self, rule_of: Callable[[str], AutoRedrive | None], stopping: Stopping
-    ) -> Generator[Job, None, None]:
-        """Visit each queue once, and run a job for what is due there; yields it when it ended."""
-        rules = {name: rule for name in self._store.names() if (rule := rule_of(name)) is not None}
-        for status in self._store.overviews.statuses(list(rules)):
-            if stopping():
-                return
-            rule = rules[status.name]
-            if _may_have_due(status, rule):
-                lease = _Visit(self._store, status.name)
-                yield from self._visit(status.name, rule, lease, stopping)
-
-    def _visit(
-        self, queue: str, rule: AutoRedrive, lease: _Visit, stopping: Stopping
-    ) -> Iterator[Job]:
-        """Work on one queue, unless another process does."""
-        state = lease.take()
-        if state is None:
-            return
+    def visit(self) -> bool:
+        """Make a job for what is due, unless another process looks; true if the queue has one."""
+        reply = self._lease.acquire()
+        if not reply.acquired:
+            return False
         try:
-            last = self._last(state)
-            if last is not None and last.state == INTERRUPTED:
-                with on_behalf_of(ACTOR):
-                    last = self._finished(self._jobs.again(last.id), lease, stopping)
-            if last is not None and last.state in (RUNNING, WAITING):
-                return
-            self._settle(state, last, rule, lease)
-            for due in self._not_resting(state, rule):
-                if stopping() or not lease.keep():
-                    return
-                with on_behalf_of(ACTOR):
-                    run = self._next(queue, rule, due, state, lease)
-                    if run is None:
-                        continue
-                    job = self._finished(run, lease, stopping)
-                if job.state == WAITING:
-                    return
-                self._settle(state, job, rule, lease)
-                yield job
-                if job.state != DONE:  # else the next number would send a canary of its own
-                    return
+            found = json.loads(reply.state or "{}")
+            self._state = found if isinstance(found, dict) else {}
+            with on_behalf_of(ACTOR):
+                return self._has_job() or any(map(self._make, self._not_resting()))
         finally:
-            lease.end()
+            self._lease.release()
 
-    def _last(self, state: Mapping[str, Any]) -> Job | None:
-        """The job that some process ran, and may not have finished."""
+    def _has_job(self) -> bool:
+        """True if the last job has not ended; else the cursor moves behind what it has done."""
+        if "job" not in self._state:
+            return False
         try:
-            return self._jobs.get(state["job"]) if "job" in state else None
-        except NotFound:  # its process died before it began, or it was forgotten
-            return None
-
-    def _not_resting(self, state: dict[str, Any], rule: AutoRedrive) -> list[Due]:
-        """The numbers of redrives, least recently used first; none while the queue rests."""
-        cursors = state.setdefault("cursors", {})
-        order = {name: place for place, name in enumerate(cursors, 1)}
-        found = sorted(numbers(rule), key=lambda due: order.get(due.name, 0))
-        rests = [Cursor(*cursors[due.name]).pause_until for due in found if due.name in cursors]
-        return [] if max(rests, default=0) > to_micros(self._store.now()) else found
-
-    def _next(
-        self, queue: str, rule: AutoRedrive, due: Due, state: dict[str, Any], lease: _Visit
-    ) -> JobRun | None:
-        """A job for what is due of one number of redrives; ``None`` if nothing is."""
-        now = self._store.now()
-        before = Cursor(*state["cursors"].get(due.name, ()))
-        cursor = before.at(now)
-        longest = timedelta(seconds=rule.wait_seconds(due.redrives))
-        until = position_at(now - longest)
-        begun, found = self._first(queue, due, cursor.position, until, lease)
-        cursor = cursor._replace(position=begun)
-        if not found:
-            if cursor != before:
-                _keep(state, due, cursor)
-                lease.note(state)
-            return None
-        run = self._jobs.new("redrive", queue, LetterFilter(), _options(rule, due))
-        run.tell(until=until, position=begun, total=None)
-        _keep(state, due, cursor)
-        state |= {"job": run.job.id, "begun": begun}
-        if not lease.note(state):  # before the job: whoever is next must find it
-            return None
-        run.beat(now=True)
-        self._jobs.forget(ACTOR, JOBS_KEPT)
-        return run
-
-    def _finished(self, run: JobRun, lease: _Visit, stopping: Stopping) -> Job:
-        """Run a job to its end, or until this process is to stop."""
-        run.stopping = lambda: stopping() or not lease.keep()
-        try:
-            self._jobs.run(run)
-        except StoreUnavailable:
-            raise
-        except DLQError as exc:  # it is in the job's note, too
-            logger.warning("The automatic redrive %s failed: %s", run.job.id, exc)
-        else:
-            done, state = sum(run.job.counts.get(name, 0) for name in _REDRIVEN), run.job.state
-            logger.info(
-                "%s of %s (job %s) is %s: %d letters", ACTOR, run.job.queue, run.job.id, state, done
-            )
-        return run.job
-
-    def _settle(
-        self, state: dict[str, Any], job: Job | None, rule: AutoRedrive, lease: _Visit
-    ) -> None:
-        """Move the cursor behind what a job has done."""
+            job = self._jobs.get(self._state["job"])
+        except NotFound:  # its maker died before it was there, or it was forgotten
+            job = None
+        if job is not None and job.state == INTERRUPTED:
+            job = self._jobs.resume_in_background(job.id)
+        if job is not None and job.state in (RUNNING, WAITING):
+            return True
         due = None if job is None else Due.from_json(job.options.get("due"))
         if job is not None and due is not None:
-            cursor = Cursor(*state["cursors"].get(due.name, ()))
             # Of a job that did not end well, all numbers wait: not as long as the latest of them.
+            rule = self._rule
             wait = rule.wait_seconds(due.redrives) if job.state == DONE else rule.after
-            now = self._store.now()
-            _keep(state, due, cursor.after(job, state.get("begun"), wait, now))
-        if state.pop("job", None) is not None:
-            state.pop("begun", None)
-            lease.note(state)
+            begun = self._state.get("begun")
+            self._keep(due, self._cursor(due).after(job, begun, wait, self._store.now()))
+        self._state.pop("begun", None)
+        del self._state["job"]
+        return not self._note()
 
-    def _first(
-        self, queue: str, due: Due, after: str | None, until: str, lease: _Visit
-    ) -> tuple[str | None, bool]:
+    def _not_resting(self) -> list[Due]:
+        """The numbers of redrives, least recently used first; none while the queue rests."""
+        cursors = self._state.setdefault("cursors", {})
+        order = {name: place for place, name in enumerate(cursors, 1)}
+        found = sorted(numbers(self._rule), key=lambda due: order.get(due.name, 0))
+        rests = [self._cursor(due).pause_until for due in found]
+        return [] if max(rests) > to_micros(self._store.now()) else found
+
+    def _make(self, due: Due) -> bool:
+        """Make a job for what is due of one number of redrives; false if nothing is."""
+        now, before = self._store.now(), self._cursor(due)
+        cursor = before.at(now)
+        until = position_at(now - timedelta(seconds=self._rule.wait_seconds(due.redrives)))
+        begun, found = self._first(due, cursor.position, until)
+        cursor = cursor._replace(position=begun)
+        if found or cursor != before:
+            self._keep(due, cursor)
+        if not found:
+            if cursor != before:
+                self._note()
+            return False
+        run = self._jobs.new("redrive", self._queue, LetterFilter(), _options(self._rule, due))
+        run.tell(until=until, position=begun, total=None, state=WAITING, run=0)
+        self._state |= {"job": run.job.id, "begun": begun}
+        if self._note():  # before the job: whoever is next must find it
+            self._jobs.backend.jobs.write(run.job.id, run.job.to_stored())
+            self._jobs.forget(ACTOR, JOBS_KEPT)
+        return True
+
+    def _first(self, due: Due, after: str | None, until: str) -> tuple[str | None, bool]:
         """The position before the first letter that is due; true if there is one."""
         scanned = 0
-        for page in self._store.fields(queue, after=after, until=until, page_size=_PAGE):
+        pages = self._store.fields(self._queue, after=after, until=until, page_size=_PAGE)
+        for page in pages:
             for position, fields in page:
                 if due(RawEntry(position, fields)):
                     return after, True
                 after = position
             scanned += len(page)
-            if scanned >= MOST_SCANNED or not lease.keep():
+            if scanned >= MOST_SCANNED:
                 break
         return after, False
 
+    def _cursor(self, due: Due) -> Cursor:
+        return Cursor(*self._state.setdefault("cursors", {}).get(due.name, ()))
 
-class _Visit:
-    """The right to redrive a queue's letters automatically, and what the processes know of it."""
+    def _keep(self, due: Due, cursor: Cursor) -> None:
+        """Keep a cursor; forget the one that was not used for longest if policies changed often."""
+        cursors = self._state["cursors"]
+        cursors.pop(due.name, None)
+        cursors[due.name] = list(cursor)
+        for name in list(cursors)[:-_MOST_CURSORS]:
+            del cursors[name]
 
-    def __init__(self, store: Letters, queue: str) -> None:
-        self._lease = Lease(store.leases, queue, _PLACE, uuid4().hex, LEASE_SECONDS)
-        self._kept_at = time.monotonic()
-
-    def take(self) -> dict[str, Any] | None:
-        """The state, or ``None`` if another process has the lease."""
-        reply = self._lease.acquire()
-        if not reply.acquired:
-            return None
-        try:
-            found = json.loads(reply.state or "{}")
-        except ValueError:
-            found = None
-        return found if isinstance(found, dict) else {}
-
-    def keep(self) -> bool:
-        """Renew the lease, now and then; false if another process has it."""
-        if time.monotonic() - self._kept_at < _KEEP_SECONDS:
-            return True
-        self._kept_at = time.monotonic()
-        return self._lease.renew()
-
-    def note(self, state: Mapping[str, Any]) -> bool:
-        """Keep the state; false if another process has the lease."""
-        return self._lease.note(json.dumps(state)).acquired
-
-    def end(self) -> None:
-        """Let the next process take it."""
-        self._lease.release()
-
-
-def _keep(state: dict[str, Any], due: Due, cursor: Cursor) -> None:
-    """Keep a cursor; forget the one that was not used for longest if policies changed often."""
-    cursors = state["cursors"]
-    cursors.pop(due.name, None)
-    cursors[due.name] = list(cursor)
-    for name in list(cursors)[:-_MOST_CURSORS]:
-        del cursors[name]
-
-
-def _may_have_due(status: QueueStatus, rule: AutoRedrive) -> bool:
-    oldest = status.oldest_stored_at
-    return oldest is not None and oldest <= status.at - timedelta(seconds=rule.after)
+    def _note(self) -> bool:
+        """Save the state; false if another process has the lease by now."""
+        return self._lease.note(json.dumps(self._state)).acquired
 
 
 def numbers(rule: AutoRedrive) -> Iterator[Due]:
@@ -332,16 +266,6 @@ def _options(rule: AutoRedrive, due: Due) -> RedriveOptions:
         wait = min(max(CANARY_SECONDS, rule.after), MOST_CANARY_SECONDS)
         canary = Canary(letters=rule.canary, wait_seconds=wait)
     return RedriveOptions(rate=RATE, limit=MOST_LETTERS, due=due.to_json(), canary=canary)
-
-
-def redrive_due(jobs: Jobs, table: PolicyTable, stopping: Stopping) -> Generator[Job, None, None]:
-    """Redrive what is due by the policies; yields each job when it ended."""
-
-    def rule_of(queue: str) -> AutoRedrive | None:
-        # Nothing while a change of the policy has yet to begin.
-        return None if table.rests(queue) else table.value_of(queue, "auto_redrive")
-
-    return AutoRedrives(jobs).due(rule_of, stopping)
 
 
 def chooses(

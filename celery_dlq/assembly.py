@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq import signals
 from celery_dlq.config import Settings, check_broker_url, visibility_timeout
 from celery_dlq.decorators import task_policies
-from celery_dlq.errors import BrokerUnavailable, SettingsError
-from celery_dlq.events import DeadLettered, Event, Events
+from celery_dlq.errors import SettingsError
+from celery_dlq.events import Events
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import Measuring
@@ -30,7 +30,6 @@ from celery_dlq.store.records import Clock, ServerMemory
 from celery_dlq.transport import default_delay
 
 if TYPE_CHECKING:
-    from celery_dlq.features.exchange.publisher import ExchangeOutbox, ExchangePublisher
     from celery_dlq.operations.api import Operations
     from celery_dlq.operations.exports import Exports
     from celery_dlq.operations.instructions import KnownNames
@@ -53,7 +52,6 @@ _RABBITMQ = frozenset({"amqp", "amqps", "pyamqp", "librabbitmq"})  # transports,
 _WORKER_STEPS = (
     "celery_dlq.worker.bootsteps:GuardStep",
     "celery_dlq.worker.bootsteps:LongWorkStep",
-    *(f"celery_dlq.features.{one.name}.{one.step}" for one in features() if one.step),
 )
 _CONSUMER_STEPS = ("celery_dlq.worker.bootsteps:TickStep",)
 
@@ -72,7 +70,6 @@ class Assembly:
         self._backend: Store | None = None
         self._backends_of_parents: list[Store] = []
         self._pid = os.getpid()
-        self._publisher: ExchangePublisher | None = None
         self._server: Mapping[str, Any] | None = None
 
     def install(self) -> None:
@@ -110,23 +107,20 @@ class Assembly:
     def using(self, backend: Store) -> Iterator[None]:
         """Use another backend and read the settings again until the block ends; for tests."""
         with self._lock:
-            before = self._settings, self._backend, self._publisher
-            self._settings, self._backend, self._publisher = None, backend, None
+            before = self._settings, self._backend
+            self._settings, self._backend = None, backend
         try:
             yield
         finally:
             self.measuring.flush()
             with self._lock:
-                self._drop_publisher()
-                self._settings, self._backend, self._publisher = before
+                self._settings, self._backend = before
 
     def close(self) -> None:
         """Close all connections; the next operation opens new ones."""
         if self._backend is not None:
             self.measuring.close()
         with self._lock:
-            if self._publisher is not None:
-                self._publisher.close()
             if self._backend is not None:
                 self._backend.close()
                 self._backend = self._backend.separate()
@@ -210,7 +204,6 @@ class Assembly:
             _lock=threading.RLock(),
             _backend=self.backend.separate(),
             _backends_of_parents=[],
-            _publisher=None,
         )
         own.measuring = Measuring(lambda: own.backend.metrics)
         return own
@@ -338,45 +331,10 @@ class Assembly:
 
         return ReliableFetch(self.settings, options)
 
-    # -- dead-letter exchanges ----------------------------------------------------
-
-    def letter_outbox(self, backend: Store) -> ExchangeOutbox | None:
-        """The outbox of dead-letter exchanges; ``None`` if no policy names an exchange."""
-        from celery_dlq.features.exchange.connection import Exchanges, Targets
-        from celery_dlq.features.exchange.publisher import ExchangeOutbox
-
-        targets = Targets(self.app, self.settings.policies)
-        if not targets.exchanges():
-            return None
-        return ExchangeOutbox(backend, Exchanges(self.app, targets))
-
-    def exchange_publisher(self) -> ExchangePublisher | None:
-        """The publisher of letters to exchanges; ``None`` if no policy names an exchange."""
-        from celery_dlq.features.exchange.connection import Exchanges, Targets
-        from celery_dlq.features.exchange.publisher import ExchangePublisher
-
-        with self._lock:
-            targets = Targets(self.app, self.settings.policies)
-            if self._publisher is None and targets.exchanges():
-                exchanges = Exchanges(self.app, targets)
-                self._publisher = ExchangePublisher(self.backend.separate(), exchanges)
-                self.events.subscribe(self._publisher.stored, _is_death)
-            return self._publisher
-
-    def check_exchanges(self) -> None:
-        """Check that the broker's exchanges and queues match the policies."""
-        publisher = self.exchange_publisher()
-        try:
-            if publisher is not None:
-                publisher.check()
-        except BrokerUnavailable as exc:  # Celery waits for the broker; they are declared later
-            logger.warning("Could not check the dead-letter exchanges: %s", exc)
-
-    def _drop_publisher(self) -> None:
-        if self._publisher is not None:
-            self.events.unsubscribe(self._publisher.stored)
-            self._publisher.close()
-            self._publisher.backend.close()
+    def outboxes(self) -> list[Any]:
+        """What features record letters in before they are stored; see `Feature.outbox`."""
+        made = (feature.load(feature.outbox)(self) for feature in features() if feature.outbox)
+        return [one for one in made if one is not None]
 
     def dead_letter_queues(self) -> list[str]:
         """The dead-letter queues that the settings name; others follow from patterns and tasks."""
@@ -410,7 +368,3 @@ def _dead_letter_queues(settings: Settings) -> Iterator[str]:
     targets = (target for target in adopts.values() if target is not None)
     every = (*named, *settings.policies.by_exception, *targets)
     return (name for name in every if not set(name) & set("*?["))
-
-
-def _is_death(kind: type[Event]) -> bool:
-    return kind is DeadLettered

@@ -23,12 +23,13 @@ from celery_dlq.registry import Feature, features
 from celery_dlq.store.records import Clock
 
 if TYPE_CHECKING:
-    from celery_dlq.features.adopt.run import AdoptRun
+    from celery_dlq.features.adopt.adopter import AdoptRun
     from celery_dlq.features.circuit_breaker.operations import Breakers
     from celery_dlq.features.dead_letter.operations import DemandRun
     from celery_dlq.features.differences.operations import Comparison
     from celery_dlq.features.groups.operations import Notes
     from celery_dlq.features.hold.operations import Holds
+    from celery_dlq.features.prometheus.exporter import Exporter
     from celery_dlq.operations.api import Operations
     from celery_dlq.operations.exports import Exports
     from celery_dlq.operations.jobs import Jobs, Runner
@@ -267,6 +268,7 @@ class DeadLetters:
         dead_letter = _of(DemandRun.of, DemandRun.dead_letter)
         withdraw = _of(DemandRun.of, DemandRun.withdraw)
         adopt = _of(AdoptRun.of, AdoptRun.adopt)
+        serve_metrics = _of(Exporter.of, Exporter.serve_metrics)
 
     def asgi(
         self,
@@ -318,25 +320,6 @@ class DeadLetters:
     def runner(self) -> Runner:
         """A runner of the jobs that wait, for this process; call its ``start`` and ``close``."""
         return self.assembly.runner()
-
-    def serve_metrics(self, *, port: int = 9808, address: str = "127.0.0.1") -> Any:
-        """Serve the metrics of all workers to Prometheus, in a thread of this process.
-
-        Args:
-            port: TCP port; 0 for any free one.
-            address: Address to listen on.
-
-        Returns:
-            The HTTP server; ``shutdown()`` ends it.
-
-        Raises:
-            MissingExtra: prometheus-client is not installed.
-            DLQError: The port is taken.
-        """
-        from celery_dlq.features.prometheus.exporter import Collector, serve  # noqa: PLC0415 - an extra
-
-        metrics = self.assembly.backend.metrics
-        return serve(Collector(self, metrics, self.assembly.clock), port=port, address=address)
 
 
 def _add_operations(feature: Feature) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
@@ -29,8 +28,6 @@ TICK_SECONDS = 1.0
 
 # Transports that mark redelivered messages. On others, the worker waits for every count.
 FLAGS_REDELIVERY = frozenset({"amqp", "redis"})
-
-_STOP_SECONDS = 5.0
 
 TASK_EVENT = "task-dead-lettered"
 """Celery's event of a letter, for Flower and other receivers of a worker's events."""
@@ -154,51 +151,6 @@ class TickStep(bootsteps.StartStopStep):
         self._events.unsubscribe(self._task_events)
         if self._fetch is not None:
             _quietly(self._fetch.close)
-
-
-class ThreadStep(bootsteps.StartStopStep):
-    """Worker bootstep that runs a background thread.
-
-    The thread has its own connections. The step keeps a reference to them, because a pool child
-    that drops its copy would close them.
-    """
-
-    requires = ("celery.worker.components:Pool",)
-    thread_name: str
-
-    def __init__(self, worker: Any, **kwargs: Any) -> None:
-        super().__init__(worker, **kwargs)
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def prepare(self, worker: Any) -> bool:
-        """Return True if there is something to run."""
-        raise NotImplementedError
-
-    def run(self, stop: threading.Event) -> None:
-        """Work until the event is set, then return soon."""
-        raise NotImplementedError
-
-    def wake(self) -> None:
-        """Let `run` check the event, if it waits for something else."""
-
-    def start(self, worker: Any) -> None:
-        """Start the thread, if there is something to run."""
-        if self.prepare(worker):
-            self._thread = threading.Thread(
-                target=self.run, args=(self._stop,), name=self.thread_name, daemon=True
-            )
-            self._thread.start()
-
-    def stop(self, worker: Any) -> None:  # noqa: ARG002 - Celery's signature
-        """Stop the thread; wait at most 5 seconds for it."""
-        self._stop.set()
-        self.wake()
-        if self._thread is not None:
-            self._thread.join(_STOP_SECONDS)
-            self._thread = None
-
-    terminate = stop
 
 
 class LongWorkStep(bootsteps.StartStopStep):

@@ -44,7 +44,6 @@ def guard_of(dlq: Assembly, *, hostname: str, pid: int, flags_redelivery: bool) 
     check.run()
     table = own.policy_table()
     _warn_of_names(dlq, table)
-    dlq.check_exchanges()
     parts = _parts_of(own, dlq, table, hostname=hostname, pid=pid)
     for feature in features():
         made = feature.load(feature.observer)(parts) if feature.observer else None

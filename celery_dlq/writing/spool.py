@@ -34,7 +34,7 @@ _ADDS_PER_COUNT = 1_000  # counting reads the whole folder
 _FLUSH_SECONDS = 0.25  # a quarter of the time between two ticks: the tasks wait
 _LOOK_SECONDS = 30.0
 
-Save = Callable[[DeadLetter, MessageKey], None]
+Save = Callable[[DeadLetter, MessageKey], object]
 
 
 class Spool:

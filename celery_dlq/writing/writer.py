@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import DeadLettered, Events
@@ -38,21 +38,12 @@ from celery_dlq.writing.spool import Spool
 logger = get_logger("celery_dlq.worker")
 
 _MAX_WAITING_LETTERS = 10_000
-_NO_TASK = {Reason.UNKNOWN_TASK, Reason.INVALID_MESSAGE, Reason.UNDECODABLE_MESSAGE}
-
-
-class LetterOutbox(Protocol):
-    """Adds a letter to the outbox of the exchange that its policy names."""
-
-    def add(self, letter: DeadLetter) -> None:
-        """Add the letter if its policy names an exchange.
-
-        Called before the letter is stored: if the process is killed in between, the exchange
-        still gets the letter.
-        """
-
-    def close(self) -> None:
-        """Disconnect; never raises."""
+_NO_TASK = {
+    Reason.ADOPTED,
+    Reason.UNKNOWN_TASK,
+    Reason.INVALID_MESSAGE,
+    Reason.UNDECODABLE_MESSAGE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,31 +56,95 @@ class PendingLetter:
     acknowledged: bool = False  # True if the broker no longer has the message
 
 
-class LetterWriter:
-    """Stores letters, and retries those that wait."""
+class LetterStore:
+    """Stores a letter: the one way, of workers and of whoever adopts."""
 
     def __init__(
         self,
-        store: Letters,
-        spool: Spool,
+        letters: Letters,
         *,
         limit: MemoryLimit | None = None,
-        durable_spool: bool = False,
-        forget: Callable[[MessageKey], None] | None = None,
         change: Callable[[DeadLetter], DeadLetter] = lambda letter: letter,
         events: Events | None = None,
         counts: Counts | None = None,
     ) -> None:
-        self._store = store
-        self._change = change
-        self._spool = spool
+        self._letters = letters
         self._limit = limit
+        self._change = change
+        self._events = events or Events()
+        self._counts = Counts() if counts is None else counts
+
+    def store(self, letter: DeadLetter, key: MessageKey, *, whole: bool = False) -> Stored:
+        """Store a letter; if that fails by an internal error, store it without details."""
+        if self._limit is not None:
+            letter = self._limit.fit(letter, whole=whole)
+        try:
+            return self._save(letter, key)
+        except StoreUnavailable:
+            raise
+        except Exception:
+            self._counts.count(INTERNAL_ERRORS, "letter")
+            logger.exception(
+                "The letter of task %s is stored without details of its death", letter.task_id
+            )
+            return self._save(plain(letter), key)
+
+    def _save(self, letter: DeadLetter, key: MessageKey) -> Stored:
+        """Let observers record the letter, store it, emit the event; the caller settles.
+
+        The order matters when the worker is killed in between: every stored letter reaches its
+        dead-letter exchange, and no message is acknowledged before its letter is stored.
+        """
+        try:
+            letter = self._change(letter)
+            stored = self._letters.dead_letter(letter, key)
+        except StoreUnavailable:
+            self._counts.count(STORE_ERRORS, "dead_letter")
+            raise
+        if stored is Stored.ALREADY_THERE:
+            return stored
+        regressed = stored is Stored.REGRESSED
+        logger.warning(
+            "Task %s[%s] dead-lettered to %s: %s (%s)%s",
+            letter.task_name,
+            letter.task_id,
+            letter.dead_letter_queue,
+            letter.reason,
+            letter.description,
+            f"; group {letter.fingerprint} was resolved" if regressed else "",
+        )
+        queues = (letter.source_queue, letter.dead_letter_queue)
+        # Whoever can publish chooses the names of unknown tasks.
+        task = OTHER if letter.reason in _NO_TASK else letter.task_name
+        self._counts.count(DEAD_LETTERS, *queues, letter.reason.value, task)
+        if letter.redrives:
+            self._counts.count(DIED_AGAIN, *queues, task)
+        if regressed:
+            self._counts.count(REGRESSED, *queues, task)
+        self._events.emit(
+            DeadLettered(at=letter.dead_lettered_at, letter=letter, regressed=regressed)
+        )
+        return stored
+
+
+class LetterWriter(LetterStore):
+    """Stores letters, and retries those that wait."""
+
+    def __init__(
+        self,
+        letters: Letters,
+        spool: Spool,
+        *,
+        durable_spool: bool = False,
+        forget: Callable[[MessageKey], None] | None = None,
+        **how: Any,
+    ) -> None:
+        super().__init__(letters, **how)
+        self._spool = spool
         self._durable_spool = durable_spool
         self._forget = forget
         self._spooled_now: list[MessageKey] = []
         self._spooled_before: list[MessageKey] = []
-        self._events = events or Events()
-        self._counts = Counts() if counts is None else counts
         self._waiting: deque[PendingLetter] = deque()
 
     def write(self, pending: PendingLetter) -> DeliveryState:
@@ -103,7 +158,7 @@ class LetterWriter:
     def _stored(self, pending: PendingLetter) -> DeliveryState:
         """Store a letter, in the spool if it may wait there; raises if it must wait in memory."""
         try:
-            self._save_or_plain(pending.letter, pending.key)
+            self.store(pending.letter, pending.key)
         except StoreUnavailable as exc:
             if not self._spooled(pending, exc):
                 raise
@@ -139,7 +194,7 @@ class LetterWriter:
             self._waiting.popleft()
             _finish(pending, state)
         # The text of a letter on disk takes no memory: it waits until all of it may be stored.
-        self._spool.flush(partial(self._save_or_plain, whole=True))
+        self._spool.flush(partial(self.store, whole=True))
 
     def __len__(self) -> int:
         """The number of letters in memory."""
@@ -149,57 +204,6 @@ class LetterWriter:
     def spooled(self) -> int:
         """The number of letters on disk."""
         return len(self._spool)
-
-    def _save_or_plain(self, letter: DeadLetter, key: MessageKey, *, whole: bool = False) -> None:
-        """Store a letter; if that fails by an internal error, store it without details."""
-        if self._limit is not None:
-            letter = self._limit.fit(letter, whole=whole)
-        try:
-            self._save(letter, key)
-        except StoreUnavailable:
-            raise
-        except Exception:
-            self._counts.count(INTERNAL_ERRORS, "letter")
-            logger.exception(
-                "The letter of task %s is stored without details of its death", letter.task_id
-            )
-            self._save(plain(letter), key)
-
-    def _save(self, letter: DeadLetter, key: MessageKey) -> None:
-        """Let observers record the letter, store it, emit the event; the caller settles.
-
-        The order matters when the worker is killed in between: every stored letter reaches its
-        dead-letter exchange, and no message is acknowledged before its letter is stored.
-        """
-        try:
-            letter = self._change(letter)
-            stored = self._store.dead_letter(letter, key)
-        except StoreUnavailable:
-            self._counts.count(STORE_ERRORS, "dead_letter")
-            raise
-        if stored is Stored.ALREADY_THERE:
-            return
-        regressed = stored is Stored.REGRESSED
-        logger.warning(
-            "Task %s[%s] dead-lettered to %s: %s (%s)%s",
-            letter.task_name,
-            letter.task_id,
-            letter.dead_letter_queue,
-            letter.reason,
-            letter.description,
-            f"; group {letter.fingerprint} was resolved" if regressed else "",
-        )
-        queues = (letter.source_queue, letter.dead_letter_queue)
-        # Whoever can publish chooses the names of unknown tasks.
-        task = OTHER if letter.reason in _NO_TASK else letter.task_name
-        self._counts.count(DEAD_LETTERS, *queues, letter.reason.value, task)
-        if letter.redrives:
-            self._counts.count(DIED_AGAIN, *queues, task)
-        if regressed:
-            self._counts.count(REGRESSED, *queues, task)
-        self._events.emit(
-            DeadLettered(at=letter.dead_lettered_at, letter=letter, regressed=regressed)
-        )
 
     def _spooled(self, pending: PendingLetter, exc: StoreUnavailable) -> bool:
         """Put a letter into the spool, if it may wait there; raises if the spool is full."""

@@ -81,7 +81,7 @@ def test_a_worker_adopts_beside_its_tasks(
     assert (ran("killed"), poll(lambda: ran("healthy"), timeout_seconds=30)) == (3, 1)
     expire(rabbit, "retries")
     letters(count=5)
-    assert f"Adopting from {DEAD} is paused" not in worker.output
+    assert f"adopt {DEAD} is put off" not in worker.output
     worker.process.terminate()
     assert worker.process.wait(30) == 0
 

@@ -25,9 +25,11 @@ from celery_dlq import DeadLetter, DeadLetters, Reason
 from celery_dlq.config import Settings
 from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, SettingsError, StoreUnavailable
 from celery_dlq.events import Action, DeadLettered
-from celery_dlq.features.adopt.run import adopter_of
+from celery_dlq.features.adopt.adopter import Adopter
 from celery_dlq.store.memory import MemoryReader
 from celery_dlq.store.records import ServerMemory, WorkerInfo
+from celery_dlq.worker.housekeeping import Housekeeping
+from celery_dlq.writing.letter import LetterMaker
 
 QUEUES = ("orders", "orders.dead", "orders-DLQ")
 
@@ -379,14 +381,18 @@ def test_following_waits_for_queues_stores_and_brokers(
     broker: Broker, rabbit_server: RabbitServer
 ) -> None:
     """A queue that is not there yet is no reason to end."""
-    from celery_dlq.features.adopt.adopter import follow
-
     rabbit_server.delete_queues("orders.dead")
-    adopter = adopter_of(
-        broker.dlq.assembly, "orders.dead", None, broker.dlq.assembly.backend, hostname="web-1"
-    )
-    stop = threading.Event()
-    thread = threading.Thread(target=follow, args=([adopter], stop))
+    make = LetterMaker(clock=lambda: NOW, hostname="web-1", pid=1)
+    adopter = Adopter(broker.dlq.assembly, "orders.dead", None, make)
+    stop, housekeeping = threading.Event(), Housekeeping()
+    housekeeping.add(adopter.task)
+
+    def follow() -> None:
+        while not stop.wait(0.2):
+            housekeeping.tick()
+        housekeeping.close()
+
+    thread = threading.Thread(target=follow)
     thread.start()
     try:
         broker.declare()

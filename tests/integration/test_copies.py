@@ -19,6 +19,8 @@ from waiting import poll
 from celery_dlq import DeadLetter, DeadLetters
 from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.events import DeadLettered
+from celery_dlq.features.exchange.connection import Exchanges
+from celery_dlq.features.exchange.publisher import outbox_of
 
 COPIES = "orders.copies"
 DIES = """
@@ -77,7 +79,7 @@ def lose(redis_url: str) -> None:
 @pytest.fixture
 def outbox(dlq: DeadLetters) -> Iterator[Any]:
     """Give what publishes copies."""
-    found = dlq.assembly.letter_outbox(dlq.assembly.backend)
+    found = outbox_of(dlq.assembly)
     assert found is not None
     yield found
     found.close()
@@ -180,6 +182,5 @@ def test_only_rabbitmq_confirms(redis_url: str) -> None:
     app.conf.update(dlq_queues={"orders": {"dead_letter_exchange": exchange}})
     dlq = DeadLetters(app)
     with pytest.raises(SettingsError, match="with RabbitMQ as the broker, got redis"):
-        dlq.assembly.check_exchanges()
-    dlq.assembly._drop_publisher()
+        Exchanges(app, dlq.assembly.policy_table()).check()
     dlq.close()

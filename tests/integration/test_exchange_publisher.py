@@ -23,7 +23,13 @@ from celery_dlq.events import DeadLettered
 from celery_dlq.features.exchange import publisher as publisher_module
 from celery_dlq.features.exchange.connection import Exchanges
 from celery_dlq.features.exchange.outbox import Outbox, OutboxEntry
-from celery_dlq.features.exchange.publisher import publish
+from celery_dlq.features.exchange.publisher import (
+    ExchangeObserver,
+    ExchangePublisher,
+    outbox_of,
+    publisher_of,
+)
+from celery_dlq.worker.housekeeping import Housekeeping
 
 HEADERS = '{"task":"shop.charge","id":"t-1","nothing":null,"deep":{"list":[1,2.5]}}'
 EXCHANGES = ("deaths", "letters")
@@ -62,16 +68,17 @@ def connection(rabbit_server: RabbitServer) -> Iterator[Connection]:
 
 
 APPS: list[Celery] = []
+PUBLISHERS: list[ExchangePublisher] = []
 
 
 @pytest.fixture(autouse=True)
 def closed() -> Iterator[None]:
     """Close what each test's apps opened, the publisher's connections too."""
     yield
+    while PUBLISHERS:
+        PUBLISHERS.pop().close()
     while APPS:
-        assembly = DeadLetters.of(APPS.pop()).assembly
-        assembly._drop_publisher()
-        assembly.close()
+        DeadLetters.of(APPS.pop()).assembly.close()
 
 
 def an_app(broker_url: str, redis_url: str, exchange: Any, key: str | None = None) -> Celery:
@@ -93,11 +100,27 @@ def stored(dlq: DeadLetters, **changes: Any) -> DeadLetter:
 
 def store(dlq: DeadLetters, letter: DeadLetter) -> None:
     """Store it as a worker does: the outbox first."""
-    outbox = dlq.assembly.letter_outbox(dlq.assembly.backend)
+    outbox = outbox_of(dlq.assembly)
     assert outbox is not None
     outbox.add(letter)
     dlq.store.dead_letter(letter, key_of(letter))
     dlq.events.emit(DeadLettered(at=letter.dead_lettered_at, letter=letter))
+
+
+def checked(dlq: DeadLetters) -> None:
+    """Look at the broker as a starting worker does."""
+    Exchanges(dlq.app, dlq.assembly.policy_table()).check()
+
+
+def a_publisher(dlq: DeadLetters) -> ExchangePublisher:
+    PUBLISHERS.append(publisher_of(dlq.assembly))
+    return PUBLISHERS[-1]
+
+
+def deliver(publisher: Any) -> None:
+    """Publish all that is due now, as a worker does every five seconds."""
+    publisher._sweep_at = 0.0
+    publisher.work()
 
 
 def waiting(dlq: DeadLetters) -> int:
@@ -125,7 +148,7 @@ def test_other_services_get_each_letter(
     """Body and headers as they were, the death in headers, a message id of its own."""
     app = an_app(rabbit_server.url, redis_url, {"name": "deaths", "type": kind}, key)
     dlq = DeadLetters(app)
-    dlq.assembly.check_exchanges()
+    checked(dlq)
     subscriber = Subscriber(connection, Exchange("deaths", kind), listens_to)
     properties = '{"correlation_id":"t-1","message_id":"m-1","expiration":"1","priority":3}'
     letter = stored(
@@ -135,9 +158,8 @@ def test_other_services_get_each_letter(
         content_encoding="binary",
         properties=properties,
     )
-    publisher = dlq.assembly.exchange_publisher()
-    assert publisher is not None
-    publisher.deliver()
+    publisher = a_publisher(dlq)
+    deliver(publisher)
 
     message = subscriber.get()
 
@@ -158,7 +180,7 @@ def test_other_services_get_each_letter(
     assert message.properties["delivery_mode"] == 2
     assert "expiration" not in message.properties
     assert waiting(dlq) == 0
-    publisher.deliver()
+    deliver(publisher)
     assert subscriber.is_empty()
     publisher.close()
     dlq.close()
@@ -174,9 +196,8 @@ def test_a_letter_without_subscribers_is_stored_and_said_once(
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "deaths"))
     stored(dlq)
     stored(dlq)
-    publisher = dlq.assembly.exchange_publisher()
-    assert publisher is not None
-    publisher.deliver()
+    publisher = a_publisher(dlq)
+    deliver(publisher)
     assert caplog.text.count("no queue is bound") == 1
     assert waiting(dlq) == 0
     publisher.close()
@@ -196,12 +217,20 @@ def test_while_the_broker_is_down_letters_are_stored_and_published_later(
         dlq = DeadLetters(an_app(url, redis_url, {"name": "deaths", "type": "fanout"}))
         letter = stored(dlq)
         assert dlq.store.get("orders-DLQ", letter.id) == letter
-        publisher, stop = dlq.assembly.exchange_publisher(), threading.Event()
-        assert publisher is not None
+        publisher, stop = a_publisher(dlq), threading.Event()
         with pytest.raises(BrokerUnavailable, match="the broker amqp://guest:"):
-            publisher.deliver()
+            deliver(publisher)
         assert waiting(dlq) == 1
-        thread = threading.Thread(target=publish, args=(publisher, stop))
+        observer = ExchangeObserver(outbox_of(dlq.assembly), publisher, dlq.events)
+        housekeeping = Housekeeping()
+        housekeeping.add(*observer.tasks)
+
+        def tick() -> None:
+            while not stop.wait(0.2):
+                housekeeping.tick()
+            housekeeping.close()
+
+        thread = threading.Thread(target=tick)
         thread.start()
         try:
             proxy.open()
@@ -213,7 +242,6 @@ def test_while_the_broker_is_down_letters_are_stored_and_published_later(
             poll(lambda: waiting(dlq) == 0, timeout_seconds=30)
         finally:
             stop.set()
-            publisher.wake.set()
             thread.join(30)
         assert not thread.is_alive()
         dlq.close()
@@ -230,13 +258,12 @@ def test_an_entry_without_a_letter_is_kept_for_its_wait_and_then_reported(
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "deaths"))
     letter = stored(dlq)
     dlq.store.remove("orders-DLQ", [letter.id])
-    publisher = dlq.assembly.exchange_publisher()
-    assert publisher is not None
+    publisher = a_publisher(dlq)
     monkeypatch.setattr("celery_dlq.features.exchange.publisher.LEASE_SECONDS", 0.0)
-    publisher.deliver()
+    deliver(publisher)
     assert waiting(dlq) == 1
     monkeypatch.setattr("celery_dlq.features.exchange.publisher._MISSING_SECONDS", 0.0)
-    publisher.deliver()
+    deliver(publisher)
     assert waiting(dlq) == 0
     assert f"Letter {letter.id} was never published" in caplog.text
     publisher.close()
@@ -260,13 +287,12 @@ def test_one_that_is_refused_holds_up_no_other(
     odd = a_letter(headers='{"big":99999999999999999999999}', id="00000000")
     store(dlq, odd)
     fine = [stored(dlq).id for _ in range(3)]
-    publisher = dlq.assembly.exchange_publisher()
-    assert publisher is not None
-    publisher.deliver()
+    publisher = a_publisher(dlq)
+    deliver(publisher)
     heard = {subscriber.get().headers["dlq_letter"] for _ in range(4)}
     assert heard == {gone.id, *fine}
     assert waiting(dlq) == 3
-    publisher.deliver()
+    deliver(publisher)
     assert caplog.text.count("Letter 00000000 is not published") == 1
     assert caplog.text.count(f"Letter {gone.id} is not published") == 1
     assert waiting(dlq) == 3
@@ -301,10 +327,9 @@ def test_a_subscriber_that_refuses_gives_the_others_few_copies(
     letter = stored(dlq)
     for _ in range(2):  # the count of the first worker is known to the second
         dlq = DeadLetters(an_app(rabbit_server.url, redis_url, exchange))
-        publisher = dlq.assembly.exchange_publisher()
-        assert publisher is not None
+        publisher = a_publisher(dlq)
         for _ in range(6):
-            publisher.deliver()
+            deliver(publisher)
     copies = [subscriber.get() for _ in range(publisher_module.TRIES)]
     assert len({copy.properties["message_id"] for copy in copies}) == 1
     assert subscriber.is_empty()
@@ -316,7 +341,7 @@ def test_a_subscriber_that_refuses_gives_the_others_few_copies(
     assert "exchange 'deaths' with routing key 'orders'" in said
     full.delete()
     fine = stored(dlq)
-    publisher.deliver()
+    deliver(publisher)
     assert subscriber.get().headers["dlq_letter"] == fine.id
 
 
@@ -328,19 +353,18 @@ def test_a_letter_that_is_refused_waits_longer_each_time(
     exchange = {"name": "deaths", "type": "fanout"}
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, exchange))
     stored(dlq)
-    publisher = dlq.assembly.exchange_publisher()
-    assert publisher is not None
+    publisher = a_publisher(dlq)
     waits = []
     with redis.Redis.from_url(redis_url) as client:
         (key,) = client.keys("*outbox*")
         for _ in range(publisher_module.TRIES - 1):
-            publisher.deliver()
-            publisher.deliver()  # it is not due
+            deliver(publisher)
+            deliver(publisher)  # it is not due
             ((entry, at),) = client.zrange(key, 0, -1, withscores=True)
             seconds, micros = client.time()
             waits.append(at / 1000 - seconds - micros / 1_000_000)
             client.zadd(key, {entry: 0})
-        publisher.deliver()
+        deliver(publisher)
         assert client.keys("*outbox*") == []
     assert waits == pytest.approx([10, 40, 160, 640], abs=5)
 
@@ -367,9 +391,8 @@ def test_a_slow_broker_gives_no_copies(
     letters = {stored(dlqs[0]).id for _ in range(40)}
 
     def delivers(dlq: DeadLetters) -> None:
-        publisher = dlq.assembly.exchange_publisher()
-        assert publisher is not None
-        poll(lambda: publisher.deliver() or not waiting(dlq), timeout_seconds=60, every_seconds=0.1)
+        publisher = a_publisher(dlq)
+        poll(lambda: deliver(publisher) or not waiting(dlq), timeout_seconds=60, every_seconds=0.1)
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(delivers, dlqs))
@@ -381,7 +404,7 @@ def refusal(rabbit_server: RabbitServer, redis_url: str, *policy: Any) -> str:
     """The error of a starting worker."""
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, *policy))
     with pytest.raises(SettingsError) as raised:
-        dlq.assembly.check_exchanges()
+        checked(dlq)
     assert "guest:guest" not in str(raised.value)
     return str(raised.value)
 
@@ -409,16 +432,15 @@ def test_a_queue_behind_the_default_exchange_is_waited_for(
     queue = Queue("alerts", channel=connection.channel())
     queue.declare()
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "", "alerts"))
-    dlq.assembly.check_exchanges()
+    checked(dlq)
     queue.delete()
     letter = stored(dlq)
-    publisher = dlq.assembly.exchange_publisher()
-    assert publisher is not None
+    publisher = a_publisher(dlq)
     for _ in range(2 * publisher_module.TRIES):
-        publisher.deliver()
+        deliver(publisher)
     assert waiting(dlq) == 1
     queue.declare()
-    publisher.deliver()
+    deliver(publisher)
     message = poll(lambda: queue.get(no_ack=True))
     assert message is not None
     assert message.headers["dlq_letter"] == letter.id
@@ -435,11 +457,10 @@ def test_redis_has_exchanges_too(redis_url: str, kind: str) -> None:
         queue = Queue("alerts", exchange, "orders", channel=connection.channel())
         queue.declare()
         dlq = DeadLetters(an_app(redis_url, redis_url, {"name": "deaths", "type": kind}))
-        dlq.assembly.check_exchanges()
+        checked(dlq)
         letter = stored(dlq)
-        publisher = dlq.assembly.exchange_publisher()
-        assert publisher is not None
-        publisher.deliver()
+        publisher = a_publisher(dlq)
+        deliver(publisher)
         message = queue.get(no_ack=True)
         assert message is not None
         assert message.headers["dlq_letter"] == letter.id

@@ -13,7 +13,7 @@ from celery import Celery
 from celery_dlq import DeadLetters
 from celery_dlq.errors import NotFound
 from celery_dlq.features.exchange.outbox import Outbox
-from celery_dlq.features.prometheus.exporter import Collector
+from celery_dlq.features.prometheus.exporter import Exporter
 
 QUEUES = 350
 MOST_WRITES = QUEUES // 9
@@ -62,9 +62,8 @@ def test_all_queues_are_asked_in_a_few_writes(shop: DeadLetters, writes: list[in
     """Each would wait for its answer before: a quarter of a minute for two thousand."""
     names = shop.store.names()
     letter = next(shop.letters(names[-1]))
-    metrics = shop.assembly.backend.metrics
     outbox = shop.assembly.backend.part(Outbox)
-    collector = Collector(shop, metrics, shop.assembly.clock)
+    collector = Exporter(shop.assembly)
     asked: dict[str, Callable[[], Any]] = {
         "queues": shop.queues,
         "get": lambda: shop.get(letter.id),

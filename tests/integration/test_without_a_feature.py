@@ -14,10 +14,6 @@ import pytest
 import celery_dlq
 from celery_dlq.registry import FEATURES, policy_keys
 
-# The core imports their folder: these lists only shrink. Without `exchange`, tests are collected.
-NOT_YET = {"exchange"}
-NOT_COLLECTED_YET: set[str] = set()
-
 PACKAGE = Path(celery_dlq.__file__).parent
 TESTS = Path(__file__).parents[1]
 
@@ -100,13 +96,6 @@ finally:
 """
 
 
-def _names(not_yet: set[str]) -> pytest.MarkDecorator:
-    """Each feature; one of the list that passes is a failure, so that it leaves the list."""
-    fails = pytest.mark.xfail(reason="see NOT_YET", strict=True)
-    each = [pytest.param(name, marks=[fails] * (name in not_yet)) for name in FEATURES]
-    return pytest.mark.parametrize("name", each)
-
-
 def without(name: str, folder: Path) -> dict[str, str]:
     """Copy the package without a feature; the environment in which the copy is imported."""
     shutil.copytree(PACKAGE, folder / "celery_dlq", ignore=shutil.ignore_patterns("__pycache__"))
@@ -132,7 +121,7 @@ def run(env: dict[str, str], folder: Path, *arguments: str) -> None:
     assert done.returncode == 0, f"{done.stdout[-5000:]}\n{done.stderr[-5000:]}\n{text}"
 
 
-@_names(NOT_YET)
+@pytest.mark.parametrize("name", FEATURES)
 def test_without_a_feature_the_rest_works(name: str, redis_url: str, tmp_path: Path) -> None:
     """It imports, a worker starts, and a message is dead-lettered, listed, redriven, exported."""
     env = without(name, tmp_path)
@@ -140,7 +129,7 @@ def test_without_a_feature_the_rest_works(name: str, redis_url: str, tmp_path: P
     run({**env, "SHOP_REDIS": redis_url}, tmp_path, "-c", MAIN)
 
 
-@_names(NOT_COLLECTED_YET)
+@pytest.mark.parametrize("name", FEATURES)
 def test_without_a_feature_the_unit_tests_of_the_rest_are_there(name: str, tmp_path: Path) -> None:
     """Those that neither import nor name it."""
     env = without(name, tmp_path)

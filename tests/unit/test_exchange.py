@@ -8,7 +8,7 @@ import pytest
 from builders import a_letter, an_app
 
 from celery_dlq.errors import SettingsError
-from celery_dlq.features.exchange.connection import Targets, announced_headers
+from celery_dlq.features.exchange.connection import Exchanges, announced_headers
 from celery_dlq.features.exchange.policy import DeadLetterExchange
 from celery_dlq.letters.record import Reason
 from celery_dlq.policies.policy import Policy
@@ -65,8 +65,8 @@ def test_anything_else_is_refused(exchange: object, routing_key: object, text: s
     assert "dlq_queues['orders']" in str(raised.value)
 
 
-def targets(**policies: Policy) -> Targets:
-    return Targets(an_app(), PolicyTable(policies))
+def targets(**policies: Policy) -> Exchanges:
+    return Exchanges(an_app(), PolicyTable(policies))
 
 
 def test_a_letter_has_the_exchange_of_its_policy() -> None:
@@ -89,7 +89,7 @@ def test_two_types_of_one_exchange_are_refused() -> None:
     """The broker could have only one."""
     two = targets(orders=policy("deaths"), slow=policy({"name": "deaths", "type": "topic"}))
     with pytest.raises(SettingsError, match=r"one type for the exchange 'deaths', got 'direct'"):
-        two.exchanges()
+        two.checked()
 
 
 @pytest.mark.parametrize(("key", "text"), [(None, "got none"), ("slow", "would run the dead")])
@@ -97,7 +97,7 @@ def test_the_default_exchange_never_gives_letters_back_to_workers(key: Any, text
     """They would run again what is dead."""
     found = targets(orders=policy("", key), slow=Policy(max_deliveries=3))
     with pytest.raises(SettingsError, match=text):
-        found.queues_by_name()
+        found.checked()
 
 
 def test_the_headers_are_the_contract() -> None:

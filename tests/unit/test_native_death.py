@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from celery_dlq.features.adopt.native_death import native_death
+from celery_dlq.features.adopt.letter import native_death
 from celery_dlq.letters import json_codec
 
 AT = datetime(2026, 11, 21, 12, 6, 37)  # noqa: DTZ001 - as py-amqp gives it

@@ -8,7 +8,7 @@ from celery_dlq.registry import Feature, Setting
 
 FEATURE = Feature(
     name="adopt",
-    step="bootstep:AdoptStep",
+    observer="adopter:observer",
     settings={
         "adopt": Setting(
             check="settings:adopt",
@@ -21,7 +21,5 @@ FEATURE = Feature(
     },
     check_settings="settings:check",
     commands={"import": "command:import_"},
-    operations={
-        "adopt": "run:AdoptRun.adopt",
-    },
+    operations={"adopt": "adopter:AdoptRun.adopt"},
 )

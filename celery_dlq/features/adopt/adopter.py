@@ -13,32 +13,39 @@ was, once: not if that is in the store, nor if it was there in the last days and
 
 from __future__ import annotations
 
-import threading
+import os
+import socket
+import time
 from collections import Counter
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kombu.utils.functional import LRUCache
 
-from celery_dlq.errors import DLQError
-from celery_dlq.events import DeadLettered, Events
+from celery_dlq.errors import SettingsError
+from celery_dlq.events import Action, Change, whoami
 from celery_dlq.features.adopt.letter import Adoption, Identity
-from celery_dlq.features.adopt.sources import Source, TakenMessage
+from celery_dlq.features.adopt.settings import check_adoption
+from celery_dlq.features.adopt.sources import TakenMessage, source_of
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.logs import get_logger
-from celery_dlq.store.counter import DeliveryCounter
-from celery_dlq.store.letters import Letters
-from celery_dlq.store.records import Clock, MessageKey, Stored
-from celery_dlq.writing.memory_limit import MemoryLimit
-from celery_dlq.writing.writer import LetterOutbox
+from celery_dlq.metrics import Counts
+from celery_dlq.store.records import MessageKey, Stored
+from celery_dlq.worker.housekeeping import Housekeeping, LongTask, Stopping
+from celery_dlq.worker.observer import Observer, WorkerParts
+from celery_dlq.writing.letter import LetterMaker
+from celery_dlq.writing.writer import LetterStore
+
+if TYPE_CHECKING:
+    from celery_dlq.assembly import Assembly
 
 logger = get_logger("celery_dlq.worker")
 
-IDLE_SECONDS = 1.0
-MAX_BACKOFF_SECONDS = 30.0
-LETTERS_PER_ROUND = 200
 MAX_EQUAL = 10_000
+_MESSAGES_PER_LOOK = 200  # at the memory of the store
+
+Progress = Callable[[int], object]
 
 
 @dataclass(slots=True)
@@ -65,52 +72,69 @@ class AdoptReport:
 
 
 class Adopter:
-    """Adopts the messages of one queue."""
+    """Adopts the messages of one queue, on the connections of an assembly."""
 
     def __init__(
         self,
+        assembly: Assembly,
         queue: str,
-        source: Source,
-        adoption: Adoption,
-        store: Letters,
-        counter: DeliveryCounter,
-        outbox: LetterOutbox | None,
-        limit: MemoryLimit,
-        clock: Clock,
-        events: Events,
-        progress: Callable[[int], object] | None = None,
+        target: str | None,
+        make: LetterMaker,
+        *,
+        counts: Counts | None = None,
+        progress: Progress | None = None,
     ) -> None:
+        app, backend = assembly.app, assembly.backend
         self.report = AdoptReport(queue)
-        self._source = source
-        self._adoption = adoption
-        self._store = store
-        self._counter = counter
-        self._outbox = outbox
-        self._limit = limit
-        self._clock = clock
-        self._events = events
+        self._source = source_of(app, queue)
+        self._letters, self._counter = backend.letters, backend.counter
+        policies = assembly.settings.policies
+        self._adoption = Adoption(app, policies, queue, target, self._counter, make)
+        self._outboxes = assembly.outboxes()
+        self._limit = assembly.memory_limit()
+        self._store = LetterStore(
+            backend.letters,
+            limit=self._limit,
+            change=self._recorded,
+            events=assembly.events,
+            counts=counts or assembly.measuring.counts,
+        )
+        self._clock = assembly.clock
         self._progress = progress
         # By the hash of messages without an id: the next number, and if there were letters before.
         self._equal: MutableMapping[str, tuple[int, bool]] = LRUCache(MAX_EQUAL)  # type: ignore[no-untyped-call]
 
-    def drain(self, most: int | None = None) -> int:
+    @property
+    def task(self) -> LongTask:
+        """The work of whoever follows the queue."""
+        return LongTask(name=f"adopt {self.report.queue}", work=self.work, close=self.close)
+
+    def work(self, stopping: Stopping) -> None:
+        """Adopt until the queue is empty; after a failure, taken messages return to it."""
+        try:
+            self.drain(stopping=stopping)
+        except Exception:
+            self.close()
+            raise
+
+    def drain(self, most: int | None = None, stopping: Stopping = lambda: False) -> None:
         """Adopt until the queue is empty, or ``most`` messages were adopted."""
-        self._limit.tick()
         count = 0
-        while most is None or count < most:
+        while (most is None or count < most) and not stopping():
+            if count % _MESSAGES_PER_LOOK == 0:
+                self._limit.tick()
             found = self._source.take()
             if found is None:
                 break
             self._adopt(found)
             self._source.let_go(found)
             count += 1
-        return count
 
     def close(self) -> None:
         """Disconnect; the next `drain` connects again. Never raises."""
         self._source.close()
-        if self._outbox is not None:
-            self._outbox.close()
+        for outbox in self._outboxes:
+            outbox.close()
         self._equal.clear()  # what was taken comes back and looks like the next one
 
     def _adopt(self, found: TakenMessage) -> None:
@@ -137,88 +161,138 @@ class Adopter:
     def _read_back(self, letter: DeadLetter, key: MessageKey) -> bool:
         if self._counter.is_dead(key):
             return False
-        letter = self._limit.fit(letter)
-        if self._store.dead_letter(letter, key) is Stored.ALREADY_THERE:
-            return False
-        self._count(letter)
-        return True
+        return self._counted(letter, self._letters.dead_letter(self._limit.fit(letter), key))
 
     def _stored(self, found: TakenMessage, identity: Identity) -> bool:
         letter, key, counted = self._adoption.letter(found.message, identity, self._clock())
-        letter = self._limit.fit(letter)
-        if self._outbox is not None:
-            self._outbox.add(letter)
-        stored = self._store.dead_letter(letter, key)
+        stored = self._store.store(letter, key)
         if counted != key:
             self._counter.died(counted)  # storing the letter did that beside the letter
+        return self._counted(letter, stored)
+
+    def _recorded(self, letter: DeadLetter) -> DeadLetter:
+        for outbox in self._outboxes:
+            outbox.add(letter)
+        return letter
+
+    def _counted(self, letter: DeadLetter, stored: Stored) -> bool:
+        """Report a new letter; False if it was there."""
         if stored is Stored.ALREADY_THERE:
             return False
-        regressed = stored is Stored.REGRESSED
-        self._events.emit(DeadLettered(at=self._clock(), letter=letter, regressed=regressed))
-        self._count(letter)
-        return True
-
-    def _count(self, letter: DeadLetter) -> None:
         self.report.adopted += 1
         self.report.by_queue[letter.dead_letter_queue] += 1
-        logger.info(
-            "Message %s adopted into %s: %s",
-            letter.task_id,
-            letter.dead_letter_queue,
-            letter.description,
-        )
         if self._progress is not None:
             self._progress(1)
+        return True
 
 
-def follow(adopters: Sequence[Adopter], stop: threading.Event) -> None:
-    """Adopt until stopped; errors of a queue, the broker or the store are logged and retried."""
-    backoffs = [_Backoff() for _ in adopters]
-    while not stop.is_set():
-        busy = False
-        for adopter, backoff in zip(adopters, backoffs, strict=True):
-            busy |= _turn(adopter, backoff)
-        if not busy:
-            stop.wait(IDLE_SECONDS)
-    for adopter in adopters:
-        adopter.close()
+class AdoptObserver(Observer):
+    """Empties the queues of the setting ``dlq_adopt``, each in a thread of its own."""
+
+    def __init__(self, parts: WorkerParts, orders: Mapping[str, str | None]) -> None:
+        self._own = [parts.dlq.separated() for _ in orders]
+        self._adopters = [
+            Adopter(own, queue, target, parts.make, counts=parts.counts)
+            for own, (queue, target) in zip(self._own, orders.items(), strict=True)
+        ]
+
+    @property
+    def tasks(self) -> Sequence[LongTask]:
+        """A long queue or a slow broker must not delay the tasks."""
+        return [adopter.task for adopter in self._adopters]
+
+    def close(self) -> None:
+        """Close the connections to the store."""
+        for own in self._own:
+            own.backend.close()
 
 
-class _Backoff:
-    """Back-off of one queue: skips turns after a failure, more after each one in a row."""
-
-    def __init__(self) -> None:
-        self._turns_left = 0
-        self._length = 1
-
-    def over(self) -> bool:
-        """True if it is time to try; call it once per turn."""
-        self._turns_left = max(0, self._turns_left - 1)
-        return self._turns_left == 0
-
-    def failed(self) -> None:
-        """Start a rest."""
-        self._turns_left = self._length
-        self._length = min(2 * self._length, int(MAX_BACKOFF_SECONDS / IDLE_SECONDS))
-
-    def worked(self) -> None:
-        """Reset the back-off."""
-        self._length = 1
+def observer(parts: WorkerParts) -> Observer | None:
+    """The observer of a worker that adopts."""
+    orders = parts.settings.of("adopt")
+    if not orders:
+        return None
+    for queue in sorted(orders.keys() & parts.app.amqp.queues.consume_from.keys()):
+        raise consumed_already(queue, parts.hostname, by="dlq_adopt")
+    logger.info("Adopting dead messages from %s", ", ".join(orders))
+    return AdoptObserver(parts, orders)
 
 
-def _turn(adopter: Adopter, backoff: _Backoff) -> bool:
-    """Adopt one bounded round; return True if there may be more at once."""
-    if not backoff.over():
-        return False
+class AdoptRun:
+    """Adopts one queue for an operator, until it is empty or until interrupted."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self._assembly = assembly
+
+    @classmethod
+    def of(cls, assembly: Assembly) -> AdoptRun:
+        """That of an app."""
+        return cls(assembly)
+
+    def adopt(
+        self,
+        queue: str,
+        dead_letter_queue: str | None = None,
+        *,
+        follow: bool = False,
+        limit: int | None = None,
+        progress: Progress | None = None,
+    ) -> AdoptReport:
+        """Store messages that the broker itself dead-lettered as letters.
+
+        A letter is stored before its message is acknowledged; once, however often the message is
+        redelivered, if it has an id. Of messages without one, equal letters may be copies.
+        """
+        assembly = self._assembly
+        check_adoption(assembly.settings, queue, dead_letter_queue, "dlq import")
+        for info in assembly.backend.workers.workers():
+            if queue in info.queues:
+                raise consumed_already(queue, info.hostname, by="dlq import")
+        change, hostname = assembly.redaction.captured, socket.gethostname()
+        make = LetterMaker(clock=assembly.clock, hostname=hostname, pid=os.getpid(), change=change)
+        adopter = Adopter(assembly, queue, dead_letter_queue, make, progress=progress)
+        try:
+            # While it follows, a missing queue is an error at the start, and retried later.
+            adopter.drain(1 if follow else limit)
+            if follow:
+                _follow(adopter)
+        except KeyboardInterrupt:
+            if not follow:
+                raise
+        finally:
+            adopter.close()
+            for name, letters in sorted(adopter.report.by_queue.items()):
+                self._record(name, letters, queue)
+        return adopter.report
+
+    def _record(self, dead_letter_queue: str, letters: int, queue: str) -> None:
+        self._assembly.backend.workers.record(
+            Change(
+                at=self._assembly.clock(),
+                action=Action.ADOPTED,
+                actor=whoami(),
+                target=dead_letter_queue,
+                letters=letters,
+                detail={"queue": queue},
+            )
+        )
+
+
+def _follow(adopter: Adopter) -> NoReturn:
+    """Adopt as a worker does; errors of the queue, the broker or the store are retried."""
+    housekeeping = Housekeeping()
+    housekeeping.add(adopter.task)
     try:
-        count = adopter.drain(LETTERS_PER_ROUND)
-    except DLQError as exc:
-        logger.error("Adopting from %s is paused: %s", adopter.report.queue, exc)  # noqa: TRY400 - no traceback needed
-    except Exception:
-        logger.exception("Adopting from %s is paused", adopter.report.queue)
-    else:
-        backoff.worked()
-        return count == LETTERS_PER_ROUND
-    backoff.failed()
-    adopter.close()  # taken messages return to their queue
-    return False
+        while True:
+            housekeeping.tick()
+            time.sleep(1)
+    finally:
+        housekeeping.stop()
+
+
+def consumed_already(queue: str, hostname: str, *, by: str) -> SettingsError:
+    """Make the error for a queue that a worker consumes."""
+    return SettingsError(
+        f"expected {by} to name a queue of messages that are dead, got {queue!r}, which worker "
+        f"{hostname} consumes; all its tasks would become letters"
+    )

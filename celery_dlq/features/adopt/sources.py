@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty
-from typing import Any, Protocol
+from typing import Any
 
 from kombu.message import Message as KombuMessage
 from kombu.utils.json import loads
@@ -36,21 +36,8 @@ class TakenMessage:
     key: str = ""  # The key of that list
 
 
-class Source(Protocol):
-    """A queue to adopt from. Every method may raise `BrokerUnavailable`."""
-
-    def take(self) -> TakenMessage | None:
-        """The next message, oldest first; ``None`` if the queue is empty now."""
-
-    def let_go(self, found: TakenMessage) -> None:
-        """Remove a message: its letter is stored."""
-
-    def close(self) -> None:
-        """Return taken messages that were not removed; never raises."""
-
-
-def source_of(app: Any, queue: str) -> Source:
-    """Make the source for a queue of the app's broker; the first `Source.take` connects."""
+def source_of(app: Any, queue: str) -> BrokerQueue:
+    """Make the source for a queue of the app's broker; the first `take` connects."""
     connection = app.connection_for_read()
     if connection.transport_cls == "sqs":
         return SqsQueue(connection, queue)
@@ -59,7 +46,7 @@ def source_of(app: Any, queue: str) -> Source:
 
 
 class BrokerQueue:
-    """A queue that kombu reads."""
+    """A queue that kombu reads; every method but `close` may raise `BrokerUnavailable`."""
 
     def __init__(self, connection: Any, queue: str) -> None:
         self._connection = connection
@@ -67,7 +54,7 @@ class BrokerQueue:
         self._channel: Any = None
 
     def take(self) -> TakenMessage | None:
-        """Get one message, unacknowledged."""
+        """The next message, oldest first, unacknowledged; ``None`` if the queue is empty now."""
         with self._errors():
             channel = self._open()
             try:
@@ -82,12 +69,12 @@ class BrokerQueue:
         return TakenMessage(message, fresh=delivery.get("redelivered") is False)
 
     def let_go(self, found: TakenMessage) -> None:
-        """Acknowledge the message."""
+        """Remove a message: its letter is stored."""
         with self._errors():
             found.message.ack()
 
     def close(self) -> None:
-        """Close the connection; the broker requeues unacknowledged messages."""
+        """Disconnect: messages that were not removed are in their queue again. Never raises."""
         self._channel = None
         with suppress(Exception):
             self._connection.close()
@@ -95,20 +82,33 @@ class BrokerQueue:
     def _open(self) -> Any:
         if self._channel is None:
             self._connection.ensure_connection(**_CONNECT)
-            channel = self._connection.channel()
-            # Passive: a mistyped name must not create a queue.
-            channel.queue_declare(self._queue, passive=True)
-            self._channel = channel
+            self._channel = self._opened()
         return self._channel
+
+    def _opened(self) -> Any:
+        channel = self._connection.channel()
+        # Passive: a mistyped name must not create a queue.
+        channel.queue_declare(self._queue, passive=True)
+        return channel
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        with translated(self._connection, self._queue):
-            try:
-                yield
-            except Exception:
-                self._channel = None  # RabbitMQ closes a channel after an error
+        """Translate errors of the broker's client into ours, without passwords."""
+        try:
+            yield
+        except Exception as exc:
+            self._channel = None  # RabbitMQ closes a channel after an error
+            if not isinstance(exc, broker_errors(self._connection)):
                 raise
+            place = self._connection.as_uri()
+            if getattr(exc, "code", None) == 404:  # noqa: PLR2004 - AMQP's "not found"
+                raise NotFound(
+                    f"there is no queue {self._queue!r} on the broker {place}; check the name and "
+                    f"the virtual host"
+                ) from exc
+            raise BrokerUnavailable(
+                f"cannot read {self._queue!r} from the broker {place}: {type(exc).__name__}: {exc}"
+            ) from exc
 
 
 class SqsQueue(BrokerQueue):
@@ -121,57 +121,47 @@ class SqsQueue(BrokerQueue):
         transport = receiving()
         connection.get_transport_cls = lambda: transport
 
-    def _open(self) -> Any:
-        if self._channel is None:
-            self._connection.ensure_connection(**_CONNECT)
-            channel = self._connection.channel()
-            if not queue_exists(channel, self._queue):
-                raise NotFound(
-                    f"there is no queue {self._queue!r} at Amazon SQS; check the name, the region "
-                    f"and, if there are predefined_queues, that it is one of them"
-                )
-            self._channel = channel
-        return self._channel
+    def _opened(self) -> Any:
+        channel = self._connection.channel()
+        if not queue_exists(channel, self._queue):
+            raise NotFound(
+                f"there is no queue {self._queue!r} at Amazon SQS; check the name, the region "
+                f"and, if there are predefined_queues, that it is one of them"
+            )
+        return channel
 
 
-class RedisList:
+class RedisList(BrokerQueue):
     """A list in Redis, filled by kombu or by another program."""
 
     def __init__(self, connection: Any, queue: str) -> None:
-        self._connection = connection
+        super().__init__(connection, queue)
         # Sent again after a late reply, a removal would take an equal entry that has no letter.
         connection.transport_options["retry_on_timeout"] = False
-        self._queue = queue
-        self._channel: Any = None
         self._page: deque[TakenMessage] = deque()
 
     def take(self) -> TakenMessage | None:
         """The entry that would be popped next; it stays in its list."""
         if not self._page:
-            with translated(self._connection, self._queue):
+            with self._errors():
                 self._page.extend(self._read())
         return self._page.popleft() if self._page else None
 
     def let_go(self, found: TakenMessage) -> None:
         """Remove one identical entry, searched from the end."""
-        with (
-            translated(self._connection, self._queue),
-            self._channel.conn_or_acquire() as client,
-        ):
+        with self._errors(), self._open().conn_or_acquire() as client:
             client.execute_command("LREM", found.key, -1, found.entry)
 
     def close(self) -> None:
         """Disconnect; taken entries are still in the list."""
         self._page.clear()
-        self._channel = None
-        with suppress(Exception):
-            self._connection.close()
+        super().close()
+
+    def _opened(self) -> Any:
+        return self._connection.default_channel
 
     def _read(self) -> list[TakenMessage]:
-        if self._channel is None:
-            self._connection.ensure_connection(**_CONNECT)
-            self._channel = self._connection.default_channel
-        channel = self._channel
+        channel = self._open()
         with channel.conn_or_acquire() as client:
             for step in channel.priority_steps:
                 # Kombu adds its key prefix only to commands that it uses itself.
@@ -202,20 +192,3 @@ def _plain(entry: bytes) -> KombuMessage:
     return KombuMessage(  # type: ignore[no-untyped-call]
         body=entry, content_type=kind, content_encoding=encoding
     )
-
-
-@contextmanager
-def translated(connection: Any, queue: str) -> Iterator[None]:
-    """Translate errors of a broker's client into ours, without passwords."""
-    try:
-        yield
-    except broker_errors(connection) as exc:
-        place = connection.as_uri()
-        if getattr(exc, "code", None) == 404:  # noqa: PLR2004 - AMQP's "not found"
-            raise NotFound(
-                f"there is no queue {queue!r} on the broker {place}; check the name and the "
-                f"virtual host"
-            ) from exc
-        raise BrokerUnavailable(
-            f"cannot read {queue!r} from the broker {place}: {type(exc).__name__}: {exc}"
-        ) from exc

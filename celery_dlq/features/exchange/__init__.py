@@ -6,8 +6,8 @@ from celery_dlq.registry import Feature, PolicyKey
 
 FEATURE = Feature(
     name="exchange",
-    step="bootstep:PublishStep",
-    observer="observer:observer",
+    observer="publisher:observer",
+    outbox="publisher:outbox_of",
     policy_keys={
         "dead_letter_exchange": PolicyKey(
             check="policy:dead_letter_exchange",

@@ -11,13 +11,11 @@ from amqp.exceptions import FrameSyntaxError, MessageNacked  # type: ignore[impo
 from kombu.entity import Exchange
 from kombu.exceptions import OperationalError
 
-from celery_dlq.decorators import policy_of
 from celery_dlq.errors import BrokerUnavailable, DLQError, SettingsError
 from celery_dlq.features.exchange.policy import DeadLetterExchange
 from celery_dlq.letters.copied import record_of
 from celery_dlq.letters.headers import RECORD_HEADER, death_headers
 from celery_dlq.letters.record import DeadLetter
-from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
 
 KEY = "dead_letter_exchange"
@@ -38,94 +36,69 @@ class Refused(BrokerUnavailable):
     """The broker or its client refuses one message; others may pass."""
 
 
-class Targets:
-    """Maps letters to exchanges."""
-
-    def __init__(self, app: Any, policies: PolicyTable) -> None:
-        self._app = app
-        self._policies = policies
-
-    def of(self, letter: DeadLetter) -> DeadLetterExchange | None:
-        """The exchange of a letter; ``None`` if its policy names none."""
-        task = self._app.tasks.get(letter.task_name)
-        own = None if task is None else policy_of(task)
-        policy = self._policies.resolve(letter.source_queue, own)
-        found: DeadLetterExchange | None = None if policy is None else policy.of(KEY)
-        if not found or not (found.name or found.routing_key):
-            return None  # without both it is refused at start-up: it would return to its queue
-        return found
-
-    def exchanges(self) -> dict[str, DeadLetterExchange]:
-        """All exchanges of all policies, by name."""
-        found: dict[str, tuple[str, DeadLetterExchange]] = {}
-        for where, exchange in self.named():
-            before, known = found.setdefault(exchange.name, (where, exchange))
-            if known.type != exchange.type:
-                raise SettingsError(
-                    f"expected one type for the exchange {exchange.name!r}, got {known.type!r} "
-                    f"from {before} and {exchange.type!r} from {where}"
-                )
-        return {name: exchange for name, (_where, exchange) in found.items()}
-
-    def queues_by_name(self) -> list[tuple[str, DeadLetterExchange]]:
-        """Exchanges that are the default one, each with the policy that names a queue there."""
-        found = [(where, exchange) for where, exchange in self.named() if not exchange.name]
-        for where, exchange in found:
-            key = exchange.routing_key
-            if not key or key in self._policies.queues:
-                got = "none" if not key else f"{key!r}, whose workers would run the dead tasks"
-                raise SettingsError(
-                    f"expected {where}['dead_letter_exchange']['routing_key'] to name a queue of "
-                    f"your own, because the exchange is the default one, got {got}"
-                )
-        return found
-
-    def named(self) -> Iterator[tuple[str, DeadLetterExchange]]:
-        """Each exchange that a policy names, with what to call that policy in an error."""
-        for where, policy in self._all_policies():
-            if policy.of(KEY):
-                yield where, policy.of(KEY)
-
-    def _all_policies(self) -> Iterator[tuple[str, Policy]]:
-        for name, policy in self._policies.queues.items():
-            yield f"dlq_queues[{name!r}]", policy
-        for task in list(self._app.tasks.values()):
-            own = policy_of(task)
-            if own is not None:
-                yield f"dead_letter_policy of {task.name}", own
-
-
 class Exchanges:
-    """Publishes letters to the exchanges of policies; connects when it must."""
+    """The exchanges of an app's policies: publishes letters there; connects when it must."""
 
-    def __init__(self, app: Any, targets: Targets) -> None:
-        self.targets = targets
+    def __init__(self, app: Any, table: PolicyTable) -> None:
+        self._table = table
         self._exchanges: dict[str, DeadLetterExchange] = {}
         self._connection = app.connection_for_write(transport_options=_TRANSPORT_OPTIONS)
         self._is_amqp = self._connection.transport.driver_type == "amqp"
         self._producer: Any = None
         self._returned = False
 
+    @property
+    def named(self) -> list[tuple[str, DeadLetterExchange]]:
+        """Each exchange that a policy names, with what to call that policy in an error."""
+        found = ((where, policy.of(KEY)) for where, policy in self._table.named())
+        return [(f"{where}[{KEY!r}]", exchange) for where, exchange in found if exchange]
+
+    def of(self, letter: DeadLetter) -> DeadLetterExchange | None:
+        """The exchange of a letter; ``None`` if its policy names none."""
+        own = self._table.tasks.get(letter.task_name)
+        policy = self._table.resolve(letter.source_queue, own)
+        found: DeadLetterExchange | None = None if policy is None else policy.of(KEY)
+        if not found or not (found.name or found.routing_key):
+            return None  # without both it is refused at start-up: it would return to its queue
+        return found
+
     def check(self) -> None:
         """Declare all exchanges, and check that the queues of the default exchange exist."""
-        exchanges, queues = self.targets.exchanges(), self.targets.queues_by_name()
-        for where, exchange in self.targets.named():
-            if exchange.before_ack and not self._is_amqp:
-                raise SettingsError(
-                    f"expected {where}['dead_letter_exchange']['before_ack'] with RabbitMQ as the "
-                    f"broker, got {self._connection.transport.driver_type}, which confirms nothing"
-                )
-        if not exchanges:
-            return
+        exchanges = self.checked()
         try:
             with self._errors():
                 self._connection.ensure_connection(**_CONNECT)
                 for exchange in exchanges.values():
                     self._declare(exchange)
-                for where, exchange in queues if self._is_amqp else ():
-                    self._look_for(exchange, where)
+                for where, exchange in self.named if self._is_amqp else ():
+                    if not exchange.name:
+                        self._look_for(exchange, where)
         finally:
             self.close()  # a pool child must not inherit the connection
+
+    def checked(self) -> dict[str, DeadLetterExchange]:
+        """All exchanges by name, if the policies agree about them."""
+        found: dict[str, tuple[str, DeadLetterExchange]] = {}
+        for where, exchange in self.named:
+            before, known = found.setdefault(exchange.name, (where, exchange))
+            if known.type != exchange.type:
+                raise SettingsError(
+                    f"expected one type for the exchange {exchange.name!r}, got {known.type!r} "
+                    f"from {before} and {exchange.type!r} from {where}"
+                )
+            key = exchange.routing_key
+            if not exchange.name and (not key or key in self._table.queues):
+                got = "none" if not key else f"{key!r}, whose workers would run the dead tasks"
+                raise SettingsError(
+                    f"expected {where}['routing_key'] to name a queue of your own, because the "
+                    f"exchange is the default one, got {got}"
+                )
+            if exchange.before_ack and not self._is_amqp:
+                raise SettingsError(
+                    f"expected {where}['before_ack'] with RabbitMQ as the broker, got "
+                    f"{self._connection.transport.driver_type}, which confirms nothing"
+                )
+        return {name: exchange for name, (_where, exchange) in found.items()}
 
     def publish(
         self,
@@ -179,7 +152,7 @@ class Exchanges:
 
     def _open(self) -> Any:
         if self._producer is None:
-            self._exchanges = self.targets.exchanges()
+            self._exchanges = {exchange.name: exchange for _where, exchange in self.named}
             self._connection.ensure_connection(**_CONNECT)
             self._producer = self._connection.Producer(
                 channel=self._connection.channel(),
@@ -209,7 +182,7 @@ class Exchanges:
 
     def _look_for(self, exchange: DeadLetterExchange, where: str) -> None:
         queue, connection = exchange.routing_key, self._connection
-        place = f"which {where}['dead_letter_exchange'] names, on the broker {connection.as_uri()}"
+        place = f"which {where} names, on the broker {connection.as_uri()}"
         try:
             connection.channel().queue_declare(queue, passive=True)
         except connection.channel_errors as exc:

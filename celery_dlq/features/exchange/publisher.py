@@ -20,20 +20,26 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from amqp.exceptions import MessageNacked  # type: ignore[import-untyped]
 from kombu.utils.functional import LRUCache
 
-from celery_dlq.errors import BrokerUnavailable, DLQError, StoreUnavailable
-from celery_dlq.events import DeadLettered, Event
+from celery_dlq.errors import BrokerUnavailable, StoreUnavailable
+from celery_dlq.events import DeadLettered, Event, Events
 from celery_dlq.features.exchange.connection import Exchanges, Refused
 from celery_dlq.features.exchange.outbox import Outbox, OutboxEntry
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import INTERNAL_ERRORS
 from celery_dlq.store.store import Store
+from celery_dlq.worker.housekeeping import LongTask, Stopping
+from celery_dlq.worker.observer import Observer, WorkerParts
+
+if TYPE_CHECKING:
+    from celery_dlq.assembly import Assembly
 
 logger = get_logger("celery_dlq.features.exchange.publisher")
 
@@ -53,18 +59,72 @@ _MAX_REMEMBERED = 10_000
 _MAX_PAUSE_SECONDS = 30.0
 
 
+def outbox_of(assembly: Assembly) -> ExchangeOutbox | None:
+    """What records letters before they are stored; ``None`` if no policy names an exchange."""
+    exchanges = Exchanges(assembly.app, assembly.policy_table())
+    if not exchanges.named:
+        return None
+    return ExchangeOutbox(assembly.backend, exchanges)
+
+
+def publisher_of(assembly: Assembly) -> ExchangePublisher:
+    """The publisher of the entries; it has connections of its own."""
+    exchanges = Exchanges(assembly.app, assembly.policy_table())
+    return ExchangePublisher(assembly.backend.separate(), exchanges)
+
+
+def observer(parts: WorkerParts) -> Observer | None:
+    """The observer of a worker whose policies name an exchange; checks what the broker has."""
+    outbox = outbox_of(parts.dlq)
+    if outbox is None:
+        return None
+    try:
+        outbox.exchanges.check()
+    except BrokerUnavailable as exc:  # Celery waits for the broker; they are declared later
+        logger.warning("Could not check the dead-letter exchanges: %s", exc)
+    return ExchangeObserver(outbox, publisher_of(parts.dlq), parts.events)
+
+
+class ExchangeObserver(Observer):
+    """Adds the outbox entry of a letter before the letter is stored, and publishes it later."""
+
+    def __init__(
+        self, outbox: ExchangeOutbox, publisher: ExchangePublisher, events: Events
+    ) -> None:
+        self._outbox = outbox
+        self._publisher = publisher
+        self._events = events
+        events.subscribe(publisher.stored, lambda kind: kind is DeadLettered)
+
+    @property
+    def tasks(self) -> Sequence[LongTask]:
+        """Publish copies: the broker may be slow to confirm."""
+        work, is_due = self._publisher.work, self._publisher.is_due
+        return [LongTask(name="exchange", work=work, is_due=is_due, close=self._publisher.close)]
+
+    def before_store(self, letter: DeadLetter) -> DeadLetter:
+        """Add the entry; if the worker is killed now, it is dropped after ten minutes."""
+        self._outbox.add(letter)
+        return letter
+
+    def close(self) -> None:
+        """Disconnect from the broker."""
+        self._events.unsubscribe(self._publisher.stored)
+        self._outbox.close()
+
+
 class ExchangeOutbox:
-    """The `LetterOutbox` of all policies that name an exchange; called by any thread."""
+    """Records letters of policies that name an exchange; called by any thread."""
 
     def __init__(self, backend: Store, exchanges: Exchanges) -> None:
         self._outbox = backend.part(Outbox)
-        self._exchanges = exchanges
+        self.exchanges = exchanges
         self._lock = threading.Lock()
         self._pauses: dict[tuple[str, str], tuple[float, float]] = {}  # its length and its end
 
     def add(self, letter: DeadLetter) -> None:
         """Add the entry of a letter that is about to be stored, or publish its copy first."""
-        exchange = self._exchanges.targets.of(letter)
+        exchange = self.exchanges.of(letter)
         if exchange is None:
             return
         name, key = exchange.name, exchange.routing_key or letter.source_queue
@@ -78,7 +138,7 @@ class ExchangeOutbox:
     def close(self) -> None:
         """Disconnect; the next copy connects again. Never raises."""
         with self._lock:
-            self._exchanges.close()
+            self.exchanges.close()
 
     def _publish(self, letter: DeadLetter, name: str, key: str) -> None:
         """Publish a copy, or raise; after a failure not at once again: tasks wait meanwhile."""
@@ -100,12 +160,12 @@ class ExchangeOutbox:
 
     def _confirmed(self, letter: DeadLetter, name: str, key: str) -> bool:
         try:
-            return self._exchanges.publish(letter, name, key, before_ack=True)
+            return self.exchanges.publish(letter, name, key, before_ack=True)
         except Refused as exc:
             if isinstance(exc.__cause__, MessageNacked):
                 raise
             # AMQP has no form for some headers that JSON has; the record in the copy has all.
-            return self._exchanges.publish(letter, name, key, before_ack=True, plain=True)
+            return self.exchanges.publish(letter, name, key, before_ack=True, plain=True)
 
 
 class ExchangePublisher:
@@ -119,38 +179,36 @@ class ExchangePublisher:
         self._missing: MutableMapping[OutboxEntry, float] = LRUCache(_MAX_REMEMBERED)  # type: ignore[no-untyped-call]
         self._new: set[str] = set()
         self._warned: MutableMapping[str, None] = LRUCache(_MAX_REMEMBERED)  # type: ignore[no-untyped-call]
-        self.wake = threading.Event()
-
-    def check(self) -> None:
-        """Check that the broker's exchanges and queues match the policies."""
-        self._exchanges.check()
+        self._sweep_at = 0.0
 
     def stored(self, event: Event) -> None:
-        """Observe an event: publish a new letter soon; may be called from any thread."""
+        """Observe an event: publish a new letter at the next tick; called from any thread."""
         if isinstance(event, DeadLettered):
-            exchange = self._exchanges.targets.of(event.letter)
+            exchange = self._exchanges.of(event.letter)
             if exchange is not None and not exchange.before_ack:
                 self._new.add(event.letter.dead_letter_queue)
-                self.wake.set()
 
-    def deliver_new(self) -> None:
-        """Publish letters that this process stored; see `deliver`."""
-        self.wake.clear()
-        while self._new:
-            self._deliver(self._new.pop())
+    def is_due(self) -> bool:
+        """Whether there are new letters, or it is time to look at all outboxes."""
+        return bool(self._new) or time.monotonic() >= self._sweep_at
 
-    def deliver(self, dead_letter_queues: Iterable[str] | None = None) -> None:
-        """Publish all entries that are due."""
-        names = self._store.names() if dead_letter_queues is None else [*dead_letter_queues]
+    def work(self, stopping: Stopping = lambda: False) -> None:
+        """Publish the entries of queues with new letters; every five seconds, of all queues."""
+        names, self._new = list(self._new), set()
+        sweep_at, self._sweep_at = self._sweep_at, 0.0  # at once, if this fails
+        if time.monotonic() >= sweep_at:
+            names, sweep_at = self._store.names(), time.monotonic() + SWEEP_SECONDS
         for name in self._outbox.holding(names):
-            self._deliver(name)
+            self._deliver(name, stopping)
+        self._sweep_at = sweep_at
 
     def close(self) -> None:
-        """Disconnect; the next message connects again. Never raises."""
+        """Disconnect."""
         self._exchanges.close()
+        self.backend.close()
 
-    def _deliver(self, dead_letter_queue: str) -> None:
-        while True:
+    def _deliver(self, dead_letter_queue: str, stopping: Stopping) -> None:
+        while not stopping():
             until = time.monotonic() + _ROUND_SECONDS
             due = self._outbox.due(
                 dead_letter_queue, most=_ENTRIES_PER_ROUND, lease_seconds=LEASE_SECONDS
@@ -240,27 +298,3 @@ class ExchangePublisher:
             entry.exchange,
         )
         return True
-
-
-def publish(publisher: ExchangePublisher, stop: threading.Event) -> None:
-    """Publish until stopped; errors of the broker or the store are logged and retried."""
-    pause, swept_at = 1.0, -SWEEP_SECONDS
-    while True:
-        try:
-            if time.monotonic() - swept_at >= SWEEP_SECONDS:
-                publisher.deliver()
-                swept_at = time.monotonic()
-            publisher.deliver_new()
-            pause = 1.0
-        except Exception as exc:  # noqa: BLE001 - the thread must not die
-            _log(exc)
-            swept_at, pause = -SWEEP_SECONDS, min(2 * pause, _MAX_PAUSE_SECONDS)
-        if stop.is_set():
-            break
-        (stop if pause > 1.0 else publisher.wake).wait(pause)
-    publisher.close()
-
-
-def _log(exc: Exception) -> None:
-    unexpected = None if isinstance(exc, DLQError) else exc
-    logger.error("A dead-letter exchange gets its letters later: %s", exc, exc_info=unexpected)

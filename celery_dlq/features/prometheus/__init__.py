@@ -4,4 +4,8 @@ from __future__ import annotations
 
 from celery_dlq.registry import Feature
 
-FEATURE = Feature(name="prometheus", commands={"exporter": "command:exporter"})
+FEATURE = Feature(
+    name="prometheus",
+    commands={"exporter": "command:exporter"},
+    operations={"serve_metrics": "exporter:Exporter.serve_metrics"},
+)

@@ -4,63 +4,76 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from celery_dlq import metrics
 from celery_dlq.errors import DLQError, MissingExtra, StoreUnavailable
 from celery_dlq.letters.printable import one_line
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import Measured
-from celery_dlq.store.instructions import OPEN, Hold
-from celery_dlq.store.metrics import MetricsStore
-from celery_dlq.store.records import Clock, QueueSummary, ServerMemory
+from celery_dlq.store.instructions import OPEN
+from celery_dlq.store.records import QueueSummary
 
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+    from celery_dlq.assembly import Assembly
+
 logger = get_logger("celery_dlq.exporter")
 
 
-class HeldMessages(Protocol):
-    """A hold and its number of messages."""
-
-    @property
-    def hold(self) -> Hold: ...  # noqa: D102 - see above
-    @property
-    def held(self) -> int: ...  # noqa: D102
-
-
-class Queues(Protocol):
-    """What the exporter reads besides the counts."""
-
-    def queues(self) -> list[QueueSummary]:
-        """A summary of every dead-letter queue."""
-
-    def memory(self) -> ServerMemory | None:
-        """The memory of Redis; ``None`` if unknown."""
-
-    def holds(self) -> Sequence[HeldMessages]:
-        """The holds and their numbers of messages."""
-
-
-class Collector:
+class Exporter:
     """Reads the store at every scrape; ``celery_dlq_up`` is 0 if it does not answer."""
 
-    def __init__(self, queues: Queues, store: MetricsStore, clock: Clock) -> None:
-        self._queues = queues
-        self._store = store
-        self._clock = clock
+    def __init__(self, assembly: Assembly) -> None:
+        self._assembly = assembly
         self._up = True
         self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, assembly: Assembly) -> Exporter:
+        """That of an app."""
+        return cls(assembly)
+
+    def serve_metrics(self, *, port: int = 9808, address: str = "127.0.0.1") -> Any:
+        """Serve the metrics of all workers to Prometheus, in a thread of this process.
+
+        Args:
+            port: TCP port; 0 for any free one.
+            address: Address to listen on.
+
+        Returns:
+            The HTTP server; ``shutdown()`` ends it.
+
+        Raises:
+            MissingExtra: prometheus-client is not installed.
+            DLQError: The port is taken.
+        """
+        try:
+            from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415
+        except ImportError as exc:
+            feature, package = "dlq exporter", "prometheus-client"
+            raise MissingExtra(feature, package, "prometheus") from exc
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        try:
+            server, _thread = start_http_server(port, addr=address, registry=registry)
+        except (OSError, OverflowError) as exc:
+            raise DLQError(
+                f"expected {address}:{port} to be free for the exporter, got {exc}; stop the "
+                f"process that listens there or choose another --port"
+            ) from exc
+        return server
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """Answer one scrape."""
         with self._lock:  # concurrent scrapes share one connection
             try:
-                measured, queues = self._store.read(), self._queues.queues()
-                memory, holds = self._queues.memory(), self._queues.holds()
+                backend = self._assembly.backend
+                measured, queues = backend.metrics.read(), backend.letters.overviews.queues()
+                memory, holds = backend.memory(), self._assembly.held().all()
             except StoreUnavailable as exc:
                 self._note(up=False, text=f"The store does not answer: {exc}")
                 yield _gauge(metrics.UP, [((), 0)])
@@ -68,7 +81,7 @@ class Collector:
             self._note(up=True, text="The store answers again")
         yield _gauge(metrics.UP, [((), 1)])
         yield from _counters(measured)
-        yield from _gauges(measured, queues, self._clock())
+        yield from _gauges(measured, queues, self._assembly.clock())
         yield _gauge(metrics.HELD, [((one.hold.id, one.hold.task), one.held) for one in holds])
         circuits = [one.hold.circuit for one in holds if one.hold.circuit is not None]
         yield _gauge(
@@ -82,25 +95,6 @@ class Collector:
         if up != self._up:
             self._up = up
             logger.log(logging.INFO if up else logging.ERROR, "%s", text)
-
-
-def serve(collector: Collector, *, port: int, address: str) -> Any:
-    """Serve ``/metrics`` in a thread."""
-    try:
-        from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415
-    except ImportError as exc:
-        feature, package = "dlq exporter", "prometheus-client"
-        raise MissingExtra(feature, package, "prometheus") from exc
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)
-    try:
-        server, _thread = start_http_server(port, addr=address, registry=registry)
-    except (OSError, OverflowError) as exc:
-        raise DLQError(
-            f"expected {address}:{port} to be free for the exporter, got {exc}; stop the process "
-            f"that listens there or choose another --port"
-        ) from exc
-    return server
 
 
 Samples = Iterable[tuple[tuple[str, ...], float]]

@@ -134,14 +134,22 @@ class ParquetExport:
         trimmed: Callable[[str, int], None] | None = None,
         take_over: bool = False,
     ) -> None:
-        self._store = store
-        self._where = where or LetterFilter()
-        self._rolling = rolling or Rolling()
-        self._redaction = redaction
+        self.store = store
+        self.where = where or LetterFilter()
+        self.rolling = rolling or Rolling()
+        self.redaction = redaction
+        self.trimmed = trimmed
+        self.destination = Destination(destination, filesystem)
+        self.required = table.SUCCESS if of == SUCCESSES else table.LETTER
         self._of = of
-        self._trimmed = trimmed
         self._take_over = take_over
-        self._destination = Destination(destination, filesystem)
+        # Of one run; see `_opened`
+        self.report: ExportReport
+        self.pool: ThreadPoolExecutor
+        self.leases: ExportLeases
+        self.progress: Progress
+        self._queues: dict[str, _Queue] = {}
+        self._failures: dict[str, DLQError] = {}
 
     def run(
         self,
@@ -151,13 +159,13 @@ class ParquetExport:
         expected: Progress | None = None,
     ) -> ExportReport:
         """Export the letters that are in the queues now; see `DeadLetters.export`."""
-        with self._opened(progress) as work:
+        with self._opened(progress):
             if expected is not None and self._is_first(dead_letter_queues):
-                expected(sum(self._store.length(name) for name in dead_letter_queues))
+                expected(sum(self.store.length(name) for name in dead_letter_queues))
             for name in dead_letter_queues:
-                work.export(name)
-            work.raise_failures()
-        return work.report
+                self._export(name)
+            self._raise_failures()
+        return self.report
 
     def follow(
         self,
@@ -170,116 +178,89 @@ class ParquetExport:
 
         It waits for a store that does not answer.
         """
-        with self._opened(progress) as work:
+        with self._opened(progress):
             pause, reported, away = _POLL_SECONDS, set[str](), False
             names: Sequence[str] = ()
             while True:
                 last_round = stop.is_set()
                 try:
                     if away:  # it may be another store now
-                        self._agreed()
+                        self._agree()
                         away = False
                     names = dead_letter_queues()
                     for name in names:
-                        work.export(name, older=0.0 if last_round else self._rolling.seconds)
-                    work.limit_buffers(_MAX_BUFFERED_BYTES)
+                        self._export(name, older=0.0 if last_round else self.rolling.seconds)
+                    self._limit_buffers()
                     pause = _POLL_SECONDS
                 except StoreUnavailable as exc:
                     if last_round:
                         raise
-                    work.forget()
+                    self._forget()
                     away = True
                     if pause == _POLL_SECONDS:
                         logger.warning("the export waits, the store does not answer: %s", exc)
                     pause = min(2 * pause, _MAX_PAUSE_SECONDS)
-                if last_round or (names and work.failures.keys() >= set(names)):
-                    work.raise_failures()
-                    return work.report
-                for name in work.failures.keys() - reported:
-                    logger.error("%s is not exported any more: %s", name, work.failures[name])
+                if last_round or (names and self._failures.keys() >= set(names)):
+                    self._raise_failures()
+                    return self.report
+                for name in self._failures.keys() - reported:
+                    logger.error("%s is not exported any more: %s", name, self._failures[name])
                     reported.add(name)
                 stop.wait(pause)
 
     def _is_first(self, dead_letter_queues: Sequence[str]) -> bool:
         with suppress(ExportError):  # of one queue, which fails alone
-            found = (Checkpoint.read(self._destination, name) for name in dead_letter_queues)
+            found = (Checkpoint.read(self.destination, name) for name in dead_letter_queues)
             return all(checkpoint.last is None for checkpoint in found)
         return False
 
     @contextmanager
-    def _opened(self, progress: Progress | None) -> Iterator[_Work]:
-        report = ExportReport(destination=self._destination.name)
-        with (
-            _readable_errors(self._destination.name),
-            self._destination.locked(),
-            ThreadPoolExecutor(1, "celery_dlq-export") as pool,
-        ):
-            self._destination.open()
-            leases = self._agreed()
-            report.foreign = self._destination.foreign()
-            store = self._store
-            work = _Work(
-                store,
-                self._destination,
-                self._where,
-                self._rolling,
-                self._redaction,
-                self._trimmed,
-                pool,
-                report,
-                progress or (lambda _count: None),
-                leases,
-                table.SUCCESS if self._of == SUCCESSES else table.LETTER,
-            )
-            try:
-                yield work
-            finally:
-                work.abandon()
-                leases.end()
+    def _opened(self, progress: Progress | None) -> Iterator[None]:
+        name = self.destination.name
+        try:
+            with (
+                self.destination.locked(),
+                ThreadPoolExecutor(1, "celery_dlq-export") as self.pool,
+            ):
+                self.destination.open()
+                self.leases = self._agree()
+                self.report = ExportReport(destination=name, foreign=self.destination.foreign())
+                self.progress = progress or (lambda _count: None)
+                self._failures.clear()
+                try:
+                    yield
+                finally:
+                    self._forget()
+                    self.leases.end()
+        except (OSError, pa.ArrowException) as exc:
+            reason = getattr(exc, "strerror", None) or str(exc).strip().partition("\n")[0]
+            raise ExportError(
+                f"expected {name} to be a folder that can be written, got {type(exc).__name__}: "
+                f"{reason}; nothing is lost, run the export again once it can"
+            ) from exc
 
-    def _agreed(self) -> ExportLeases:
+    def _agree(self) -> ExportLeases:
         """Begin the folder or check that it is the same; return its leases."""
-        destination, store = self._destination, self._store
-        about = self._redaction.about() if self._redaction is not None else {}
-        store_id = store.identity()
+        store_id = self.store.identity()
         folder = checkpoint.agree(
-            destination,
-            self._where,
-            about,
+            self.destination,
+            self.where,
+            self.redaction.about() if self.redaction is not None else {},
             self._of,
             store=store_id,
             take_over=self._take_over,
         )
-        return ExportLeases(store, destination, store_id, folder)
+        return ExportLeases(self.store, self.destination, store_id, folder)
 
-
-@dataclass(slots=True)
-class _Work:
-    """State that the queues of one run share."""
-
-    store: Letters
-    destination: Destination
-    where: LetterFilter
-    rolling: Rolling
-    redaction: Redaction | None
-    trimmed: Callable[[str, int], None] | None
-    pool: ThreadPoolExecutor
-    report: ExportReport
-    progress: Progress
-    leases: ExportLeases
-    required: frozenset[bytes]
-    queues: dict[str, _Queue] = field(default_factory=dict)
-    failures: dict[str, DLQError] = field(default_factory=dict)
-
-    def export(self, name: str, older: float = 0.0) -> None:
+    def _export(self, name: str, older: float = 0.0) -> None:
         """Read a queue; commit what was read ``older`` seconds ago. It fails alone."""
-        if name in self.failures:
+        if name in self._failures:
             return
         with self._alone(name):
-            if name not in self.queues:
-                self.queues[name] = _Queue(self, name)
-                self.queues[name].begin()
-            queue = self.queues[name]
+            if name not in self._queues:
+                self._queues[name] = _Queue(self, name)
+                self._queues[name].begin()
+            queue = self._queues[name]
             queue.read()
             if not older or queue.is_old(older):
                 queue.commit()
@@ -289,20 +270,29 @@ class _Work:
         try:
             yield
         except DLQError as exc:
-            if name in self.queues:
-                self.queues.pop(name).abandon()
+            if name in self._queues:
+                self._queues.pop(name).abandon()
             if isinstance(exc, StoreUnavailable) or self.leases.refused:
                 raise
-            self.failures[name] = exc
+            self._failures[name] = exc
 
-    def forget(self) -> None:
+    def _limit_buffers(self) -> None:
+        """Commit the largest queues until all together buffer few enough bytes."""
+        queues = sorted(self._queues.values(), key=lambda queue: -queue.buffered_bytes)
+        while queues and sum(queue.buffered_bytes for queue in queues) > _MAX_BUFFERED_BYTES:
+            largest = queues.pop(0)
+            with self._alone(largest.name):
+                largest.commit()
+
+    def _forget(self) -> None:
         """Begin all queues anew: the store may have come back older, and without their leases."""
-        self.abandon()
-        self.queues.clear()
+        for queue in self._queues.values():
+            queue.abandon()
+        self._queues.clear()
 
-    def raise_failures(self) -> None:
+    def _raise_failures(self) -> None:
         """Raise the errors of the queues that failed, as one."""
-        failures = list(self.failures.values())
+        failures = list(self._failures.values())
         if len(failures) == 1:
             raise failures[0]
         if failures:
@@ -310,33 +300,21 @@ class _Work:
             texts = [*map(str, failures[:_MAX_FAILURES]), *([f"{more} more"] if more > 0 else [])]
             raise ExportError(f"{len(failures)} queues were not exported: {'; '.join(texts)}")
 
-    def limit_buffers(self, max_bytes: int) -> None:
-        """Commit the largest queues until all queues together buffer at most ``max_bytes``."""
-        queues = sorted(self.queues.values(), key=lambda queue: -queue.buffered_bytes)
-        while queues and sum(queue.buffered_bytes for queue in queues) > max_bytes:
-            largest = queues.pop(0)
-            with self._alone(largest.name):
-                largest.commit()
-
-    def abandon(self) -> None:
-        for queue in self.queues.values():
-            queue.abandon()
-
 
 class _Queue:
     """The export of one dead-letter queue."""
 
-    def __init__(self, work: _Work, name: str) -> None:
-        self._work = work
+    def __init__(self, export: ParquetExport, name: str) -> None:
+        self._export = export
         self.name = name
         self._earlier: set[str] | None = None  # ids in files of earlier generations
         self._roll: Roll | None = None
         self._begun_at = 0.0
         self._checkpoint, known = Checkpoint.taken(
-            work.destination, name, work.leases, lambda: work.store.exported_until(name)
+            export.destination, name, export.leases, lambda: export.store.exported_until(name)
         )
         self._read_to = self._checkpoint.position
-        end, last = work.store.last_position(name), self._checkpoint.last
+        end, last = export.store.last_position(name), self._checkpoint.last
         if known is not None or _is_before(end, last):
             self._begin_again(known, end)
 
@@ -349,7 +327,7 @@ class _Queue:
 
     def read(self) -> None:
         """Read all letters that are there now; commit whenever a limit is reached."""
-        end = self._work.store.last_position(self.name)
+        end = self._export.store.last_position(self.name)
         if _is_before(end, self._read_to):
             self.commit()
             self._begin_again(None, end)
@@ -358,12 +336,12 @@ class _Queue:
         for page in self._pages(end):
             early = self._before_until(page)
             if early:
-                self._take(early, replace(self._work.where, until=None))
+                self._take(early, replace(self._export.where, until=None))
                 if self._enough():
                     self.commit()
             if len(early) < len(page):
-                if self.name not in self._work.report.waiting:
-                    self._work.report.waiting.append(self.name)
+                if self.name not in self._export.report.waiting:
+                    self._export.report.waiting.append(self.name)
                 return
 
     def commit(self) -> None:
@@ -371,11 +349,11 @@ class _Queue:
         roll, self._roll = self._roll, None
         if roll is not None and self._read_to is not None:
             try:
-                files, size = roll.commit(self._read_to, self._work.where.since)
+                files, size = roll.commit(self._read_to, self._export.where.since)
             except BaseException:
                 self._roll = roll  # for abandon()
                 raise
-            self._work.report.count(self.name, roll.rows, files, size)
+            self._export.report.count(self.name, roll.rows, files, size)
             self._note()
         self._trim()
 
@@ -391,7 +369,7 @@ class _Queue:
             return
         # The filter of the killed export: some of its files may be in place.
         since = None if checkpoint.since is None else from_micros(checkpoint.since)
-        where = replace(self._work.where, since=since, until=None)
+        where = replace(self._export.where, since=since, until=None)
         self._roll = self._new_roll()
         for page in self._pages(checkpoint.intent):
             self._take(page, where)
@@ -405,18 +383,18 @@ class _Queue:
             "snapshot or was replaced, or the queue was deleted, or the folder taken over): the "
             "queue is read again from %s, without the letters that the files have",
             self.name,
-            self._work.destination.name,
+            self._export.destination.name,
             (known and known.position) or "its beginning",
         )
         self._checkpoint.begin_again(known, end)
         self._read_to, self._earlier = self._checkpoint.position, None
-        if self.name not in self._work.report.compared:
-            self._work.report.compared.append(self.name)
+        if self.name not in self._export.report.compared:
+            self._export.report.compared.append(self.name)
 
     def _pages(self, end: str) -> Iterator[Sequence[Entry]]:
         if self._read_to != end:
-            size = min(PAGE, self._work.rolling.rows)
-            yield from self._work.store.fields(
+            size = min(PAGE, self._export.rolling.rows)
+            yield from self._export.store.fields(
                 self.name, after=self._read_to, until=end, page_size=size
             )
 
@@ -426,7 +404,7 @@ class _Queue:
         A letter that was stored before ``until`` also died before it, even if a wrong clock says
         otherwise; it must not hold up the letters after it.
         """
-        until = self._work.where.until
+        until = self._export.where.until
         if until is None:
             return page
         micros, stored = to_micros(until), ordered(position_at(until))
@@ -438,7 +416,7 @@ class _Queue:
 
     def _take(self, page: Sequence[Entry], where: LetterFilter) -> None:
         chosen = self._not_in_files(page)
-        if where or self._work.redaction:
+        if where or self._export.redaction:
             chosen = self._chosen(chosen, where)
         if self._roll is None:
             self._roll = self._new_roll()
@@ -446,11 +424,11 @@ class _Queue:
             rows = table.table(
                 [fields for _position, fields in chosen],
                 lambda number, exc: self._leave_out(chosen[number][0], exc),
-                required=self._work.required,
+                required=self._export.required,
             )
             self._roll.add(rows)
         self._read_to = page[-1][0]
-        self._work.progress(len(page))
+        self._export.progress(len(page))
 
     def _not_in_files(self, page: Sequence[Entry]) -> Sequence[Entry]:
         """The letters that no file of an earlier generation has."""
@@ -458,7 +436,7 @@ class _Queue:
             self._earlier = None
             return page
         if self._earlier is None:
-            self._earlier = trim.earlier_ids(self._work.destination, self._checkpoint)
+            self._earlier = trim.earlier_ids(self._export.destination, self._checkpoint)
         earlier = self._earlier
         return [(position, fields) for position, fields in page if _id_of(fields) not in earlier]
 
@@ -467,15 +445,15 @@ class _Queue:
         for position, fields in page:
             try:
                 if not where or where.matches(letter_from(fields)):
-                    redaction = self._work.redaction
+                    redaction = self._export.redaction
                     chosen.append((position, redaction.exported(fields) if redaction else fields))
             except CorruptLetter as exc:
                 self._leave_out(position, exc)
         return chosen
 
     def _leave_out(self, position: str, exc: CorruptLetter) -> None:
-        self._work.report.leave_out(self.name, position)
-        if self._work.report.unreadable <= MAX_LISTED_ENTRIES:
+        self._export.report.leave_out(self.name, position)
+        if self._export.report.unreadable <= MAX_LISTED_ENTRIES:
             logger.error(
                 "%s: entry %s is not a readable letter and is not exported: %s",
                 self.name,
@@ -485,25 +463,25 @@ class _Queue:
 
     def _new_roll(self) -> Roll:
         self._begun_at = time.monotonic()
-        return Roll(self._work.destination, self._checkpoint, self._work.pool)
+        return Roll(self._export.destination, self._checkpoint, self._export.pool)
 
     def _enough(self) -> bool:
-        rolling, roll = self._work.rolling, self._roll
+        rolling, roll = self._export.rolling, self._roll
         return roll is not None and (
             roll.rows >= rolling.rows or roll.bytes >= rolling.bytes or roll.too_many_days
         )
 
     def _note(self) -> None:
         """Save the exported position in the store, unless a filter left letters out."""
-        if self._checkpoint.position is not None and not replace(self._work.where, until=None):
-            self._work.store.note_exported(self.name, self._checkpoint.position)
+        if self._checkpoint.position is not None and not replace(self._export.where, until=None):
+            self._export.store.note_exported(self.name, self._checkpoint.position)
 
     def _trim(self) -> None:
-        if self._work.trimmed is not None:
-            count = trim.trim(self._work.store, self._work.destination, self._checkpoint)
-            self._work.report.trimmed += count
+        if self._export.trimmed is not None:
+            count = trim.trim(self._export.store, self._export.destination, self._checkpoint)
+            self._export.report.trimmed += count
             if count:
-                self._work.trimmed(self.name, count)
+                self._export.trimmed(self.name, count)
 
 
 def _is_before(end: str | None, position: str | None) -> bool:
@@ -522,15 +500,3 @@ def _integer(value: bytes | None) -> int | None:
         return int(value or b"")
     except ValueError:
         return None
-
-
-@contextmanager
-def _readable_errors(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, pa.ArrowException) as exc:
-        reason = getattr(exc, "strerror", None) or str(exc).strip().partition("\n")[0]
-        raise ExportError(
-            f"expected {name} to be a folder that can be written, got {type(exc).__name__}: "
-            f"{reason}; nothing is lost, run the export again once it can"
-        ) from exc

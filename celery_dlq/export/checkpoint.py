@@ -10,32 +10,126 @@ The store has a copy of each checkpoint, which is written first. The copy is old
 folder's, or missing, only if the store came back from a snapshot or is another one. The queue
 then begins a new generation: it is read again from the position in the copy, and letters that are
 in files of earlier generations are left out.
+
+A folder that several machines reach has one export at a time, by a lease in their shared store.
+An object store does not keep a second writer out, and a lease alone does not either: a process may
+be paused for an hour between checking its lease and writing. So the store keeps the state of the
+export, and writes it in one step with checking the lease:
+
+- The range of letters is saved there before the first file is put in place. A process that lost
+  its lease cannot save another range. Its files of the earlier range may still arrive late; the
+  next owner first writes files of the same names with the same letters.
+- The checkpoint is saved there before it is written to the folder. A checkpoint that arrives late
+  in the folder is older than the store's, and the later of the two counts.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import socket
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from celery_dlq.errors import ExportError
+from celery_dlq.errors import ExportError, StoreUnavailable
 from celery_dlq.export import partition
 from celery_dlq.export.destination import NOTES, Destination
-from celery_dlq.export.lease import ExportLeases
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import from_micros, iso, to_micros
 from celery_dlq.logs import get_logger, readable
 from celery_dlq.store.records import ordered
 
+if TYPE_CHECKING:
+    from celery_dlq.store.lease import Lease, LeaseReply
+    from celery_dlq.store.letters import Letters
+
 logger = get_logger("celery_dlq.export")
 
 _ABOUT = f"{NOTES}/about"
-_TIMES = ("since", "until")
 _STATE = ("queue", "position", "intent", "since", "trimmed", "store", "generation", "compared")
 _START = "0-0"
+
+
+LEASE_SECONDS = 15.0
+"""A killed export keeps others out for this long; a paused one loses its lease after it."""
+
+_POLL_SECONDS = 0.2
+
+
+class ExportLeases:
+    """The leases of one run of an export, kept until it ends."""
+
+    def __init__(
+        self, store: Letters, destination: Destination, store_id: str, folder: str
+    ) -> None:
+        self._store = store
+        self._name = destination.name
+        self._place = destination.shared or folder
+        self.is_local = destination.shared is None
+        self._seconds = LEASE_SECONDS if destination.shared else 0.0
+        self.store_id = store_id
+        self.folder = folder
+        self.refused = False
+        # The stored state is ``owner|…``.
+        host = socket.gethostname().replace("|", "_")
+        self._owner = f"{host} pid {os.getpid()} {uuid4().hex[:8]}"
+        self._held: dict[str, Lease] = {}
+        self._ended = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="celery_dlq-leases", daemon=True)
+
+    def take(self, queue: str) -> Mapping[str, Any] | None:
+        """Acquire a queue's lease, waiting until a dead owner's expires; return the saved state."""
+        lease = self._store.leases.of(queue, self._place, self._owner, self._seconds)
+        first = reply = lease.acquire()
+        until = time.monotonic() + self._seconds + 1
+        while not reply.acquired:
+            if reply.state != first.state or time.monotonic() > until:  # renewed
+                raise self._taken(reply)
+            time.sleep(_POLL_SECONDS)
+            reply = lease.acquire()
+        self._held[queue] = lease
+        if self._seconds and self._keeper.ident is None:
+            self._keeper.start()
+        state = readable(
+            f"the state of an export of {queue}", partial(json.loads, reply.state or "null")
+        )
+        return state if isinstance(state, dict) else None
+
+    def note(self, queue: str, state: Mapping[str, Any]) -> None:
+        """Save a checkpoint in the store, if the lease is still held."""
+        reply = self._held[queue].note(json.dumps(state))
+        if not reply.acquired:
+            raise self._taken(reply)
+
+    def end(self) -> None:
+        """Release the leases; never raises."""
+        self._ended.set()
+        if self._keeper.is_alive():
+            self._keeper.join()
+        for lease in self._held.values() if self._seconds else ():
+            with suppress(StoreUnavailable):
+                lease.release()
+
+    def _keep(self) -> None:
+        while not self._ended.wait(self._seconds / 3):
+            for lease in list(self._held.values()):
+                with suppress(StoreUnavailable):  # the next `note` finds out
+                    lease.renew()
+
+    def _taken(self, reply: LeaseReply) -> ExportError:
+        self.refused = True
+        return ExportError(
+            f"another export is writing to {self._name} "
+            f"({reply.state.partition('|')[0] or 'it has ended since'}); nothing is lost, run the "
+            f"export again when that one has ended, or choose another folder"
+        )
 
 
 @dataclass(slots=True)
@@ -187,7 +281,7 @@ def agree(
     filter, the letters that the first filter left out would be missing without a trace.
     """
     now: dict[str, Any] = {
-        "where": _identity(where),
+        "where": replace(where, since=None, until=None).to_json(),
         "since": None if where.since is None else to_micros(where.since),
         "redacted": dict(redacted),
         **({"of": of} if of is not None else {}),
@@ -235,17 +329,6 @@ def _check_same(
             f"{destination.name}, got {got}: older letters were left out there; "
             f"export to a new folder"
         )
-
-
-def _identity(where: LetterFilter) -> dict[str, Any]:
-    chosen = {f.name: getattr(where, f.name) for f in fields(where) if f.name not in _TIMES}
-    return {name: _plain(value) for name, value in sorted(chosen.items()) if value is not None}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (frozenset, tuple)):
-        return sorted(value)
-    return str(value) if not isinstance(value, datetime) else iso(value)
 
 
 def _json(part: Any) -> str:

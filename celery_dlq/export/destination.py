@@ -78,7 +78,7 @@ class Destination:
     def locked(self) -> Iterator[None]:
         """Lock the folder on this machine: two exports could write a letter twice.
 
-        `celery_dlq.export.lease` keeps other machines out.
+        `celery_dlq.export.checkpoint` keeps other machines out.
         """
         self._check_ours()
         with self._lock_file().open("a") as lock:

@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import CorruptLetter, DLQError, ExportError, MissingExtra, StoreUnavailable
-from celery_dlq.export import checkpoint, table, trim
-from celery_dlq.export.checkpoint import Checkpoint
+from celery_dlq.export import checkpoint, table
+from celery_dlq.export.checkpoint import Checkpoint, ExportLeases
 from celery_dlq.export.destination import Destination
-from celery_dlq.export.lease import ExportLeases
-from celery_dlq.export.roll import Roll
+from celery_dlq.export.roll import Roll, earlier_ids, trim
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import from_micros, letter_from, to_micros
 from celery_dlq.letters.redaction import Redaction
@@ -436,7 +435,7 @@ class _Queue:
             self._earlier = None
             return page
         if self._earlier is None:
-            self._earlier = trim.earlier_ids(self._export.destination, self._checkpoint)
+            self._earlier = earlier_ids(self._export.destination, self._checkpoint)
         earlier = self._earlier
         return [(position, fields) for position, fields in page if _id_of(fields) not in earlier]
 
@@ -444,7 +443,9 @@ class _Queue:
         chosen: list[Entry] = []
         for position, fields in page:
             try:
-                if not where or where.matches(letter_from(fields)):
+                if where:
+                    letter_from(fields)  # a filter would leave out what cannot be read, unseen
+                if where.matches_fields(fields):
                     redaction = self._export.redaction
                     chosen.append((position, redaction.exported(fields) if redaction else fields))
             except CorruptLetter as exc:
@@ -478,7 +479,7 @@ class _Queue:
 
     def _trim(self) -> None:
         if self._export.trimmed is not None:
-            count = trim.trim(self._export.store, self._export.destination, self._checkpoint)
+            count = trim(self._export.store, self._export.destination, self._checkpoint)
             self._export.report.trimmed += count
             if count:
                 self._export.trimmed(self.name, count)

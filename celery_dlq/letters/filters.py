@@ -105,27 +105,14 @@ class LetterFilter:
 
     def matches(self, letter: DeadLetter) -> bool:
         """True if a letter matches all fields that are set."""
-        return self._fits(
-            lambda name: str(getattr(letter, name) or ""),
-            lambda: to_micros(letter.dead_lettered_at),
-            lambda: letter.body,
-        )
+        return self.matches_fields({n.encode(): value for n, value in letter.to_fields().items()})
 
     def matches_fields(self, entry: Mapping[bytes, bytes]) -> bool:
-        """Like `matches`, for a letter's storage form; decodes only the fields it needs."""
-        return self._fits(
-            lambda name: entry.get(name.encode(), b"").decode("utf-8", "replace"),
-            lambda: int(entry.get(b"dead_lettered_at", b"")),
-            lambda: entry.get(b"body", b""),
-        )
+        """Like `matches`, for a letter's storage form; reads only the fields it needs."""
 
-    def _fits(
-        self,
-        text_of: Callable[[str], str],
-        micros: Callable[[], int],
-        body: Callable[[], bytes],
-    ) -> bool:
-        """The rules; a value is read only if the filter needs it."""
+        def text_of(name: str) -> str:
+            return entry.get(name.encode(), b"").decode("utf-8", "replace")
+
         return (
             (self.ids is None or text_of("id") in self.ids)
             and (self.reason is None or text_of("reason") == str(self.reason))
@@ -135,14 +122,18 @@ class LetterFilter:
             and (self.release is None or text_of("release") == self.release)
             and (self.root_id is None or text_of("root_id") == self.root_id)
             and (self.group_id is None or text_of("group_id") == self.group_id)
-            and (self.min_deliveries is None or self._fits_deliveries(text_of("deliveries")))
-            and ((self.since is None and self.until is None) or self._fits_time(micros))
-            and (self.exception_type is None or self._fits_exception(text_of("exception_type")))
+            and _is_within(text_of, "deliveries", self.min_deliveries, None)
+            and _is_within(text_of, "dead_lettered_at", _micros(self.since), _micros(self.until))
+            and (
+                self.exception_type is None
+                or self.exception_type
+                in {(full := text_of("exception_type")), full.rpartition(".")[2]}
+            )
             and (
                 self.grep is None
                 or self.grep in text_of("description")
                 or self.grep in text_of("exception_message")
-                or _in_body(self.grep, body())
+                or _in_body(self.grep, entry.get(b"body", b""))
             )
             and (self.conditions is None or conditions.all_hold(self.conditions, text_of))
         )
@@ -218,24 +209,6 @@ class LetterFilter:
                 known[name] = read(name, texts[0]) if read else texts[0]
         return cls(**known)
 
-    def _fits_time(self, micros: Callable[[], int]) -> bool:
-        try:
-            died = micros()
-        except ValueError:  # an entry that is no letter
-            return False
-        return (self.since is None or died >= to_micros(self.since)) and (
-            self.until is None or died < to_micros(self.until)
-        )
-
-    def _fits_deliveries(self, text: str) -> bool:
-        try:
-            return int(text) >= (self.min_deliveries or 0)
-        except ValueError:  # never delivered, or no letter
-            return False
-
-    def _fits_exception(self, full: str) -> bool:
-        return self.exception_type in {full, full.rpartition(".")[2]}
-
 
 def filter_of(where: LetterFilter | None, fields: FilterFields) -> LetterFilter:
     """The filter of a call: a filter, or its fields as keywords.
@@ -267,6 +240,23 @@ _FROM_TEXT: Mapping[str, Callable[[str, str], Any]] = {
     "until": _moment,
     "min_deliveries": _number,
 }
+
+
+def _micros(moment: datetime | None) -> int | None:
+    return None if moment is None else to_micros(moment)
+
+
+def _is_within(
+    text_of: Callable[[str], str], name: str, first: int | None, end: int | None
+) -> bool:
+    """True if a number is at or after the first and before the end."""
+    if first is None and end is None:
+        return True
+    try:
+        number = int(text_of(name))
+    except ValueError:  # an entry that is no letter
+        return False
+    return (first is None or number >= first) and (end is None or number < end)
 
 
 def _in_body(text: str, body: bytes) -> bool:

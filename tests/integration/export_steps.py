@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from builders import DLQ, NOW, a_letter, key_of
 
 from celery_dlq.errors import ExportError
-from celery_dlq.export import checkpoint, lease, roll, trim
+from celery_dlq.export import checkpoint, roll
 from celery_dlq.export.destination import Destination, Draft
 from celery_dlq.export.exporter import ParquetExport, Rolling
 from celery_dlq.store.lease import Leases
@@ -57,13 +57,13 @@ STEPS = [
     (Letters, "note_exported"),
     (Letters, "remove"),
     (Leases, "ask"),
-    (trim, "_ids"),
+    (roll, "_ids"),
 ]
 
 
 def main(url: str, place: str, mode: str, first: str, stride: str) -> None:
     step = int(first)
-    lease.LEASE_SECONDS = 0.4
+    checkpoint.LEASE_SECONDS = 0.4
     while step < MOST_STEPS:
         here = place.format(step)
         if mode == "back":

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_dlq.letters.tracebacks import MAX_FRAMES, raised
+from celery_dlq.letters.fingerprint import MAX_FRAMES, raised
 
 
 class OddError(Exception):

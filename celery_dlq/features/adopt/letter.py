@@ -22,7 +22,6 @@ from kombu.message import Message as KombuMessage
 from celery_dlq.decorators import policy_of
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters import json_codec
-from celery_dlq.letters.copied import letter_of as letter_of_copy
 from celery_dlq.letters.fingerprint import fingerprint
 from celery_dlq.letters.headers import (
     DEATH_HEADERS,
@@ -30,6 +29,7 @@ from celery_dlq.letters.headers import (
     REPLACED_TASK_NESTING,
     whole_number,
 )
+from celery_dlq.letters.headers import letter_of as letter_of_copy
 from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.decisions import Die

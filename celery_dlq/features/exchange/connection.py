@@ -13,8 +13,7 @@ from kombu.exceptions import OperationalError
 
 from celery_dlq.errors import BrokerUnavailable, DLQError, SettingsError
 from celery_dlq.features.exchange.policy import DeadLetterExchange
-from celery_dlq.letters.copied import record_of
-from celery_dlq.letters.headers import RECORD_HEADER, death_headers
+from celery_dlq.letters.headers import RECORD_HEADER, death_headers, record_of
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.policies.table import PolicyTable
 

@@ -10,14 +10,12 @@ from celery import _state
 from celery.exceptions import Reject
 from celery.local import PromiseProxy, Proxy
 
-from celery_dlq.policies.policy import Policy, PolicyKeys
+from celery_dlq.policies.policy import POLICY_ATTRIBUTE, Policy, PolicyKeys
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 T = TypeVar("T")
-
-_ATTRIBUTE = "__dead_letter_policy__"
 
 
 class RejectToDLQ(Reject):  # type: ignore[misc]
@@ -70,33 +68,14 @@ def dead_letter_policy(**keys: Unpack[PolicyKeys]) -> Callable[[T], T]:
         # making them here would configure the app in the middle of an import. That is what
         # isinstance() would do: it asks the task for its class.
         if issubclass(type(target), PromiseProxy):
-            target.__then__(setattr, target, _ATTRIBUTE, policy)  # type: ignore[attr-defined]
+            target.__then__(setattr, target, POLICY_ATTRIBUTE, policy)  # type: ignore[attr-defined]
         elif issubclass(type(target), Proxy):
             _mark_shared(target, policy)
         else:
-            setattr(target, _ATTRIBUTE, policy)
+            setattr(target, POLICY_ATTRIBUTE, policy)
         return target
 
     return decorate
-
-
-def policy_of(task: Any) -> Policy | None:
-    """The policy from a task's decorator, if it has one.
-
-    Args:
-        task: A registered Celery task.
-    """
-    for place in (task, getattr(task, "run", None), getattr(task, "__wrapped__", None)):
-        found = getattr(place, _ATTRIBUTE, None)
-        if isinstance(found, Policy):
-            return found
-    return None
-
-
-def task_policies(app: Any) -> dict[str, Policy]:
-    """The policies of an app's decorated tasks, by task name."""
-    found = ((task.name, policy_of(task)) for task in list(app.tasks.values()))
-    return {name: policy for name, policy in found if policy is not None}
 
 
 def _mark_shared(proxy: Proxy, policy: Policy) -> None:
@@ -108,7 +87,7 @@ def _mark_shared(proxy: Proxy, policy: Policy) -> None:
 
     def mark(sender: Any, **_: Any) -> None:
         with _current(sender), suppress(KeyError):  # NotRegistered: an app without this task
-            setattr(proxy, _ATTRIBUTE, policy)
+            setattr(proxy, POLICY_ATTRIBUTE, policy)
 
     def await_tasks(app: Any) -> None:
         # Celery calls what waits for the end of an app's set-up in no order.

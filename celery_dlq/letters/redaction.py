@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,14 +45,13 @@ from celery_dlq.letters.replacing import (
     parsed,
     walk,
 )
-from celery_dlq.logs import get_logger
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     _Shown = TypeVar("_Shown", bound=DataclassInstance)
 
-logger = get_logger("celery_dlq")
+logger = logging.getLogger("celery_dlq")
 
 WHOLE = ("description", "exception_message", "traceback", *REPRS)
 PATTERN_PREFIX = "re:"

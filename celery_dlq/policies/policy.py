@@ -31,6 +31,9 @@ from celery_dlq.policies.checks import (
 
 DLQ_SUFFIX = "-DLQ"
 
+POLICY_ATTRIBUTE = "__dead_letter_policy__"
+"""Where a decorated task has its policy."""
+
 Off = Literal[False]
 
 
@@ -222,6 +225,21 @@ class Policy:
         """The dead-letter queues that values of features name, such as rules for exceptions."""
         values = (value for _key, value in self.features if isinstance(value, KeyValue))
         return tuple(sorted({name for value in values for name in value.dead_letter_queues}))
+
+
+def policy_of(task: Any) -> Policy | None:
+    """The policy from the decorator of a registered task, if it has one."""
+    for place in (task, getattr(task, "run", None), getattr(task, "__wrapped__", None)):
+        found = getattr(place, POLICY_ATTRIBUTE, None)
+        if isinstance(found, Policy):
+            return found
+    return None
+
+
+def task_policies(app: Any) -> dict[str, Policy]:
+    """The policies of an app's decorated tasks, by task name."""
+    found = ((task.name, policy_of(task)) for task in list(app.tasks.values()))
+    return {name: policy for name, policy in found if policy is not None}
 
 
 def policy_keys() -> tuple[str, ...]:

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from celery_dlq.decorators import policy_of
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.overrides import applied
-from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.policy import Policy, policy_of
 from celery_dlq.policies.queue_names import QueueNames
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.instructions import Override

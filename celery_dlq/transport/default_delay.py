@@ -21,10 +21,9 @@ from celery.app import base
 from celery.app.routes import MapRoute
 
 from celery_dlq.config import Settings
-from celery_dlq.decorators import policy_of, task_policies
 from celery_dlq.letters.headers import DELAY_HEADER, DELAY_SOURCE_HEADER
 from celery_dlq.logs import get_logger
-from celery_dlq.policies.policy import DefaultDelay, Policy
+from celery_dlq.policies.policy import DefaultDelay, Policy, policy_of, task_policies
 from celery_dlq.policies.queue_names import QueueNames
 from celery_dlq.policies.table import PolicyTable
 

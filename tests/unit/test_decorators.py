@@ -15,9 +15,9 @@ from celery.exceptions import NotRegistered, Reject
 from celery.local import Proxy
 from celery.utils.serialization import get_pickleable_exception, get_pickled_exception
 
-from celery_dlq.decorators import RejectToDLQ, dead_letter_policy, policy_of
+from celery_dlq.decorators import RejectToDLQ, dead_letter_policy
 from celery_dlq.errors import SettingsError
-from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.policy import Policy, policy_of
 
 POLICY = Policy(max_deliveries=3)
 

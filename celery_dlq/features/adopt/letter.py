@@ -19,7 +19,6 @@ from typing import Any
 
 from kombu.message import Message as KombuMessage
 
-from celery_dlq.decorators import policy_of
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.fingerprint import fingerprint
@@ -33,7 +32,7 @@ from celery_dlq.letters.headers import letter_of as letter_of_copy
 from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.decisions import Die
-from celery_dlq.policies.policy import DLQ_SUFFIX, Policy
+from celery_dlq.policies.policy import DLQ_SUFFIX, Policy, policy_of
 from celery_dlq.policies.queue_names import QueueNames
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.policies.table import PolicyTable

@@ -12,7 +12,6 @@ from glob import escape
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from celery_dlq.decorators import task_policies
 from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
 from celery_dlq.events import Action, Change, Events, whoami
 from celery_dlq.features.circuit_breaker.ends import CircuitStore
@@ -31,6 +30,7 @@ from celery_dlq.metrics import CIRCUITS, Counts
 from celery_dlq.operations.instructions import KnownNames, reason_of
 from celery_dlq.operations.redrive.publisher import broker_name
 from celery_dlq.operations.release import HeldMessages, HeldQueues
+from celery_dlq.policies.policy import task_policies
 from celery_dlq.store.instructions import MOST_HOLDS, OPEN, RELEASING, Circuit, Hold
 from celery_dlq.store.store import Store
 

@@ -18,7 +18,7 @@ from enum import Enum
 from typing import Any
 
 from celery_dlq.letters.printable import one_line, shortened
-from celery_dlq.letters.record import DeadLetter, check_aware, from_micros, iso, to_micros
+from celery_dlq.letters.record import DeadLetter, Recorded, check_aware
 from celery_dlq.logs import get_logger
 
 __all__ = [
@@ -104,7 +104,7 @@ class Action(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change(Event):
+class Change(Event, Recorded):
     """A person or a policy changed letters, groups or policies. ``dlq audit`` shows it.
 
     Attributes:
@@ -122,33 +122,6 @@ class Change(Event):
     target: str
     letters: int = 0
     detail: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-ready mapping with the attribute names."""
-        return {
-            "at": iso(self.at),
-            "action": self.action.value,
-            "actor": self.actor,
-            "target": self.target,
-            "letters": self.letters,
-            "detail": dict(self.detail),
-        }
-
-    def to_stored(self) -> dict[str, Any]:
-        """As `to_json`, with the time in microseconds since 1970."""
-        return {**self.to_json(), "at": to_micros(self.at)}
-
-    @classmethod
-    def from_stored(cls, value: Mapping[str, Any]) -> Change:
-        """Read what `to_stored` wrote; keys of later versions are skipped."""
-        return cls(
-            at=from_micros(int(value["at"])),
-            action=Action(value["action"]),
-            actor=str(value["actor"]),
-            target=str(value["target"]),
-            letters=int(value.get("letters", 0)),
-            detail=dict(value.get("detail", {})),
-        )
 
 
 Observer = Callable[[Event], None]

@@ -14,12 +14,12 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from enum import Enum
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 from uuid import UUID, uuid5
 
 from celery_dlq.errors import CorruptLetter
@@ -117,6 +117,60 @@ def to_micros(value: datetime) -> int:
 def from_micros(micros: int) -> datetime:
     """The aware UTC datetime of `to_micros`."""
     return EPOCH + micros * _MICROSECOND
+
+
+_R = TypeVar("_R", bound="Recorded")
+
+
+class Recorded:
+    """A record that Redis keeps as JSON, with times in microseconds; people read ISO 8601."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping with the attribute names."""
+        return _mapping(self, iso)
+
+    def to_stored(self) -> dict[str, Any]:
+        """As `to_json`, with times in microseconds since 1970."""
+        return _mapping(self, to_micros)
+
+    @classmethod
+    def from_stored(cls: type[_R], value: Mapping[str, Any]) -> _R:  # noqa: PYI019 - Python 3.10
+        """Read what `to_stored` wrote; keys of later versions are skipped."""
+        kind: Any = cls
+        readers = _readers(kind)
+        known = {name: value[name] for name in readers if name in value}
+        return cls(
+            **{name: one if one is None else readers[name](one) for name, one in known.items()}
+        )
+
+
+def _mapping(record: Any, time: Callable[[datetime], Any]) -> dict[str, Any]:
+    return {name: _plain(value, time) for name, value in dataclasses.asdict(record).items()}
+
+
+def _plain(value: Any, time: Callable[[datetime], Any]) -> Any:
+    if isinstance(value, datetime):
+        return time(value)
+    if isinstance(value, Enum):
+        return value.value
+    return list(value) if isinstance(value, tuple) else value
+
+
+@cache
+def _readers(cls: Any) -> dict[str, Callable[[Any], Any]]:
+    """What reads the value of each field: JSON has no times, tuples and enumerations."""
+    hints = get_type_hints(cls)
+    return {field.name: _reader(hints[field.name]) for field in dataclasses.fields(cls)}
+
+
+def _reader(hint: Any) -> Callable[[Any], Any]:
+    if datetime in (hint, *get_args(hint)):
+        return lambda value: from_micros(int(value))
+    if get_origin(hint) is tuple:
+        return tuple
+    return hint if isinstance(hint, type) and issubclass(hint, Enum) else lambda value: value
 
 
 _UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError)

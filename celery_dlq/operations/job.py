@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.filters import LetterFilter
-from celery_dlq.letters.record import from_micros, iso, to_micros
+from celery_dlq.letters.record import Recorded
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.logs import get_logger
 
@@ -47,7 +47,6 @@ REMOVALS = ("discard", "purge")
 """The kinds of job that remove letters."""
 
 _HANDLED = ("published", "finished", "removed", "skipped", "corrupt", "failures", "refused")
-_TIMES = ("started_at", "updated_at", "ended_at", "expires_at", "start_at")
 _BEAT_SECONDS = 1.0
 
 
@@ -85,7 +84,7 @@ class JobOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Recorded):
     """One operation on many letters; a plan is a job that has not started.
 
     Attributes:
@@ -161,26 +160,14 @@ class Job:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names, without ``change``."""
-        shown = {**asdict(self), **{name: iso(getattr(self, name)) for name in _TIMES}}
+        shown = Recorded.to_json(self)
         del shown["change"]
         return shown
 
-    def to_stored(self) -> dict[str, Any]:
-        """All attributes, JSON-ready, with times in microseconds since 1970."""
-        times = {name: getattr(self, name) for name in _TIMES}
-        return {**asdict(self), **{name: at and to_micros(at) for name, at in times.items()}}
-
     @classmethod
-    def from_stored(cls, value: Mapping[str, Any], now: datetime) -> Job:
-        """Read the result of `to_stored`; the store's clock decides if its process has died.
-
-        Keys of later versions are ignored.
-        """
-        known = {f.name: value[f.name] for f in fields(cls) if f.name in value}
-        for name in _TIMES:
-            if known.get(name) is not None:
-                known[name] = from_micros(known[name])
-        job = cls(**known)
+    def seen(cls, value: Mapping[str, Any], now: datetime) -> Job:
+        """Read the result of `to_stored`; the store's clock decides if its process has died."""
+        job = cls.from_stored(value)
         if job.state == PLANNED and job.expires_at is not None and now > job.expires_at:
             return replace(job, state=EXPIRED)
         if job.state == RUNNING and (now - job.updated_at > SILENT or _is_dead(job)):

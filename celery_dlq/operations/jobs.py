@@ -497,4 +497,4 @@ def _check_change(job: Job) -> None:
 
 
 def _job(state: Mapping[str, Any], now: datetime) -> Job | None:
-    return readable(f"the job {state.get('id')}", lambda: Job.from_stored(state, now))
+    return readable(f"the job {state.get('id')}", lambda: Job.seen(state, now))

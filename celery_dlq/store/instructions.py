@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 from uuid import uuid4
 
-from celery_dlq.letters.record import EPOCH, from_micros, iso, to_micros
+from celery_dlq.letters.record import EPOCH, Recorded
 from celery_dlq.logs import readable
 from celery_dlq.store.keys import Keys, spelled
 from celery_dlq.store.part import Part
@@ -35,11 +35,10 @@ RELEASING = "releasing"
 
 _ANY = "*"
 _REVISION = b"revision"
-_TIMES = ("since", "until")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Instruction:
+class Instruction(Recorded):
     """What an operator, or a circuit breaker, tells all workers."""
 
     kind: ClassVar[str]
@@ -54,24 +53,9 @@ class Instruction:
         """True before its end."""
         return self.until is None or now < self.until
 
-    def to_stored(self) -> dict[str, Any]:
-        """A JSON-ready mapping, with times in microseconds since 1970."""
-        found = asdict(self)
-        times = {name: found[name] for name in _TIMES if found.get(name) is not None}
-        return {**found, **{name: to_micros(at) for name, at in times.items()}}
-
-    @classmethod
-    def from_stored(cls, value: Mapping[str, Any]) -> Instruction:
-        """Read what `to_stored` wrote; keys of later versions are skipped."""
-        known = {f.name: value[f.name] for f in fields(cls) if f.name in value}
-        if not {"id", "since"} <= known.keys():  # a hold of nothing would hold everything
-            raise ValueError("expected an instruction with id and since")
-        times = {name: known[name] for name in _TIMES if known.get(name) is not None}
-        return cls(**{**known, **{name: from_micros(int(at)) for name, at in times.items()}})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Circuit:
+class Circuit(Recorded):
     """The state of a circuit breaker that is not closed; its `Hold` has it.
 
     Times are in microseconds since 1970, by the store's clock.
@@ -115,9 +99,7 @@ class Hold(Instruction):
     def __post_init__(self) -> None:
         object.__setattr__(self, "where", tuple(self.where))
         if isinstance(self.circuit, Mapping):  # as it is stored
-            names = {f.name for f in fields(Circuit)}
-            known = {name: value for name, value in self.circuit.items() if name in names}
-            object.__setattr__(self, "circuit", Circuit(**known))
+            object.__setattr__(self, "circuit", Circuit.from_stored(self.circuit))
 
     def covers(self, task: str, queue: str) -> bool:
         """True for the messages of a task in a queue; ``where`` may leave some of them out."""
@@ -144,9 +126,8 @@ class Hold(Instruction):
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names."""
-        found = {name: value for name, value in asdict(self).items() if name != "since"}
-        times = {"created_at": iso(self.since), "until": iso(self.until)}
-        return {**found, "where": list(self.where), **times}
+        found = Recorded.to_json(self)
+        return {"created_at": found.pop("since"), **found}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,4 +263,7 @@ def _read(field: bytes, text: bytes) -> Instruction | None:
 
 
 def _parsed(kind: type[Instruction], text: bytes) -> Instruction:
-    return kind.from_stored(json.loads(text))
+    found = json.loads(text)
+    if not {"id", "since"} <= found.keys():  # a hold of nothing would hold everything
+        raise ValueError("expected an instruction with id and since")
+    return kind.from_stored(found)

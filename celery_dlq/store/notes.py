@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Any
 from urllib.parse import unquote
 
-from celery_dlq.letters.record import check_aware, from_micros, iso, to_micros
+from celery_dlq.letters.record import Recorded, check_aware, from_micros, to_micros
 from celery_dlq.logs import readable
 from celery_dlq.store.keys import spelled
 from celery_dlq.store.overviews import release_text, text_of
@@ -19,7 +17,7 @@ from celery_dlq.store.records import KEPT_DAYS, MAX_NOTES, OPEN_GROUP, GroupStat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class Note(Recorded):
     """A note on a group.
 
     Attributes:
@@ -34,21 +32,6 @@ class Note:
 
     def __post_init__(self) -> None:
         check_aware("at", self.at)
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-ready mapping with the attribute names."""
-        return {"at": iso(self.at), "actor": self.actor, "text": self.text}
-
-    def to_stored(self) -> dict[str, Any]:
-        """As `to_json`, with the time in microseconds since 1970."""
-        return {**self.to_json(), "at": to_micros(self.at)}
-
-    @classmethod
-    def from_stored(cls, value: Mapping[str, Any]) -> Note:
-        """Read what `to_stored` wrote."""
-        return cls(
-            at=from_micros(int(value["at"])), actor=str(value["actor"]), text=str(value["text"])
-        )
 
 
 _KEPT_MILLIS = KEPT_DAYS * 24 * 3600 * 1000
@@ -115,7 +98,7 @@ def _note(line: bytes) -> Note:
 
 def _status(text: bytes, now: datetime) -> GroupStatus:
     status = readable("the state of a group, which counts as open", partial(_read, text))
-    if status is None:
+    if status is None or status.state is GroupState.OPEN:
         return OPEN_GROUP
     is_over = status.until is not None and status.until <= now
     return OPEN_GROUP if is_over else status

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 from typing import Any, Literal, NamedTuple
@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple
 from celery_dlq.letters.record import (
     DeadLetter,
     Delivery,
+    Recorded,
     check_aware,
     from_micros,
-    iso,
     letter_id,
     to_micros,
 )
@@ -99,7 +99,7 @@ class GroupState(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupStatus:
+class GroupStatus(Recorded):
     """The state of a group, since when, and by whom."""
 
     state: GroupState = GroupState.OPEN  # The state
@@ -123,36 +123,9 @@ class GroupStatus:
     last_seen_at: datetime | None = None  # When its newest letter had died
 
     def __post_init__(self) -> None:
-        for name in _TIMES:
-            if getattr(self, name) is not None:
-                check_aware(name, getattr(self, name))
+        for name in ("at", "until", "regressed_at", "first_seen_at", "last_seen_at"):
+            check_aware(name, getattr(self, name))
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-ready mapping with the attribute names."""
-        return self._mapping(iso)
-
-    def to_stored(self) -> dict[str, Any]:
-        """As `to_json`, with the times in microseconds since 1970."""
-        return self._mapping(to_micros)
-
-    def _mapping(self, written: Any) -> dict[str, Any]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name in _TIMES:
-            values[name] = None if values[name] is None else written(values[name])
-        return {**values, "state": self.state.value, "releases": list(self.releases)}
-
-    @classmethod
-    def from_stored(cls, value: Mapping[str, Any]) -> GroupStatus:
-        """Read what `to_stored` wrote; keys of later versions are skipped."""
-        found = {field.name: value[field.name] for field in fields(cls) if field.name in value}
-        for name in _TIMES:
-            if found.get(name) is not None:
-                found[name] = from_micros(int(found[name]))
-        state, releases = GroupState(value["state"]), tuple(map(str, found.get("releases", ())))
-        return cls(**{**found, "state": state, "releases": releases})
-
-
-_TIMES = ("at", "until", "regressed_at", "first_seen_at", "last_seen_at")
 
 OPEN_GROUP = GroupStatus()
 """The status of a group about which nobody decided anything."""
@@ -317,7 +290,7 @@ MAX_TASKS = 5000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerInfo:
+class WorkerInfo(Recorded):
     """A worker's description of itself for all processes of its app."""
 
     hostname: str  # Its node name, e.g. `celery@web-1`

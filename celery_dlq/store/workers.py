@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import partial
 from itertools import zip_longest
 from typing import Any
 
 from celery_dlq.events import Change
-from celery_dlq.letters.record import from_micros, to_micros
+from celery_dlq.letters.record import to_micros
 from celery_dlq.logs import readable
 from celery_dlq.store.keys import spelled
 from celery_dlq.store.part import Part
@@ -27,7 +26,7 @@ class WorkerRegistry(Part):
 
     def register(self, info: WorkerInfo) -> None:
         """Save a worker's info; it is kept while the worker sends heartbeats."""
-        text = {**asdict(info), "started_at": to_micros(info.started_at)}
+        text = info.to_stored()
         tasks = text.pop("tasks")
         self._node(info.hostname, _json(text), _json(tasks))
 
@@ -91,13 +90,4 @@ def _change(fields: Mapping[bytes, bytes]) -> Change:
 
 
 def _info(info: bytes, tasks: bytes) -> WorkerInfo:
-    text = json.loads(info)
-    return WorkerInfo(
-        hostname=str(text["hostname"]),
-        pid=int(text["pid"]),
-        version=str(text["version"]),
-        started_at=from_micros(int(text["started_at"])),
-        queues=tuple(text.get("queues", ())),
-        tasks=tuple(json.loads(tasks)),
-        policies=text.get("policies", {}),
-    )
+    return WorkerInfo.from_stored({**json.loads(info), "tasks": json.loads(tasks)})

@@ -26,7 +26,10 @@ from celery_dlq import DeadLetter, DLQError, LetterFilter
 from celery_dlq.errors import NotFound, RedriveError
 from celery_dlq.events import Action, Change
 from celery_dlq.features.circuit_breaker.operations import Breakers
-from celery_dlq.features.circuit_breaker.policy import CircuitBreaker, Opened
+from celery_dlq.features.circuit_breaker.policy import (
+    CircuitBreaker,
+    Happened,
+)
 from celery_dlq.operations.edit import Edit
 from celery_dlq.operations.redrive.message import Canary, RedriveOptions
 from celery_dlq.store.keys import Keys
@@ -333,7 +336,7 @@ def held_by(poison: ModuleType, how: str) -> str:
     if how == "queue":
         return str(poison.dlq.hold(queue="orders", conditions=["args[0]!=x"]).id)
     circuits = Breakers.of(poison.dlq.assembly)._circuits
-    hold, _ = circuits.change("poison_app.healthy", "orders", Opened(), CircuitBreaker())
+    hold, _ = circuits.change("poison_app.healthy", "orders", Happened.OPENED, CircuitBreaker())
     return str(hold.id)
 
 

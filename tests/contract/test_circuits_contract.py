@@ -12,7 +12,11 @@ from waiting import poll
 from celery_dlq.events import Action, Events
 from celery_dlq.features.circuit_breaker.ends import CircuitStore, Ends, Succeeded
 from celery_dlq.features.circuit_breaker.operations import Circuits, hold_id_of
-from celery_dlq.features.circuit_breaker.policy import CircuitBreaker, Closed, Died, Emptied, Opened
+from celery_dlq.features.circuit_breaker.policy import (
+    CircuitBreaker,
+    Died,
+    Happened,
+)
 from celery_dlq.metrics import Counts
 from celery_dlq.store.instructions import Circuit, Hold
 from celery_dlq.store.store import Store
@@ -99,14 +103,14 @@ def test_a_breaker_opens_closes_and_opens_again_with_one_hold(parts: Store) -> N
     """Which ends when its messages are released; counts begin anew at the closing."""
     circuits, seen = changes(parts)
     parts.part(CircuitStore).died("f", told())
-    opened, _ = circuits.change(TASK, QUEUE, Opened(), BREAKER, actor="ann", reason="why")
+    opened, _ = circuits.change(TASK, QUEUE, Happened.OPENED, BREAKER, actor="ann", reason="why")
     assert opened is not None
     assert opened.circuit is not None
     assert (opened.id, opened.actor, opened.reason) == (HOLD, "ann", "why")
-    closed, _ = circuits.change(TASK, QUEUE, Closed(), actor="bob")
+    closed, _ = circuits.change(TASK, QUEUE, Happened.CLOSED, actor="bob")
     assert closed is not None
     assert parts.part(CircuitStore).died("f", told()) == Ends(1, 1)
-    assert circuits.change(TASK, QUEUE, Emptied()) != (closed, False)
+    assert circuits.change(TASK, QUEUE, Happened.EMPTIED) != (closed, False)
     (ended,) = parts.instructions.of(Hold)
     assert not ended.in_force(parts.instructions.now())
     again, changed = circuits.change(TASK, QUEUE, Died(Ends(3, 3), "f", "l"), BREAKER)

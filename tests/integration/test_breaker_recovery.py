@@ -25,7 +25,9 @@ from celery_dlq.errors import DLQError
 from celery_dlq.features.circuit_breaker import observer as recovery
 from celery_dlq.features.circuit_breaker import policy
 from celery_dlq.features.circuit_breaker.operations import Breakers
-from celery_dlq.features.circuit_breaker.policy import Probed
+from celery_dlq.features.circuit_breaker.policy import (
+    Happened,
+)
 from celery_dlq.features.hold import operations as holds
 from celery_dlq.features.hold.operations import Holds
 from celery_dlq.letters.record import Reason
@@ -119,7 +121,7 @@ def goes_on(dlq: DeadLetters, client: redis.Redis, ids: list[str]) -> None:
     def closed() -> bool:
         recover(dlq)
         if states(dlq) == ["open"]:
-            circuits.change(TASK, "orders", Probed(succeeded=True))
+            circuits.change(TASK, "orders", Happened.PROBE_SUCCEEDED)
         return states(dlq) == []
 
     poll(closed, timeout_seconds=30, every_seconds=0.05)

@@ -16,7 +16,11 @@ from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Action, Events
 from celery_dlq.features.circuit_breaker.ends import CircuitStore, Ends
 from celery_dlq.features.circuit_breaker.operations import Circuits
-from celery_dlq.features.circuit_breaker.policy import CircuitBreaker, Closed, Died, Opened, Probed
+from celery_dlq.features.circuit_breaker.policy import (
+    CircuitBreaker,
+    Died,
+    Happened,
+)
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import EPOCH
 from celery_dlq.metrics import CIRCUITS, Counts
@@ -69,7 +73,7 @@ def test_a_breaker_whose_opening_has_no_reply_is_told_once(
     events, counts = Events(), Counts()
     events.subscribe(seen.append)
     circuits = Circuits(parts, events, counts, BROKER)
-    circuits.change(TASK, "another", Opened(), BREAKER)
+    circuits.change(TASK, "another", Happened.OPENED, BREAKER)
     seen.clear()
     lost = proxy.fault("after", runs("instruct"))
 
@@ -87,16 +91,16 @@ def test_a_breaker_whose_opening_has_no_reply_is_told_once(
 def test_a_probe_whose_success_has_no_reply_counts_once(proxy: CommandProxy, parts: Store) -> None:
     """Counted twice, one probe would close a breaker that asks for two."""
     circuits = Circuits(parts, Events(), Counts(), BROKER)
-    change(circuits, Opened())
+    change(circuits, Happened.OPENED)
     lost = proxy.fault("after", runs("instruct"))
 
-    assert change(circuits, Probed(succeeded=True)) == (OPEN, 1, True)
+    assert change(circuits, Happened.PROBE_SUCCEEDED) == (OPEN, 1, True)
     assert lost.met.is_set()
 
 
 def test_of_two_equal_changes_of_two_processes_one_is_made(parts: Store) -> None:
     """What another process wrote is not taken for our own, though it is equal."""
-    change(Circuits(parts, Events(), Counts(), BROKER), Opened())
+    change(Circuits(parts, Events(), Counts(), BROKER), Happened.OPENED)
     (hold,) = parts.instructions.of(Hold)
     assert parts.instructions.replace(hold, hold)
     (again,) = parts.instructions.of(Hold)
@@ -117,13 +121,13 @@ def test_a_closing_is_told_though_its_counts_cannot_be_forgotten(
     events = Events()
     events.subscribe(seen.append)
     circuits = Circuits(parts, events, Counts(), BROKER)
-    change(circuits, Opened())
+    change(circuits, Happened.OPENED)
 
     def away(_breaker: str) -> None:
         raise StoreUnavailable("away")
 
     monkeypatch.setattr(parts.part(CircuitStore), "forget", away)
-    circuits.change(TASK, QUEUE, Closed())
+    circuits.change(TASK, QUEUE, Happened.CLOSED)
     assert [one.action for one in seen] == [Action.CIRCUIT_OPENED, Action.CIRCUIT_CLOSED]
 
 
@@ -220,7 +224,7 @@ def test_a_hold_that_could_not_be_applied_is_applied_by_the_next_heartbeat(
     heartbeat = a_heartbeat(parts, apply)
     parts.instructions.replace(None, a_hold())
     heartbeat.tick()
-    change(Circuits(parts, Events(), Counts(), BROKER), Opened())
+    change(Circuits(parts, Events(), Counts(), BROKER), Happened.OPENED)
     with pytest.raises(ConnectionError):
         heartbeat.tick()
     heartbeat.tick()

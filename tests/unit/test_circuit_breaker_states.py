@@ -14,13 +14,8 @@ from celery_dlq.features.circuit_breaker.ends import Ends
 from celery_dlq.features.circuit_breaker.policy import (
     PROBES,
     CircuitBreaker,
-    Closed,
     Died,
-    Emptied,
     Happened,
-    Opened,
-    Probed,
-    ProbeDue,
     next_state,
 )
 from celery_dlq.letters.record import from_micros
@@ -54,26 +49,26 @@ def state_of(circuit: Circuit | None) -> str:
         (None, died(5, 5), OPEN),
         (None, died(9, 10), OPEN),
         (None, died(89, 100), "closed"),
-        (None, Opened(), OPEN),
-        (None, Closed(), "closed"),
-        (None, Probed(succeeded=True), "closed"),
-        (None, ProbeDue(), "closed"),
-        (None, Emptied(), "closed"),
+        (None, Happened.OPENED, OPEN),
+        (None, Happened.CLOSED, "closed"),
+        (None, Happened.PROBE_SUCCEEDED, "closed"),
+        (None, Happened.PROBE_DUE, "closed"),
+        (None, Happened.EMPTIED, "closed"),
         (OPENED, died(9, 9), OPEN),
-        (OPENED, Closed(), RELEASING),
-        (OPENED, Emptied(), OPEN),
-        (OPENED, Probed(succeeded=True), OPEN),
-        (replace(OPENED, successes=PROBES - 1), Probed(succeeded=True), RELEASING),
-        (replace(OPENED, successes=1), Probed(succeeded=False), OPEN),
+        (OPENED, Happened.CLOSED, RELEASING),
+        (OPENED, Happened.EMPTIED, OPEN),
+        (OPENED, Happened.PROBE_SUCCEEDED, OPEN),
+        (replace(OPENED, successes=PROBES - 1), Happened.PROBE_SUCCEEDED, RELEASING),
+        (replace(OPENED, successes=1), Happened.PROBE_FAILED, OPEN),
         (RELEASES, died(1, 100, released=True), OPEN),
         (RELEASES, died(1, 100), RELEASING),
         (RELEASES, died(1, 100, "another", released=True), RELEASING),
         (RELEASES, died(5, 5, "another"), OPEN),
-        (RELEASES, Opened(), OPEN),
-        (RELEASES, Closed(), RELEASING),
-        (RELEASES, ProbeDue(), RELEASING),
-        (RELEASES, Probed(succeeded=False), RELEASING),
-        (RELEASES, Emptied(), "closed"),
+        (RELEASES, Happened.OPENED, OPEN),
+        (RELEASES, Happened.CLOSED, RELEASING),
+        (RELEASES, Happened.PROBE_DUE, RELEASING),
+        (RELEASES, Happened.PROBE_FAILED, RELEASING),
+        (RELEASES, Happened.EMPTIED, "closed"),
     ],
 )
 def test_the_table(before: Circuit | None, happened: Happened, after: str) -> None:
@@ -85,14 +80,14 @@ def test_what_changes_nothing_returns_the_same_object() -> None:
     """Then nothing is written."""
     for before in (None, OPENED, RELEASES):
         assert next_state(BREAKER, before, died(1, 100), LATER) is before
-    assert next_state(BREAKER, OPENED, ProbeDue(), NOW + 29 * SECOND) is OPENED
-    assert next_state(BREAKER, OPENED, Probed(succeeded=False), LATER) is OPENED
+    assert next_state(BREAKER, OPENED, Happened.PROBE_DUE, NOW + 29 * SECOND) is OPENED
+    assert next_state(BREAKER, OPENED, Happened.PROBE_FAILED, LATER) is OPENED
 
 
 def test_probes_are_sent_one_after_the_other() -> None:
     """The next one is due half a minute after the last one, or after the opening."""
     assert OPENED.micros_until_probe(NOW) == 30 * SECOND
-    probing = next_state(BREAKER, OPENED, ProbeDue(), LATER)
+    probing = next_state(BREAKER, OPENED, Happened.PROBE_DUE, LATER)
     assert probing == replace(OPENED, probed_at=LATER)
 
 
@@ -128,8 +123,7 @@ def test_a_hold_admits_what_it_released_since_its_breaker_opened() -> None:
                 st.just("l"),
                 st.booleans(),
             ),
-            st.builds(Probed, st.booleans()),
-            st.sampled_from([ProbeDue(), Opened(), Closed(), Emptied()]),
+            st.sampled_from(Happened),
         ),
         max_size=60,
     ),
@@ -144,14 +138,14 @@ def test_whatever_happens(happenings: list[Any], seconds: list[int]) -> None:
         was, is_ = state_of(before), state_of(circuit)
         assert (was, is_) not in {("closed", RELEASING), (OPEN, "closed")}
         if (was, is_) in {("closed", OPEN), (RELEASING, OPEN)}:
-            assert isinstance(happened, (Died, Opened))
+            assert isinstance(happened, Died) or happened is Happened.OPENED
             assert circuit is not None
             assert was == "closed" or circuit.opened_at > newest
             in_a_row = 0
-        if isinstance(happened, Probed) and was == OPEN:
-            in_a_row = in_a_row + 1 if happened.succeeded else 0
+        if happened in (Happened.PROBE_SUCCEEDED, Happened.PROBE_FAILED) and was == OPEN:
+            in_a_row = in_a_row + 1 if happened is Happened.PROBE_SUCCEEDED else 0
         if (was, is_) == (OPEN, RELEASING):
-            assert isinstance(happened, Closed) or in_a_row == PROBES
+            assert happened is Happened.CLOSED or in_a_row == PROBES
         if circuit is not None:
             newest = circuit.opened_at
 

@@ -20,11 +20,8 @@ from celery_dlq.features.circuit_breaker.ends import CircuitStore, Succeeded
 from celery_dlq.features.circuit_breaker.operations import ACTOR, Circuits, emptied, hold_id_of, why
 from celery_dlq.features.circuit_breaker.policy import (
     CircuitBreaker,
-    Closed,
     Died,
-    Opened,
-    Probed,
-    ProbeDue,
+    Happened,
 )
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.headers import HOLD_HEADER
@@ -102,7 +99,8 @@ class CircuitWatch(Observer):
         marker = request.request_dict.get(HOLD_HEADER)
         if circuit is not None and circuit.state == OPEN and _is_released(circuit, marker):
             with self._quietly():
-                self._change(place, Probed(ended.succeeded))
+                happened = Happened.PROBE_SUCCEEDED if ended.succeeded else Happened.PROBE_FAILED
+                self._change(place, happened)
 
     def tick(self) -> None:
         """Send successes to the store."""
@@ -129,7 +127,7 @@ class CircuitWatch(Observer):
                 letter.fingerprint, self._successes(place, self._succeeded.pop(place, 0))
             )
             if released and circuit is not None and circuit.state == OPEN:
-                self._change(place, Probed(succeeded=False))
+                self._change(place, Happened.PROBE_FAILED)
             elif released or place.breaker.trips(ends):
                 died = Died(ends, letter.fingerprint, letter.id, released)
                 self._change(place, died, why(died, place.breaker.window))
@@ -138,7 +136,7 @@ class CircuitWatch(Observer):
         circuit = hold.circuit
         if circuit is None:
             return None
-        after, ours = self._circuits.change(circuit.task, circuit.queue, ProbeDue())
+        after, ours = self._circuits.change(circuit.task, circuit.queue, Happened.PROBE_DUE)
         if after is None or not ours:
             return None
         self._apply()
@@ -157,7 +155,7 @@ class CircuitWatch(Observer):
     def _successes(self, place: Place, number: int) -> Succeeded:
         return Succeeded(self._hold_id(place), place.breaker.window, number)
 
-    def _change(self, place: Place, happened: Died | Probed, reason: str = "") -> None:
+    def _change(self, place: Place, happened: Died | Happened, reason: str = "") -> None:
         task, queue, breaker = place
         hold, _ = self._circuits.change(task, queue, happened, breaker, reason=reason)
         if hold is not None:
@@ -227,13 +225,13 @@ class _Recovery:
         if circuit is None or circuit.state != OPEN or not hold.in_force(now):
             return
         if self._is_off(circuit.queue):
-            self._circuits.change(circuit.task, circuit.queue, Closed())
+            self._circuits.change(circuit.task, circuit.queue, Happened.CLOSED)
             return
         # Of a full hold, a worker runs one that is still on the broker, if there is one.
         wait = _FULL_MICROS if self._held.is_full(hold) else 0
         if circuit.micros_until_probe(to_micros(now)) > -wait or not self._held.length(hold):
             return
-        after, ours = self._circuits.change(circuit.task, circuit.queue, ProbeDue())
+        after, ours = self._circuits.change(circuit.task, circuit.queue, Happened.PROBE_DUE)
         if after is not None and ours:
             sent = release_probe(self._jobs, after.id, after.marker)
             logger.info("The circuit breaker %s sent %d messages as a probe", hold.id, sent)
@@ -247,7 +245,7 @@ class _Recovery:
             if self._is_off(circuit.queue):  # its probe would close it at once: a person goes on
                 return
             reason = f"its release, job {job.id}, was cancelled"
-            self._circuits.change(circuit.task, circuit.queue, Opened(), reason=reason)
+            self._circuits.change(circuit.task, circuit.queue, Happened.OPENED, reason=reason)
             return
         if circuit.state != RELEASING or not hold.in_force(self._store.now()):
             return

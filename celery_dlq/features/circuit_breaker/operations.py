@@ -17,11 +17,8 @@ from celery_dlq.events import Action, Change, Events, whoami
 from celery_dlq.features.circuit_breaker.ends import CircuitStore
 from celery_dlq.features.circuit_breaker.policy import (
     CircuitBreaker,
-    Closed,
     Died,
-    Emptied,
     Happened,
-    Opened,
     next_state,
 )
 from celery_dlq.letters.record import from_micros, to_micros
@@ -67,41 +64,40 @@ class Circuits:
         self,
         task: str,
         queue: str,
-        happened: Happened,
+        happened: Died | Happened,
         breaker: CircuitBreaker | None = None,
         *,
         actor: str = ACTOR,
         reason: str = "",
     ) -> tuple[Hold | None, bool]:
-        """Let something happen to a breaker."""
-        hold_id, breaker = hold_id_of(task, queue, self.broker), breaker or CircuitBreaker()
+        """Let something happen to a breaker: its hold, unless it is closed; true if it changed."""
+        hold_id = hold_id_of(task, queue, self.broker)
+        reason = reason_of(reason)
         for _ in range(_ATTEMPTS):
             now, holds = self._store.now(), self._store.of(Hold)
             known = next((hold for hold in holds if hold.id == hold_id), None)
             before = known.circuit if known is not None and known.in_force(now) else None
-            after = next_state(breaker, before, happened, to_micros(now))
+            after = next_state(breaker or CircuitBreaker(), before, happened, to_micros(now))
             if after is before:
                 return (None if before is None else known), False
             if known is None and len(holds) >= MOST_HOLDS:
                 raise DLQError(f"expected fewer than {MOST_HOLDS} holds, got {len(holds)}")
-            if before is not None and known is not None:
-                hold = replace(known, circuit=after, until=now if after is None else None)
-                if before.state == RELEASING and after is not None:  # opened again
-                    hold = replace(hold, job=None, actor=actor, reason=reason_of(reason))
-            elif after is not None:
+            circuit = None if after is None else replace(after, task=task, queue=queue)
+            if known is not None and before is not None:
+                hold = replace(known, circuit=circuit, until=now if circuit is None else None)
+                if before.state == RELEASING and circuit is not None:  # opened again
+                    hold = replace(hold, job=None, actor=actor, reason=reason)
+            else:
                 hold = Hold(
                     id=hold_id,
                     task=escape(task),
                     queue=escape(queue),
                     broker=self.broker,
                     since=now,
-                    reason=reason_of(reason),
+                    circuit=circuit,
                     actor=actor,
-                    circuit=after,
+                    reason=reason,
                 )
-            if hold.circuit is not None:
-                circuit = replace(hold.circuit, task=task, queue=queue)
-                hold = replace(hold, circuit=circuit)
             if self._store.replace(known, hold):
                 self._tell(before, hold, actor, now)
                 return hold, True
@@ -114,23 +110,27 @@ class Circuits:
             return
         if before is not None and before.state == circuit.state:
             return
-        place = (circuit.task, circuit.queue)
-        action = Action.CIRCUIT_OPENED
-        if circuit.state == RELEASING:
-            action = Action.CIRCUIT_CLOSED
-        logger.warning(
-            "Circuit breaker of task %s, queue %s: %s by %s%s",
-            *place,
-            "opened" if circuit.state == OPEN else "closed",
-            actor,
-            f": {hold.reason}" if circuit.state == OPEN and hold.reason else "",
+        opens, place = circuit.state == OPEN, (circuit.task, circuit.queue)
+        state, why = ("opened", hold.reason) if opens else ("closed", "")
+        text = "Circuit breaker of task %s, queue %s: %s by %s%s"
+        logger.warning(text, *place, state, actor, why and f": {why}")
+        self._counts.count(CIRCUITS, *place, "open" if opens else "closed")
+        change = Change(
+            at=at,
+            action=Action.CIRCUIT_OPENED if opens else Action.CIRCUIT_CLOSED,
+            actor=actor,
+            target=hold.id,
+            detail={  # the exact names instead of patterns
+                **hold.to_json(),
+                "task": circuit.task,
+                "queue": circuit.queue,
+                "opened_at": from_micros(circuit.opened_at).isoformat(),
+            },
         )
-        self._counts.count(CIRCUITS, *place, "open" if circuit.state == OPEN else "closed")
-        change = Change(at=at, action=action, actor=actor, target=hold.id, detail=_detail(hold))
         self._events.emit(change)
         try:  # the state is changed: a store that is away now changes nothing else
             self._registry.record(change)
-            if circuit.state == RELEASING:
+            if not opens:
                 self._ends.forget(hold.id)
         except StoreUnavailable as exc:
             logger.error("The audit, or the end of counting, lacks that: %s", exc)  # noqa: TRY400
@@ -165,7 +165,14 @@ class Breakers:
         Use `hold` to hold messages until somebody releases them.
         """
         self._names.matching(escape(task), queue and escape(queue))
-        queue, breaker = self._breaker_of(task, queue)
+        app = self._assembly.app
+        if queue is None:
+            routed = app.amqp.router.route({}, task).get("queue")
+            queue = str(getattr(routed, "name", routed) or app.conf.task_default_queue)
+        policy = (
+            self._assembly.policy_admin().in_force().resolve(queue, task_policies(app).get(task))
+        )
+        breaker = None if policy is None else policy.of("circuit_breaker")
         if breaker is None:
             raise DLQError(
                 f"expected a task with circuit_breaker in its policy for queue {queue}, got "
@@ -173,7 +180,7 @@ class Breakers:
             )
         reason = reason.strip() or "opened by hand"
         hold, _ = self._circuits.change(
-            task, queue, Opened(), breaker, actor=whoami(), reason=reason
+            task, queue, Happened.OPENED, breaker, actor=whoami(), reason=reason
         )
         assert hold is not None  # noqa: S101 - it is open
         return hold
@@ -191,7 +198,9 @@ class Breakers:
                 continue
             if queue not in (None, circuit.queue):
                 continue
-            hold, changed = self._circuits.change(task, circuit.queue, Closed(), actor=whoami())
+            hold, changed = self._circuits.change(
+                task, circuit.queue, Happened.CLOSED, actor=whoami()
+            )
             if hold is not None and changed:
                 closed.append(hold)
         if not closed:
@@ -200,16 +209,6 @@ class Breakers:
                 f"lists them"
             )
         return closed
-
-    def _breaker_of(self, task: str, queue: str | None) -> tuple[str, CircuitBreaker | None]:
-        """The queue of a task, and the circuit breaker of its policy there."""
-        app = self._assembly.app
-        if queue is None:
-            routed = app.amqp.router.route({}, task).get("queue")
-            queue = str(getattr(routed, "name", routed) or app.conf.task_default_queue)
-        in_force = self._assembly.policy_admin().in_force()
-        policy = in_force.resolve(queue, task_policies(app).get(task))
-        return queue, None if policy is None else policy.of("circuit_breaker")
 
 
 def hold_id_of(task: str, queue: str, broker: str) -> str:
@@ -229,17 +228,7 @@ def why(died: Died, window: float) -> str:
 def emptied(circuits: Circuits, hold: Hold) -> None:
     """End the hold of a breaker that closed: all its messages are released."""
     if hold.circuit is not None:
-        circuits.change(hold.circuit.task, hold.circuit.queue, Emptied())
-
-
-def _detail(hold: Hold) -> dict[str, object]:
-    """What the audit says of a breaker; the exact names instead of patterns."""
-    detail = hold.to_json()
-    circuit = hold.circuit
-    if circuit is not None:
-        detail |= {"task": circuit.task, "queue": circuit.queue}
-        detail["opened_at"] = from_micros(circuit.opened_at).isoformat()
-    return detail
+        circuits.change(hold.circuit.task, hold.circuit.queue, Happened.EMPTIED)
 
 
 def problems(dlq: DeadLetters) -> list[str]:

@@ -19,6 +19,7 @@ Nothing else changes the state. Pure functions of facts: no I/O, no clock.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from enum import Enum
 from typing import Any
 
 from celery_dlq.features.circuit_breaker.ends import Ends
@@ -62,109 +63,62 @@ class CircuitBreaker(KeyValue):
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """An execution became a letter.
+    """An execution became a letter."""
 
-    Attributes:
-        ends: All that ended within the window.
-        fingerprint: The letter's.
-        letter: Its id.
-        released: The message was released since the breaker last opened.
-    """
-
-    ends: Ends
-    fingerprint: str
-    letter: str
-    released: bool = False
+    ends: Ends  # All that ended within the window
+    fingerprint: str  # The letter's
+    letter: str  # Its id
+    released: bool = False  # The message was released since the breaker last opened
 
 
-@dataclass(frozen=True, slots=True)
-class Probed:
-    """A probe, or another message that was released, ended.
+class Happened(Enum):
+    """What else may happen."""
 
-    Attributes:
-        succeeded: Its task returned; false if it died, was retried or was returned to its queue.
-    """
-
-    succeeded: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeDue:
-    """There is a held message, and it may be time to send one as a probe."""
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A person opens it, or has cancelled its release."""
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """A person closes it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Emptied:
-    """The last held message was released."""
-
-
-Happened = Died | Probed | ProbeDue | Opened | Closed | Emptied
+    PROBE_DUE = "there is a held message, and it may be time to send one as a probe"
+    PROBE_SUCCEEDED = "the task of a probe, or of another released message, returned"
+    PROBE_FAILED = "it died, was retried or was returned to its queue"
+    OPENED = "a person opens it, or has cancelled its release"
+    CLOSED = "a person closes it"
+    EMPTIED = "the last held message was released"
 
 
 def next_state(
-    breaker: CircuitBreaker, circuit: Circuit | None, happened: Happened, now: int
+    breaker: CircuitBreaker, circuit: Circuit | None, happened: Died | Happened, now: int
 ) -> Circuit | None:
     """The state after something happened; the same object if that changes nothing.
 
-    Args:
-        breaker: The policy; of an open breaker, its state has what matters.
-        circuit: The state before; ``None``: closed.
-        happened: What happened.
-        now: Microseconds since 1970.
-
-    Returns:
-        ``None``: closed.
+    ``None`` is closed; ``now`` is in microseconds since 1970. The policy matters for one that is
+    not open: an open one has what matters.
     """
-    if isinstance(happened, Opened):
-        is_open = circuit is not None and circuit.state == OPEN
-        return circuit if is_open else _opened(circuit, now)
-    if isinstance(happened, Died) and (circuit is None or circuit.state == RELEASING):
-        again = circuit is not None and happened.released
-        again = again and circuit is not None and happened.fingerprint == circuit.fingerprint
-        if again or breaker.trips(happened.ends):
+    if circuit is not None and circuit.state == OPEN:
+        return _while_open(circuit, happened, now)
+    if happened is Happened.OPENED:
+        return _opened(circuit, now)
+    if isinstance(happened, Died):
+        again = circuit is not None and happened.fingerprint == circuit.fingerprint
+        if (again and happened.released) or breaker.trips(happened.ends):
             opened = _opened(circuit, now)
             return replace(opened, fingerprint=happened.fingerprint, letter=happened.letter)
-        return circuit
-    if circuit is None:
-        return None
-    if circuit.state == RELEASING:
-        return None if isinstance(happened, Emptied) else circuit
-    return _while_open(circuit, happened, now)
+    return None if happened is Happened.EMPTIED else circuit
 
 
-def _while_open(circuit: Circuit, happened: Happened, now: int) -> Circuit:
-    if isinstance(happened, ProbeDue):
-        due = circuit.micros_until_probe(now) <= 0
-        return replace(circuit, probed_at=now) if due else circuit
-    if isinstance(happened, Closed):
+def _while_open(circuit: Circuit, happened: Died | Happened, now: int) -> Circuit:
+    if happened is Happened.PROBE_DUE and circuit.micros_until_probe(now) <= 0:
+        return replace(circuit, probed_at=now)
+    if happened is Happened.CLOSED:
         return replace(circuit, state=RELEASING)
-    if isinstance(happened, Probed):
-        successes = circuit.successes + 1 if happened.succeeded else 0
-        if successes == circuit.successes:
-            return circuit
-        enough = successes >= circuit.probes
-        return replace(circuit, successes=successes, state=RELEASING if enough else OPEN)
+    if happened is Happened.PROBE_SUCCEEDED:
+        successes = circuit.successes + 1
+        state = RELEASING if successes >= circuit.probes else OPEN
+        return replace(circuit, successes=successes, state=state)
+    if happened is Happened.PROBE_FAILED and circuit.successes:
+        return replace(circuit, successes=0)
     return circuit
 
 
 def _opened(before: Circuit | None, now: int) -> Circuit:
     opened_at = now if before is None else max(now, before.opened_at + 1)
-    return Circuit(
-        opened_at=opened_at,
-        probe_every=PROBE_SECONDS,
-        probes=PROBES,
-        probed_at=now,
-    )
+    return Circuit(opened_at=opened_at, probe_every=PROBE_SECONDS, probes=PROBES, probed_at=now)
 
 
 def circuit_breaker(where: str, value: object) -> CircuitBreaker:

@@ -203,33 +203,27 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Significant:
-    """A value that is more frequent inside than chance makes it."""
+    """A value that is more frequent among the letters than chance makes it."""
 
+    feature: str
+    value: str
     against: str  # What the letters were compared with
-    counts: Candidate  # The counts
+    letters: int  # Letters that have it
+    of_letters: int  # Letters that could
+    others: int
+    of_others: int
+    share_here: float  # The share of the letters that have it
+    share_elsewhere: float  # The share of the others that have it
+    # The first share divided by the second; if no other has it, as if half of one had
+    lift: float
     p_value: float  # The probability that chance makes it as frequent
     q_value: float  # The same after correction for all tests
 
     @property
-    def share_here(self) -> float:
-        """The share of the letters that have it."""
-        return self.counts.a / self.counts.n
-
-    @property
-    def share_elsewhere(self) -> float:
-        """The share of the others that have it."""
-        return self.counts.c / self.counts.m
-
-    @property
-    def lift(self) -> float:
-        """The first share divided by the second; if no other has it, as if half of one had."""
-        return self.share_here / (self.share_elsewhere or 0.5 / self.counts.m)
-
-    @property
     def order(self) -> tuple[float, bool, str, str]:
         """Sorts by the difference of the shares, the largest first."""
-        feature, value = self.counts[:2]
-        return (self.share_elsewhere - self.share_here, value == GIVEN, feature, value)
+        difference = self.share_elsewhere - self.share_here
+        return (difference, self.value == GIVEN, self.feature, self.value)
 
 
 def ranked(
@@ -246,7 +240,7 @@ def ranked(
     while rest:
         largest = rest[0].order[0]
         near = [one for one in rest if one.order[0] - largest < LEAST_DIFFERENCE]
-        result += sorted(near, key=lambda one: (last(one), kinds.get(one.counts.feature, -1)))
+        result += sorted(near, key=lambda one: (last(one), kinds.get(one.feature, -1)))
         rest = rest[len(near) :]
     return result
 
@@ -297,13 +291,26 @@ def significant(
     tested: Sequence[Candidate], tests: int, against: str, alpha: float = ALPHA
 ) -> Iterator[Significant]:
     """The candidates of one comparison that are significant."""
-    ranked = sorted(((chance(*one[2:]), one) for one in tested), reverse=True)
+    ordered = sorted(((chance(*one[2:]), one) for one in tested), reverse=True)
     q_value = 1.0
-    for place, (p_value, one) in enumerate(ranked):
-        q_value = min(q_value, p_value * tests / (len(ranked) - place))
-        found = Significant(against=against, counts=one, p_value=p_value, q_value=q_value)
-        if q_value <= alpha and found.share_here - found.share_elsewhere >= LEAST_DIFFERENCE:
-            yield found
+    for place, (p_value, (feature, value, a, c, n, m)) in enumerate(ordered):
+        q_value = min(q_value, p_value * tests / (len(ordered) - place))
+        here, there = a / n, c / m
+        if q_value <= alpha and here - there >= LEAST_DIFFERENCE:
+            yield Significant(
+                feature=feature,
+                value=value,
+                against=against,
+                letters=a,
+                of_letters=n,
+                others=c,
+                of_others=m,
+                share_here=here,
+                share_elsewhere=there,
+                lift=here / (there or 0.5 / m),
+                p_value=p_value,
+                q_value=q_value,
+            )
 
 
 def chance(a: int, c: int, n: int, m: int) -> float:

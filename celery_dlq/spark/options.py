@@ -6,17 +6,18 @@ when the DataFrame is made, not by the first task.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from celery_dlq.errors import DLQError, SettingsError
-from celery_dlq.letters import conditions, json_codec
+from celery_dlq.letters import conditions
+from celery_dlq.letters.json_codec import moment
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.letters.record import field_kinds
-from celery_dlq.policies.checks import suggestion
+from celery_dlq.policies.checks import Check, check_names, expected, one_of, text
 from celery_dlq.store.address import Address, address_of
 
 T = TypeVar("T", "ReadOptions", "WriteOptions")
@@ -61,31 +62,21 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
-        """Check the options of a reader.
-
-        Raises:
-            SettingsError: One is missing, unknown or has an unusable value.
-        """
+        """Check the options of a reader."""
         parsed = _parsed(cls, options, _READ)
         _ = parsed.address
         return parsed
 
     @property
     def address(self) -> Address:
-        """Where the letters are.
-
-        Raises:
-            SettingsError: The URL cannot be used.
-        """
-        urls, more = self._reached
-        options: dict[str, Any] = {
-            "master_name": more.get("master_name"),
-            "sentinel_kwargs": {
-                name.removeprefix("sentinel_"): value
-                for name, value in more.items()
-                if name.startswith("sentinel_")
-            },
+        """Where the letters are."""
+        urls, ours = self._reached
+        secrets = {
+            name.removeprefix("sentinel_"): ours[name]
+            for name in ours
+            if name.startswith("sentinel_")
         }
+        options = {"master_name": ours.get("master_name"), "sentinel_kwargs": secrets}
         return address_of(urls, "the option 'url'", options=options, options_where="its query")
 
     @property
@@ -97,14 +88,14 @@ class ReadOptions:
     def _reached(self) -> tuple[list[str], dict[str, str]]:
         """The URLs without the parts of their queries that are ours, and these parts."""
         urls: list[str] = []
-        more: dict[str, str] = {}
+        ours: dict[str, str] = {}
         for url in self.url.split(";"):
             parts = urlsplit(url)
             query = dict(parse_qsl(parts.query))
-            ours = {name: query.pop(name) for name in _IN_URL if name in query}
-            more |= ours
-            urls.append(urlunsplit(parts._replace(query=urlencode(query))) if ours else url)
-        return urls, more
+            found = {name: query.pop(name) for name in _IN_URL if name in query}
+            ours |= found
+            urls.append(urlunsplit(parts._replace(query=urlencode(query))) if found else url)
+        return urls, ours
 
     @property
     def place(self) -> str:
@@ -135,100 +126,70 @@ class WriteOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
-        """Check the options of a writer.
-
-        Raises:
-            SettingsError: One is missing, unknown or has an unusable value.
-        """
+        """Check the options of a writer."""
         return _parsed(cls, options, _WRITE)
 
 
-def _parsed(kind: type[T], options: Mapping[str, str], known: Mapping[str, _Parse]) -> T:
-    values: dict[str, Any] = {}
-    for name, value in options.items():
-        parse = known.get(name.lower())
-        if parse is None:
-            raise SettingsError(
-                f"expected an option of the format celery_dlq, got {name!r}; "
-                f"{suggestion(name.lower(), known)}"
-            )
-        values[name.lower()] = parse(name.lower(), value)
+def _parsed(kind: type[T], options: Mapping[str, str], known: Mapping[str, Check[Any]]) -> T:
+    given = {name.lower(): value for name, value in options.items()}
+    check_names("options of the format celery_dlq", given, known, SettingsError)
+    values = {name: known[name](f"the option {name!r}", value) for name, value in given.items()}
     required = fields(kind)[0].name
-    if not values.get(required):
+    if required not in values:
         raise SettingsError(
             f"expected the option {required!r} to be set, got none; {_HINTS[required]}"
         )
     return kind(**values)
 
 
-def _text(name: str, value: str) -> str:
-    if not value:
-        raise SettingsError(f"expected the option {name!r} to be a name, got an empty text")
-    return value
-
-
-def _conditions(name: str, value: str) -> tuple[str, ...]:
-    lines = [line for line in value.split("\n") if line.strip()]
+def _conditions(where: str, value: object) -> tuple[str, ...]:
+    lines = [line for line in str(value).split("\n") if line.strip()]
     if not lines:
-        raise SettingsError(
-            f"expected the option {name!r} to be conditions such as kwargs.tenant=42, got none"
-        )
+        raise expected(where, "conditions such as kwargs.tenant=42", value)
     try:
         return conditions.checked(lines)
     except DLQError as exc:
-        raise SettingsError(f"in the option {name!r}: {exc}") from None
+        raise SettingsError(f"in {where}: {exc}") from None
 
 
-def _columns(name: str, value: str) -> tuple[str, ...]:
-    columns = tuple(part.strip() for part in value.split(","))
-    known = field_kinds()
-    for column in columns:
-        if column not in known:
-            raise SettingsError(
-                f"expected the option {name!r} to name columns of a letter, got {column!r}; "
-                f"{suggestion(column, known)}"
-            )
+def _columns(where: str, value: object) -> tuple[str, ...]:
+    columns = tuple(part.strip() for part in str(value).split(","))
+    check_names(f"columns of a letter in {where}", columns, field_kinds(), SettingsError)
     if len(set(columns)) != len(columns):
-        raise SettingsError(f"expected the option {name!r} to name each column once, got {value!r}")
+        raise expected(where, "a list that names each column once", value)
     return columns
 
 
-def _moment(name: str, value: str) -> datetime:
+def _time(where: str, value: object) -> datetime:
     try:
-        moment = json_codec.moment(value.strip())
+        found = moment(str(value).strip())
     except ValueError:
-        raise SettingsError(
-            f"expected the option {name!r} to be an ISO 8601 time, got {value!r}"
-        ) from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+        raise expected(where, "an ISO 8601 time", value) from None
+    return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
 
 
-def _count(name: str, value: str) -> int:
-    if not (value.strip().isascii() and value.strip().isdigit()):
-        raise SettingsError(
-            f"expected the option {name!r} to be a whole number of 0 or more, got {value!r}"
-        )
-    return int(value)
+def _count(where: str, value: object) -> int:
+    digits = str(value).strip()
+    if not (digits.isascii() and digits.isdigit()):
+        raise expected(where, "a whole number of 0 or more", value)
+    return int(digits)
 
 
-def _offset(name: str, value: str) -> str:
-    if value.lower() not in {"earliest", "latest"}:
-        raise SettingsError(f"expected the option {name!r} to be earliest or latest, got {value!r}")
-    return value.lower()
+def _offset(where: str, value: object) -> str:
+    return one_of(("earliest", "latest"))(where, str(value).lower())
 
 
-_Parse = Callable[[str, str], Any]
-_READ: Mapping[str, _Parse] = {
-    "url": _text,
-    "queue": _text,
+_READ: Mapping[str, Check[Any]] = {
+    "url": text,
+    "queue": text,
     "columns": _columns,
-    "since": _moment,
-    "until": _moment,
+    "since": _time,
+    "until": _time,
     "where": _conditions,
     "startingoffset": _offset,
     "maxletterspertrigger": _count,
 }
-_WRITE: Mapping[str, _Parse] = {"app": _text, "queue": _text, "maxdecisions": _count}
+_WRITE: Mapping[str, Check[Any]] = {"app": text, "queue": text, "maxdecisions": _count}
 _HINTS = {
     "url": "set it to the Redis that keeps the letters, e.g. redis://host:6379/0",
     "app": "set it to the argument of celery -A, e.g. proj.app:app",

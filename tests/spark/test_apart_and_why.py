@@ -59,18 +59,18 @@ def test_both_find_the_same_in_the_same_order(spark: SparkSession, *, same: bool
     successes = [one for one in good if one["task_name"] == "shop.charge"]
     here = compared(*([message(one) for one in side] for side in (inside, others, successes)))
     there = why_each(frame(spark, letters), [CLUSTER], frame(spark, good).drop("fingerprint"))
-    assert [(one.counts.feature, one.counts.value, one.against) for one in here] == [
+    assert [(one.feature, one.value, one.against) for one in here] == [
         (row["feature"], row["value"], row["against"]) for row in there
     ]
     against = {one.against for one in here}
     assert against == {"same tasks" if same else "same queues", "successes"}
-    features = {one.counts.feature for one in here}
+    features = {one.feature for one in here}
     assert {"kwargs.currency", "host", "args[0][]", "args[1].sku"} <= features
     if not same:
-        others = {one.counts.feature for one in here if one.against == "same queues"}
+        others = {one.feature for one in here if one.against == "same queues"}
         assert others == {"host"}
     for one, row in zip(here, there, strict=True):
-        assert one.counts.a == row["letters"]
+        assert one.letters == row["letters"]
         for mine, its in [
             (one.share_here, row["support"]),
             (one.share_elsewhere, row["share_of_others"]),

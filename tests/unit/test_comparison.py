@@ -19,7 +19,6 @@ from celery_dlq.letters.comparison import (
     SUCCESSES,
     Candidate,
     Pair,
-    Significant,
     candidates,
     chance,
     ranked,
@@ -69,7 +68,7 @@ def test_the_correction_is_that_of_benjamini_and_hochberg() -> None:
         for number in range(80)
     ]
     tests = 100
-    found = {one.counts.value: one for one in significant(tested, tests, "", alpha=1.0)}
+    found = {one.value: one for one in significant(tested, tests, "", alpha=1.0)}
     by_chance = sorted(tested, key=lambda one: chance(*one[2:]))
     for place, one in enumerate(by_chance):
         assert (one.value in found) == (one.a / one.n - one.c / one.m >= LEAST_DIFFERENCE)
@@ -80,7 +79,7 @@ def test_the_correction_is_that_of_benjamini_and_hochberg() -> None:
             *(chance(*o[2:]) * tests / rank for rank, o in enumerate(by_chance[place:], place + 1)),
         )
         assert found[one.value].q_value == pytest.approx(q_value)
-    few = {one.counts.value for one in significant(tested, tests, "", alpha=0.05)}
+    few = {one.value for one in significant(tested, tests, "", alpha=0.05)}
     assert few == {value for value, one in found.items() if one.q_value <= 0.05}
     assert 0 < len(few) < 80
 
@@ -136,10 +135,10 @@ def test_of_nearly_equal_differences_the_release_is_before_the_host() -> None:
     """Arguments are before both; a clear difference is before a kind."""
     shares = {"host": 60, "release": 58, "kwargs.a": 56, "queue": 40, "origin": 50}
     found = [
-        Significant(against="", counts=Candidate(feature, "x", a, 0, 60, 60), p_value=0, q_value=0)
+        next(significant([Candidate(feature, "x", a, 0, 60, 60)], 1, ""))
         for feature, a in shares.items()
     ]
-    order = [one.counts.feature for one in ranked(found)]
+    order = [one.feature for one in ranked(found)]
     assert order == ["kwargs.a", "release", "host", "origin", "queue"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 from celery_dlq.letters.comparison import (
@@ -32,11 +32,11 @@ _FILTER_FIELDS = {"host": "worker_hostname", "release": "release", TASK: "task_n
 _PATH = re.compile(r'(args|kwargs)(\.[^\s.\[\]=!<>~"]+|\[[0-9]+\])+')
 _VALUE = re.compile(r'[^\s=!<>~"\[{](.*\S)?')
 _PHRASES = {
-    "host": "ran on {}",
-    "release": "ran on release {}",
-    "queue": "came from the queue {}",
-    "origin": "were published by {}",
-    TASK: "are of the task {}",
+    "host": "ran on",
+    "release": "ran on release",
+    "queue": "came from the queue",
+    "origin": "were published by",
+    TASK: "are of the task",
 }
 _OTHERS = {
     SAME_TASKS: "the other letters of the task",
@@ -46,7 +46,7 @@ _OTHERS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Significant):
     """A value that is more frequent among the letters than chance makes it.
 
     A correlation, not yet a cause: a host that got all the bad orders is found as well as the
@@ -75,18 +75,6 @@ class Finding:
         also: Other values that nearly the same messages have, e.g. ``kwargs.plan = trial``.
     """
 
-    feature: str
-    value: str
-    against: str
-    letters: int
-    of_letters: int
-    others: int
-    of_others: int
-    share_here: float
-    share_elsewhere: float
-    lift: float
-    p_value: float
-    q_value: float
     text: str
     condition: str | None = None
     where: Mapping[str, str] = field(default_factory=dict)
@@ -113,7 +101,7 @@ def distinct(
         for other, held, also in kept:
             alike = len(holding & held)
             if alike >= _SAME * (len(holding) + len(held) - alike):
-                named = _named(one.counts.feature, one.counts.value)
+                named = _named(one)
                 if _pair(one) != _pair(other) and named not in also and len(also) < _MOST_ALSO:
                     also.append(named)
                 break
@@ -133,66 +121,53 @@ def _holders(pairs: set[Pair], messages: list[Message]) -> dict[Pair, set[int]]:
 
 
 def _pair(one: Significant) -> Pair:
-    counts = one.counts
-    return counts.feature, None if counts.value == GIVEN else counts.value
+    return one.feature, None if one.value == GIVEN else one.value
 
 
 def _finding(one: Significant, also: list[str], letters: int) -> Finding:
-    counts = one.counts
     return Finding(
-        feature=counts.feature,
-        value=counts.value,
-        against=one.against,
-        letters=counts.a,
-        of_letters=counts.n,
-        others=counts.c,
-        of_others=counts.m,
-        share_here=one.share_here,
-        share_elsewhere=one.share_elsewhere,
-        lift=one.lift,
-        p_value=one.p_value,
-        q_value=one.q_value,
+        **asdict(one),
         text=_sentence(one, letters),
-        condition=_condition(counts.feature, counts.value),
-        where=_where(counts.feature, counts.value),
+        condition=_condition(one),
+        where=_where(one),
         also=tuple(also),
     )
 
 
 def _selects(one: Significant) -> bool:
-    feature, value = one.counts[:2]
-    return bool(_condition(feature, value) or _where(feature, value))
+    return bool(_condition(one) or _where(one))
 
 
-def _where(feature: str, value: str) -> dict[str, str]:
-    name = _FILTER_FIELDS.get(feature)
-    cut = len(value) >= MAX_VALUE_CHARS
-    return {name: value} if name in LetterFilter.__slots__ and not cut else {}
+def _where(one: Significant) -> dict[str, str]:
+    name = _FILTER_FIELDS.get(one.feature)
+    cut = len(one.value) >= MAX_VALUE_CHARS
+    return {name: one.value} if name in LetterFilter.__slots__ and not cut else {}
 
 
-def _condition(feature: str, value: str) -> str | None:
-    found = f"{feature}={value}"
-    plain = _PATH.fullmatch(feature) is not None and _VALUE.fullmatch(value) is not None
-    return found if plain and value != GIVEN and len(found) <= MAX_VALUE_CHARS else None
+def _condition(one: Significant) -> str | None:
+    found = f"{one.feature}={one.value}"
+    plain = _PATH.fullmatch(one.feature) is not None and _VALUE.fullmatch(one.value) is not None
+    return found if plain and one.value != GIVEN and len(found) <= MAX_VALUE_CHARS else None
 
 
-def _named(feature: str, value: str) -> str:
-    return feature if value == GIVEN else f"{feature} = {shortened(value, _MAX_SHOWN_CHARS)}"
+def _named(one: Significant) -> str:
+    value = shortened(one.value, _MAX_SHOWN_CHARS)
+    return one.feature if one.value == GIVEN else f"{one.feature} = {value}"
 
 
 def _sentence(one: Significant, letters: int) -> str:
-    feature, value, a, c, n, m = one.counts
-    if value == GIVEN:
-        phrase = f"have {feature}"
-    elif feature.endswith("[]"):
-        phrase = f"have {shortened(value, _MAX_SHOWN_CHARS)} in {feature[:-2]}"
-    elif feature in _PHRASES:
-        phrase = _PHRASES[feature].format(shortened(value, _MAX_SHOWN_CHARS))
+    value = shortened(one.value, _MAX_SHOWN_CHARS)
+    if one.value != GIVEN and one.feature.endswith("[]"):
+        phrase = f"have {value} in {one.feature[:-2]}"
     else:
-        phrase = f"have {_named(feature, value)}"
+        phrase = (
+            f"{_PHRASES[one.feature]} {value}" if one.feature in _PHRASES else f"have {_named(one)}"
+        )
     # The shares of an argument's values are shares of the messages that have the argument.
-    start = f"Of those with {feature.removesuffix('[]')}, " if n < letters else ""
-    here, there = _share(a, n), _share(c, m)
+    start = ""
+    if one.of_letters < letters:
+        start = f"Of those with {one.feature.removesuffix('[]')}, "
+    here, there = _share(one.letters, one.of_letters), _share(one.others, one.of_others)
     here = here if start else here.capitalize()
     return f"{start}{here} of these letters {phrase}, against {there} of {_OTHERS[one.against]}."
 

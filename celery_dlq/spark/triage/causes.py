@@ -117,10 +117,10 @@ def findings_of(
 def _row(found: Significant, fingerprint: str) -> dict[str, Any]:
     return {
         "fingerprint": fingerprint,
-        "feature": found.counts.feature,
-        "value": found.counts.value,
+        "feature": found.feature,
+        "value": found.value,
         "against": found.against,
-        "letters": found.counts.a,
+        "letters": found.letters,
         "support": found.share_here,
         "share_of_others": found.share_elsewhere,
         "lift": found.lift,

@@ -19,7 +19,7 @@ from celery_dlq.spark.session import is_running, local_session
 from celery_dlq.spark.triage.causes import COLUMNS as WHY_COLUMNS
 from celery_dlq.spark.triage.causes import comparisons_of, findings_of
 from celery_dlq.spark.triage.delivery_limits import limits
-from celery_dlq.spark.triage.lookalikes import COMPARED, MAX_COMPARED, alike
+from celery_dlq.spark.triage.lookalikes import MAX_COMPARED, alike
 from celery_dlq.spark.triage.questions import (
     COLUMNS,
     check_folder,
@@ -115,13 +115,8 @@ def triage(path: Path | str, spark: SparkSession | None = None) -> Triage:
 
     It stops only a session that it started itself.
     """
-    name = _shown(path)
-    with (
-        _here(path, spark) as place,
-        session_for(spark, check_folder(place)) as session,
-        readable_errors(name),
-    ):
-        return ask(session, name, scan(session, place).select(*COLUMNS))
+    with _opened(path, spark) as (session, place):
+        return ask(session, _shown(path), scan(session, place).select(*COLUMNS))
 
 
 def findings(
@@ -131,47 +126,33 @@ def findings(
     successes: Path | str | None = None,
 ) -> Findings:
     """Answer all questions about an exported folder with Spark."""
-    name = _shown(path)
     if successes is not None:
         check_folder(successes)
-    with (
-        _here(path, spark) as place,
-        _here(successes or "", spark) as ended_well,
-        session_for(spark, check_folder(place)) as session,
-        readable_errors(name),
-    ):
+    with _here(successes or "", spark) as ended_well, _opened(path, spark) as (session, place):
         good = None if successes is None else successful(session, ended_well)
-        columns = dict.fromkeys(
-            (*COLUMNS, *WHY_COLUMNS, *(["history"] if good is not None else []))
-        )
-        df = scan(session, place).select(*columns)
-        found = ask(session, name, df)
+        columns = [*COLUMNS, *WHY_COLUMNS, *(["history"] if good is not None else [])]
+        df = scan(session, place).select(*dict.fromkeys(columns))
+        found = ask(session, _shown(path), df)
         since = _news_from(found)
-        fresh = []
+        fresh: list[Row] = []
         if since is not None:
-            fresh = list(rows_of(run_sql(_LARGEST, new_since(df, since), most=MAX_ROWS)))
-        new_causes = max((row.pop("among") for row in fresh), default=0)
+            fresh += rows_of(run_sql(_LARGEST, new_since(df, since), most=MAX_ROWS))
         floods: dict[str, Row] = {}
         for row in rows_of(spikes(df, found.bucket)):
-            floods.setdefault(row["fingerprint"], Row(**row))
+            floods.setdefault(row.fingerprint, row)
         causes, others = _causes(df, found, good)
+        alikes = alike([vars(group) for group in found.groups[:MAX_COMPARED]])
         return Findings(
             triage=found,
             news_from=since,
-            new=tuple(Row(**row) for row in fresh),
-            new_causes=new_causes,
+            new=tuple(fresh),
+            new_causes=max((row.among for row in fresh), default=0),
             spikes=tuple(floods.values()),
-            similar=_similar(found),
+            similar=tuple(Row(**row) for row in alikes),
             causes=causes,
             others=others,
-            limits=() if good is None else _limits(df, good),
+            limits=() if good is None else tuple(rows_of(limits(df, good).where("samples > 0"))),
         )
-
-
-def _similar(found: Triage) -> tuple[Row, ...]:
-    largest = found.groups[:MAX_COMPARED]
-    rows = [{name: getattr(group, name) for name in COMPARED} for group in largest]
-    return tuple(Row(**row) for row in alike(rows))
 
 
 def _causes(
@@ -186,18 +167,16 @@ def _causes(
     if not largest:
         return {}, {}
     comparisons = comparisons_of(df, largest, good)
-    named: dict[str, list[Row]] = {fingerprint: [] for fingerprint in largest}
     others: dict[str, dict[str, int]] = {fingerprint: {} for fingerprint in largest}
     for one in comparisons:
         others[one.fingerprint][one.against] = one.outside
     # Most comparisons have nothing to find, so together they may err as often as one.
-    for row in findings_of(df, comparisons, good, ALPHA / len(comparisons)):
-        named[row.pop("fingerprint")].append(Row(**row))
-    return {fingerprint: tuple(rows) for fingerprint, rows in named.items()}, others
-
-
-def _limits(df: DataFrame, good: DataFrame) -> tuple[Row, ...]:
-    return tuple(Row(**row) for row in rows_of(limits(df, good).where("samples > 0")))
+    rows = [Row(**row) for row in findings_of(df, comparisons, good, ALPHA / len(comparisons))]
+    named = {
+        fingerprint: tuple(row for row in rows if row.fingerprint == fingerprint)
+        for fingerprint in largest
+    }
+    return named, others
 
 
 def _news_from(found: Triage) -> datetime | None:
@@ -227,6 +206,19 @@ def _here(path: Path | str, spark: SparkSession | None) -> Iterator[Path | str]:
 
 
 @contextmanager
+def _opened(
+    path: Path | str, spark: SparkSession | None
+) -> Iterator[tuple[SparkSession, Path | str]]:
+    """A session, and where it finds the files of a folder; what it cannot read is one line."""
+    with (
+        _here(path, spark) as place,
+        session_for(spark, check_folder(place)) as session,
+        readable_errors(_shown(path)),
+    ):
+        yield session, place
+
+
+@contextmanager
 def session_for(given: SparkSession | None, size: int) -> Iterator[SparkSession]:
     """A session for one triage: the given one, this process's, or a new one that is stopped.
 
@@ -247,31 +239,34 @@ def session_for(given: SparkSession | None, size: int) -> Iterator[SparkSession]
 def ask(spark: SparkSession, path: Path | str, df: DataFrame) -> Triage:
     """Collect the answers to the plain questions."""
     total = next(rows_of(overview(df)))
-    strangers = total.pop("strangers")
-    if strangers == total["letters"]:
+    if total.strangers == total.letters:
         raise not_letters(spark, path)
-    if total.pop("successes"):
+    if total.successes:
         raise ExportError(
             f"expected {path} to hold letters, got messages that succeeded; pass this folder "
             f"with --successes, and a folder of letters"
         )
-    if strangers:
+    if total.strangers:
         raise ExportError(
             f"expected {path} to hold letters only, got other rows as well; remove their files"
         )
-    bucket = bucket_for(_span_seconds(total["first_seen_at"], total["last_seen_at"]))
+    first, last = total.first_seen_at, total.last_seen_at
+    bucket = bucket_for((last - first).total_seconds() if first and last else 0.0)
     return Triage(
         path=str(path),
+        letters=total.letters,
+        queues=total.queues,
+        first_seen_at=first,
+        last_seen_at=last,
         bucket=bucket,
-        groups=tuple(Row(**row) for row in rows_of(groups(df))),
-        reasons=tuple(Row(**row) for row in rows_of(reasons(df))),
-        timeline=tuple(Row(**row) for row in rows_of(timeline(df, bucket))),
-        deliveries=tuple(Row(**row) for row in rows_of(deliveries_before_death(df))),
-        **total,
+        groups=tuple(rows_of(groups(df))),
+        reasons=tuple(rows_of(reasons(df))),
+        timeline=tuple(rows_of(timeline(df, bucket))),
+        deliveries=tuple(rows_of(deliveries_before_death(df))),
     )
 
 
-def rows_of(df: DataFrame) -> Iterator[dict[str, Any]]:
+def rows_of(df: DataFrame) -> Iterator[Row]:
     """Collect rows; times as microseconds, because PySpark would return naive local times."""
     names = df.columns
     times = {name for name, kind in df.dtypes if kind == "timestamp"}
@@ -280,25 +275,16 @@ def rows_of(df: DataFrame) -> Iterator[dict[str, Any]]:
     rows.reverse()
     while rows:  # there may be a hundred thousand: free each after it is read
         row = rows.pop()
-        yield {name: _plain(row[name], is_time=name in times) for name in names}
+        yield Row(**{name: _plain(row[name], is_time=name in times) for name in names})
 
 
 def _plain(value: Any, *, is_time: bool) -> Any:
-    if is_time:
-        return None if value is None else _moment(value)
+    if is_time and value is not None:
+        try:
+            return from_micros(value)
+        except OverflowError:  # the bucket of a letter of year 1 may begin before it
+            return EARLIEST if value < 0 else LATEST
     return tuple(value) if isinstance(value, list) else value
-
-
-def _moment(micros: int) -> datetime:
-    """A time within the calendar: the bucket of a letter of year 1 may begin before it."""
-    try:
-        return from_micros(micros)
-    except OverflowError:
-        return EARLIEST if micros < 0 else LATEST
-
-
-def _span_seconds(first: datetime | None, last: datetime | None) -> float:
-    return 0.0 if first is None or last is None else (last - first).total_seconds()
 
 
 def _json(value: Any) -> Any:

@@ -28,8 +28,8 @@ from pyspark.sql.datasource import (
 
 from celery_dlq.errors import SettingsError, StoreError
 from celery_dlq.letters.filters import LetterFilter
-from celery_dlq.letters.record import Reason
-from celery_dlq.policies.checks import suggestion
+from celery_dlq.letters.record import Reason, field_kinds
+from celery_dlq.policies.checks import check_names
 from celery_dlq.spark.live import START, LiveLetters, PositionRange, older
 from celery_dlq.spark.options import ReadOptions, WriteOptions
 from celery_dlq.spark.triage.questions import column_ddl
@@ -140,16 +140,7 @@ def _read(
     until: datetime | None,
     **others: Any,
 ) -> Iterator[Any]:
-    """Read a partition as Arrow record batches; nothing if ``since`` is after ``until``.
-
-    Args:
-        options: The Redis, and the choice of letters.
-        partition: The range to read.
-        columns: The columns of the result.
-        since: Only letters dead-lettered at or after this time.
-        until: Only letters dead-lettered before it.
-        **others: Other fields of the `LetterFilter`.
-    """
+    """Read a partition as Arrow record batches; nothing if ``since`` is after ``until``."""
     span: PositionRange | None = getattr(partition, "span", None)
     if span is not None and (since is None or until is None or since <= until):
         wanted = LetterFilter(since=since, until=until, conditions=options.where, **others)
@@ -158,12 +149,7 @@ def _read(
 
 
 class LetterReader(DataSourceReader):
-    """Reads the letters that are in the queues when the query is planned.
-
-    Args:
-        options: The Redis, and the choice of letters.
-        columns: The columns of the result.
-    """
+    """Reads the letters that are in the queues when the query is planned."""
 
     def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
         self._options = options
@@ -234,10 +220,6 @@ class LetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     A range between two offsets always has the same letters (except for those removed
     meanwhile), so a batch that is run again after a crash has the same rows.
-
-    Args:
-        options: The Redis, and the choice of letters.
-        columns: The columns of the result.
     """
 
     def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
@@ -255,8 +237,9 @@ class LetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> Offset:
         """The end of the next batch."""
         target = self._target or self._ends()
-        begun, ends = _positions(start or {}), _positions(target)
-        self._check_store(start or {}, target["store"])
+        start = start or {}
+        begun, ends = start.get("positions", {}), target["positions"]
+        self._check_store(start, target["store"])
         for queue, position in begun.items():
             end = ends.get(queue, START)
             if older(end, position):
@@ -284,11 +267,11 @@ class LetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Split the letters between two offsets into parts."""
         found: list[InputPartition] = []
-        begun = _positions(start)
+        begun = start.get("positions", {})
         with LiveLetters(self._options) as live:
             for offset in (start, end):
                 self._check_store(offset, live.identity())
-            for queue, until in sorted(_positions(end).items()):
+            for queue, until in sorted(end["positions"].items()):
                 after = begun.get(queue, START)
                 if older(after, until):
                     found += map(RangePartition, live.spans(PositionRange(queue, after, until)))
@@ -305,7 +288,7 @@ class LetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {"store": live.identity(), "positions": ends}
 
     def _check_store(self, offset: Offset, store: str | None) -> None:
-        known = offset.get("store") if isinstance(offset.get("positions"), dict) else None
+        known = offset.get("store")
         if known is not None and known != store:
             raise StoreError(
                 f"expected the checkpoint of this stream to be of the store at "
@@ -324,18 +307,7 @@ class LetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return reached
 
 
-def _positions(offset: Offset) -> dict[str, str]:
-    """The position in each queue; once, an offset was nothing else."""
-    found = offset.get("positions")
-    return found if isinstance(found, dict) else offset
-
-
 def _columns(schema: StructType) -> tuple[str, ...]:
-    from celery_dlq.letters.record import field_kinds  # noqa: PLC0415 - small, and only here
-
-    for name in schema.fieldNames():
-        if name not in field_kinds():
-            raise SettingsError(
-                f"expected columns of a letter, got {name!r}; {suggestion(name, field_kinds())}"
-            )
-    return tuple(schema.fieldNames())
+    names = tuple(schema.fieldNames())
+    check_names("columns of a letter", names, field_kinds(), SettingsError)
+    return names

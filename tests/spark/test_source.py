@@ -449,19 +449,6 @@ def test_offsets_only_grow(redis_url: str, fill: Fill) -> None:
     assert LetterStreamReader(latest, ("id",)).initialOffset() == second
 
 
-def test_an_offset_from_before_stores_had_an_id_goes_on(redis_url: str, fill: Fill) -> None:
-    """It was the positions alone, also of queues with the names of what it holds now."""
-    from celery_dlq.spark.options import ReadOptions
-    from celery_dlq.spark.source import LetterStreamReader
-
-    reader = LetterStreamReader(ReadOptions.parse({"url": redis_url}), ("id",))
-    fill([a_letter(dead_letter_queue=name) for name in ("store", "positions")])
-    old = reader.latestOffset({}, None)["positions"]
-    fill([a_letter(dead_letter_queue="store")])
-    new = reader.latestOffset(old, None)
-    assert [part.span.queue for part in reader.partitions(old, new)] == ["store"]
-
-
 def test_a_stream_of_another_store_is_refused(
     source: SparkSession, redis_url: str, fill: Fill, tmp_path: Path
 ) -> None:

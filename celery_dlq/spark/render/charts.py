@@ -65,9 +65,9 @@ _MIN_ROWS, _MIN_LOWER_ROWS, _MIN_BUCKETS = 3, 8, 12
 _MAX_FULL_COUNT = 10_000
 _MAX_BARS = 600  # a bar is at least this fraction of the axis, to be visible
 _FONT_POINTS, _POINTS_PER_INCH = 9.5, 72
-_MAX_NAME_CHARS, _MAX_QUEUES_CHARS = 34, 85
-# Columns of deliveries, if there are too many numbers for a column each.
-_DELIVERY_BINS = (*((n, n) for n in range(5)), (5, 9), (10, 19), (20, None))
+_MAX_NAME_CHARS, _MOST_QUEUES = 34, 3
+# Columns of deliveries: the first number of each.
+_DELIVERY_BINS = {0: "0", 1: "1", 2: "2", 3: "3", 4: "4", 5: "5-9", 10: "10-19", 20: "20+"}
 
 _STYLE = {
     "font.family": "DejaVu Sans",
@@ -169,7 +169,7 @@ def _dashboard(triage: Triage) -> Figure:
     head, *panels = parts
     title = f"{counted(triage.letters, 'dead letter')} in "
     title += counted(len(triage.queues), "dead-letter queue")
-    about = f"{span_text(triage.first_seen_at, triage.last_seen_at)}  ·  {_listed(triage.queues)}"
+    about = f"{span_text(triage.first_seen_at, triage.last_seen_at)}  ·  {_queues(triage)}"
     head.text(0.0235, 0.45, title, fontsize=17, fontweight="bold")
     head.text(0.0235, 0.12, about, fontsize=10.5, color=FAINT)
     largest = "Groups"
@@ -312,8 +312,7 @@ def _deliveries(axes: Axes, triage: Triage) -> None:
         axes.set_axis_off()
         return
     shade = LinearSegmentedColormap.from_list("letters", _CELLS)
-    columns = _bins([row.deliveries for row in triage.deliveries])
-    rows = _delivery_rows(triage, columns)
+    rows = _delivery_rows(triage)
     for place, (_name, cells) in enumerate(rows):
         for column, count in enumerate(cells):
             if count:
@@ -325,7 +324,7 @@ def _deliveries(axes: Axes, triage: Triage) -> None:
                 axes.text(
                     column, place, _short(count), ha="center", va="center", color=colour, size=8.5
                 )
-    axes.set_xticks(range(len(columns)), [_bin_label(*bounds) for bounds in columns])
+    axes.set_xticks(range(len(_DELIVERY_BINS)), list(_DELIVERY_BINS.values()))
     axes.set_xlim(-0.5, len(_DELIVERY_BINS) - 0.5)
     axes.set_yticks(range(len(rows)), [name for name, _cells in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -333,7 +332,7 @@ def _deliveries(axes: Axes, triage: Triage) -> None:
     axes.spines["bottom"].set_visible(False)
 
 
-def _delivery_rows(triage: Triage, columns: Sequence[Any]) -> list[tuple[str, list[int]]]:
+def _delivery_rows(triage: Triage) -> list[tuple[str, list[int]]]:
     """Labels and counts by bin: the tasks with most letters, and one row for all others."""
     totals: Counter[str] = Counter()
     for row in triage.deliveries:
@@ -342,31 +341,16 @@ def _delivery_rows(triage: Triage, columns: Sequence[Any]) -> list[tuple[str, li
     labels = [_fitted(name, _LABEL) for name in shown]
     if rest := len(totals) - len(shown):
         labels.append(counted(rest, "other task"))
-    rows = [(label, [0] * len(columns)) for label in labels]
+    rows = [(label, [0] * len(_DELIVERY_BINS)) for label in labels]
     place = {name: index for index, name in enumerate(shown)}
     for row in triage.deliveries:
         cells = rows[place.get(row.task_name, len(shown))][1]
-        cells[_bin_of(row.deliveries, columns)] += row.letters
+        cells[_bin_of(row.deliveries)] += row.letters
     return rows
 
 
-def _bins(deliveries: Sequence[int]) -> list[tuple[int, int | None]]:
-    """The columns: single numbers if they are few, else ranges; without empty ends."""
-    least, most = min(deliveries, default=0), max(deliveries, default=0)
-    if most - least < len(_DELIVERY_BINS):
-        return [(n, n) for n in range(least, most + 1)]
-    first = _bin_of(least, _DELIVERY_BINS)
-    return list(_DELIVERY_BINS[first : _bin_of(most, _DELIVERY_BINS) + 1])
-
-
-def _bin_of(deliveries: int, bins: Sequence[tuple[int, int | None]]) -> int:
-    return max((place for place, (start, _) in enumerate(bins) if start <= deliveries), default=0)
-
-
-def _bin_label(start: int, end: int | None) -> str:
-    if end is None:
-        return f"{start}+"
-    return str(start) if start == end else f"{start}-{end}"
+def _bin_of(deliveries: int) -> int:
+    return sum(start <= deliveries for start in _DELIVERY_BINS) - 1
 
 
 def _short(number: int) -> str:
@@ -376,12 +360,7 @@ def _short(number: int) -> str:
     return f"{number:,}" if number < _MAX_FULL_COUNT else EngFormatter(places=0, sep="")(number)
 
 
-def _listed(names: Sequence[str]) -> str:
-    """The names that fit, and the number of the others."""
-    shown: list[str] = []
-    for name in (elided(name, _MAX_NAME_CHARS) for name in names):
-        if shown and sum(map(len, shown)) + len(name) > _MAX_QUEUES_CHARS:
-            break
-        shown.append(name)
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more:,} more" if more else "")
+def _queues(triage: Triage) -> str:
+    names = ", ".join(elided(name, _MAX_NAME_CHARS) for name in triage.queues[:_MOST_QUEUES])
+    more = len(triage.queues) - _MOST_QUEUES
+    return names + (f" and {more:,} more" if more > 0 else "")

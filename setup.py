@@ -112,7 +112,7 @@ setup(
         "": ["lua/*.lua"],  # of the store, of the transport, of features
         "celery_dlq": ["py.typed"],
         "celery_dlq.store": ["lua/parts/*.lua", "lua/README.md"],
-        "celery_dlq.spark.render": ["*.j2"],
+        "celery_dlq.spark": ["*.j2"],
         "celery_dlq.features.differences": ["templates/*.html"],
         "celery_dlq.features.hold": ["templates/*.html"],
         "celery_dlq.web": ["static/*", "templates/*.html"],

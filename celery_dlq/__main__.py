@@ -28,7 +28,7 @@ def demo(folder: str, *, web: bool) -> None:
 
     Needs no Redis, no Java and no network; ends within two minutes.
     """
-    from celery_dlq.demo.run import run_demo  # noqa: PLC0415 - brings pyarrow and PySpark
+    from celery_dlq.demo import run_demo  # noqa: PLC0415 - brings pyarrow and PySpark
 
     run_demo(folder, web=web)
 

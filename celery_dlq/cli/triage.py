@@ -66,14 +66,14 @@ def _result(path: str, picture: str | None, html: str | None, successes: str | N
     if html is None:
         result = rows.triage(path)
     else:
-        from celery_dlq.spark.render.page import write_page  # noqa: PLC0415 - needs more
+        from celery_dlq.spark.page import write_page  # noqa: PLC0415 - needs more
 
         found = rows.findings(path, successes=successes)
         write_page(found, html, datetime.now(timezone.utc))
         result = found.triage
     if picture is None:
         return result
-    from celery_dlq.spark.render.charts import draw  # noqa: PLC0415 - Matplotlib takes its time
+    from celery_dlq.spark.charts import draw  # noqa: PLC0415 - Matplotlib takes its time
 
     # Without Spark: by now its memory is free again.
     return replace(result, picture=draw(result, picture))

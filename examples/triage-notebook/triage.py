@@ -33,7 +33,7 @@ import matplotlib.pyplot as plt
 from celery_dlq.errors import ExportError
 from celery_dlq.letters.record import from_micros
 from celery_dlq.spark import triage
-from celery_dlq.spark.render.charts import COLOURS, OTHER
+from celery_dlq.spark.charts import COLOURS, OTHER
 from celery_dlq.spark.session import local_session
 
 spark = local_session("triage")  # on a cluster: your own session

@@ -52,6 +52,6 @@ def test_public_modules_are_those_that_documents_name() -> None:
     line = re.compile(r"^(?:from|import) (celery_dlq[\w.]*)", re.MULTILINE)
     imported = {found for path in texts for found in line.findall(path.read_text("utf-8"))}
     # The notebook also draws with the charts' colours.
-    known = {*PUBLIC, *PUBLIC_SPARK, "celery_dlq.spark", "celery_dlq.spark.render.charts"}
+    known = {*PUBLIC, *PUBLIC_SPARK, "celery_dlq.spark", "celery_dlq.spark.charts"}
     assert imported - known == set()
     assert "celery_dlq.DeadLetters(" in names()

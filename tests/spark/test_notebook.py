@@ -18,7 +18,7 @@ from celery import _state
 from servers import RedisServer
 from waiting import poll
 
-from celery_dlq.demo.run import worker
+from celery_dlq.demo import worker
 from celery_dlq.store.keys import Keys
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from celery_dlq.features.differences.sampling import Sampler
 from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.resolved import ResolvedPolicy
-from celery_dlq.spark.render import charts
-from celery_dlq.spark.render.page import page, write_page
+from celery_dlq.spark import charts
+from celery_dlq.spark.page import page, write_page
 from celery_dlq.spark.triage import rows
 from celery_dlq.spark.triage.rows import EARLIEST, LATEST, Findings, findings
 from celery_dlq.store.store import Store

@@ -12,7 +12,7 @@ import pytest
 
 from celery_dlq.errors import ExportError, MissingExtra
 from celery_dlq.letters.record import Reason
-from celery_dlq.spark.render import charts
+from celery_dlq.spark import charts
 from celery_dlq.spark.triage import bucket_for
 from celery_dlq.spark.triage.rows import (
     Row,

@@ -16,7 +16,7 @@ from builders import a_letter
 from celery_dlq.errors import DLQError, ExportError
 from celery_dlq.letters.record import DeadLetter, Reason, field_kinds, from_micros
 from celery_dlq.spark import triage as questions
-from celery_dlq.spark.render.charts import draw
+from celery_dlq.spark.charts import draw
 from celery_dlq.spark.triage.rows import (
     Row,
     Triage,
@@ -358,7 +358,7 @@ def test_import_needs_neither_spark_nor_celery() -> None:
     """Importing the triage is quick and works on machines without Celery or Redis."""
     code = (
         "import sys, celery_dlq.spark.session\n"
-        "import celery_dlq.spark.triage.rows, celery_dlq.spark.render.page\n"
+        "import celery_dlq.spark.triage.rows, celery_dlq.spark.page\n"
         "others = 'pyspark celery kombu redis matplotlib pyarrow scipy numpy jinja2'.split()\n"
         "print([n for n in others if n in sys.modules])"
     )

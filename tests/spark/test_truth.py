@@ -19,8 +19,8 @@ from test_picture import a_triage
 
 from celery_dlq.cli.table import Console
 from celery_dlq.cli.triage import show_triage
-from celery_dlq.spark.render.charts import draw
-from celery_dlq.spark.render.page import page
+from celery_dlq.spark.charts import draw
+from celery_dlq.spark.page import page
 from celery_dlq.spark.triage import limits, spikes
 from celery_dlq.spark.triage.causes import comparisons_of, findings_of
 from celery_dlq.spark.triage.questions import scan

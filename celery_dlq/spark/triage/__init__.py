@@ -12,7 +12,6 @@ the session's time zone is. Values that a foreign writer left empty count as ``u
 from __future__ import annotations
 
 from celery_dlq.spark.triage.causes import why
-from celery_dlq.spark.triage.delivery_limits import limits
 from celery_dlq.spark.triage.questions import (
     COLUMNS,
     check_folder,
@@ -20,6 +19,7 @@ from celery_dlq.spark.triage.questions import (
     deliveries_before_death,
     groups,
     letters,
+    limits,
     not_letters,
     overview,
     readable_errors,

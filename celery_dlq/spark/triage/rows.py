@@ -18,7 +18,6 @@ from celery_dlq.letters.record import from_micros, iso
 from celery_dlq.spark.session import is_running, local_session
 from celery_dlq.spark.triage.causes import COLUMNS as WHY_COLUMNS
 from celery_dlq.spark.triage.causes import comparisons_of, findings_of
-from celery_dlq.spark.triage.delivery_limits import limits
 from celery_dlq.spark.triage.lookalikes import MAX_COMPARED, alike
 from celery_dlq.spark.triage.questions import (
     COLUMNS,
@@ -26,6 +25,7 @@ from celery_dlq.spark.triage.questions import (
     deliveries_before_death,
     groups,
     is_remote,
+    limits,
     no_letters,
     not_letters,
     overview,
@@ -79,7 +79,7 @@ class Triage:
     reasons: tuple[Row, ...]  # By reason, the most frequent first
     timeline: tuple[Row, ...]  # By time and reason, the oldest first
     deliveries: tuple[Row, ...]  # By task and number of deliveries
-    # The PNG of it, if one was drawn; see `celery_dlq.spark.render.charts`
+    # The PNG of it, if one was drawn; see `celery_dlq.spark.charts`
     picture: Path | None = None
 
     def to_json(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.processes import Tree, peak_mib
 
-from celery_dlq.spark.render.page import write_page
+from celery_dlq.spark.page import write_page
 from celery_dlq.spark.session import local_session
 from celery_dlq.spark.triage import (
     check_folder,

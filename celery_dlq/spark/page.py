@@ -11,7 +11,7 @@ from celery_dlq.errors import MissingExtra
 from celery_dlq.export.wholefile import save
 from celery_dlq.letters.comparison import SAME_QUEUES, SAME_TASKS, SUCCESSES
 from celery_dlq.letters.printable import one_line
-from celery_dlq.spark.render import charts
+from celery_dlq.spark import charts
 from celery_dlq.spark.triage.lookalikes import MAX_COMPARED
 from celery_dlq.spark.triage.rows import MAX_ROWS
 
@@ -46,7 +46,7 @@ def page(found: Findings, now: datetime) -> str:
 
     environment = Environment(autoescape=True, finalize=_safe_text)
     template = environment.from_string(
-        (files("celery_dlq.spark.render") / "page.html.j2").read_text("utf-8")
+        (files("celery_dlq.spark") / "page.html.j2").read_text("utf-8")
     )
     triage = found.triage
     letters = charts.counted(triage.letters, "dead letter")

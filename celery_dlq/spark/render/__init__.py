@@ -1,1 +1,0 @@
-"""A triage for people: a PNG and an HTML page, with the same charts."""

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from celery_dlq.operations.exports import Exports
     from celery_dlq.operations.instructions import KnownNames
     from celery_dlq.operations.jobs import Jobs, Runner
-    from celery_dlq.operations.memory import MemoryCheck
     from celery_dlq.operations.policies import PolicyAdmin
     from celery_dlq.operations.reading import Reading
     from celery_dlq.operations.release import HeldQueues
     from celery_dlq.operations.removal import Removal
+    from celery_dlq.operations.retention import MemoryCheck
     from celery_dlq.store.store import Store
     from celery_dlq.transport.held import WatchedFetch
     from celery_dlq.worker.guard import Guard
@@ -241,7 +241,7 @@ class Assembly:
         """Exports letters to Parquet."""
         from celery_dlq.operations.exports import Exports
 
-        return Exports(self.backend, self.reading(), self.events, self.clock)
+        return Exports(self.backend, self.reading(), self.events)
 
     def policy_admin(self) -> PolicyAdmin:
         """Shows and changes policies."""
@@ -292,7 +292,7 @@ class Assembly:
 
     def memory_check(self) -> MemoryCheck:
         """Finds what endangers letters in the memory of Redis."""
-        from celery_dlq.operations.memory import MemoryCheck
+        from celery_dlq.operations.retention import MemoryCheck
 
         table, queues = self.policy_table(), KnownQueues.of(self.app).names
         return MemoryCheck(self.settings, table, queues, self.app.conf, self.backend.memory)

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from celery_dlq.operations.api import Operations
     from celery_dlq.operations.exports import Exports
     from celery_dlq.operations.jobs import Jobs, Runner
-    from celery_dlq.operations.memory import MemoryCheck
     from celery_dlq.operations.policies import PolicyAdmin
     from celery_dlq.operations.reading import Reading
     from celery_dlq.operations.removal import Removal
+    from celery_dlq.operations.retention import MemoryCheck
     from celery_dlq.store.jobs import JobStore
     from celery_dlq.store.letters import Letters
     from celery_dlq.store.workers import WorkerRegistry
@@ -71,7 +71,7 @@ if not TYPE_CHECKING:  # whoever publishes imports this module, and needs none o
     Operations = _Imported("celery_dlq.operations.api", "Operations")
     Exports = _Imported("celery_dlq.operations.exports", "Exports")
     Jobs = _Imported("celery_dlq.operations.jobs", "Jobs")
-    MemoryCheck = _Imported("celery_dlq.operations.memory", "MemoryCheck")
+    MemoryCheck = _Imported("celery_dlq.operations.retention", "MemoryCheck")
     PolicyAdmin = _Imported("celery_dlq.operations.policies", "PolicyAdmin")
     Reading = _Imported("celery_dlq.operations.reading", "Reading")
     Removal = _Imported("celery_dlq.operations.removal", "Removal")
@@ -226,7 +226,6 @@ class DeadLetters:
     discarded = _of(Assembly.removal, Removal.discarded)
     trim = _of(Assembly.removal, Removal.trim)
 
-    waits_for = _of(Assembly.operations, Operations.waits_for)
     plan = _of(Assembly.operations, Operations.plan)
     start = _of(Assembly.operations, Operations.start)
     edited_arguments = _of(Assembly.operations, Operations.edited_arguments)

@@ -6,7 +6,7 @@ very job that was shown.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from datetime import datetime
 from itertools import islice
@@ -48,7 +48,6 @@ KINDS = {
 """The kinds of job, by their names."""
 
 _PREVIEW_SECONDS = 10.0
-_WAITS_FOR_LETTERS, _WAITS_FOR_SECONDS = 500, 1.0
 
 
 class RedriveArguments(RedriveKeys, FilterFields, total=False):
@@ -226,16 +225,6 @@ class Operations:
         apply = edited_by(self._jobs, Edit.from_text(job.change), job.actor)
         before = _arguments(self._message(found, options))
         return before, _arguments(apply(self._message(found, options)))
-
-    def waits_for(self, dead_letter_queue: str, where: LetterFilter) -> list[str]:
-        """What the messages of the oldest letters would wait for; see `DryRun`."""
-
-        def matching(check: Progress) -> Iterable[RawEntry]:
-            found = select(self._store, dead_letter_queue, where, scanned=check)
-            return islice(found, _WAITS_FOR_LETTERS)
-
-        targets = targets_of(self._jobs, None)
-        return [*dry_run(matching, targets, seconds=_WAITS_FOR_SECONDS).waits_for]
 
     def _options(self, kind: str, options: Mapping[str, Any]) -> Any:
         """The checked options of a kind of job; those of discards do not know ``force``."""

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import SettingsError
-from celery_dlq.events import Action, Change, Events, whoami
+from celery_dlq.events import Action, Events
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.letters.redaction import Redaction
+from celery_dlq.operations.instructions import Audit
 from celery_dlq.operations.reading import Reading
-from celery_dlq.store.records import Clock
 from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 class Exports:
     """Exports letters."""
 
-    def __init__(self, backend: Store, reading: Reading, events: Events, clock: Clock) -> None:
+    def __init__(self, backend: Store, reading: Reading, events: Events) -> None:
         self._backend = backend
         self._reading = reading
         self._events = events
-        self._clock = clock
 
     def export(
         self,
@@ -96,15 +95,8 @@ class Exports:
         from celery_dlq.export.destination import shown  # noqa: PLC0415 - pyarrow is an extra
 
         def note(dead_letter_queue: str, letters: int) -> None:
-            change = Change(
-                at=self._clock(),
-                action=Action.TRIMMED,
-                actor=whoami(),
-                target=dead_letter_queue,
-                letters=letters,
-                detail={"exported_to": shown(destination)},
-            )
-            self._backend.workers.record(change)
-            self._events.emit(change)
+            detail = {"exported_to": shown(destination)}
+            audit = Audit(self._backend.workers, self._events)
+            audit.record(Action.TRIMMED, dead_letter_queue, detail, letters=letters)
 
         return note

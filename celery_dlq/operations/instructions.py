@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -33,20 +32,21 @@ class Audit:
 
     def record(
         self, action: Action, target: str, detail: Mapping[str, Any], *, letters: int = 0
-    ) -> datetime:
+    ) -> Change:
         """Record what is about to be done, before it is: so no change is untraceable."""
-        now = self._registry.now()
-        change = Change(
-            at=now,
-            action=action,
-            actor=whoami(),
-            target=target,
-            letters=letters,
-            detail=detail,
-        )
+        change = self.change(action, target, detail, letters=letters)
         self._registry.record(change)
         self._events.emit(change)
-        return now
+        return change
+
+    def change(
+        self, action: Action, target: str, detail: Mapping[str, Any], *, letters: int = 0
+    ) -> Change:
+        """A change of whoever acts, now; not recorded."""
+        now, actor = self._registry.now(), whoami()
+        return Change(
+            at=now, action=action, actor=actor, target=target, letters=letters, detail=detail
+        )
 
 
 class KnownNames:

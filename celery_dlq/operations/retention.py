@@ -5,25 +5,37 @@ redrive are skipped, and every trimming is a `Change` in the audit.
 
 A letter's time to live begins when it is stored, by the store's clock. Workers' clocks may be
 hours off; they are not used here. What an operator has it remove goes to the bin. Of a queue that
-is exported, no letter is trimmed that is not in files yet.
+is exported, no letter is trimmed that is not in files yet. What nothing bounds, the server may
+delete by itself: `MemoryCheck` warns of that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
-from celery_dlq.events import Action, Change, Events
+from celery_dlq.config import Settings
+from celery_dlq.events import Action, Change, Events, on_behalf_of
+from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.letters.record import iso
 from celery_dlq.logs import get_logger
+from celery_dlq.operations.instructions import Audit
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
+from celery_dlq.store.address import SCHEMES, SOCKETS
 from celery_dlq.store.letters import Letters
-from celery_dlq.store.records import ClaimState, LetterSummary, QueueStatus, ordered
+from celery_dlq.store.records import (
+    ClaimState,
+    LetterSummary,
+    QueueStatus,
+    ServerMemory,
+    ordered,
+)
 from celery_dlq.store.workers import WorkerRegistry
 
 logger = get_logger("celery_dlq.operations.retention")
@@ -44,6 +56,9 @@ PAUSE_TICKS = 2
 """A worker with nothing to trim skips this many ticks."""
 
 _LEASE_SECONDS = 60.0
+_MAX_NAMES_SHOWN = 5
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_REDIS_PORT = 6379
 _TRIMMABLE = (ClaimState.CLAIMED, ClaimState.RECLAIMED, ClaimState.PUBLISHED)
 
 
@@ -54,8 +69,7 @@ class Retention:
         self, store: Letters, registry: WorkerRegistry, events: Events, actor: str
     ) -> None:
         self._store = store
-        self._registry = registry
-        self._events = events
+        self._audit = Audit(registry, events)
         self._actor = actor
 
     def trim(
@@ -67,14 +81,23 @@ class Retention:
         to_bin: bool = False,
     ) -> list[Change]:
         """Trim a queue in one bounded pass."""
-        policy, changes = policy or Policy(), []
-        at = self._store.now()
-        for cause, chosen in self._chosen(dead_letter_queue, policy, at, MAX_LETTERS_PER_PASS):
-            change = self._remove(
-                dead_letter_queue, cause, chosen, policy, dry_run=dry_run, to_bin=to_bin
-            )
-            if change is not None:
-                changes.append(change)
+        name, policy, at = dead_letter_queue, policy or Policy(), self._store.now()
+        changes = []
+        with on_behalf_of(self._actor):
+            for cause, chosen in self._chosen(name, policy, at, MAX_LETTERS_PER_PASS):
+                owner = f"trim {uuid4()}"
+                found = chosen if dry_run else self._claimed(name, chosen, owner)
+                if not found:
+                    continue
+                detail = _detail(cause, getattr(policy, cause, None), found)
+                if to_bin:
+                    detail["kept_until"] = iso(at + KEPT_IN_BIN)
+                # Audit first: after a crash in between it may list too many, never too few.
+                audit = self._audit.change if dry_run else self._audit.record
+                changes.append(audit(Action.TRIMMED, name, detail, letters=len(found)))
+                if not dry_run:
+                    self._remove(name, found, owner, to_bin=to_bin)
+                    _log(changes[-1])
         return changes
 
     def trim_all(
@@ -100,9 +123,8 @@ class Retention:
 
     def count(self, dead_letter_queue: str, policy: Policy, at: datetime, most: int) -> int:
         """How many of today's letters would be trimmed at a time; counted up to a bound."""
-        found: set[str] = set()
-        for _cause, chosen in self._chosen(dead_letter_queue, policy, at, most):
-            found.update(summary.letter_id for summary in chosen)
+        every = self._chosen(dead_letter_queue, policy, at, most)
+        found = {summary.letter_id for _cause, chosen in every for summary in chosen}
         return min(len(found), most)
 
     def _chosen(
@@ -112,22 +134,17 @@ class Retention:
 
         Of a queue that is exported, no letter after the last one that is in files.
         """
-        exported = self._store.exported_until(name)
-        for cause, find in (
-            ("dead_letter_ttl", lambda: self._too_old(name, policy, at, 2 * most)),
-            (
-                "expires",
-                lambda: () if policy.dead_letter_ttl else self._store.ended(name, most=most),
-            ),
-            ("dead_letter_max_length", lambda: self._too_many(name, policy)),
-        ):
+        store, exported = self._store, self._store.exported_until(name)
+        rules: dict[str, Callable[[], Iterable[LetterSummary]]] = {
+            "dead_letter_ttl": lambda: self._too_old(name, policy, at, 2 * most),
+            "expires": lambda: () if policy.dead_letter_ttl else store.ended(name, most=most),
+            "dead_letter_max_length": lambda: self._too_many(name, policy),
+        }
+        for cause, find in rules.items():
+            found = islice(find(), most)
             yield (
                 cause,
-                [
-                    one
-                    for one in islice(find(), most)
-                    if exported is None or ordered(one.position) <= ordered(exported)
-                ],
+                [o for o in found if exported is None or ordered(o.position) <= ordered(exported)],
             )
 
     def _too_old(
@@ -154,36 +171,6 @@ class Retention:
             yield from page
             after = page[-1].position
 
-    def _remove(
-        self,
-        name: str,
-        cause: str,
-        chosen: list[LetterSummary],
-        policy: Policy,
-        *,
-        dry_run: bool,
-        to_bin: bool,
-    ) -> Change | None:
-        owner = f"trim {uuid4()}"
-        if not dry_run:
-            chosen = self._claimed(name, chosen, owner)
-        if not chosen:
-            return None
-        change = self._change(name, cause, chosen, getattr(policy, cause, None), to_bin=to_bin)
-        if dry_run:
-            return change
-        # Audit first: after a crash in between it may list too many letters, never too few.
-        self._registry.record(change)
-        ids = [each.letter_id for each in chosen]
-        if to_bin:
-            keep_seconds = KEPT_IN_BIN.total_seconds()
-            self._store.discard(name, ids, owner=owner, keep_seconds=keep_seconds)
-        else:
-            self._store.remove(name, ids, owner=owner)
-        _log(change)
-        self._events.emit(change)
-        return change
-
     def _claimed(self, name: str, chosen: list[LetterSummary], owner: str) -> list[LetterSummary]:
         """Claim letters; one that a redrive has claimed stays."""
         if not chosen:
@@ -193,26 +180,20 @@ class Retention:
         pairs = zip(chosen, states, strict=True)
         return [each for each, state in pairs if state in _TRIMMABLE]
 
-    def _change(
-        self, name: str, cause: str, chosen: list[LetterSummary], limit: Any, *, to_bin: bool
-    ) -> Change:
-        now = self._store.now()
-        died = [each.dead_lettered_at for each in chosen if each.dead_lettered_at is not None]
-        detail: dict[str, Any] = {
-            "cause": cause,
-            "limit": limit,
-            "oldest_at": iso(min(died, default=None)),
-            "newest_at": iso(max(died, default=None)),
-            **({"kept_until": iso(now + KEPT_IN_BIN)} if to_bin else {}),
-        }
-        return Change(
-            at=now,
-            action=Action.TRIMMED,
-            actor=self._actor,
-            target=name,
-            letters=len(chosen),
-            detail=detail,
-        )
+    def _remove(self, name: str, found: list[LetterSummary], owner: str, *, to_bin: bool) -> None:
+        ids = [each.letter_id for each in found]
+        if to_bin:
+            keep_seconds = KEPT_IN_BIN.total_seconds()
+            self._store.discard(name, ids, owner=owner, keep_seconds=keep_seconds)
+        else:
+            self._store.remove(name, ids, owner=owner)
+
+
+def _detail(cause: str, limit: Any, found: list[LetterSummary]) -> dict[str, Any]:
+    """What the audit says of letters that are trimmed."""
+    died = [each.dead_lettered_at for each in found if each.dead_lettered_at is not None]
+    oldest, newest = iso(min(died, default=None)), iso(max(died, default=None))
+    return {"cause": cause, "limit": limit, "oldest_at": oldest, "newest_at": newest}
 
 
 def _log(change: Change) -> None:
@@ -270,5 +251,79 @@ class RetentionRound:
                 break
         self._pause = 0 if self._more else PAUSE_TICKS
 
-    def close(self) -> None:
-        """Do nothing: there is nothing to close."""
+
+class MemoryCheck:
+    """Finds what endangers an app's letters in the memory of Redis."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        table: PolicyTable,
+        queues: Iterable[str],
+        conf: Any,
+        read: Callable[[], ServerMemory | None],
+    ) -> None:
+        self._settings = settings
+        self._table = table
+        self._queues = queues
+        self._conf = conf
+        self._read = read
+
+    def memory(self) -> ServerMemory | None:
+        """The memory of the Redis that keeps counts and letters; ``None`` if unknown."""
+        return self._read()
+
+    def warnings(self, memory: ServerMemory | None = None) -> list[str]:
+        """What endangers letters or counts, a line each with what to do; empty if unknown.
+
+        ``memory`` is what was read before, if it was.
+        """
+        memory, found = memory or self._read(), []
+        if memory is None or not (self._table.queues or self._table.tasks):
+            return []
+        unbounded = self._table.unbounded(self._queues)
+        if unbounded and self._is_brokers():
+            found.append(
+                f"The letters of {_names(unbounded)} are kept for ever in the broker's Redis: set "
+                f"dead_letter_ttl or dead_letter_max_length, or give them a Redis of their own "
+                f"(dlq_url)"
+            )
+        if not memory.maximum:
+            found.append(
+                "The Redis of the letters has no maxmemory, so they may take all memory of its "
+                "machine, and dlq_memory_limit does nothing: set maxmemory"
+            )
+        if memory.maximum and memory.policy.startswith("allkeys"):
+            found.append(
+                f"At its maxmemory Redis may delete letters and counts of deliveries "
+                f"(maxmemory-policy is {memory.policy}): set noeviction"
+            )
+        elif memory.maximum and memory.policy.startswith("volatile"):
+            found.append(
+                f"At its maxmemory Redis may delete counts of deliveries, and a message is then "
+                f"counted from 1 again (maxmemory-policy is {memory.policy}): set noeviction"
+            )
+        return found
+
+    def _is_brokers(self) -> bool:
+        """True if a server keeps letters and messages, in whichever of its databases."""
+        address, _prefix = self._settings.store_at(self._conf)
+        urls = self._conf.broker_write_url
+        broker = urls.split(";") if isinstance(urls, str) else urls or ()
+        servers = {_server(url) for url in broker if str(url).partition("://")[0] in SCHEMES}
+        return not servers.isdisjoint(map(_server, address.urls))
+
+
+def _server(url: object) -> tuple[str, str]:
+    """Host and port, or the path of a socket; databases of one server share its memory."""
+    parts = urlsplit(url_without_secrets(str(url)))
+    if parts.scheme in SOCKETS:
+        return ("", parts.path)
+    host = parts.hostname or "localhost"
+    return ("localhost" if host in _LOOPBACK else host, str(parts.port or _REDIS_PORT))
+
+
+def _names(names: Sequence[str]) -> str:
+    more = len(names) - _MAX_NAMES_SHOWN
+    shown = ", ".join(names[:_MAX_NAMES_SHOWN])
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -77,7 +77,6 @@ def test_a_hold_is_named_on_the_way_and_is_no_death(
     hold = dlq.hold(queue="orders", reason="gateway down")
     poll(lambda: hold.id in worker.output, timeout_seconds=30)
     page.goto(f"{pages.url}/queues/{QUEUE}/redrive?exception_type=GatewayTimeout")
-    assert f"Messages would wait for {hold.id} of " in page.locator("main").inner_text()
     page.get_by_label("Letters in the canary").fill("5")
     press(page, "button", "Show what would happen")
     said = page.locator("main").inner_text()

@@ -264,7 +264,6 @@ def test_a_worker_looks_after_one_queue_after_the_other(place: Place) -> None:
     for _ in range(2 * (PAUSE_TICKS + 1)):
         retention_round.tick()
     assert [place.store.length(name) for name in ("a-DLQ", "b-DLQ")] == [0, 1]
-    retention_round.close()
 
 
 def test_a_worker_gets_round_many_queues(place: Place) -> None:

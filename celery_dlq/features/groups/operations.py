@@ -51,7 +51,7 @@ class Notes:
         text = _checked(text)
         self._check(dead_letter_queue, fingerprint)
         detail = {"fingerprint": fingerprint, "text": shortened(text, _MAX_AUDIT_CHARS)}
-        at = self._audit.record(Action.NOTED, dead_letter_queue, detail)
+        at = self._audit.record(Action.NOTED, dead_letter_queue, detail).at
         note = Note(at=at, actor=whoami(), text=text)
         self._notes.add(dead_letter_queue, fingerprint, note)
         return note

@@ -44,7 +44,6 @@ def _form(call: Call, kind: str) -> Page:
         query=query_of(where),
         letters=letters,
         exact=exact,
-        waits_for=call.dlq.waits_for(queue, where) if kind == "redrive" else (),
     )
 
 

@@ -45,7 +45,7 @@ def an_adoption(target: str | None = None, **policies: Policy) -> Adoption:
 def letter(adoption: Adoption | None = None, **message: Any) -> DeadLetter:
     """The letter of a message of `a_message`."""
     adoption, made = adoption or an_adoption(), a_message(**message)
-    return adoption.letter(made, adoption.identity(made), NOW)[0]
+    return adoption.letter(made, adoption.identity(made))[0]
 
 
 def test_a_celery_message_keeps_its_task_and_gets_its_history() -> None:

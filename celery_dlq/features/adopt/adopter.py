@@ -18,7 +18,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kombu.utils.functional import LRUCache
@@ -62,13 +62,7 @@ class AdoptReport:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names."""
-        return {
-            "queue": self.queue,
-            "adopted": self.adopted,
-            "known": self.known,
-            "maybe_twice": self.maybe_twice,
-            "by_queue": dict(sorted(self.by_queue.items())),
-        }
+        return {**asdict(self), "by_queue": dict(sorted(self.by_queue.items()))}
 
 
 class Adopter:
@@ -99,7 +93,6 @@ class Adopter:
             events=assembly.events,
             counts=counts or assembly.measuring.counts,
         )
-        self._clock = assembly.clock
         self._progress = progress
         # By the hash of messages without an id: the next number, and if there were letters before.
         self._equal: MutableMapping[str, tuple[int, bool]] = LRUCache(MAX_EQUAL)  # type: ignore[no-untyped-call]
@@ -164,7 +157,7 @@ class Adopter:
         return self._counted(letter, self._letters.dead_letter(self._limit.fit(letter), key))
 
     def _stored(self, found: TakenMessage, identity: Identity) -> bool:
-        letter, key, counted = self._adoption.letter(found.message, identity, self._clock())
+        letter, key, counted = self._adoption.letter(found.message, identity)
         stored = self._store.store(letter, key)
         if counted != key:
             self._counter.died(counted)  # storing the letter did that beside the letter

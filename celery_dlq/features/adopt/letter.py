@@ -32,7 +32,7 @@ from celery_dlq.letters.headers import letter_of as letter_of_copy
 from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.logs import get_logger
 from celery_dlq.policies.decisions import Die
-from celery_dlq.policies.policy import DLQ_SUFFIX, Policy, policy_of
+from celery_dlq.policies.policy import DLQ_SUFFIX, policy_of
 from celery_dlq.policies.queue_names import QueueNames
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.policies.table import PolicyTable
@@ -138,64 +138,53 @@ class Adoption:
             nesting=whole_number(_mapping(letter.decoded("headers")).get(REPLACED_TASK_NESTING)),
         )
 
-    def letter(
-        self, message: Any, identity: Identity, now: datetime
-    ) -> tuple[DeadLetter, MessageKey, MessageKey]:
-        """Make the letter of a message, however malformed the message is."""
+    def letter(self, message: Any, identity: Identity) -> tuple[DeadLetter, MessageKey, MessageKey]:
+        """Make the letter of a message, however malformed the message is; its key.
+
+        The last is the key of the message's counts: its own policy names their queue, not the
+        operator.
+        """
         try:
-            return self._letter(message, identity, now)
+            return self._letter(message, identity)
         except StoreUnavailable:
             raise
         except Exception:
             # The body is kept, even if the headers cannot be read.
             logger.exception("A message of %s is adopted without its headers", self._queue)
             bare = KombuMessage(body=message.body)  # type: ignore[no-untyped-call]
-            return self._letter(bare, identity, now)
+            return self._letter(bare, identity)
 
     def _letter(
-        self, message: Any, identity: Identity, now: datetime
+        self, message: Any, identity: Identity
     ) -> tuple[DeadLetter, MessageKey, MessageKey]:
         headers = _mapping(message.headers)
-        request = {**request_fields(message, headers), "id": identity.task_id}
-        kept = Message.of(message, request)
+        kept = Message.of(message, {**request_fields(message, headers), "id": identity.task_id})
         native = native_death(headers, _mapping(message.properties))
-        resolved = self._resolved(kept, native)
-        key = kept.key(resolved.dead_letter_queue)
-        counted = replace(key, dead_letter_queue=self._counted_in(resolved))
+        queue = native.queue or self._source(kept, native)
+        task = self._app.tasks.get(kept.task_name)
+        own = None if task is None else policy_of(task)
+        policy, of_policy = self._policies.resolve(queue, own), self._policies.dead_letter_queue_of
+        target = self._target or of_policy(queue or self._queue, own)
+        most = None if policy is None else policy.max_retries
+        key = kept.key(target)
+        counted = replace(key, dead_letter_queue=of_policy(queue, own) if queue else target)
         # Only a task is counted, and the id of another message is no key of a task.
         history = history_of_adopted(self._counter, counted) if kept.task_name else ()
         numbers = [one.number for one in history if one.retries == key.retries]
+        unknown = "" if queue else "; its original queue is not known"
+        # It dies now, not when the broker says: retention would remove an old letter at once.
         letter = self._make(
             kept,
-            resolved,
-            Die(Reason.ADOPTED, self._description(resolved, native)),
+            ResolvedPolicy(queue, target, policy, most),
+            Die(Reason.ADOPTED, f"adopted from {self._queue!r}: {native.words}{unknown}"),
             history=history,
             deliveries=max(numbers, default=native.deliveries),
         )
         cause = f"{Reason.ADOPTED}: {native.reason}" if native.reason else Reason.ADOPTED.value
-        letter = replace(
-            letter,
-            # Not the broker's time of death: retention would remove an old letter at once.
-            dead_lettered_at=now,
-            native_death=native.history,
-            fingerprint=fingerprint(
-                task_name=kept.task_name, reason=cause, exception_type=None, traceback=None
-            ),
+        group = fingerprint(
+            task_name=kept.task_name, reason=cause, exception_type=None, traceback=None
         )
-        return letter, key, counted
-
-    def _counted_in(self, resolved: ResolvedPolicy) -> str:
-        """The dead-letter queue that the message's own policy names, not the operator's."""
-        if resolved.queue:
-            return (resolved.policy or Policy()).dead_letter_queue_of(resolved.queue)
-        return resolved.dead_letter_queue
-
-    def _resolved(self, kept: Message, native: NativeDeath) -> ResolvedPolicy:
-        queue = native.queue or self._source(kept, native)
-        task = self._app.tasks.get(kept.task_name)
-        policy = self._policies.resolve(queue, None if task is None else policy_of(task))
-        target = self._target or (policy or Policy()).dead_letter_queue_of(queue or self._queue)
-        return ResolvedPolicy(queue, target, policy, None if policy is None else policy.max_retries)
+        return replace(letter, native_death=native.history, fingerprint=group), key, counted
 
     def _source(self, kept: Message, native: NativeDeath) -> str:
         """Infer the source queue if the broker does not report it; empty if unknown."""
@@ -207,10 +196,6 @@ class Adoption:
         if self._target and self._target.endswith(DLQ_SUFFIX):
             return self._target.removesuffix(DLQ_SUFFIX)
         return ""
-
-    def _description(self, resolved: ResolvedPolicy, native: NativeDeath) -> str:
-        unknown = "" if resolved.queue else "; its original queue is not known"
-        return f"adopted from {self._queue!r}: {native.words}{unknown}"
 
 
 def request_fields(message: Any, headers: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -228,7 +213,7 @@ def request_fields(message: Any, headers: Mapping[str, Any]) -> Mapping[str, Any
 
 def _tag(message: Any, properties: Mapping[str, Any]) -> str | None:
     """The broker's permanent id of the message: Redis's tag, or the message id of SQS."""
-    sqs = _mapping(_mapping(properties.get("delivery_info")).get("sqs_message"))
+    sqs = _sqs_message(properties)
     if sqs:  # its tag is a receipt, new for each delivery
         return str(sqs["MessageId"]) if sqs.get("MessageId") else None
     return message.delivery_tag if isinstance(message.delivery_tag, str) else None
@@ -248,23 +233,9 @@ class NativeDeath:
     sqs_queue: str | None = None
     # The broker's reason for the last death, e.g. `expired`; `None` if unknown
     reason: str | None = None
-    at: datetime | None = None  # Time of the last death, aware UTC; `None` if unknown
     deliveries: int = 0  # The broker's receive count; 0 if it does not count
     history: str | None = None  # The whole record as JSON text; `None` if there is none
-    readable: bool = True  # True if the history has the shape that the broker documents
-
-    @property
-    def words(self) -> str:
-        """A one-line description."""
-        if self.history is None:
-            return "the broker reports nothing about its death"
-        if not self.readable:
-            return "the broker's history of its death cannot be read; it is kept in native_death"
-        if self.reason is None:
-            return f"received {self.deliveries} times"
-        where = f" in queue {self.queue!r}" if self.queue else ""
-        when = "" if self.at is None else f" at {self.at.isoformat(timespec='seconds')}"
-        return f"{self.reason}{where}{when}"
+    words: str = "the broker reports nothing about its death"  # A description in one line
 
 
 def native_death(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> NativeDeath:
@@ -279,40 +250,47 @@ def _from_rabbitmq(death_headers: Mapping[str, Any]) -> NativeDeath:
     deaths = [one for one in deaths if not _is_delay(one.get("queue"))] if readable else []
     newest, oldest = (deaths[0], deaths[-1]) if deaths else ({}, {})
     first = death_headers.get(_FIRST_QUEUE)
+    queue = _name(None if _is_delay(first) else first) or _name(oldest.get("queue"))
+    reason = _name(newest.get("reason")) or _name(death_headers.get(_FIRST_REASON))
+    at = _time(newest.get("time"))
+    where = f" in queue {queue!r}" if queue else ""
+    when = "" if at is None else f" at {at.isoformat(timespec='seconds')}"
+    unreadable = "the broker's history of its death cannot be read; it is kept in native_death"
     return NativeDeath(
-        queue=_name(None if _is_delay(first) else first) or _name(oldest.get("queue")),
-        reason=_name(newest.get("reason")) or _name(death_headers.get(_FIRST_REASON)),
-        at=_time(newest.get("time")),
+        queue=queue,
+        reason=reason,
         history=json_codec.dumps(_with_plain_times(death_headers)),
-        readable=readable,
+        words=f"{reason or 'dead-lettered'}{where}{when}" if readable else unreadable,
     )
 
 
 def _from_sqs(properties: Mapping[str, Any]) -> NativeDeath:
     attributes = _sqs_attributes(properties)
-    try:
-        deliveries = min(max(0, int(attributes.get(_SQS_COUNT, 0))), _MAX_DELIVERIES)
-    except (TypeError, ValueError, OverflowError):
-        deliveries = 0
     if _SQS_COUNT not in attributes:
         return NativeDeath()
+    try:
+        deliveries = min(max(0, int(attributes[_SQS_COUNT])), _MAX_DELIVERIES)
+    except (TypeError, ValueError, OverflowError):
+        deliveries = 0
     source = _name(attributes.get(_SQS_SOURCE))
     return NativeDeath(
         sqs_queue=source.rpartition(":")[2] if source else None,
         deliveries=deliveries,
         history=json_codec.dumps(attributes),
+        words=f"received {deliveries} times",
     )
 
 
 def _sqs_attributes(properties: Mapping[str, Any]) -> dict[str, Any]:
     """The attributes of the raw SQS message, which kombu keeps in the delivery information."""
-    delivery = properties.get("delivery_info")
-    raw = delivery.get("sqs_message") if isinstance(delivery, Mapping) else None
-    found = raw.get("Attributes") if isinstance(raw, Mapping) else None
-    attributes = dict(found) if isinstance(found, Mapping) else {}
+    attributes = dict(_mapping(_sqs_message(properties).get("Attributes")))
     if _SQS_COUNT in properties:
         attributes.setdefault(_SQS_COUNT, properties[_SQS_COUNT])
     return attributes
+
+
+def _sqs_message(properties: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _mapping(_mapping(properties.get("delivery_info")).get("sqs_message"))
 
 
 def _is_delay(queue: object) -> bool:

@@ -81,7 +81,8 @@ class Exporter:
             self._note(up=True, text="The store answers again")
         yield _gauge(metrics.UP, [((), 1)])
         yield from _counters(measured)
-        yield from _gauges(measured, queues, self._assembly.clock())
+        for metric, samples in _samples(measured, queues, self._assembly.clock()).items():
+            yield _gauge(metric, samples)
         yield _gauge(metrics.HELD, [((one.hold.id, one.hold.task), one.held) for one in holds])
         circuits = [one.hold.circuit for one in holds if one.hold.circuit is not None]
         yield _gauge(
@@ -111,28 +112,21 @@ def _counters(measured: Measured) -> Iterator[CounterMetricFamily]:
         yield family
 
 
-def _gauges(
+def _samples(
     measured: Measured, queues: list[QueueSummary], now: datetime
-) -> Iterator[GaugeMetricFamily]:
-    yield _gauge(metrics.WORKERS, [((), len(measured.workers))])
-    yield _gauge(metrics.SPOOL, [((w.worker,), w.spool) for w in measured.workers])
-    yield _gauge(metrics.WAITING, [((w.worker,), w.waiting) for w in measured.workers])
-    yield _gauge(metrics.LENGTH, [((q.name,), q.letters) for q in queues])
-    yield _gauge(
-        metrics.BYTES, [((q.name,), q.memory_bytes) for q in queues if q.memory_bytes is not None]
-    )
-    yield _gauge(
-        metrics.OLDEST,
-        [
-            ((q.name,), max(0.0, (now - q.oldest_at).total_seconds()) if q.oldest_at else 0.0)
-            for q in queues
-            if q.oldest_at or not q.letters  # an unknown age is not 0
-        ],
-    )
-    yield _gauge(
-        metrics.LETTERS,
-        [((q.name, reason), number) for q in queues for reason, number in q.reasons.items()],
-    )
+) -> dict[metrics.Metric, Samples]:
+    workers = measured.workers
+    ages = {q.name: (now - q.oldest_at).total_seconds() for q in queues if q.oldest_at}
+    ages |= {q.name: 0.0 for q in queues if not q.letters}  # any other unknown age is not 0
+    return {
+        metrics.WORKERS: [((), len(workers))],
+        metrics.SPOOL: [((w.worker,), w.spool) for w in workers],
+        metrics.WAITING: [((w.worker,), w.waiting) for w in workers],
+        metrics.LENGTH: [((q.name,), q.letters) for q in queues],
+        metrics.BYTES: [((q.name,), q.memory_bytes) for q in queues if q.memory_bytes is not None],
+        metrics.OLDEST: [((name,), max(0.0, age)) for name, age in ages.items()],
+        metrics.LETTERS: [((q.name, why), n) for q in queues for why, n in q.reasons.items()],
+    }
 
 
 def _gauge(metric: metrics.Metric, samples: Samples) -> GaugeMetricFamily:

@@ -20,7 +20,7 @@ import hmac
 import json
 import logging
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -264,25 +264,20 @@ class Redaction:
         """Args and kwargs, masked; they are of JSON."""
         if not self:
             return list(args), dict(kwargs)
-        found = Replacement(self)
-        try:
-            parts = [found.root("args", list(args)), found.root("kwargs", dict(kwargs))]
-            shown_args, shown_kwargs = walk(parts, found.scrubber())
-        except RecursionError:  # nested too deep to look into
-            return [MARKER], {}
+        shown_args, shown_kwargs = self._seen(
+            lambda found: [found.root("args", list(args)), found.root("kwargs", dict(kwargs))],
+            [[MARKER], {}],
+        )
         return shown_args, shown_kwargs
 
     def headers(self, headers: Mapping[str, Any]) -> dict[str, Any]:
         """Headers, masked, as values of JSON."""
         if not self:
             return dict(headers)
-        found = Replacement(self)
-        try:
-            masked = found.part("headers", json.loads(json_codec.dumps(dict(headers))))
-            shown = walk(masked, found.scrubber())
-        except RecursionError:
-            return {}
-        return shown if isinstance(shown, dict) else {}
+        seen: dict[str, Any] = self._seen(
+            lambda found: found.part("headers", _of_json(dict(headers))), {}
+        )
+        return seen
 
     def text(self, text: str) -> str:
         """A text of unknown origin: what patterns match is masked."""
@@ -294,13 +289,21 @@ class Redaction:
         """A JSON-ready value of other origin, e.g. a job's options, or an event of a task."""
         if not self:
             return value
+
+        def look(found: Replacement) -> Any:
+            found.root("args", _of_json(list(args)))
+            found.root("kwargs", _of_json(dict(kwargs or {})))
+            return found.part("", value)
+
+        return self._seen(look, MARKER)
+
+    def _seen(self, look: Callable[[Replacement], Any], otherwise: Any) -> Any:
+        """What is left of a value; the other, if it is nested too deep to look into."""
         found = Replacement(self)
         try:
-            found.root("args", json.loads(json_codec.dumps(list(args))))
-            found.root("kwargs", json.loads(json_codec.dumps(dict(kwargs or {}))))
-            return walk(found.part("", value), found.scrubber())
+            return walk(look(found), found.scrubber())
         except RecursionError:
-            return MARKER
+            return otherwise
 
     def shown(self, found: _Shown, *names: str) -> _Shown:
         """What people wrote, e.g. a note: a dataclass with what patterns match in it masked."""
@@ -379,6 +382,11 @@ def _instead(names: Collection[str], texts: Mapping[str, Any]) -> dict[str, str]
     """What is shown of fields that cannot be looked into."""
     marked = json.dumps(MARKER)
     return {name: _INSTEAD.get(name, marked) for name in names if texts.get(name) is not None}
+
+
+def _of_json(value: Any) -> Any:
+    """The value as JSON has it."""
+    return json.loads(json_codec.dumps(value))
 
 
 def _bytes(value: str | bytes) -> bytes:

@@ -6,6 +6,6 @@ from celery_dlq.registry import Feature
 
 FEATURE = Feature(
     name="prometheus",
-    commands={"exporter": "command:exporter"},
+    commands={"exporter": "exporter:exporter"},
     operations={"serve_metrics": "exporter:Exporter.serve_metrics"},
 )

@@ -1,14 +1,18 @@
-"""Serve the metrics of all workers to Prometheus, from their counts in the store."""
+"""Serves the metrics of all workers to Prometheus, from their counts in the store."""
 
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from celery_dlq import metrics
+from celery_dlq.cli.context import dead_letters_of
 from celery_dlq.errors import DLQError, MissingExtra, StoreUnavailable
 from celery_dlq.letters.printable import one_line
 from celery_dlq.logs import get_logger
@@ -96,6 +100,32 @@ class Exporter:
         if up != self._up:
             self._up = up
             logger.log(logging.INFO if up else logging.ERROR, "%s", text)
+
+
+@click.command(short_help="Serve the metrics of all workers to Prometheus.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=9808,
+    show_default=True,
+    help="Port to listen on; 0 takes a free one.",
+)
+@click.option("--address", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.pass_context
+def exporter(ctx: click.Context, *, port: int, address: str) -> None:
+    """Serve the metrics of all workers to Prometheus.
+
+    One process serves all workers of the app: it reads Redis at every scrape. While
+    Redis does not answer, celery_dlq_up is 0.
+    """
+    server = dead_letters_of(ctx).serve_metrics(port=port, address=address)
+    click.echo(f"Serving metrics at http://{address}:{server.server_port}/metrics")
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    stopped.wait()
+    server.shutdown()
+    server.server_close()
 
 
 Samples = Iterable[tuple[tuple[str, ...], float]]

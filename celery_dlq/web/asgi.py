@@ -91,7 +91,7 @@ class DeadLettersApp:
             lifespan=self._lifespan,
         )
         # Of our own: the app that we are mounted in may need all of the usual ones.
-        self._limiter: anyio.CapacityLimiter | None = None
+        self.limiter: anyio.CapacityLimiter | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whether the server or a proxy removed the mount path or not."""
@@ -117,17 +117,6 @@ class DeadLettersApp:
         else:
             await _Path(self, {})(scope, receive, send)
 
-    async def answer(self, request: Request, methods: Mapping[str, Route]) -> Response:
-        """Answer a request of the path that has these methods."""
-        visit = _Visit(self, request)
-        await visit.read()
-        if self._limiter is None:
-            self._limiter = anyio.CapacityLimiter(2 * MAX_CALLS)
-        page = await anyio.to_thread.run_sync(
-            handle, visit.call, methods, visit.check, limiter=self._limiter
-        )
-        return visit.response(page)
-
 
 class _Path:
     """The app of one path; a function would get a request instead."""
@@ -136,9 +125,16 @@ class _Path:
         self._app, self._methods = app, methods
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if app.limiter is None:
+            app.limiter = anyio.CapacityLimiter(2 * MAX_CALLS)
         with suppress(ClientDisconnect):
-            response = await self._app.answer(Request(scope, receive), self._methods)
-            await response(scope, receive, send)
+            visit = _Visit(app, Request(scope, receive))
+            await visit.read()
+            page = await anyio.to_thread.run_sync(
+                handle, visit.call, self._methods, visit.check, limiter=app.limiter
+            )
+            await visit.response(page)(scope, receive, send)
 
 
 class _Visit:
@@ -211,7 +207,7 @@ class _Visit:
         query = {name: values for name, values in self.call.query.items() if name != "token"}
         location = quote(self.call.root + self.call.path)
         location += f"?{urlencode(query, doseq=True, errors='replace')}" if query else ""
-        return Page(status=303, headers=[("location", location)])
+        return Page(status=303, headers={"location": location})
 
     def _token(self) -> str:
         """The token of a form for this browser; gives it a cookie if it has none."""
@@ -222,15 +218,14 @@ class _Visit:
 
     def response(self, page: Page) -> Response:
         """Starlette's response of a page."""
-        made: Response
         head = self.call.method == "HEAD"
+        made: Response
         if isinstance(page.body, bytes):
-            made = Response(b"" if head else page.body, page.status)
-            made.headers["content-length"] = str(len(page.body))
+            length = {"content-length": str(len(page.body))}
+            made = Response(b"" if head else page.body, page.status, {**page.headers, **length})
         else:
-            made = StreamingResponse(iterate_in_threadpool(() if head else page.body), page.status)
-        for name, value in [("content-type", page.content_type), *page.headers]:
-            made.headers[name] = value.encode("latin-1", "replace").decode("latin-1")
+            parts = iterate_in_threadpool(() if head else page.body)
+            made = StreamingResponse(parts, page.status, page.headers)
         for name, value, seconds in self._cookies:
             # Lax: with Strict, a link in a chat opens the page as if nobody had been there.
             made.set_cookie(

@@ -85,7 +85,7 @@ class Page:
     status: int = 200
     content_type: str = "text/html; charset=utf-8"
     body: bytes | Iterable[bytes] = b""  # The body; or parts of it, made while they are sent
-    headers: list[tuple[str, str]] = field(default_factory=list)  # Further headers
+    headers: dict[str, str] = field(default_factory=dict)  # Further headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ class Call:
 
     def to(self, name: str, /, query: Mapping[str, Any] = {}, **parts: Any) -> Page:
         """Send the browser to another page, after a change."""
-        return Page(status=303, headers=[("location", self.link(name, query, **parts))])
+        return Page(status=303, headers={"location": self.link(name, query, **parts)})
 
 
 def fields_of(text: str) -> dict[str, list[str]]:

@@ -69,7 +69,7 @@ def static(call: Call) -> Page:
     return Page(
         content_type=STATIC_TYPES[name[name.rfind(".") :]],
         body=(files("celery_dlq.web") / "static" / name).read_bytes(),
-        headers=[("cache-control", "public, max-age=31536000, immutable")],
+        headers={"cache-control": "public, max-age=31536000, immutable"},
     )
 
 
@@ -137,10 +137,9 @@ def handle(
     except Exception as exc:  # noqa: BLE001 - a page of its own
         page = _failed(call, exc)
     if call.route is None and methods:
-        page.headers.append(("allow", ", ".join(methods)))
-    page.headers += SECURITY_HEADERS
-    if not any(name == "cache-control" for name, _ in page.headers):
-        page.headers.append(("cache-control", "no-store"))
+        page.headers["allow"] = ", ".join(methods)
+    kept = {"content-type": page.content_type, "cache-control": "no-store", **page.headers}
+    page.headers = {**kept, **dict(SECURITY_HEADERS)}
     return page
 
 
@@ -196,5 +195,5 @@ def _failed(call: Call, exc: Exception) -> Page:
     title = _TITLES.get(status) or HTTPStatus(status).phrase
     page = call.page("error.html", status=status, title=title, http_status=status, text=text)
     if status == 503:  # noqa: PLR2004
-        page.headers.append(("retry-after", "5"))
+        page.headers["retry-after"] = "5"
     return page

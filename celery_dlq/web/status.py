@@ -20,7 +20,6 @@ from celery_dlq.letters.printable import printable
 from celery_dlq.letters.record import iso
 from celery_dlq.logs import get_logger
 from celery_dlq.registry import features
-from celery_dlq.web.templating import duration
 
 if TYPE_CHECKING:
     from celery_dlq import DeadLetters
@@ -46,9 +45,9 @@ class Fleet:
 
     # Live workers and the queues that they consume
     workers: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    # Source queues, and the policy in a line, by dead-letter queue
+    # Source queues, and their limits, by dead-letter queue
     sources: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    policies: Mapping[str, str] = field(default_factory=dict)
+    policies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # Drift, unknown queues, open circuit breakers, and what endangers the letters
     problems: tuple[str, ...]
     memory: Any = None  # The memory of the letters' Redis; `None` if unknown
@@ -60,12 +59,17 @@ class Fleet:
         report = dlq.policies()
         workers = dlq.registry.workers(with_tasks=False)
         sources: dict[str, list[str]] = defaultdict(list)
-        policies: dict[str, str] = {}
+        policies: dict[str, Mapping[str, Any]] = {}
         for view in report.views:
             if view.task is None:
+                limits = {
+                    key: value["value"]
+                    for key, value in view.to_json()["policy"].items()
+                    if key in _SHOWN_KEYS and value["value"] is not None
+                }
                 for name in view.dead_letter_queues:
                     sources[name].append(view.queue)
-                    policies.setdefault(name, _line(view))
+                    policies.setdefault(name, limits)
         problems = [
             text
             for feature in features()
@@ -172,12 +176,3 @@ def _numbers(dlq: DeadLetters) -> dict[str, Any]:
             for job in jobs[:MAX_JOBS]
         },
     }
-
-
-def _line(view: Any) -> str:
-    shown = []
-    for key, value in view.to_json()["policy"].items():
-        if key in _SHOWN_KEYS and value["value"] not in (None, [], ()):
-            text = duration(value["value"]) if key.endswith("_ttl") else value["value"]
-            shown.append(f"{key} {text}")
-    return ", ".join(shown)

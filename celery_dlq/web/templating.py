@@ -18,7 +18,6 @@ from celery_dlq.letters.record import Reason
 from celery_dlq.registry import features
 
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-_BYTES = 1024
 _MAX_EXACT_CHARS = 2000
 _MOST_SHOWN = 10**18
 
@@ -43,7 +42,6 @@ class Templates:
         )
         self._environment.filters |= {
             "ago": ago,
-            "bytes": size,
             "carried": json.dumps,
             "count": count,
             "duration": duration,
@@ -93,18 +91,6 @@ def _shown(value: Any) -> Any:
 def count(value: int | None) -> str:
     """A number with separators."""
     return "–" if value is None else f"{value:,}"
-
-
-def size(value: int | None) -> str:
-    """A number of bytes in a unit that fits."""
-    if value is None:
-        return "–"
-    number, unit = float(value), "B"
-    for unit in ("B", "KB", "MB", "GB", "TB"):
-        if number < _BYTES or unit == "TB":
-            break
-        number /= _BYTES
-    return f"{number:.0f} {unit}" if unit == "B" or number >= 10 else f"{number:.1f} {unit}"  # noqa: PLR2004
 
 
 def duration(value: timedelta | float | None) -> str:

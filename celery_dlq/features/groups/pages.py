@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 from celery_dlq.events import whoami
 from celery_dlq.web.http import Call, Page, Permission, RequestError, post
-from celery_dlq.web.pages.parts import confirm, confirmed, span_of
+from celery_dlq.web.pages.parts import confirm, span_of
 
 MAX_NOTE_CHARS = 2000
 
@@ -20,22 +20,20 @@ def add_note(call: Call) -> Page:
             400,
             f"expected the note to have 1 to {MAX_NOTE_CHARS:,} characters, got {len(text):,}",
         )
-    if not confirmed(call):
-        found = call.dlq.group(queue, fingerprint)
-        return confirm(
-            call,
-            title=f"Add a note to {found.exception_type or found.reason}?",
-            button="Add note",
-            facts={
-                "note": text,
-                "by": whoami(),
-                "shown with": f"{found.letters:,} letters of {queue}, and with all that follow",
-                "seen by": "everybody who may look; nobody can change or remove it",
-            },
-            back=call.link("group", queue=queue, fingerprint=fingerprint),
-        )
-    call.dlq.note(queue, fingerprint, text)
-    return call.to("group", queue=queue, fingerprint=fingerprint)
+    found = call.dlq.group(queue, fingerprint)
+    return confirm(
+        call,
+        lambda: call.dlq.note(queue, fingerprint, text),
+        title=f"Add a note to {found.exception_type or found.reason}?",
+        button="Add note",
+        facts={
+            "note": text,
+            "by": whoami(),
+            "shown with": f"{found.letters:,} letters of {queue}, and with all that follow",
+            "seen by": "everybody who may look; nobody can change or remove it",
+        },
+        back=call.link("group", queue=queue, fingerprint=fingerprint),
+    )
 
 
 def set_state(call: Call) -> Page:

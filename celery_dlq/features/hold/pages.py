@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from celery_dlq.errors import DLQError
+from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.web.http import Call, Page, Permission, get, post
-from celery_dlq.web.pages.parts import confirm, confirmed, span_of
+from celery_dlq.web.pages.parts import confirm, span_of
 from celery_dlq.web.templating import duration
 
 SHOWN = 12
@@ -24,56 +25,50 @@ def hold(call: Call) -> Page:
     where = [one.strip() for one in call.form.get("where", ()) if one.strip()]
     span, reason = span_of(call), call.typed("reason")
     try:
-        if confirmed(call):
-            call.dlq.hold(task, queue=queue, conditions=where, span=span, reason=reason)
-            return call.to("holds")
         tasks, queues = call.dlq.check_hold(task, queue=queue, conditions=where, span=span)
+        return confirm(
+            call,
+            lambda: call.dlq.hold(task, queue=queue, conditions=where, span=span, reason=reason),
+            title="Hold these messages?",
+            button="Hold",
+            facts={
+                "tasks": _some(tasks, all_of=task is None),
+                "queues": _some(queues, all_of=queue is None),
+                "only with": ", ".join(where) or "any arguments",
+                "for": "until somebody releases them" if span is None else duration(span),
+                "why": reason or "-",
+                "noticed": "by workers within 2 seconds; tasks that run already go on",
+            },
+            back=call.link("holds"),
+        )
     except DLQError as exc:
         return _page(call, str(exc))
-    return confirm(
-        call,
-        title="Hold these messages?",
-        button="Hold",
-        facts={
-            "tasks": _some(tasks, all_of=task is None),
-            "queues": _some(queues, all_of=queue is None),
-            "only with": ", ".join(where) or "any arguments",
-            "for": "until somebody releases them" if span is None else duration(span),
-            "why": reason or "-",
-            "noticed": "by workers within 2 seconds; tasks that run already go on",
-        },
-        back=call.link("holds"),
-    )
 
 
 def end_hold(call: Call) -> Page:
     """End a hold, or close a circuit breaker: first show what would go back, and where to."""
     hold_id = call.value("id")
     found = next((one for one in call.dlq.holds() if one.hold.id == hold_id), None)
-    if found is not None and not confirmed(call):
-        workers = call.site.status.fleet().workers
-        closing = found.hold.circuit is not None
-        pace = (
-            "slowly at first, about twice as many each second"
-            if closing
-            else "500 messages a second"
-        )
-        return confirm(
-            call,
-            title=f"Release {found.held:,} messages?",
-            button=f"Release {found.held:,} messages",
-            facts={
-                "hold": f"{hold_id}: {found.hold.task} in {found.hold.queue}",
-                "where to": f"the queues they come from, in order, {pace}",
-                "by": "a worker" if workers else "a worker, as soon as one runs: none is alive",
-            },
-            back=call.link("holds"),
-        )
-    if found is not None and found.hold.circuit is not None:
-        call.dlq.close_breaker(found.hold.task, found.hold.queue)
-    else:
-        call.dlq.end_hold(hold_id)
-    return call.to("holds")
+    if found is None:
+        raise NotFound(f"expected the id of a hold, got {hold_id!r}")
+    pace = "500 messages a second"
+    change: Callable[[], object] = partial(call.dlq.end_hold, hold_id)
+    if found.hold.circuit is not None:
+        pace = "slowly at first, about twice as many each second"
+        change = partial(call.dlq.close_breaker, found.hold.task, found.hold.queue)
+    workers = call.site.status.fleet().workers
+    return confirm(
+        call,
+        change,
+        title=f"Release {found.held:,} messages?",
+        button=f"Release {found.held:,} messages",
+        facts={
+            "hold": f"{hold_id}: {found.hold.task} in {found.hold.queue}",
+            "where to": f"the queues they come from, in order, {pace}",
+            "by": "a worker" if workers else "a worker, as soon as one runs: none is alive",
+        },
+        back=call.link("holds"),
+    )
 
 
 def _some(names: Sequence[str], *, all_of: bool) -> str:

@@ -96,17 +96,12 @@ class DeadLettersAdmin(admin.ModelAdmin):
 
 
 def _response(request: HttpRequest, page: Page) -> HttpResponseBase:
-    made: HttpResponseBase
     if isinstance(page.body, bytes):
-        made = HttpResponse(page.body, status=page.status)
-    else:
-        parts: Any = () if request.method == "HEAD" else page.body
-        # Of a plain iterator Django makes all parts in memory before ASGI sends the first.
-        parts = _in_threads(parts) if isinstance(request, ASGIRequest) else parts
-        made = StreamingHttpResponse(parts, status=page.status)
-    for name, value in [("content-type", page.content_type), *page.headers]:
-        made[name] = value
-    return made
+        return HttpResponse(page.body, status=page.status, headers=page.headers)
+    parts: Any = () if request.method == "HEAD" else page.body
+    # Of a plain iterator Django makes all parts in memory before ASGI sends the first.
+    parts = _in_threads(parts) if isinstance(request, ASGIRequest) else parts
+    return StreamingHttpResponse(parts, status=page.status, headers=page.headers)
 
 
 async def _in_threads(parts: Iterable[bytes]) -> AsyncIterator[bytes]:

@@ -252,7 +252,7 @@ def export(call: Call) -> Page:
 def _file(queue: str, ending: str, kind: str, content: bytes | Iterator[bytes]) -> Page:
     name = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in queue)[:60]
     disposition = f'attachment; filename="{name}.{ending}"'
-    return Page(content_type=kind, body=content, headers=[("content-disposition", disposition)])
+    return Page(content_type=kind, body=content, headers={"content-disposition": disposition})
 
 
 def _lines(call: Call, found: Iterator[RawEntry]) -> Iterator[bytes]:

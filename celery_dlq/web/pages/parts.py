@@ -34,15 +34,21 @@ def suppressed(read: Callable[[], _Value], *errors: type[DLQError]) -> _Value | 
         return None
 
 
-def confirmed(call: Call) -> bool:
-    """True if the form comes from the page that says what it does."""
-    return call.value("confirmed") == "yes"
-
-
 def confirm(
-    call: Call, *, title: str, button: str, facts: Mapping[str, str], back: str, problem: str = ""
+    call: Call,
+    change: Callable[[], object],
+    *,
+    title: str,
+    button: str,
+    facts: Mapping[str, str],
+    back: str,
+    to: str = "",
+    problem: str = "",
 ) -> Page:
-    """Say what a form would do, before it does; the form comes back with ``confirmed``."""
+    """Say what a form would do; once it comes back with ``confirmed``, do that."""
+    if call.value("confirmed") == "yes" and not problem:
+        change()
+        return Page(status=303, headers={"location": to or back})
     return call.page(
         "confirm.html",
         title=title,
@@ -160,15 +166,6 @@ class Row:
     def description(self) -> str:
         """What happened."""
         return (self.letter.description or "") if self.letter else self.error
-
-    @property
-    def arguments(self) -> str:
-        """Its arguments in a line."""
-        if self.letter is None:
-            return ""
-        found = self.letter
-        texts = (found.args_json or found.argsrepr, found.kwargs_json or found.kwargsrepr)
-        return ", ".join(text for text in texts if text and text not in ("[]", "{}", "()"))
 
 
 def frames_of(letter: DeadLetter | None) -> Sequence[Raised]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ from celery_dlq.events import whoami
 from celery_dlq.policies.overrides import keys
 from celery_dlq.policies.table import RETENTION, PolicyTable, of_whole_queues
 from celery_dlq.web.http import Call, Page, Permission, RequestError
-from celery_dlq.web.pages.parts import confirm, confirmed, span_of, suppressed
+from celery_dlq.web.pages.parts import confirm, span_of, suppressed
 from celery_dlq.web.templating import duration, plain
 
 
@@ -28,47 +29,53 @@ def set_policy(call: Call) -> Page:
         made = call.dlq.check_override(queue, span, **values)
     except (DLQError, TypeError, ValueError, OverflowError) as exc:
         return _page(call, error=str(exc))
-    call.check(_needed(key))
-    if not confirmed(call):
-        return confirm(
-            call,
-            title=f"Override {key} of {queue}?",
-            button=f"Override {key}",
-            facts={
-                "now": _value(call, queue, key),
-                "then": _shown(made[0].value),
-                "for": duration(span),
-                "by": whoami(),
-                **_effect(call, queue, key, call.dlq.policies_after(made)),
-            },
-            back=call.link("policies"),
-        )
-    call.dlq.override_policy(queue, span, **values)
-    call.site.status.forget_fleet()
-    return call.to("policies")
+    facts = {"then": _shown(made[0].value), "for": duration(span), "by": whoami()}
+    return _changed(
+        call,
+        lambda: call.dlq.override_policy(queue, span, **values),
+        title=f"Override {key} of {queue}?",
+        button=f"Override {key}",
+        facts=facts,
+        after=call.dlq.policies_after(made),
+    )
 
 
 def unset_policy(call: Call) -> Page:
     """End an override early: first show what the value is then."""
-    queue, key = call.value("queue"), call.value("key")
+    queue, key = call.typed("queue"), call.typed("key")
     if not key:
         raise RequestError(400, "expected the key of an override, got none")
+    return _changed(
+        call,
+        lambda: call.dlq.lift_policy(queue, key),
+        title=f"End the override of {key} of {queue}?",
+        button="End the override",
+        facts={"then": "what settings and code say"},
+        after=call.dlq.policies_after(lifted=[(queue, key)]),
+    )
+
+
+def _changed(
+    call: Call,
+    change: Callable[[], object],
+    *,
+    title: str,
+    button: str,
+    facts: dict[str, str],
+    after: PolicyTable,
+) -> Page:
+    queue, key = call.typed("queue"), call.typed("key")
     call.check(_needed(key))
-    if not confirmed(call):
-        return confirm(
-            call,
-            title=f"End the override of {key} of {queue}?",
-            button="End the override",
-            facts={
-                "now": _value(call, queue, key),
-                "then": "what settings and code say",
-                **_effect(call, queue, key, call.dlq.policies_after(lifted=[(queue, key)])),
-            },
-            back=call.link("policies"),
-        )
-    call.dlq.lift_policy(queue, key)
+    page = confirm(
+        call,
+        change,
+        title=title,
+        button=button,
+        facts={"now": _value(call, queue, key), **facts, **_effect(call, queue, key, after)},
+        back=call.link("policies"),
+    )
     call.site.status.forget_fleet()
-    return call.to("policies")
+    return page
 
 
 def _needed(key: str) -> Permission:

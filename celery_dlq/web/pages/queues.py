@@ -8,10 +8,10 @@ from datetime import datetime, timedelta, timezone
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from celery_dlq.errors import DLQError, NotFound
+from celery_dlq.errors import NotFound
 from celery_dlq.store.records import GroupState
 from celery_dlq.web.http import Call, Page
-from celery_dlq.web.pages.parts import Row, confirm, confirmed, frames_of, gone, suppressed
+from celery_dlq.web.pages.parts import Row, confirm, frames_of, gone, suppressed
 from celery_dlq.web.status import MAX_QUEUES, busiest_first
 
 if TYPE_CHECKING:
@@ -123,46 +123,26 @@ def _columns_of_day(group: Group) -> Columns:
 def discarded(call: Call) -> Page:
     """Show the newest discarded letters of a queue."""
     queue = call.parts["queue"]
-    rows: list[Row] = []
-    problem = ""
-    try:
-        newest = islice(call.dlq.discarded(queue), MAX_DISCARDED_SHOWN)
-        rows += (Row.of(call, entry) for entry in newest)
-    except DLQError as exc:
-        problem = str(exc)
-    return call.page(
-        "discarded.html",
-        title=f"{queue}: discarded letters",
-        rows=rows,
-        problem=problem,
-    )
+    newest = islice(call.dlq.discarded(queue), MAX_DISCARDED_SHOWN)
+    rows = [Row.of(call, entry) for entry in newest]
+    return call.page("discarded.html", title=f"{queue}: discarded letters", rows=rows)
 
 
 def restore(call: Call) -> Page:
     """Put a discarded letter back: first show which and where to, then do it."""
     queue, letter_id = call.parts["queue"], call.value("id")
-    try:
-        if not confirmed(call):
-            return _restore_page(call, queue, letter_id)
-        call.dlq.restore(letter_id, queue)
-    except NotFound as exc:  # or another operator was faster
-        if call.dlq.store.entry(queue, letter_id) is None:
-            return gone(call, exc)
-    return call.to("letter", queue=queue, letter=letter_id)
-
-
-def _restore_page(call: Call, queue: str, letter_id: str) -> Page:
+    there = call.dlq.store.entry(queue, letter_id) is not None
     bin_ = islice(call.dlq.discarded(queue), MAX_DISCARDED_SCANNED)
     entry = next((one for one in bin_ if one.key == letter_id), None)
+    if entry is None and there:  # another operator was faster
+        return call.to("letter", queue=queue, letter=letter_id)
     if entry is None:
-        raise NotFound(
-            f"expected a discarded letter of {queue}, got {letter_id!r}; discarded letters stay in "
-            f"the bin for 24 hours"
-        )
+        what = f"expected a discarded letter of {queue}, got {letter_id!r}"
+        return gone(call, NotFound(f"{what}; discarded letters stay in the bin for 24 hours"))
     found = Row.of(call, entry)
-    again = call.dlq.store.entry(queue, letter_id) is not None
     return confirm(
         call,
+        lambda: call.dlq.restore(letter_id, queue),
         title=f"Restore a letter of {queue}?",
         button="Restore 1 letter",
         facts={
@@ -173,5 +153,6 @@ def _restore_page(call: Call, queue: str, letter_id: str) -> Page:
             "where to": f"{queue}, as its newest letter; an export then has it once more",
         },
         back=call.link("discarded", queue=queue),
-        problem=f"{queue} has this letter again: its message died again." if again else "",
+        to=call.link("letter", queue=queue, letter=letter_id),
+        problem=f"{queue} has this letter again: its message died again." if there else "",
     )

@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from celery_dlq.cli.options import letter_filter
-from celery_dlq.cli.table import letters_text
+from celery_dlq.cli.table import letters_text, say
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import json_text, one_line
 from celery_dlq.plugin import DeadLetters
@@ -105,6 +105,14 @@ def ask_for(verb: str, queue: str, count: int, *, by_id: bool, yes: bool) -> Non
 def none_matched(queue: str) -> click.ClickException:
     """The error when a filter matches nothing."""
     return click.ClickException(f"no letter of {queue!r} matches the filter")
+
+
+def answer(ctx: click.Context, made: Any, text: str, *, as_json: bool) -> None:
+    """Say what was done, or print the record of it."""
+    if as_json:
+        print_lines([made.to_json()])
+    else:
+        say(console_of(ctx), text)
 
 
 def print_lines(objects: Iterable[dict[str, Any]]) -> int:

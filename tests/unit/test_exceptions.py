@@ -16,13 +16,12 @@ from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded, TimeLimitExc
 
 from celery_dlq.config import Settings
 from celery_dlq.errors import SettingsError
-from celery_dlq.features.exceptions.names import why_not_here
 from celery_dlq.features.exceptions.observer import (
     ExceptionRules,
     exception_names,
     warn_of_exceptions,
 )
-from celery_dlq.features.exceptions.policy import Action, Backoff, ExceptionRule
+from celery_dlq.features.exceptions.policy import Action, Backoff, ExceptionRule, why_not_here
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.resolved import PolicyCache
 from celery_dlq.policies.table import PolicyTable

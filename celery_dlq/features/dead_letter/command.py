@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from celery_dlq.cli.context import console_of, dead_letters_of, print_lines
+from celery_dlq.cli.context import answer, console_of, dead_letters_of
 from celery_dlq.cli.options import json_option
 from celery_dlq.cli.table import say
 
@@ -24,13 +24,10 @@ def dead_letter(
     task is terminated, in a prefork pool. A message that waits in a queue becomes a letter
     when a worker is given it, before it starts.
     """
-    dead_letters, console = dead_letters_of(ctx), console_of(ctx)
+    dead_letters = dead_letters_of(ctx)
     if withdraw:
         dead_letters.withdraw(task_id)
-        say(console, f"{task_id} may be executed again.")
+        say(console_of(ctx), f"{task_id} may be executed again.")
         return
     report = dead_letters.dead_letter(task_id, reason)
-    if as_json:
-        print_lines([report.to_json()])
-    else:
-        say(console, report.text)
+    answer(ctx, report, report.text, as_json=as_json)

@@ -10,15 +10,13 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.config import Settings
 from celery_dlq.errors import DLQError, NotFound
-from celery_dlq.events import Action, Events, whoami
+from celery_dlq.events import Action, whoami
 from celery_dlq.letters.printable import shortened
 from celery_dlq.letters.record import iso
 from celery_dlq.logs import get_logger
 from celery_dlq.operations.instructions import Audit, reason_of
 from celery_dlq.store.instructions import MOST_DEMANDS, Demand
-from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
@@ -74,16 +72,16 @@ class DemandReport:
 class DemandRun:
     """Dead-letters single messages; see `DeadLetters.dead_letter`."""
 
-    def __init__(self, app: Any, settings: Settings, backend: Store, events: Events) -> None:
-        self._app = app
-        self._settings = settings
-        self._backend = backend
-        self._audit = Audit(backend.workers, events)
+    def __init__(self, assembly: Assembly) -> None:
+        self._app = assembly.app
+        self._backend = assembly.backend
+        self._instructions = assembly.backend.instructions
+        self._audit = Audit(assembly.backend.workers, assembly.events)
 
     @classmethod
     def of(cls, assembly: Assembly) -> DemandRun:
         """That of an app."""
-        return cls(assembly.app, assembly.settings, assembly.backend, assembly.events)
+        return cls(assembly)
 
     def dead_letter(self, task_id: str, reason: str = "") -> DemandReport:
         """Make a letter of the message of a task, instead of letting it be executed.
@@ -94,7 +92,11 @@ class DemandRun:
         Workers know it within 2 seconds. Its task gets a failure as its result, with a
         ``TaskRevokedError``.
         """
-        _check(task_id)
+        if not task_id.strip() or len(task_id) > _MAX_ID_CHARS:
+            raise DLQError(
+                f"expected the id of a task, of at most {_MAX_ID_CHARS} characters, got "
+                f"{shortened(task_id, 50)!r}"
+            )
         worker, running = self._worker_of(task_id)
         if worker is None:
             self._refuse_ended(task_id)
@@ -110,8 +112,8 @@ class DemandRun:
 
     def withdraw(self, task_id: str) -> None:
         """Take back a demand of `dead_letter` that no worker has met."""
-        demand = self._backend.instructions.get(Demand, task_id)
-        if demand is None or not self._backend.instructions.forget([demand]):
+        demand = self._instructions.get(Demand, task_id)
+        if demand is None or not self._instructions.forget([demand]):
             raise NotFound(
                 f"expected a task that is to be dead-lettered, got {task_id!r}: its letter is "
                 f"stored, or nobody has demanded it"
@@ -142,7 +144,7 @@ class DemandRun:
             return False
         deadline = time.monotonic() + _MET_SECONDS
         while time.monotonic() < deadline:
-            if self._backend.instructions.get(Demand, task_id) is None:
+            if self._instructions.get(Demand, task_id) is None:
                 return True
             time.sleep(_LOOK_SECONDS)
         return False
@@ -181,7 +183,7 @@ class DemandRun:
     # -- the demand -------------------------------------------------------------------
 
     def _demand(self, task_id: str, reason: str) -> Demand:
-        now = self._backend.instructions.now()
+        now = self._instructions.now()
         demand = Demand(
             id=task_id,
             reason=reason_of(reason),
@@ -190,17 +192,9 @@ class DemandRun:
             until=now + DEMAND_KEPT,
         )
         self._audit.record(Action.DEMANDED, task_id, {"reason": demand.reason} if reason else {})
-        if not self._backend.instructions.put(demand, MOST_DEMANDS):
+        if not self._instructions.put(demand, MOST_DEMANDS):
             raise DLQError(
                 f"expected fewer than {MOST_DEMANDS:,} tasks that are to be dead-lettered, got as "
                 f"many; withdraw some, or wait until workers have met them"
             )
         return demand
-
-
-def _check(task_id: str) -> None:
-    if not task_id.strip() or len(task_id) > _MAX_ID_CHARS:
-        raise DLQError(
-            f"expected the id of a task, of at most {_MAX_ID_CHARS} characters, got "
-            f"{shortened(task_id, 50)!r}"
-        )

@@ -1,17 +1,20 @@
-"""What the policy key ``exceptions`` says about one exception."""
+"""What the policy key ``exceptions`` says about one exception, and which names it may have."""
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
+import difflib
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from importlib.util import find_spec
 from math import ceil
 from typing import Any
 
 from celery_dlq.errors import SettingsError
-from celery_dlq.features.exceptions.names import why_never
 from celery_dlq.policies.checks import (
     Check,
     check_names,
@@ -23,6 +26,7 @@ from celery_dlq.policies.checks import (
     seconds,
 )
 from celery_dlq.policies.policy import KeyValue
+from celery_dlq.policies.queue_names import did_you_mean
 
 DEFAULT_COUNTDOWN = 1.0
 BACKOFF_MAX_SECONDS = 600.0
@@ -201,3 +205,88 @@ _GONE = {
     "retry_backoff_max": f"nothing: a wait is at most {BACKOFF_MAX_SECONDS:g} s, as in Celery",
     "retry_jitter": "backoff = 'fixed' for waits without a random part",
 }
+
+
+# -- names of exceptions ------------------------------------------------------------------
+
+_BUILTINS = {
+    name
+    for name, kind in vars(builtins).items()
+    if isinstance(kind, type) and issubclass(kind, BaseException)
+}
+_CONTROL_FLOW = "by it a task says itself what becomes of its message"
+_REPORTED = "a worker reports it for a process that is gone; no task raises it"
+_NEVER = {
+    **dict.fromkeys(
+        ("SystemExit", "KeyboardInterrupt", "GeneratorExit"),
+        "it ends the process, and is no failure of the task",
+    ),
+    **dict.fromkeys(("Retry", "Ignore", "Reject", "TaskPredicate", "RejectToDLQ"), _CONTROL_FLOW),
+    **dict.fromkeys(("WorkerLostError", "TimeLimitExceeded", "Terminated"), _REPORTED),
+}
+_OURS = ("", "celery.exceptions", "billiard.exceptions", "celery_dlq", "celery_dlq.decorators")
+
+
+def why_never(name: str, *, ignored: bool = False) -> str:
+    """Why a name can never act in any process; empty if it may.
+
+    What a worker reports for a lost process can be ignored, by its full name.
+    """
+    module, _, last = name.rpartition(".")
+    why = _NEVER.get(last, "") if module in _OURS else ""
+    if why and not (ignored and module and why == _REPORTED):
+        return why
+    if module or name in _BUILTINS:
+        return ""
+    close = difflib.get_close_matches(name, _BUILTINS, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "write its module, too: shop.errors.SoldOut"
+    return f"it is no built-in exception; {hint}"
+
+
+def why_not_here(name: str) -> str:
+    """Why a name does not act in this process; empty if it does, or if that is not known.
+
+    Nothing is imported for it, so a module that is there but not imported yet says nothing.
+    """
+    found = imported(name)
+    if found is None:
+        return _missing(name)
+    if not isinstance(found, type) or not issubclass(found, BaseException):
+        return f"it is no exception but {type(found).__name__}"
+    names = {qualified_name(base) for base in found.__mro__}
+    return _CONTROL_FLOW if "celery.exceptions.TaskPredicate" in names else ""
+
+
+def imported(name: str) -> object:
+    """What a dotted name stands for, if its module is imported; imports and calls nothing."""
+    if "." not in name:
+        return getattr(builtins, name, None)
+    module, path = _place(name)
+    found: Any = module
+    for part in path if module is not None else ():
+        found = getattr(found, "__dict__", {}).get(part)
+    return found
+
+
+def _place(name: str) -> tuple[Any, list[str]]:
+    """The longest prefix of a name that is an imported module, and the rest."""
+    parts = name.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        found = sys.modules.get(".".join(parts[:end]))
+        if found is not None:
+            return found, parts[end:]
+    return None, parts
+
+
+def _missing(name: str) -> str:
+    module, path = _place(name)
+    if "<" in name or hasattr(module, "__getattr__"):  # of a function, or made when it is asked for
+        return ""
+    if module is not None and (len(path) == 1 or path[0] in vars(module)):
+        hint = did_you_mean(path[0], vars(module))
+        return "" if len(path) > 1 else f"there is no {path[0]} in {module.__name__}{hint}"
+    place = path[0] if module is None else f"{module.__name__}.{path[0]}"
+    try:
+        return "" if find_spec(place) else f"there is no module {place} here"
+    except (ImportError, ValueError, AttributeError):
+        return f"there is no module {place} here"

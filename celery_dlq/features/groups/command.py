@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 
 import click
 
-from celery_dlq.cli.context import console_of, dead_letters_of, print_lines
+from celery_dlq.cli.context import answer, console_of, dead_letters_of, print_lines
 from celery_dlq.cli.options import DURATION, json_option, options
 from celery_dlq.cli.table import age, block, say, table, utc
 
@@ -65,11 +65,8 @@ def resolve(
     releases of the group are none: their workers have not been deployed yet.
     """
     status = dead_letters_of(ctx).resolve(queue, fingerprint, release=release, note=note)
-    if as_json:
-        print_lines([status.to_json()])
-        return
     in_release = f" in release {release}" if release else ""
-    say(console_of(ctx), f"Resolved {fingerprint} of {queue}{in_release}.")
+    answer(ctx, status, f"Resolved {fingerprint} of {queue}{in_release}.", as_json=as_json)
 
 
 @click.command(short_help="Stop reports of a group to Sentry.")
@@ -93,11 +90,8 @@ def mute(
         except OverflowError:
             raise click.BadParameter("expected a time of some years at most") from None
     status = dead_letters_of(ctx).mute(queue, fingerprint, until=until, note=note)
-    if as_json:
-        print_lines([status.to_json()])
-        return
     till = f" until {utc(until)}" if until else ""
-    say(console_of(ctx), f"Muted {fingerprint} of {queue}{till}.")
+    answer(ctx, status, f"Muted {fingerprint} of {queue}{till}.", as_json=as_json)
 
 
 @click.command(short_help="Open a resolved, muted or regressed group.")
@@ -106,7 +100,4 @@ def mute(
 def reopen(ctx: click.Context, fingerprint: str, *, queue: str, note: str, as_json: bool) -> None:
     """Open the group of one FINGERPRINT that is resolved, muted or regressed."""
     status = dead_letters_of(ctx).reopen(queue, fingerprint, note=note)
-    if as_json:
-        print_lines([status.to_json()])
-        return
-    say(console_of(ctx), f"Reopened {fingerprint} of {queue}.")
+    answer(ctx, status, f"Reopened {fingerprint} of {queue}.", as_json=as_json)

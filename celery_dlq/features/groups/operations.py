@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from celery_dlq.errors import DLQError
 from celery_dlq.events import Action, Events, whoami
@@ -78,9 +78,7 @@ class Notes:
             raise DLQError(
                 f"expected a release of at most {MAX_RELEASE_CHARS} characters, got {len(release)}"
             )
-        return self._set(
-            GroupState.RESOLVED, dead_letter_queue, fingerprint, note, {"release": release}
-        )
+        return self._set(GroupState.RESOLVED, dead_letter_queue, fingerprint, note, release=release)
 
     def mute(
         self,
@@ -96,41 +94,48 @@ class Notes:
         now = self._registry.now()
         if until is not None and until <= now:
             raise DLQError(f"expected until to be later than now, {iso(now)}, got {iso(until)}")
-        return self._set(GroupState.MUTED, dead_letter_queue, fingerprint, note, {"until": until})
+        return self._set(GroupState.MUTED, dead_letter_queue, fingerprint, note, until=until)
 
     def reopen(self, dead_letter_queue: str, fingerprint: str, *, note: str = "") -> GroupStatus:
         """Take back what `resolve` or `mute` said, or accept a regression as open."""
-        return self._set(GroupState.OPEN, dead_letter_queue, fingerprint, note, {})
+        return self._set(GroupState.OPEN, dead_letter_queue, fingerprint, note)
 
     def _set(
-        self, state: GroupState, queue: str, fingerprint: str, text: str, given: dict[str, Any]
+        self,
+        state: GroupState,
+        queue: str,
+        fingerprint: str,
+        note: str,
+        *,
+        release: str | None = None,
+        until: datetime | None = None,
     ) -> GroupStatus:
-        text = _checked(text) if text.strip() else ""
+        text = _checked(note) if note.strip() else ""
         self._check(queue, fingerprint)
         at, actor = self._registry.now(), whoami()
         status = OPEN_GROUP
-        if state is not GroupState.OPEN:
-            facts = self._facts(queue, fingerprint)
-            status = GroupStatus(state=state, at=at, actor=actor, **given, **facts)
-        given_text = {
-            name: iso(value) if isinstance(value, datetime) else value
-            for name, value in given.items()
-            if value is not None
-        }
-        if text:
-            given_text["text"] = shortened(text, _MAX_AUDIT_CHARS)
-        self._audit.record(_ACTIONS[state], queue, {"fingerprint": fingerprint, **given_text})
+        if state is not GroupState.OPEN:  # with what describes a group that has no letters any more
+            group = self._reading.group(queue, fingerprint)
+            status = GroupStatus(
+                state=state,
+                at=at,
+                actor=actor,
+                release=release,
+                until=until,
+                task_name=group.task_name,
+                reason=group.reason,
+                exception_type=group.exception_type,
+                first_seen_at=group.first_seen_at,
+                last_seen_at=group.last_seen_at,
+                releases=tuple(group.releases),
+            )
+        shown = {"release": release, "until": iso(until), "text": shortened(text, _MAX_AUDIT_CHARS)}
+        given = {name: value for name, value in shown.items() if value}
+        self._audit.record(_ACTIONS[state], queue, {"fingerprint": fingerprint, **given})
         self._notes.set_status(queue, fingerprint, status)
         if text:
             self._notes.add(queue, fingerprint, Note(at=at, actor=actor, text=text))
         return status
-
-    def _facts(self, queue: str, fingerprint: str) -> dict[str, Any]:
-        """What describes a group when it has no letters any more."""
-        group = self._reading.group(queue, fingerprint)
-        names = ("task_name", "reason", "exception_type", "first_seen_at", "last_seen_at")
-        facts = {name: getattr(group, name) for name in names}
-        return {**facts, "releases": tuple(group.releases)}
 
     def _check(self, dead_letter_queue: str, fingerprint: str) -> list[Note]:
         """Return the notes; without any, check that the group exists."""

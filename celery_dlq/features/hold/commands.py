@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from celery_dlq.cli.context import (
+    answer,
     confirm_doubt,
     console_of,
     dead_letters_of,
@@ -74,11 +75,9 @@ def hold(
     made = dead_letters_of(ctx).hold(
         task, queue=queue, conditions=conditions, span=length, reason=reason
     )
-    if as_json:
-        print_lines([made.to_json()])
-        return
     end = "until `dlq release`" if length is None else f"for {length}"
-    say(console_of(ctx), f"{made.id} holds tasks {made.task} of queues {made.queue} {end}.")
+    text = f"{made.id} holds tasks {made.task} of queues {made.queue} {end}."
+    answer(ctx, made, text, as_json=as_json)
 
 
 @click.command(short_help="Show the holds and how many messages they have.")

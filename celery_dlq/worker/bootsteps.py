@@ -146,7 +146,7 @@ class TickStep(bootsteps.StartStopStep):
         https://github.com/celery/celery/blob/main/celery/worker/worker.py
         """
         guard = consumer.controller.dead_letter_guard
-        _quietly(guard.pool_is_gone)
+        _quietly(lambda: guard.never_started(guard.at_work.all_dispatched()))
         _quietly(guard.close)
         self._events.unsubscribe(self._task_events)
         if self._fetch is not None:

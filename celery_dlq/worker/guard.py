@@ -186,10 +186,6 @@ class Guard:
             dropped = self.quietly("flush", self.at_work.kept, pool, jobs or [])
             self.quietly("flush", self.never_started, dropped or [])
 
-    def pool_is_gone(self) -> None:
-        """Uncount all that never started: the pool is gone."""
-        self.never_started(self.at_work.all_dispatched())
-
     def never_started(self, requests: list[Any]) -> None:
         """Uncount starts that never happened; the broker redelivers their messages."""
         for request in requests:

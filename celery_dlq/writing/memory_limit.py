@@ -39,6 +39,13 @@ class _Level(IntEnum):
     FULL = 2
 
 
+_SHOWN = {
+    _Level.ROOM: "are stored whole again",
+    _Level.SHORT: "are stored without their texts",
+    _Level.FULL: "wait outside of it",
+}
+
+
 class MemoryLimit:
     """Decides if a letter may be stored whole, without its descriptive text, or not now.
 
@@ -70,33 +77,31 @@ class MemoryLimit:
         """Read the memory; called once a second. A worker that stores nothing reads it seldom."""
         if self._share or self._warnings is not None:
             with self._lock:
-                if self._written or self._is_short() or self._age() >= _IDLE_SECONDS:
+                if self._written or self._level() or self._age() >= _IDLE_SECONDS:
                     self._read_now()
-
-    def close(self) -> None:
-        """Do nothing: the connection is the backend's."""
 
     def fit(self, letter: DeadLetter, *, whole: bool = False) -> DeadLetter:
         """Return the letter as it may be stored now."""
         size = _size(letter)
         with self._lock:
+            if self._memory is not None and self._is_old(size):
+                try:
+                    self._read_now()
+                except StoreUnavailable:
+                    self._memory = None  # storing the letter will tell; ask again at the next tick
             level = self._level(size)
             if level is _Level.FULL or (level is _Level.SHORT and whole):
                 raise self._reached()
             self._written += size
         return without_text(letter) if level is _Level.SHORT else letter
 
-    def _level(self, size: int) -> _Level:
-        if self._memory is not None and self._is_old(size):
-            try:
-                self._read_now()
-            except StoreUnavailable:
-                self._memory = None  # storing the letter will tell; ask again at the next tick
-        if self._memory is None or not self._memory.maximum:
+    def _level(self, more: int = 0) -> _Level:
+        """How much room there is after so many bytes more."""
+        if self._memory is None:
             return _Level.ROOM
-        if self._room() < size:
+        if self._room() < more or self._room() <= 0:
             return _Level.FULL
-        used = self._memory.used + self._written + size
+        used = self._memory.used + self._written + more
         return _Level.SHORT if used > self._share * self._memory.maximum else _Level.ROOM
 
     def _is_old(self, size: int) -> bool:
@@ -104,10 +109,6 @@ class MemoryLimit:
         if self._age() >= _OLD_SECONDS:
             return True
         return self._room() > 0 and self._written + size > self._step
-
-    def _is_short(self) -> bool:
-        memory = self._memory
-        return memory is not None and memory.used > self._share * memory.maximum
 
     def _age(self) -> float:
         return self._clock() - self._read_at
@@ -130,25 +131,16 @@ class MemoryLimit:
         self._written = 0
         if self._memory is not None:
             self._step = max(_SMALLEST_STEP, self._room() // READINGS_OF_ROOM)
-            self._log()
+            self._log(self._level(), self._clock())
 
-    def _log(self) -> None:
+    def _log(self, level: _Level, now: float) -> None:
         """Say when letters begin to be cut or to wait, and when that is over."""
-        assert self._memory is not None  # noqa: S101 - the caller checked
-        level = _Level.ROOM
-        if self._memory.used > self._share * self._memory.maximum:
-            level = _Level.FULL if self._room() <= 0 else _Level.SHORT
-        now = self._clock()
-        worse = level > self._logged
-        if level is self._logged or not (worse or now - self._logged_at >= _LOG_SECONDS):
+        recent = now - self._logged_at < _LOG_SECONDS
+        if level == self._logged or (level < self._logged and recent):
             return
         self._logged, self._logged_at = level, now
-        if level is _Level.ROOM:
-            logger.warning("%s: letters are stored whole again", self._reached())
-        elif level is _Level.SHORT:
-            logger.warning("%s: letters are stored without their texts", self._reached())
-        else:
-            logger.error("%s: letters wait outside of it", self._reached())
+        log = logger.error if level is _Level.FULL else logger.warning
+        log("%s: letters %s", self._reached(), _SHOWN[level])
 
     def _reached(self) -> MemoryLimitReached:
         share = (self._memory.share if self._memory else None) or 0.0

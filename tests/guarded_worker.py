@@ -13,6 +13,7 @@ from celery_dlq import DeadLetters
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.request import guarded_request_class
+from celery_dlq.worker.wiring import guard_of
 from celery_dlq.writing.lifecycle import DeliveryState
 
 
@@ -33,7 +34,7 @@ class Worker:
         conf: dict[str, Any] = {**fresh_conf(), "dlq_queues": {"orders": orders}}
         self.app = app = an_app(**conf, dlq_spool_dir=str(tmp_path), task_default_queue="orders")
         self.dlq: DeadLetters = shared(DeadLetters(app))
-        self.guard: Guard = self.dlq.assembly.make_guard(hostname="w", pid=1, flags_redelivery=True)
+        self.guard: Guard = guard_of(self.dlq.assembly, hostname="w", pid=1, flags_redelivery=True)
         self.id = str(uuid4())  # Celery remembers what is revoked
         self.said: list[str] = []
         self.later = self.guard.later

@@ -39,6 +39,7 @@ from celery_dlq.plugin import DeadLetters
 from celery_dlq.policies.decisions import Die, Run
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.request import refusal_error
+from celery_dlq.worker.wiring import guard_of
 from celery_dlq.writing.failure import failure_of
 from celery_dlq.writing.lifecycle import DeliveryState, GuardedRequest, InFlight
 
@@ -172,8 +173,11 @@ class EagerGuards:
         if guard is None:
             hostname = f"eager@{socket.gethostname()}"
             # The broker flags nothing here, so the guard checks every count.
-            guard = self._apps[id(app)].assembly.make_guard(
-                hostname=hostname, pid=os.getpid(), flags_redelivery=False
+            guard = guard_of(
+                self._apps[id(app)].assembly,
+                hostname=hostname,
+                pid=os.getpid(),
+                flags_redelivery=False,
             )
             for one in guard.observers:
                 if one.name == "exceptions":

@@ -21,6 +21,7 @@ from celery_dlq.worker.dropped import read_leniently, watch
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.request import guarded_request_class
 from celery_dlq.worker.shutdown_signals import install
+from celery_dlq.worker.wiring import guard_of
 
 logger = get_logger("celery_dlq.worker")
 
@@ -36,7 +37,7 @@ _MAX_CHARS = 255  # of an id or name that anybody can publish
 
 
 def assembly_of(app: Any) -> Any:
-    """The `celery_dlq.assembly` object of an app."""
+    """The `Assembly` of an app."""
     return app._celery_dlq.assembly  # noqa: SLF001 - our own attribute
 
 
@@ -49,7 +50,8 @@ class GuardStep(bootsteps.StartStopStep):
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         try:
-            self.guard: Guard = assembly_of(worker.app).make_guard(
+            self.guard: Guard = guard_of(
+                assembly_of(worker.app),
                 hostname=worker.hostname,
                 pid=os.getpid(),
                 flags_redelivery=_driver_type(worker) in FLAGS_REDELIVERY,

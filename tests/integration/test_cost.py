@@ -27,6 +27,7 @@ from celery_dlq.store.counter import SCRIPTS
 from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.store.scripts import script_text
 from celery_dlq.worker.guard import Guard
+from celery_dlq.worker.wiring import guard_of
 
 TASKS = 96
 DYING = 20
@@ -156,7 +157,7 @@ def dlq(app: Celery) -> Iterator[DeadLetters]:
 @pytest.fixture
 def guard(app: Celery, dlq: DeadLetters) -> Iterator[Guard]:
     """The guard of a worker of that app, with its periodic work."""
-    made: Guard = dlq.assembly.make_guard(hostname="celery@web-1", pid=4711, flags_redelivery=True)
+    made: Guard = guard_of(dlq.assembly, hostname="celery@web-1", pid=4711, flags_redelivery=True)
     yield made
     made.close()
 

@@ -18,6 +18,7 @@ from celery_dlq.operations.retention import MemoryCheck
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.store import Store
 from celery_dlq.worker.guard import Guard
+from celery_dlq.worker.wiring import guard_of
 
 MEGABYTES = 64
 MASTER = {"master_name": "mymaster"}
@@ -170,7 +171,7 @@ def test_a_worker_says_once_what_endangers_letters(
 ) -> None:
     """At its first tick, when Redis has told it."""
     dlq = installed(server.url, dlq_spool_dir=str(tmp_path))
-    guard: Guard = dlq.assembly.make_guard(hostname="w", pid=1, flags_redelivery=True)
+    guard: Guard = guard_of(dlq.assembly, hostname="w", pid=1, flags_redelivery=True)
     for _ in range(3):
         guard.tick()
     said = [r for r in caplog.records if "kept for ever" in r.getMessage()]

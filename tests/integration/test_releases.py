@@ -35,6 +35,7 @@ from celery_dlq.store.claims import Claims
 from celery_dlq.store.instructions import Hold
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import WorkerInfo
+from celery_dlq.worker.wiring import guard_of
 
 Make = Callable[..., DeadLetters]
 # Of a publish, not of a message; the expiry itself is a header.
@@ -167,7 +168,7 @@ def test_a_message_goes_back_as_it_came(make: Make, client: redis.Redis, way: st
 
 def _take_all(dlq: DeadLetters) -> None:
     """Let a worker hold all messages of the queue."""
-    guard = dlq.assembly.make_guard(hostname="w", pid=1, flags_redelivery=True)
+    guard = guard_of(dlq.assembly, hostname="w", pid=1, flags_redelivery=True)
     guard.tick()
     with dlq.app.connection_for_read() as connection:
         queue = dlq.app.amqp.queues["orders"].bind(connection.default_channel)

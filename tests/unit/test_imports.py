@@ -127,7 +127,7 @@ def test_workers_and_commands_need_only_the_core() -> None:
         "import sys\n"
         "for name in ('pyarrow', 'pyspark', 'sentry_sdk', 'prometheus_client'):\n"
         "    sys.modules[name] = None\n"
-        "import celery_dlq.plugin, celery_dlq.assembly, celery_dlq.worker.bootsteps\n"
+        "import celery_dlq.plugin, celery_dlq.worker.bootsteps\n"
         "import celery_dlq.operations\n"
         "from celery_dlq.cli.commands import dlq\n"
         "assert all(dlq.get_command(None, name) for name in dlq.list_commands(None))\n"

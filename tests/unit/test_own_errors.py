@@ -17,6 +17,7 @@ from celery_dlq.letters.record import Outcome
 from celery_dlq.metrics import INTERNAL_ERRORS
 from celery_dlq.policies.decisions import End
 from celery_dlq.worker.guard import Guard
+from celery_dlq.worker.wiring import guard_of
 from celery_dlq.writing import letter as letter_module
 from celery_dlq.writing.failure import Failure
 from celery_dlq.writing.lifecycle import DeliveryState
@@ -36,7 +37,7 @@ def dlq(tmp_path: Any) -> DeadLetters:
 @pytest.fixture
 def guard(dlq: DeadLetters) -> Guard:
     """The guard of its worker."""
-    made: Guard = dlq.assembly.make_guard(hostname="celery@web-1", pid=1, flags_redelivery=True)
+    made: Guard = guard_of(dlq.assembly, hostname="celery@web-1", pid=1, flags_redelivery=True)
     return made
 
 
@@ -126,7 +127,7 @@ def test_an_observer_that_fails_harms_no_message(
     kind = type(next(one for one in guard.observers if one.name == "dead_letter"))
     monkeypatch.setattr(kind, "watching", True)
     monkeypatch.setattr(kind, hook, failing(99, print))
-    guard = dlq.assembly.make_guard(hostname="celery@web-2", pid=2, flags_redelivery=True)
+    guard = guard_of(dlq.assembly, hostname="celery@web-2", pid=2, flags_redelivery=True)
     request = a_begun(guard)
     assert guard.stops(request) is None
     assert guard.death_at_end(request) is None

@@ -33,7 +33,7 @@ from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
     from celery_dlq import DeadLetters
-    from celery_dlq.assembly import Assembly
+    from celery_dlq.plugin import Assembly
 
 logger = get_logger("celery_dlq")
 

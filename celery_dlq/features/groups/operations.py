@@ -16,7 +16,7 @@ from celery_dlq.store.records import OPEN_GROUP, GroupState, GroupStatus
 from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
-    from celery_dlq.assembly import Assembly
+    from celery_dlq.plugin import Assembly
 
 MAX_NOTE_CHARS = 2000
 MAX_RELEASE_CHARS = 200

@@ -16,7 +16,7 @@ from celery_dlq.errors import DLQError
 from celery_dlq.events import Action
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
-from celery_dlq.operations.edit import MAX_CHANGE_CHARS, Edit, arguments, edited_by
+from celery_dlq.operations.edit import Edit, arguments, edited_by
 from celery_dlq.operations.job import REDRIVES, Job, JobOptions, JobRun
 from celery_dlq.operations.jobs import Jobs, Kind
 from celery_dlq.operations.reading import Reading, split
@@ -197,11 +197,6 @@ class Operations:
                 raise DLQError("expected a change and the id of one letter, to edit it")
             _, found = self._reading.entry(next(iter(where.ids or ())), queue)
             kept = self._of_edit(found, change, kept)
-            if len(change.to_text()) > MAX_CHANGE_CHARS:
-                raise DLQError(
-                    f"expected a change of at most {MAX_CHANGE_CHARS:,} characters of JSON, got "
-                    f"a longer one; change single values by their paths"
-                )
             where = LetterFilter(ids=frozenset({found.key}))
         run = self._jobs.new(kind, queue, where, kept, change)
         return run, self._previewed(run, seconds, scanned)

@@ -28,7 +28,7 @@ _JSON_TYPES = ("application/json",)
 MAX_EDITS = 20
 MAX_SHOWN_CHARS = 2000
 MAX_DESCRIBED_CHARS = 1024
-MAX_CHANGE_CHARS = 65_536  # a longer change is not kept with its job
+MAX_CHANGE_CHARS = 262_144  # a change is kept with its job
 _MAX_PATHS_NAMED = 20
 # Of protocol 2: https://docs.celeryq.dev/en/stable/internals/protocol.html
 _CELERYS = frozenset(
@@ -85,7 +85,13 @@ class Edit:
 
     def to_text(self) -> str:
         """JSON text, for a job; `from_text` reads it."""
-        return json.dumps({"args": self.args, "kwargs": self.kwargs, "assign": dict(self.assign)})
+        text = json.dumps({"args": self.args, "kwargs": self.kwargs, "assign": dict(self.assign)})
+        if len(text) > MAX_CHANGE_CHARS:
+            raise DLQError(
+                f"expected a change of at most {MAX_CHANGE_CHARS:,} characters of JSON, got a "
+                f"longer one; change single values by their paths"
+            )
+        return text
 
     @classmethod
     def from_text(cls, text: str) -> Edit:

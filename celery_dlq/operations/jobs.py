@@ -29,7 +29,7 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import from_micros, iso
 from celery_dlq.logs import get_logger, readable
 from celery_dlq.metrics import Measuring
-from celery_dlq.operations.edit import MAX_CHANGE_CHARS, Edit
+from celery_dlq.operations.edit import Edit
 from celery_dlq.operations.instructions import Audit
 from celery_dlq.operations.job import (
     CANCELLED,
@@ -150,8 +150,8 @@ class Jobs:
                 return job
             if job.state not in (PLANNED, WAITING, INTERRUPTED):
                 raise DLQError(f"expected a running job, got {job_id}, which is {job.state}")
-            ended = replace(job, state=CANCELLED, ended_at=self._store.now())
-            if self._store.replace(job_id, state, ended.to_stored()):
+            ended = self._moved(state, job, state=CANCELLED, ended_at=self._store.now())
+            if ended is not None:
                 return ended
 
     def changes(self, limit: int = 100) -> list[Change]:
@@ -191,7 +191,7 @@ class Jobs:
         listed: bool = True,
     ) -> JobRun:
         """Make a job that does not name its letters, on whatever has a queue's name."""
-        now, text = self._store.now(), "" if change is None else change.to_text()
+        now = self._store.now()
         job = Job(
             id=f"{now:%Y%m%d-%H%M%S}{now.microsecond // 1000:03d}-{uuid4().hex[:6]}",
             kind=kind,
@@ -203,7 +203,7 @@ class Jobs:
             pid=os.getpid(),
             host=socket.gethostname(),
             broker="" if kind in REMOVALS else broker_name(self.app),
-            change=text if len(text) <= MAX_CHANGE_CHARS else "",
+            change="" if change is None else change.to_text(),
         )
         return JobRun(self._store, job, where, options, change=change, listed=listed)
 
@@ -236,19 +236,9 @@ class Jobs:
         if job.state != PLANNED:
             return job
         check(job)
-        now = self._store.now()
-        started = replace(
-            job,
-            state=WAITING,
-            actor=whoami(),
-            started_at=now,
-            updated_at=now,
-            expires_at=None,
-            start_at=at,
-        )
-        if self._store.replace(job_id, state, started.to_stored()):
-            return started
-        return self.get(job_id)  # another operator was faster
+        new = {"actor": whoami(), "started_at": self._store.now(), "expires_at": None}
+        started = self._moved(state, job, state=WAITING, start_at=at, **new)
+        return started or self.get(job_id)  # another operator was faster
 
     # -- running them -------------------------------------------------------------
 
@@ -282,14 +272,11 @@ class Jobs:
         """Like `resume`, but by a process that runs jobs; also from there if it has ended."""
         while True:
             job = self.get(job_id)
-            _check_change(job)
             if job.state in (WAITING, RUNNING):
                 return job
             state, job = self._resumable(job_id)
-            waiting = replace(
-                job, state=WAITING, actor=whoami(), updated_at=self._store.now(), ended_at=None
-            )
-            if self._store.replace(job_id, state, waiting.to_stored()):
+            waiting = self._moved(state, job, state=WAITING, actor=whoami(), ended_at=None)
+            if waiting is not None:
                 return waiting
 
     def again(self, job_id: str) -> JobRun:
@@ -297,7 +284,6 @@ class Jobs:
 
         The caller runs it.
         """
-        _check_change(self.get(job_id))
         state, job = self._resumable(job_id)
         run = self._take(state, replace(job, actor=whoami()))
         if run is None:
@@ -367,20 +353,26 @@ class Jobs:
             raise DLQError(f"job {job.id} is a {job.kind}, which this version does not know")
         where, options = LetterFilter.from_json(job.filter), kind.options.from_json(job.options)
         change = Edit.from_text(job.change) if job.change else None
-        job = replace(
+        first = job.start_at is not None and not job.run
+        taken = self._moved(
+            state,
             job,
             state=RUNNING,
             run=job.run + 1,
-            started_at=job.started_at if job.start_at is None or job.run else now,
-            updated_at=now,
+            started_at=now if first else job.started_at,
             ended_at=None,
             note="",
             pid=os.getpid(),
             host=socket.gethostname(),
         )
-        if not self._store.replace(job.id, state, job.to_stored()):
+        if taken is None:
             return None
-        return JobRun(self._store, job, where, options, change=change, begun=True)
+        return JobRun(self._store, taken, where, options, change=change, begun=True)
+
+    def _moved(self, known: Mapping[str, Any], job: Job, /, **changes: Any) -> Job | None:
+        """Save a change of a job's state; ``None`` if another process was faster."""
+        moved = replace(job, updated_at=self._store.now(), **changes)
+        return moved if self._store.replace(job.id, known, moved.to_stored()) else None
 
     @contextmanager
     def _recorded(self, run: JobRun, action: Action) -> Iterator[None]:
@@ -486,14 +478,6 @@ def _note(job: Job, report: Any) -> str:
         gone = (job.total or 0) - report.touched - getattr(report, "refused", 0)
         return f"{gone:,} of the {job.total:,} planned letters had gone" if gone > 0 else ""
     return ""
-
-
-def _check_change(job: Job) -> None:
-    if job.kind == "edit" and not job.change:
-        raise DLQError(
-            f"job {job.id} is an edit that was too long to be kept, so it cannot be resumed; "
-            f"edit the letter again"
-        )
 
 
 def _job(state: Mapping[str, Any], now: datetime) -> Job | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -88,191 +88,147 @@ class _Cursor:
             stored=int(stored) if stored else None,
         )
 
-    def at(self, position: str, *, older: bool) -> str:
-        """Return the cursor of a neighbour."""
-        return str(replace(self, older=older, position=position))
 
+class Search:
+    """A search for letters of a queue, until a page is full or time is over."""
 
-@dataclass(slots=True)
-class _Search:
-    """A search for letters, in one direction, until a page is full or time is over."""
+    def __init__(self, store: Letters, queue: str, where: LetterFilter, seconds: float) -> None:
+        self._store = store
+        self._queue = queue
+        self._where = where
+        self._ends = time.monotonic() + seconds
+        # `_pages` has looked at the ids
+        self._matching = matcher(where if where.ids is None else LetterFilter())
+        self._entries: list[RawEntry] = []
+        self._last: str | None = None  # the position up to which all was seen
+        self._full, self._complete, self._scanned = False, True, 0
 
-    where: LetterFilter
-    size: int
-    ends: float
-    total: int | None = None  # of the letters that match, if known
-    entries: list[RawEntry] = field(default_factory=list)
-    last: str | None = None  # the position up to which all was seen
-    full: bool = False
-    complete: bool = True
-    scanned: int = 0
+    def page(self, cursor: str | None, size: int) -> LetterPage:
+        """One page; see `celery_dlq.operations.reading.Reading.page`."""
+        if size < 1:
+            raise DLQError(f"expected size to be 1 or more, got {size}")
+        start = None if cursor is None else _Cursor.read(cursor)
+        if start is None:
+            newest = self._store.last_position(self._queue)
+            if newest is None:
+                return LetterPage()
+            stored = self._store.stored_ever(self._queue)
+            start = _Cursor(older=True, position=newest, newest=newest, stored=stored)
+        elif not start.older:
+            pages = self._pages(start.position, start.newest, size, newest_first=False)
+            self._run(pages, size)
+            if self._last is not None and (self._full or not self._complete):
+                self._entries.reverse()
+                bottom = self._entries[-1].position if self._entries else self._last
+                return self._found(start, newer=self._last, older=bottom)
+            self._entries, self._last, self._full, self._complete = [], None, False, True
+            start, cursor = replace(start, older=True, position=start.newest), None
+        first, position = cursor is None, start.position
+        pages = self._pages(None, position, size, newest_first=True)
+        self._run(pages, size, self.total() if first else None, None if first else position)
+        goes_on = self._last is not None and (self._full or not self._complete)
+        top = self._entries[0].position if self._entries else position
+        return self._found(
+            start, newer=None if first else top, older=self._last if goes_on else None
+        )
 
-    def run(self, pages: Iterable[RawPage], skipped: str | None = None) -> None:
+    def count(self, most: int) -> LetterCount:
+        """Count letters; see `celery_dlq.operations.reading.Reading.count`."""
+        if not self._where:
+            return LetterCount(self._store.length(self._queue), exact=True)
+        number = self.total()
+        if number is not None:
+            return LetterCount(number, exact=True)
+        number = 0
+        for some in self._pages(None, None, _SCANNED_PER_PAGE, newest_first=True):
+            number += sum(self._matching(*entry) is not None for entry in some)
+            if number > most:
+                return LetterCount(most, exact=False)
+            if time.monotonic() >= self._ends:
+                return LetterCount(number, exact=False)
+        return LetterCount(number, exact=True)
+
+    def total(self) -> int | None:
+        """How many letters match if the store knows."""
+        if self._where != LetterFilter(fingerprint=self._where.fingerprint):
+            return None
+        group = self._group()
+        return None if group is None else group.letters
+
+    def _run(
+        self,
+        pages: Iterable[RawPage],
+        size: int,
+        total: int | None = None,
+        skipped: str | None = None,
+    ) -> None:
         """Search pages; at least one entry, so that a repeated search gets on."""
-        matching, page_bytes = matcher(_remaining(self.where)), 0
+        page_bytes = 0
         for page in pages:
             for position, fields in page:
                 if position == skipped:
                     continue
-                self.scanned += 1
-                entry = matching(position, fields)
+                self._scanned += 1
+                entry = self._matching(position, fields)
                 if entry is not None:
                     page_bytes += entry.size
-                    too_large = bool(self.entries) and page_bytes > _MAX_PAGE_BYTES
-                    if len(self.entries) == self.size or too_large:
-                        self.full = True
+                    too_large = bool(self._entries) and page_bytes > _MAX_PAGE_BYTES
+                    if len(self._entries) == size or too_large:
+                        self._full = True
                         return
-                    self.entries.append(entry)
-                self.last = position
-                if len(self.entries) == self.total:
+                    self._entries.append(entry)
+                self._last = position
+                if len(self._entries) == total:
                     return
-            if self.scanned and time.monotonic() >= self.ends:
-                self.complete = False
+            if self._scanned and time.monotonic() >= self._ends:
+                self._complete = False
                 return
 
+    def _found(self, start: _Cursor, *, newer: str | None, older: str | None) -> LetterPage:
+        return LetterPage(
+            entries=tuple(self._entries),
+            newer=newer and str(replace(start, older=False, position=newer)),
+            older=older and str(replace(start, older=True, position=older)),
+            complete=self._complete,
+            scanned=self._scanned,
+            arrived=self._arrived(start),
+        )
 
-def page(
-    store: Letters,
-    queue: str,
-    where: LetterFilter,
-    *,
-    cursor: str | None,
-    size: int,
-    deadline_seconds: float,
-) -> LetterPage:
-    """Return one page; see `celery_dlq.operations.reading.Reading.page`."""
-    if size < 1:
-        raise DLQError(f"expected size to be 1 or more, got {size}")
-    ends = time.monotonic() + deadline_seconds
-    start = None if cursor is None else _Cursor.read(cursor)
-    if start is None:
-        newest = store.last_position(queue)
-        if newest is None:
-            return LetterPage()
-        stored = store.stored_ever(queue)
-        start = _Cursor(older=True, position=newest, newest=newest, stored=stored)
-    elif not start.older:
-        found = _newer(store, queue, start, _Search(where, size, ends))
-        if found is not None:
-            return found
-        start, cursor = replace(start, older=True, position=start.newest), None
-    total = _total(store, queue, where) if cursor is None else None
-    search = _Search(where, size, ends, total)
-    pages = _pages(store, queue, where, None, start.position, size, newest_first=True)
-    search.run(pages, skipped=None if cursor is None else start.position)
-    goes_on = search.last is not None and (search.full or not search.complete)
-    top = search.entries[0].position if search.entries else start.position
-    return LetterPage(
-        entries=tuple(search.entries),
-        newer=None if cursor is None else start.at(top, older=False),
-        older=start.at(search.last, older=True) if goes_on and search.last else None,
-        complete=search.complete,
-        scanned=search.scanned,
-        arrived=_arrived(store, queue, start),
-    )
+    def _pages(
+        self, after: str | None, until: str | None, size: int, *, newest_first: bool
+    ) -> Iterable[RawPage]:
+        """The entries of a range among which the letters are."""
+        store, queue, where = self._store, self._queue, self._where
+        if where.ids is not None:
+            low, high = ordered(after) if after else (-1, 0), ordered(until) if until else None
+            found = [(entry.position, entry.fields) for entry in select(store, queue, where)]
+            found.sort(key=lambda entry: ordered(entry[0]), reverse=newest_first)
+            places = [(ordered(entry[0]), entry) for entry in found]
+            return [[entry for at, entry in places if low < at and (not high or at <= high)]]
+        if where.since is not None:
+            after = later(after, position_at(where.since - CLOCK_SKEW))
+        group = self._group()
+        if group is not None:
+            after = later(after, position_at(group.first_seen_at - _MAX_CLOCK_ERROR))
+            example = store.entry(queue, group.example_id) if group.example_id else None
+            if example is not None and (until is None or ordered(example[0]) < ordered(until)):
+                until = example[0]  # nothing newer is of this group
+        page_size = _SCANNED_PER_PAGE if where else size + 1
+        return store.fields(
+            queue, after=after, until=until, page_size=page_size, newest_first=newest_first
+        )
 
+    def _group(self) -> Group | None:
+        """The group if a filter has a whole fingerprint and the store finds it at once."""
+        fingerprint = self._where.fingerprint
+        if fingerprint is None or len(fingerprint) < DIGITS:
+            return None
+        return self._store.overviews.group(self._queue, fingerprint)
 
-def count(
-    store: Letters, queue: str, where: LetterFilter, *, most: int, deadline_seconds: float
-) -> LetterCount:
-    """Count letters; see `celery_dlq.operations.reading.Reading.count`."""
-    if not where:
-        return LetterCount(store.length(queue), exact=True)
-    total = _total(store, queue, where)
-    if total is not None:
-        return LetterCount(total, exact=True)
-    ends, number, matching = time.monotonic() + deadline_seconds, 0, matcher(_remaining(where))
-    for some in _pages(store, queue, where, None, None, _SCANNED_PER_PAGE, newest_first=True):
-        number += sum(matching(*entry) is not None for entry in some)
-        if number > most:
-            return LetterCount(most, exact=False)
-        if time.monotonic() >= ends:
-            return LetterCount(number, exact=False)
-    return LetterCount(number, exact=True)
-
-
-def _newer(store: Letters, queue: str, start: _Cursor, search: _Search) -> LetterPage | None:
-    """Return the page before a position; ``None`` if that is the first one."""
-    pages = _pages(
-        store,
-        queue,
-        search.where,
-        start.position,
-        start.newest,
-        search.size,
-        newest_first=False,
-    )
-    search.run(pages)
-    if search.last is None or (search.complete and not search.full):
-        return None
-    bottom = search.entries[0].position if search.entries else search.last
-    return LetterPage(
-        entries=tuple(reversed(search.entries)),
-        newer=start.at(search.last, older=False),
-        older=start.at(bottom, older=True),
-        complete=search.complete,
-        scanned=search.scanned,
-        arrived=_arrived(store, queue, start),
-    )
-
-
-def _pages(
-    store: Letters,
-    queue: str,
-    where: LetterFilter,
-    after: str | None,
-    until: str | None,
-    size: int,
-    *,
-    newest_first: bool,
-) -> Iterable[RawPage]:
-    """Return the entries of a range among which the letters are."""
-    if where.ids is not None:
-        low, high = ordered(after) if after else (-1, 0), ordered(until) if until else None
-        found = [(entry.position, entry.fields) for entry in select(store, queue, where)]
-        found.sort(key=lambda entry: ordered(entry[0]), reverse=newest_first)
-        return [[e for e in found if low < ordered(e[0]) and (not high or ordered(e[0]) <= high)]]
-    if where.since is not None:
-        after = later(after, position_at(where.since - CLOCK_SKEW))
-    group = _group(store, queue, where)
-    if group is not None:
-        after = later(after, position_at(group.first_seen_at - _MAX_CLOCK_ERROR))
-        example = store.entry(queue, group.example_id) if group.example_id else None
-        if example is not None and (until is None or ordered(example[0]) < ordered(until)):
-            until = example[0]  # nothing newer is of this group
-    return store.fields(
-        queue,
-        after=after,
-        until=until,
-        page_size=_SCANNED_PER_PAGE if where else size + 1,
-        newest_first=newest_first,
-    )
-
-
-def _group(store: Letters, queue: str, where: LetterFilter) -> Group | None:
-    """Return the group if a filter has a whole fingerprint and the store finds it at once."""
-    if where.fingerprint is None or len(where.fingerprint) < DIGITS:
-        return None
-    return store.overviews.group(queue, where.fingerprint)
-
-
-def _total(store: Letters, queue: str, where: LetterFilter) -> int | None:
-    """Return how many letters match if the store knows."""
-    if where != LetterFilter(fingerprint=where.fingerprint):
-        return None
-    group = _group(store, queue, where)
-    return None if group is None else group.letters
-
-
-def _remaining(where: LetterFilter) -> LetterFilter:
-    """Return what is still to be asked of the entries of `_pages`."""
-    return where if where.ids is None else LetterFilter()
-
-
-def _arrived(store: Letters, queue: str, start: _Cursor) -> int | None:
-    """Return how many letters were stored since the first page."""
-    last = store.last_position(queue)
-    if last is None or ordered(last) <= ordered(start.newest):
-        return 0
-    stored = store.stored_ever(queue)
-    return None if stored is None or start.stored is None else max(0, stored - start.stored)
+    def _arrived(self, start: _Cursor) -> int | None:
+        """How many letters were stored since the first page."""
+        last = self._store.last_position(self._queue)
+        if last is None or ordered(last) <= ordered(start.newest):
+            return 0
+        stored = self._store.stored_ever(self._queue)
+        return None if stored is None or start.stored is None else max(0, stored - start.stored)

@@ -14,9 +14,8 @@ from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.letters.record import DeadLetter, from_micros
 from celery_dlq.letters.redaction import NO_REDACTION, Redaction
 from celery_dlq.logs import get_logger
-from celery_dlq.operations import paging
 from celery_dlq.operations.edit import arguments
-from celery_dlq.operations.paging import LetterCount, LetterPage
+from celery_dlq.operations.paging import LetterCount, LetterPage, Search
 from celery_dlq.operations.redrive.select import Progress, RawEntry, select
 from celery_dlq.policies.checks import check_names
 from celery_dlq.policies.queue_names import did_you_mean
@@ -130,14 +129,7 @@ class Reading:
         """
         where = filter_of(where, fields)
         self.check_queue(dead_letter_queue)
-        return paging.page(
-            self._store,
-            dead_letter_queue,
-            where,
-            cursor=cursor,
-            size=size,
-            deadline_seconds=deadline_seconds,
-        )
+        return Search(self._store, dead_letter_queue, where, deadline_seconds).page(cursor, size)
 
     def count(
         self,
@@ -156,9 +148,7 @@ class Reading:
         """
         where = filter_of(where, fields)
         self.check_queue(dead_letter_queue)
-        return paging.count(
-            self._store, dead_letter_queue, where, most=most, deadline_seconds=deadline_seconds
-        )
+        return Search(self._store, dead_letter_queue, where, deadline_seconds).count(most)
 
     def tail(
         self,

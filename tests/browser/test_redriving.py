@@ -73,7 +73,7 @@ def test_a_redrive_from_click_to_verdict(
 def test_a_hold_is_named_on_the_way_and_is_no_death(
     page: Any, pages: Pages, worker: Worker, dlq: DeadLetters, charges: list[int]
 ) -> None:
-    """The form and the plan name it before, the page of the job with its verdict after."""
+    """The plan names it before, the page of the job with its verdict after."""
     hold = dlq.hold(queue="orders", reason="gateway down")
     poll(lambda: hold.id in worker.output, timeout_seconds=30)
     page.goto(f"{pages.url}/queues/{QUEUE}/redrive?exception_type=GatewayTimeout")

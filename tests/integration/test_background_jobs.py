@@ -679,7 +679,7 @@ def test_a_planned_edit_shows_before_and_after_and_tells_nobody_else(
 
 
 def test_an_edit_that_was_paused_goes_on_with_its_change(operators: Operators) -> None:
-    """The change is kept with the job, unless it is too long."""
+    """The change is kept with the job, and one that is too long is refused."""
     dlq = operators()
     (letter_id,) = put(dlq, body=b"[[1], {}, {}]")
     where = LetterFilter(ids=frozenset({letter_id}))
@@ -690,9 +690,9 @@ def test_an_edit_that_was_paused_goes_on_with_its_change(operators: Operators) -
     assert (job.state, left(dlq)) == ("waiting", {letter_id})
     assert dlq.resume(plan.id).to_json()["published"] == 1
     (long_id,) = put(dlq, body=b"[[1], {}, {}]")
-    with pytest.raises(DLQError, match="change of at most 65,536"):
+    with pytest.raises(DLQError, match="change of at most 262,144"):
         where = LetterFilter(ids=frozenset({long_id}))
-        dlq.plan("edit", DLQ, where, change=Edit(args=["x" * 70_000]))
+        dlq.plan("edit", DLQ, where, change=Edit(args=["x" * 270_000]))
 
 
 def test_job_ids_of_one_millisecond_differ() -> None:

@@ -20,7 +20,7 @@ from celery_dlq.errors import ExportError, MissingExtra
 from celery_dlq.export import partition, table
 from celery_dlq.export.checkpoint import Checkpoint
 from celery_dlq.export.destination import Destination, Draft
-from celery_dlq.letters.record import record_fields
+from celery_dlq.letters.record import Use, record_fields
 from celery_dlq.store.records import ordered
 
 if TYPE_CHECKING:
@@ -41,8 +41,10 @@ MAX_DAYS = 64
 WRITING: dict[str, Any] = {
     "compression": "zstd",
     "compression_level": 1,
-    "use_dictionary": [name for name, field in record_fields().items() if field.repeats],
-    "write_statistics": [name for name, field in record_fields().items() if field.filtered],
+    "use_dictionary": [name for name, field in record_fields().items() if field.use & Use.REPEATS],
+    "write_statistics": [
+        name for name, field in record_fields().items() if field.use & Use.FILTERED
+    ],
     "write_page_checksum": True,
 }
 """Arguments of `pyarrow.parquet.ParquetWriter`."""

@@ -8,8 +8,9 @@ single value.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from functools import cache, lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -61,7 +62,6 @@ SUCCESS = frozenset(
 LETTER = SUCCESS | {b"fingerprint"}
 """Fields that every letter has, in all versions of the record; see `celery_dlq.letters.record`."""
 
-Rows = tuple[list[int], list[Sequence[bytes]]]
 Refused = Callable[[int, CorruptLetter], object]
 
 
@@ -84,19 +84,57 @@ def table(
     Rows of one layout are next to each other, in their order.
     """
     chosen = schema() if columns is None else _part(frozenset(columns))
-    groups, others = _sorted(entries, refused, required)
-    tables = []
-    for layout, (numbers, rows) in groups.items():
-        found = None
-        if len(rows) >= _MIN_LAYOUT_ROWS or len(groups) == 1:  # else a table costs more
-            found = _of_layout(chosen, layout, rows)
-        if found is not None:
-            tables.append(found)
+    wanted = frozenset(name.encode() for name in chosen.names)
+    tables: list[Any] = []
+    others: list[Mapping[bytes, bytes]] = []
+
+    def refuse(number: int, exc: CorruptLetter) -> None:
+        if refused is None:
+            others.append(entries[number])
         else:
-            others += _by_name(entries, numbers, refused)
+            refused(number, exc)
+
+    groups = _by_layout(entries, refuse, None if refused is None else required)
+    unpacked = groups.pop(None, [])
+    for layout, rows in groups.items():
+        if len(rows) >= _MIN_LAYOUT_ROWS or len(groups) == 1:  # else a table costs more
+            with suppress(ValueError):  # an entry does not match its layout: found below
+                found = _layout_columns(layout, [values for _number, values in rows], wanted)
+                tables.append(_table(chosen, found, len(rows)))
+                continue
+        unpacked += rows
+    for number, _values in unpacked:
+        try:
+            entry = entries[number]
+            others.append(entry.fields() if isinstance(entry, PackedFields) else entry)
+        except CorruptLetter as exc:
+            refuse(number, exc)
     if others or not tables:
-        tables.append(_of_mappings(chosen, others))
+        found = {n: pa.array([entry.get(n) for entry in others], pa.binary()) for n in wanted}
+        tables.append(_table(chosen, found, len(others)))
     return pa.concat_tables(tables)
+
+
+def _by_layout(
+    entries: Sequence[Mapping[bytes, bytes]],
+    refuse: Refused,
+    required: frozenset[bytes] | None,
+) -> dict[Any, list[tuple[int, Sequence[bytes]]]]:
+    """The numbers and stored values of entries, by their layout; ``None`` of those not packed."""
+    groups: dict[Any, list[tuple[int, Sequence[bytes]]]] = {}
+    for number, entry in enumerate(entries):
+        try:
+            layout: EntryLayout | None = None
+            values: Sequence[bytes] = ()
+            if isinstance(entry, PackedFields):
+                layout, values = entry.stored_values()
+            if required is not None and (layout is None or layout not in groups):
+                _check(entry.keys() if layout is None else layout.names, required)
+        except CorruptLetter as exc:
+            refuse(number, exc)
+        else:
+            groups.setdefault(layout, []).append((number, values))
+    return groups
 
 
 def write_file(path: Path, groups: Iterable[Sequence[Mapping[bytes, bytes]]]) -> int:
@@ -109,50 +147,6 @@ def write_file(path: Path, groups: Iterable[Sequence[Mapping[bytes, bytes]]]) ->
             writer.write_table(table(group))
             rows += len(group)
     return rows
-
-
-def _sorted(
-    entries: Sequence[Mapping[bytes, bytes]], refused: Refused | None, required: frozenset[bytes]
-) -> tuple[dict[EntryLayout, Rows], list[Mapping[bytes, bytes]]]:
-    """Group packed entries by layout, as indexes and parts; return the other entries as well."""
-    groups: dict[EntryLayout, Rows] = {}
-    others: list[Mapping[bytes, bytes]] = []
-    for number, entry in enumerate(entries):
-        try:
-            if isinstance(entry, PackedFields):
-                layout, pieces = entry.stored_values()
-                if layout not in groups:
-                    if refused is not None:
-                        _check(layout.names, required)
-                    groups[layout] = ([], [])
-                numbers, rows = groups[layout]
-                numbers.append(number)
-                rows.append(pieces)
-            else:
-                if refused is not None:
-                    _check(entry.keys(), required)
-                others.append(entry)
-        except CorruptLetter as exc:
-            if refused is None:
-                others.append(entry)
-            else:
-                refused(number, exc)
-    return groups, others
-
-
-def _by_name(
-    entries: Sequence[Mapping[bytes, bytes]], numbers: Sequence[int], refused: Refused | None
-) -> Iterator[Mapping[bytes, bytes]]:
-    """Unpack entries one by one; refuse those that cannot be read."""
-    for number in numbers:
-        entry = entries[number]
-        try:
-            yield entry.fields() if isinstance(entry, PackedFields) else entry
-        except CorruptLetter as exc:
-            if refused is None:
-                yield entry
-            else:
-                refused(number, exc)
 
 
 def _check(names: AbstractSet[bytes], required: frozenset[bytes]) -> None:
@@ -168,25 +162,9 @@ def _part(names: frozenset[str]) -> Any:
     return pa.schema([f for f in schema() if f.name in names], metadata=schema().metadata)
 
 
-def _of_layout(chosen: Any, layout: EntryLayout, rows: Sequence[Sequence[bytes]]) -> Any:
-    """A table; ``None`` if one of the entries does not match the layout."""
-    try:
-        found = _layout_columns(layout, rows, frozenset(name.encode() for name in chosen.names))
-    except _OddEntry:
-        return None
-    return _table(chosen, found.get, len(rows))
-
-
-def _of_mappings(chosen: Any, entries: Sequence[Mapping[bytes, bytes]]) -> Any:
-    def values(name: bytes) -> Any:
-        return pa.array([entry.get(name) for entry in entries], pa.binary())
-
-    return _table(chosen, values, len(entries))
-
-
-def _table(chosen: Any, values_of: Callable[[bytes], Any], length: int) -> Any:
+def _table(chosen: Any, found: Mapping[bytes, Any], length: int) -> Any:
     kinds = field_kinds()
-    columns = [_column(kinds[name], values_of(name.encode()), length) for name in chosen.names]
+    columns = [_column(kinds[name], found.get(name.encode()), length) for name in chosen.names]
     return pa.Table.from_arrays(columns, schema=chosen)
 
 
@@ -239,31 +217,24 @@ def _number(value: bytes | None) -> int | None:
 _MAX_COLUMN_BYTES = 2**31 - 1  # offsets are 32-bit
 
 
-class _OddEntry(Exception):  # noqa: N818 - a signal to the caller
-    """An entry does not match its layout; decoding the entries one by one names it."""
-
-
 def _layout_columns(
     layout: EntryLayout, rows: Sequence[Sequence[bytes]], wanted: frozenset[bytes]
 ) -> dict[bytes, Any]:
-    """Make Arrow arrays of bytes from the parts of entries."""
+    """Make Arrow arrays of bytes; ``ValueError`` if an entry does not match the layout."""
     needed = wanted | {other for name, other in layout.same if name in wanted}
     needed |= {whole for name, whole in layout.places if name in needed}
     found: dict[bytes, Any] = {}
-    try:
-        for name, values in zip(layout.stored, zip(*rows, strict=True), strict=True):
-            if name == INLINE:
-                found.update(_joined(values, (b"", *layout.joined), needed))  # b"": the head
-            elif name == COMPRESSED and not needed.isdisjoint(layout.compressed):
-                texts = [decompressed(value) for value in values]
-                found.update(_joined(texts, layout.compressed, needed))
-            elif name in needed:
-                found[name] = _bytes(values)
-        for name, whole in layout.places:
-            if name in needed:
-                found[name] = _cut(found[whole], found[name])
-    except (ValueError, pa.ArrowInvalid) as exc:
-        raise _OddEntry from exc
+    for name, values in zip(layout.stored, zip(*rows, strict=True), strict=True):
+        if name == INLINE:
+            found.update(_joined(values, (b"", *layout.joined), needed))  # b"": the head
+        elif name == COMPRESSED and not needed.isdisjoint(layout.compressed):
+            texts = [decompressed(value) for value in values]
+            found.update(_joined(texts, layout.compressed, needed))
+        elif name in needed:
+            found[name] = _bytes(values)
+    for name, whole in layout.places:
+        if name in needed:
+            found[name] = _cut(found[whole], found[name])
     found.update({name: found[other] for name, other in layout.same if name in needed})
     return found
 

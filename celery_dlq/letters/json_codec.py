@@ -23,15 +23,21 @@ from celery_dlq.letters.printable import shortened
 _TAG, _VALUE = "__type__", "__value__"
 _FRACTION = re.compile(r"(?<=:[0-9]{2})[.,]([0-9]+)")
 
-_DECODERS: dict[str, Any] = {
-    "bytes": partial(base64.b64decode, validate=True),
-    "float": float,
-    "datetime": datetime.fromisoformat,
-    "date": date.fromisoformat,
-    "time": time.fromisoformat,
-    "decimal": Decimal,
-    "uuid": UUID,
-    "repr": str,
+
+def _base64(value: Any) -> str:
+    return base64.b64encode(bytes(value)).decode("ascii")
+
+
+# Of each tag: the types, how a value is written, and how it is read. A datetime is a date, too.
+_TAGS: dict[str, tuple[tuple[type, ...], Any, Any]] = {
+    "bytes": ((bytes, bytearray, memoryview), _base64, partial(base64.b64decode, validate=True)),
+    "datetime": ((datetime,), datetime.isoformat, datetime.fromisoformat),
+    "date": ((date,), date.isoformat, date.fromisoformat),
+    "time": ((time,), time.isoformat, time.fromisoformat),
+    "decimal": ((Decimal,), str, Decimal),
+    "uuid": ((UUID,), str, UUID),
+    "float": ((), repr, float),  # NaN and infinities
+    "repr": ((), repr, str),
 }
 
 
@@ -94,18 +100,9 @@ def _floats_tagged(value: object) -> object:
 
 
 def _tagged(value: object) -> object:
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return {_TAG: "bytes", _VALUE: base64.b64encode(bytes(value)).decode("ascii")}
-    if isinstance(value, datetime):
-        return {_TAG: "datetime", _VALUE: value.isoformat()}
-    if isinstance(value, date):
-        return {_TAG: "date", _VALUE: value.isoformat()}
-    if isinstance(value, time):
-        return {_TAG: "time", _VALUE: value.isoformat()}
-    if isinstance(value, Decimal):
-        return {_TAG: "decimal", _VALUE: str(value)}
-    if isinstance(value, UUID):
-        return {_TAG: "uuid", _VALUE: str(value)}
+    for tag, (types, encode, _decode) in _TAGS.items():
+        if isinstance(value, types):
+            return {_TAG: tag, _VALUE: encode(value)}
     if isinstance(value, (set, frozenset)):
         return list(value)
     return {_TAG: "repr", _VALUE: safe_repr(value)}
@@ -114,13 +111,9 @@ def _tagged(value: object) -> object:
 def _untagged(value: dict[str, Any]) -> Any:
     if len(value) != 2 or _TAG not in value or _VALUE not in value:  # noqa: PLR2004 - the two tags
         return value
-    tag = value[_TAG]
-    decode = _DECODERS.get(tag) if isinstance(tag, str) else None
-    if decode is None:
-        return value
     try:
-        return decode(value[_VALUE])
-    except (TypeError, ValueError, ArithmeticError, AttributeError):
+        return _TAGS[value[_TAG]][2](value[_VALUE])
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError):
         return value
 
 

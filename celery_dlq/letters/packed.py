@@ -41,12 +41,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import ItemsView, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from celery_dlq.errors import CorruptLetter
-from celery_dlq.letters.record import Stored, record_fields
+from celery_dlq.letters.record import Use, record_fields
 
 INLINE, COMPRESSED = b"+", b"-"
 """The two fields of an entry that hold several values."""
@@ -59,11 +59,12 @@ _CODES = {name: chr(ord("@") + number) for number, name in enumerate(record_fiel
 _NAMES = {code: name.encode() for name, code in _CODES.items()}
 _OTHER = "?"
 
-_STORED = {name: field.stored for name, field in record_fields().items()}
-_PLAIN, _INLINE, _COMPRESSED = Stored.PLAIN, Stored.INLINE, Stored.COMPRESSED
-_MESSAGE = tuple(name for name, stored in _STORED.items() if stored is Stored.MESSAGE)
-_WITHIN = {name: field.within for name, field in record_fields().items() if field.within}
-_SAME_AS = {name: field.same_as for name, field in record_fields().items() if field.same_as}
+_FIELDS = record_fields()
+_INLINE = frozenset(name for name, one in _FIELDS.items() if not one.use & Use.PLAIN)
+_MESSAGE = tuple(name for name, one in _FIELDS.items() if one.use & Use.MESSAGE)
+_FOR_PEOPLE = frozenset(name for name, one in _FIELDS.items() if one.use & Use.COMPRESSED)
+_WITHIN = {name: one.within for name, one in _FIELDS.items() if one.within}
+_SAME_AS = {name: one.same_as for name, one in _FIELDS.items() if one.same_as}
 
 _SHORT_BYTES = 12  # a shorter value is stored again: its place would take as much
 _LONG_BYTES = 120  # a longer value is compressed, unless a redrive needs it
@@ -100,14 +101,13 @@ def packed(fields: Mapping[str, bytes]) -> dict[str, bytes]:
     groups: tuple[dict[str, bytes], ...] = ({}, {}, {}, {}, {})
     plain, inline, places, compressed, same = groups
     for name, value in fields.items():
-        stored = _STORED.get(name, _PLAIN)
-        if stored is _PLAIN or SEPARATOR in value:
+        if name not in _INLINE or SEPARATOR in value:
             plain[name] = value
         elif name in _SAME_AS and fields.get(_SAME_AS[name]) == value:
             same[name] = value
         elif name in _WITHIN and (place := _place(value, fields.get(_WITHIN[name], b""))):
             places[name] = place
-        elif stored is _COMPRESSED or (stored is _INLINE and len(value) > _LONG_BYTES):
+        elif name in _FOR_PEOPLE or (len(value) > _LONG_BYTES and name not in _MESSAGE):
             compressed[name] = value
         else:
             inline[name] = value
@@ -152,14 +152,17 @@ class EntryLayout:
     """Where the fields of entries of one kind are; such entries share one object."""
 
     stored: tuple[bytes, ...]  # The fields of the entry, `+` and `-` among them
-    joined: tuple[bytes, ...]  # The fields in `+`: inline values, then places
-    early: tuple[bytes, ...]  # Both of these
-    compressed: tuple[bytes, ...]  # The fields in `-`
-    places: tuple[tuple[bytes, bytes], ...]  # Fields with a place, and the fields they are parts of
-    same: tuple[tuple[bytes, bytes], ...]  # Fields with the value of another field, and that field
     names: frozenset[bytes]  # All fields
     at: Mapping[bytes, int]  # The indexes of the values that are there as they are
-    cuts: Mapping[bytes, tuple[int, int]]  # Of places in such values: their own index, the value's
+    joined: tuple[bytes, ...] = ()  # The fields in `+`: inline values, then places
+    early: tuple[bytes, ...] = ()  # Both of these
+    compressed: tuple[bytes, ...] = ()  # The fields in `-`
+    # Fields with a place, and the fields they are parts of
+    places: tuple[tuple[bytes, bytes], ...] = ()
+    # Fields with the value of another field, and that field
+    same: tuple[tuple[bytes, bytes], ...] = ()
+    # Of places in values that are there as they are: their own index, the value's
+    cuts: Mapping[bytes, tuple[int, int]] = field(default_factory=dict)
 
 
 class PackedFields(Mapping[bytes, bytes]):
@@ -261,9 +264,11 @@ class PackedFields(Mapping[bytes, bytes]):
 
     def _as_stored(self) -> EntryLayout:
         """Have the entry's own fields from now on, for it cannot be unpacked."""
-        layout = self._layout = _plain(tuple(self._parts[::2]))
-        self._at, self._values = layout.at, self._parts[1::2]
-        return layout
+        stored = tuple(self._parts[::2])
+        self._at = {name: number for number, name in enumerate(stored)}
+        self._values = self._parts[1::2]
+        self._layout = EntryLayout(stored=stored, names=frozenset(stored), at=self._at)
+        return self._layout
 
     def _whole(self) -> dict[bytes, bytes]:
         if self._all is None:
@@ -311,22 +316,6 @@ def _laid_out(stored: tuple[bytes, ...], head: bytes) -> EntryLayout:
         names=frozenset((*early, *compressed, *same)) - {INLINE, COMPRESSED},
         at=at,
         cuts=cuts,
-    )
-
-
-def _plain(stored: tuple[bytes, ...]) -> EntryLayout:
-    """The layout of an entry that is not packed."""
-    at = {name: number for number, name in enumerate(stored)}
-    return EntryLayout(
-        stored=stored,
-        joined=(),
-        early=stored,
-        compressed=(),
-        places=(),
-        same=(),
-        names=frozenset(stored),
-        at=at,
-        cuts={},
     )
 
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from enum import Enum
+from enum import Enum, Flag, auto
 from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 from uuid import UUID, uuid5
@@ -226,30 +226,34 @@ class Delivery:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Delivery:
         """Read what `to_json` wrote; keys of later versions are skipped."""
-        outcome = value.get("outcome")
+        ended_at, outcome = value.get("ended_at"), value.get("outcome")
+        same = ("worker_pid", "exception_type", "exception_message", "release")
         return cls(
             number=int(value["number"]),
             retries=int(value.get("retries", 0)),
             started_at=json_codec.moment(value["started_at"]),
-            ended_at=None
-            if value.get("ended_at") is None
-            else json_codec.moment(value["ended_at"]),
+            ended_at=None if ended_at is None else json_codec.moment(ended_at),
             worker_hostname=str(value.get("worker_hostname", "")),
-            worker_pid=value.get("worker_pid"),
             outcome=None if outcome is None else Outcome(outcome),
-            exception_type=value.get("exception_type"),
-            exception_message=value.get("exception_message"),
-            release=value.get("release"),
+            **{name: value.get(name) for name in same},
         )
 
 
-class Stored(Enum):
-    """Where a stream entry has a field; see `celery_dlq.letters.packed`."""
+class Use(Flag):
+    """How a field of the record is kept; a stream entry has it inline, or compressed if it is long.
 
-    PLAIN = "plain"  # For scripts and people
-    INLINE = "inline"  # Compressed if it is long
-    MESSAGE = "message"  # A redrive needs it: inline, unless the whole message is small
-    COMPRESSED = "compressed"
+    See `celery_dlq.letters.packed`.
+    """
+
+    PLAIN = auto()  # A field of the stream entry, for scripts and people
+    MESSAGE = auto()  # A redrive needs it: inline, unless the whole message is small
+    COMPRESSED = auto()  # Compressed in the entry, for people only
+    REPEATS = auto()  # Parquet has a dictionary of its values
+    FILTERED = auto()  # Parquet has statistics of it, by which readers skip row groups
+
+
+PLAIN, MESSAGE, COMPRESSED, REPEATS, FILTERED = Use
+_NO_USE, _REQUIRED = Use(0), dataclasses.MISSING
 
 
 class Field(NamedTuple):
@@ -257,33 +261,27 @@ class Field(NamedTuple):
 
     kind: Kind
     doc: str
-    stored: Stored
+    use: Use
     within: str | None  # The field that its value is usually a part of
     same_as: str | None  # The field that usually has the same value
-    repeats: bool  # Parquet has a dictionary of its values
-    filtered: bool  # Parquet has statistics of it, by which readers skip row groups
 
 
 def _field(
     kind: Kind,
     doc: str,
-    stored: Stored = Stored.INLINE,
+    use: Use = _NO_USE,
     *,
     within: str | None = None,
     same_as: str | None = None,
-    repeats: bool = False,
-    filtered: bool = False,
     default: Any = None,
 ) -> Any:
-    facts = Field(kind, doc, stored, within, same_as, repeats, filtered)
-    return field(default=default, metadata={"field": facts})
+    return field(default=default, metadata={"field": Field(kind, doc, use, within, same_as)})
 
 
 _text = partial(_field, Kind.TEXT)
 _time = partial(_field, Kind.TIME)
 _integer = partial(_field, Kind.INTEGER)
 _json = partial(_field, Kind.JSON)
-_MISSING = dataclasses.MISSING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,91 +297,72 @@ class DeadLetter:
     schema_version: int = _integer("Version of this record.", default=SCHEMA_VERSION)
     id: str = _text(
         "The letter's own id, made from its queue and message: stored twice, it is one letter.",
-        Stored.PLAIN,
-        filtered=True,
-        default=_MISSING,
+        PLAIN | FILTERED,
+        default=_REQUIRED,
     )
     task_id: str = _text(
         "Id of the task, as Celery gave it. Empty if the message has none.",
+        FILTERED,
         within="headers",
-        filtered=True,
-        default=_MISSING,
+        default=_REQUIRED,
     )
     task_name: str = _text(
         "Registered name of the task. Empty if the message has none.",
-        repeats=True,
-        filtered=True,
-        default=_MISSING,
+        REPEATS | FILTERED,
+        default=_REQUIRED,
     )
     source_queue: str = _text(
         "Queue that the message came from. Empty if it is not known.",
-        repeats=True,
-        filtered=True,
-        default=_MISSING,
+        REPEATS | FILTERED,
+        default=_REQUIRED,
     )
     dead_letter_queue: str = _text(
-        "Queue that the letter is in.", repeats=True, filtered=True, default=_MISSING
+        "Queue that the letter is in.", REPEATS | FILTERED, default=_REQUIRED
     )
-    reason: Reason = _text(
-        "Why the message died.", Stored.PLAIN, repeats=True, filtered=True, default=_MISSING
-    )
+    reason: Reason = _text("Why the message died.", PLAIN | REPEATS | FILTERED, default=_REQUIRED)
     description: str = _text(
-        "What the rejecter said, or the exception's message.", repeats=True, default=""
+        "What the rejecter said, or the exception's message.", REPEATS, default=""
     )
-    dead_lettered_at: datetime = _time(
-        "When it died.", Stored.PLAIN, filtered=True, default=_MISSING
-    )
+    dead_lettered_at: datetime = _time("When it died.", PLAIN | FILTERED, default=_REQUIRED)
     published_at: datetime | None = _time(
-        "When it was published. Empty so far: neither Celery nor its brokers say it.",
-        filtered=True,
+        "When it was published. Empty so far: neither Celery nor its brokers say it.", FILTERED
     )
-    first_delivered_at: datetime | None = _time("When its first delivery began.", filtered=True)
-    deliveries: int = _integer("How often it was delivered.", filtered=True, default=0)
+    first_delivered_at: datetime | None = _time("When its first delivery began.", FILTERED)
+    deliveries: int = _integer("How often it was delivered.", FILTERED, default=0)
     retries: int = _integer(
-        "Its retry number: 0 for the first message of a task.", filtered=True, default=0
+        "Its retry number: 0 for the first message of a task.", FILTERED, default=0
     )
-    redrives: int = _integer("How often it was redriven before.", filtered=True, default=0)
+    redrives: int = _integer("How often it was redriven before.", FILTERED, default=0)
     max_deliveries: int | None = _integer("The limit that held when it died.")
     max_retries: int | None = _integer("The limit that held when it died.")
-    exception_type: str | None = _text(
-        "Qualified name of what was raised.", repeats=True, filtered=True
-    )
-    exception_message: str | None = _text("Its text; capped.", same_as="description", repeats=True)
-    traceback: str | None = _text("Where it was raised; capped.", Stored.COMPRESSED, repeats=True)
+    exception_type: str | None = _text("Qualified name of what was raised.", REPEATS | FILTERED)
+    exception_message: str | None = _text("Its text; capped.", REPEATS, same_as="description")
+    traceback: str | None = _text("Where it was raised; capped.", COMPRESSED | REPEATS)
     fingerprint: str = _text(
         "Hash of the cause: the letters of one group share it.",
-        Stored.PLAIN,
-        repeats=True,
-        filtered=True,
-        default=_MISSING,
+        PLAIN | REPEATS | FILTERED,
+        default=_REQUIRED,
     )
     history: tuple[Delivery, ...] = _field(
-        Kind.HISTORY, "Its deliveries, oldest first; capped.", Stored.COMPRESSED, default=()
+        Kind.HISTORY, "Its deliveries, oldest first; capped.", COMPRESSED, default=()
     )
-    exchange: str = _text("Exchange that it was published to.", repeats=True, default="")
-    routing_key: str = _text("Routing key that it was published with.", repeats=True, default="")
-    content_type: str = _text(
-        "Type of the body, e.g. ``application/json``.", repeats=True, default=""
-    )
-    content_encoding: str = _text("Encoding of the body, e.g. ``utf-8``.", repeats=True, default="")
-    headers: str = _json("All headers of the message.", Stored.MESSAGE, default="{}")
-    properties: str = _json(
-        "All properties of the message.", Stored.MESSAGE, repeats=True, default="{}"
-    )
+    exchange: str = _text("Exchange that it was published to.", REPEATS, default="")
+    routing_key: str = _text("Routing key that it was published with.", REPEATS, default="")
+    content_type: str = _text("Type of the body, e.g. ``application/json``.", REPEATS, default="")
+    content_encoding: str = _text("Encoding of the body, e.g. ``utf-8``.", REPEATS, default="")
+    headers: str = _json("All headers of the message.", MESSAGE, default="{}")
+    properties: str = _json("All properties of the message.", MESSAGE | REPEATS, default="{}")
     body: bytes = _field(
-        Kind.BYTES,
-        "The body, byte by byte as it was received; may be pickle.",
-        Stored.PLAIN,
-        default=b"",
+        Kind.BYTES, "The body, byte by byte as it was received; may be pickle.", PLAIN, default=b""
     )
     args_json: str | None = _text(
-        "Positional arguments, if the body is JSON.", within="body", repeats=True
+        "Positional arguments, if the body is JSON.", REPEATS, within="body"
     )
     kwargs_json: str | None = _text("Keyword arguments, if the body is JSON.", within="body")
     argsrepr: str | None = _text(
         "Celery's description of the positional arguments; cut by Celery.",
+        REPEATS,
         within="headers",
-        repeats=True,
     )
     kwargsrepr: str | None = _text(
         "Celery's description of the keyword arguments; cut by Celery.", within="headers"
@@ -391,21 +370,20 @@ class DeadLetter:
     root_id: str | None = _text("Id of the first task of the workflow.", same_as="task_id")
     parent_id: str | None = _text("Id of the task that sent it.")
     group_id: str | None = _text("Id of the group it belongs to.")
-    origin: str | None = _text("Process that published it, e.g. ``gen4711@web-1``.", repeats=True)
+    origin: str | None = _text("Process that published it, e.g. ``gen4711@web-1``.", REPEATS)
     worker_hostname: str | None = _text(
-        "Node name of the worker that saw it die.", repeats=True, filtered=True
+        "Node name of the worker that saw it die.", REPEATS | FILTERED
     )
     worker_pid: int | None = _integer("Process that ran its last delivery.")
     eta: datetime | None = _time("When it was to run.")
     expires: datetime | None = _time("When it was to expire.")
     release: str | None = _text(
         "Version of the code that ran its last delivery: the setting ``dlq_release``.",
-        repeats=True,
-        filtered=True,
+        REPEATS | FILTERED,
     )
     sentry_event_id: str | None = _text("Event that Sentry got of it.")
     native_death: str | None = _json(
-        "What the broker said of it, when the letter was adopted.", Stored.COMPRESSED
+        "What the broker said of it, when the letter was adopted.", COMPRESSED
     )
     extra: Mapping[str, bytes] = field(default_factory=dict)
 
@@ -531,11 +509,6 @@ def iso(value: datetime | None) -> str | None:
     return from_micros(to_micros(value)).isoformat(timespec="microseconds")
 
 
-def history_json(history: Iterable[Delivery]) -> str:
-    """The JSON text of a history, as stored and exported."""
-    return _HISTORY.encode([d.to_json() for d in history])
-
-
 _HISTORY = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 
@@ -573,7 +546,7 @@ _TO_BYTES: dict[Kind, Any] = {
     Kind.INTEGER: lambda value: b"%d" % value,
     Kind.TIME: lambda value: b"%d" % to_micros(value),
     Kind.BYTES: bytes,
-    Kind.HISTORY: lambda value: _encode(history_json(value)),
+    Kind.HISTORY: lambda value: _encode(_HISTORY.encode([d.to_json() for d in value])),
 }
 _FROM_BYTES: dict[Kind, Any] = {
     Kind.TEXT: _decode,

@@ -28,7 +28,6 @@ from celery_dlq.letters.record import (
     DeadLetter,
     Kind,
     field_kinds,
-    history_json,
 )
 
 TESTS = Path(__file__).parents[1]
@@ -86,7 +85,7 @@ def test_letters_become_rows_with_their_values() -> None:
     assert row == {
         **expected,
         "reason": letter.reason.value,
-        "history": history_json(letter.history),
+        "history": letter.to_fields()["history"].decode(),
     }
 
 

@@ -22,7 +22,6 @@ from celery_dlq.letters.record import (
     Reason,
     field_kinds,
     from_micros,
-    history_json,
     letter_id,
     to_micros,
 )
@@ -273,12 +272,6 @@ def test_one_message_always_gets_one_letter_id() -> None:
 def test_other_messages_get_other_letter_ids(other: tuple[str, str, int, int]) -> None:
     """Queue, task, retries and redrives all make different messages."""
     assert letter_id(*other) != letter_id("orders-DLQ", "t-1", 0, 0)
-
-
-def test_history_json_is_what_a_letter_stores() -> None:
-    """The exporter and the store agree on the text of a history."""
-    history = (an_ended_delivery(), a_delivery(number=2))
-    assert a_letter(history=history).to_fields()["history"] == history_json(history).encode()
 
 
 def test_records_are_frozen() -> None:

@@ -79,8 +79,6 @@ class Feature:
     # Methods that it adds to `DeadLetters`, by name: ``module:Class.method`` of a class that is
     # made by its ``of(assembly)``
     operations: Mapping[str, str] = field(default_factory=dict)
-    # `function(policy, due)`: which letters the policy of a queue, or a job that it made, redrives
-    chooses: str = ""
     # Place of the routes of its pages; its templates lie in its folder `templates`
     pages: str = ""
     # Place of `(dead_letters) -> list[str]`, what of it endangers messages now, a line each

@@ -19,9 +19,8 @@ from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX, Reading, s
 from celery_dlq.operations.redrive.select import Progress, RawEntry, batches, select
 from celery_dlq.operations.retention import KEPT_IN_BIN, Retention
 from celery_dlq.policies.overrides import GRACE
-from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.policy import KeyValue, Policy
 from celery_dlq.policies.table import RETENTION, PolicyTable
-from celery_dlq.registry import features
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import ClaimState, Restored
 
@@ -246,11 +245,11 @@ class Removal:
         if not keys.isdisjoint(RETENTION):
             at = self._store.now() + GRACE
             removed = self._retention().count(name, policy, at, MOST_COUNTED)
-        for feature in features():
-            if feature.chooses and not keys.isdisjoint({feature.name, *feature.policy_keys}):
-                chooses = feature.load(feature.chooses)(policy, None)
-                found = filter(chooses, select(self._store, name, LetterFilter()))
-                redriven += 0 if chooses is None else sum(1 for _ in islice(found, MOST_COUNTED))
+        for key, value in policy.items():
+            takes = value.chooses(None) if key in keys and isinstance(value, KeyValue) else None
+            if takes:
+                found = filter(takes, select(self._store, name, LetterFilter()))
+                redriven += sum(1 for _ in islice(found, MOST_COUNTED))
         return PolicyEffect(dead_letter_queue=name, removed=removed, redriven=redriven)
 
     def _retention(self) -> Retention:

@@ -7,7 +7,6 @@ from celery_dlq.registry import Feature, PolicyKey
 FEATURE = Feature(
     name="auto_redrive",
     observer="observer:observer",
-    chooses="operations:chooses",
     policy_keys={
         "auto_redrive": PolicyKey(
             check="policy:auto_redrive",

@@ -20,8 +20,7 @@ The clock is the store's.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -35,7 +34,6 @@ from celery_dlq.operations.job import DONE, INTERRUPTED, RUNNING, WAITING, Job
 from celery_dlq.operations.jobs import Jobs
 from celery_dlq.operations.redrive.message import Canary, RedriveOptions
 from celery_dlq.operations.redrive.select import RawEntry
-from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.lease import Lease
 from celery_dlq.store.records import position_at
@@ -64,42 +62,6 @@ _PAGE = 500
 _MOST_CURSORS = 200
 _REDRIVEN = ("published", "finished")
 _LEFT = ("refused", "failures", "skipped")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Due:
-    """Which letters a job takes."""
-
-    redrives: int  # Those of messages that were redriven so often
-    reasons: tuple[str, ...] | None = None  # Those with these reasons; `None` for all
-
-    def __call__(self, found: RawEntry) -> bool:
-        """True if a job takes an entry."""
-        return (
-            found.is_letter
-            and found.fields.get(b"redrives", b"0") == b"%d" % self.redrives
-            and (self.reasons is None or found.text("reason") in self.reasons)
-        )
-
-    @property
-    def name(self) -> str:
-        """Names its cursor."""
-        return f"{self.redrives} {' '.join(self.reasons or ())}".strip()
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-ready mapping, for the job."""
-        return {
-            "redrives": self.redrives,
-            "reasons": None if self.reasons is None else list(self.reasons),
-        }
-
-    @classmethod
-    def from_json(cls, value: Any) -> Due | None:
-        """Read what `to_json` wrote; ``None`` if the job was not made by a policy."""
-        if not isinstance(value, Mapping):
-            return None
-        reasons = value.get("reasons")
-        return cls(redrives=int(value["redrives"]), reasons=reasons and tuple(reasons))
 
 
 class Cursor(NamedTuple):
@@ -184,39 +146,39 @@ class _Visit:
             job = self._jobs.resume_in_background(job.id)
         if job is not None and job.state in (RUNNING, WAITING):
             return True
-        due = None if job is None else Due.from_json(job.options.get("due"))
-        if job is not None and due is not None:
+        if job is not None:
             # Of a job that did not end well, all numbers wait: not as long as the latest of them.
-            rule = self._rule
-            wait = rule.wait_seconds(due.redrives) if job.state == DONE else rule.after
-            begun = self._state.get("begun")
-            self._keep(due, self._cursor(due).after(job, begun, wait, self._store.now()))
+            rule, due = self._rule, job.options["due"]
+            wait = rule.wait_seconds(due["redrives"]) if job.state == DONE else rule.after
+            begun, name = self._state.get("begun"), _name(due)
+            self._keep(name, self._cursor(name).after(job, begun, wait, self._store.now()))
         self._state.pop("begun", None)
         del self._state["job"]
         return not self._note()
 
-    def _not_resting(self) -> list[Due]:
+    def _not_resting(self) -> list[int]:
         """The numbers of redrives, least recently used first; none while the queue rests."""
-        cursors = self._state.setdefault("cursors", {})
-        order = {name: place for place, name in enumerate(cursors, 1)}
-        found = sorted(numbers(self._rule), key=lambda due: order.get(due.name, 0))
-        rests = [self._cursor(due).pause_until for due in found]
-        return [] if max(rests) > to_micros(self._store.now()) else found
+        names = {_name(self._rule.due(number)): number for number in range(self._rule.times)}
+        order = {name: place for place, name in enumerate(self._cursors, 1)}
+        rests = max(self._cursor(name).pause_until for name in names)
+        found = sorted(names, key=lambda name: order.get(name, 0))
+        return [] if rests > to_micros(self._store.now()) else [names[name] for name in found]
 
-    def _make(self, due: Due) -> bool:
+    def _make(self, redrives: int) -> bool:
         """Make a job for what is due of one number of redrives; false if nothing is."""
-        now, before = self._store.now(), self._cursor(due)
+        name = _name(self._rule.due(redrives))
+        now, before = self._store.now(), self._cursor(name)
         cursor = before.at(now)
-        until = position_at(now - timedelta(seconds=self._rule.wait_seconds(due.redrives)))
-        begun, found = self._first(due, cursor.position, until)
+        until = position_at(now - timedelta(seconds=self._rule.wait_seconds(redrives)))
+        begun, found = self._first(redrives, cursor.position, until)
         cursor = cursor._replace(position=begun)
         if found or cursor != before:
-            self._keep(due, cursor)
+            self._keep(name, cursor)
         if not found:
             if cursor != before:
                 self._note()
             return False
-        run = self._jobs.new("redrive", self._queue, LetterFilter(), _options(self._rule, due))
+        run = self._jobs.new("redrive", self._queue, LetterFilter(), _options(self._rule, redrives))
         run.tell(until=until, position=begun, total=None, state=WAITING, run=0)
         self._state |= {"job": run.job.id, "begun": begun}
         if self._note():  # before the job: whoever is next must find it
@@ -224,13 +186,13 @@ class _Visit:
             self._jobs.forget(ACTOR, JOBS_KEPT)
         return True
 
-    def _first(self, due: Due, after: str | None, until: str) -> tuple[str | None, bool]:
+    def _first(self, redrives: int, after: str | None, until: str) -> tuple[str | None, bool]:
         """The position before the first letter that is due; true if there is one."""
         scanned = 0
         pages = self._store.fields(self._queue, after=after, until=until, page_size=_PAGE)
         for page in pages:
             for position, fields in page:
-                if due(RawEntry(position, fields)):
+                if self._rule.takes(RawEntry(position, fields), redrives):
                     return after, True
                 after = position
             scanned += len(page)
@@ -238,45 +200,34 @@ class _Visit:
                 break
         return after, False
 
-    def _cursor(self, due: Due) -> Cursor:
-        return Cursor(*self._state.setdefault("cursors", {}).get(due.name, ()))
+    @property
+    def _cursors(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._state.setdefault("cursors", {})
+        return found
 
-    def _keep(self, due: Due, cursor: Cursor) -> None:
+    def _cursor(self, name: str) -> Cursor:
+        return Cursor(*self._cursors.get(name, ()))
+
+    def _keep(self, name: str, cursor: Cursor) -> None:
         """Keep a cursor; forget the one that was not used for longest if policies changed often."""
-        cursors = self._state["cursors"]
-        cursors.pop(due.name, None)
-        cursors[due.name] = list(cursor)
-        for name in list(cursors)[:-_MOST_CURSORS]:
-            del cursors[name]
+        self._cursors.pop(name, None)
+        self._cursors[name] = list(cursor)
+        for old in list(self._cursors)[:-_MOST_CURSORS]:
+            del self._cursors[old]
 
     def _note(self) -> bool:
         """Save the state; false if another process has the lease by now."""
         return self._lease.note(json.dumps(self._state)).acquired
 
 
-def numbers(rule: AutoRedrive) -> Iterator[Due]:
-    """Which letters a rule redrives, by the number of their redrives."""
-    reasons = None if rule.reasons is None else tuple(sorted(map(str, rule.reasons)))
-    return (Due(redrives=number, reasons=reasons) for number in range(rule.times))
+def _name(due: Mapping[str, Any]) -> str:
+    """Names the cursor of the letters that a job takes."""
+    return " ".join([str(due["redrives"]), *(due["reasons"] or ())])
 
 
-def _options(rule: AutoRedrive, due: Due) -> RedriveOptions:
+def _options(rule: AutoRedrive, redrives: int) -> RedriveOptions:
     canary = None
     if rule.canary is not None:
         wait = min(max(CANARY_SECONDS, rule.after), MOST_CANARY_SECONDS)
         canary = Canary(letters=rule.canary, wait_seconds=wait)
-    return RedriveOptions(rate=RATE, limit=MOST_LETTERS, due=due.to_json(), canary=canary)
-
-
-def chooses(
-    policy: Policy | None, due: Mapping[str, Any] | None
-) -> Callable[[RawEntry], bool] | None:
-    """Which letters a policy redrives, or a job that it made; ``None`` if it redrives none."""
-    rule = None if policy is None else policy.of("auto_redrive")
-    if not rule:
-        return None
-    every = list(numbers(rule))
-    if due is None:
-        return lambda found: any(one(found) for one in every)
-    mine = Due.from_json(due)
-    return mine if mine in every else None
+    return RedriveOptions(rate=RATE, limit=MOST_LETTERS, due=rule.due(redrives), canary=canary)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_dlq.letters.record import Reason
 from celery_dlq.policies.checks import (
@@ -16,6 +17,9 @@ from celery_dlq.policies.checks import (
     some_of,
 )
 from celery_dlq.policies.policy import KeyValue
+
+if TYPE_CHECKING:
+    from celery_dlq.operations.redrive.select import RawEntry
 
 MOST_TIMES = 100
 MOST_BACKOFF = 100.0
@@ -59,6 +63,28 @@ class AutoRedrive(KeyValue):
     def keeps(self, reason: Reason) -> bool:
         """True if letters with this reason are redriven."""
         return self.reasons is None or reason in self.reasons
+
+    def due(self, redrives: int) -> dict[str, Any]:
+        """The letters that a job takes: those of messages that were redriven so often."""
+        reasons = None if self.reasons is None else sorted(map(str, self.reasons))
+        return {"redrives": redrives, "reasons": reasons}
+
+    def takes(self, found: RawEntry, redrives: int) -> bool:
+        """True for a letter of a message that was redriven so often, if its reason is allowed."""
+        return (
+            found.is_letter
+            and found.fields.get(b"redrives", b"0") == b"%d" % redrives
+            and (self.reasons is None or found.text("reason") in self.reasons)
+        )
+
+    def chooses(self, due: Mapping[str, Any] | None) -> Callable[[RawEntry], bool] | None:
+        """The letters that it redrives, or that its job takes unless it has changed since."""
+        if due is None:
+            return lambda found: any(self.takes(found, number) for number in range(self.times))
+        redrives: int = due["redrives"]
+        if redrives >= self.times or due != self.due(redrives):
+            return None
+        return lambda found: self.takes(found, redrives)
 
     def used_up(self, redrives: int, reason: Reason) -> str:
         """What the letter of a message says that is redriven no more; empty if it will be."""

@@ -20,7 +20,7 @@ from celery_dlq.operations.redrive.checks import Holds, targets_of
 from celery_dlq.operations.redrive.claimed import TAKEN
 from celery_dlq.operations.redrive.message import Outgoing, Prepared, RedriveOptions, outgoing
 from celery_dlq.operations.redrive.select import Progress, RawEntry, select
-from celery_dlq.registry import features
+from celery_dlq.policies.policy import KeyValue
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import ClaimState, MessageKey, Seed
 
@@ -279,11 +279,10 @@ class LettersWork(Work):
         """Which letters a job takes that a policy made; the policy may have changed since."""
         table, queue = self._jobs.policies.in_force(), self.run.job.queue
         policy = None if table.rests(queue) else table.of_dead_letter_queue(queue)
-        for feature in features():
-            takes = feature.chooses and feature.load(feature.chooses)(policy, self.options.due)
+        for _key, value in () if policy is None else policy.items():
+            takes = value.chooses(self.options.due) if isinstance(value, KeyValue) else None
             if takes:
-                found: Callable[[RawEntry], bool] = takes
-                return found
+                return takes
         raise DLQError("the policy of the queue has no auto_redrive any more, or just changed")
 
 

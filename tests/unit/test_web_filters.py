@@ -12,7 +12,7 @@ from web_pages import SAME_SITE, form_of, pages, post, recorded
 
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.web.http import Call, RequestError, fields_of
-from celery_dlq.web.pages.parts import filter_of, query_of
+from celery_dlq.web.pages import filter_of, query_of
 from celery_dlq.web.templating import Templates, exact, plain
 
 NO_SITE: Any = None

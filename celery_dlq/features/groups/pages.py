@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 from celery_dlq.events import whoami
 from celery_dlq.web.http import Call, Page, Permission, RequestError, post
-from celery_dlq.web.pages.parts import confirm, span_of
+from celery_dlq.web.pages import confirm, span_of
 
 MAX_NOTE_CHARS = 2000
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.web.http import Call, Page, Permission, get, post
-from celery_dlq.web.pages.parts import confirm, span_of
+from celery_dlq.web.pages import confirm, span_of
 from celery_dlq.web.templating import duration
 
 SHOWN = 12

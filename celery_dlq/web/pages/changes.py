@@ -13,7 +13,7 @@ from celery_dlq.operations.edit import Edit
 from celery_dlq.operations.job import REDRIVES, REMOVALS
 from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.web.http import Call, Page, Permission, RequestError
-from celery_dlq.web.pages.parts import Row, filter_of, gone, json_text, query_of, suppressed
+from celery_dlq.web.pages import Row, filter_of, gone, json_text, query_of, suppressed
 
 if TYPE_CHECKING:
     from celery_dlq.operations.job import Job

@@ -21,7 +21,7 @@ from celery_dlq.letters.printable import json_text, shortened
 from celery_dlq.letters.replacing import MARKER
 from celery_dlq.operations.redrive.select import batches
 from celery_dlq.web.http import Call, Page, RequestError
-from celery_dlq.web.pages.parts import Row, filter_of, frames_of, gone, query_of, suppressed
+from celery_dlq.web.pages import Row, filter_of, frames_of, gone, query_of, suppressed
 
 if TYPE_CHECKING:
     from celery_dlq.letters.record import DeadLetter
@@ -93,6 +93,7 @@ def letter(call: Call) -> Page:
             error=row.error,
             fields=call.dlq.redaction.fields(fields),
         )
+    arguments, why_none = arguments_of(row.letter)
     shown, headers = row.letter, _mapping(row.letter, "headers")
     redriven_by = headers.get(REDRIVE_HEADER)
     return call.page(
@@ -102,7 +103,8 @@ def letter(call: Call) -> Page:
         letter=shown,
         group=suppressed(lambda: call.dlq.group(queue, shown.fingerprint), NotFound),
         exceptions=frames_of(shown),
-        arguments=arguments_of(shown),
+        arguments=arguments,
+        why_none=why_none,
         headers=tree_of(headers, "headers"),
         properties=tree_of(_mapping(shown, "properties"), "properties"),
         links=links_of(shown.content_type, shown.body),
@@ -152,45 +154,33 @@ class Node:
     filter: str = ""  # A condition that finds letters with this value; empty if there is none
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arguments:
-    """What a letter says of its arguments."""
-
-    nodes: list[Node]  # Positional and keyword arguments, if the letter has them as JSON
-    text: str = ""  # Celery's description, else
-    note: str = ""  # Why there is no tree
-
-
 def tree_of(value: Any, name: str) -> Node:
     """Make the tree of a value."""
     return _node(value, name, name, 0, iter(range(MAX_NODES)))
 
 
-def arguments_of(letter: DeadLetter) -> Arguments:
-    """Make the trees of the arguments of a letter that is masked already."""
-    described = ", ".join(text for text in (letter.argsrepr, letter.kwargsrepr) if text)
-    described = shortened(described, MAX_PARSED_BYTES)
+def arguments_of(letter: DeadLetter) -> tuple[list[Node], str]:
+    """The trees of the arguments of a letter that is masked already; or why there are none."""
     if letter.args_json is None and letter.kwargs_json is None:
-        return Arguments(nodes=[], text=described, note="The body is not plain JSON of Celery.")
-    texts = [letter.args_json or "[]", letter.kwargs_json or "{}"]
-    if sum(map(len, texts)) > MAX_PARSED_BYTES:
-        note = "The arguments are larger than 256 KB; the body can be downloaded."
-        return Arguments(nodes=[], text=described, note=note)
+        return [], "The body is not plain JSON of Celery."
+    texts = {"args": letter.args_json or "[]", "kwargs": letter.kwargs_json or "{}"}
+    if sum(map(len, texts.values())) > MAX_PARSED_BYTES:
+        return [], "The arguments are larger than 256 KB; the body can be downloaded."
     try:
-        args, kwargs = (json.loads(text) for text in texts)
+        return [tree_of(json.loads(text), name) for name, text in texts.items()], ""
     except (ValueError, RecursionError):
-        return Arguments(nodes=[], text=described, note="The arguments cannot be read.")
-    return Arguments(nodes=[tree_of(args, "args"), tree_of(kwargs, "kwargs")])
+        return [], "The arguments cannot be read."
 
 
-def edits_of(headers: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def edits_of(headers: Mapping[str, Any]) -> list[dict[str, str]]:
     """Edits of a message, from headers that are masked already; publishers may write any."""
     try:
         found = json.loads(headers.get(EDITED_HEADER) or "[]")
     except (ValueError, TypeError, RecursionError):
         return []
     found = found[:MAX_EDITS] if isinstance(found, list) else []
-    return [edit for edit in found if isinstance(edit, Mapping)]
+    edits = (edit for edit in found if isinstance(edit, dict))
+    return [{k: text for k, text in edit.items() if isinstance(text, str)} for edit in edits]
 
 
 def _node(value: Any, key: str, path: str, depth: int, budget: Iterator[int]) -> Node:

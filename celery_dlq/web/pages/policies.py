@@ -11,7 +11,7 @@ from celery_dlq.events import whoami
 from celery_dlq.policies.overrides import keys
 from celery_dlq.policies.table import RETENTION, PolicyTable, of_whole_queues
 from celery_dlq.web.http import Call, Page, Permission, RequestError
-from celery_dlq.web.pages.parts import confirm, span_of, suppressed
+from celery_dlq.web.pages import confirm, span_of, suppressed
 from celery_dlq.web.templating import duration, plain
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from celery_dlq.errors import NotFound
 from celery_dlq.store.records import GroupState
 from celery_dlq.web.http import Call, Page
-from celery_dlq.web.pages.parts import Row, confirm, frames_of, gone, suppressed
+from celery_dlq.web.pages import Row, confirm, frames_of, gone, suppressed
 from celery_dlq.web.status import MAX_QUEUES, busiest_first
 
 if TYPE_CHECKING:

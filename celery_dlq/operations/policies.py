@@ -126,21 +126,19 @@ class PolicyAdmin:
         ]
         low = (found.text for found in self._low_limits(table, task_queues))
         now = self._registry.now()
-        soon = [
-            _to_come(each) for each in self._instructions.in_force(Override) if each.since > now
-        ]
+        soon = [_to_come(each) for each in self.overrides() if each.since > now]
         return PolicyReport(views=tuple(views), warnings=(*unknown, *low, *soon, *_drift(workers)))
 
     def in_force(self) -> PolicyTable:
         """The configured policies with the overrides applied."""
-        return applied(self._table, self._instructions.in_force(Override), self._registry.now())
+        return applied(self._table, self.overrides(), self._registry.now())
 
     def after(
         self, made: Iterable[Override] = (), lifted: Iterable[tuple[str, str]] = ()
     ) -> PolicyTable:
         """The policies that would be in force after changes, once these have begun."""
         gone = set(lifted)
-        left = [o for o in self._instructions.in_force(Override) if (o.queue, o.key) not in gone]
+        left = [o for o in self.overrides() if (o.queue, o.key) not in gone]
         return applied(self._table, [*left, *made], MAX_TIME)
 
     def overrides(self) -> list[Override]:
@@ -210,19 +208,13 @@ class PolicyAdmin:
         wanted = self.check_lift(queue, *keys)
         self._audit.record(Action.POLICY_UNSET, queue, {"keys": wanted})
         now, actor = self._registry.now(), whoami()
-        mine = {o.key: o for o in self._instructions.in_force(Override) if o.queue == queue}
+        mine = {o.key: o for o in self.overrides() if o.queue == queue}
         for key in wanted:
             since = begins(key, now)
             if since > now:  # it ends as it begins: in between, the letters are left alone
+                until = since + KEPT_IN_BIN
                 self._instructions.put(
-                    Override(
-                        queue=queue,
-                        key=key,
-                        value=None,
-                        until=since + KEPT_IN_BIN,
-                        actor=actor,
-                        since=since,
-                    )
+                    replace(mine[key], value=None, until=until, actor=actor, since=since)
                 )
             else:
                 self._instructions.remove(mine[key])
@@ -230,7 +222,7 @@ class PolicyAdmin:
 
     def check_lift(self, queue: str, *keys: str) -> list[str]:
         """The keys that `lift_policy` would lift; changes nothing, raises the same."""
-        mine = [o for o in self._instructions.in_force(Override) if o.queue == queue]
+        mine = [o for o in self.overrides() if o.queue == queue]
         present = [o.key for o in mine if o.value is not None]
         wanted = list(dict.fromkeys(keys)) or present
         missing = [key for key in wanted if key not in present]
@@ -252,9 +244,7 @@ class PolicyAdmin:
         known = self.configured_queues().union(
             self.guarded_queues(), self._table.queues, *(info.queues for info in workers)
         )
-        if queue not in known and queue not in {
-            o.queue for o in self._instructions.in_force(Override)
-        }:
+        if queue not in known.union(o.queue for o in self.overrides()):
             raise NotFound(
                 f"expected a queue that the app, a live worker or a letter knows, got {queue!r}"
                 f"{did_you_mean(queue, known) or '; `dlq policies` lists them'}"

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 _MAX_NAMES = 1000
 _MOST_NAMES_SHOWN = 20
 _MOST_EXAMPLES = 10
-_OTHERS = "(others)"
 
 Finding = tuple[bool | None, str]
 """Whether something exists, ``None`` if that is unknown; and why."""
@@ -216,7 +215,15 @@ class Targets:
         if text is None:
             if not found.is_letter or len(self._losses) >= _MAX_NAMES:
                 return ""
-            text = self._losses[names] = self._loss(self.queue_of(found), found.text("task_name"))
+            queue, task = self.queue_of(found), found.text("task_name")
+            kinds = (("queue", queue, self.queue), ("task", task, lambda _: self.task(task, queue)))
+            text = ""
+            for kind, name, look in kinds if queue else ():  # without one, publishing says so
+                there, why = look(name)
+                if there is False:
+                    text = f"{kind} {name!r} is {why}"
+                    break
+            self._losses[names] = text
         return text
 
     def waits_for(self, found: RawEntry) -> Iterator[str]:
@@ -226,14 +233,6 @@ class Targets:
             yield from self._holds.waits_for(found, task, queue)
         if queue and not self._consumers(queue):
             yield f"a live worker that consumes queue {queue!r}"
-
-    def _loss(self, queue: str, task: str) -> str:
-        if not queue:  # publishing it says so
-            return ""
-        for name, (there, why) in ((queue, self.queue(queue)), (task, self.task(task, queue))):
-            if there is False:
-                return f"{'queue' if name == queue else 'task'} {name!r} is {why}"
-        return ""
 
     def _consumers(self, queue: str) -> list[WorkerInfo]:
         return [info for info in self._workers if queue in info.queues]
@@ -251,14 +250,12 @@ class Targets:
             return True, "declared by the app; the broker creates it at the first publish"
         if made_by_publishing and name in self._configured:
             return True, "in the app's configuration; no live worker consumes it"
-        if made_by_publishing and not self._workers and self._was_consumed(name):
+        was_consumed = name != self._to_queue or name in self._guarded
+        if made_by_publishing and not self._workers and was_consumed:
             return None, "no live worker has registered its queues"
         known = self._configured.union(self._guarded, *(info.queues for info in self._workers))
         why = "neither on the broker, nor declared by the app, nor consumed by a live worker"
         return False, f"{why}{did_you_mean(name, known - {name})}"
-
-    def _was_consumed(self, name: str) -> bool:
-        return name != self._to_queue or name in self._guarded
 
 
 class _LateError(Exception):
@@ -273,7 +270,12 @@ def dry_run(
     scanned: Progress | None = None,
 ) -> DryRun:
     """Report what a redrive would do, or without targets a removal; read letters for some time."""
-    counts, deadline = _Counts(targets), time.monotonic() + seconds
+    numbers: Counter[str] = Counter()
+    needed: Counter[tuple[str, str]] = Counter()
+    waits_for: Counter[str] = Counter()
+    groups: Counter[str] = Counter()
+    examples: list[str] = []
+    exact, deadline = True, time.monotonic() + seconds
 
     def check(entries: int = 0) -> None:
         if entries and scanned is not None:
@@ -284,78 +286,76 @@ def dry_run(
     try:
         for found in select(check):
             check()
-            counts.add(found)
+            if len(examples) < _MOST_EXAMPLES:
+                examples.append(found.key)
+            body = found.fields.get(b"body", b"")
+            numbers["bytes"] += len(body)
+            numbers["letters" if found.is_letter else "corrupt"] += 1
+            if not found.is_letter:
+                continue
+            queue, task = (
+                "" if targets is None else targets.queue_of(found),
+                found.text("task_name"),
+            )
+            _count(groups, found.text("fingerprint"))
+            _count(needed, (queue, task))
+            if targets is not None:
+                numbers["chords"] += is_in_chord(found.fields.get(b"content_type", b""), body)
+                for what in targets.waits_for(found):
+                    _count(waits_for, what)
     except _LateError:
-        return replace(counts.result(), exact=False)
-    return counts.result()
+        exact = False
+    queues, tasks = _checks(needed, targets)
+    return DryRun(
+        letters=numbers["letters"],
+        corrupt=numbers["corrupt"],
+        bytes=numbers["bytes"],
+        chords=numbers["chords"],
+        queues=queues,
+        tasks=tasks,
+        waits_for=dict(waits_for.most_common()),
+        groups=[
+            {"fingerprint": name, "letters": count}
+            for name, count in groups.most_common(_MOST_NAMES_SHOWN)
+        ],
+        examples=examples,
+        exact=exact,
+    )
 
 
-class _Counts:
-    """What a dry run counts, in one pass over the letters; of many names, the first ones."""
+def _count(counts: Counter[Any], name: Any) -> None:
+    """Count a name, of many the first ones."""
+    if name in counts or len(counts) < _MAX_NAMES:
+        counts[name] += 1
 
-    def __init__(self, targets: Targets | None) -> None:
-        self._targets = targets
-        self._numbers: Counter[str] = Counter()
-        self._needed: Counter[tuple[str, str]] = Counter()
-        self._waits_for: Counter[str] = Counter()
-        self._groups: Counter[str] = Counter()
-        self._examples: list[str] = []
 
-    def add(self, found: RawEntry) -> None:
-        """Count an entry."""
-        if len(self._examples) < _MOST_EXAMPLES:
-            self._examples.append(found.key)
-        body, content_type = (found.fields.get(name, b"") for name in (b"body", b"content_type"))
-        if not found.is_letter:
-            self._numbers["corrupt"] += 1
-            self._numbers["bytes"] += 0 if self._targets else len(body)
-            return
-        chord = self._targets is not None and is_in_chord(content_type, body)
-        self._numbers.update(letters=1, bytes=len(body), chords=int(chord))
-        _count(self._groups, found.text("fingerprint"))
-        queue, task = "", found.text("task_name")
-        if self._targets is not None:
-            queue = self._targets.queue_of(found)
-            for what in self._targets.waits_for(found):
-                _count(self._waits_for, what)
-        if not _count(self._needed, (queue, task)):
-            self._needed[_OTHERS, _OTHERS] += 1
-
-    def result(self) -> DryRun:
-        """What was counted; each queue and task is looked up now."""
-        needed, targets = self._needed.items(), self._targets
-        queues: Iterable[tuple[str, int, Finding]] = ()
-        tasks: Iterable[tuple[str, int, Finding]] = (
-            (task, n, (None, "")) for (_, task), n in needed
-        )
+def _checks(
+    needed: Counter[tuple[str, str]], targets: Targets | None
+) -> tuple[tuple[Check, ...], tuple[Check, ...]]:
+    """The queues and tasks, most letters first; a task that one of its queues lacks is missing."""
+    queues: dict[str, Check] = {}
+    tasks: dict[str, Check] = {}
+    for (queue, task), letters in needed.items():
         if targets is not None:
-            queues = (
-                (q, n, _TOO_MANY if q == _OTHERS else targets.queue(q)) for (q, _), n in needed
-            )
-            tasks = (
-                (task, n, _TOO_MANY if task == _OTHERS else targets.task(task, queue))
-                for (queue, task), n in needed
-            )
-        groups = self._groups.most_common(_MOST_NAMES_SHOWN)
-        return DryRun(
-            letters=self._numbers["letters"],
-            corrupt=self._numbers["corrupt"],
-            bytes=self._numbers["bytes"],
-            chords=self._numbers["chords"],
-            queues=_checks(queues),
-            tasks=_checks(tasks),
-            waits_for=dict(self._waits_for.most_common()),
-            groups=[{"fingerprint": name, "letters": count} for name, count in groups],
-            examples=self._examples,
-        )
+            _add(queues, queue, letters, targets.queue(queue))
+        _add(tasks, task, letters, (None, "") if targets is None else targets.task(task, queue))
+    most, others = (
+        tuple(sorted(found.values(), key=lambda check: -check.letters)) for found in (queues, tasks)
+    )
+    return most, others
 
 
-def _count(counts: Counter[Any], name: Any) -> bool:
-    """Count a name unless there are too many others; false if so."""
-    if name not in counts and len(counts) >= _MAX_NAMES:
-        return False
-    counts[name] += 1
-    return True
+def _add(checks: dict[str, Check], name: str, letters: int, finding: Finding) -> None:
+    """Add letters to the check of a name; the worst that was found counts."""
+    (found, why), before = finding, checks.get(name)
+    if before is not None:
+        letters += before.letters
+        if _BADNESS[before.found] >= _BADNESS[found]:
+            found, why = before.found, before.why
+    checks[name] = Check(name=name, letters=letters, found=found, why=why)
+
+
+_BADNESS = {True: 0, None: 1, False: 2}
 
 
 def refuse_lost(plan: DryRun, *, force: bool = False) -> None:
@@ -372,27 +372,6 @@ def refuse_lost(plan: DryRun, *, force: bool = False) -> None:
             f"nothing was redriven, because messages would be lost: {'; '.join(missing[:5])}. "
             f"To redrive nevertheless: --force, or force=True"
         )
-
-
-_TOO_MANY: Finding = (None, "too many to check")
-
-
-def _checks(findings: Iterable[tuple[str, int, Finding]]) -> tuple[Check, ...]:
-    """One check a name, most letters first; a task that one of its queues lacks is missing."""
-    counts: Counter[str] = Counter()
-    worst: dict[str, Finding] = {}
-    for name, count, finding in findings:
-        counts[name] += count
-        before = worst.setdefault(name, finding)
-        if _BADNESS[finding[0]] > _BADNESS[before[0]]:
-            worst[name] = finding
-    return tuple(
-        Check(name=name, letters=count, found=worst[name][0], why=worst[name][1])
-        for name, count in counts.most_common()
-    )
-
-
-_BADNESS = {True: 0, None: 1, False: 2}
 
 
 _CONNECT: dict[str, Any] = {"max_retries": 1, "interval_start": 0.2, "interval_step": 0.2}

@@ -12,12 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from celery_dlq.logs import get_logger
-
-if TYPE_CHECKING:
-    from celery_dlq.store.metrics import MetricsStore
 
 NAMESPACE = "celery_dlq"
 OTHER = "(other)"
@@ -180,6 +176,10 @@ class Measured:
     workers: tuple[WorkerGauges, ...] = ()
 
 
+Add = Callable[[Mapping[Series, int], WorkerGauges | None], bool]
+"""Adds counts to those of the app, see `celery_dlq.store.metrics`; False if they are to be kept."""
+
+
 class Counts:
     """The counts of one process, kept in memory until they are flushed."""
 
@@ -207,11 +207,11 @@ class Counts:
             return (metric.name, *(OTHER for _ in metric.labels))
         return series
 
-    def flush(self, store: MetricsStore, gauges: WorkerGauges | None = None) -> None:
+    def flush(self, add: Add, gauges: WorkerGauges | None = None) -> None:
         """Add all counts to those in the store; keep them for the next flush if that fails."""
         with self._lock:
             counts, self._counts = self._counts, {}
-        if (counts or gauges) and not store.add(counts, gauges):
+        if (counts or gauges) and not add(counts, gauges):
             self._put_back(counts)
 
     def _put_back(self, counts: Mapping[Series, int]) -> None:
@@ -234,7 +234,7 @@ class Measuring:
     """Counts, and adds them to those of the app once every few seconds.
 
     Args:
-        store: Gives the store of metrics, when there is something to add.
+        add: Gives what adds to the store, when there is something to add.
         clock: Monotonic seconds.
 
     Attributes:
@@ -242,12 +242,10 @@ class Measuring:
         gauges: What a worker says of itself with its counts; ``None`` where there is no worker.
     """
 
-    def __init__(
-        self, store: Callable[[], MetricsStore], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, add: Callable[[], Add], clock: Callable[[], float] = time.monotonic) -> None:
         self.counts = Counts()
         self.gauges: Callable[[], WorkerGauges] | None = None
-        self._store = store
+        self._add = add
         self._clock = clock
         self._flushed_at = clock()
         self._lock = threading.RLock()
@@ -267,7 +265,7 @@ class Measuring:
         with self._lock:
             self._flushed_at = self._clock()
             if self.gauges is not None or not self.counts.empty:
-                self.counts.flush(self._store(), self.gauges() if self.gauges else None)
+                self.counts.flush(self._add(), self.gauges() if self.gauges else None)
 
     def close(self) -> None:
         """Add up for the last time; never raises."""

@@ -133,7 +133,7 @@ class Assembly:
         self.clock = clock
         self.events = Events()
         self.events.subscribe(signals.relay, signals.wants)
-        self.measuring = Measuring(lambda: self.backend.metrics)
+        self.measuring = Measuring(lambda: self.backend.metrics.add)
         self._lock = threading.RLock()
         self._settings: Settings | None = None
         self._backend: Store | None = None
@@ -263,7 +263,7 @@ class Assembly:
             _backend=self.backend.separate(),
             _backends_of_parents=[],
         )
-        own.measuring = Measuring(lambda: own.backend.metrics)
+        own.measuring = Measuring(lambda: own.backend.metrics.add)
         return own
 
     @contextmanager

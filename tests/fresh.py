@@ -41,7 +41,7 @@ def shared(dlq: Any) -> Any:
 def jobs_on(backend: Store) -> Jobs:
     """Jobs of an app without policies, in a store of a test's own."""
     nothing: Any = None
-    measuring = Measuring(lambda: backend.metrics)
+    measuring = Measuring(lambda: backend.metrics.add)
     return Jobs(
         an_app(),
         nothing,

@@ -79,7 +79,7 @@ class Worker:
     def counted(self, metric: Any) -> dict[tuple[str, ...], int]:
         """A metric's values, by its labels."""
         store = fresh_store().metrics
-        self.guard.counts.flush(store)
+        self.guard.counts.flush(store.add)
         counts = store.read().counts
         return {key[1:]: n for key, n in counts.items() if key[0] == metric.name}
 

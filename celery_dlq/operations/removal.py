@@ -374,10 +374,8 @@ class _Discard:
         )
         free = (ClaimState.CLAIMED, ClaimState.RECLAIMED, ClaimState.PUBLISHED)
         ours = [key for key, state in zip(keys, states, strict=True) if state in free]
-        if self._options.forever:
-            self._store.remove(queue, ours, owner=owner)
-        else:
-            self._store.discard(queue, ours, owner=owner, keep_seconds=KEPT_IN_BIN.total_seconds())
+        keep_seconds = 0.0 if self._options.forever else KEPT_IN_BIN.total_seconds()
+        self._store.remove(queue, ours, owner=owner, keep_seconds=keep_seconds)
         # Count what we claimed, not the reply: a removal may succeed and its reply be lost.
         self._report.removed += len(ours)
         self._report.skipped += len(keys) - len(ours)

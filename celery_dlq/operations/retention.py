@@ -182,11 +182,8 @@ class Retention:
 
     def _remove(self, name: str, found: list[LetterSummary], owner: str, *, to_bin: bool) -> None:
         ids = [each.letter_id for each in found]
-        if to_bin:
-            keep_seconds = KEPT_IN_BIN.total_seconds()
-            self._store.discard(name, ids, owner=owner, keep_seconds=keep_seconds)
-        else:
-            self._store.remove(name, ids, owner=owner)
+        keep_seconds = KEPT_IN_BIN.total_seconds() if to_bin else 0.0
+        self._store.remove(name, ids, owner=owner, keep_seconds=keep_seconds)
 
 
 def _detail(cause: str, limit: Any, found: list[LetterSummary]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from operator import attrgetter
 from urllib.parse import quote, unquote
 from uuid import uuid4
 
@@ -29,6 +29,8 @@ ALIVE_SECONDS = 1.0
 
 SCRIPTS = ("count", "count_first", "ended", "forget", "heartbeat")
 """The counter's scripts; they are sent over its connection."""
+
+_ORDER = attrgetter("started_at", "retries", "number")
 
 _Done = tuple[MessageKey, Delivery, bool]
 """A message that is done, its last delivery, and whether that was its first."""
@@ -204,8 +206,10 @@ class DeliveryCounter:
         """Send the clean-ups and heartbeats, and see if Redis accepts writes."""
         while self._done and self._clean_up():
             pass  # until none is left or Redis fails
-        if counted := self._counted():
-            self._connection.send_unanswered(counted)
+        counts, self._successes = self._successes, Counter()
+        if counts:  # successes of redrives since the last flush
+            key = self._keys.successes()
+            self._connection.send_unanswered([("HINCRBY", key, i, n) for i, n in counts.items()])
         names, self._unprobed = self._unprobed, set()
         # A heartbeat is the smallest write like a count.
         if names and not self._connection.probe_writes([*map(self._heartbeat, names)]):
@@ -224,11 +228,6 @@ class DeliveryCounter:
                 release = quote(delivery.release, safe="", errors="backslashreplace")
                 self._worker += f":{release}"
         return f"{to_micros(delivery.started_at)}|{self._worker}"
-
-    def _counted(self) -> list[Command]:
-        """Take the commands that add the successes of redrives since the last flush."""
-        counts, self._successes = self._successes, Counter()
-        return [("HINCRBY", self._keys.successes(), i, n) for i, n in counts.items()]
 
     def _clean_up(self) -> bool:
         """Delete the counts of messages that are done, many with one command."""
@@ -269,11 +268,7 @@ def _deliveries(fields: Mapping[bytes, bytes]) -> tuple[Delivery, ...]:
             found[place] = replace(end, number=place[1])
         elif place not in found:
             found[place] = _started(*place, value.decode())
-    return tuple(sorted([*found.values(), *aside], key=_order))
-
-
-def _order(delivery: Delivery) -> tuple[Any, ...]:
-    return (delivery.started_at, delivery.retries, delivery.number)
+    return tuple(sorted([*found.values(), *aside], key=_ORDER))
 
 
 def _started(retries: int, number: int, value: str) -> Delivery:

@@ -29,7 +29,6 @@ from celery_dlq.store.records import (
     Stored,
     StoredLetter,
     ordered,
-    stored_at,
 )
 from celery_dlq.store.scripts import chunks, script_text
 from celery_dlq.store.stream import StreamReader
@@ -173,8 +172,7 @@ class Letters(Part):
         Letters that arrive meanwhile are left out: the end is fixed at the first page.
         Entries that are not readable letters are skipped and logged.
         """
-        pages = self._pages(dead_letter_queue, None, None, PAGE, newest_first=newest_first)
-        for page in pages:
+        for page in self.fields(dead_letter_queue, newest_first=newest_first):
             for position, fields in page:
                 try:
                     letter = letter_from(fields)
@@ -187,13 +185,19 @@ class Letters(Part):
         self,
         dead_letter_queue: str,
         *,
-        after: str | None,
-        until: str | None,
-        page_size: int,
+        after: str | None = None,
+        until: str | None = None,
+        page_size: int = PAGE,
         newest_first: bool = False,
     ) -> Iterator[RawPage]:
         """Iterate over raw pages, bounded in entries and bytes; includes entries of any kind."""
-        return self._pages(dead_letter_queue, after, until, page_size, newest_first=newest_first)
+        # The end is fixed now: letters that arrive during the reading are left out.
+        until = until or self.last_position(dead_letter_queue)
+        if until is not None:
+            stream = self._keys.letters(dead_letter_queue)
+            yield from self._reader.pages(
+                stream, after, until, page_size, newest_first=newest_first
+            )
 
     def last_position(self, dead_letter_queue: str) -> str | None:
         """Return the position of the newest letter ever stored, or ``None``."""
@@ -215,7 +219,14 @@ class Letters(Part):
         low = f"({after}" if after else "-"
         count = min(most, _SUMMARIES_PER_PAGE)
         page = self._reader.some(self._keys.letters(dead_letter_queue), low, "+", count)
-        return [_letter_summary(entry, fields) for entry, fields in page]
+        return [
+            LetterSummary(
+                position=entry,
+                letter_id=fields.get(b"id", b"").decode("utf-8", "replace"),
+                dead_lettered_at=moment(fields.get(b"dead_lettered_at", b"")),
+            )
+            for entry, fields in page
+        ]
 
     def ended(self, dead_letter_queue: str, *, most: int) -> list[LetterSummary]:
         """Return at most ``most`` letters whose messages have expired since they were stored."""
@@ -226,12 +237,7 @@ class Letters(Part):
         entries = self._client.hmget(self._keys.ids(dead_letter_queue), ids) if ids else []
         places = [text_of(entry or b"0-0") for entry in entries]
         return [
-            LetterSummary(
-                position=place,
-                letter_id=text_of(name),
-                dead_lettered_at=None,
-                stored_at=stored_at(place),
-            )
+            LetterSummary(position=place, letter_id=text_of(name))
             for name, place in zip(ids, places, strict=True)
         ]
 
@@ -275,24 +281,22 @@ class Letters(Part):
         return self.overviews.names()
 
     def remove(
-        self, dead_letter_queue: str, letter_ids: Iterable[str], *, owner: str | None = None
-    ) -> int:
-        """Remove letters and their claims; return the number of letters removed.
-
-        With ``owner`` only letters that it has claimed, which makes a repetition harmless.
-        """
-        return self._remove(dead_letter_queue, letter_ids, owner or "", 0)
-
-    def discard(
         self,
         dead_letter_queue: str,
         letter_ids: Iterable[str],
         *,
-        owner: str,
-        keep_seconds: float,
+        owner: str | None = None,
+        keep_seconds: float = 0.0,
     ) -> int:
-        """Move letters that ``owner`` has claimed to the bin, to be kept for ``keep_seconds``."""
-        return self._remove(dead_letter_queue, letter_ids, owner, int(keep_seconds * 1000))
+        """Remove letters and their claims; return the number of letters removed.
+
+        With ``keep_seconds`` they are in the bin for so long. With ``owner`` only letters that it
+        has claimed, which makes a repetition harmless.
+        """
+        args, removed = (owner or "", int(keep_seconds * 1000)), 0
+        for some in chunks(list(letter_ids), _REMOVED_PER_CALL):
+            removed += int(self._call("remove", *args, *some, queue=dead_letter_queue))
+        return removed
 
     def restore(self, dead_letter_queue: str, letter_id: str) -> Restored:
         """Put a discarded letter back as the newest of its queue, in one atomic step."""
@@ -327,35 +331,9 @@ class Letters(Part):
         with suppress(Exception):
             self._client.close()
 
-    def _remove(
-        self, dead_letter_queue: str, letter_ids: Iterable[str], owner: str, keep_millis: int
-    ) -> int:
-        removed, name = 0, dead_letter_queue
-        for some in chunks(list(letter_ids), _REMOVED_PER_CALL):
-            if keep_millis:  # empties faster than it fills
-                self._call("empty_bin", keep_millis, 2 * _REMOVED_PER_CALL, queue=name)
-            removed += int(self._call("remove", owner, keep_millis, *some, queue=name))
-        return removed
-
     def _end(self, dead_letter_queue: str) -> Sequence[Any]:
         reply: Sequence[Any] = self._call("end_of_queue", queue=dead_letter_queue)
         return reply
-
-    def _pages(
-        self,
-        dead_letter_queue: str,
-        after: str | None,
-        until: str | None,
-        page_size: int,
-        *,
-        newest_first: bool,
-    ) -> Iterator[RawPage]:
-        # The end is fixed now: letters that arrive during the reading are left out.
-        until = until or self.last_position(dead_letter_queue)
-        if until is None:
-            return
-        stream = self._keys.letters(dead_letter_queue)
-        yield from self._reader.pages(stream, after, until, page_size, newest_first=newest_first)
 
 
 def is_position(text: str) -> bool:
@@ -372,15 +350,6 @@ def _facts(fields: Mapping[bytes, bytes]) -> str:
             name: None if value is None else value.decode("utf-8", "replace")
             for name, value in values.items()
         }
-    )
-
-
-def _letter_summary(entry: str, fields: Mapping[bytes, bytes]) -> LetterSummary:
-    return LetterSummary(
-        position=entry,
-        letter_id=fields.get(b"id", b"").decode("utf-8", "replace"),
-        dead_lettered_at=moment(fields.get(b"dead_lettered_at", b"")),
-        stored_at=stored_at(entry),
     )
 
 

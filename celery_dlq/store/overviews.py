@@ -29,7 +29,7 @@ from celery_dlq.store.records import (
 from celery_dlq.store.scripts import script_text
 
 _MAX_RELEASE_CHARS = 100
-_MINUTE, _RECENT, _HOUR = 60, 300, 3600  # seconds
+_MINUTE, _SPAN = 60, 300  # seconds
 _HOURS, _MINUTES = 24, 60
 _SPANS_PER_HOUR = 12  # in parts/group.lua
 _SAMPLES = 50
@@ -72,18 +72,6 @@ class Overviews(Part):
             if is_refusal(exc):
                 return {}
             raise
-
-    def arrivals(
-        self, dead_letter_queues: Sequence[str]
-    ) -> list[tuple[str, dict[str, tuple[int, ...]]]]:
-        """Return the letters stored in the last hour by reason, per queue."""
-        now = self.now()
-        found = of_each(
-            self._client,
-            dead_letter_queues,
-            lambda pipe, name: pipe.hgetall(self._keys.arrivals(name)),
-        )
-        return [(name, _arrivals(slots, now)) for name, (slots,) in found]
 
     def statuses(self, dead_letter_queues: Sequence[str]) -> list[QueueStatus]:
         """Run one script per queue, many of them in one write."""
@@ -215,8 +203,10 @@ def _group(fingerprint: str, letters: int, text: str, *, now: datetime) -> Group
     parts = (*text.split("|", 6), *[""] * 7)[:7]
     first, last, example, hours, recent, releases, facts_json = parts
     facts = json.loads(facts_json or "{}")
-    spans = _counts(recent)
+    spans, span = _counts(recent), int(now.timestamp()) // _SPAN
+    hour = span // _SPANS_PER_HOUR
     last_span = max(spans, default=0)  # not in the hours yet
+    by_hour = _counts(hours) + Counter({last_span // _SPANS_PER_HOUR: spans[last_span]})
     return Group(
         fingerprint=fingerprint,
         letters=letters,
@@ -226,10 +216,8 @@ def _group(fingerprint: str, letters: int, text: str, *, now: datetime) -> Group
         first_seen_at=from_micros(int(first or 0)),
         last_seen_at=from_micros(int(last or 0)),
         example_id=example,
-        course=by_hour(
-            _counts(hours) + Counter({last_span // _SPANS_PER_HOUR: spans[last_span]}), now
-        ),
-        last_hour=in_last_hour(spans, now),
+        course=tuple(by_hour[one] for one in range(hour - _HOURS + 1, hour + 1)),
+        last_hour=sum(spans[one] for one in range(span - _SPANS_PER_HOUR + 1, span + 1)),
         releases=tuple(unquote(release) for release in releases.split(",") if release),
     )
 
@@ -247,7 +235,12 @@ def _arrivals(slots: Mapping[bytes, bytes], now: datetime) -> dict[str, tuple[in
         counted = readable("a count of arrivals", partial(_pair, slot))
         if counted is not None:
             found[text_of(place.partition(b":")[2]), counted[0]] = counted[1]
-    return by_minute(found, now)
+    last = int(now.timestamp()) // _MINUTE
+    minutes = range(last - _MINUTES + 1, last + 1)
+    reasons = sorted({reason for reason, minute in found if minute in minutes})
+    return {
+        reason: tuple(found.get((reason, minute), 0) for minute in minutes) for reason in reasons
+    }
 
 
 def _pair(slot: bytes) -> tuple[int, int]:
@@ -260,26 +253,3 @@ def in_order(groups: Iterable[Group], by: GroupOrder) -> list[Group]:
     if by == "newest":
         return sorted(groups, key=lambda group: (group.last_seen_at, group.fingerprint))[::-1]
     return sorted(groups, key=lambda group: (-group.letters, group.fingerprint))
-
-
-def by_hour(letters: Mapping[int, int], now: datetime) -> tuple[int, ...]:
-    """Return the course of a group, from its letters by the number of the hour since 1970."""
-    last = int(now.timestamp()) // _HOUR
-    return tuple(letters.get(hour, 0) for hour in range(last - _HOURS + 1, last + 1))
-
-
-def in_last_hour(letters: Mapping[int, int], now: datetime) -> int:
-    """Return the letters of the last hour, from the letters by the number of the five minutes."""
-    last = int(now.timestamp()) // _RECENT
-    spans = range(last - _HOUR // _RECENT + 1, last + 1)
-    return sum(letters.get(span, 0) for span in spans)
-
-
-def by_minute(letters: Mapping[tuple[str, int], int], now: datetime) -> dict[str, tuple[int, ...]]:
-    """Return arrivals, from the letters by reason and number of the minute since 1970."""
-    last = int(now.timestamp()) // _MINUTE
-    minutes = range(last - _MINUTES + 1, last + 1)
-    reasons = sorted({reason for reason, minute in letters if minute in minutes})
-    return {
-        reason: tuple(letters.get((reason, minute), 0) for minute in minutes) for reason in reasons
-    }

@@ -7,8 +7,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import redis
@@ -156,7 +156,7 @@ class PipelinedConnection:
                 return False
             except Exception:
                 raise
-            except BaseException:  # `_uninterrupted` inlined: every task pays for this
+            except BaseException:  # Ctrl-C: it is unknown how much was written
                 self._drop()
                 raise
             if again:
@@ -300,16 +300,23 @@ class PipelinedConnection:
 
     def _replies_to(self, commands: Sequence[Command], second: Sequence[Command]) -> list[Any]:
         """Write commands, the second ones if the connection was closed; read all replies."""
-        with self._uninterrupted(), translated(self._url):
-            was_open = self._connection is not None
-            try:
-                return self._answers(commands)
-            except (redis.ConnectionError, OSError) as exc:
-                if not was_open:
-                    self._lost(exc)
+        attempts = [commands] if self._connection is None else [commands, second]
+        lost: Exception = ConnectionError("not connected")
+        with translated(self._url):
+            for some in attempts:
+                try:
+                    self._write(some)
+                    return self._replies(len(some))
+                except (redis.ConnectionError, OSError) as exc:
+                    lost = exc
+                    self._drop()  # Redis closed an idle connection; it need not be down
+                except Exception:
                     raise
-                self._drop()  # Redis closed an idle connection; it need not be down
-                return self._answers_at_last(second)
+                except BaseException:  # Ctrl-C: it is unknown how much of the reply was read
+                    self._drop()
+                    raise
+            self._breaker.failed(lost)
+            raise lost
 
     def raise_if_away(self) -> None:
         """Raise `StoreUnavailable` if Redis failed and does not answer yet."""
@@ -392,17 +399,6 @@ class PipelinedConnection:
         ]
         return packed if len(packed) == 1 else [b"".join(packed)]
 
-    def _answers_at_last(self, commands: Sequence[Command]) -> list[Any]:
-        try:
-            return self._answers(commands)
-        except (redis.ConnectionError, OSError) as exc:
-            self._lost(exc)
-            raise
-
-    def _answers(self, commands: Sequence[Command]) -> list[Any]:
-        self._write(commands)
-        return self._replies(len(commands))
-
     def _replies(self, number: int) -> list[Any]:
         """Read replies or refusals."""
         replies = []
@@ -421,17 +417,6 @@ class PipelinedConnection:
     def _lost(self, exc: Exception) -> None:
         self._breaker.failed(exc)
         self._drop()
-
-    @contextmanager
-    def _uninterrupted(self) -> Iterator[None]:
-        """Disconnect on Ctrl-C or a signal: it is unknown how much of the reply was read."""
-        try:
-            yield
-        except Exception:
-            raise
-        except BaseException:
-            self._drop()
-            raise
 
     def _drop(self) -> None:
         """Disconnect, so that a late reply is not taken for the reply to another command."""

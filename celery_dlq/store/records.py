@@ -242,8 +242,12 @@ class LetterSummary:
     letter_id: str  # Its id
     # When it died, by its worker's clock. `None` if the entry is not a letter, and from
     # `Letters.ended`
-    dead_lettered_at: datetime | None
-    stored_at: datetime | None  # When it was stored, by the store's clock; `None` if unknown
+    dead_lettered_at: datetime | None = None
+
+    @property
+    def stored_at(self) -> datetime | None:
+        """When it was stored, by the store's clock; ``None`` if unknown."""
+        return stored_at(self.position)
 
 
 class Restored(Enum):

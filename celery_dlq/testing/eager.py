@@ -229,17 +229,10 @@ class EagerGuards:
         if task_id not in self._places:
             given = {name: options[name] for name in _FOR_ROUTING if options.get(name)}
             route = task.app.amqp.router.route(given, task.name, args, kwargs, task)
-            queue, exchange = route.get("queue"), route.get("exchange")
-            if queue is not None:
-                self._places[task_id] = {
-                    "exchange": "",
-                    "routing_key": str(getattr(queue, "name", queue)),
-                }
-            else:
-                self._places[task_id] = {
-                    "exchange": str(getattr(exchange, "name", exchange) or ""),
-                    "routing_key": str(route.get("routing_key") or ""),
-                }
+            queue = route.get("queue")
+            place = ("", queue) if queue else (route.get("exchange"), route.get("routing_key"))
+            exchange, routing_key = (str(getattr(one, "name", one) or "") for one in place)
+            self._places[task_id] = {"exchange": exchange, "routing_key": routing_key}
         return dict(self._places[task_id])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
@@ -10,10 +11,10 @@ from unittest.mock import patch
 from celery import signals
 
 from celery_dlq.decorators import RejectToDLQ
-from celery_dlq.letters.record import DeadLetter, Delivery, Outcome
+from celery_dlq.letters.record import Delivery, Outcome
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.letters import Letters
-from celery_dlq.store.records import Count, CountStatus, MessageKey, Stored
+from celery_dlq.store.records import Count, CountStatus, MessageKey
 
 
 class Ledger:
@@ -65,44 +66,15 @@ class Ledger:
         Patches the classes: a worker has connections of its own, and one of the whole test session
         has them already.
         """
-        dead_letter, count = Letters.dead_letter, DeliveryCounter.count
-        count_first, ended = DeliveryCounter.count_first, DeliveryCounter.ended
-        succeeded = DeliveryCounter.succeeded
-
-        def counting(self_: Any, key: MessageKey, *args: Any, **options: Any) -> Count:
-            counted = count(self_, key, *args, **options)
-            if counted.status is CountStatus.COUNTED:
-                self._guarded.add(_message(key))
-            return counted
-
-        def counting_first(self_: Any, key: MessageKey, delivery: Delivery) -> bool:
-            self._guarded.add(_message(key))
-            return count_first(self_, key, delivery)
-
-        def storing(self_: Any, letter: DeadLetter, key: MessageKey) -> Stored:
-            stored = dead_letter(self_, letter, key)
-            self._closed(_message(key))
-            return stored
-
-        def ending(self_: Any, key: MessageKey, delivery: Delivery, **options: Any) -> None:
-            ended(self_, key, delivery, **options)
-            if delivery.outcome is Outcome.RETRIED:  # else it is delivered again
-                self._closed(_message(key))
-
-        def forgetting(self_: Any, key: MessageKey, delivery: Delivery, **options: Any) -> None:
-            succeeded(self_, key, delivery, **options)
-            self._closed(_message(key))
-
-        stack.enter_context(patch.object(Letters, "dead_letter", storing))
-        stack.enter_context(
-            patch.multiple(
-                DeliveryCounter,
-                count=counting,
-                count_first=counting_first,
-                ended=ending,
-                succeeded=forgetting,
-            )
+        stores: tuple[tuple[type, str, Callable[..., None]], ...] = (
+            (DeliveryCounter, "count", self._counted),
+            (DeliveryCounter, "count_first", self._counted_first),
+            (DeliveryCounter, "ended", self._ended),
+            (DeliveryCounter, "succeeded", self._done),
+            (Letters, "dead_letter", lambda stored, _letter, key: self._done(stored, key)),
         )
+        for kind, name, then in stores:
+            stack.enter_context(patch.object(kind, name, _followed_by(getattr(kind, name), then)))
 
     def under_way(self) -> list[str]:
         """The unfinished messages, as ``task[id]``."""
@@ -113,6 +85,20 @@ class Ledger:
         with self._lock:
             self.used = True
             self._under_way[message] = name
+
+    def _counted(self, count: Count, key: MessageKey, *_: Any) -> None:
+        if count.status is CountStatus.COUNTED:
+            self._guarded.add(_message(key))
+
+    def _counted_first(self, _: object, key: MessageKey, *_more: Any) -> None:
+        self._guarded.add(_message(key))
+
+    def _ended(self, _: None, key: MessageKey, delivery: Delivery) -> None:
+        if delivery.outcome is Outcome.RETRIED:  # else it is delivered again
+            self._closed(_message(key))
+
+    def _done(self, _: object, key: MessageKey, *_more: Any) -> None:
+        self._closed(_message(key))
 
     def _closed(self, *messages: tuple[str, int]) -> None:
         with self._lock:
@@ -132,6 +118,17 @@ class Ledger:
 
     def _unknown(self, id: Any, **_: Any) -> None:  # noqa: A002 - Celery's name
         self._closed_all(str(id))
+
+
+def _followed_by(method: Callable[..., Any], then: Callable[..., None]) -> Callable[..., Any]:
+    """The method, after which another function gets its result and arguments."""
+
+    def both(self: Any, *args: Any, **options: Any) -> Any:
+        result = method(self, *args, **options)
+        then(result, *args)
+        return result
+
+    return both
 
 
 def _message(key: MessageKey) -> tuple[str, int]:

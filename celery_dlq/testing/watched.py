@@ -139,12 +139,9 @@ class WatchedLetters:
         """
         __tracebackhide__ = True
         wanted = self._wanted(task, reason, description, fields)
-        if count is not None:
-            self._wait(lambda: len(self._fitting(wanted)) >= count, timeout_seconds)
-        found = self._fitting(wanted)
-        if count is not None and len(found) != count:
-            raise AssertionError(self._failure_text(f"expected {count} letters{wanted}", found))
-        return found
+        if count is None:
+            return self._fitting(wanted)
+        return self._exactly(count, wanted, timeout_seconds)
 
     def assert_dead_lettered(
         self,
@@ -175,11 +172,7 @@ class WatchedLetters:
         """
         __tracebackhide__ = True
         wanted = self._wanted(task, reason, description, fields)
-        self._wait(lambda: bool(self._fitting(wanted)), timeout_seconds)
-        found = self._fitting(wanted)
-        if len(found) != 1:
-            raise AssertionError(self._failure_text(f"expected one letter{wanted}", found))
-        return found[0]
+        return self._exactly(1, wanted, timeout_seconds)[0]
 
     def assert_none(
         self,
@@ -229,6 +222,17 @@ class WatchedLetters:
         where = LetterFilter(task_name=name, reason=reason)
         return _Wanted(where, task_id, description, fields)
 
+    def _exactly(
+        self, count: int, wanted: _Wanted, timeout_seconds: float | None
+    ) -> list[DeadLetter]:
+        __tracebackhide__ = True
+        self._wait(lambda: len(self._fitting(wanted)) >= count, timeout_seconds)
+        found = self._fitting(wanted)
+        if len(found) != count:
+            number = "one letter" if count == 1 else f"{count} letters"
+            raise AssertionError(self._failure_text(f"expected {number}{wanted}", found))
+        return found
+
     def _wait(self, until: Callable[[], object], timeout_seconds: float | None) -> None:
         eager_only = self._eager.used and not self._ledger.used
         default = 0.0 if eager_only else TIMEOUT_SECONDS
@@ -253,12 +257,11 @@ class WatchedLetters:
         fit = f"{len(found) or 'none'} of the {len(present)} letters fit"
         got = fit if present else "no letter"
         lines = [f"{expected}, got {got}"]
-        for letter in present[:_MAX_SHOWN]:
-            mark = "*" if letter in found else " "
-            lines.append(
-                f"  {mark} {letter.reason}: {letter.task_name}[{letter.task_id}] "
-                f"in {letter.dead_letter_queue}: {letter.description}"
-            )
+        lines += (
+            f"  {'*' if letter in found else ' '} {letter.reason}: {letter.task_name}"
+            f"[{letter.task_id}] in {letter.dead_letter_queue}: {letter.description}"
+            for letter in present[:_MAX_SHOWN]
+        )
         if len(present) > _MAX_SHOWN:
             lines.append(f"    … and {len(present) - _MAX_SHOWN} more")
         if under_way:

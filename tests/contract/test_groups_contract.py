@@ -76,7 +76,7 @@ def test_a_restored_letter_is_in_the_order_of_groups(store: Letters) -> None:
     letter = stored(store, "bb", dead_lettered_at=NOW + MINUTE)
     stored(store, "aa")
     store.claims.claim(DLQ, [letter.id], owner="me", lease_seconds=60)
-    store.discard(DLQ, [letter.id], owner="me", keep_seconds=60)
+    store.remove(DLQ, [letter.id], owner="me", keep_seconds=60)
     assert newest(store) == ["aa"]
     store.restore(DLQ, letter.id)
     assert newest(store) == ["bb", "aa"]

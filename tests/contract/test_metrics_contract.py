@@ -48,7 +48,7 @@ def test_counts_of_several_processes_add_up(metrics: MetricsStore) -> None:
         counts = Counts()
         counts.count(DELIVERIES, "süß: orders", "failed", "shop.charge", by=2)
         counts.count(STORE_ERRORS, "count")
-        counts.flush(metrics, WorkerGauges(worker="celery@web-1", spool=7, waiting=waiting))
+        counts.flush(metrics.add, WorkerGauges(worker="celery@web-1", spool=7, waiting=waiting))
         assert counts.empty
     measured = metrics.read()
     assert measured.counts == {
@@ -65,7 +65,7 @@ def test_label_values_beyond_the_bound_become_one(redis_url: str) -> None:
             counts = Counts()
             for number in range(2_500):
                 counts.count(DUPLICATES, f"q{worker}-{number}")
-            counts.flush(metrics)
+            counts.flush(metrics.add)
         found = metrics.read().counts
     assert sum(found.values()) == 7_500
     assert len(found) <= _MOST_FIELDS + 1
@@ -78,7 +78,7 @@ def test_tasks_beyond_the_bound_are_counted_as_one(metrics: MetricsStore) -> Non
     for _ in range(2):
         for number in range(MAX_TASKS + 50):
             counts.count(DELIVERIES, "orders", "failed", f"shop.task{number}")
-        counts.flush(metrics)
+        counts.flush(metrics.add)
     found = metrics.read().counts
     assert len(found) == MAX_TASKS + 1
     assert found[DELIVERIES.name, "orders", "failed", "shop.task0"] == 2
@@ -90,11 +90,11 @@ def test_what_cannot_be_written_is_written_later(redis_url: str) -> None:
     counts = Counts()
     counts.count(DUPLICATES, "orders")
     with redis_metrics("redis://127.0.0.1:1/0") as away:
-        counts.flush(away)
+        counts.flush(away.add)
     assert not counts.empty
     counts.count(DUPLICATES, "orders")
     with redis_metrics(redis_url) as metrics:
-        counts.flush(metrics)
+        counts.flush(metrics.add)
         assert metrics.read().counts == {(DUPLICATES.name, "orders"): 2}
 
 
@@ -104,7 +104,7 @@ def test_a_redis_that_lost_its_scripts_is_no_loss(redis_url: str) -> None:
         for _ in range(2):
             counts = Counts()
             counts.count(DUPLICATES, "orders")
-            counts.flush(metrics)
+            counts.flush(metrics.add)
             client.script_flush()
     with redis_metrics(redis_url) as again:
         assert sum(again.read().counts.values()) == 2

@@ -213,7 +213,7 @@ def test_queues_with_discarded_letters_are_known(store: Letters) -> None:
     letter = stored(store)
     stored(store, dead_letter_queue="mail-DLQ")
     claim(store, letter.id)
-    store.discard(DLQ, [letter.id], owner="me", keep_seconds=60)
+    store.remove(DLQ, [letter.id], owner="me", keep_seconds=60)
     assert store.binned([DLQ, "mail-DLQ", "nowhere"]) == [DLQ]
 
 
@@ -668,7 +668,7 @@ def test_a_store_redrives_only_where_it_can_lie_in_a_brokers_database(
 def discard(store: Letters, *letter_ids: str, keep_seconds: float = 60.0) -> int:
     """Claim and discard letters of the usual queue."""
     claim(store, *letter_ids)
-    return store.discard(DLQ, letter_ids, owner="me", keep_seconds=keep_seconds)
+    return store.remove(DLQ, letter_ids, owner="me", keep_seconds=keep_seconds)
 
 
 def in_bin(store: Letters) -> list[bytes]:
@@ -709,9 +709,9 @@ def test_only_the_owner_discards(store: Letters) -> None:
     """A letter that another operator redrives stays; a repetition finds nothing."""
     letter = stored(store)
     claim(store, letter.id, owner="you")
-    assert store.discard(DLQ, [letter.id], owner="me", keep_seconds=60) == 0
-    assert store.discard(DLQ, [letter.id], owner="you", keep_seconds=60) == 1
-    assert store.discard(DLQ, [letter.id], owner="you", keep_seconds=60) == 0
+    assert store.remove(DLQ, [letter.id], owner="me", keep_seconds=60) == 0
+    assert store.remove(DLQ, [letter.id], owner="you", keep_seconds=60) == 1
+    assert store.remove(DLQ, [letter.id], owner="you", keep_seconds=60) == 0
     assert in_bin(store) == [letter.id.encode()]
 
 

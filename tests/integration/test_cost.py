@@ -204,7 +204,7 @@ def test_a_task_adds_one_command_and_a_letter_two_more(
             run("cost.noop", TASKS)
         with Seen(redis_url, others) as dying:
             run("cost.fails", DYING)
-            run.parts.counts.flush(run.parts.backend.metrics)
+            run.parts.counts.flush(run.parts.backend.metrics.add)
             assert dying.connections() <= 2
     found = healthy.of_tasks
     assert found.pop(FIRST) == TASKS

@@ -84,7 +84,7 @@ def test_a_breaker_whose_opening_has_no_reply_is_told_once(
     assert [one.action for one in seen] == [Action.CIRCUIT_OPENED]
     assert len(parts.workers.changes(limit=9)) == 2
     metrics = fresh_store().metrics
-    counts.flush(metrics)
+    counts.flush(metrics.add)
     assert metrics.read().counts[CIRCUITS.name, TASK, QUEUE, "open"] == 1
 
 

@@ -191,7 +191,7 @@ def test_operators_see_what_letters_take(server: RedisServer) -> None:
     assert 10_000_000 < queue.memory_bytes < 15_000_000
     for letter in dlq.letters(DLQ, limit=50):
         dlq.store.claims.claim(DLQ, [letter.id], owner="me", lease_seconds=60)
-        dlq.store.discard(DLQ, [letter.id], owner="me", keep_seconds=3600)
+        dlq.store.remove(DLQ, [letter.id], owner="me", keep_seconds=3600)
     (queue,) = dlq.queues()
     assert queue.letters == 50
     assert 10_000_000 < queue.memory_bytes < 15_000_000  # the bin takes memory, too

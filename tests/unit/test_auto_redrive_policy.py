@@ -189,7 +189,7 @@ def test_the_last_letter_says_so(tmp_path: Any, redrives: int, end: str) -> None
     found = backend.letters.get(DLQ, letter.id)
     assert found is not None
     assert found.description == f"bad order{end}"
-    counts.flush(backend.metrics)
+    counts.flush(backend.metrics.add)
     series = (REDRIVES_USED_UP.name, "orders", DLQ)
     assert backend.metrics.read().counts.get(series, 0) == int(bool(end))
 

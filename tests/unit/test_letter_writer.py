@@ -98,7 +98,7 @@ def test_the_first_letter_of_a_resolved_group_is_told_apart(tmp_path: Path) -> N
         (letters[2].id, False),
     ]
     store = fresh_store().metrics
-    counts.flush(store)
+    counts.flush(store.add)
     found = {s[1:]: n for s, n in store.read().counts.items() if s[0] == REGRESSED.name}
     assert found == {("orders", "orders-DLQ", letters[0].task_name): 1}
 
@@ -111,7 +111,7 @@ def test_a_name_that_anybody_can_publish_is_no_label(tmp_path: Path) -> None:
         letter = a_letter(reason=reason)
         writer.write(PendingLetter(letter, key_of(letter), said))
     store = fresh_store().metrics
-    counts.flush(store)
+    counts.flush(store.add)
     assert {series[-2:] for series in store.read().counts} == {
         ("unknown_task", OTHER),
         ("failed", letter.task_name),

@@ -64,7 +64,7 @@ def a_begun(guard: Guard, **info: Any) -> Any:
 
 def errors(dlq: DeadLetters, guard: Guard, operation: str) -> int:
     """Number of errors of its own that the plugin counted."""
-    guard.counts.flush(dlq.assembly.backend.metrics)
+    guard.counts.flush(dlq.assembly.backend.metrics.add)
     counts = dlq.assembly.backend.metrics.read().counts
     return counts.get((INTERNAL_ERRORS.name, operation), 0)
 

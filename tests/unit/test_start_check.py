@@ -39,7 +39,7 @@ def counted(counts: Counts) -> dict[Series, int]:
             found.update(more)  # type: ignore[call-overload]
             return True
 
-    counts.flush(Metrics())
+    counts.flush(Metrics().add)
     return found
 
 

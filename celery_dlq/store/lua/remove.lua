@@ -6,11 +6,19 @@
 --       2 keep (milliseconds in the bin; 0 = for good)
 --       3... letter ids, or stream positions of entries that are not letters (at most 500)
 -- Returns: the number of letters removed
--- Complexity: O(number of ids)
+-- Complexity: O(number of ids and of overdue letters in the bin, at most 200)
+local MAX_OVERDUE = 200  -- so the bin empties faster than it fills
 local MAX_PARTS = 4000  -- of an entry that can move to the bin: Lua's unpack has a limit
 -- include: removal
 local owner, keep = ARGV[1], tonumber(ARGV[2])
-if keep > 0 then redis.call('PEXPIRE', KEYS[9], keep) end  -- OOM-safe order, see README
+if keep > 0 then
+  redis.call('PEXPIRE', KEYS[9], keep)  -- OOM-safe order, see README
+  local overdue = string.format('%.0f', redis.call('TIME')[1] * 1000 - keep)
+  for _, entry in ipairs(redis.call('XRANGE', KEYS[9], '-', overdue, 'COUNT', MAX_OVERDUE)) do
+    redis.call('HDEL', KEYS[10], entry[2][2])  -- the value of the first field, ~key
+    redis.call('XDEL', KEYS[9], entry[1])
+  end
+end
 for i = 3, #ARGV do
   local id, claim = ARGV[i], redis.call('HGET', KEYS[4], ARGV[i])
   if owner == '' or (claim and string.match(claim, '^%a+|(.*)|%d+$') == owner) then

@@ -16,7 +16,7 @@ from waiting import poll
 
 from celery_dlq.store.scripts import script_text
 from celery_dlq.transport.redis.broker import SCRIPTS, Broker
-from celery_dlq.transport.redis.keeper import LeaseKeeper
+from celery_dlq.transport.redis.fetch import LeaseKeeper
 from celery_dlq.transport.redis.leases import Leases
 
 LEASE = 0.3

@@ -18,7 +18,7 @@ from waiting import poll
 
 from celery_dlq.transport.redis.broker import broker_of
 from celery_dlq.transport.redis.channel import reliable
-from celery_dlq.transport.redis.keeper import LeaseKeeper
+from celery_dlq.transport.redis.fetch import LeaseKeeper
 from celery_dlq.transport.redis.leases import Leases
 
 QUEUE = "work"

@@ -49,8 +49,7 @@ _LEAST_MESSAGES = 5  # two letters, two others, one success
 _ENTRIES_PER_PAGE = 500
 # Shares of the time: reading letters ends after the first, reading successes after the second.
 _LETTERS_UNTIL, _SUCCESSES_UNTIL = 0.6, 0.7
-# Shares of the messages.
-_LETTERS, _OTHERS = 0.4, 0.4
+_OF_EACH_SIDE = 0.4  # of the messages
 
 _FIXED = {
     "fingerprint": {TASK},
@@ -99,8 +98,8 @@ class Comparison:
     ) -> None:
         self._backend = backend
         self._reading = reading
-        self._masked = masked
-        self._monotonic = monotonic
+        self.masked = masked
+        self.monotonic = monotonic
 
     @classmethod
     def of(cls, assembly: Assembly) -> Comparison:
@@ -133,18 +132,15 @@ class Comparison:
                 f"{most} and {deadline_seconds}"
             )
         self._reading.check_queue(dead_letter_queue)
-        reader = _Reader(dead_letter_queue, where, self._masked, self._monotonic)
-        start = self._monotonic()
+        reader = _Reader(self, dead_letter_queue, where)
+        start, side = self.monotonic(), round(most * _OF_EACH_SIDE)
         letters, others = reader.letters(
-            self._backend.letters,
-            (round(most * _LETTERS), round(most * _OTHERS)),
-            until=start + deadline_seconds * _LETTERS_UNTIL,
+            self._backend.letters, side, until=start + deadline_seconds * _LETTERS_UNTIL
         )
-        tasks = {one.task for one in letters}
         successes = reader.successes(
             self._backend.sampled,
-            tasks,
-            most - round(most * _LETTERS) - round(most * _OTHERS),
+            {one.task for one in letters},
+            most - 2 * side,
             until=start + deadline_seconds * _SUCCESSES_UNTIL,
         )
         found = compared(letters, others, successes)
@@ -182,28 +178,22 @@ def compared(
 class _Reader:
     """Reads messages newest first, until a time."""
 
-    def __init__(
-        self,
-        queue: str,
-        where: LetterFilter,
-        masked: Masked | None,
-        monotonic: Callable[[], float],
-    ) -> None:
+    def __init__(self, of: Comparison, queue: str, where: LetterFilter) -> None:
         self._queue = queue
         self._where = where
-        self._masked = masked
-        self._monotonic = monotonic
+        self._masked = of.masked
+        self._monotonic = of.monotonic
         self._known: dict[Pair, Pair] = {}
         self._fixed = fixed_by(where.to_json())
         self.cut = False
 
     def letters(
-        self, store: Letters, most: tuple[int, int], *, until: float
+        self, store: Letters, most: int, *, until: float
     ) -> tuple[list[Message], list[Message]]:
         """The newest letters that match the filter, and the newest others."""
         sides: tuple[list[Message], list[Message]] = ([], [])
         here, newest = self._group(store)
-        enough = min(most[0], here or most[0]), most[1] if self._where else 0
+        enough = min(most, here or most), most if self._where else 0
         for start in (None, newest):
             for entry in self._entries(store, start, until):
                 side = not self._where.matches_fields(entry.fields)

@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq.errors import MissingExtra
 from celery_dlq.export.wholefile import save
 from celery_dlq.letters.comparison import SAME_QUEUES, SAME_TASKS, SUCCESSES
-from celery_dlq.letters.printable import one_line
+from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.spark import charts
 from celery_dlq.spark.triage.lookalikes import MAX_COMPARED
 from celery_dlq.spark.triage.rows import MAX_ROWS
 
 if TYPE_CHECKING:
     from celery_dlq.spark.triage.rows import Findings, Row
-
-MAX_GROUPS = 50
-MAX_LIMIT_ROWS = 200
 
 _AGAINST = {
     SAME_TASKS: "other letters of its task",
@@ -54,8 +51,6 @@ def page(found: Findings, now: datetime) -> str:
     # matplotlib escapes the texts in its SVG.
     return template.render(
         title=f"{letters} in {charts.counted(len(triage.queues), 'queue')}",
-        span=charts.span_text(triage.first_seen_at, triage.last_seen_at),
-        unit=triage.bucket.removeprefix("1 "),
         timeline=Markup(charts.timeline_svg(triage)) if triage.timeline else None,  # noqa: S704
         deliveries=Markup(charts.deliveries_svg(triage)),  # noqa: S704
         cards=[
@@ -64,26 +59,19 @@ def page(found: Findings, now: datetime) -> str:
             (charts.percent(largest, triage.letters), "have the largest cause"),
             (_moment(triage.last_seen_at)[:16], "last death, UTC"),
         ],
-        rest=triage.groups[MAX_GROUPS:],
-        most_groups=MAX_GROUPS,
         most_rows=MAX_ROWS,
-        most_limit_rows=MAX_LIMIT_ROWS,
         most_compared=MAX_COMPARED,
         found=found,
         triage=triage,
         now=now,
-        ink=charts.INK,
-        faint=charts.FAINT,
+        charts=charts,
+        against=_AGAINST,
         cause=_cause,
         chance=_chance,
         compared_with=_compared_with,
-        against=_AGAINST,
-        colour=lambda reason: charts.COLOURS.get(reason, charts.OTHER),
-        counted=charts.counted,
         last_part=_last_part,
         moment=_moment,
         number=lambda value, places=0: f"{value:,.{places}f}",
-        percent=charts.percent,
     )
 
 
@@ -91,8 +79,7 @@ def _safe_text(value: Any) -> Any:
     """Put the text of every expression on one line, and cut it; markup stays as it is."""
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return value
-    line = one_line(value)
-    return line if len(line) <= _MAX_TEXT_CHARS else f"{line[: _MAX_TEXT_CHARS - 1]}…"
+    return shortened(one_line(value), _MAX_TEXT_CHARS)
 
 
 def _cause(group: Row) -> str:

@@ -81,8 +81,6 @@ class Feature:
     operations: Mapping[str, str] = field(default_factory=dict)
     # Place of the routes of its pages; its templates lie in its folder `templates`
     pages: str = ""
-    # Place of `(dead_letters) -> list[str]`, what of it endangers messages now, a line each
-    problems: str = ""
 
     def load(self, place: str) -> Any:
         """What a place names."""

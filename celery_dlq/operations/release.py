@@ -108,6 +108,17 @@ class HeldMessages:
         """These as people may see them: the hold's conditions and reason may quote messages."""
         return replace(self, hold=redaction.shown(self.hold, "where", "reason"))
 
+    @property
+    def problem(self) -> str:
+        """What endangers messages now: a circuit breaker that is not closed; empty if none is."""
+        circuit = self.hold.circuit
+        if circuit is None:
+            return ""
+        return (
+            f"The circuit breaker of {circuit.task} is {self.state}: {self.held:,} messages of "
+            f"{circuit.queue} are held. {self.hold.reason}"
+        )
+
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping: the attributes of the hold, and these."""
         others = {"state": self.state, "held": self.held, "oldest_at": iso(self.oldest_at)}

@@ -19,7 +19,6 @@ from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.letters.printable import printable
 from celery_dlq.letters.record import iso
 from celery_dlq.logs import get_logger
-from celery_dlq.registry import features
 
 if TYPE_CHECKING:
     from celery_dlq import DeadLetters
@@ -70,12 +69,8 @@ class Fleet:
                 for name in view.dead_letter_queues:
                     sources[name].append(view.queue)
                     policies.setdefault(name, limits)
-        problems = [
-            text
-            for feature in features()
-            if feature.problems
-            for text in feature.load(feature.problems)(dlq)
-        ]
+        held = (one.shown(dlq.redaction) for one in dlq.assembly.held().all())
+        problems = [one.problem for one in held if one.problem]
         memory = dlq.memory()
         problems += [*report.warnings, *([] if memory is None else dlq.warnings(memory))]
         return cls(

@@ -18,7 +18,6 @@ FEATURE = Feature(
         )
     },
     commands={"breaker": "command:breaker"},
-    problems="operations:problems",
     operations={
         "breakers": "operations:Breakers.breakers",
         "open_breaker": "operations:Breakers.open_breaker",

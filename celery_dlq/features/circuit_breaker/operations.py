@@ -32,7 +32,6 @@ from celery_dlq.store.instructions import MOST_HOLDS, OPEN, RELEASING, Circuit, 
 from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
-    from celery_dlq import DeadLetters
     from celery_dlq.plugin import Assembly
 
 logger = get_logger("celery_dlq")
@@ -229,13 +228,3 @@ def emptied(circuits: Circuits, hold: Hold) -> None:
     """End the hold of a breaker that closed: all its messages are released."""
     if hold.circuit is not None:
         circuits.change(hold.circuit.task, hold.circuit.queue, Happened.EMPTIED)
-
-
-def problems(dlq: DeadLetters) -> list[str]:
-    """A line for each circuit breaker that is not closed."""
-    return [
-        f"The circuit breaker of {one.hold.circuit.task} is {one.state}: {one.held:,} messages of "
-        f"{one.hold.circuit.queue} are held. {one.hold.reason}"
-        for one in (each.shown(dlq.redaction) for each in dlq.breakers())
-        if one.hold.circuit is not None
-    ]

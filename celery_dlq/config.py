@@ -221,7 +221,7 @@ class Settings:
         "a letter (description, exception_message, traceback), and patterns (re: and a regular "
         "expression). Shown as [redacted] by the commands, in the descriptive fields of "
         "letters, in logs and in Sentry; the message itself stays whole. "
-        "Unit: list of at most 100 texts. Special value: an empty list masks nothing. "
+        "Unit: list of texts. Special value: an empty list masks nothing. "
         "Defaults to [].",
     )
 

@@ -73,8 +73,8 @@ class Feature:
     # What it does in a worker: a function of `celery_dlq.worker.observer.WorkerParts` that returns
     # an `Observer` or `None`
     observer: str = ""
-    # Place of `(assembly) -> object | None`, which records letters elsewhere before they are
-    # stored, in every process: it has `add(letter)` and `close()`
+    # Place of `(assembly) -> Observer | None`: where letters are stored without a worker, its
+    # `before_store` records them elsewhere first
     outbox: str = ""
     # Methods that it adds to `DeadLetters`, by name: ``module:Class.method`` of a class that is
     # made by its ``of(assembly)``

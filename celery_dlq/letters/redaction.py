@@ -55,8 +55,6 @@ logger = logging.getLogger("celery_dlq")
 
 WHOLE = ("description", "exception_message", "traceback", *REPRS)
 PATTERN_PREFIX = "re:"
-MAX_RULES = 100
-MAX_RULE_CHARS = 500
 MAX_BODY_BYTES = 1024 * 1024
 """A larger body is not parsed: it counts as one that is no JSON."""
 MIN_KEY_BYTES = 16
@@ -102,19 +100,10 @@ class Redaction:
         Raises:
             DLQError: One is malformed; the message says which one.
         """
-        if len(texts) > MAX_RULES:
-            raise DLQError(
-                f"expected {where or 'a redaction'} to have {MAX_RULES} entries or fewer, "
-                f"got {len(texts)}"
-            )
         paths: set[Path] = set()
         whole, patterns = set(), {}
         for number, text in enumerate(texts):
             place = f"{where}[{number}] to be " if where else ""
-            if len(text) > MAX_RULE_CHARS:
-                raise DLQError(
-                    f"expected {place}text of {MAX_RULE_CHARS} characters or fewer, got {len(text)}"
-                )
             if text.startswith(PATTERN_PREFIX):
                 patterns[text] = _pattern(text, place)
             elif text.strip() in WHOLE:
@@ -397,44 +386,30 @@ def _back(path: str, before: Any, masked: Any, after: Any) -> Any:
     """One value of the edited arguments."""
     if _same(after, before) or _same(after, masked):
         return before
+    error = DLQError(
+        f"expected the value at {path!r} to stay as it is where it is {MARKER!r}, got another: "
+        f"dlq_redact masks it; it can only be kept in its place, or removed"
+    )
     if masked == MARKER != before:
-        raise DLQError(
-            f"expected the value at {path!r} to stay as it is, got another: dlq_redact masks it; "
-            f"leave {MARKER!r} there"
-        )
-
-    def back(at: Any, value: Any) -> Any:
-        return _back(f"{path}.{at}", _at(before, at), _at(masked, at), value)
-
+        raise error
     if isinstance(after, dict):
-        old = before if isinstance(before, dict) else {}
-        if any(MARKER in str(name) and name not in old for name in after):
-            raise DLQError(
-                f"expected names without {MARKER!r} in {path!r}, got one: dlq_redact masks a name "
-                f"there; change single values by their path instead"
-            )
-        return {name: back(name, value) for name, value in after.items()}
-    if isinstance(after, list):
-        moved = not isinstance(before, list) or len(before) != len(after)
-        if moved and not _same(before, masked):
-            raise DLQError(
-                f"expected the list at {path!r} to keep its items, got {len(after)}: dlq_redact "
-                f"masks some of them, which are known by their place"
-            )
-        return [back(at, value) for at, value in enumerate(after)]
-    if isinstance(after, str) and MARKER in after:
-        raise DLQError(
-            f"expected the value at {path!r} to be without {MARKER!r}, got {MARKER!r} where "
-            f"nothing is masked, or in a text that was changed"
-        )
+        known = before if isinstance(before, dict) else {}
+        if any(MARKER in str(name) for name in after.keys() - known.keys()):
+            raise error
+        return {
+            name: _back(f"{path}.{name}", known.get(name), _at(masked, name), value)
+            for name, value in after.items()
+        }
+    if isinstance(after, list) and isinstance(before, list) and len(after) == len(before):
+        each = enumerate(zip(before, masked, after, strict=True))
+        return [_back(f"{path}.{at}", *values) for at, values in each]
+    if MARKER in _json(after):
+        raise error
     return after
 
 
-def _at(value: Any, at: Any) -> Any:
-    try:
-        return value[at]
-    except (LookupError, TypeError):
-        return None
+def _at(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None
 
 
 def _same(one: Any, other: Any) -> bool:

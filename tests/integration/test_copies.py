@@ -87,7 +87,7 @@ def outbox(dlq: DeadLetters) -> Iterator[Any]:
 
 def store(dlq: DeadLetters, outbox: Any, letter: DeadLetter) -> None:
     """Store a letter as a worker does."""
-    outbox.add(letter)
+    outbox.before_store(letter)
     dlq.store.dead_letter(letter, key_of(letter))
 
 
@@ -95,14 +95,14 @@ def test_without_a_queue_nothing_is_confirmed(outbox: Any, server: RabbitServer)
     """What nobody has is no copy; it is not published at every second while tasks wait."""
     letter = a_letter()
     with pytest.raises(StoreUnavailable, match="no queue is bound to it"):
-        outbox.add(letter)
+        outbox.before_store(letter)
     with pytest.raises(StoreUnavailable, match="tried again soon"):
-        outbox.add(letter)
+        outbox.before_store(letter)
     declare(server)
 
     def is_confirmed() -> bool:
         try:
-            outbox.add(letter)
+            outbox.before_store(letter)
         except StoreUnavailable:
             return False
         return True

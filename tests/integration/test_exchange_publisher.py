@@ -24,7 +24,6 @@ from celery_dlq.features.exchange import publisher as publisher_module
 from celery_dlq.features.exchange.connection import Exchanges
 from celery_dlq.features.exchange.outbox import Outbox, OutboxEntry
 from celery_dlq.features.exchange.publisher import (
-    ExchangeObserver,
     ExchangePublisher,
     outbox_of,
     publisher_of,
@@ -102,7 +101,7 @@ def store(dlq: DeadLetters, letter: DeadLetter) -> None:
     """Store it as a worker does: the outbox first."""
     outbox = outbox_of(dlq.assembly)
     assert outbox is not None
-    outbox.add(letter)
+    outbox.before_store(letter)
     dlq.store.dead_letter(letter, key_of(letter))
     dlq.events.emit(DeadLettered(at=letter.dead_lettered_at, letter=letter))
 
@@ -221,7 +220,9 @@ def test_while_the_broker_is_down_letters_are_stored_and_published_later(
         with pytest.raises(BrokerUnavailable, match="the broker amqp://guest:"):
             deliver(publisher)
         assert waiting(dlq) == 1
-        observer = ExchangeObserver(outbox_of(dlq.assembly), publisher, dlq.events)
+        observer = outbox_of(dlq.assembly)
+        assert observer is not None
+        observer.publisher = publisher
         housekeeping = Housekeeping()
         housekeeping.add(*observer.tasks)
 

@@ -227,8 +227,6 @@ def test_a_letter_of_a_hostile_publisher_costs_little() -> None:
         (["**.a.**.b"], "to be a path"),
         (["re:("], r"expected dlq_redact\[0\] to be re: and a regular expression.*got 're:\('"),
         (["re:x*"], "does not match an empty text, got"),
-        (["re:" + "x" * 500], "500 characters or fewer, got 503"),
-        (["kwargs.a"] * 101, "100 entries or fewer, got 101"),
     ],
 )
 def test_malformed_rules_are_refused_at_start(rules: Any, said: str) -> None:
@@ -291,10 +289,10 @@ def test_an_edit_keeps_the_values_that_nobody_saw() -> None:
     ("args", "kwargs", "said"),
     [
         (BEFORE[0], {"card": {"number": "1"}}, "'kwargs.card.number' to stay as it is"),
-        (BEFORE[0], {"other": MARKER}, "'kwargs.other' to be without"),
-        (BEFORE[0], {"note": f"not {MARKER}"}, "'kwargs.note' to be without"),
-        (BEFORE[0][1:], {}, "'args' to keep its items, got 1"),
-        (BEFORE[0], {MARKER: 1}, "names without"),
+        (BEFORE[0], {"other": MARKER}, "'kwargs.other' to stay as it is"),
+        (BEFORE[0], {"note": f"not {MARKER}"}, "'kwargs.note' to stay as it is"),
+        ([{"pin": MARKER}], {}, "'args' to stay as it is"),
+        (BEFORE[0], {MARKER: 1}, "'kwargs' to stay as it is"),
     ],
 )
 def test_an_edit_that_would_change_or_move_a_hidden_value_is_refused(

@@ -165,7 +165,7 @@ class Adopter:
 
     def _recorded(self, letter: DeadLetter) -> DeadLetter:
         for outbox in self._outboxes:
-            outbox.add(letter)
+            letter = outbox.before_store(letter)
         return letter
 
     def _counted(self, letter: DeadLetter, stored: Stored) -> bool:

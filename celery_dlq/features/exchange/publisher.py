@@ -62,19 +62,17 @@ _MAX_PAUSE_SECONDS = 30.0
 def outbox_of(assembly: Assembly) -> ExchangeOutbox | None:
     """What records letters before they are stored; ``None`` if no policy names an exchange."""
     exchanges = Exchanges(assembly.app, assembly.policy_table())
-    if not exchanges.named:
-        return None
-    return ExchangeOutbox(assembly.backend, exchanges)
+    return ExchangeOutbox(assembly.backend, exchanges) if exchanges.named else None
 
 
 def publisher_of(assembly: Assembly) -> ExchangePublisher:
     """The publisher of the entries; it has connections of its own."""
     exchanges = Exchanges(assembly.app, assembly.policy_table())
-    return ExchangePublisher(assembly.backend.separate(), exchanges)
+    return ExchangePublisher(assembly.backend.separate(), exchanges, assembly.events)
 
 
 def observer(parts: WorkerParts) -> Observer | None:
-    """The observer of a worker whose policies name an exchange; checks what the broker has."""
+    """The outbox and the publisher of a worker; checks what the broker has."""
     outbox = outbox_of(parts.dlq)
     if outbox is None:
         return None
@@ -82,39 +80,15 @@ def observer(parts: WorkerParts) -> Observer | None:
         outbox.exchanges.check()
     except BrokerUnavailable as exc:  # Celery waits for the broker; they are declared later
         logger.warning("Could not check the dead-letter exchanges: %s", exc)
-    return ExchangeObserver(outbox, publisher_of(parts.dlq), parts.events)
+    outbox.publisher = publisher_of(parts.dlq)
+    return outbox
 
 
-class ExchangeObserver(Observer):
-    """Adds the outbox entry of a letter before the letter is stored, and publishes it later."""
-
-    def __init__(
-        self, outbox: ExchangeOutbox, publisher: ExchangePublisher, events: Events
-    ) -> None:
-        self._outbox = outbox
-        self._publisher = publisher
-        self._events = events
-        events.subscribe(publisher.stored, lambda kind: kind is DeadLettered)
-
-    @property
-    def tasks(self) -> Sequence[LongTask]:
-        """Publish copies: the broker may be slow to confirm."""
-        work, is_due = self._publisher.work, self._publisher.is_due
-        return [LongTask(name="exchange", work=work, is_due=is_due, close=self._publisher.close)]
-
-    def before_store(self, letter: DeadLetter) -> DeadLetter:
-        """Add the entry; if the worker is killed now, it is dropped after ten minutes."""
-        self._outbox.add(letter)
-        return letter
-
-    def close(self) -> None:
-        """Disconnect from the broker."""
-        self._events.unsubscribe(self._publisher.stored)
-        self._outbox.close()
-
-
-class ExchangeOutbox:
+class ExchangeOutbox(Observer):
     """Records letters of policies that name an exchange; called by any thread."""
+
+    publisher: ExchangePublisher | None = None
+    """Of a worker: it publishes copies in a thread, because the broker may be slow to confirm."""
 
     def __init__(self, backend: Store, exchanges: Exchanges) -> None:
         self._outbox = backend.part(Outbox)
@@ -122,18 +96,26 @@ class ExchangeOutbox:
         self._lock = threading.Lock()
         self._pauses: dict[tuple[str, str], tuple[float, float]] = {}  # its length and its end
 
-    def add(self, letter: DeadLetter) -> None:
-        """Add the entry of a letter that is about to be stored, or publish its copy first."""
+    @property
+    def tasks(self) -> Sequence[LongTask]:
+        """Publish copies."""
+        one = self.publisher
+        if one is None:
+            return ()
+        return [LongTask(name="exchange", work=one.work, is_due=one.is_due, close=one.close)]
+
+    def before_store(self, letter: DeadLetter) -> DeadLetter:
+        """Add an entry, or publish the copy; an entry without a letter lives for ten minutes."""
         exchange = self.exchanges.of(letter)
-        if exchange is None:
-            return
-        name, key = exchange.name, exchange.routing_key or letter.source_queue
-        if not exchange.before_ack:
-            entry = OutboxEntry(letter_id=letter.id, exchange=name, routing_key=key)
-            self._outbox.add(letter.dead_letter_queue, entry)
-            return
-        with self._lock:
-            self._publish(letter, name, key)
+        if exchange is not None:
+            name, key = exchange.name, exchange.routing_key or letter.source_queue
+            if exchange.before_ack:
+                with self._lock:
+                    self._publish(letter, name, key)
+            else:
+                entry = OutboxEntry(letter_id=letter.id, exchange=name, routing_key=key)
+                self._outbox.add(letter.dead_letter_queue, entry)
+        return letter
 
     def close(self) -> None:
         """Disconnect; the next copy connects again. Never raises."""
@@ -171,8 +153,9 @@ class ExchangeOutbox:
 class ExchangePublisher:
     """Publishes the letters of outbox entries."""
 
-    def __init__(self, backend: Store, exchanges: Exchanges) -> None:
+    def __init__(self, backend: Store, exchanges: Exchanges, events: Events) -> None:
         self.backend = backend
+        self._events = events
         self._store = backend.letters
         self._outbox = backend.part(Outbox)
         self._exchanges = exchanges
@@ -180,6 +163,7 @@ class ExchangePublisher:
         self._new: set[str] = set()
         self._warned: MutableMapping[str, None] = LRUCache(_MAX_REMEMBERED)  # type: ignore[no-untyped-call]
         self._sweep_at = 0.0
+        events.subscribe(self.stored, lambda kind: kind is DeadLettered)
 
     def stored(self, event: Event) -> None:
         """Observe an event: publish a new letter at the next tick; called from any thread."""
@@ -203,7 +187,8 @@ class ExchangePublisher:
         self._sweep_at = sweep_at
 
     def close(self) -> None:
-        """Disconnect."""
+        """Publish no more."""
+        self._events.unsubscribe(self.stored)
         self._exchanges.close()
         self.backend.close()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
 from datetime import datetime, timezone
@@ -36,7 +36,7 @@ from celery_dlq.policies.policy import task_policies
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.registry import Feature, features
-from celery_dlq.store.records import Clock, ServerMemory
+from celery_dlq.store.records import Clock
 from celery_dlq.transport import default_delay
 
 if TYPE_CHECKING:
@@ -219,17 +219,13 @@ class Assembly:
         """Finds and reads letters."""
         return Reading(self.backend.letters, self.redaction, self.backend.notes)
 
-    def _reading_all(self, backend: Store) -> Reading:
-        return Reading(backend.letters)  # what is not masked: operations need it
-
     def operations(self) -> Operations:
         """Redrives and edits letters, and plans that."""
-        return Operations(self._reading_all(self.backend), self.jobs())
+        return Operations(Reading(self.backend.letters), self.jobs())  # not masked: it works on it
 
     def removal(self) -> Removal:
         """Discards, restores and trims letters."""
-        reading = self._reading_all(self.backend)
-        return Removal(reading, self.jobs())
+        return Removal(Reading(self.backend.letters), self.jobs())
 
     def jobs(self) -> Jobs:
         """Makes, runs, shows and cancels jobs; and the audit."""
@@ -353,10 +349,9 @@ class Assembly:
 
     # -- for workers --------------------------------------------------------------
 
-    def memory_limit(
-        self, warnings: Callable[[ServerMemory], Sequence[str]] | None = None
-    ) -> MemoryLimit:
+    def memory_limit(self, *, warns: bool = False) -> MemoryLimit:
         """What keeps letters from filling Redis."""
+        warnings = self.memory_check().warnings if warns else None
         return MemoryLimit(self.backend.memory, self.settings.memory_limit, warnings)
 
     def reliable_fetch(self) -> WatchedFetch | None:
@@ -376,11 +371,12 @@ class Assembly:
 
     def dead_letter_queues(self) -> list[str]:
         """The dead-letter queues that the settings name; others follow from patterns and tasks."""
-        return [*_dead_letter_queues(self.settings)]
-
-    def shown_place(self) -> str:
-        """The store without its password, which may change; names the spool's folder."""
-        return " ".join(map(str, self.settings.store_at(self.app.conf)))
+        settings = self.settings
+        named = (policy.dead_letter_queue_of(queue) for queue, policy in settings.queues.items())
+        adopts = settings.of("adopt") or {}
+        targets = (target for target in adopts.values() if target is not None)
+        every = (*named, *settings.policies.by_exception, *targets)
+        return [name for name in every if not set(name) & set("*?[")]
 
 
 def backend_for(settings: Settings, app: Any) -> Store:
@@ -395,15 +391,6 @@ def backend_for(settings: Settings, app: Any) -> Store:
         timeout_seconds=settings.store_timeout,
         count_ttl_seconds=settings.count_seconds(timeout),
     )
-
-
-def _dead_letter_queues(settings: Settings) -> Iterator[str]:
-    """The dead-letter queues that the settings name; others follow from patterns and tasks."""
-    named = (policy.dead_letter_queue_of(queue) for queue, policy in settings.queues.items())
-    adopts = settings.of("adopt") or {}
-    targets = (target for target in adopts.values() if target is not None)
-    every = (*named, *settings.policies.by_exception, *targets)
-    return (name for name in every if not set(name) & set("*?["))
 
 
 class _Operation:

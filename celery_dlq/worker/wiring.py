@@ -87,7 +87,7 @@ def _parts_of(
         hostname=hostname,
         pid=pid,
         redaction=own.redaction,
-        limit=own.memory_limit(own.memory_check().warnings),
+        limit=own.memory_limit(warns=True),
         make=LetterMaker(
             clock=own.clock,
             hostname=hostname,
@@ -117,7 +117,8 @@ def _writer_of(own: Assembly, parts: WorkerParts) -> LetterWriter:
 
     writer = LetterWriter(
         own.backend.letters,
-        Spool(settings.spool_dir, own.shown_place()),
+        # Named after the store, without its password, which may change.
+        Spool(settings.spool_dir, " ".join(map(str, settings.store_at(own.app.conf)))),
         limit=parts.limit,
         durable_spool=settings.spool_dir is not None,
         forget=own.backend.counter.forget,

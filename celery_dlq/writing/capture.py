@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -17,6 +18,8 @@ from celery_dlq.letters.headers import REDRIVES_HEADER, REPLACED_TASK_NESTING, w
 from celery_dlq.store.records import MessageKey
 
 _JSON_TYPES = ("application/json",)
+_DECODER = json.JSONDecoder()
+_PARTS = ((re.compile(r"\s*\[\s*"), list), (re.compile(r"\s*,\s*"), dict))  # args and kwargs
 _MAX_JSON_BYTES = 1024 * 1024  # in larger bodies, args and kwargs are not stored separately
 
 
@@ -133,36 +136,19 @@ def json_parts(body: bytes, content_type: str) -> tuple[str | None, str | None]:
     """Cut the texts of args and kwargs out of a JSON body, without encoding them again."""
     if content_type not in _JSON_TYPES or len(body) > _MAX_JSON_BYTES:
         return None, None
+    parts: list[str] = []
+    end = 0
     try:
         text = body.decode("utf-8")
-        start = _skip(text, 0, "[")
-        args, args_end = _value(text, start)
-        start = _skip(text, args_end, ",")
-        kwargs, kwargs_end = _value(text, start)
-        if not (isinstance(args, list) and isinstance(kwargs, dict)):
-            return None, None
+        for before, kind in _PARTS:
+            start = before.match(text, end)
+            value, end = _DECODER.raw_decode(text, start.end() if start else len(text))
+            if not (start and isinstance(value, kind)):
+                return None, None
+            parts.append(text[start.end() : end])
     except (ValueError, RecursionError):
         return None, None
-    return text[_skip(text, 0, "[") : args_end], text[start:kwargs_end]
-
-
-_DECODER = json.JSONDecoder()
-
-
-def _value(text: str, start: int) -> tuple[Any, int]:
-    return _DECODER.raw_decode(text, start)
-
-
-def _skip(text: str, at: int, character: str) -> int:
-    """The position after a character and the white space around it."""
-    while text[at : at + 1].isspace():
-        at += 1
-    if text[at : at + 1] != character:
-        raise ValueError(f"expected {character!r} at {at}")
-    at += 1
-    while text[at : at + 1].isspace():
-        at += 1
-    return at
+    return parts[0], parts[1]
 
 
 def _text(value: object) -> str | None:

@@ -92,11 +92,7 @@ class Spool:
         return len(self._names())
 
     def _names(self) -> list[str]:
-        try:
-            with os.scandir(self.folder) as entries:
-                return [entry.name for entry in entries if entry.name.endswith(".json")]
-        except FileNotFoundError:
-            return []
+        return [path.name for path in self.folder.glob("*.json")]
 
     def _check_bounds(self) -> None:
         if self._adds_left <= 0:

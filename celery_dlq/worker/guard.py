@@ -104,7 +104,7 @@ class Guard:
             for hook in ("before_start", "before_end", "after_end")
         }
         for one in self.observers:
-            one.guards(self)
+            one.guards(self.keeps)
 
     def may_guard(self, task: Any) -> bool:
         """True if a message of this task could be guarded; with ``None``, of any task."""
@@ -250,7 +250,7 @@ class Guard:
         if isinstance(verdict, Die):
             return self.dead_letter(request, verdict, failure)
         in_flight = self._in_flight(request)
-        self._close_delivery(request, in_flight, failure)
+        self._close_delivery(request, in_flight, end.outcome, failure)
         self._is_over(request, in_flight, FAILED)
         if resolved.policy is not None:
             if end.final:  # an expected error, or a death that the policy does not keep
@@ -296,20 +296,14 @@ class Guard:
         in_flight = request.dlq_in_flight
         if in_flight is None or request.acknowledged:
             return
-        in_flight.delivery = replace(
-            in_flight.delivery,
-            ended_at=self.parts.clock(),
-            outcome=Outcome.SHUTDOWN,
-            worker_pid=request.worker_pid or in_flight.delivery.worker_pid,
-        )
-        self._count(request, in_flight, Outcome.SHUTDOWN)
+        self._close_delivery(request, in_flight, Outcome.SHUTDOWN)
         self._starts.uncharge(in_flight)
 
     def crashed(self, request: GuardedRequest, failure: Failure) -> None:
         """Record the end of a delivery whose result stops the worker's main process."""
         in_flight = request.dlq_in_flight
         if in_flight is not None and failure.end is not None and not request.acknowledged:
-            self._close_delivery(request, in_flight, failure)
+            self._close_delivery(request, in_flight, failure.end.outcome, failure)
             self._starts.ended(in_flight)
 
     def keeps(self, task: Any, delivery_info: dict[str, Any], exc_info: Any) -> bool:
@@ -336,8 +330,8 @@ class Guard:
         ``STORED``, ``WAITING_FOR_STORE``, or ``DONE`` if no letter can be made.
         """
         in_flight = self._in_flight(request)
-        if failure is not None:
-            self._close_delivery(request, in_flight, failure)
+        if failure is not None and failure.end is not None:
+            self._close_delivery(request, in_flight, failure.end.outcome, failure)
         if not verdict.kept:
             shown = "" if self.parts.redaction else f" ({verdict.description})"
             logger.warning("Task %s died and is not kept: %s%s", request.id, verdict.reason, shown)
@@ -382,18 +376,21 @@ class Guard:
         self._starts.forget(in_flight.key)
 
     def _close_delivery(
-        self, request: GuardedRequest, in_flight: InFlight, failure: Failure
+        self,
+        request: GuardedRequest,
+        in_flight: InFlight,
+        outcome: Outcome,
+        failure: Failure | None = None,
     ) -> None:
-        assert failure.end is not None  # noqa: S101 - the callers checked
         if in_flight.resolved.policy is not None:
-            self._count(request, in_flight, failure.end.outcome)
+            self._count(request, in_flight, outcome)
         in_flight.delivery = replace(
             in_flight.delivery,
             ended_at=self.parts.clock(),
-            outcome=failure.end.outcome,
+            outcome=outcome,
             worker_pid=request.worker_pid or in_flight.delivery.worker_pid,
-            exception_type=failure.exception_type,
-            exception_message=failure.exception_message,
+            exception_type=failure.exception_type if failure else None,
+            exception_message=failure.exception_message if failure else None,
         )
 
     def _count(self, request: GuardedRequest, in_flight: InFlight, outcome: Outcome) -> None:

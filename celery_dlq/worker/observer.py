@@ -34,11 +34,14 @@ if TYPE_CHECKING:
     from celery_dlq.policies.resolved import PolicyCache
     from celery_dlq.store.records import Clock
     from celery_dlq.store.store import Store
-    from celery_dlq.worker.guard import Guard
     from celery_dlq.worker.housekeeping import LongTask, Task
     from celery_dlq.writing.letter import LetterMaker
     from celery_dlq.writing.lifecycle import GuardedRequest, InFlight
     from celery_dlq.writing.memory_limit import MemoryLimit
+
+
+Keeps = Callable[[Any, dict[str, Any], Any], bool]
+"""True if an exception of a task, from a queue, will end in a letter; also in pool processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class Observer:
         """The periodic work."""
         return ()
 
-    def guards(self, guard: Guard) -> None:
+    def guards(self, keeps: Keeps) -> None:
         """The guard is made; the pool has not started."""
 
     def on_task(self, task: Any) -> None:

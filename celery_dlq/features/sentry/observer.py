@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID, uuid4, uuid5
 
 from celery import current_task
@@ -38,9 +38,6 @@ from celery_dlq.policies.checks import one_of
 from celery_dlq.worker.observer import Observer, WorkerParts
 from celery_dlq.writing.failure import SENTRY_EVENT_ID, SENTRY_TRACE
 from celery_dlq.writing.lifecycle import HANDLING
-
-if TYPE_CHECKING:
-    from celery_dlq.worker.guard import Guard
 
 logger = get_logger("celery_dlq.sentry")
 
@@ -91,11 +88,11 @@ class SentryObserver(Observer):
         self._parts = parts
         self._due: MutableMapping[str, tuple[Report, str]] = LRUCache(_MAX_DUE_REPORTS)  # type: ignore[no-untyped-call]
 
-    def guards(self, guard: Guard) -> None:
+    def guards(self, keeps: Keeps) -> None:
         """Drop events before the pool starts, so that its processes inherit that."""
         if client() is not None:
             instead = self._parts.settings.of("sentry") == GROUPS
-            SentryDeduplicator(guard.keeps, HANDLING.get, instead=instead).install()
+            SentryDeduplicator(keeps, HANDLING.get, instead=instead).install()
 
     def before_store(self, letter: DeadLetter) -> DeadLetter:
         """The letter with the id of its event, if it will be reported."""

@@ -138,6 +138,7 @@ class Checkpoint:
 
     destination: Destination  # The folder that keeps the checkpoint
     queue: str  # The dead-letter queue
+    leases: ExportLeases  # The store's copy, written first, so that other machines stay out
     position: str | None = None  # Letters up to this position are in the files, each once
     # Last position of the files that are being put in place; `None`: there are none
     intent: str | None = None
@@ -148,24 +149,19 @@ class Checkpoint:
     # Letters up to the second position are looked for in the files of earlier generations that
     # end after the first one
     compared: Sequence[str] | None = None
-    # The store's copy, written first, so that exports of other machines stay out
-    leases: ExportLeases | None = None
 
     @classmethod
     def taken(
         cls,
         destination: Destination,
         queue: str,
-        leases: ExportLeases | None,
+        leases: ExportLeases,
         noted: Callable[[], str | None],
     ) -> tuple[Checkpoint, Checkpoint | None]:
         """Acquire the queue's lease, and return the later checkpoint of store and folder."""
-        stored = None if leases is None else leases.take(queue)
-        found = cls.read(destination, queue)
-        if leases is None:
-            return found, None
-        mine, found.leases = leases.store_id, leases
-        fresh = cls(destination, queue, store=mine, leases=leases)
+        stored = leases.take(queue)
+        found, mine = cls.read(destination, queue, leases), leases.store_id
+        fresh = cls(destination, queue, leases, store=mine)
         if found.store not in (None, mine):
             return found, fresh
         found.store = mine
@@ -185,14 +181,14 @@ class Checkpoint:
         return found, None if agreed else fresh
 
     @classmethod
-    def read(cls, destination: Destination, queue: str) -> Checkpoint:
+    def read(cls, destination: Destination, queue: str, leases: ExportLeases) -> Checkpoint:
         """The checkpoint in the folder; a new one at the beginning if there is none."""
         state = _load(destination, _place(queue))
         if state is None:
-            return cls(destination, queue)
+            return cls(destination, queue, leases)
         try:
-            known = {name: state[name] for name in _STATE[3:] if name in state}
-            found = cls(destination, queue, state["position"], state["intent"], **known).checked()
+            known = {n: state[n] for n in _STATE[1:] if n in state or n in ("position", "intent")}
+            found = cls(destination, queue, leases, **known).checked()
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
             raise _not_ours(destination, _place(queue), exc) from exc
         if state.get("queue") != queue:
@@ -229,8 +225,7 @@ class Checkpoint:
         self.compared = (first or _START, until)
         self.position = None if known is None else known.position
         self.trimmed = None if known is None else known.trimmed
-        if self.leases is not None:
-            self.store = self.leases.store_id
+        self.store = self.leases.store_id
         self.intent = self.since = None
         self._save()
 
@@ -261,8 +256,7 @@ class Checkpoint:
 
     def _save(self) -> None:
         state = {name: getattr(self, name) for name in _STATE}
-        if self.leases is not None:
-            self.leases.note(self.queue, {**state, "folder": self.leases.folder})
+        self.leases.note(self.queue, {**state, "folder": self.leases.folder})
         self.destination.save(_place(self.queue), json.dumps(state).encode())
 
 

@@ -25,6 +25,7 @@ from typing import Any
 from uuid import uuid4
 
 from celery_dlq.errors import ExportError, MissingExtra
+from celery_dlq.export.wholefile import sync
 
 try:
     import pyarrow as pa
@@ -94,9 +95,10 @@ class Destination:
     def draft(self) -> Draft:
         """A new file, which readers do not see before `put`."""
         if self._uploads:
-            return Draft(*_local_draft())
-        path = self._path(f"{_TEMPORARY}/{uuid4().hex}.tmp")
-        return Draft(self._fs, path)
+            handle, path = tempfile.mkstemp(prefix="celery_dlq-export-", suffix=".tmp")
+            os.close(handle)
+            return Draft(_LOCAL, path)
+        return Draft(self._fs, self._path(f"{_TEMPORARY}/{uuid4().hex}.tmp"))
 
     def put(self, draft: Draft, name: str) -> int:
         """Put a finished draft in its place, durably; return its size in bytes."""
@@ -169,9 +171,9 @@ class Destination:
 
     def _rename(self, path: str, target: str) -> None:
         if self._local is not None:
-            self._sync(path)
+            sync(path)
             os.replace(path, target)  # noqa: PTH105 - tests patch this call
-            self._sync(os.path.dirname(target))  # noqa: PTH120 - the same
+            sync(os.path.dirname(target))  # noqa: PTH120 - the same
             return
         try:
             self._fs.move(path, target)
@@ -210,14 +212,6 @@ class Destination:
 
     def _path(self, name: str) -> str:
         return "/".join(part for part in (self._root.rstrip("/"), name) if part) or "/"
-
-    @staticmethod
-    def _sync(path: str) -> None:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 class Draft:
@@ -285,9 +279,3 @@ def _kind(filesystem: Any) -> str:
         protocol = handler.fs.protocol
         return f"fsspec+{protocol if isinstance(protocol, str) else protocol[0]}"
     return str(filesystem.type_name)
-
-
-def _local_draft() -> tuple[Any, str]:
-    handle, path = tempfile.mkstemp(prefix="celery_dlq-export-", suffix=".tmp")
-    os.close(handle)
-    return pafs.LocalFileSystem(), path

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -209,8 +210,8 @@ class ParquetExport:
 
     def _is_first(self, dead_letter_queues: Sequence[str]) -> bool:
         with suppress(ExportError):  # of one queue, which fails alone
-            found = (Checkpoint.read(self.destination, name) for name in dead_letter_queues)
-            return all(checkpoint.last is None for checkpoint in found)
+            read = partial(Checkpoint.read, self.destination, leases=self.leases)
+            return all(read(name).last is None for name in dead_letter_queues)
         return False
 
     @contextmanager

@@ -22,9 +22,9 @@ def replacing(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield temporary
-        _sync(temporary)
+        sync(temporary)
         temporary.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
@@ -45,7 +45,8 @@ def save(target: Path, content: bytes) -> Path:
     return target
 
 
-def _sync(path: Path) -> None:
+def sync(path: str | Path) -> None:
+    """Have a file, or the names in a folder, on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -45,7 +45,6 @@ STEPS = [
     (Destination, "put"),
     (Destination, "save"),
     (Destination, "_rename"),
-    (Destination, "_sync"),
     (Destination, "_upload"),
     (Draft, "opened"),
     (Draft, "discard"),

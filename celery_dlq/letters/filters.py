@@ -140,18 +140,8 @@ class LetterFilter:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping of the fields that are set; times in microseconds since 1970."""
-        found: dict[str, Any] = {}
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if isinstance(value, datetime):
-                value = to_micros(value)
-            elif isinstance(value, (frozenset, tuple)):
-                value = sorted(value)
-            elif isinstance(value, Reason):
-                value = value.value
-            if value is not None:
-                found[f.name] = value
-        return found
+        values = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return {name: _plain(value) for name, value in values if value is not None}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> LetterFilter:
@@ -171,16 +161,13 @@ class LetterFilter:
             DLQError: A field is set to nothing (``""``), which a URL cannot say.
         """
         found: dict[str, list[str]] = {}
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if value is None:
-                continue
-            several = isinstance(value, (frozenset, tuple))
-            one = iso(value) if isinstance(value, datetime) else value
-            texts = sorted(value) if several else [str(one)]
+        for name, value in self.to_json().items():
+            texts = value if isinstance(value, list) else [str(value)]
+            if name in ("since", "until"):
+                texts = [from_micros(value).isoformat(timespec="microseconds")]
             if not all(texts) or not texts:
-                raise DLQError(f"expected {f.name} not to be empty in a URL, got {value!r}")
-            found[f.name] = texts
+                raise DLQError(f"expected {name} not to be empty in a URL, got {value!r}")
+            found[name] = texts
         return found
 
     @classmethod
@@ -220,6 +207,14 @@ def filter_of(where: LetterFilter | None, fields: FilterFields) -> LetterFilter:
         names = ", ".join(fields)
         raise DLQError(f"expected a filter or its fields as keywords, got a filter and {names}")
     return where or LetterFilter(**fields)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return to_micros(value)
+    if isinstance(value, (frozenset, tuple)):
+        return sorted(value)
+    return value.value if isinstance(value, Reason) else value
 
 
 def _moment(name: str, text: str) -> datetime:

@@ -79,9 +79,6 @@ RECORD_HEADER = "dlq_record"
 SAMPLE_HEADER = "dlq_sample_share"
 """Share of its kind that was sampled, on a sampled success; above 0, at most 1."""
 
-POSITION_HEADER = "dlq_position"
-"""Position of a letter that is kept in a queue of the broker; see docs/reference/wire.md."""
-
 EDITED_HEADER = "dlq_edited"
 """Edits of the message as JSON: time, person and change of each. Bounded."""
 

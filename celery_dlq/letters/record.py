@@ -388,7 +388,7 @@ class DeadLetter:
     extra: Mapping[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in _time_fields():
+        for name in _TIMES:
             check_aware(name, getattr(self, name))
 
     def decoded(self, name: str) -> Any:
@@ -399,8 +399,8 @@ class DeadLetter:
     def to_fields(self) -> dict[str, bytes]:
         """The storage form: every field that is set, by name."""
         fields = {
-            name: to_bytes(value)
-            for name, to_bytes in _writers()
+            name: form.stored(value)
+            for name, form in _FORM_OF.items()
             if (value := getattr(self, name)) is not None
         }
         return {**self.extra, **fields}
@@ -412,15 +412,14 @@ class DeadLetter:
         Raises:
             CorruptLetter: A required field is missing or one cannot be read.
         """
-        kinds = field_kinds()
         try:
-            known = {
-                name: _FROM_BYTES[kinds[name]](value)
-                for name, value in fields.items()
-                if name in kinds
-            }
+            known, extra = {}, {}
+            for name, value in fields.items():
+                if name in _FORM_OF:
+                    known[name] = _FORM_OF[name].read(value)
+                else:
+                    extra[name] = value
             known["reason"] = Reason(known["reason"])
-            extra = {name: value for name, value in fields.items() if name not in kinds}
             return cls(**known, extra=extra)
         except _UNREADABLE as exc:
             raise CorruptLetter(
@@ -435,10 +434,8 @@ class DeadLetter:
         any bytes.
         """
         return {
-            name: _TO_JSON.get(kind, _as_is)(value)
-            if (value := getattr(self, name)) is not None
-            else None
-            for name, kind in field_kinds().items()
+            name: None if (value := getattr(self, name)) is None else form.shown(value)
+            for name, form in _FORM_OF.items()
         }
 
 
@@ -453,16 +450,6 @@ def record_fields() -> dict[str, Field]:
 def field_kinds() -> dict[str, Kind]:
     """Name and kind of every field of the record, in the order of the schema."""
     return {name: facts.kind for name, facts in record_fields().items()}
-
-
-@cache
-def _time_fields() -> tuple[str, ...]:
-    return tuple(name for name, kind in field_kinds().items() if kind is Kind.TIME)
-
-
-@cache
-def _writers() -> tuple[tuple[str, Any], ...]:
-    return tuple((name, _TO_BYTES[kind]) for name, kind in field_kinds().items())
 
 
 def letter_id(
@@ -490,18 +477,6 @@ def end_of(letter: DeadLetter) -> datetime | None:
     return letter.expires
 
 
-def ended(letter: DeadLetter, stored_at: datetime | None, now: datetime) -> bool:
-    """True if a letter ends because its message expired after it was stored.
-
-    Args:
-        letter: The letter.
-        stored_at: When it was stored; ``None`` if that is not known.
-        now: The present by the store's clock; a worker's clock may be wrong.
-    """
-    end = end_of(letter)
-    return end is not None and (stored_at is None or stored_at < end) and end <= now
-
-
 def iso(value: datetime | None) -> str | None:
     """ISO 8601 in UTC with microseconds, or ``None``."""
     if value is None:
@@ -510,10 +485,6 @@ def iso(value: datetime | None) -> str | None:
 
 
 _HISTORY = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
-
-
-def _history_from(value: bytes) -> tuple[Delivery, ...]:
-    return tuple(Delivery.from_json(item) for item in json.loads(value))
 
 
 def _json_from(value: bytes) -> str:
@@ -540,28 +511,30 @@ def _as_is(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
-_TO_BYTES: dict[Kind, Any] = {
-    Kind.TEXT: _text_to_bytes,
-    Kind.JSON: _encode,
-    Kind.INTEGER: lambda value: b"%d" % value,
-    Kind.TIME: lambda value: b"%d" % to_micros(value),
-    Kind.BYTES: bytes,
-    Kind.HISTORY: lambda value: _encode(_HISTORY.encode([d.to_json() for d in value])),
+class _Form(NamedTuple):
+    """How the values of one kind are written and read."""
+
+    stored: Callable[[Any], bytes]
+    read: Callable[[bytes], Any]  # what was stored
+    shown: Callable[[Any], Any]  # as JSON has it
+
+
+_FORMS = {
+    Kind.TEXT: _Form(_text_to_bytes, _decode, _as_is),
+    Kind.JSON: _Form(_encode, _json_from, json.loads),
+    Kind.INTEGER: _Form(lambda value: b"%d" % value, int, _as_is),
+    Kind.TIME: _Form(
+        lambda value: b"%d" % to_micros(value), lambda value: from_micros(int(value)), iso
+    ),
+    Kind.BYTES: _Form(bytes, bytes, lambda value: base64.b64encode(value).decode("ascii")),
+    Kind.HISTORY: _Form(
+        lambda value: _encode(_HISTORY.encode([delivery.to_json() for delivery in value])),
+        lambda value: tuple(Delivery.from_json(item) for item in json.loads(value)),
+        lambda value: [delivery.to_json() for delivery in value],
+    ),
 }
-_FROM_BYTES: dict[Kind, Any] = {
-    Kind.TEXT: _decode,
-    Kind.JSON: _json_from,
-    Kind.INTEGER: int,
-    Kind.TIME: lambda value: from_micros(int(value)),
-    Kind.BYTES: bytes,
-    Kind.HISTORY: _history_from,
-}
-_TO_JSON: dict[Kind, Any] = {
-    Kind.TIME: iso,
-    Kind.BYTES: lambda value: base64.b64encode(value).decode("ascii"),
-    Kind.JSON: json.loads,
-    Kind.HISTORY: lambda value: [delivery.to_json() for delivery in value],
-}
+_FORM_OF = {name: _FORMS[kind] for name, kind in field_kinds().items()}
+_TIMES = tuple(name for name, kind in field_kinds().items() if kind is Kind.TIME)
 
 
 def letter_from(fields: Mapping[bytes, bytes]) -> DeadLetter:

@@ -10,12 +10,13 @@ from builders import NOW
 from waiting import poll
 
 from celery_dlq.events import Action, Events
-from celery_dlq.features.circuit_breaker.ends import CircuitStore, Ends, Succeeded
-from celery_dlq.features.circuit_breaker.operations import Circuits, hold_id_of
+from celery_dlq.features.circuit_breaker.operations import Circuits, CircuitStore, hold_id_of
 from celery_dlq.features.circuit_breaker.policy import (
     CircuitBreaker,
     Died,
+    Ends,
     Happened,
+    Succeeded,
 )
 from celery_dlq.metrics import Counts
 from celery_dlq.store.instructions import Circuit, Hold

@@ -14,11 +14,11 @@ from servers import RedisServer
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Action, Events
-from celery_dlq.features.circuit_breaker.ends import CircuitStore, Ends
-from celery_dlq.features.circuit_breaker.operations import Circuits
+from celery_dlq.features.circuit_breaker.operations import Circuits, CircuitStore
 from celery_dlq.features.circuit_breaker.policy import (
     CircuitBreaker,
     Died,
+    Ends,
     Happened,
 )
 from celery_dlq.letters.filters import LetterFilter

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_dlq.errors import SettingsError
-from celery_dlq.features.circuit_breaker.ends import Ends
 from celery_dlq.features.circuit_breaker.policy import (
     PROBES,
     CircuitBreaker,
     Died,
+    Ends,
     Happened,
     next_state,
 )

@@ -21,8 +21,8 @@ from celery_dlq.cli.commands import dlq
 from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
 from celery_dlq.events import Action, Change
 from celery_dlq.features.circuit_breaker import policy
-from celery_dlq.features.circuit_breaker.ends import CircuitStore, Ends, Succeeded
-from celery_dlq.features.circuit_breaker.operations import hold_id_of
+from celery_dlq.features.circuit_breaker.operations import CircuitStore, hold_id_of
+from celery_dlq.features.circuit_breaker.policy import Ends, Succeeded
 from celery_dlq.features.sentry import observer as sentry
 from celery_dlq.features.sentry.observer import event_of_opening
 from celery_dlq.letters.headers import HOLD_HEADER

@@ -16,12 +16,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.events import on_behalf_of
-from celery_dlq.features.circuit_breaker.ends import CircuitStore, Succeeded
-from celery_dlq.features.circuit_breaker.operations import ACTOR, Circuits, emptied, hold_id_of, why
+from celery_dlq.features.circuit_breaker.operations import (
+    ACTOR,
+    Circuits,
+    CircuitStore,
+    emptied,
+    hold_id_of,
+    why,
+)
 from celery_dlq.features.circuit_breaker.policy import (
     CircuitBreaker,
     Died,
     Happened,
+    Succeeded,
 )
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.headers import HOLD_HEADER

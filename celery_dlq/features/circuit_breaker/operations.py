@@ -6,6 +6,7 @@ succeeds if nobody else has written, holds the messages and decides who tells th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from glob import escape
@@ -14,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
 from celery_dlq.events import Action, Change, Events, whoami
-from celery_dlq.features.circuit_breaker.ends import CircuitStore
 from celery_dlq.features.circuit_breaker.policy import (
     CircuitBreaker,
     Died,
+    Ends,
     Happened,
+    Succeeded,
     next_state,
 )
 from celery_dlq.letters.record import from_micros, to_micros
@@ -29,6 +31,8 @@ from celery_dlq.operations.redrive.publisher import broker_name
 from celery_dlq.operations.release import HeldMessages, HeldQueues
 from celery_dlq.policies.policy import task_policies
 from celery_dlq.store.instructions import MOST_HOLDS, OPEN, RELEASING, Circuit, Hold
+from celery_dlq.store.part import Part
+from celery_dlq.store.scripts import script_text
 from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
@@ -40,6 +44,36 @@ ACTOR = "circuit_breaker"
 """Actor of the changes that workers make by themselves."""
 
 _ATTEMPTS = 10
+_MOST = 100  # tasks in one call
+
+
+class CircuitStore(Part):
+    """Counts how executions ended, for circuit breakers."""
+
+    lua = "celery_dlq.features.circuit_breaker"
+
+    def died(self, fingerprint: str, with_successes: Succeeded) -> Ends:
+        """Count an execution that became a letter."""
+        died, total = self._count(fingerprint, [with_successes])
+        return Ends(died, total)
+
+    def succeeded(self, tasks: list[Succeeded]) -> None:
+        """Count executions that succeeded."""
+        for start in range(0, len(tasks), _MOST):
+            self._count("", tasks[start : start + _MOST])
+
+    def forget(self, breaker: str) -> None:
+        """Begin anew: the breaker closed."""
+        self._client.delete(self._keys.breaker_ends(breaker))
+
+    def _count(self, fingerprint: str, tasks: Sequence[Succeeded]) -> tuple[int, int]:
+        keys = [self._keys.breaker_ends(one.breaker) for one in tasks]
+        args: list[str | int] = [fingerprint]
+        for one in tasks:
+            args += [int(one.window * 1000), one.number]
+        self._connection.raise_if_away()
+        died, total = self._connection.call_script(script_text("ends", self.lua), keys, *args)
+        return int(died), int(total)
 
 
 class Circuits:

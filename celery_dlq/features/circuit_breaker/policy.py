@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
-from celery_dlq.features.circuit_breaker.ends import Ends
 from celery_dlq.policies.checks import expected, integer, mapping, positive_seconds
 from celery_dlq.policies.policy import KeyValue
 from celery_dlq.store.instructions import OPEN, RELEASING, Circuit
@@ -35,6 +34,23 @@ PROBE_SECONDS = 30.0
 """Time between two probes."""
 PROBES = 3
 """Probes in a row that must succeed before a breaker closes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Executions of a task that ended for good within a window."""
+
+    died: int  # Those that became letters of one fingerprint
+    all: int  # Those that succeeded or became letters
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """Executions of a task that succeeded in one process since it last told."""
+
+    breaker: str  # Id of the hold that its breaker makes
+    window: float  # Seconds for which they count
+    number: int  # How many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

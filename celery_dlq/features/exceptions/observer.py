@@ -61,10 +61,10 @@ class ExceptionRules(Observer):
         if _WRAPPED in vars(task) or not self._policies.have_exceptions(task):
             return
         if hasattr(task, "_orig_run"):  # ``autoretry_for`` must not retry what is decided here
-            task._orig_run = _raising(task, task._orig_run, _pass_on)  # noqa: SLF001 - it looks there
+            task._orig_run = _deciding(task, task._orig_run, past=True)  # noqa: SLF001 - it looks there
             task.run = _unpacking(task, task.run)
         else:
-            task.run = _raising(task, task.run, _carry_out)
+            task.run = _deciding(task, task.run, past=False)
         setattr(task, _WRAPPED, True)
 
     def close(self) -> None:
@@ -81,28 +81,18 @@ class ExceptionRules(Observer):
             return None
         policy = self._policies.of(self.place(request), task).policy
         rules = None if policy is None else policy.of("exceptions")
-        if not rules:
-            return None
-        rule = rules.rule_of(exception_names(type(exc), rules.names))
-        return None if rule is None else (policy, rule)  # type: ignore[return-value]
+        rule = rules and rules.rule_of(exception_names(type(exc), rules.names))
+        return (policy, rule) if policy is not None and rule else None
 
     def on_error(self, info: Any, task: Any, delivery_info: dict[str, Any]) -> None:
         """Put the names of an exception on billiard's ``ExceptionInfo`` of it."""
-        self._mark(info, task, delivery_info, info.type)
+        self.mark(info, task, delivery_info, info.type)
 
-    def _mark(self, info: Any, task: Any, delivery_info: dict[str, Any], kind: type) -> None:
+    def mark(self, info: Any, task: Any, delivery_info: dict[str, Any], kind: type) -> None:
+        """Put the names of an exception's class and bases on an ``ExceptionInfo``."""
         policy = self._policies.of(delivery_info, task).policy
         if rules := policy and policy.of("exceptions"):
             setattr(info, EXCEPTION_NAMES, exception_names(kind, rules.names))
-
-    def mark_here(self, info: Any, task: Any, kind: type) -> None:
-        """As `on_error`, for the message that this process is working on.
-
-        Celery reports a result that cannot be stored when it has forgotten the message.
-        """
-        place = self.place(task.request)
-        if place:
-            self._mark(info, task, place, kind)
 
 
 def warn_of_exceptions(where: str, policy: Policy) -> None:
@@ -128,11 +118,16 @@ def _place(request: Any) -> dict[str, Any]:
     return request.delivery_info or {}
 
 
-Handler = Callable[[Any, Exception, Policy, ExceptionRule], None]
+class _Decided(BaseException):
+    """Takes an exception past ``autoretry_for``, which may name `Exception`."""
+
+    def __init__(self, exc: Exception, policy: Policy, rule: ExceptionRule) -> None:
+        super().__init__()
+        self.found = exc, policy, rule
 
 
-def _raising(task: Any, run: Callable[..., Any], handle: Handler) -> Callable[..., Any]:
-    """Wrap what a task runs; ``handle`` gets the exceptions that a policy names."""
+def _deciding(task: Any, run: Callable[..., Any], *, past: bool) -> Callable[..., Any]:
+    """Wrap what a task runs: carry out what a policy says, or take it past ``autoretry_for``."""
 
     @wraps(run)
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -142,9 +137,10 @@ def _raising(task: Any, run: Callable[..., Any], handle: Handler) -> Callable[..
             raise
         except Exception as exc:
             found = _found(task, exc)
-            if found is None:
-                raise
-            handle(task, exc, *found)
+            if found is not None and past:
+                raise _Decided(exc, *found) from None
+            if found is not None:
+                _carry_out(task, exc, *found)
             raise
 
     return guarded
@@ -157,18 +153,6 @@ def _found(task: Any, exc: Exception) -> tuple[Policy, ExceptionRule] | None:
     except Exception:
         logger.exception("What the policy says about an exception is not known; Celery decides")
         return None
-
-
-class _Decided(BaseException):
-    """Takes an exception past ``autoretry_for``, which may name `Exception`."""
-
-    def __init__(self, exc: Exception, policy: Policy, rule: ExceptionRule) -> None:
-        super().__init__()
-        self.found = exc, policy, rule
-
-
-def _pass_on(_task: Any, exc: Exception, policy: Policy, rule: ExceptionRule) -> None:
-    raise _Decided(exc, policy, rule)
 
 
 def _unpacking(task: Any, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -234,6 +218,8 @@ def _send_names(sender: Any = None, einfo: Any = None, **_: Any) -> None:
     if rules is None or einfo is None or raised is None:
         return
     try:
-        rules.mark_here(einfo, sender, raised)
+        # Not `on_error`: Celery reports a result that cannot be stored without the message.
+        if place := rules.place(sender.request):
+            rules.mark(einfo, sender, place, raised)
     except Exception:
         logger.exception("The names of an exception are not known")

@@ -144,7 +144,7 @@ class AtWork:
 def has(pool: Any, request: Any) -> bool:
     """Ask a pool whether it still has a request's task: queued, written to a process, or running.
 
-    True if that cannot be told.
+    True if that is not known.
     """
     job = request.dlq_job
     if job is None:
@@ -186,7 +186,7 @@ def _reported(inner: Any, hub: Any, reader: Any) -> Iterator[Any]:
     with suppress(OSError, EOFError):  # closed, or its last message is cut off
         read_in_part, _ = hub.readers.get(reader.fileno(), (None, ()))
         if isgenerator(read_in_part) and next(read_in_part, StopIteration) is not StopIteration:
-            return  # the rest was never written
+            return  # its end was never written
         while inner._state != _TERMINATE and reader.poll(0):  # noqa: SLF001
             yield reader.recv()
 
@@ -194,7 +194,7 @@ def _reported(inner: Any, hub: Any, reader: Any) -> Iterator[Any]:
 def read_on(inner: Any) -> None:
     """Let a prefork pool go on reading a result of which a lost connection came in the midst.
 
-    Celery forgets what it has read of it, takes the rest for the beginning of another one, and
+    Celery forgets what it has read of it, takes what follows for the beginning of another one, and
     never handles a result of that process again.
 
     Source: ``Hub.reset`` in https://github.com/celery/kombu/blob/main/kombu/asynchronous/hub.py,

@@ -360,7 +360,7 @@ class Guard:
         if state is DeliveryState.STORED:
             self._starts.forget(in_flight.key)
             if key != in_flight.key:
-                self._counter.died(in_flight.key)  # storing the letter did that beside the letter
+                self._counter.died(in_flight.key)  # elsewhere, storing the letter did that
             self._is_over(request, in_flight, Ended(succeeded=False, letter=letter))
         return state
 

@@ -2,13 +2,13 @@
 
 Short work runs in the consumer's tick, once a second, in order: the heartbeat first, what waits for
 servers of its own last. A call to a hanging store costs a time-out, during which the user's tasks
-wait; so after an outage of the store the tasks from the one that failed on rest, longer each time.
+wait; so after an outage of the store the tasks from the one that failed on pause, longer each time.
 Those before it go on: its place may be away alone, e.g. one master of a cluster, and a worker whose
-heartbeat rests counts as gone.
+heartbeat pauses counts as gone.
 
 Long work (a job, a release, copies to a slow broker) must not delay the heartbeat. It runs in a
 thread that the tick starts when the work is due and that ends with it, at most one for each task,
-with connections of its own; a task that failed rests alone, longer each time. So a worker in which
+with connections of its own; a task that failed pauses alone, longer each time. So a worker in which
 nothing is due has no thread of ours.
 """
 
@@ -51,27 +51,27 @@ class LongTask:
     name: str
     work: Callable[[Stopping], object]
     every: int = 1
-    is_due: Callable[[], object] = lambda: True  # Cheap, and without the store: asked in the tick
+    is_due: Callable[[], object] = lambda: True  # Cheap, and without the store: called in the tick
     close: Callable[[], object] = bool
 
 
 class Backoff:
-    """The one back-off: how many ticks to rest after a failure; twice as many each time."""
+    """The one back-off: how many ticks to pause after a failure; twice as many each time."""
 
     def __init__(self) -> None:
         self.left, self._next = 0, 1
 
     def over(self) -> bool:
-        """Count a tick; True if it is no rest."""
+        """Count a tick; True if no pause is left."""
         self.left = max(0, self.left - 1)
         return self.left == 0
 
     def failed(self) -> None:
-        """Begin a rest."""
+        """Begin a pause."""
         self.left, self._next = self._next + 1, min(2 * self._next, MAX_BACKOFF_SECONDS)
 
     def worked(self) -> None:
-        """Begin with the shortest rest again."""
+        """Begin with the shortest pause again."""
         self._next = 1
 
 
@@ -81,7 +81,7 @@ class Housekeeping:
     def __init__(self) -> None:
         self._short: list[Task] = []
         self._long: list[_Thread] = []
-        self._backoff, self._resting_from = Backoff(), 0
+        self._backoff, self._paused_from = Backoff(), 0
         self._ticks = 0
         self._stop = threading.Event()
 
@@ -100,7 +100,7 @@ class Housekeeping:
             thread.tick(self._ticks)
         tasks = self._short
         if not self._backoff.over():
-            tasks = tasks[: self._resting_from]
+            tasks = tasks[: self._paused_from]
         for number, task in enumerate(tasks):
             if self._ticks % task.every:
                 continue
@@ -109,7 +109,7 @@ class Housekeeping:
             except StoreUnavailable as exc:
                 logger.debug("%s is put off: %s", task.name, exc)
                 self._backoff.failed()
-                self._resting_from = number
+                self._paused_from = number
                 return
             except Exception:
                 logger.exception("%s failed", task.name)

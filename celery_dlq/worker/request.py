@@ -302,7 +302,7 @@ class DeadLetterRequest(_Base):
             raise TaskRevokedError(self.id) from exc
 
     def _dlq_give(self, execute: Callable[[], Any], pool: Any) -> Any:
-        """Hand the task to the pool, and note what the pool can be asked about it."""
+        """Hand the task to the pool, and note what its pool knows it by."""
         self.dlq_job = self._dlq_escaped = job = None
         try:
             job = execute()

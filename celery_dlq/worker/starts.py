@@ -227,4 +227,4 @@ class Starts:
             self._counter.ended(key, delivery)
             if delivery.outcome is not Outcome.RETRIED:
                 self._known[key] = max(self._known.get(key, 0), delivery.number)
-        in_flight.charged = False  # it is over: a later delivery is not beside it
+        in_flight.charged = False  # it is over: a later delivery is another one

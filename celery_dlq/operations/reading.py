@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -241,17 +242,10 @@ class Reading:
             groups = self._store.overviews.groups(dead_letter_queue, most=most, by=by)
         else:
             wanted = {name: one for name, one in statuses.items() if one.state == state}
-            there = self._some_groups(dead_letter_queue, sorted(wanted))
-            groups = in_order(
-                [there.get(name) or _empty(name, status) for name, status in wanted.items()], by
-            )
+            group = partial(self._store.overviews.group, dead_letter_queue)
+            groups = in_order([group(name) or _empty(name, wanted[name]) for name in wanted], by)
         found = (replace(one, status=statuses.get(one.fingerprint, OPEN_GROUP)) for one in groups)
         return [one for one in found if state is None or one.status.state == state][:limit]
-
-    def _some_groups(self, queue: str, fingerprints: Sequence[str]) -> dict[str, Group]:
-        """Return those of the given groups that have letters."""
-        found = (self._store.overviews.group(queue, name) for name in fingerprints)
-        return {group.fingerprint: group for group in found if group is not None}
 
     def group(self, dead_letter_queue: str, fingerprint: str) -> Group:
         """The group of one fingerprint; also one whose letters are gone, while it is known.
@@ -264,12 +258,9 @@ class Reading:
         if self._notes is not None:
             status = self._notes.status(dead_letter_queue, fingerprint)
         found = self._store.overviews.group(dead_letter_queue, fingerprint)
-        if (
-            found is None
-            and self._notes is not None
-            and (status is not OPEN_GROUP or self._notes.notes(dead_letter_queue, fingerprint))
-        ):
-            found = _empty(fingerprint, status)
+        if found is None and self._notes is not None:
+            known = status is not OPEN_GROUP or self._notes.notes(dead_letter_queue, fingerprint)
+            found = _empty(fingerprint, status) if known else None
         if found is None:
             raise NotFound(
                 f"expected the fingerprint of letters in {dead_letter_queue!r}, got "

@@ -270,12 +270,7 @@ def dry_run(
     scanned: Progress | None = None,
 ) -> DryRun:
     """Report what a redrive would do, or without targets a removal; read letters for some time."""
-    numbers: Counter[str] = Counter()
-    needed: Counter[tuple[str, str]] = Counter()
-    waits_for: Counter[str] = Counter()
-    groups: Counter[str] = Counter()
-    examples: list[str] = []
-    exact, deadline = True, time.monotonic() + seconds
+    counts, deadline = _Counts(targets), time.monotonic() + seconds
 
     def check(entries: int = 0) -> None:
         if entries and scanned is not None:
@@ -286,41 +281,55 @@ def dry_run(
     try:
         for found in select(check):
             check()
-            if len(examples) < _MOST_EXAMPLES:
-                examples.append(found.key)
-            body = found.fields.get(b"body", b"")
-            numbers["bytes"] += len(body)
-            numbers["letters" if found.is_letter else "corrupt"] += 1
-            if not found.is_letter:
-                continue
-            queue, task = (
-                "" if targets is None else targets.queue_of(found),
-                found.text("task_name"),
-            )
-            _count(groups, found.text("fingerprint"))
-            _count(needed, (queue, task))
-            if targets is not None:
-                numbers["chords"] += is_in_chord(found.fields.get(b"content_type", b""), body)
-                for what in targets.waits_for(found):
-                    _count(waits_for, what)
+            counts.add(found)
     except _LateError:
-        exact = False
-    queues, tasks = _checks(needed, targets)
-    return DryRun(
-        letters=numbers["letters"],
-        corrupt=numbers["corrupt"],
-        bytes=numbers["bytes"],
-        chords=numbers["chords"],
-        queues=queues,
-        tasks=tasks,
-        waits_for=dict(waits_for.most_common()),
-        groups=[
-            {"fingerprint": name, "letters": count}
-            for name, count in groups.most_common(_MOST_NAMES_SHOWN)
-        ],
-        examples=examples,
-        exact=exact,
-    )
+        return replace(counts.result(), exact=False)
+    return counts.result()
+
+
+class _Counts:
+    """What a dry run counts, in one pass over the letters."""
+
+    def __init__(self, targets: Targets | None) -> None:
+        self._targets = targets
+        self._numbers = {"letters": 0, "corrupt": 0, "bytes": 0, "chords": 0}
+        self._needed: Counter[tuple[str, str]] = Counter()
+        self._waits_for: Counter[str] = Counter()
+        self._groups: Counter[str] = Counter()
+        self._examples: list[str] = []
+
+    def add(self, found: RawEntry) -> None:
+        """Count an entry."""
+        numbers, targets, body = self._numbers, self._targets, found.fields.get(b"body", b"")
+        if len(self._examples) < _MOST_EXAMPLES:
+            self._examples.append(found.key)
+        numbers["bytes"] += len(body)
+        numbers["letters" if found.is_letter else "corrupt"] += 1
+        if not found.is_letter:
+            return
+        queue = "" if targets is None else targets.queue_of(found)
+        _count(self._groups, found.text("fingerprint"))
+        _count(self._needed, (queue, found.text("task_name")))
+        if targets is not None:
+            numbers["chords"] += is_in_chord(found.fields.get(b"content_type", b""), body)
+            for what in targets.waits_for(found):
+                _count(self._waits_for, what)
+
+    def result(self) -> DryRun:
+        """What was counted; each queue and task is looked up now."""
+        queues, tasks = _checks(self._needed, self._targets)
+        groups, numbers = self._groups.most_common(_MOST_NAMES_SHOWN), self._numbers
+        return DryRun(
+            letters=numbers["letters"],
+            corrupt=numbers["corrupt"],
+            bytes=numbers["bytes"],
+            chords=numbers["chords"],
+            queues=queues,
+            tasks=tasks,
+            waits_for=dict(self._waits_for.most_common()),
+            groups=[{"fingerprint": name, "letters": count} for name, count in groups],
+            examples=self._examples,
+        )
 
 
 def _count(counts: Counter[Any], name: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypedDict
 from uuid import uuid4
@@ -190,7 +190,7 @@ def outgoing(
     try:
         text = _text(raw, b"headers", "{}")
         headers, kept = _clean(text)
-        properties = _properties(raw)
+        unchanged = _unchanged(raw)
         task_id, queue = _text(raw, b"task_id"), options.to_queue or _text(raw, b"source_queue")
         redrives = int(raw.get(b"redrives", b"0")) + 1
         expires = raw.get(b"expires")
@@ -208,12 +208,20 @@ def outgoing(
         _delay(headers, letter_id, now + timedelta(seconds=options.delay_seconds))
         kept = False
     if options.new_id:
-        task_id, kept = _rename(headers, properties, letter_id), False
+        task_id, kept = _rename(headers, unchanged["properties"], letter_id), False
     headers[REDRIVES_HEADER] = redrives
     headers[REDRIVE_HEADER] = redrive_id
     headers[LETTER_HEADER] = letter_id
     text = _marked(text, redrives, redrive_id, letter_id) if kept else ""
-    return _message(found, task_id, queue, redrives, headers, properties, text)
+    return Outgoing(
+        letter_id=letter_id,
+        task_id=task_id,
+        redrives=redrives,
+        queue=queue,
+        headers=headers,
+        headers_text=text,
+        **unchanged,
+    )
 
 
 def released(found: RawEntry, marker: str = "") -> Outgoing:
@@ -227,43 +235,30 @@ def released(found: RawEntry, marker: str = "") -> Outgoing:
             del headers[name]
         headers[HOLD_HEADER] = marker or _text(raw, b"dead_letter_queue")
         headers[LETTER_HEADER] = found.key
-        redrives, properties = int(raw.get(b"redrives", b"0")), _properties(raw)
+        return Outgoing(
+            letter_id=found.key,
+            task_id=_text(raw, b"task_id"),
+            redrives=int(raw.get(b"redrives", b"0")),
+            queue=_text(raw, b"source_queue"),
+            headers=headers,
+            **_unchanged(raw),
+        )
     except (LookupError, ValueError, TypeError, AttributeError) as exc:
         raise CorruptLetter(f"the message at {found.position} cannot be read: {exc!r}") from exc
-    task_id, queue = _text(raw, b"task_id"), _text(raw, b"source_queue")
-    return _message(found, task_id, queue, redrives, headers, properties)
 
 
-def _message(
-    found: RawEntry,
-    task_id: str,
-    queue: str,
-    redrives: int,
-    headers: dict[str, Any],
-    properties: dict[str, Any],
-    headers_text: str = "",
-) -> Outgoing:
-    raw = found.fields
-    return Outgoing(
-        letter_id=found.key,
-        task_id=task_id,
-        redrives=redrives,
-        queue=queue,
-        body=raw.get(b"body", b""),
-        content_type=_text(raw, b"content_type") or "application/octet-stream",
-        content_encoding=_text(raw, b"content_encoding") or "binary",
-        headers=headers,
-        properties=properties,
-        headers_text=headers_text,
-    )
-
-
-def _properties(raw: Mapping[bytes, bytes]) -> dict[str, Any]:
-    """The original properties, without those that kombu sets for each publish."""
+def _unchanged(raw: Mapping[bytes, bytes]) -> dict[str, Any]:
+    """What a message keeps: body, types, and properties but those of the transport."""
+    given, _tagged = _json(_text(raw, b"properties", "{}"))
     return {
-        name: value
-        for name, value in _json(_text(raw, b"properties", "{}"))[0].items()
-        if name not in _TRANSPORT_PROPERTIES and value is not None
+        "body": raw.get(b"body", b""),
+        "content_type": _text(raw, b"content_type") or "application/octet-stream",
+        "content_encoding": _text(raw, b"content_encoding") or "binary",
+        "properties": {
+            name: value
+            for name, value in given.items()
+            if name not in _TRANSPORT_PROPERTIES and value is not None
+        },
     }
 
 

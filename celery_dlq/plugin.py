@@ -297,12 +297,10 @@ class Assembly:
         """Shows and changes policies."""
         return PolicyAdmin(
             self.policy_table(),
-            self.backend.workers,
-            self.backend.instructions,
+            self.backend,
             self.events,
             known_queues=partial(KnownQueues.of, self.app),
             task_queues=partial(default_delay.task_queues, self.app),
-            dead_letter_queues=self.backend.letters.names,
             low_limits=lambda table, tasks: self._low_limits(
                 table, self._default_limit, self.app.amqp.queues, tasks
             ),

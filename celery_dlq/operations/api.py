@@ -128,13 +128,11 @@ class Operations:
         The header ``dlq_edited`` records who changed what, when, and the old values. If the
         message dies again, the new letter has it too. The options are those of `redrive`.
         """
-        kept = self._options("edit", options)
         queue, found = self._reading.entry(letter_id, dead_letter_queue)
-        kept = self._of_edit(found, change, kept)
-        targets = targets_of(self._jobs, kept.to_queue)
-        refuse_lost(dry_run(lambda _: [found], targets), force=kept.force)
         where = LetterFilter(ids=frozenset({found.key}))
-        report: RedriveReport = self._jobs.run(self._jobs.new("edit", queue, where, kept, change))
+        run, seen = self.prepare("edit", queue, where, options, change=change)
+        refuse_lost(seen, force=run.options.force)
+        report: RedriveReport = self._jobs.run(run)
         return report
 
     def dry_run(
@@ -196,7 +194,8 @@ class Operations:
             if change is None or len(where.ids or ()) != 1:
                 raise DLQError("expected a change and the id of one letter, to edit it")
             _, found = self._reading.entry(next(iter(where.ids or ())), queue)
-            kept = self._of_edit(found, change, kept)
+            edited_by(self._jobs, change)(self._message(found, kept))  # to see if it fits
+            kept = replace(kept, changed=tuple(change.paths()))
             where = LetterFilter(ids=frozenset({found.key}))
         run = self._jobs.new(kind, queue, where, kept, change)
         return run, self._previewed(run, seconds, scanned)
@@ -233,11 +232,6 @@ class Operations:
             raise DLQError(f"expected a kind of job ({kinds}), got {kind!r}")
         check_names(f"options of {kind}", options, [each.name for each in fields(DiscardOptions)])
         return DiscardOptions(**{**options, **({"forever": True} if kind == "purge" else {})})
-
-    def _of_edit(self, found: RawEntry, change: Edit, options: RedriveOptions) -> RedriveOptions:
-        """The options of an edit with the changed paths; makes the message, to see if it fits."""
-        edited_by(self._jobs, change)(self._message(found, options))
-        return replace(options, changed=tuple(change.paths()))
 
     def _message(self, found: RawEntry, options: RedriveOptions) -> Outgoing:
         return outgoing(found, options, redrive_id="", now=self._jobs.clock())

@@ -20,9 +20,9 @@ from celery_dlq.policies.overrides import MAX_OVERRIDE, applied, begins, checked
 from celery_dlq.policies.policy import DLQ_SUFFIX, KeyValue, Policy, PolicyKeys, plain
 from celery_dlq.policies.queue_names import KnownQueues, did_you_mean
 from celery_dlq.policies.table import PolicyTable, Sourced
-from celery_dlq.store.instructions import Instructions, Override
+from celery_dlq.store.instructions import Override
 from celery_dlq.store.records import WorkerInfo
-from celery_dlq.store.workers import WorkerRegistry
+from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -82,24 +82,22 @@ class PolicyAdmin:
     def __init__(
         self,
         table: PolicyTable,
-        registry: WorkerRegistry,
-        instructions: Instructions,
+        backend: Store,
         events: Events,
         *,
         known_queues: Callable[[], KnownQueues],
         task_queues: Callable[[], Mapping[str, str]],
-        dead_letter_queues: Callable[[], Iterable[str]] = tuple,
         low_limits: Callable[[PolicyTable, Mapping[str, str]], Iterable[LowLimit]] = (
             lambda _table, _task_queues: ()
         ),
     ) -> None:
         self._table = table
-        self._registry = registry
-        self._instructions = instructions
-        self._audit = Audit(registry, events)
+        self._registry = backend.workers
+        self._instructions = backend.instructions
+        self._audit = Audit(backend.workers, events)
         self._known_queues = known_queues
         self._task_queues = task_queues
-        self._dead_letter_queues = dead_letter_queues
+        self._dead_letter_queues = backend.letters.names
         self._low_limits = low_limits
 
     def policies(self, queue: str | None = None) -> PolicyReport:

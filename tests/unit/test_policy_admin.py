@@ -53,14 +53,13 @@ def policy_admin(backend: Store, heard: list[Event]) -> PolicyAdmin:
     """The rules of a small app."""
     events = Events()
     events.subscribe(heard.append)
+    backend.letters.names = lambda: ["mails-DLQ"]  # type: ignore[method-assign]
     return PolicyAdmin(
         TABLE,
-        backend.workers,
-        backend.instructions,
+        backend,
         events,
         known_queues=lambda: KnownQueues(frozenset({"default"}), complete=True),
         task_queues=lambda: {"shop.charge": "default"},
-        dead_letter_queues=lambda: ["mails-DLQ"],
     )
 
 
@@ -153,14 +152,13 @@ def test_an_override_of_a_dead_letter_queue_is_refused(backend: Store, queue: st
     table = PolicyTable(
         {"slow": Policy(dead_letter_queue="letters")}, {"t": Policy(dead_letter_queue="fatal")}
     )
+    backend.letters.names = lambda: ["parked"]  # type: ignore[method-assign]
     admin = PolicyAdmin(
         table,
-        backend.workers,
-        backend.instructions,
+        backend,
         Events(),
         known_queues=lambda: KnownQueues(frozenset({"letters"}), complete=True),
         task_queues=dict,
-        dead_letter_queues=lambda: ["parked"],
     )
     with pytest.raises(SettingsError, match=f"got '{queue}', a dead-letter queue"):
         admin.override_policy(queue, HOUR, max_deliveries=3)

@@ -564,24 +564,24 @@ class DeadLetters:
     warnings = _of(Assembly.memory_check, MemoryCheck.warnings)
 
     if TYPE_CHECKING:  # what features add, see `_add_operations`
-        differences = _of(Comparison.of, Comparison.differences)
-        note = _of(Notes.of, Notes.note)
-        notes = _of(Notes.of, Notes.notes)
-        resolve = _of(Notes.of, Notes.resolve)
-        mute = _of(Notes.of, Notes.mute)
-        reopen = _of(Notes.of, Notes.reopen)
-        check_hold = _of(Holds.of, Holds.preview)
-        hold = _of(Holds.of, Holds.hold)
-        end_hold = _of(Holds.of, Holds.end)
-        holds = _of(Holds.of, Holds.holds)
-        release = _of(Holds.of, Holds.release)
-        breakers = _of(Breakers.of, Breakers.breakers)
-        open_breaker = _of(Breakers.of, Breakers.open_breaker)
-        close_breaker = _of(Breakers.of, Breakers.close_breaker)
-        dead_letter = _of(DemandRun.of, DemandRun.dead_letter)
-        withdraw = _of(DemandRun.of, DemandRun.withdraw)
-        adopt = _of(AdoptRun.of, AdoptRun.adopt)
-        serve_metrics = _of(Exporter.of, Exporter.serve_metrics)
+        differences = _of(Comparison, Comparison.differences)
+        note = _of(Notes, Notes.note)
+        notes = _of(Notes, Notes.notes)
+        resolve = _of(Notes, Notes.resolve)
+        mute = _of(Notes, Notes.mute)
+        reopen = _of(Notes, Notes.reopen)
+        check_hold = _of(Holds, Holds.preview)
+        hold = _of(Holds, Holds.hold)
+        end_hold = _of(Holds, Holds.end)
+        holds = _of(Holds, Holds.holds)
+        release = _of(Holds, Holds.release)
+        breakers = _of(Breakers, Breakers.breakers)
+        open_breaker = _of(Breakers, Breakers.open_breaker)
+        close_breaker = _of(Breakers, Breakers.close_breaker)
+        dead_letter = _of(DemandRun, DemandRun.dead_letter)
+        withdraw = _of(DemandRun, DemandRun.withdraw)
+        adopt = _of(AdoptRun, AdoptRun.adopt)
+        serve_metrics = _of(Exporter, Exporter.serve_metrics)
 
     def asgi(
         self,
@@ -646,7 +646,7 @@ def _add_operations(feature: Feature) -> None:
 
 
 def _made(feature: Feature, place: str, assembly: Assembly) -> Any:
-    return feature.load(place).of(assembly)
+    return feature.load(place)(assembly)
 
 
 for _feature in features():

@@ -77,7 +77,7 @@ class Feature:
     # `before_store` records them elsewhere first
     outbox: str = ""
     # Methods that it adds to `DeadLetters`, by name: ``module:Class.method`` of a class that is
-    # made by its ``of(assembly)``
+    # made of an assembly
     operations: Mapping[str, str] = field(default_factory=dict)
     # Place of the routes of its pages; its templates lie in its folder `templates`
     pages: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -222,7 +223,8 @@ def operations(parts: Store) -> tuple[Notes, Reading, list[Event]]:
     events = Events()
     events.subscribe(seen.append)
     reading = Reading(parts.letters, notes=parts.notes)
-    return Notes(parts, reading, events), reading, seen
+    made: Any = SimpleNamespace(backend=parts, reading=lambda: reading, events=events)
+    return Notes(made), reading, seen
 
 
 def test_who_resolved_a_group_in_which_release_is_known_and_audited(parts: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,12 @@ GROUP = "0123456789abcdef"
 def notes(parts: Store) -> GroupNotes:
     """Give each store of notes in turn, empty."""
     return parts.notes
+
+
+def assembled(parts: Store, events: Events) -> Any:
+    """What the operation is made of."""
+    reading = Reading(parts.letters)
+    return SimpleNamespace(backend=parts, reading=lambda: reading, events=events)
 
 
 def a_note(**changes: Any) -> Note:
@@ -87,7 +94,7 @@ def test_a_note_has_its_author_and_is_in_the_audit(parts: Store) -> None:
     seen: list[Event] = []
     events = Events()
     events.subscribe(seen.append)
-    operation = Notes(parts, Reading(parts.letters), events)
+    operation = Notes(assembled(parts, events))
     letter = a_letter(fingerprint=GROUP)
     parts.letters.dead_letter(letter, key_of(letter))
     assert operation.notes(DLQ, GROUP) == []
@@ -104,7 +111,7 @@ def test_a_note_has_its_author_and_is_in_the_audit(parts: Store) -> None:
 
 def test_what_cannot_be_noted_is_refused(parts: Store) -> None:
     """Nothing of it is in the audit."""
-    operation = Notes(parts, Reading(parts.letters), Events())
+    operation = Notes(assembled(parts, Events()))
     letter = a_letter(fingerprint=GROUP)
     parts.letters.dead_letter(letter, key_of(letter))
     for text in (" \n", "x" * 2001):

@@ -106,7 +106,7 @@ def queued(client: redis.Redis, queue: str = "orders") -> list[str]:
 def recover(dlq: DeadLetters, stopping: Callable[[], bool] = lambda: False) -> None:
     """What each worker does every two seconds, and every five for holds that have ended."""
     recovery.recover(dlq.assembly, stopping)
-    Holds.of(dlq.assembly).release_ended(stopping)
+    Holds(dlq.assembly).release_ended(stopping)
 
 
 def states(dlq: DeadLetters) -> list[str]:
@@ -116,7 +116,7 @@ def states(dlq: DeadLetters) -> list[str]:
 
 def goes_on(dlq: DeadLetters, client: redis.Redis, ids: list[str]) -> None:
     """From here workers alone, whose probes succeed, close the breaker and release everything."""
-    circuits = Breakers.of(dlq.assembly)._circuits
+    circuits = Breakers(dlq.assembly)._circuits
 
     def closed() -> bool:
         recover(dlq)

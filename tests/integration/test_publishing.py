@@ -133,11 +133,11 @@ def test_a_slow_broker_makes_no_other_worker_release_the_same_messages(
     )
     assert slow.assembly.backend.instructions.replace(None, hold)
     put(slow, 50, hold)
-    thread, _ = in_background(lambda: Holds.of(slow.assembly).release_ended(lambda: False))
+    thread, _ = in_background(lambda: Holds(slow.assembly).release_ended(lambda: False))
     poll(place.ready, timeout_seconds=30)
     states = set()
     while thread.is_alive():
-        Holds.of(other.assembly).release_ended(lambda: False)
+        Holds(other.assembly).release_ended(lambda: False)
         states |= {job.state for job in other.jobs()}
         thread.join(0.2)
     assert states <= {"running", "done"}

@@ -86,7 +86,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def holds_of(dlq: DeadLetters) -> Holds:
     """The operations on holds."""
-    return Holds.of(dlq.assembly)
+    return Holds(dlq.assembly)
 
 
 def put(dlq: DeadLetters, hold: Hold, count: int) -> list[str]:
@@ -284,7 +284,7 @@ holds.NOTICED, holds.RELEASE_RATE = timedelta(0), 5000.0
 one_step.OneStep.batch_size = 20
 dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[1]))
 print("ready", flush=True)
-holds.Holds.of(dlq.assembly).release_ended(lambda: False)
+holds.Holds(dlq.assembly).release_ended(lambda: False)
 """
 
 

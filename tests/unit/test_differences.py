@@ -10,6 +10,7 @@ from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,12 +49,16 @@ def backend() -> Store:
     return fresh_store()
 
 
+def assembled(backend: Store, masked: Any = None) -> Any:
+    """What the operation is made of."""
+    reading, redaction = Reading(backend.letters), SimpleNamespace(arguments=masked)
+    return SimpleNamespace(backend=backend, reading=lambda: reading, redaction=redaction)
+
+
 def differences(backend: Store, **options: Any) -> Differences:
     """What sets letters apart; the time stands still."""
     options.setdefault("fingerprint", GROUP)
-    return Comparison(backend, Reading(backend.letters), monotonic=lambda: 0.0).differences(
-        DLQ, **options
-    )
+    return Comparison(assembled(backend), monotonic=lambda: 0.0).differences(DLQ, **options)
 
 
 def test_a_planted_cause_is_the_finding(backend: Store) -> None:
@@ -105,7 +110,7 @@ def test_what_is_masked_is_not_compared(backend: Store) -> None:
         shown: tuple[list[Any], dict[str, Any]] = tuple(json.loads(text))
         return shown
 
-    comparison = Comparison(backend, Reading(backend.letters), masked=masked)
+    comparison = Comparison(assembled(backend, masked))
     found = comparison.differences(DLQ, fingerprint=GROUP, deadline_seconds=60)
     assert (found.letters, found.findings) == (60, ())
 
@@ -245,7 +250,7 @@ def test_a_deadline_cuts_and_says_so(backend: Store) -> None:
     fill(backend.letters, 400, kwargs={"plan": "paid"})
     fill(backend.letters, 400, GROUP, kwargs={"plan": "trial"})
     clock = ticking()
-    comparison = Comparison(backend, Reading(backend.letters), monotonic=lambda: next(clock))
+    comparison = Comparison(assembled(backend), monotonic=lambda: next(clock))
     found = comparison.differences(DLQ, fingerprint=GROUP, deadline_seconds=1.0)
     assert found.cut
     assert found.letters == 400
@@ -261,7 +266,7 @@ def test_a_group_that_died_long_ago_is_found_at_once(backend: Store) -> None:
     fill(backend.letters, 50, GROUP, kwargs={"plan": "trial"})
     fill(backend.letters, 2_000)
     clock = ticking()
-    comparison = Comparison(backend, Reading(backend.letters), monotonic=lambda: next(clock))
+    comparison = Comparison(assembled(backend), monotonic=lambda: next(clock))
     found = comparison.differences(DLQ, fingerprint=GROUP, most=250, deadline_seconds=0.3)
     assert (found.letters, found.others, found.cut) == (50, 100, False)
     assert found.findings[0].feature == "kwargs.plan"

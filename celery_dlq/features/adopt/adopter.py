@@ -217,11 +217,6 @@ class AdoptRun:
     def __init__(self, assembly: Assembly) -> None:
         self._assembly = assembly
 
-    @classmethod
-    def of(cls, assembly: Assembly) -> AdoptRun:
-        """That of an app."""
-        return cls(assembly)
-
     def adopt(
         self,
         queue: str,

@@ -52,7 +52,7 @@ def open_(ctx: click.Context, task: str, *, queue: str | None, reason: str, yes:
     Its policy must have circuit_breaker; `dlq hold` holds without probes.
     """
     load_tasks(ctx.obj.app)
-    doubt = Breakers.of(dead_letters_of(ctx).assembly).doubt(task, queue)
+    doubt = Breakers(dead_letters_of(ctx).assembly).doubt(task, queue)
     confirm_doubt(doubt, f"open the circuit breaker of {task}", yes=yes)
     made = dead_letters_of(ctx).open_breaker(task, queue, reason=reason)
     say(console_of(ctx), f"{made.id} holds {task}; its circuit breaker is open.")

@@ -178,11 +178,6 @@ class Breakers:
         self._held: HeldQueues = assembly.held()
         self._names: KnownNames = assembly.names()
 
-    @classmethod
-    def of(cls, assembly: Assembly) -> Breakers:
-        """Those of an app."""
-        return cls(assembly)
-
     def breakers(self) -> list[HeldMessages]:
         """The circuit breakers that are open, or closed and still releasing; as `holds`."""
         return [one for one in self._held.all() if one.hold.circuit is not None]

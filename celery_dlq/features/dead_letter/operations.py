@@ -78,11 +78,6 @@ class DemandRun:
         self._instructions = assembly.backend.instructions
         self._audit = Audit(assembly.backend.workers, assembly.events)
 
-    @classmethod
-    def of(cls, assembly: Assembly) -> DemandRun:
-        """That of an app."""
-        return cls(assembly)
-
     def dead_letter(self, task_id: str, reason: str = "") -> DemandReport:
         """Make a letter of the message of a task, instead of letting it be executed.
 

@@ -33,11 +33,9 @@ from celery_dlq.letters.comparison import (
     significant,
 )
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
-from celery_dlq.operations.reading import Reading
 from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import ordered
-from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -88,23 +86,11 @@ class Differences:
 class Comparison:
     """Finds what sets letters apart; `DeadLetters` describes the arguments that methods share."""
 
-    def __init__(
-        self,
-        backend: Store,
-        reading: Reading,
-        *,
-        masked: Masked | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._backend = backend
-        self._reading = reading
-        self.masked = masked
+    def __init__(self, assembly: Assembly, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._backend = assembly.backend
+        self._reading = assembly.reading()
+        self.masked: Masked | None = assembly.redaction.arguments
         self.monotonic = monotonic
-
-    @classmethod
-    def of(cls, assembly: Assembly) -> Comparison:
-        """That of an app."""
-        return cls(assembly.backend, assembly.reading(), masked=assembly.redaction.arguments)
 
     def differences(
         self,

@@ -6,14 +6,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from celery_dlq.errors import DLQError
-from celery_dlq.events import Action, Events, whoami
+from celery_dlq.events import Action, whoami
 from celery_dlq.letters.printable import shortened
 from celery_dlq.letters.record import iso
 from celery_dlq.operations.instructions import Audit
-from celery_dlq.operations.reading import Reading
-from celery_dlq.store.notes import GroupNotes, Note
+from celery_dlq.store.notes import Note
 from celery_dlq.store.records import OPEN_GROUP, GroupState, GroupStatus
-from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
     from celery_dlq.plugin import Assembly
@@ -32,16 +30,11 @@ _ACTIONS = {
 class Notes:
     """Writes and reads notes, and sets the states of groups."""
 
-    def __init__(self, backend: Store, reading: Reading, events: Events) -> None:
-        self._notes: GroupNotes = backend.notes
-        self._registry = backend.workers
-        self._reading = reading
-        self._audit = Audit(backend.workers, events)
-
-    @classmethod
-    def of(cls, assembly: Assembly) -> Notes:
-        """Those of an app."""
-        return cls(assembly.backend, assembly.reading(), assembly.events)
+    def __init__(self, assembly: Assembly) -> None:
+        self._notes = assembly.backend.notes
+        self._registry = assembly.backend.workers
+        self._reading = assembly.reading()
+        self._audit = Audit(assembly.backend.workers, assembly.events)
 
     def note(self, dead_letter_queue: str, fingerprint: str, text: str) -> Note:
         """Add a note to a group of letters, for example the ticket of its bug.

@@ -69,7 +69,7 @@ def hold(
         raise click.UsageError("expected --task or --queue, got neither")
     load_tasks(ctx.obj.app)
     length = None if span is None else timedelta(seconds=span)
-    holds = Holds.of(dead_letters_of(ctx).assembly)
+    holds = Holds(dead_letters_of(ctx).assembly)
     holds.preview(task, queue=queue, conditions=conditions)
     confirm_doubt(holds.doubt(task), f"hold {task}", yes=yes)
     made = dead_letters_of(ctx).hold(

@@ -71,7 +71,7 @@ class HoldObserver(Observer):
 
     def _release(self, stopping: Callable[[], bool]) -> None:
         with self._parts.separate() as own:
-            Holds.of(own).release_ended(stopping)
+            Holds(own).release_ended(stopping)
 
     def instructed(self, found: Sequence[Instruction], now: datetime) -> None:
         """Apply the holds of the app, in place of those before."""

@@ -48,11 +48,6 @@ class Holds:
         self._jobs = assembly.jobs()
         self._audit = Audit(assembly.backend.workers, assembly.events)
 
-    @classmethod
-    def of(cls, assembly: Assembly) -> Holds:
-        """Those of an app."""
-        return cls(assembly)
-
     def hold(
         self,
         task: str | None = None,

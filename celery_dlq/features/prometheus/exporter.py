@@ -36,11 +36,6 @@ class Exporter:
         self._up = True
         self._lock = threading.Lock()
 
-    @classmethod
-    def of(cls, assembly: Assembly) -> Exporter:
-        """That of an app."""
-        return cls(assembly)
-
     def serve_metrics(self, *, port: int = 9808, address: str = "127.0.0.1") -> Any:
         """Serve the metrics of all workers to Prometheus, in a thread of this process.
 

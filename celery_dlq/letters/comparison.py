@@ -236,12 +236,12 @@ def ranked(
     true for those that come after the others.
     """
     kinds = {feature: place for place, feature in enumerate(FIELDS)}
-    rest, result = sorted(found, key=lambda one: one.order), list[Significant]()
-    while rest:
-        largest = rest[0].order[0]
-        near = [one for one in rest if one.order[0] - largest < LEAST_DIFFERENCE]
+    left, result = sorted(found, key=lambda one: one.order), list[Significant]()
+    while left:
+        largest = left[0].order[0]
+        near = [one for one in left if one.order[0] - largest < LEAST_DIFFERENCE]
         result += sorted(near, key=lambda one: (last(one), kinds.get(one.feature, -1)))
-        rest = rest[len(near) :]
+        left = left[len(near) :]
     return result
 
 
@@ -262,8 +262,6 @@ def candidates(
     inside: int,
     outside: int,
     against: str,
-    *,
-    least: int = LEAST,
 ) -> tuple[list[Candidate], int]:
     """The values to test, and the number of tests they stand for.
 
@@ -273,7 +271,7 @@ def candidates(
     for pair in here.keys() | there.keys():
         feature, value = pair
         a, c = here[pair], there[pair]
-        if a + c < least or not comparable(feature, against):
+        if a + c < LEAST or not comparable(feature, against):
             continue
         n, m = inside, outside
         if value is not None and feature not in WHOLE:  # among those that have the argument

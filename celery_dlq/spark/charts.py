@@ -33,7 +33,7 @@ MAX_ROWS = 10
 """Groups and tasks with a row of their own; all others share one row."""
 
 # One colour per reason in all charts: messages that kill in warm tones, tasks that fail in
-# blues, unreadable messages in violets, the rest in greens and browns.
+# blues, unreadable messages in violets, the others in greens and browns.
 COLOURS: Mapping[str, str] = {
     Reason.MAX_DELIVERIES_EXCEEDED.value: "#c8553d",
     Reason.WORKER_LOST.value: "#8c2f39",
@@ -211,11 +211,11 @@ def _drawn(rows: int) -> int:
 
 
 def _groups(axes: Axes, triage: Triage) -> None:
-    shown, rest = triage.groups[:MAX_ROWS], triage.groups[MAX_ROWS:]
+    shown, smaller = triage.groups[:MAX_ROWS], triage.groups[MAX_ROWS:]
     bars = [(_group_label(g), g.letters, g.main_reason, f" · {g.fingerprint[:8]}") for g in shown]
-    if rest:
-        letters = sum(group.letters for group in rest)
-        bars.append((counted(len(rest), "smaller group"), letters, "", ""))
+    if smaller:
+        letters = sum(group.letters for group in smaller)
+        bars.append((counted(len(smaller), "smaller group"), letters, "", ""))
     _bars(axes, bars, triage.letters)
 
 
@@ -339,8 +339,8 @@ def _delivery_rows(triage: Triage) -> list[tuple[str, list[int]]]:
         totals[row.task_name] += row.letters
     shown = [name for name, _letters in totals.most_common(MAX_ROWS)]
     labels = [_fitted(name, _LABEL) for name in shown]
-    if rest := len(totals) - len(shown):
-        labels.append(counted(rest, "other task"))
+    if others := len(totals) - len(shown):
+        labels.append(counted(others, "other task"))
     rows = [(label, [0] * len(_DELIVERY_BINS)) for label in labels]
     place = {name: index for index, name in enumerate(shown)}
     for row in triage.deliveries:

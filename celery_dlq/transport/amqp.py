@@ -1,7 +1,7 @@
 """RabbitMQ: confirmations waited for in steps, alarms, and reading several frames with one call.
 
 py-amqp waits for a confirmation without end, and kombu publishes a second time when the connection
-is lost meanwhile. Who publishes for an operator must be asked every second whether it still may.
+is lost meanwhile. Who publishes for an operator must check every second whether it still may.
 
 py-amqp reads the beginning, the content and the last byte of each of a message's three frames by
 a call of their own, and sets the socket's timeout twice a frame: 15 calls a message. In a pool of
@@ -99,7 +99,7 @@ class Confirms:
 
 
 def _heard(connection: Any, timeout: float) -> bool:
-    """Read what the broker has said; false if that was nothing."""
+    """Read what the broker has sent; false if that was nothing."""
     try:
         connection.drain_events(timeout=timeout)
     except TimeoutError:
@@ -123,7 +123,7 @@ _HUB_POOLS = frozenset(f"celery.concurrency.{name}" for name in ("prefork", "thr
 def read_ahead(consumer: Any) -> None:
     """Let a consumer read its messages a few at a time, where that is safe.
 
-    Not with TLS, whose socket cannot be asked for what is there without waiting. Not with solo:
+    Not with TLS, whose socket cannot be read without waiting. Not with solo:
     tasks run while their message is handled, and the event loop must have its turn in between.
     """
     connection = consumer.connection.connection

@@ -1,4 +1,4 @@
-"""What sets some letters apart from others."""
+"""How some letters differ from others."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def distinct(
 ) -> tuple[Finding, ...]:
     """Put findings together that say the same: nearly the same messages have their values."""
     kept: list[tuple[Significant, set[int], list[str]]] = []
-    # Of those that say the same, one that can be selected is told.
+    # Of those that say the same, one that can be selected is shown.
     weighed = ranked(found[:_MOST_WEIGHED], last=lambda one: not _selects(one))
     holders = _holders({_pair(one) for one in weighed}, messages)
     for one in weighed:

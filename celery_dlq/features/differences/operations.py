@@ -1,6 +1,6 @@
-"""What sets letters apart: values that others of their queue, and successes, have less often.
+"""How letters differ: values that others of their queue, and successes, have less often.
 
-The same question as the triage's `why`, asked of the newest letters at once: few enough to be
+The same question as the triage's `why`, about the newest letters at once: few enough to be
 counted here, without Spark. Both share what they compare and how they test it
 (`celery_dlq.letters.comparison`).
 """
@@ -60,7 +60,7 @@ _OPERATOR = re.compile(r"\s*[=!<>~]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """What sets letters of a queue apart; from `DeadLetters.differences`.
+    """How letters of a queue differ from others; from `DeadLetters.differences`.
 
     Attributes:
         dead_letter_queue: The queue.
@@ -84,7 +84,7 @@ class Differences:
 
 
 class Comparison:
-    """Finds what sets letters apart; `DeadLetters` describes the arguments that methods share."""
+    """Finds how letters differ; `DeadLetters` describes the arguments that methods share."""
 
     def __init__(self, assembly: Assembly, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._backend = assembly.backend
@@ -106,7 +106,7 @@ class Comparison:
 
         The newest letters that match the filter, two fifths of ``most``, are compared with as many
         other letters of the dead-letter queue: those of the same tasks if there are at least 20,
-        else those from the same queues, by host and release only: the rest follows from the task.
+        else those from the same queues, by host and release only: all else follows from the task.
         And with the newest sampled successes of the same tasks, one fifth (see
         ``dlq_sample_successes``). Arguments of more than 65,536 characters of JSON are not
         looked into.

@@ -1,7 +1,7 @@
 """The question why: values that are more frequent in a group of letters than in others.
 
 Every value of every argument is a candidate, and so are release, queue, origin, host and retries.
-Tasks of Spark take letters apart and count their values, inside and outside of each comparison;
+Tasks of Spark parse letters and count their values, inside and outside of each comparison;
 Spark adds the counts up, and the driver tests those of `celery_dlq.letters.comparison`, which says
 what a letter is compared by. ``dlq differences`` counts and tests by the same code.
 """
@@ -59,12 +59,11 @@ def why(
     successes: DataFrame | None = None,
     *,
     alpha: float = ALPHA,
-    least: int = LEAST,
 ) -> DataFrame:
     """Find values that are more frequent in the letters of one cause than in others.
 
     The letters are compared with the other letters of the same tasks, if there are at
-    least 20, else with the other letters of their queues, by host and release only: the rest
+    least 20, else with the other letters of their queues, by host and release only: all else
     follows from the task. And with messages that succeeded, if given; there the number of
     retries says nothing. An argument's values are compared among the messages that have the
     argument. Spark counts the letters at once, by this package on the executors, and the driver
@@ -75,7 +74,7 @@ def why(
     A finding is a correlation: a host that got all the bad orders is found as well as the
     orders.
     """
-    rows = [tuple(row.values()) for row in why_each(df, [cluster], successes, alpha, least)]
+    rows = [tuple(row.values()) for row in why_each(df, [cluster], successes, alpha)]
     return df.sparkSession.createDataFrame(rows, _DDL).drop("fingerprint").coalesce(1)
 
 
@@ -84,14 +83,11 @@ def why_each(
     clusters: Sequence[str],
     successes: DataFrame | None = None,
     alpha: float = ALPHA,
-    least: int = LEAST,
 ) -> list[dict[str, Any]]:
     """Answer `why` for several causes, 15 at most, in one pass over the letters."""
-    if not 0 < alpha < 1 or least < 1:
-        raise DLQError(
-            f"expected alpha between 0 and 1 and least of 1 or more, got {alpha} and {least}"
-        )
-    return findings_of(df, comparisons_of(df, clusters, successes), successes, alpha, least)
+    if not 0 < alpha < 1:
+        raise DLQError(f"expected alpha between 0 and 1, got {alpha}")
+    return findings_of(df, comparisons_of(df, clusters, successes), successes, alpha)
 
 
 def findings_of(
@@ -99,17 +95,16 @@ def findings_of(
     comparisons: Sequence[Comparison],
     successes: DataFrame | None,
     alpha: float = ALPHA,
-    least: int = LEAST,
 ) -> list[dict[str, Any]]:
     """The findings of some comparisons; `why_each` describes them."""
-    rows = sums_of(df, comparisons, successes, least).collect()
+    rows = sums_of(df, comparisons, successes).collect()
     found: dict[str, list[Significant]] = {one.fingerprint: [] for one in comparisons}
     for number, one in enumerate(comparisons):
         here, there = (
             Counter[Pair]({(row[0], row[1]): row[at] for row in rows if row[at]})
             for at in (2 + 2 * number, 3 + 2 * number)
         )
-        tested, tests = candidates(here, there, one.inside, one.outside, one.against, least=least)
+        tested, tests = candidates(here, there, one.inside, one.outside, one.against)
         found[one.fingerprint] += significant(tested, tests, one.against, alpha)
     return [_row(one, fingerprint) for fingerprint in found for one in ranked(found[fingerprint])]
 
@@ -130,7 +125,7 @@ def _row(found: Significant, fingerprint: str) -> dict[str, Any]:
 
 
 def sums_of(
-    df: DataFrame, comparisons: Sequence[Comparison], successes: DataFrame | None, least: int
+    df: DataFrame, comparisons: Sequence[Comparison], successes: DataFrame | None
 ) -> DataFrame:
     """The letters with each value, inside and outside of each comparison, in one pass."""
     letters = _with_sides(df, [one.of_letters() for one in comparisons])
@@ -144,7 +139,7 @@ def sums_of(
         f"sum(letters * (shiftright(sides, {bit}) & 1))" for bit in range(2 * len(comparisons))
     )
     query = _SUMS.replace("SUMS", sums)
-    return df.sparkSession.sql(query, counted=counted, least=least)
+    return df.sparkSession.sql(query, counted=counted, least=LEAST)
 
 
 def counts_of(batches: Iterable[Any]) -> Iterator[Any]:

@@ -312,18 +312,17 @@ def groups(df: DataFrame) -> DataFrame:
     return run_sql(_GROUPS, df)
 
 
-def similar(df: DataFrame, threshold: float = 0.6, *, most: int = MAX_COMPARED) -> DataFrame:
+def similar(df: DataFrame, threshold: float = 0.6) -> DataFrame:
     """Find pairs of causes with nearly the same message: perhaps one bug in two places.
 
-    The newest message of each fingerprint is compared. Numbers, ids and addresses in messages
-    count as equal. Causes with the same words are each paired with the largest of them. Spark
-    groups the letters at once, and the driver compares the messages.
+    The newest messages of the 2,000 largest fingerprints are compared. Numbers, ids and
+    addresses in messages count as equal. Causes with the same words are each paired with the
+    largest of them. Spark groups the letters at once, and the driver compares the messages.
 
     Args:
         df: Letters, with the columns `COLUMNS` at least.
         threshold: Least similarity, 0 to 1: the number of words in common, divided by the
             number of all words of both.
-        most: Number of fingerprints to compare; those with the most letters.
 
     Returns:
         ``fingerprint``, ``other_fingerprint`` string (the smaller one first), ``similarity``
@@ -331,13 +330,11 @@ def similar(df: DataFrame, threshold: float = 0.6, *, most: int = MAX_COMPARED) 
         ``message``, ``other_message`` string; the most similar first.
 
     Raises:
-        DLQError: ``threshold`` or ``most`` is out of range.
+        DLQError: ``threshold`` is out of range.
     """
-    if not 0 < threshold <= 1 or most < 1:
-        raise DLQError(
-            f"expected threshold between 0 and 1 and most of 1 or more, got {threshold} and {most}"
-        )
-    rows = groups(df).select(*COMPARED).limit(most).collect()
+    if not 0 < threshold <= 1:
+        raise DLQError(f"expected threshold between 0 and 1, got {threshold}")
+    rows = groups(df).select(*COMPARED).limit(MAX_COMPARED).collect()
     found = [tuple(pair.values()) for pair in alike([row.asDict() for row in rows], threshold)]
     return df.sparkSession.createDataFrame(found, DDL).coalesce(1)
 

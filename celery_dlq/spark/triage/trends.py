@@ -30,7 +30,6 @@ MOST_BUCKETS = 60
 _UNIT_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 _WIDTH = re.compile(r"([1-9]\d{0,4}) (second|minute|hour|day)s?")
 _MICROSECOND = timedelta(microseconds=1)
-_MIN_BUCKETS_BEFORE = 6
 
 # Spark aggregates numbers in hash tables, but sorts all letters if texts are among them. So the
 # newest letters of the few remaining causes are looked up by their time afterwards.
@@ -87,7 +86,7 @@ _SPIKES = """
                         RANGE BETWEEN CURRENT ROW AND CURRENT ROW)),
     compared AS (
         SELECT fingerprint, task_name, bucket, letters, total,
-               least({window}, bucket - first_bucket) AS before,
+               least(24, bucket - first_bucket) AS before,
                coalesce(max(letters) OVER earlier, 0) AS most,
                coalesce(sum(letters) OVER earlier, 0) AS earlier
         FROM buckets CROSS JOIN (
@@ -96,19 +95,19 @@ _SPIKES = """
             FROM {letters})
         WHERE task_name = first_task
         WINDOW earlier AS (PARTITION BY fingerprint ORDER BY bucket
-                           RANGE BETWEEN {window} PRECEDING AND 1 PRECEDING)),
+                           RANGE BETWEEN 24 PRECEDING AND 1 PRECEDING)),
     scored AS (
         SELECT *, earlier / before AS expected,
                sqrt(2 * (letters * ln(letters / (letters + earlier) * (before + 1))
                          + IF(earlier = 0, 0, earlier * ln(
                              earlier / (letters + earlier) * (before + 1) / before)))) AS score
         FROM compared
-        WHERE before >= {history} AND letters * before > earlier
-          AND letters >= greatest({least}, {factor} * most))
+        WHERE before >= 6 AND letters * before > earlier
+          AND letters >= greatest(5, 2 * most))
     SELECT fingerprint, task_name, timestamp_micros(bucket * {width}) AS bucket_start,
            letters, expected, score
     FROM scored
-    WHERE score >= greatest({score}, sqrt(2 * ln(100 * total)))
+    WHERE score >= greatest(4, sqrt(2 * ln(100 * total)))
     ORDER BY score DESC, bucket_start, fingerprint
 """
 
@@ -137,34 +136,17 @@ def new_since(df: DataFrame, since: datetime, quiet: str = "7 days") -> DataFram
     return run_sql(_NEW, df, since=to_micros(since), quiet=gone)
 
 
-def spikes(
-    df: DataFrame,
-    bucket: str = "10 minutes",
-    *,
-    window: int = 24,
-    least_letters: int = 5,
-    least_score: float = 4.0,
-    least_factor: float = 2.0,
-) -> DataFrame:
+def spikes(df: DataFrame, bucket: str = "10 minutes") -> DataFrame:
     """Find times at which a cause had far more letters than before.
 
-    A bucket is compared with the ``window`` buckets before it, those without letters included.
+    A bucket is compared with the 24 buckets before it, those without letters included, and needs
+    five letters, and twice as many as any of them.
     The score is the number of standard deviations of letters that arrive independently, at the
-    least. The more letters there are, the higher is the least score, so that chance alone makes a
-    spike in one of a hundred folders. The first six buckets of all letters have too little before
-    them and are never spikes.
+    least: four or more. The more letters there are, the higher is the least score, so that chance
+    alone makes a spike in one of a hundred folders. The first six buckets of all letters have too
+    little before them and are never spikes.
     """
-    for name, number in {"window": window, "least_letters": least_letters}.items():
-        if number < 1:
-            raise DLQError(f"expected {name} to be 1 or more, got {number}")
-    width = bucket_width(bucket) // _MICROSECOND
-    limits: dict[str, Any] = {
-        "history": min(_MIN_BUCKETS_BEFORE, window),
-        "least": least_letters,
-        "score": float(least_score),
-        "factor": float(least_factor),
-    }
-    return run_sql(_SPIKES, df, width=width, window=window, **limits)
+    return run_sql(_SPIKES, df, width=bucket_width(bucket) // _MICROSECOND)
 
 
 def run_sql(query: str, df: DataFrame, **values: Any) -> DataFrame:

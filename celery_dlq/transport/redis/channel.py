@@ -162,7 +162,7 @@ class ReliableChannel(kombu_redis.Channel):
         )
 
     def look_at_idle_connection(self) -> None:
-        """Nothing was asked, so what can be read is the end.
+        """Nothing was requested, so what can be read is the end.
 
         After a while that is an idle timeout: the next fetch opens another connection. If not,
         Redis is gone, and kombu, too, starts over.
@@ -297,7 +297,7 @@ class ReliableChannel(kombu_redis.Channel):
         return self.pool.connection_class(**{**settings, **mine, "protocol": 3})
 
     def wake_read(self) -> None:
-        """Read what Redis said: a list was written, or the reply of how many there are."""
+        """Read what Redis sent: a list was written, or the reply of how many there are."""
         found = written = False
         try:
             for exist in self._wake.read() if self._wake is not None else ():
@@ -347,7 +347,7 @@ class ReliableChannel(kombu_redis.Channel):
             return LOOK_SECONDS
         if not self._sleeping:
             self._look_at_overdue_fetch()
-            return LOOK_SECONDS / 2  # gevent is not told that the window is open again
+            return LOOK_SECONDS / 2  # gevent does not learn that the window is open again
         if self._due is not None:
             if now < self._due:
                 return self._due - now

@@ -122,7 +122,7 @@ class ReliableFetch(WatchedFetch):
 
 
 def refusal(channel: Any) -> str | None:
-    """The reason why a Redis cannot be used; ``None`` if it can, or cannot be asked now.
+    """The reason why a Redis cannot be used; ``None`` if it can, or does not answer now.
 
     Runs every command of the transport once, on keys of its own, which begin like those of the
     unacknowledged messages.

@@ -247,7 +247,7 @@ class Leases(Held):
             given |= {tag.decode() for tag in replies[0]}
             unknown |= {tag.decode() for tag in replies[1]}
         self._renewed = now, frozenset(tags) - given - unknown
-        # A fetch that was only asked for may not have been executed.
+        # A fetch that was only requested may not have been executed.
         lost = sum(self._held.pop(tag, None) is not None for tag in given.intersection(held))
         lost, self._found_gone = lost + self._found_gone, 0
         self.taken += lost
@@ -294,7 +294,7 @@ logger = get_logger("celery_dlq.transport")
 
 
 class ReliableQoS(kombu_redis.QoS):
-    """Acknowledges and restores what this worker fetched by script; the rest as kombu does."""
+    """Acknowledges and restores what this worker fetched by script; all else as kombu does."""
 
     @property
     def _leases(self) -> Leases:

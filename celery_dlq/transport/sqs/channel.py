@@ -126,7 +126,7 @@ class ReceiptChannel(SQS.Channel):
 
     @property
     def get_message_attributes(self) -> dict[str, Any]:
-        """What SQS is asked for with each message; new in kombu 5.6."""
+        """What SQS is to send with each message; new in kombu 5.6."""
         attributes: dict[str, Any] = super().get_message_attributes
         system = set(attributes["MessageSystemAttributeNames"])
         return {**attributes, "MessageSystemAttributeNames": sorted(system | _ATTRIBUTES)}

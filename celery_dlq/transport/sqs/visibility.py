@@ -91,7 +91,7 @@ class Receipts(Held):
         self._given_up.discard(tag)
 
     def released(self, tag: str) -> None:
-        """Hold it no longer: it returns to its queue. Call this before SQS is told."""
+        """Hold it no longer: it returns to its queue. Call this before SQS learns of it."""
         super().drop(tag)
         self._released.add(tag)
 
@@ -285,7 +285,7 @@ class VisibilityKeeper(Keeper):
         for tag, (receipt, delete) in self._receipts.to_settle().items():
             yield receipt.url, partial(self._settle, tag, receipt, delete=delete)
             if seconds_since_boot() > until and not self._stopped:
-                return  # the rest in the next round: what is held is renewed first
+                return  # the others in the next round: what is held is renewed first
 
     def _shortest(self) -> float:
         return min(self._receipts.timeouts.values(), default=_MAX_RETRY_SECONDS)

@@ -107,7 +107,8 @@ def test_letters_are_stored_unmarked_while_nobody_can_decide(
     """Reporting is no reason to fail."""
     monkeypatch.setattr("celery_dlq.features.sentry.observer.client", object)
     letter = a_letter(redrives=0)
-    parts: Any = SimpleNamespace(events=Events(), backend=SimpleNamespace(reports=Away()))
+    store = SimpleNamespace(part=lambda _kind: Away())
+    parts: Any = SimpleNamespace(events=Events(), backend=store)
     assert SentryObserver(parts).before_store(letter) is letter
 
 

@@ -18,12 +18,12 @@ from workers import Worker
 
 from celery_dlq import DeadLetter
 from celery_dlq.errors import ExportError, SettingsError
+from celery_dlq.features.differences import samples
 from celery_dlq.features.differences.samples import Samples
 from celery_dlq.features.differences.sampling import LONGEST_ARGUMENTS, Sampler
 from celery_dlq.plugin import utc_now
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.resolved import ResolvedPolicy
-from celery_dlq.store import samples
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.store import Store
 from celery_dlq.worker.observer import SUCCEEDED
@@ -132,7 +132,7 @@ def test_the_share_is_kept_and_arguments_are_bounded() -> None:
     """One of four is chosen, which costs the others nothing; long arguments are left out."""
     noted, numbers = Noted(), iter([0.9, 0.3, 0.249, 0.5, 0.1])
     parts: Any = SimpleNamespace(
-        backend=SimpleNamespace(samples=noted),
+        backend=SimpleNamespace(part=lambda _kind: noted),
         settings=SimpleNamespace(sample_successes=0.25),
         make=LetterMaker(clock=utc_now, hostname="celery@a", pid=1),
     )

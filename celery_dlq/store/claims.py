@@ -21,7 +21,7 @@ from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.record import Delivery, to_micros
 from celery_dlq.logs import get_logger
 from celery_dlq.store.connect import LazyCluster
-from celery_dlq.store.keys import Keys, spelled
+from celery_dlq.store.keys import Keys, compact, spelled
 from celery_dlq.store.part import Part
 from celery_dlq.store.records import ClaimState, MessageKey, QueueEntry, RedriveOutcome
 from celery_dlq.store.scripts import Script, chunks, script_text
@@ -67,7 +67,7 @@ class Claims(Part):
     ) -> None:
         """Record that the messages are on the broker: any operation may now remove the letters."""
         for some in chunks(letter_ids):
-            self._call("mark_published", owner, *some, queue=dead_letter_queue)
+            self._call("settle", owner, "published", *some, queue=dead_letter_queue)
 
     def release(
         self,
@@ -82,8 +82,9 @@ class Claims(Part):
         With ``doubtful`` the next owner gets `ClaimState.RECLAIMED`: the messages may have been
         published.
         """
+        outcome = "reclaimed" if doubtful else "free"
         for some in chunks(letter_ids):
-            self._call("release", owner, int(doubtful), *some, queue=dead_letter_queue)
+            self._call("settle", owner, outcome, *some, queue=dead_letter_queue)
 
     def marker(self) -> str | None:
         """Write a key that expires after a minute, and return its name.
@@ -235,7 +236,7 @@ class RedriveCall:
 def _flat(key: MessageKey, deliveries: int, last: Delivery) -> list[str]:
     """Return the names and values of a seeded count, in turn."""
     place = f"{key.retries}:{deliveries}"
-    end = json.dumps(last.to_json(), separators=(",", ":"))
+    end = compact(last.to_json())
     start = f"{to_micros(last.started_at)}|{last.worker_pid or 0}@{last.worker_hostname}#0"
     count = (f"count:{key.retries}", str(deliveries))
     return [*count, f"start:{place}", start, f"end:{place}", end]

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 from uuid import uuid4
 
 from celery_dlq.letters.record import Delivery, Outcome, from_micros, to_micros
-from celery_dlq.store.keys import Keys
+from celery_dlq.store.keys import Keys, compact
 from celery_dlq.store.pipelined import Command, PipelinedConnection
 from celery_dlq.store.records import Count, CountStatus, MessageKey
 from celery_dlq.store.scripts import script_text
@@ -128,7 +128,7 @@ class DeliveryCounter:
         """
         end = ""
         if charged or delivery.outcome is not None:
-            end = json.dumps(delivery.to_json(), separators=(",", ":"))
+            end = compact(delivery.to_json())
         # A message that was retried does not come back: its run may be deleted by now.
         comes_back = charged and delivery.outcome is not Outcome.RETRIED
         kind = charged + comes_back

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from celery_dlq.letters.record import EPOCH, Recorded
 from celery_dlq.logs import readable
-from celery_dlq.store.keys import Keys, spelled
+from celery_dlq.store.keys import Keys, compact, spelled
 from celery_dlq.store.part import Part
 
 MOST_HOLDS = 100
@@ -250,8 +250,7 @@ def _field(kind: type[Instruction], instruction_id: str) -> str:
 
 def _text(instruction: Instruction) -> str:
     """The text of an instruction, which no other call writes: what is there is known as our own."""
-    stored = {**instruction.to_stored(), "written": uuid4().hex}
-    return json.dumps(stored, separators=(",", ":"), sort_keys=True)
+    return compact({**instruction.to_stored(), "written": uuid4().hex})
 
 
 def _read(field: bytes, text: bytes) -> Instruction | None:

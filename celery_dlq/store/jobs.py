@@ -8,7 +8,7 @@ from typing import Any
 
 from celery_dlq.letters.record import to_micros
 from celery_dlq.logs import readable
-from celery_dlq.store.keys import spelled
+from celery_dlq.store.keys import compact, spelled
 from celery_dlq.store.part import Part
 
 MOST_JOBS = 550
@@ -84,7 +84,7 @@ class JobStore(Part):
 
     def _save(self, job_id: str, known: bytes, state: Mapping[str, Any] | None) -> Any:
         start = None if state is None else may_start_at(state)
-        text = "" if state is None else json.dumps(state, separators=(",", ":"))
+        text = "" if state is None else compact(state)
         return self._call("save_job", job_id, known, text, "" if start is None else start)
 
     def _prune(self) -> None:

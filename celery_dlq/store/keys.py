@@ -6,9 +6,11 @@ counting, storing and removing are single atomic scripts.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 from celery_dlq.store.records import MessageKey
 
@@ -167,6 +169,11 @@ def _beginning(prefix: str, dead_letter_queue: str) -> str:
     if name[:1] in ("}", "%"):  # "{}" is not a tag: the keys would be on many slots
         name = f"%{ord(name[0]):02X}{name[1:]}"
     return f"{prefix}:{{{name}}}"
+
+
+def compact(value: Any) -> str:
+    """Return a value as JSON text without spaces; equal for equal values."""
+    return spelled(json.dumps(value, separators=(",", ":"), ensure_ascii=False, sort_keys=True))
 
 
 def spelled(text: str) -> str:

@@ -9,8 +9,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-import redis
-
 from celery_dlq.errors import CorruptLetter, StoreUnavailable
 from celery_dlq.letters.packed import packed
 from celery_dlq.letters.record import DeadLetter, end_of, letter_from, to_micros
@@ -30,7 +28,7 @@ from celery_dlq.store.records import (
     StoredLetter,
     ordered,
 )
-from celery_dlq.store.scripts import chunks, script_text
+from celery_dlq.store.scripts import chunks
 from celery_dlq.store.stream import StreamReader
 
 if TYPE_CHECKING:
@@ -76,8 +74,6 @@ class Letters(Part):
         facts = {name: getattr(letter, name) for name in _FACTS}
         entry = [part for pair in packed(letter.to_fields()).items() for part in pair]
         end = end_of(letter)
-        script = script_text("dead_letter")
-        places = self._keys.places(script.keys, name, run=self._keys.run(key))
         args = [
             letter.id,
             letter.reason.value,
@@ -92,27 +88,17 @@ class Letters(Part):
             attempt := self._doubtful.pop(letter.id, None) or uuid4().hex,
             *entry,
         ]
-        # The name first: operators would never find a letter in a queue that is not listed.
         named: Command = ("SADD", self._keys.queues(), spelled(name))
-        connection = self._connection
-        connection.raise_if_away()
+        self._connection.raise_if_away()
         try:
-            if connection.is_replicated or (connection.is_open and name in self._named):
-                # One write, once naming it has worked.
-                try:
-                    reply = connection.call_script(script, places, *args, before=named)
-                    connection.wait_for_replica(places[0])
-                    return Stored(reply)
-                except StoreUnavailable as exc:
-                    # Redis would refuse again, and a second timeout would delay the tasks. Where
-                    # a replica takes over, the connection has looked for it.
-                    away = isinstance(exc.__cause__, redis.ConnectionError)
-                    if connection.is_replicated or not away:
-                        raise
-            self._client.execute_command(*named)
-            if len(self._named) < _MAX_KNOWN_QUEUES:
-                self._named.add(name)
-            return Stored(self._call("dead_letter", *args, queue=name, run=places[3]))
+            if name not in self._named:  # operators never find a letter in a queue not listed
+                self._connection.call(*named)
+                if len(self._named) < _MAX_KNOWN_QUEUES:
+                    self._named.add(name)
+            run = self._keys.run(key)
+            reply = self._written("dead_letter", *args, before=named, queue=name, run=run)
+            self._connection.wait_for_replica(run)
+            return Stored(reply)
         except StoreUnavailable:
             if len(self._doubtful) < _MAX_DOUBTFUL:
                 self._doubtful[letter.id] = attempt
@@ -328,6 +314,7 @@ class Letters(Part):
         """Close connections. Never raises."""
         self._reader.close()
         self.claims.close()
+        self._connection.close()
         with suppress(Exception):
             self._client.close()
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import OTHER, Measured, Series, WorkerGauges
-from celery_dlq.store.keys import spelled
+from celery_dlq.store.keys import compact
 from celery_dlq.store.part import Part
 
 logger = get_logger("celery_dlq.store")
@@ -25,7 +24,7 @@ class MetricsStore(Part):
     def add(self, counts: Mapping[Series, int], gauges: WorkerGauges | None = None) -> bool:
         """Add counts without waiting, and never raise; False if the caller is to keep them."""
         worker = "" if gauges is None else gauges.worker
-        values = "" if gauges is None else _json([gauges.spool, gauges.waiting])
+        values = "" if gauges is None else compact([gauges.spool, gauges.waiting])
         fields = [part for series, count in counts.items() for part in (*_names(series), count)]
         command = self._command("measure", _MOST_FIELDS, worker, values, *fields)
         return self._connection.send_unanswered([command])
@@ -53,7 +52,7 @@ class MetricsStore(Part):
 def _names(series: Series) -> tuple[str, str]:
     """Return the field of a series, and its substitute when there are too many fields."""
     name, *labels = series
-    return _json(series), _json([name, *(OTHER for _ in labels)])
+    return compact(series), compact([name, *(OTHER for _ in labels)])
 
 
 def _gauges(worker: str, text: bytes, now: int) -> WorkerGauges | None:
@@ -66,7 +65,3 @@ def _gauges(worker: str, text: bytes, now: int) -> WorkerGauges | None:
     except (ValueError, TypeError):  # for example from a later version
         logger.debug("Skipped the gauges of %s, which cannot be read: %r", worker, text)
         return None
-
-
-def _json(value: Any) -> str:
-    return spelled(json.dumps(value, separators=(",", ":"), ensure_ascii=False))

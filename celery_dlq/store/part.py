@@ -59,10 +59,17 @@ class Part:
         except NoScriptError:
             return self._client.eval(script.text, len(places), *places, *args)
 
-    def _written(self, name: str, *args: Any, queue: str | None = None, **keys: str) -> Any:
+    def _written(
+        self,
+        name: str,
+        *args: Any,
+        before: Command | None = None,
+        queue: str | None = None,
+        **keys: str,
+    ) -> Any:
         """Run a script as `_call` does, in order with what the process writes without waiting."""
-        script = script_text(name, self.lua)
-        return self._connection.call_script(script, self._places(name, queue, keys), *args)
+        script, places = script_text(name, self.lua), self._places(name, queue, keys)
+        return self._connection.call_script(script, places, *args, before=before)
 
     def _command(self, name: str, *args: Any, queue: str | None = None, **keys: str) -> Command:
         """The command that runs a script, for `PipelinedConnection.send_unanswered`."""

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, TypeVar
 
+from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.store.address import Address
 from celery_dlq.store.check import check
-from celery_dlq.store.connect import connect
+from celery_dlq.store.connect import connect, is_refusal
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.instructions import Instructions
 from celery_dlq.store.jobs import JobStore
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import Letters
-from celery_dlq.store.memory import MemoryReader
 from celery_dlq.store.metrics import MetricsStore
 from celery_dlq.store.notes import GroupNotes
 from celery_dlq.store.part import Part
@@ -47,6 +47,7 @@ class Store:
         self._timeout = timeout_seconds
         self.count_ttl = count_ttl_seconds
         self._parts: dict[type[Part], Any] = {}
+        self._knows_no_memory = False
 
     @cached_property
     def client(self) -> Any:
@@ -113,8 +114,27 @@ class Store:
         return self.part(Instructions)
 
     def memory(self) -> ServerMemory | None:
-        """Return the memory of Redis."""
-        return self.part(MemoryReader).read()
+        """The memory of Redis; of a cluster, that of its fullest master; ``None`` if unknown.
+
+        Managed Redis often forbids ``CONFIG``, not ``INFO``. Where a user may not run that either,
+        it is tried once.
+
+        Source: https://redis.io/docs/latest/commands/info/
+        """
+        if self._knows_no_memory:
+            return None
+        try:
+            if hasattr(self.client, "get_primaries"):  # a cluster
+                nodes = self.client.get_primaries()
+                found = [self.client.info("memory", target_nodes=node) for node in nodes]
+            else:
+                found = [self.client.info("memory")]
+        except StoreUnavailable as exc:
+            if not is_refusal(exc):
+                raise
+            self._knows_no_memory = True
+            return None
+        return max(map(_memory, found), key=lambda memory: memory.share or 0.0)
 
     def check(self, dead_letter_queues: Iterable[str] = ()) -> None:
         """Check that Redis does all that is needed; see `celery_dlq.store.check`."""
@@ -135,3 +155,12 @@ class Store:
             if name in vars(self):
                 with suppress(Exception):
                     vars(self)[name].close()
+
+
+def _memory(info: Mapping[str, Any]) -> ServerMemory:
+    # Buffers for replicas and the append-only file do not count towards `maxmemory`.
+    return ServerMemory(
+        used=int(info.get("used_memory", 0)) - int(info.get("mem_not_counted_for_evict", 0)),
+        maximum=int(info.get("maxmemory", 0)),
+        policy=str(info.get("maxmemory_policy", "")),
+    )

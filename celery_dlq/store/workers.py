@@ -6,12 +6,11 @@ import json
 from collections.abc import Mapping
 from functools import partial
 from itertools import zip_longest
-from typing import Any
 
 from celery_dlq.events import Change
 from celery_dlq.letters.record import to_micros
 from celery_dlq.logs import readable
-from celery_dlq.store.keys import spelled
+from celery_dlq.store.keys import compact
 from celery_dlq.store.part import Part
 from celery_dlq.store.records import HeartbeatReply, WorkerInfo
 
@@ -28,7 +27,7 @@ class WorkerRegistry(Part):
         """Save a worker's info; it is kept while the worker sends heartbeats."""
         text = info.to_stored()
         tasks = text.pop("tasks")
-        self._node(info.hostname, _json(text), _json(tasks))
+        self._node(info.hostname, compact(text), compact(tasks))
 
     def heartbeat(self, hostname: str) -> HeartbeatReply:
         """Record that a worker is alive."""
@@ -56,7 +55,7 @@ class WorkerRegistry(Part):
         """Add a change to the audit log, which keeps about the newest 10,000."""
         self._client.xadd(
             self._keys.changes(),
-            {"change": _json(change.to_stored())},
+            {"change": compact(change.to_stored())},
             maxlen=_MAX_CHANGES,
             approximate=True,
         )
@@ -79,10 +78,6 @@ class WorkerRegistry(Part):
         millis = to_micros(self.now()) // 1000 - int(SILENT_SECONDS * 1000)
         live = self._client.zrangebyscore(self._keys.nodes(), millis, "+inf")
         return sorted(live)
-
-
-def _json(value: Any) -> str:
-    return spelled(json.dumps(value, separators=(",", ":"), ensure_ascii=False, sort_keys=True))
 
 
 def _change(fields: Mapping[bytes, bytes]) -> Change:

@@ -26,8 +26,8 @@ from celery_dlq.config import Settings
 from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, SettingsError, StoreUnavailable
 from celery_dlq.events import Action, DeadLettered
 from celery_dlq.features.adopt.adopter import Adopter
-from celery_dlq.store.memory import MemoryReader
 from celery_dlq.store.records import ServerMemory, WorkerInfo
+from celery_dlq.store.store import Store
 from celery_dlq.worker.housekeeping import Housekeeping
 from celery_dlq.writing.letter import LetterMaker
 
@@ -238,7 +238,7 @@ def test_a_store_without_room_leaves_the_messages_in_their_queue(broker: Broker)
     ids = broker.kill_tasks(2)
     memory = [ServerMemory(used=95, maximum=100), ServerMemory(used=10, maximum=10**9)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MemoryReader, "read", lambda _self: memory[0])
+        patch.setattr(Store, "memory", lambda _self: memory[0])
         with pytest.raises(StoreUnavailable, match="95% of its maxmemory"):
             broker.dlq.adopt("orders.dead")
         poll(lambda: broker.ready("orders.dead") == 2)

@@ -131,9 +131,8 @@ def test_a_closing_is_told_though_its_counts_cannot_be_forgotten(
     assert [one.action for one in seen] == [Action.CIRCUIT_OPENED, Action.CIRCUIT_CLOSED]
 
 
-@pytest.mark.parametrize("cut", [1, 2])
 def test_a_letter_whose_reply_is_lost_is_new_all_the_same(
-    proxy: CommandProxy, parts: Store, cut: int
+    proxy: CommandProxy, parts: Store
 ) -> None:
     """Taken for another worker's, it would be in no log, no metric, no signal and no breaker."""
     parts.connection.call("PING")
@@ -141,7 +140,7 @@ def test_a_letter_whose_reply_is_lost_is_new_all_the_same(
         first = a_letter()
         assert parts.letters.dead_letter(first, key_of(first)) is Stored.NEW
     letter = a_letter()
-    lost = proxy.fault("after", runs("dead_letter"), cut)
+    lost = proxy.fault("after", runs("dead_letter"))
 
     found = parts.letters.dead_letter(letter, key_of(letter))
 

@@ -184,15 +184,15 @@ def test_a_count_that_is_sent_again_is_one(own: Parts, server: RedisServer, firs
         assert last == [counter._connection._unconfirmed[-1]]
         counter.flush()
     else:
-        answers, connection = counter._connection._answers, counter._connection
+        replies, connection = counter._connection._replies, counter._connection
         connection.call("PING")
 
-        def unheard(commands: Any) -> Any:
-            connection._answers = answers  # type: ignore[method-assign]
-            answers(commands)
+        def unheard(number: int) -> Any:
+            connection._replies = replies  # type: ignore[method-assign]
+            replies(number)
             raise redis.ConnectionError("closed before the reply")
 
-        connection._answers = unheard  # type: ignore[method-assign]
+        connection._replies = unheard  # type: ignore[method-assign]
         count = counter.count(key, a_delivery(), None)
         assert (count.status, count.number) == (CountStatus.COUNTED, 1)
     assert count_of(server, key) == 1

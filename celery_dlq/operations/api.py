@@ -96,7 +96,7 @@ class Operations:
         redriven. If ``to_queue`` is such a queue, nothing is. Each queue and task is checked
         once, when its first letter is met.
 
-        Options, beside ``limit`` and the fields of a filter:
+        The options are ``limit``, the fields of a filter, and:
 
         - ``rate``: at most this many letters a second.
         - ``to_queue``: publish to this queue instead of each message's own.

@@ -46,7 +46,7 @@ class DiscardOptions(JobOptions):
 
 
 class PurgeKeys(FilterFields, total=False):
-    """What a purge takes, beside a filter: see `DeadLetters`, and a Parquet file to write first."""
+    """What a purge takes: a filter, what `DeadLetters` describes, a Parquet file to write first."""
 
     limit: int | None
     export_first: str | Path | None

@@ -229,7 +229,7 @@ class RetentionRound:
         self._pause = 0
 
     def tick(self) -> None:
-        """Visit the next queues; do not rest after a trimming, because the queue may have more."""
+        """Visit the next queues; without a pause after a trimming: the queue may have more."""
         if self._pause > 0:
             self._pause -= 1
             return

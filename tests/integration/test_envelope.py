@@ -91,20 +91,10 @@ def ours(publisher: Publisher, sent: Outgoing) -> tuple[bytes, Any]:
     return envelopes.list_key(sent.queue, sent.properties.get("priority")), _untagged(text)
 
 
-class Always:
-    """A right to publish that nobody takes."""
-
-    def keep(self, waiting_for: str = "") -> None:
-        """Renew nothing."""
-
-    def has(self, letter_id: str) -> bool:
-        return True
-
-
 def kombus(server: RedisServer, publisher: Publisher, sent: Outgoing) -> tuple[bytes, Any]:
     """The same of kombu's own publish."""
     result = Sent()
-    publisher.publish([sent], result, Always())
+    publisher.publish([sent], result)
     assert result.confirmed == [sent.letter_id], result
     client = server.client()
     (key,) = client.scan_iter(_type="list")

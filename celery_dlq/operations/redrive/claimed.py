@@ -26,14 +26,15 @@ LEASE_SECONDS = 60.0
 TAKEN = (ClaimState.CLAIMED, ClaimState.RECLAIMED)
 
 
-class Claims:
+class Claims(Sent):
     """The letters of a batch that are ours while their messages are published.
 
     A slow broker may let a batch outlast its lease, and a paused machine the patience of others
-    with its job: so both are renewed, and asked for again, between two messages.
+    with its job: both are renewed between two messages.
     """
 
     def __init__(self, work: Work, letter_ids: Sequence[str]) -> None:
+        super().__init__()
         self._work = work
         self._states = self._claimed(letter_ids)
         self.reclaimed = self.of(ClaimState.RECLAIMED)
@@ -87,7 +88,7 @@ class Claimed:
 
     def start(self, batch: Sequence[RawEntry]) -> None:
         """Redrive a batch; its letters may be removed in the background."""
-        work, sent = self._work, Sent()
+        work = self._work
         queue, owner = work.run.job.queue, work.run.owner
         claims = Claims(work, [found.key for found in batch])
         finished = claims.of(ClaimState.PUBLISHED)
@@ -101,14 +102,14 @@ class Claimed:
                     claims.keep()
                     work.store.claims.seed(*prepared.seed)
                 ready.append(prepared)
-            self._publisher.publish([prepared.message for prepared in ready], sent, claims)
+            self._publisher.publish([prepared.message for prepared in ready], claims)
         finally:  # also on Ctrl-C
-            self._settle(claims, finished, sent)
-            confirmed = sent.confirmed_set
+            self._settle(claims, finished)
+            confirmed = claims.confirmed_set
             work.published([one for one in ready if one.found.key in confirmed])
             unused = [found.key for found in ours if found.key not in confirmed]
-            doubtful = [key for key in unused if key in sent.doubtful]
-            certain = [key for key in unused if key not in sent.doubtful]
+            doubtful = [key for key in unused if key in claims.doubtful]
+            certain = [key for key in unused if key not in claims.doubtful]
             work.store.claims.release(queue, certain, owner=owner)
             work.store.claims.release(queue, doubtful, owner=owner, doubtful=True)
 
@@ -122,14 +123,14 @@ class Claimed:
         """End, after an error too: the next run removes what this one could not."""
         self._background.shutdown(wait=True)
 
-    def _settle(self, claims: Claims, finished: list[str], sent: Sent) -> None:
+    def _settle(self, sent: Claims, finished: list[str]) -> None:
         """Mark first, remove second: after a crash in between, only the removal is left."""
         work, over = self._work, [*finished, *sent.confirmed]
         report, queue, owner = work.report, work.run.job.queue, work.run.owner
         report.published += len(sent.confirmed)
-        report.maybe_twice += len(sent.again.union(claims.reclaimed) & sent.confirmed_set)
+        report.maybe_twice += len(sent.again.union(sent.reclaimed) & sent.confirmed_set)
         report.doubtful += len(sent.doubtful)
-        report.skipped += len(claims.lost - sent.confirmed_set)
+        report.skipped += len(sent.lost - sent.confirmed_set)
         for letter_id, error in (*sent.refused.items(), *sent.doubtful.items()):
             report.fail(letter_id, error)
         work.store.claims.mark_published(queue, over, owner=owner)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from amqp.exceptions import FrameSyntaxError  # type: ignore[import-untyped]
 
@@ -26,9 +26,6 @@ from celery_dlq.transport.sqs.aws import (
     unshare_clients,
 )
 
-if TYPE_CHECKING:
-    from celery_dlq.operations.redrive.claimed import Claims
-
 logger = get_logger("celery_dlq")
 
 _RETRY = {"max_retries": 3, "interval_start": 0, "interval_step": 0.2}
@@ -41,7 +38,7 @@ _REPLY_SECONDS = 10.0  # of a Redis
 _INTERRUPTED = "interrupted while it was published"
 
 
-@dataclass(slots=True)
+@dataclass
 class Sent:
     """The results of publishing; filled message by message, so that an interrupt loses none."""
 
@@ -53,6 +50,13 @@ class Sent:
     doubtful: dict[str, str] = field(default_factory=dict)
     # Ids of confirmed ones whose message an earlier attempt may have published, too
     again: set[str] = field(default_factory=set)
+
+    def keep(self, waiting_for: str = "") -> None:
+        """Renew the right to publish; called before each message, and in every wait."""
+
+    def has(self, letter_id: str) -> bool:  # noqa: ARG002 - of one that shares the right
+        """False if another operation has taken the letter over."""
+        return True
 
     @property
     def confirmed_set(self) -> frozenset[str]:
@@ -103,21 +107,21 @@ class Publisher:
         except self.errors:
             return None
 
-    def publish(self, messages: Sequence[Outgoing], sent: Sent, claims: Claims) -> None:
+    def publish(self, messages: Sequence[Outgoing], sent: Sent) -> None:
         """Publish messages and wait until the broker has them; fills ``sent``."""
         if self._producer is None:
             self._open()
         if self._can_batch:
-            self._batch(messages, sent, claims)
+            self._batch(messages, sent)
         else:
-            self._one_by_one(messages, sent, claims)
+            self._one_by_one(messages, sent)
 
     @property
     def _can_batch(self) -> bool:
         # New in kombu 5.7. Its Redis transport writes one pipeline and never replays it.
         return bool(getattr(self._producer, "supports_batch_publish", False))
 
-    def _batch(self, messages: Sequence[Outgoing], sent: Sent, claims: Claims) -> None:
+    def _batch(self, messages: Sequence[Outgoing], sent: Sent) -> None:
         try:
             self._producer.channel.connection  # noqa: B018 - connects
             self.declare({message.queue for message in messages})
@@ -125,8 +129,8 @@ class Publisher:
             sent.refused.update({m.letter_id: not_published(m, exc) for m in messages})
             self._close()
             return
-        claims.keep()
-        ours = [message for message in messages if claims.has(message.letter_id)]
+        sent.keep()
+        ours = [message for message in messages if sent.has(message.letter_id)]
         sent.doubtful.update({message.letter_id: _INTERRUPTED for message in ours})
         try:
             with self._producer.batch(max_size=max(1, len(ours))):
@@ -145,18 +149,18 @@ class Publisher:
             sent.confirmed += sent.doubtful
             sent.doubtful.clear()
 
-    def _one_by_one(self, messages: Sequence[Outgoing], sent: Sent, claims: Claims) -> None:
+    def _one_by_one(self, messages: Sequence[Outgoing], sent: Sent) -> None:
         for number, message in enumerate(messages):
-            claims.keep()
-            if not claims.has(message.letter_id):
+            sent.keep()
+            if not sent.has(message.letter_id):
                 continue
-            away = self._until_known(message, sent, claims)
+            away = self._until_known(message, sent)
             if away is not None:  # the next ones would wait as long
-                rest = [other for other in messages[number + 1 :] if claims.has(other.letter_id)]
-                sent.refused.update({m.letter_id: not_published(m, away) for m in rest})
+                others = [other for other in messages[number + 1 :] if sent.has(other.letter_id)]
+                sent.refused.update({m.letter_id: not_published(m, away) for m in others})
                 return
 
-    def _until_known(self, message: Outgoing, sent: Sent, claims: Claims) -> Exception | None:
+    def _until_known(self, message: Outgoing, sent: Sent) -> Exception | None:
         """Publish a message, again if the connection is lost; return why the broker is away.
 
         The client's own retries would tell nobody that the message may be there twice.
@@ -165,11 +169,11 @@ class Publisher:
         for attempt in range(_ATTEMPTS):
             if attempt:
                 time.sleep(attempt * _PAUSE_SECONDS)
-                claims.keep()
-            if not claims.has(letter_id):
+                sent.keep()
+            if not sent.has(letter_id):
                 break
             earlier = letter_id in sent.doubtful
-            failure = self._failure(message, sent, claims)
+            failure = self._failure(message, sent)
             if failure is None:
                 sent.confirmed.append(letter_id)
                 if earlier:
@@ -186,12 +190,12 @@ class Publisher:
             raise failure.error
         return failure.error if failure.away else None
 
-    def _failure(self, message: Outgoing, sent: Sent, claims: Claims) -> _Failure | None:
+    def _failure(self, message: Outgoing, sent: Sent) -> _Failure | None:
         """Attempt to publish a message; return what went wrong."""
         ours = (TypeError, ValueError, RedriveError, BrokerUnavailable)
         expected: tuple[type[Exception], ...] = (*self.errors, *ours)
         try:
-            self._attempt(message, sent, claims)
+            self._attempt(message, sent)
         except expected as exc:
             again, maybe = self._fate(exc)
             silent = not self._connected or isinstance(exc, TimeoutError)
@@ -202,16 +206,16 @@ class Publisher:
             raise
         return None
 
-    def _attempt(self, message: Outgoing, sent: Sent, claims: Claims) -> None:
+    def _attempt(self, message: Outgoing, sent: Sent) -> None:
         """Publish a message once; from the moment it may be on the broker it is doubtful."""
-        self._connect(claims)
+        self._connect(sent)
         if self._confirms is not None:
-            self._confirms.ready(self._connection, claims.keep)
+            self._confirms.ready(self._connection, sent.keep)
         self.declare({message.queue}, retry=False)
         sent.doubtful.setdefault(message.letter_id, _INTERRUPTED)
         self._put(message, mandatory=self._confirms is not None)
         if self._confirms is not None:
-            self._confirms.wait(self._producer.channel, claims.keep)
+            self._confirms.wait(self._producer.channel, sent.keep)
 
     def _fate(self, exc: Exception) -> tuple[bool, bool]:
         """Whether to publish again after an error, and whether the broker may have the message."""
@@ -265,12 +269,12 @@ class Publisher:
                 bound = known.bind(self._producer.channel)
                 self._producer.maybe_declare(bound, retry=retry, **(_RETRY if retry else {}))
 
-    def _connect(self, claims: Claims) -> None:
+    def _connect(self, sent: Sent) -> None:
         if self._producer is None:
             self._open()
         if self._connected:
             return
-        self._connection.ensure_connection(errback=lambda *_: claims.keep(), **_RETRY)
+        self._connection.ensure_connection(errback=lambda *_: sent.keep(), **_RETRY)
         if self._confirms is not None:
             self._producer.channel.confirm_select()
         if self._is_sqs:

@@ -47,7 +47,7 @@ class RawEntry:
     def __init__(self, position: str, fields: Mapping[bytes, bytes]) -> None:
         self.position = position
         self.fields = fields
-        # The keys of packed fields are asked for without unpacking them.
+        # The keys of packed fields are known without unpacking them.
         names = fields.names() if isinstance(fields, PackedFields) else fields.keys()
         self.is_letter = names >= _REQUIRED and fields.get(b"reason") in _REASONS
         self.key = fields[b"id"].decode("utf-8", "replace") if self.is_letter else position

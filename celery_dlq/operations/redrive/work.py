@@ -34,7 +34,7 @@ _MAX_FAILURES_LISTED = 1000
 _MOST_FAILED = 20
 _MAX_ERROR_CHARS = 300
 _REFUSED_PER_BEAT = 500
-_SLOW_SECONDS = 0.25
+_SLOW_SECONDS = 0.25  # of a look at the broker, after which the job must show that it lives
 _COUNTS = ("published", "finished", "maybe_twice", "skipped", "corrupt", "failures", "refused")
 
 
@@ -202,7 +202,7 @@ class Work:
         for one in found:
             began = time.monotonic()
             why = self.loss(one)
-            if self.run.begun and time.monotonic() - began > _SLOW_SECONDS:  # it asked the broker
+            if self.run.begun and time.monotonic() - began > _SLOW_SECONDS:
                 self.beat()
             if not why:
                 yield one

@@ -26,7 +26,7 @@ from celery_dlq.writing.spool import Spool
 from celery_dlq.writing.writer import LetterWriter
 
 if TYPE_CHECKING:
-    from celery_dlq.plugin import Assembly
+    from celery_dlq.assembly import Assembly
     from celery_dlq.policies.table import PolicyTable
 
 logger = get_logger("celery_dlq")

@@ -38,7 +38,7 @@ from celery_dlq.writing.letter import LetterMaker
 from celery_dlq.writing.writer import LetterStore
 
 if TYPE_CHECKING:
-    from celery_dlq.plugin import Assembly
+    from celery_dlq.assembly import Assembly
 
 logger = get_logger("celery_dlq.worker")
 

@@ -44,7 +44,7 @@ from celery_dlq.worker.observer import Ended, Observer, WorkerParts
 from celery_dlq.writing.lifecycle import GuardedRequest, InFlight
 
 if TYPE_CHECKING:
-    from celery_dlq.plugin import Assembly
+    from celery_dlq.assembly import Assembly
 
 logger = get_logger("celery_dlq.worker")
 

@@ -36,7 +36,7 @@ from celery_dlq.store.scripts import script_text
 from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
-    from celery_dlq.plugin import Assembly
+    from celery_dlq.assembly import Assembly
 
 logger = get_logger("celery_dlq")
 

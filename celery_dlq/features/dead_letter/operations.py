@@ -19,7 +19,7 @@ from celery_dlq.operations.instructions import Audit, reason_of
 from celery_dlq.store.instructions import MOST_DEMANDS, Demand
 
 if TYPE_CHECKING:
-    from celery_dlq.plugin import Assembly
+    from celery_dlq.assembly import Assembly
 
 logger = get_logger("celery_dlq")
 

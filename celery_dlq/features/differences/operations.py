@@ -40,7 +40,7 @@ from celery_dlq.store.records import ordered
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from celery_dlq.plugin import Assembly
+    from celery_dlq.assembly import Assembly
 
 _MOST_PAIRS = 100_000  # different ones, at most 50 MB
 _LEAST_MESSAGES = 5  # two letters, two others, one success

@@ -39,7 +39,7 @@ from celery_dlq.worker.housekeeping import LongTask, Stopping
 from celery_dlq.worker.observer import Observer, WorkerParts
 
 if TYPE_CHECKING:
-    from celery_dlq.plugin import Assembly
+    from celery_dlq.assembly import Assembly
 
 logger = get_logger("celery_dlq.features.exchange.publisher")
 

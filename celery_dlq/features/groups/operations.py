@@ -14,7 +14,7 @@ from celery_dlq.store.notes import Note
 from celery_dlq.store.records import OPEN_GROUP, GroupState, GroupStatus
 
 if TYPE_CHECKING:
-    from celery_dlq.plugin import Assembly
+    from celery_dlq.assembly import Assembly
 
 MAX_NOTE_CHARS = 2000
 MAX_RELEASE_CHARS = 200

@@ -23,7 +23,7 @@ from celery_dlq.operations.release import HeldMessages, new_release
 from celery_dlq.store.instructions import MOST_HOLDS, Hold
 
 if TYPE_CHECKING:
-    from celery_dlq.plugin import Assembly
+    from celery_dlq.assembly import Assembly
 
 logger = get_logger("celery_dlq.worker")
 

@@ -23,7 +23,7 @@ from celery_dlq.store.records import QueueSummary
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    from celery_dlq.plugin import Assembly
+    from celery_dlq.assembly import Assembly
 
 logger = get_logger("celery_dlq.exporter")
 

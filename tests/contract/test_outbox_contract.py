@@ -8,7 +8,7 @@ import pytest
 from builders import DLQ
 from waiting import poll
 
-from celery_dlq.features.exchange.outbox import Outbox, OutboxEntry
+from celery_dlq.features.exchange.publisher import Outbox, OutboxEntry
 from celery_dlq.store.store import Store
 
 

@@ -22,9 +22,10 @@ from celery_dlq.errors import BrokerUnavailable, SettingsError
 from celery_dlq.events import DeadLettered
 from celery_dlq.features.exchange import publisher as publisher_module
 from celery_dlq.features.exchange.connection import Exchanges
-from celery_dlq.features.exchange.outbox import Outbox, OutboxEntry
 from celery_dlq.features.exchange.publisher import (
     ExchangePublisher,
+    Outbox,
+    OutboxEntry,
     outbox_of,
     publisher_of,
 )

@@ -12,7 +12,7 @@ from celery import Celery
 
 from celery_dlq import DeadLetters
 from celery_dlq.errors import NotFound
-from celery_dlq.features.exchange.outbox import Outbox
+from celery_dlq.features.exchange.publisher import Outbox
 from celery_dlq.features.prometheus.exporter import Exporter
 
 QUEUES = 350

@@ -16,7 +16,7 @@ from servers import RedisServer
 from waiting import poll
 
 from celery_dlq.errors import SettingsError, StoreUnavailable
-from celery_dlq.features.exchange.outbox import Outbox, OutboxEntry
+from celery_dlq.features.exchange.publisher import Outbox, OutboxEntry
 from celery_dlq.features.sentry.reports import Reports
 from celery_dlq.store.connect import connect
 from celery_dlq.store.pipelined import PipelinedConnection

@@ -20,6 +20,6 @@ FEATURE = Feature(
         )
     },
     check_settings="settings:check",
-    commands={"import": "command:import_"},
+    commands={"import": "adopter:import_"},
     operations={"adopt": "adopter:AdoptRun.adopt"},
 )

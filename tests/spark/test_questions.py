@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_dlq.errors import DLQError
-from celery_dlq.letters.record import from_micros
+from celery_dlq.letters.record import field_kinds, from_micros
 from celery_dlq.spark import triage as questions
 from celery_dlq.spark.triage.causes import comparisons_of, sums_of, why_each
 from celery_dlq.spark.triage.lookalikes import MOST_IN_BLOCK, pairs
+from celery_dlq.spark.triage.questions import column_ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,9 +45,9 @@ def frame(spark: SparkSession, letters: list[dict[str, Any]]) -> DataFrame:
         for number, letter in enumerate(letters)
     ]
     times = {"dead_lettered_at": lambda moment: moment}
-    names = [part.split(" ")[0] for part in questions.schema_ddl().split(", ")]
+    names = list(field_kinds())
     table = [tuple(times.get(n, lambda v: v)(row.get(n)) for n in names) for row in rows]
-    return spark.createDataFrame(table, questions.schema_ddl()).coalesce(1)
+    return spark.createDataFrame(table, column_ddl(names)).coalesce(1)
 
 
 def rows(df: DataFrame) -> list[dict[str, Any]]:

@@ -220,7 +220,7 @@ def successes(spark: SparkSession, path: Path | str) -> DataFrame:
 
 def scan(spark: SparkSession, path: Path | str) -> DataFrame:
     """`letters` without the checks, for callers that check the rows themselves."""
-    reader = spark.read.options(**_READ_OPTIONS).schema(schema_ddl())
+    reader = spark.read.options(**_READ_OPTIONS).schema(column_ddl(field_kinds()))
     return reader.parquet(_location(path))
 
 
@@ -237,16 +237,9 @@ def not_letters(spark: SparkSession, path: Path | str) -> ExportError:
 
 
 def check_folder(path: Path | str) -> int:
-    """Check without Spark that a folder has Parquet files, so that a wrong name fails at once.
+    """Check that a folder has Parquet files, so that a wrong name fails before Spark starts.
 
-    Args:
-        path: The folder; a URL is not checked.
-
-    Returns:
-        The size of its Parquet files in bytes; 0 for a URL.
-
-    Raises:
-        ExportError: There is no such folder, or no Parquet file in it.
+    Returns their size in bytes; 0 for a URL, which is not checked.
     """
     if is_remote(path):
         return 0
@@ -265,11 +258,6 @@ def check_folder(path: Path | str) -> int:
         raise ExportError(
             f"expected {path} to be a folder that can be read, got: {exc.strerror or exc}"
         ) from exc
-
-
-def schema_ddl() -> str:
-    """The columns of a letter in Spark SQL: ``id STRING, deliveries BIGINT, …``."""
-    return column_ddl(field_kinds())
 
 
 def column_ddl(names: Iterable[str]) -> str:
@@ -417,11 +405,7 @@ def limits(
 
 @contextmanager
 def readable_errors(path: Path | str) -> Iterator[None]:
-    """Turn Spark's errors about files it cannot read into one line.
-
-    Raises:
-        ExportError: Spark failed in the block.
-    """
+    """Turn Spark's errors about files it cannot read into one line."""
     from pyspark.errors import PySparkException  # noqa: PLC0415 - imported when used
 
     java_errors: type[Exception] = import_module("py4j.protocol").Py4JError

@@ -12,7 +12,7 @@ from celery_dlq.letters.record import to_micros
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-BUCKETS = (
+_BUCKETS = (
     "1 second",
     "10 seconds",
     "1 minute",
@@ -23,9 +23,7 @@ BUCKETS = (
     "7 days",
     "30 days",
 )
-"""The widths that `bucket_for` chooses from."""
-
-MOST_BUCKETS = 60
+_MOST_BUCKETS = 60
 
 _UNIT_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 _WIDTH = re.compile(r"([1-9]\d{0,4}) (second|minute|hour|day)s?")
@@ -113,11 +111,11 @@ _SPIKES = """
 
 
 def bucket_for(seconds: float) -> str:
-    """The smallest width that divides a time span into at most `MOST_BUCKETS` buckets."""
-    for bucket in BUCKETS:
-        if seconds <= bucket_width(bucket).total_seconds() * MOST_BUCKETS:
+    """The smallest width that divides a time span into at most 60 buckets."""
+    for bucket in _BUCKETS:
+        if seconds <= bucket_width(bucket).total_seconds() * _MOST_BUCKETS:
             return bucket
-    return BUCKETS[-1]
+    return _BUCKETS[-1]
 
 
 def bucket_width(bucket: str) -> timedelta:

@@ -25,7 +25,6 @@ from benchmarks.processes import Tree, peak_mib
 from celery_dlq.spark.page import write_page
 from celery_dlq.spark.session import local_session
 from celery_dlq.spark.triage import (
-    check_folder,
     groups,
     letters,
     new_since,
@@ -34,6 +33,7 @@ from celery_dlq.spark.triage import (
     timeline,
     why,
 )
+from celery_dlq.spark.triage.questions import check_folder
 from celery_dlq.spark.triage.rows import findings, session_for
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import hmac
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -251,22 +251,18 @@ class Redaction:
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[list[Any], dict[str, Any]]:
         """Args and kwargs, masked; they are of JSON."""
-        if not self:
-            return list(args), dict(kwargs)
-        shown_args, shown_kwargs = self._seen(
-            lambda found: [found.root("args", list(args)), found.root("kwargs", dict(kwargs))],
-            [[MARKER], {}],
-        )
+        found = self.value([{"args": list(args)}, {"kwargs": dict(kwargs)}])
+        if found == MARKER:
+            return [MARKER], {}
+        (shown_args,), (shown_kwargs,) = (one.values() for one in found)
         return shown_args, shown_kwargs
 
     def headers(self, headers: Mapping[str, Any]) -> dict[str, Any]:
         """Headers, masked, as values of JSON."""
         if not self:
             return dict(headers)
-        seen: dict[str, Any] = self._seen(
-            lambda found: found.part("headers", _of_json(dict(headers))), {}
-        )
-        return seen
+        found = self.value({"headers": json.loads(json_codec.dumps(dict(headers)))})
+        return {} if found == MARKER else dict(*found.values())
 
     def text(self, text: str) -> str:
         """A text of unknown origin: what patterns match is masked."""
@@ -278,21 +274,13 @@ class Redaction:
         """A JSON-ready value of other origin, e.g. a job's options, or an event of a task."""
         if not self:
             return value
-
-        def look(found: Replacement) -> Any:
-            found.root("args", _of_json(list(args)))
-            found.root("kwargs", _of_json(dict(kwargs or {})))
-            return found.part("", value)
-
-        return self._seen(look, MARKER)
-
-    def _seen(self, look: Callable[[Replacement], Any], otherwise: Any) -> Any:
-        """What is left of a value; the other, if it is nested too deep to look into."""
         found = Replacement(self)
         try:
-            return walk(look(found), found.scrubber())
-        except RecursionError:
-            return otherwise
+            found.root("args", json.loads(json_codec.dumps(list(args))))
+            found.root("kwargs", json.loads(json_codec.dumps(dict(kwargs or {}))))
+            return walk(found.part("", value), found.scrubber())
+        except RecursionError:  # nested too deep to look into
+            return MARKER
 
     def shown(self, found: _Shown, *names: str) -> _Shown:
         """What people wrote, e.g. a note: a dataclass with what patterns match in it masked."""
@@ -371,11 +359,6 @@ def _instead(names: Collection[str], texts: Mapping[str, Any]) -> dict[str, str]
     """What is shown of fields that cannot be looked into."""
     marked = json.dumps(MARKER)
     return {name: _INSTEAD.get(name, marked) for name in names if texts.get(name) is not None}
-
-
-def _of_json(value: Any) -> Any:
-    """The value as JSON has it."""
-    return json.loads(json_codec.dumps(value))
 
 
 def _bytes(value: str | bytes) -> bytes:

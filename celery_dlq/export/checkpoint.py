@@ -86,7 +86,7 @@ class ExportLeases:
 
     def take(self, queue: str) -> Mapping[str, Any] | None:
         """Acquire a queue's lease, waiting until a dead owner's expires; return the saved state."""
-        lease = self._store.leases.of(queue, self._place, self._owner, self._seconds)
+        lease = self._store.lease(queue, self._place, self._owner, self._seconds)
         first = reply = lease.acquire()
         until = time.monotonic() + self._seconds + 1
         while not reply.acquired:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from redis.exceptions import ResponseError
@@ -19,9 +19,11 @@ from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.letters.printable import error_without_secrets, url_without_secrets
 from celery_dlq.store.connect import LazyCluster, is_refusal, unavailable
 from celery_dlq.store.keys import FORMAT, Keys
-from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.store.scripts import script_text
 from celery_dlq.store.slots import client_for
+
+if TYPE_CHECKING:
+    from celery_dlq.store.store import Store
 
 OLDEST = (6, 2)
 _TYPES = ("hash", "zset", "stream", "set", "string")
@@ -105,26 +107,18 @@ _FAULTS = (
 )
 
 
-def check(
-    client: Any,
-    url: str,
-    keys: Keys,
-    dead_letter_queues: Iterable[str] = (),
-    connection: PipelinedConnection | None = None,
-) -> None:
+def check(store: Store, dead_letter_queues: Iterable[str] = ()) -> None:
     """Check that a Redis does all that is asked of it; leaves nothing behind but its format."""
     try:
-        if connection is not None:
-            _check_connection(connection, keys)
-        _check_kind(client, url, keys)
-        _check_commands(client, keys, dict.fromkeys(dead_letter_queues))
+        _check_connection(store)
+        _check_kind(store)
+        _check_commands(store.client, store.keys, dict.fromkeys(dead_letter_queues))
     except SettingsError:
         raise
-    except StoreUnavailable as exc:
-        cause = exc.__cause__
-        raise fault(cause if isinstance(cause, Exception) else exc, url, keys.prefix) from exc
     except Exception as exc:  # a credential provider, for one, may raise anything
-        raise fault(exc, url, keys.prefix) from exc
+        cause = exc.__cause__ if isinstance(exc, StoreUnavailable) else exc
+        shown = cause if isinstance(cause, Exception) else exc
+        raise fault(shown, store.url, store.keys.prefix) from exc
 
 
 def fault(exc: Exception, url: str, prefix: str) -> SettingsError | StoreUnavailable:
@@ -150,32 +144,31 @@ def is_cluster_node(server: Mapping[str, Any]) -> bool:
     return "cluster" in (server.get("redis_mode"), server.get("server_mode"))
 
 
-def _check_connection(connection: PipelinedConnection, keys: Keys) -> None:
+def _check_connection(store: Store) -> None:
     try:
-        connection.call("EXISTS", keys.queues())
+        store.connection.call("EXISTS", store.keys.queues())
     except StoreUnavailable as exc:
         if not is_refusal(exc):
             raise
         # It answers. The client will be told why it refuses.
     finally:
-        connection.close()  # processes of a pool must not inherit it
+        store.connection.close()  # processes of a pool must not inherit it
 
 
-def _check_kind(client: Any, url: str, keys: Keys) -> None:
+def _check_kind(store: Store) -> None:
     server: dict[str, Any] = {}
     try:
-        server = client_for(client, keys.nodes()).info("server")
+        server = client_for(store.client, store.keys.nodes()).info("server")
     except (StoreUnavailable, ResponseError) as exc:  # INFO may be forbidden
         if isinstance(exc, StoreUnavailable) and not is_refusal(exc):
             raise
     version = too_old(server)
     if version is not None:
-        raise SettingsError(
-            _line(url, "to be Redis 6.2 or later", version, "upgrade it, or name another")
-        )
-    if is_cluster_node(server) and not isinstance(client, LazyCluster):
+        remedy = "upgrade it, or name another"
+        raise SettingsError(_line(store.url, "to be Redis 6.2 or later", version, remedy))
+    if is_cluster_node(server) and not isinstance(store.client, LazyCluster):
         expected = "to be one server, not a node of a Redis Cluster"
-        raise SettingsError(_line(url, expected, "redis_mode:cluster", _CLUSTER))
+        raise SettingsError(_line(store.url, expected, "redis_mode:cluster", _CLUSTER))
 
 
 def _check_commands(client: Any, keys: Keys, dead_letter_queues: Iterable[str]) -> None:

@@ -7,10 +7,12 @@ and keeps the state in one step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from celery_dlq.store.part import Part
+
+if TYPE_CHECKING:
+    from celery_dlq.store.store import Store
 
 
 class LeaseReply(NamedTuple):
@@ -21,47 +23,39 @@ class LeaseReply(NamedTuple):
     state: str
 
 
-class Leases(Part):
-    """Grants leases about a dead-letter queue, by the clock of Redis."""
+class Lease(Part):
+    """One owner's lease about a dead-letter queue, by the clock of Redis.
 
-    def of(self, dead_letter_queue: str, name: str, owner: str, seconds: float) -> Lease:
-        """Return an owner's lease; nothing is asked yet."""
-        return Lease(self, dead_letter_queue, name, owner, seconds)
+    Another owner has a `Lease` of its own, of the same name: what it is the right to, e.g. the
+    place that a queue is exported to. An owner is different for each run, and has no "|". The lease
+    is free after so many seconds, unless renewed.
+    """
 
-    def ask(
-        self,
-        lease: Lease,
-        what: Literal["take", "keep", "note", "end"],
-        state: str = "",
-    ) -> LeaseReply:
-        """Acquire, renew, annotate or end a lease."""
-        args: list[str | int] = [what, lease.name, lease.owner, int(lease.seconds * 1000), state]
-        acquired, noted = self._call("lease", *args, queue=lease.dead_letter_queue)
-        return LeaseReply(bool(acquired), noted.decode("utf-8", "backslashreplace"))
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """One owner's lease; another owner has a `Lease` of its own, of the same name."""
-
-    leases: Leases
-    dead_letter_queue: str
-    name: str  # What it is the right to, e.g. the place that a queue is exported to
-    owner: str  # Its owner, different for each run; without "|"
-    seconds: float  # It is free after this long, unless renewed
+    def __init__(
+        self, store: Store, dead_letter_queue: str, name: str, owner: str, seconds: float
+    ) -> None:
+        super().__init__(store)
+        self.dead_letter_queue = dead_letter_queue
+        self.name, self.owner, self.seconds = name, owner, seconds
 
     def acquire(self) -> LeaseReply:
         """Acquire it, if nobody has it."""
-        return self.leases.ask(self, "take")
+        return self.request("take")
 
     def renew(self) -> bool:
         """Renew it; False if another process has it."""
-        return self.leases.ask(self, "keep").acquired
+        return self.request("keep").acquired
 
     def note(self, state: str) -> LeaseReply:
         """Keep a state for the next owner, if the lease is still held, and renew it."""
-        return self.leases.ask(self, "note", state)
+        return self.request("note", state)
 
     def release(self) -> None:
         """Let the next process have it."""
-        self.leases.ask(self, "end")
+        self.request("end")
+
+    def request(self, what: str, state: str = "") -> LeaseReply:
+        """Take, keep, note or end it; see ``lease.lua``."""
+        args = (what, self.name, self.owner, int(self.seconds * 1000), state)
+        acquired, noted = self._call("lease", *args, queue=self.dead_letter_queue)
+        return LeaseReply(bool(acquired), noted.decode("utf-8", "backslashreplace"))

@@ -15,7 +15,7 @@ from celery_dlq.letters.record import DeadLetter, end_of, letter_from, to_micros
 from celery_dlq.logs import get_logger
 from celery_dlq.store.claims import Claims
 from celery_dlq.store.keys import Keys, spelled
-from celery_dlq.store.lease import Leases
+from celery_dlq.store.lease import Lease
 from celery_dlq.store.overviews import Overviews, moment, release_text, text_of
 from celery_dlq.store.part import Part, of_each
 from celery_dlq.store.pipelined import Command
@@ -58,7 +58,6 @@ class Letters(Part):
         self._ttl_millis = int(ttl * 1000)
         self._reader = StreamReader(self._client, store.url)
         self.overviews = Overviews(store, keys)
-        self.leases = Leases(store, keys)
         self.claims = Claims(store, keys, self._ttl_millis)
         self._named: set[str] = set()
         # Attempts by the ids of letters that may be stored: a reply was lost, or no replica has it.
@@ -309,6 +308,10 @@ class Letters(Part):
         return self._reader.pages(
             self._keys.bin(dead_letter_queue), None, "+", PAGE, newest_first=True
         )
+
+    def lease(self, dead_letter_queue: str, name: str, owner: str, seconds: float) -> Lease:
+        """Return an owner's lease; nothing is sent yet."""
+        return Lease(self._store, dead_letter_queue, name, owner, seconds)
 
     def close(self) -> None:
         """Close connections. Never raises."""

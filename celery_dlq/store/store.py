@@ -73,10 +73,7 @@ class Store:
         """Counts of deliveries."""
         return DeliveryCounter(self.connection, self.keys, self.count_ttl)
 
-    @cached_property
-    def letters(self) -> Letters:
-        """Dead letters; a worker stores them over the connection that writes its counts."""
-        return Letters(self)
+    letters = cached_property(Letters)  # stored over the connection that counts
 
     @cached_property
     def sampled(self) -> Letters:
@@ -88,30 +85,11 @@ class Store:
         """The held messages, in streams like letters."""
         return Letters(self, Keys(f"{self.keys.prefix}:held"), _HELD_TTL_SECONDS)
 
-    @property
-    def workers(self) -> WorkerRegistry:
-        """Live workers and the audit log."""
-        return self.part(WorkerRegistry)
-
-    @property
-    def jobs(self) -> JobStore:
-        """States of jobs."""
-        return self.part(JobStore)
-
-    @property
-    def metrics(self) -> MetricsStore:
-        """Metrics of all processes."""
-        return self.part(MetricsStore)
-
-    @property
-    def notes(self) -> GroupNotes:
-        """Notes of operators on groups of letters."""
-        return self.part(GroupNotes)
-
-    @property
-    def instructions(self) -> Instructions:
-        """What operators require of all workers."""
-        return self.part(Instructions)
+    workers = cached_property(WorkerRegistry)  # live workers and the audit log
+    jobs = cached_property(JobStore)  # states of jobs
+    metrics = cached_property(MetricsStore)  # metrics of all processes
+    notes = cached_property(GroupNotes)  # notes of operators on groups of letters
+    instructions = cached_property(Instructions)  # what operators require of all workers
 
     def memory(self) -> ServerMemory | None:
         """The memory of Redis; of a cluster, that of its fullest master; ``None`` if unknown.
@@ -138,7 +116,7 @@ class Store:
 
     def check(self, dead_letter_queues: Iterable[str] = ()) -> None:
         """Check that Redis does all that is needed; see `celery_dlq.store.check`."""
-        check(self.client, self.url, self.keys, dead_letter_queues, self.connection)
+        check(self, dead_letter_queues)
 
     def separate(self) -> Store:
         """Return a store on the same data with its own connections."""

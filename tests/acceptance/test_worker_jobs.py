@@ -251,10 +251,10 @@ from celery_dlq.operations import job
 from celery_dlq.features.auto_redrive import operations as auto_redrive
 from celery_dlq.operations.redrive import publisher
 from celery_dlq.store.claims import Claims
-from celery_dlq.store.lease import Leases
+from celery_dlq.store.lease import Lease
 
 owner, name, when, number, elsewhere = sys.argv[1:]
-parts = {"Leases": Leases, "Claims": Claims, "JobRun": job.JobRun, "Publisher": publisher.Publisher}
+parts = {"Lease": Lease, "Claims": Claims, "JobRun": job.JobRun, "Publisher": publisher.Publisher}
 place = parts[owner]
 inner, calls = getattr(place, name), []
 
@@ -280,15 +280,15 @@ while auto_redrive.look(jobs, jobs.policies.in_force()) and jobs.run_next(lambda
 @pytest.mark.parametrize(
     ("owner", "name", "when", "number", "elsewhere", "twice"),
     [
-        ("Leases", "ask", "after", "1", "", 0),
-        ("Leases", "ask", "after", "2", "", 0),
+        ("Lease", "request", "after", "1", "", 0),
+        ("Lease", "request", "after", "2", "", 0),
         ("JobRun", "beat", "before", "1", "", 0),
         ("JobRun", "beat", "after", "1", "", 0),
         ("Claims", "redrive", "before", "2", "", 0),
         ("Claims", "redrive", "after", "2", "", 0),
         ("JobRun", "end", "before", "1", "", 0),
         ("JobRun", "end", "after", "1", "", 0),
-        ("Leases", "ask", "before", "3", "", 0),
+        ("Lease", "request", "before", "3", "", 0),
         ("Claims", "claim", "after", "2", "elsewhere", 0),
         ("Publisher", "publish", "before", "2", "elsewhere", 0),
         ("Publisher", "publish", "after", "2", "elsewhere", 100),

@@ -31,7 +31,7 @@ from celery_dlq.errors import ExportError
 from celery_dlq.export import checkpoint, roll
 from celery_dlq.export.destination import Destination, Draft
 from celery_dlq.export.exporter import ParquetExport, Rolling
-from celery_dlq.store.lease import Leases
+from celery_dlq.store.lease import Lease
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.store import Store
 
@@ -55,7 +55,7 @@ STEPS = [
     (roll._DayFile, "close"),
     (Letters, "note_exported"),
     (Letters, "remove"),
-    (Leases, "ask"),
+    (Lease, "request"),
     (roll, "_ids"),
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -14,6 +15,7 @@ from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.letters.printable import error_without_secrets
 from celery_dlq.store import check as redis_check
 from celery_dlq.store.check import fault, is_cluster_node, too_old
+from celery_dlq.store.keys import Keys
 from celery_dlq.store.scripts import script_text
 
 URL = "redis://user:hush@redis.example:6379/0"
@@ -159,6 +161,16 @@ class Server:
         return self._said
 
 
+class Silent:
+    """A connection that has nothing to say."""
+
+    def call(self, *_: object) -> None:
+        """Answer nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
@@ -172,7 +184,9 @@ def test_a_server_of_the_wrong_kind_is_refused_before_anything_is_written(
 ) -> None:
     """The client here can do nothing but ask."""
     with pytest.raises(SettingsError, match=re.escape(expected)):
-        redis_check.check(Server(**said), URL, redis_check.Keys())
+        redis_check.check(
+            SimpleNamespace(client=Server(**said), url=URL, keys=Keys(), connection=Silent())  # type: ignore[arg-type]
+        )
 
 
 def test_both_spellings_of_a_cluster_are_known() -> None:

@@ -35,7 +35,6 @@ from celery_dlq.operations.jobs import Jobs
 from celery_dlq.operations.redrive.message import Canary, RedriveOptions
 from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.store.lease import Lease
 from celery_dlq.store.records import position_at
 
 ACTOR = "auto_redrive"
@@ -118,7 +117,7 @@ class _Visit:
         self._store = jobs.backend.letters
         self._queue = queue
         self._rule = rule
-        self._lease = Lease(self._store.leases, queue, _PLACE, uuid4().hex, LEASE_SECONDS)
+        self._lease = self._store.lease(queue, _PLACE, uuid4().hex, LEASE_SECONDS)
         self._state: dict[str, Any] = {}
 
     def visit(self) -> bool:

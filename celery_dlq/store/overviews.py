@@ -107,20 +107,16 @@ class Overviews(Part):
         gone = self._client.xrevrange(self._keys.gone_groups(dead_letter_queue), min=oldest)
         texts = (fields[name] for _place, fields in gone if name in fields)
         text = next(texts, None)
-        if text is None:
-            return None
-        read = partial(_group, fingerprint, 0, now=now)
-        what = f"what is known of the group {fingerprint}"
-        return readable(what, partial(read, text_of(text))) or read("")
+        return None if text is None else _known_group(name, 0, text, now)
 
     def _sized(
         self, dead_letter_queue: str, fingerprints: Sequence[bytes]
     ) -> list[tuple[bytes, float]]:
         """Return those groups that there are, with their numbers of letters."""
-        pipe = self._client.pipeline(transaction=False)
-        for fingerprint in fingerprints:
-            pipe.zscore(self._keys.groups(dead_letter_queue), fingerprint)
-        sized = zip(fingerprints, pipe.execute(), strict=True)
+        if not fingerprints:
+            return []
+        found = self._client.zmscore(self._keys.groups(dead_letter_queue), fingerprints)
+        sized = zip(fingerprints, found, strict=True)
         return [(fingerprint, letters) for fingerprint, letters in sized if letters is not None]
 
     def _described(
@@ -131,12 +127,10 @@ class Overviews(Part):
             return []
         now, names = self.now(), [b"group:" + fingerprint for fingerprint, _letters in ranked]
         texts = self._client.hmget(self._keys.tally(dead_letter_queue), names)
-        found = []
-        for (name, letters), text in zip(ranked, texts, strict=True):
-            read = partial(_group, text_of(name), int(letters), now=now)
-            what = f"what is known of the group {text_of(name)}"
-            found.append(readable(what, partial(read, text_of(text or b""))) or read(""))
-        return found
+        return [
+            _known_group(name, int(letters), text or b"", now)
+            for (name, letters), text in zip(ranked, texts, strict=True)
+        ]
 
     def _looked_into(
         self, names: Sequence[str], *asks: Callable[[Any, str], object]
@@ -197,6 +191,13 @@ def _summary(name: str, replies: Sequence[Any], now: datetime) -> QueueSummary:
         last_hour=sum(map(sum, arrivals.values())),
         arrivals=arrivals,
     )
+
+
+def _known_group(name: bytes, letters: int, text: bytes, now: datetime) -> Group:
+    """Return a group; of a text that cannot be read, what is known without it."""
+    read = partial(_group, text_of(name), letters, now=now)
+    what = f"what is known of the group {text_of(name)}"
+    return readable(what, partial(read, text_of(text))) or read("")
 
 
 def _group(fingerprint: str, letters: int, text: str, *, now: datetime) -> Group:

@@ -23,7 +23,7 @@ try('HSCAN', KEYS[1], 0)
 try('HSETNX', KEYS[1], 'f', 'v')
 try('ZADD', KEYS[2], 1, 'm')
 try('ZINCRBY', KEYS[2], 1, 'm')
-try('ZSCORE', KEYS[2], 'm')
+for _, command in ipairs({'ZSCORE', 'ZMSCORE'}) do try(command, KEYS[2], 'm') end
 try('ZCARD', KEYS[2])
 for _, command in ipairs({'ZRANGE', 'ZREVRANGE', 'ZRANGEBYSCORE'}) do try(command, KEYS[2], 0, 1) end
 try('ZREMRANGEBYSCORE', KEYS[2], 0, 0)

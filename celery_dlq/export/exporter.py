@@ -438,7 +438,9 @@ class _Queue:
         if self._earlier is None:
             self._earlier = earlier_ids(self._export.destination, self._checkpoint)
         earlier = self._earlier
-        return [(position, fields) for position, fields in page if _id_of(fields) not in earlier]
+        return [
+            one for one in page if one[1].get(b"id", b"").decode("utf-8", "replace") not in earlier
+        ]
 
     def _chosen(self, page: Sequence[Entry], where: LetterFilter) -> list[Entry]:
         chosen: list[Entry] = []
@@ -489,12 +491,6 @@ class _Queue:
 def _is_before(end: str | None, position: str | None) -> bool:
     """True if a queue ends before a position, which it therefore cannot have given."""
     return position is not None and (end is None or ordered(end) < ordered(position))
-
-
-def _id_of(fields: Mapping[bytes, bytes]) -> str | None:
-    with suppress(CorruptLetter):  # it is reported later
-        return (fields.get(b"id") or b"").decode("utf-8", "replace")
-    return None
 
 
 def _integer(value: bytes | None) -> int | None:

@@ -132,7 +132,7 @@ class Status:
     def _read_numbers(self) -> bytes:
         begun = time.time()
         try:
-            found = _numbers(self._dlq)
+            found = numbers_of(self._dlq)
         except DLQError:
             found = {"away": True}
         except Exception:
@@ -148,7 +148,8 @@ def busiest_first(queues: Iterable[QueueSummary]) -> list[QueueSummary]:
     return sorted(queues, key=lambda queue: (-queue.last_hour, -queue.letters, queue.name))
 
 
-def _numbers(dlq: DeadLetters) -> dict[str, Any]:
+def numbers_of(dlq: DeadLetters) -> dict[str, Any]:
+    """The letters of each queue, and the jobs that changed lately."""
     # The overview shows those too; names as templates print them.
     shown = {printable(one.name): one for one in busiest_first(dlq.queues())[:MAX_QUEUES]}
     now = datetime.now(timezone.utc)

@@ -32,7 +32,7 @@ class Templates:
     """Renders templates."""
 
     def __init__(self) -> None:
-        self._environment = Environment(
+        self.environment = Environment(
             loader=FileSystemLoader(_folders()),
             autoescape=True,
             undefined=StrictUndefined,
@@ -40,7 +40,7 @@ class Templates:
             lstrip_blocks=True,
             finalize=_shown,
         )
-        self._environment.filters |= {
+        self.environment.filters |= {
             "ago": ago,
             "carried": json.dumps,
             "count": count,
@@ -50,7 +50,7 @@ class Templates:
             "plain": plain,
             "short": short,
         }
-        self._environment.globals |= {
+        self.environment.globals |= {
             "reasons": [reason.value for reason in Reason],
             "style": self.static["style.css"],
             "script": self.static["page.js"],
@@ -59,7 +59,7 @@ class Templates:
 
     def render(self, template: str, **values: Any) -> bytes:
         """Render a template to UTF-8."""
-        text = self._environment.get_template(template).render(
+        text = self.environment.get_template(template).render(
             now=datetime.now(timezone.utc), **values
         )
         return text.encode("utf-8", "backslashreplace")

@@ -114,7 +114,7 @@ def test_no_log_line_has_the_token(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         web.handle(get("/jobs", query=ASKED))
         web.handle(post("/holds", query=ASKED, headers=SAME_SITE))
-        with mock.patch("celery_dlq.web.site._within", side_effect=ValueError("ours")):
+        with mock.patch("celery_dlq.web.site.acting_as", side_effect=ValueError("ours")):
             cookie = cookie_of(web.handle(get("/jobs", query=ASKED)), TOKEN_COOKIE)
             web.handle(get("/jobs", query=ASKED[:-1], headers={"cookie": cookie}))
     assert "A page failed" in caplog.text

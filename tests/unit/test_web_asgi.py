@@ -331,7 +331,7 @@ def test_a_store_that_is_away_is_said_and_no_end(
     def state(_: object) -> dict[str, Any]:
         raise ValueError("a mistake")
 
-    monkeypatch.setattr("celery_dlq.web.status._numbers", state)
+    monkeypatch.setattr("celery_dlq.web.status.numbers_of", state)
     assert json.loads(app.site.status.numbers())["away"] is True
     assert "could not be read" in caplog.text
 
@@ -346,7 +346,7 @@ def test_the_store_is_read_once_for_all_who_ask(
         reads.append(1)
         return {"letters": {"orders-DLQ": len(reads)}, "hour": {}, "jobs": {}}
 
-    monkeypatch.setattr("celery_dlq.web.status._numbers", numbers)
+    monkeypatch.setattr("celery_dlq.web.status.numbers_of", numbers)
     with ThreadPoolExecutor(8) as many:
         found = {*many.map(lambda _: app.site.status.numbers(), range(100))}
     assert len(reads) == len(found) == 1

@@ -54,7 +54,7 @@ def test_an_age_has_a_unit_and_a_year_has_none() -> None:
 def test_a_form_carries_the_filter_that_its_page_shows(text: str) -> None:
     """Browsers change line ends of fields, and pages show invisible characters as escapes."""
     where = LetterFilter(grep=text, task_name=text)
-    hidden = Templates()._environment.from_string(
+    hidden = Templates().environment.from_string(
         '{% from "parts.html" import hidden %}{{ hidden(query) }}'
     )
     found = re.search(r'name="where" value="([^"]*)"', hidden.render(query=query_of(where)))

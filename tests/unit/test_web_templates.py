@@ -36,7 +36,7 @@ def test_only_times_are_markup_made_in_python() -> None:
 
 def test_nothing_unknown_is_shown_as_empty() -> None:
     """A typo in a template fails its test."""
-    template = Templates()._environment.from_string("{{ nothing }}")
+    template = Templates().environment.from_string("{{ nothing }}")
     with pytest.raises(UndefinedError):
         template.render()
 
@@ -44,7 +44,7 @@ def test_nothing_unknown_is_shown_as_empty() -> None:
 @pytest.mark.parametrize("text", ["<script>", "\x1b[2J", "\u202e", "\ud800", '" onclick="'])
 def test_texts_are_harmless(text: str) -> None:
     """Whoever wrote them."""
-    shown = Templates()._environment.from_string('<i title="{{ text }}">{{ text }}</i>')
+    shown = Templates().environment.from_string('<i title="{{ text }}">{{ text }}</i>')
     page = shown.render(text=text)
     assert page.encode("utf-8")
     assert "<script" not in page

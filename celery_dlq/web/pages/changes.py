@@ -216,23 +216,17 @@ def _examples(call: Call, found: Job) -> list[Row]:
     return rows
 
 
-def _edit(call: Call, found: Job) -> tuple[str, str]:
-    """The arguments before and after a planned edit, as text."""
-    both = None
-    if found.kind == "edit" and found.state == "planned":
-        both = suppressed(lambda: call.dlq.edited_arguments(found.id), DLQError)
-    if both is None:
-        return "", ""
-    before, after = (call.dlq.redaction.arguments(**one) for one in both)
-    names = ("args", "kwargs")
-    return (
-        json_text(dict(zip(names, before, strict=True))),
-        json_text(dict(zip(names, after, strict=True))),
-    )
+def _edit(call: Call, found: Job) -> list[str]:
+    """The arguments before and after a planned edit, as text; none of other jobs."""
+    if found.kind != "edit" or found.state != "planned":
+        return []
+    both = suppressed(lambda: call.dlq.edited_arguments(found.id), DLQError) or ()
+    masked = (call.dlq.redaction.arguments(**one) for one in both)
+    return [json_text({"args": args, "kwargs": kwargs}) for args, kwargs in masked]
 
 
 def _page(call: Call, found: Job, error: str = "", *, status: int = 200) -> Page:
-    examples, (before, after) = _examples(call, found), _edit(call, found)
+    examples, edit = _examples(call, found), _edit(call, found)
     found = found.shown(call.dlq.redaction)
     where = suppressed(lambda: LetterFilter.from_json(found.filter), DLQError)
     verb = found.kind.capitalize()
@@ -247,6 +241,5 @@ def _page(call: Call, found: Job, error: str = "", *, status: int = 200) -> Page
         allowed=call.may(_needed(found)),
         error=error,
         examples=examples,
-        before=before,
-        after=after,
+        edit=edit,
     )

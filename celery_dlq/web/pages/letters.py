@@ -57,18 +57,14 @@ def letters(call: Call) -> Page:
         size=PAGE,
         deadline_seconds=DEADLINE_SECONDS,
     )
-    rows = [Row.of(call, entry) for entry in page.entries]
-    query = query_of(where)
     return call.page(
         "letters.html",
         title=f"{queue}: letters",
         where=where,
-        query=query,
-        rows=rows,
+        query=query_of(where),
+        rows=[Row.of(call, entry) for entry in page.entries],
         page=page,
         total=call.dlq.store.length(queue),
-        newer=page.newer and call.link("letters", {**query, "cursor": page.newer}, queue=queue),
-        older=page.older and call.link("letters", {**query, "cursor": page.older}, queue=queue),
     )
 
 

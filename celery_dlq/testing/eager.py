@@ -75,10 +75,6 @@ class EagerRequest:
         """Change the state; there is no message to acknowledge."""
         self.dlq_state = state
 
-    def dlq_is_held(self) -> bool:
-        """True: there is no broker."""
-        return True
-
     def error(self, verdict: Die) -> Exception:
         """The error of a message that is not executed."""
         assert self.dlq_in_flight is not None  # noqa: S101 - it was counted

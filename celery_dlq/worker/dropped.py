@@ -162,12 +162,12 @@ class _Dropped:
     ) -> None:
         self._consumer = consumer
         self._guard = guard
-        self._message = message
+        self.message = message
         self._go_on = go_on  # Celery's way to drop it
 
     def dies(self, body: Any, reason: Reason, exc: Exception | None) -> bool:
         """Store the letter, then let Celery drop the message; False leaves it to Celery."""
-        message = self._message
+        message = self.message
         try:
             keep_bytes = getattr(message, "dlq_keep_bytes", None)  # of reliable fetch
             known = reason is not Reason.UNKNOWN_TASK
@@ -189,19 +189,15 @@ class _Dropped:
 
     def dlq_wait_is_over(self, state: DeliveryState) -> None:
         """Let Celery drop the message: its letter is stored, or cannot be stored."""
-        if state is DeliveryState.STORED or self.dlq_is_held():
+        if state is DeliveryState.STORED or is_held(self.message):
             self._settle()
-
-    def dlq_is_held(self) -> bool:
-        """False if the message went back to its broker, which delivers it again."""
-        return is_held(self._message)
 
     def _settle(self) -> None:
         """Let Celery drop it, and acknowledge where Celery rejects.
 
         A rejection copies the message to the broker's DLX, and keeps it on SQS.
         """
-        message, errors = self._message, self._consumer.connection_errors
+        message, errors = self.message, self._consumer.connection_errors
 
         def acknowledge(*_: Any, **__: Any) -> None:
             if not message.acknowledged:

@@ -228,10 +228,6 @@ class DeadLetterRequest(_Base):
         self.dlq_move(state)
         self._dlq_let_go_now()
 
-    def dlq_is_held(self) -> bool:
-        """False if the message went back to its broker, which delivers it again."""
-        return is_held(self.message)
-
     def _dlq_let_go_now(self) -> None:
         let_go = self.__dict__.pop("_dlq_let_go", None)  # once, whichever thread comes first
         if let_go is None:
@@ -240,7 +236,7 @@ class DeadLetterRequest(_Base):
             let_go()
         else:  # there is no letter: an error of ours acknowledges nothing
             task_ready(self)
-            if self.dlq_is_held():
+            if is_held(self.message):
                 super().reject(requeue=True)
 
     def _dlq_carry_out(self, verdict: Verdict | None) -> bool:

@@ -116,11 +116,10 @@ def is_held(message: Any) -> bool:
 class WaitsForStore(Protocol):
     """The owner of a message whose letter waits for the store."""
 
+    message: Any  # The kombu message
+
     def dlq_wait_is_over(self, state: DeliveryState) -> None:
         """End the wait: the letter is ``STORED``, or cannot be stored (``DONE``)."""
-
-    def dlq_is_held(self) -> bool:
-        """False if the message went back to its broker meanwhile, which delivers it again."""
 
 
 class GuardedRequest(WaitsForStore, Protocol):
@@ -130,7 +129,6 @@ class GuardedRequest(WaitsForStore, Protocol):
     dlq_in_flight: InFlight | None  # The guarded message, from its start on
     id: Any  # The task's id: a `str`, unless a producer that is not Celery made the message
     task: Any  # Celery's task
-    message: Any  # The kombu message
     request_dict: Any  # The message's headers, in the form of protocol 2
     delivery_info: Any  # Exchange, routing key and redelivered flag
     expires: Any  # Expiry of the message; `None` if it has none

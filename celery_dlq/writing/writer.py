@@ -31,7 +31,7 @@ from celery_dlq.metrics import (
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import MessageKey, Stored
 from celery_dlq.writing.letter import plain
-from celery_dlq.writing.lifecycle import DeliveryState, WaitsForStore
+from celery_dlq.writing.lifecycle import DeliveryState, WaitsForStore, is_held
 from celery_dlq.writing.memory_limit import MemoryLimit, MemoryLimitReached
 from celery_dlq.writing.spool import Spool
 
@@ -177,7 +177,7 @@ class LetterWriter(LetterStore):
         self._forget_spooled()
         for _ in range(len(self._waiting)):
             pending = self._waiting[0]
-            if pending.acknowledged or pending.waits.dlq_is_held():
+            if pending.acknowledged or is_held(pending.waits.message):
                 try:
                     state = self._stored(pending)
                 except StoreUnavailable:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 import pytest
-from builders import DLQ, a_letter, key_of
+from builders import DLQ, a_letter, a_message, key_of
 from fresh import fresh_store
 
 from celery_dlq.cli.options import START_TIME
@@ -155,9 +155,7 @@ class Waits:
     def dlq_wait_is_over(self, state: Any) -> None:
         """Do nothing."""
 
-    def dlq_is_held(self) -> bool:
-        """It waits."""
-        return True
+    message = a_message()
 
 
 @pytest.mark.parametrize(

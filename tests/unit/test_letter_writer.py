@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,8 +55,10 @@ class Said:
     def dlq_wait_is_over(self, state: DeliveryState) -> None:
         self.note(f"settle {state.value}")
 
-    def dlq_is_held(self) -> bool:
-        return self.held
+    @property
+    def message(self) -> Any:
+        """Its channel has no connection once it went back."""
+        return SimpleNamespace(channel=SimpleNamespace(connection=self if self.held else None))
 
 
 def a_writer(said: Said, tmp_path: Path) -> LetterWriter:

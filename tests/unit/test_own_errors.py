@@ -56,7 +56,6 @@ def a_begun(guard: Guard, **info: Any) -> Any:
         dlq_state=DeliveryState.NEW,
         waited=waited,
         dlq_wait_is_over=waited.append,
-        dlq_is_held=lambda: True,
     )
     guard.begin(request)
     return request

@@ -160,9 +160,9 @@ def counts_of(batches: Iterable[Any]) -> Iterator[Any]:
         for letter in batch.to_pylist():
             pairs = pairs_of(letter.get)  # without its task: both sides have the same tasks
             found.update((letter["sides"], pair) for pair in pairs)
-        if len(found) >= _MOST_COUNTED:
-            yield counted()
-            found.clear()
+            if len(found) >= _MOST_COUNTED:
+                yield counted()
+                found.clear()
     if found:
         yield counted()
 

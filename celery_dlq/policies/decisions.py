@@ -76,11 +76,6 @@ class LateCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
-    """No death: leave the message to Celery."""
-
-
-@dataclass(frozen=True, slots=True)
 class Die:
     """Dead-letter the message, then settle and acknowledge it."""
 
@@ -90,8 +85,8 @@ class Die:
     rule: Any = None  # What the policy's `exceptions` say about the exception, if they do
 
 
-Verdict: TypeAlias = Run | PutOff | Taken | LateCopy | Leave | Die
-"""What happens to a message: at its start all but `Leave`, at its end `Leave` or `Die`."""
+Verdict: TypeAlias = Run | PutOff | Taken | LateCopy | Die
+"""What happens to a message at its start; at its end it dies, or is left to Celery (``None``)."""
 
 _REASON_OF_OUTCOME = {
     Outcome.FAILED: Reason.FAILED,
@@ -155,27 +150,27 @@ def crashes_of(
     return tuple(reversed(found))
 
 
-def decide_end(policy: Policy | None, end: End) -> Leave | Die:
+def decide_end(policy: Policy | None, end: End) -> Die | None:
     """Whether the end of a delivery is the death of its message."""
     if end.demanded:
         return Die(Reason.REJECTED, end.text)
     if policy is None or not end.final:
-        return Leave()
+        return None
     reason = _reason(end)
     if reason is None:
-        return Leave()
+        return None
     rule = _rule_of(policy, end)
     if rule is not None and rule.action == "dead_letter":
         return Die(reason, end.text, rule=rule)
     if not policy.keeps(reason) or end.expected or (rule and rule.action == "ignore"):
-        return Leave()
+        return None
     return Die(reason, end.text, rule=rule)
 
 
-def decide_drop(policy: Policy | None, reason: Reason, text: str) -> Leave | Die:
+def decide_drop(policy: Policy | None, reason: Reason, text: str) -> Die | None:
     """Whether a message that Celery drops before it could run becomes a letter."""
     if policy is None or not policy.keeps(reason):
-        return Leave()
+        return None
     return Die(reason, text)
 
 

@@ -38,7 +38,7 @@ from celery_dlq.letters.headers import (
 from celery_dlq.letters.record import Delivery, Outcome, Reason
 from celery_dlq.logs import get_logger
 from celery_dlq.metrics import DELIVERIES, INTERNAL_ERRORS, SUCCEEDED
-from celery_dlq.policies.decisions import Die, Leave, Run, Verdict, decide_drop, decide_end
+from celery_dlq.policies.decisions import Die, Run, Verdict, decide_drop, decide_end
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.store.records import MessageKey
 from celery_dlq.worker.dispatched import AtWork
@@ -269,7 +269,7 @@ class Guard:
         resolved = self._policies.of(request.delivery_info, request.task)
         text = f"expired at {request.expires} before it could run"
         verdict = decide_drop(resolved.policy, Reason.EXPIRED, text)
-        if isinstance(verdict, Leave):
+        if verdict is None:
             return DeliveryState.DONE
         return self.dead_letter(request, verdict)
 
@@ -284,7 +284,7 @@ class Guard:
         """Decide a message that Celery is about to drop unexecuted; returns as `end` does."""
         resolved = self._policies.of(message.delivery_info or {})
         verdict = decide_drop(resolved.policy, reason, failure.exception_message or reason.value)
-        if isinstance(verdict, Leave):
+        if verdict is None:
             return DeliveryState.DONE
         kept = Message.of(message, headers)
         letter = self.parts.make(kept, resolved, verdict, failure=failure)

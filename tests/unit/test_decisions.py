@@ -15,7 +15,6 @@ from celery_dlq.policies.decisions import (
     Die,
     End,
     LateCopy,
-    Leave,
     PutOff,
     Run,
     Start,
@@ -153,14 +152,14 @@ def test_what_a_count_found_and_the_policy_decide_on_a_redelivery(
 @pytest.mark.parametrize(
     ("policy", "verdict"),
     [
-        (None, Leave()),
+        (None, None),
         (Policy(), Die(Reason.EXPIRED, "too late")),
         (Policy(reasons=frozenset({Reason.EXPIRED})), Die(Reason.EXPIRED, "too late")),
-        (Policy(reasons=frozenset({Reason.FAILED})), Leave()),
+        (Policy(reasons=frozenset({Reason.FAILED})), None),
     ],
 )
 def test_a_dropped_message_is_a_death_where_the_policy_keeps_it(
-    policy: Policy | None, verdict: Die | Leave
+    policy: Policy | None, verdict: Die | None
 ) -> None:
     """Celery drops expired, unknown and unreadable messages before they could run."""
     assert decide_drop(policy, Reason.EXPIRED, "too late") == verdict
@@ -190,37 +189,37 @@ def test_a_final_end_is_a_death_for_the_reason_of_its_outcome(
 ) -> None:
     """A message that Celery gives up becomes a letter; one that comes again does not."""
     verdict = decide_end(Policy(), End(outcome=outcome, text="why"))
-    assert verdict == (Leave() if reason is None else Die(reason, "why"))
+    assert verdict == (None if reason is None else Die(reason, "why"))
 
 
 @pytest.mark.parametrize(
     ("policy", "end", "verdict"),
     [
-        (None, FAILED, Leave()),
-        (Policy(), replace(FAILED, final=False), Leave()),
-        (Policy(), replace(FAILED, expected=True), Leave()),
+        (None, FAILED, None),
+        (Policy(), replace(FAILED, final=False), None),
+        (Policy(), replace(FAILED, expected=True), None),
         (Policy(), FAILED, Die(Reason.FAILED, "bad order")),
         (
             Policy(),
             replace(FAILED, retries_spent=True),
             Die(Reason.MAX_RETRIES_EXCEEDED, "bad order"),
         ),
-        (Policy(reasons=frozenset({Reason.REJECTED})), FAILED, Leave()),
+        (Policy(reasons=frozenset({Reason.REJECTED})), FAILED, None),
         (Policy(reasons=frozenset({Reason.FAILED})), FAILED, Die(Reason.FAILED, "bad order")),
         (
             Policy(reasons=frozenset({Reason.FAILED})),
             replace(FAILED, retries_spent=True),
-            Leave(),
+            None,
         ),
-        (ruled(("shop.Bad", IGNORED)), FAILED, Leave()),
-        (ruled(("KeyError", IGNORED), ("ValueError", IGNORED)), FAILED, Leave()),
+        (ruled(("shop.Bad", IGNORED)), FAILED, None),
+        (ruled(("KeyError", IGNORED), ("ValueError", IGNORED)), FAILED, None),
         (ruled(("KeyError", IGNORED)), FAILED, Die(Reason.FAILED, "bad order")),
         (ruled(("Bad", IGNORED)), FAILED, Die(Reason.FAILED, "bad order")),
-        (ruled(("ValueError", IGNORED)), replace(FAILED, retries_spent=True), Leave()),
+        (ruled(("ValueError", IGNORED)), replace(FAILED, retries_spent=True), None),
     ],
 )
 def test_a_failure_is_a_death_unless_it_is_expected_or_not_kept(
-    policy: Policy | None, end: End, verdict: Die | Leave
+    policy: Policy | None, end: End, verdict: Die | None
 ) -> None:
     """``throws``, ``ignore`` (with base classes) and ``reasons`` each spare a message."""
     assert decide_end(policy, end) == verdict

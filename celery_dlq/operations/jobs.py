@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -248,13 +248,14 @@ class Jobs:
         """Run a job to its end, and record that in the audit."""
         kind = self._kinds[run.job.kind]
         try:
-            with self._recorded(run, kind.action):
-                report = kind.operation(self, run, progress, scanned)
+            report = kind.operation(self, run, progress, scanned)
+        except BaseException as exc:
+            self._failed(run, kind.action, exc)
+            raise
         finally:
             self.measuring.close()
         if run.begun:  # else nothing matched
-            counts = report.to_json()
-            counts = {name: n for name, n in counts.items() if type(n) is int}
+            counts = {name: n for name, n in report.to_json().items() if type(n) is int}
             if run.end(report.state, counts, _note(run.job, report)).state != WAITING:
                 self._record_end(run, kind.action)
         return report
@@ -374,20 +375,16 @@ class Jobs:
         moved = replace(job, updated_at=self._store.now(), **changes)
         return moved if self._store.replace(job.id, known, moved.to_stored()) else None
 
-    @contextmanager
-    def _recorded(self, run: JobRun, action: Action) -> Iterator[None]:
+    def _failed(self, run: JobRun, action: Action, exc: BaseException) -> None:
         """Record the result of a job that ends with an error or Ctrl-C."""
-        try:
-            yield
-        except BaseException as exc:
-            if run.begun:
-                with suppress(DLQError):  # the first error is the one to raise
-                    run.end(FAILED, run.job.counts, f"{type(exc).__name__}: {exc}"[:500])
-                    self._record_end(run, action)
-                if isinstance(exc, KeyboardInterrupt):  # the command prints it
-                    job = run.job.id
-                    exc.args = (f"Job {job} is interrupted; `dlq jobs resume {job}` goes on.",)
-            raise
+        if not run.begun:
+            return
+        with suppress(DLQError):  # the first error is the one to raise
+            run.end(FAILED, run.job.counts, f"{type(exc).__name__}: {exc}"[:500])
+            self._record_end(run, action)
+        if isinstance(exc, KeyboardInterrupt):  # the command prints it
+            job = run.job.id
+            exc.args = (f"Job {job} is interrupted; `dlq jobs resume {job}` goes on.",)
 
     def _record_end(self, run: JobRun, action: Action) -> None:
         job = run.job

@@ -682,8 +682,7 @@ def test_a_discard_killed_anywhere_is_finished_by_resuming_its_job(
 ) -> None:
     """Each letter is in its queue or in the bin, at every moment."""
     sent = {put(poison).id for _ in range(1100)}
-    name = "discard" if operation == "discard" else "remove"
-    dies(redis_url, "Letters", name, when, operation)
+    dies(redis_url, "Letters", "remove", when, operation)
     binned = {found.text("id") for found in poison.dlq.discarded(QUEUE)}
     here = set(left(poison))
     assert not here & binned

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timedelta
@@ -17,6 +17,9 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import Recorded
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.logs import get_logger
+from celery_dlq.operations.redrive.select import Progress, RawEntry, select
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.records import ClaimState
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -254,6 +257,35 @@ class JobRun:
         if self.stopping():
             self._paused = True
             raise CancelledError
+
+    def claimed(
+        self, letters: Letters, letter_ids: Sequence[str], lease_seconds: float
+    ) -> dict[str, ClaimState]:
+        """Claim letters, also those of an earlier run; the states in which they were found."""
+        states = letters.claims.claim(
+            self.job.queue,
+            letter_ids,
+            owner=self.owner,
+            lease_seconds=lease_seconds,
+            previous_run_prefix=self.previous_run_prefix,
+        )
+        return dict(zip(letter_ids, states, strict=True))
+
+    def selected(
+        self, letters: Letters, beat: Callable[[], object], scanned: Progress | None
+    ) -> Iterator[RawEntry]:
+        """The letters that are left; beats for each page, for few may match."""
+
+        def page(entries: int) -> None:
+            if scanned is not None:
+                scanned(entries)
+            if self.begun:
+                beat()
+
+        job = self.job
+        return select(
+            letters, job.queue, self.where, after=job.position, until=job.until, scanned=page
+        )
 
     def tell(
         self, *, where: LetterFilter | None = None, options: Any = None, **changes: Any

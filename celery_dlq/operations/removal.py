@@ -329,11 +329,11 @@ class _Discard:
                 report.exported = self._export(left, Path(options.export_path))
             if left is not None and run.where.ids is None and not run.job.position:
                 # A resumed run must take no other letters than this one would have.
-                last = deque(self._selected(left), maxlen=1)
+                last = deque(self._selected(left, self._scanned), maxlen=1)
                 if last:
                     run.tell(until=last[0].position)
                     run.beat(now=True)
-            for batch in batches(self._selected(left), _LETTERS_PER_BATCH):
+            for batch in batches(self._selected(left, self._scanned), _LETTERS_PER_BATCH):
                 run.beat(self._counts())
                 self._remove([found.key for found in batch])
                 run.beat(self._counts(), batch[-1].position)
@@ -348,32 +348,14 @@ class _Discard:
     def _counts(self) -> dict[str, int]:
         return {name: getattr(self._report, name) for name in _COUNTS}
 
-    def _selected(self, left: int | None, *, quietly: bool = False) -> Iterator[RawEntry]:
-        run = self._run
-
-        def page(entries: int) -> None:  # a filter that seldom matches must not end the beats
-            if self._scanned is not None and not quietly:
-                self._scanned(entries)
-            if run.begun:
-                run.beat()
-
-        after, until = run.job.position, run.job.until
-        found = select(
-            self._store, run.job.queue, run.where, after=after, until=until, scanned=page
-        )
-        return islice(found, left)
+    def _selected(self, left: int | None, scanned: Progress | None) -> Iterator[RawEntry]:
+        return islice(self._run.selected(self._store, self._run.beat, scanned), left)
 
     def _remove(self, keys: list[str]) -> None:
         queue, owner = self._run.job.queue, self._run.owner
-        states = self._store.claims.claim(
-            queue,
-            keys,
-            owner=owner,
-            lease_seconds=_LEASE_SECONDS,
-            previous_run_prefix=self._run.previous_run_prefix,
-        )
+        states = self._run.claimed(self._store, keys, _LEASE_SECONDS)
         free = (ClaimState.CLAIMED, ClaimState.RECLAIMED, ClaimState.PUBLISHED)
-        ours = [key for key, state in zip(keys, states, strict=True) if state in free]
+        ours = [key for key, state in states.items() if state in free]
         keep_seconds = 0.0 if self._options.forever else KEPT_IN_BIN.total_seconds()
         self._store.remove(queue, ours, owner=owner, keep_seconds=keep_seconds)
         # Count what we claimed, not the reply: a removal may succeed and its reply be lost.
@@ -387,7 +369,7 @@ class _Discard:
 
         def groups() -> Iterator[list[Mapping[bytes, bytes]]]:
             written = 0
-            for batch in batches(self._selected(left, quietly=True), _ROWS_PER_GROUP):
+            for batch in batches(self._selected(left, None), _ROWS_PER_GROUP):
                 self._run.beat({"exported": written})
                 yield [found.fields for found in batch]
                 written += len(batch)

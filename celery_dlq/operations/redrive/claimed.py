@@ -61,15 +61,7 @@ class Claims(Sent):
 
     def _claimed(self, letter_ids: Sequence[str]) -> dict[str, ClaimState]:
         self._claimed_at = time.monotonic()  # before the store's clock starts the lease
-        run = self._work.run
-        states = self._work.store.claims.claim(
-            run.job.queue,
-            letter_ids,
-            owner=run.owner,
-            lease_seconds=LEASE_SECONDS,
-            previous_run_prefix=run.previous_run_prefix,
-        )
-        return dict(zip(letter_ids, states, strict=True))
+        return self._work.run.claimed(self._work.store, letter_ids, LEASE_SECONDS)
 
 
 class Claimed:

@@ -19,7 +19,7 @@ from celery_dlq.operations.edit import edited_by
 from celery_dlq.operations.redrive.checks import Holds, targets_of
 from celery_dlq.operations.redrive.claimed import TAKEN
 from celery_dlq.operations.redrive.message import Outgoing, Prepared, RedriveOptions, outgoing
-from celery_dlq.operations.redrive.select import Progress, RawEntry, select
+from celery_dlq.operations.redrive.select import Progress, RawEntry
 from celery_dlq.policies.policy import KeyValue
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import ClaimState, MessageKey, Seed
@@ -184,17 +184,8 @@ class Work:
     # -- letters ------------------------------------------------------------------
 
     def selected(self, scanned: Progress | None = None) -> Iterator[RawEntry]:
-        """The letters of the job that are left; beats for each page, for few may match."""
-        run = self.run
-
-        def page(entries: int) -> None:
-            if scanned is not None:
-                scanned(entries)
-            if run.begun:
-                self.beat()
-
-        after, until = run.job.position, run.job.until
-        found = select(self.store, run.job.queue, run.where, after=after, until=until, scanned=page)
+        """The letters of the job that are left."""
+        found = self.run.selected(self.store, self.beat, scanned)
         return found if self._takes is None else filter(self._takes, found)
 
     def safe(self, found: Iterable[RawEntry]) -> Iterator[RawEntry]:

@@ -20,7 +20,6 @@ from pathlib import Path
 from types import FrameType, ModuleType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.rule import Rule
 
 from celery_dlq.cli.table import say
@@ -126,21 +125,17 @@ class _Demo:
         return shop
 
     def _watch(self, shop: ModuleType, healthy: Sequence[str], dying: int) -> None:
-        """Show how the tasks end."""
-        columns = (TextColumn("{task.description:<14}"), BarColumn(), MofNCompleteColumn())
-        with Progress(*columns, TimeElapsedColumn(), console=self.console) as progress:
-            ended = progress.add_task("succeeded", total=len(healthy))
-            dead = progress.add_task("dead-lettered", total=dying)
+        """Wait until all tasks have ended, each as it should."""
 
-            def all_ended() -> bool:
-                done, letters = shop.succeeded(healthy), sum(q.letters for q in shop.dlq.queues())
-                progress.update(ended, completed=done)
-                progress.update(dead, completed=letters)
-                if letters > dying:
-                    raise DemoError(f"expected {dying} dead letters, got {letters}")
-                return bool(done == len(healthy) and letters == dying)
+        def all_ended() -> bool:
+            letters = sum(queue.letters for queue in shop.dlq.queues())
+            if letters > dying:
+                raise DemoError(f"expected {dying} dead letters, got {letters}")
+            return bool(letters == dying and shop.succeeded(healthy) == len(healthy))
 
+        with self.console.status("tasks run, die and are dead-lettered"):
             self._until("all tasks to end", all_ended)
+        say(self.console, f"{len(healthy)} succeeded, {dying} are dead letters")
 
     def _begin(self, title: str) -> None:
         self._number += 1

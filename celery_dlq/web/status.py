@@ -22,7 +22,7 @@ from celery_dlq.logs import get_logger
 
 if TYPE_CHECKING:
     from celery_dlq import DeadLetters
-    from celery_dlq.store.records import QueueSummary
+    from celery_dlq.store.records import QueueSummary, WorkerInfo
 
 _Value = TypeVar("_Value")
 
@@ -42,10 +42,9 @@ _SHOWN_KEYS = ("max_deliveries", "max_retries", "dead_letter_ttl", "dead_letter_
 class Fleet:
     """Workers, policies, and what endangers the letters."""
 
-    # Live workers and the queues that they consume
-    workers: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    # Source queues, and their limits, by dead-letter queue
-    sources: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    workers: Sequence[WorkerInfo] = ()  # The live ones
+    # By dead-letter queue: the live workers that consume a source of it, and the limits there
+    consumers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     policies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # Drift, unknown queues, open circuit breakers, and what endangers the letters
     problems: tuple[str, ...]
@@ -57,7 +56,7 @@ class Fleet:
         """Ask the store."""
         report = dlq.policies()
         workers = dlq.registry.workers(with_tasks=False)
-        sources: dict[str, list[str]] = defaultdict(list)
+        sources: dict[str, set[str]] = defaultdict(set)
         policies: dict[str, Mapping[str, Any]] = {}
         for view in report.views:
             if view.task is None:
@@ -67,25 +66,23 @@ class Fleet:
                     if key in _SHOWN_KEYS and value["value"] is not None
                 }
                 for name in view.dead_letter_queues:
-                    sources[name].append(view.queue)
+                    sources[name].add(view.queue)
                     policies.setdefault(name, limits)
         held = (one.shown(dlq.redaction) for one in dlq.assembly.held().all())
         problems = [one.problem for one in held if one.problem]
         memory = dlq.memory()
         problems += [*report.warnings, *([] if memory is None else dlq.warnings(memory))]
         return cls(
-            workers={info.hostname: frozenset(info.queues) for info in workers},
-            sources=sources,
+            workers=workers,
+            consumers={
+                name: sorted(one.hostname for one in workers if found & set(one.queues))
+                for name, found in sources.items()
+            },
             policies=policies,
             problems=tuple(problems),
             memory=memory,
             guarded=bool(report.views),
         )
-
-    def consumers(self, dead_letter_queue: str) -> list[str]:
-        """The live workers that consume a source of a dead-letter queue."""
-        sources = set(self.sources.get(dead_letter_queue, ()))
-        return sorted(name for name, queues in self.workers.items() if sources & queues)
 
 
 class _Kept(Generic[_Value]):

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-import redis
 from redis.exceptions import NoScriptError, RedisClusterException, ResponseError
 
 from celery_dlq.errors import StoreUnavailable
@@ -193,10 +192,9 @@ class RedriveCall:
 
     def states(self) -> list[ClaimState] | None:
         """Wait for the reply. If it is lost, make the call again: it does nothing twice."""
-        reply = self._reply()
         try:
-            if reply is None:
-                reply = self._again()
+            # The client makes it once more if this reply is lost, too.
+            reply: bytes = self._reply() or self.client.eval(self.script.text, *self.call)
         except StoreUnavailable as exc:
             if not isinstance(exc.__cause__, (ResponseError, RedisClusterException)):
                 raise
@@ -217,19 +215,6 @@ class RedriveCall:
                     ahead.close()
                 else:
                     self.idle.append(ahead)
-        return reply
-
-    def _again(self) -> bytes:
-        """Call the script, once more if its reply is lost: redis-py before 6 does not."""
-        try:
-            return self._evaluated()
-        except StoreUnavailable as exc:
-            if not isinstance(exc.__cause__, (redis.ConnectionError, redis.TimeoutError)):
-                raise
-            return self._evaluated()
-
-    def _evaluated(self) -> bytes:
-        reply: bytes = self.client.eval(self.script.text, *self.call)
         return reply
 
 

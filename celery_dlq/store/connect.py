@@ -75,11 +75,13 @@ def connect(
         return LazyCluster(found, str(address), check)
     if keys is not None:
         found = [{**one, "redis_connect_func": partial(_check_connection, keys)} for one in found]
-    retry = Retry(NoBackoff(), retries)
+    # Before version 6, redis-py retries only what is named.
+    errors = [redis.ConnectionError, redis.TimeoutError]
+    retry: dict[str, Any] = {"retry": Retry(NoBackoff(), retries), "retry_on_error": errors}
     if address.kind is Kind.SENTINELS:
-        client = _through_sentinels(address, [{**one, "retry": retry} for one in found])
+        client = _through_sentinels(address, [{**one, **retry} for one in found])
     else:
-        client = _Client.from_pool(redis.ConnectionPool(retry=retry, **_of_servers(found)))
+        client = _Client.from_pool(redis.ConnectionPool(**retry, **_of_servers(found)))
     client.place = str(address)
     return client
 

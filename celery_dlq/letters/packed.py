@@ -43,6 +43,7 @@ import zlib
 from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from celery_dlq.errors import CorruptLetter
@@ -54,12 +55,13 @@ INLINE, COMPRESSED = b"+", b"-"
 SEPARATOR = b"\x1e"
 """The byte between joined values."""
 
-# A field's index in the record gives its letter in the head.
-_CODES = {name: chr(ord("@") + number) for number, name in enumerate(record_fields())}
+# A field's index in the record gives its letter in the head. Later fields of the record stay plain,
+# so that older releases find them.
+_FIELDS = dict(islice(record_fields().items(), 43))
+_CODES = {name: chr(ord("@") + number) for number, name in enumerate(_FIELDS)}
 _NAMES = {code: name.encode() for name, code in _CODES.items()}
 _OTHER = "?"
 
-_FIELDS = record_fields()
 _INLINE = frozenset(name for name, one in _FIELDS.items() if not one.use & Use.PLAIN)
 _MESSAGE = tuple(name for name, one in _FIELDS.items() if one.use & Use.MESSAGE)
 _FOR_PEOPLE = frozenset(name for name, one in _FIELDS.items() if one.use & Use.COMPRESSED)

@@ -385,7 +385,6 @@ class DeadLetter:
     native_death: str | None = _json(
         "What the broker said of it, when the letter was adopted.", COMPRESSED
     )
-    # A new field comes here and is PLAIN: packing numbers the fields, and older releases read them.
     extra: Mapping[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

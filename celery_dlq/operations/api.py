@@ -16,7 +16,7 @@ from celery_dlq.errors import DLQError
 from celery_dlq.events import Action
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
-from celery_dlq.operations.edit import Edit, arguments, edited_by
+from celery_dlq.operations.edit import Edit, arguments
 from celery_dlq.operations.job import REDRIVES, Job, JobOptions, JobRun
 from celery_dlq.operations.jobs import Jobs, Kind
 from celery_dlq.operations.reading import Reading, split
@@ -30,7 +30,7 @@ from celery_dlq.operations.redrive.checks import (
 from celery_dlq.operations.redrive.message import Outgoing, RedriveKeys, RedriveOptions, outgoing
 from celery_dlq.operations.redrive.redrive import redrive
 from celery_dlq.operations.redrive.select import Progress, RawEntry, select
-from celery_dlq.operations.redrive.work import RedriveReport
+from celery_dlq.operations.redrive.work import RedriveReport, edited_by
 from celery_dlq.operations.release import release
 from celery_dlq.operations.removal import DiscardOptions, discard
 from celery_dlq.policies.checks import check_names

@@ -8,19 +8,15 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery_dlq.errors import DLQError, RedriveError
-from celery_dlq.events import whoami
 from celery_dlq.letters.conditions import Path, path_of
 from celery_dlq.letters.headers import EDITED_HEADER
 from celery_dlq.letters.printable import shortened
 from celery_dlq.letters.record import iso
 from celery_dlq.letters.redaction import NO_REDACTION, Redaction
 from celery_dlq.operations.redrive.message import Outgoing
-
-if TYPE_CHECKING:
-    from celery_dlq.operations.jobs import Jobs
 
 __all__ = ["Edit"]
 
@@ -137,12 +133,6 @@ def edited(
             raise RedriveError(str(exc)) from exc
 
     return apply
-
-
-def edited_by(jobs: Jobs, edit: Edit, actor: str = "") -> Callable[[Outgoing], Outgoing]:
-    """A function that applies an edit; values that people cannot see stay as they are."""
-    redaction = jobs.settings.redaction
-    return edited(edit, actor=actor or whoami(), now=jobs.clock(), redaction=redaction)
 
 
 def _apply(

@@ -24,7 +24,6 @@ from celery_dlq.store.records import ClaimState
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from celery_dlq.operations.edit import Edit
     from celery_dlq.store.jobs import JobStore
 
 logger = get_logger("celery_dlq")
@@ -200,14 +199,14 @@ class JobRun:
         where: LetterFilter,
         options: Any,
         *,
-        change: Edit | None = None,
+        change: Any = None,
         begun: bool = False,
         listed: bool = True,
     ) -> None:
         self.job = job
         self.where = where
         self.options = options  # the `JobOptions` of its kind
-        self.change = change  # of an edit
+        self.change = change  # the `Edit` of an edit
         self.stopping: Callable[[], bool] = lambda: False
         self._store = store
         self._listed = listed  # the store never has one that is not

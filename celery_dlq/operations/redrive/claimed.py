@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING
 
 from celery_dlq.operations.redrive.publisher import Sent
 from celery_dlq.operations.redrive.select import MAX_BATCH_BYTES
+from celery_dlq.operations.redrive.work import TAKEN, Work
 from celery_dlq.store.records import ClaimState
 
 if TYPE_CHECKING:
     from celery_dlq.operations.redrive.message import Prepared
     from celery_dlq.operations.redrive.publisher import Publisher
     from celery_dlq.operations.redrive.select import RawEntry
-    from celery_dlq.operations.redrive.work import Work
 
 LEASE_SECONDS = 60.0
-TAKEN = (ClaimState.CLAIMED, ClaimState.RECLAIMED)
 
 
 class Claims(Sent):

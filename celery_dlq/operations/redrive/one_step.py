@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.letters.headers import CONTENT_TYPE_OF_ENTRY
 from celery_dlq.operations.job import CancelledError
-from celery_dlq.operations.redrive.claimed import TAKEN, Claimed
+from celery_dlq.operations.redrive.claimed import Claimed
 from celery_dlq.operations.redrive.publisher import Publisher, not_published
+from celery_dlq.operations.redrive.work import TAKEN, Work
 from celery_dlq.store.claims import RedriveCall
 from celery_dlq.store.records import ClaimState, QueueEntry
 from celery_dlq.transport.redis.entries import Envelopes
@@ -22,7 +23,6 @@ from celery_dlq.transport.redis.entries import Envelopes
 if TYPE_CHECKING:
     from celery_dlq.operations.redrive.message import Prepared
     from celery_dlq.operations.redrive.select import RawEntry
-    from celery_dlq.operations.redrive.work import Work
 
 MOST_LETTERS = 100
 """Letters in one step: Redis serves nobody else for about three milliseconds."""

@@ -11,13 +11,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import CorruptLetter, DLQError, RedriveError
-from celery_dlq.events import Redriven
+from celery_dlq.events import Redriven, whoami
 from celery_dlq.letters.headers import REPLACED_TASK_NESTING, whole_number
 from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.letters.record import Delivery, from_micros
-from celery_dlq.operations.edit import edited_by
+from celery_dlq.operations.edit import Edit, edited
 from celery_dlq.operations.redrive.checks import Holds, targets_of
-from celery_dlq.operations.redrive.claimed import TAKEN
 from celery_dlq.operations.redrive.message import Outgoing, Prepared, RedriveOptions, outgoing
 from celery_dlq.operations.redrive.select import Progress, RawEntry
 from celery_dlq.policies.policy import KeyValue
@@ -29,6 +28,9 @@ if TYPE_CHECKING:
 
     from celery_dlq.operations.job import JobRun
     from celery_dlq.operations.jobs import Jobs
+
+TAKEN = (ClaimState.CLAIMED, ClaimState.RECLAIMED)
+"""Letters that are ours."""
 
 _MAX_FAILURES_LISTED = 1000
 _MOST_FAILED = 20
@@ -275,6 +277,12 @@ class LettersWork(Work):
             if takes:
                 return takes
         raise DLQError("the policy of the queue has no auto_redrive any more, or just changed")
+
+
+def edited_by(jobs: Jobs, edit: Edit, actor: str = "") -> Callable[[Outgoing], Outgoing]:
+    """A function that applies an edit; values that people cannot see stay as they are."""
+    redaction = jobs.settings.redaction
+    return edited(edit, actor=actor or whoami(), now=jobs.clock(), redaction=redaction)
 
 
 def _deliveries(found: RawEntry) -> tuple[int, int]:

@@ -21,11 +21,12 @@ FORMAT = 1
 class AppKey:
     """A key that an app has once; called without arguments. The text begins with its type."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, name: str = "") -> None:
         self.__doc__ = text
+        self.name = name
 
     def __set_name__(self, _owner: object, name: str) -> None:
-        self.name = name
+        self.name = self.name or name
 
     def __get__(self, keys: Keys, _owner: object = None) -> Callable[..., str]:
         return partial(keys.app, self.name)
@@ -51,7 +52,7 @@ class Keys:
         "STRING: the format of all these keys; written when a worker starts. Without one: 1."
     )
     nodes = AppKey("ZSET: all workers by their last heartbeat.")
-    worker_infos = AppKey("HASH: worker to its info, as JSON.")
+    worker_infos = AppKey("HASH: worker to its info, as JSON.", "workers")
     tasks = AppKey("HASH: worker to the names of its tasks, as JSON; may be large.")
     instructions = AppKey(
         "HASH: ``kind:id`` to a hold, demand or override, as JSON; and ``revision``; bounded."

@@ -1,5 +1,5 @@
--- Part of dead_letter.lua and placed.lua: count a letter in the minute of its arrival, by reason.
--- KEYS: 2 arrivals, as in those scripts
+-- Part of dead_letter.lua: count a letter in the minute of its arrival, by reason.
+-- KEYS: 2 arrivals, as in that script
 local ARRIVALS_EXPIRE_MILLIS = 3720000  -- an hour and two minutes
 local function count_arrival(minute, reason)
   local place = minute % 60 .. ':' .. reason

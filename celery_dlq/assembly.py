@@ -19,14 +19,14 @@ from celery_dlq import signals
 from celery_dlq.config import Settings, check_broker_url, visibility_timeout
 from celery_dlq.errors import SettingsError
 from celery_dlq.events import Events
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.redaction import Redaction
-from celery_dlq.logs import get_logger
-from celery_dlq.metrics import Measuring
 from celery_dlq.policies.delivery_limits import LowLimit, default_limit, low_limits
 from celery_dlq.policies.policy import task_policies
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.registry import features
+from celery_dlq.store.metrics import Measuring
 from celery_dlq.store.records import Clock
 from celery_dlq.transport import default_delay
 

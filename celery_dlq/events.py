@@ -17,9 +17,8 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
-from celery_dlq.letters.printable import one_line, shortened
+from celery_dlq.letters.printable import get_logger, one_line, shortened
 from celery_dlq.letters.record import DeadLetter, Recorded, check_aware
-from celery_dlq.logs import get_logger
 
 __all__ = [
     "Action",

@@ -8,13 +8,13 @@ from uuid import uuid4
 from builders import an_app
 
 from celery_dlq.events import Events
-from celery_dlq.metrics import Measuring
 from celery_dlq.operations.api import KINDS
 from celery_dlq.operations.jobs import Jobs
 from celery_dlq.plugin import utc_now
 from celery_dlq.store.counter import DeliveryCounter
+from celery_dlq.store.embedded import embedded
+from celery_dlq.store.metrics import Measuring
 from celery_dlq.store.store import Store
-from celery_dlq.testing.server import embedded
 
 
 def fresh_conf() -> dict[str, Any]:

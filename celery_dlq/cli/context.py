@@ -10,11 +10,11 @@ from typing import Any
 import click
 from rich.console import Console
 
+from celery_dlq import DeadLetters
 from celery_dlq.cli.options import letter_filter
 from celery_dlq.cli.table import letters_text, say
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import json_text, one_line
-from celery_dlq.plugin import DeadLetters
 
 
 def dead_letters_of(ctx: click.Context) -> DeadLetters:

@@ -26,10 +26,10 @@ from celery_dlq.letters.printable import json_text
 from celery_dlq.operations.jobs import check_start
 
 if TYPE_CHECKING:
+    from celery_dlq import DeadLetters
     from celery_dlq.letters.filters import LetterFilter
     from celery_dlq.operations.job import Job, JobRun
     from celery_dlq.operations.redrive.checks import DryRun
-    from celery_dlq.plugin import DeadLetters
 
 
 HELD = (

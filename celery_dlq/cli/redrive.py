@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from celery_dlq import DeadLetters
 from celery_dlq.cli.jobs import HELD, Work, show_in_the_way, unfinished
 from celery_dlq.cli.options import DURATION, RATE, StartAt, changes_letters, options
 from celery_dlq.cli.table import letters_text, line, say, table, unreadable_text
@@ -19,7 +20,6 @@ from celery_dlq.letters.conditions import assignment
 from celery_dlq.letters.printable import json_text
 from celery_dlq.operations.edit import Edit
 from celery_dlq.operations.redrive.message import RedriveOptions
-from celery_dlq.plugin import DeadLetters
 
 if TYPE_CHECKING:
     from celery_dlq.operations.redrive.checks import Check, DryRun

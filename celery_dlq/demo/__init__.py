@@ -24,7 +24,7 @@ from rich.rule import Rule
 
 from celery_dlq.cli.table import say
 from celery_dlq.errors import DemoError, DLQError, MissingExtra
-from celery_dlq.testing.server import child, redis_server
+from celery_dlq.store.embedded import child, redis_server
 
 _APP = "celery_dlq.demo.shop"
 _WAIT_SECONDS = 60.0

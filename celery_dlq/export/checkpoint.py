@@ -42,8 +42,8 @@ from celery_dlq.errors import ExportError, StoreUnavailable
 from celery_dlq.export import partition
 from celery_dlq.export.destination import NOTES, Destination
 from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.letters.printable import get_logger, readable
 from celery_dlq.letters.record import from_micros, iso, to_micros
-from celery_dlq.logs import get_logger, readable
 from celery_dlq.store.records import ordered
 
 if TYPE_CHECKING:

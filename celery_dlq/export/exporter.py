@@ -26,9 +26,9 @@ from celery_dlq.export.checkpoint import Checkpoint, ExportLeases
 from celery_dlq.export.destination import Destination
 from celery_dlq.export.roll import Roll, earlier_ids, trim
 from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import from_micros, letter_from, to_micros
 from celery_dlq.letters.redaction import Redaction
-from celery_dlq.logs import get_logger
 from celery_dlq.store.records import ordered, position_at
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from uuid import uuid4
 
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import Recorded
 from celery_dlq.letters.redaction import Redaction
-from celery_dlq.logs import get_logger
 from celery_dlq.operations.redrive.select import Progress, RawEntry, select
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import ClaimState

@@ -26,9 +26,8 @@ from celery_dlq.config import Settings
 from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
 from celery_dlq.events import Action, Change, Events, on_behalf_of, whoami
 from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.letters.printable import get_logger, readable
 from celery_dlq.letters.record import from_micros, iso
-from celery_dlq.logs import get_logger, readable
-from celery_dlq.metrics import Measuring
 from celery_dlq.operations.edit import Edit
 from celery_dlq.operations.instructions import Audit
 from celery_dlq.operations.job import (
@@ -50,6 +49,7 @@ from celery_dlq.operations.job import (
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.redrive.publisher import broker_name
 from celery_dlq.operations.redrive.select import Progress, died_again
+from celery_dlq.store.metrics import Measuring
 from celery_dlq.store.records import Clock, position_at
 from celery_dlq.store.store import Store
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from celery_dlq.errors import CorruptLetter, DLQError, NotFound, StoreUnavailable
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import DeadLetter, from_micros
 from celery_dlq.letters.redaction import NO_REDACTION, Redaction
-from celery_dlq.logs import get_logger
 from celery_dlq.operations.edit import arguments
 from celery_dlq.operations.paging import LetterCount, LetterPage, Search
 from celery_dlq.operations.redrive.select import Progress, RawEntry, select

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import CorruptLetter, DLQError, NotFound, StoreUnavailable
 from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import iso
 from celery_dlq.letters.redaction import Redaction
-from celery_dlq.logs import get_logger
 from celery_dlq.operations.job import FAILED, INTERRUPTED, WAITING, CancelledError, Job, JobRun
 from celery_dlq.operations.redrive.message import Outgoing, RedriveOptions, released
 from celery_dlq.operations.redrive.publisher import broker_name

@@ -21,9 +21,8 @@ from uuid import uuid4
 
 from celery_dlq.config import Settings
 from celery_dlq.events import Action, Change, Events, on_behalf_of
-from celery_dlq.letters.printable import url_without_secrets
+from celery_dlq.letters.printable import get_logger, url_without_secrets
 from celery_dlq.letters.record import iso
-from celery_dlq.logs import get_logger
 from celery_dlq.operations.instructions import Audit
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable

@@ -9,8 +9,8 @@ from typing import Any
 
 from celery_dlq import registry
 from celery_dlq.errors import SettingsError
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import iso
-from celery_dlq.logs import get_logger
 from celery_dlq.policies.checks import is_off, suggestion
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable, of_whole_queues

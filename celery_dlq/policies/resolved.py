@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from celery_dlq.logs import get_logger
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.policies.overrides import applied
 from celery_dlq.policies.policy import Policy, policy_of
 from celery_dlq.policies.queue_names import QueueNames

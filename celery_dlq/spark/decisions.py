@@ -16,7 +16,7 @@ from typing import Any
 from pyspark.sql.datasource import DataSourceWriter, WriterCommitMessage
 
 from celery_dlq.errors import DLQError, RedriveError, SettingsError
-from celery_dlq.logs import get_logger
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.policies.checks import suggestion
 from celery_dlq.spark.options import WriteOptions
 

@@ -17,8 +17,8 @@ from uuid import uuid4
 from redis.exceptions import NoScriptError, RedisClusterException, ResponseError
 
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import Delivery, to_micros
-from celery_dlq.logs import get_logger
 from celery_dlq.store.connect import LazyCluster
 from celery_dlq.store.keys import Keys, compact, spelled
 from celery_dlq.store.part import Part
@@ -163,7 +163,7 @@ class Claims(Part):
     def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
         """Write the count with an ended last delivery, which must not look vanished."""
         run = self._keys.run(key)
-        pipe = self._client.pipeline(transaction=False)
+        pipe = self._client.pipeline(transaction=True)  # never a hash that does not expire
         pipe.execute_command("HSET", run, *_flat(key, deliveries, last))
         pipe.pexpire(run, self._ttl_millis)
         pipe.execute()

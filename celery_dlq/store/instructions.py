@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 from uuid import uuid4
 
+from celery_dlq.letters.printable import readable
 from celery_dlq.letters.record import EPOCH, Recorded
-from celery_dlq.logs import readable
 from celery_dlq.store.keys import Keys, compact, spelled
 from celery_dlq.store.part import Part
 

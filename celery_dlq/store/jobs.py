@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from celery_dlq.letters.printable import readable
 from celery_dlq.letters.record import to_micros
-from celery_dlq.logs import readable
 from celery_dlq.store.keys import compact, spelled
 from celery_dlq.store.part import Part
 

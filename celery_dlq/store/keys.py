@@ -104,7 +104,8 @@ class Keys:
     )
     samples = QueueKey("STREAM: a sample of the messages that succeeded; bounded; expires.")
     leases = QueueKey(
-        "HASH: target of an export, or another right, to ``owner|lease end|state``; expires."
+        "HASH: target of an export, or another right, to ``owner|lease end|state``; expires.",
+        "export_leases",
     )
     outbox = QueueKey(
         "ZSET: entries for a dead-letter exchange, as JSON, by the time of the next attempt."

@@ -11,8 +11,8 @@ from uuid import uuid4
 
 from celery_dlq.errors import CorruptLetter, StoreUnavailable
 from celery_dlq.letters.packed import packed
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import DeadLetter, end_of, letter_from, to_micros
-from celery_dlq.logs import get_logger
 from celery_dlq.store.claims import Claims
 from celery_dlq.store.keys import Keys, spelled
 from celery_dlq.store.lease import Lease

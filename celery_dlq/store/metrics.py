@@ -1,14 +1,282 @@
-"""Metrics in Redis: all processes add their counts to one hash."""
+"""The names, kinds and labels of all metrics, and the counts of one process.
+
+A process counts in memory and regularly adds its counts to those of the app in the store,
+where one exporter reads them for all workers. A process that is killed loses the counts of its
+last seconds. Numbers of letters are read from the dead-letter queues and are always exact.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
 
-from celery_dlq.logs import get_logger
-from celery_dlq.metrics import OTHER, Measured, Series, WorkerGauges
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.store.keys import compact
 from celery_dlq.store.part import Part
+
+NAMESPACE = "celery_dlq"
+OTHER = "(other)"
+"""Replaces names of tasks beyond `MAX_TASKS`, and all labels of series beyond `MAX_SERIES`."""
+
+SUCCEEDED = "succeeded"
+"""Outcome of a delivery that did not fail; the other outcomes are those of `Outcome`."""
+
+MAX_TASKS = 200
+"""A process counts this many tasks by their names, the others as one."""
+
+MAX_SERIES = 2_000
+"""A process counts this many series; more only exist where names are made up at run time."""
+
+
+class Measure(str, Enum):
+    """The type of a Prometheus metric."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric.
+
+    Attributes:
+        name: Full name in Prometheus.
+        measure: Counter or gauge.
+        labels: Names of its labels; ``task`` comes last.
+        help: Its meaning.
+    """
+
+    name: str
+    measure: Measure
+    labels: tuple[str, ...]
+    help: str
+
+
+def _counter(name: str, labels: str, text: str) -> Metric:
+    return Metric(f"{NAMESPACE}_{name}_total", Measure.COUNTER, tuple(labels.split()), text)
+
+
+def _gauge(name: str, labels: str, text: str) -> Metric:
+    return Metric(f"{NAMESPACE}_{name}", Measure.GAUGE, tuple(labels.split()), text)
+
+
+DELIVERIES = _counter(
+    "deliveries", "queue outcome task", "Deliveries that ended, by their outcome."
+)
+DUPLICATES = _counter(
+    "duplicate_deliveries",
+    "queue",
+    "Deliveries of messages that still ran elsewhere, or whose letter was stored before.",
+)
+UNCOUNTED = _counter(
+    "uncounted_deliveries", "queue", "Deliveries that ran although the store could not count them."
+)
+DEAD_LETTERS = _counter(
+    "dead_letters", "queue dead_letter_queue reason task", "Letters that workers stored."
+)
+DIED_AGAIN = _counter(
+    "died_again", "queue dead_letter_queue task", "Letters of messages that were redriven before."
+)
+REGRESSED = _counter(
+    "regressed_groups",
+    "queue dead_letter_queue task",
+    "Groups of letters that were resolved, and died again.",
+)
+REDRIVES_USED_UP = _counter(
+    "redrives_used_up",
+    "queue dead_letter_queue",
+    "Letters of messages that auto_redrive redrives no more.",
+)
+REDRIVEN = _counter("redriven", "dead_letter_queue", "Letters whose message was published again.")
+HELD_MESSAGES = _counter("held_messages", "queue", "Messages that workers held.")
+CIRCUITS = _counter(
+    "circuit_changes", "task queue state", "Times a circuit breaker opened or closed."
+)
+RESTORED = _counter(
+    "restored_messages", "", "Messages of workers that died, returned to their queues by a lease."
+)
+LOST_LEASES = _counter(
+    "lost_leases", "", "Messages that others took from a worker that stood still or was cut off."
+)
+STORE_ERRORS = _counter(
+    "store_errors", "operation", "Times the store did not answer or refused to write."
+)
+INTERNAL_ERRORS = _counter(
+    "internal_errors", "operation", "Errors of the plugin itself; each is in the log."
+)
+
+UP = _gauge("up", "", "Whether the store answered this scrape: 1, or 0.")
+WORKERS = _gauge("workers", "", "Workers that reported in the last half minute.")
+LETTERS = _gauge("letters", "dead_letter_queue reason", "Letters there are now.")
+LENGTH = _gauge("queue_length", "dead_letter_queue", "Length of the dead-letter queue.")
+OLDEST = _gauge(
+    "oldest_letter_age_seconds", "dead_letter_queue", "Age of the oldest letter there is."
+)
+BYTES = _gauge("letter_bytes", "dead_letter_queue", "Memory of the letters in Redis, estimated.")
+HELD = _gauge("held", "hold task", "Messages that wait in the queue of a hold.")
+CIRCUIT = _gauge(
+    "circuit_open",
+    "task queue",
+    "Circuit breakers: 1 open, 0.5 closed and still releasing; the others are left out.",
+)
+MEMORY = _gauge("memory_used_ratio", "", "Share of the maxmemory of Redis that is in use.")
+SPOOL = _gauge(
+    "spool_letters", "worker", "Letters on the worker's disk: the store was down or had no room."
+)
+WAITING = _gauge(
+    "waiting_letters",
+    "worker",
+    "Letters in the worker's memory; their messages are unacknowledged.",
+)
+
+COUNTERS = (
+    DELIVERIES,
+    DUPLICATES,
+    UNCOUNTED,
+    DEAD_LETTERS,
+    DIED_AGAIN,
+    REDRIVES_USED_UP,
+    REGRESSED,
+    REDRIVEN,
+    HELD_MESSAGES,
+    CIRCUITS,
+    RESTORED,
+    LOST_LEASES,
+    STORE_ERRORS,
+    INTERNAL_ERRORS,
+)
+GAUGES = (UP, WORKERS, LETTERS, LENGTH, OLDEST, BYTES, HELD, CIRCUIT, MEMORY, SPOOL, WAITING)
+METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*COUNTERS, *GAUGES)}
+
+Series = tuple[str, ...]
+"""The name of a counter and the values of its labels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerGauges:
+    """Gauges that a worker reports with its counts.
+
+    Attributes:
+        worker: Its node name.
+        spool: Letters in its spool.
+        waiting: Letters in its memory.
+    """
+
+    worker: str
+    spool: int = 0
+    waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The counts of all processes of an app, and the gauges of its live workers."""
+
+    counts: Mapping[Series, int] = field(default_factory=dict)
+    workers: tuple[WorkerGauges, ...] = ()
+
+
+Add = Callable[[Mapping[Series, int], WorkerGauges | None], bool]
+"""Adds counts to those of the app, see `celery_dlq.store.metrics`; False if they are to be kept."""
+
+
+class Counts:
+    """The counts of one process, kept in memory until they are flushed."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Series, int] = {}
+        self._tasks: set[str] = set()
+        self._lock = threading.Lock()  # pools of threads end tasks in several
+
+    def count(self, metric: Metric, *labels: str, by: int = 1) -> None:
+        """Count something that happened."""
+        series = (metric.name, *labels)
+        with self._lock:
+            if series not in self._counts:
+                series = self._bounded(metric, series)
+            self._counts[series] = self._counts.get(series, 0) + by
+
+    def _bounded(self, metric: Metric, series: Series) -> Series:
+        """Return a series that is new, or another if there are too many."""
+        if metric.labels[-1:] == ("task",):
+            if series[-1] not in self._tasks and len(self._tasks) >= MAX_TASKS:
+                series = (*series[:-1], OTHER)
+            else:
+                self._tasks.add(series[-1])
+        if series not in self._counts and len(self._counts) >= MAX_SERIES:
+            return (metric.name, *(OTHER for _ in metric.labels))
+        return series
+
+    def flush(self, add: Add, gauges: WorkerGauges | None = None) -> None:
+        """Add all counts to those in the store; keep them for the next flush if that fails."""
+        with self._lock:
+            counts, self._counts = self._counts, {}
+        if (counts or gauges) and not add(counts, gauges):
+            self._put_back(counts)
+
+    def _put_back(self, counts: Mapping[Series, int]) -> None:
+        for (name, *labels), number in counts.items():
+            self.count(METRICS[name], *labels, by=number)
+
+    @property
+    def empty(self) -> bool:
+        """True if nothing waits to be flushed."""
+        return not self._counts
+
+
+logger = get_logger("celery_dlq.worker")
+
+FLUSH_SECONDS = 5.0
+"""A process that is killed loses the counts of at most so long."""
+
+
+class Measuring:
+    """Counts, and adds them to those of the app once every few seconds.
+
+    Args:
+        add: Gives what adds to the store, when there is something to add.
+        clock: Monotonic seconds.
+
+    Attributes:
+        counts: Where is counted.
+        gauges: What a worker says of itself with its counts; ``None`` where there is no worker.
+    """
+
+    def __init__(self, add: Callable[[], Add], clock: Callable[[], float] = time.monotonic) -> None:
+        self.counts = Counts()
+        self.gauges: Callable[[], WorkerGauges] | None = None
+        self._add = add
+        self._clock = clock
+        self._flushed_at = clock()
+        self._lock = threading.RLock()
+
+    def redriven(self, dead_letter_queue: str, letters: int) -> None:
+        """Count letters whose messages were published again."""
+        self.counts.count(REDRIVEN, dead_letter_queue, by=letters)
+        self.tick()
+
+    def tick(self) -> None:
+        """Add up, if it is time."""
+        if self._clock() - self._flushed_at >= FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Add up now; without gauges only if something was counted."""
+        with self._lock:
+            self._flushed_at = self._clock()
+            if self.gauges is not None or not self.counts.empty:
+                self.counts.flush(self._add(), self.gauges() if self.gauges else None)
+
+    def close(self) -> None:
+        """Add up for the last time; never raises."""
+        try:
+            self.flush()
+        except Exception:
+            logger.exception("The last metrics of this process are not written")
+
 
 logger = get_logger("celery_dlq.store")
 
@@ -37,11 +305,11 @@ class MetricsStore(Part):
         counts, gauges = pipe.execute()
         now, _ = self._client.time()
         found = {}
-        for field, count in counts.items():
+        for series, count in counts.items():
             try:
-                found[tuple(map(str, json.loads(field)))] = int(count)
+                found[tuple(map(str, json.loads(series)))] = int(count)
             except (ValueError, TypeError):  # for example from a later version
-                logger.debug("Skipped the count %r, which cannot be read", field)
+                logger.debug("Skipped the count %r, which cannot be read", series)
         workers = (
             _gauges(name.decode("utf-8", "backslashreplace"), text, now)
             for name, text in sorted(gauges.items())

@@ -8,8 +8,8 @@ from datetime import datetime
 from functools import partial
 from urllib.parse import unquote
 
+from celery_dlq.letters.printable import readable
 from celery_dlq.letters.record import Recorded, check_aware, from_micros, to_micros
-from celery_dlq.logs import readable
 from celery_dlq.store.keys import spelled
 from celery_dlq.store.overviews import release_text, text_of
 from celery_dlq.store.part import Part

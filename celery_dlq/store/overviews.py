@@ -13,8 +13,8 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.letters.printable import readable
 from celery_dlq.letters.record import Reason, from_micros, to_micros
-from celery_dlq.logs import readable
 from celery_dlq.store.connect import is_refusal
 from celery_dlq.store.keys import spelled
 from celery_dlq.store.part import Part, of_each

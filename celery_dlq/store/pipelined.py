@@ -24,8 +24,7 @@ from redis.exceptions import (
 from redis.sentinel import SentinelConnectionPool
 
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.letters.printable import error_without_secrets, url_without_secrets
-from celery_dlq.logs import get_logger
+from celery_dlq.letters.printable import error_without_secrets, get_logger, url_without_secrets
 from celery_dlq.store.connect import new_connection, translated, unavailable
 from celery_dlq.store.scripts import Script
 

@@ -8,8 +8,8 @@ from functools import partial
 from itertools import zip_longest
 
 from celery_dlq.events import Change
+from celery_dlq.letters.printable import readable
 from celery_dlq.letters.record import to_micros
-from celery_dlq.logs import readable
 from celery_dlq.store.keys import compact
 from celery_dlq.store.part import Part
 from celery_dlq.store.records import HeartbeatReply, WorkerInfo

@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from celery_dlq.testing.server import embedded
+    from celery_dlq.store.embedded import embedded
     from celery_dlq.testing.watched import WatchedLetters
 
 __all__ = ["WatchedLetters", "embedded"]

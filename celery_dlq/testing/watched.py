@@ -20,10 +20,10 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import DeadLetter, Reason, field_kinds
 from celery_dlq.plugin import ATTRIBUTE, DeadLetters
 from celery_dlq.policies.checks import suggestion
+from celery_dlq.store.embedded import embedded
 from celery_dlq.store.letters import Letters
 from celery_dlq.testing.eager import EagerGuards, itself
 from celery_dlq.testing.ledger import Ledger
-from celery_dlq.testing.server import embedded
 
 TIMEOUT_SECONDS = 5.0
 _PAUSE_SECONDS = 0.01

@@ -28,7 +28,7 @@ from amqp.spec import Basic  # type: ignore[import-untyped]
 from amqp.transport import TCPTransport  # type: ignore[import-untyped]
 
 from celery_dlq.errors import BrokerUnavailable, RedriveError
-from celery_dlq.logs import get_logger
+from celery_dlq.letters.printable import get_logger
 
 logger = get_logger("celery_dlq")
 

@@ -22,7 +22,7 @@ from celery.app.routes import MapRoute
 
 from celery_dlq.config import Settings
 from celery_dlq.letters.headers import DELAY_HEADER, DELAY_SOURCE_HEADER
-from celery_dlq.logs import get_logger
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.policies.policy import DefaultDelay, Policy, policy_of, task_policies
 from celery_dlq.policies.queue_names import QueueNames
 from celery_dlq.policies.table import PolicyTable

@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from celery_dlq.logs import get_logger
-from celery_dlq.metrics import Counts, Metric
+from celery_dlq.letters.printable import get_logger
+from celery_dlq.store.metrics import Counts, Metric
 
 logger = get_logger("celery_dlq.transport")
 

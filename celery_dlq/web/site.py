@@ -21,8 +21,7 @@ from celery_dlq.errors import (
     StoreUnavailable,
 )
 from celery_dlq.events import acting_as
-from celery_dlq.letters.printable import one_line
-from celery_dlq.logs import get_logger
+from celery_dlq.letters.printable import get_logger, one_line
 from celery_dlq.registry import features
 from celery_dlq.web.http import NOBODY, Call, Page, Permission, RequestError, Route, get, post
 from celery_dlq.web.pages import changes, letters, policies, queues

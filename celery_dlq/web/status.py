@@ -16,9 +16,8 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from celery_dlq.errors import DLQError, StoreUnavailable
-from celery_dlq.letters.printable import printable
+from celery_dlq.letters.printable import get_logger, printable
 from celery_dlq.letters.record import iso
-from celery_dlq.logs import get_logger
 
 if TYPE_CHECKING:
     from celery_dlq import DeadLetters

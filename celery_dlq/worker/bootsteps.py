@@ -13,8 +13,7 @@ from celery.worker import state
 
 from celery_dlq.errors import DLQError
 from celery_dlq.events import DeadLettered, Event
-from celery_dlq.letters.printable import shortened
-from celery_dlq.logs import get_logger
+from celery_dlq.letters.printable import get_logger, shortened
 from celery_dlq.transport.amqp import read_ahead
 from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, read_on, starts_here
 from celery_dlq.worker.dropped import read_leniently, watch

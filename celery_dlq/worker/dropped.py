@@ -20,14 +20,14 @@ from amqp.spec import Basic  # type: ignore[import-untyped]
 from celery.utils.log import get_logger
 from kombu.exceptions import ContentDisallowed
 
-from celery_dlq import logs
+from celery_dlq.letters import printable
 from celery_dlq.letters.record import Reason
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.shutdown_signals import is_stopping
 from celery_dlq.writing.failure import dropped_failure
 from celery_dlq.writing.lifecycle import HANDLING, DeliveryState, is_held
 
-logger = logs.get_logger("celery_dlq.worker")
+logger = printable.get_logger("celery_dlq.worker")
 
 UNREADABLE_HEADERS = "dlq_unreadable_headers"
 """Header that stands for headers which cannot be read: their bytes, in AMQP's encoding."""

@@ -35,11 +35,11 @@ from celery_dlq.letters.headers import (
     REPLACED_TASK_NESTING,
     whole_number,
 )
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import Delivery, Outcome, Reason
-from celery_dlq.logs import get_logger
-from celery_dlq.metrics import DELIVERIES, INTERNAL_ERRORS, SUCCEEDED
 from celery_dlq.policies.decisions import Die, Run, Verdict, decide_drop, decide_end
 from celery_dlq.policies.resolved import ResolvedPolicy
+from celery_dlq.store.metrics import DELIVERIES, INTERNAL_ERRORS, SUCCEEDED
 from celery_dlq.store.records import MessageKey
 from celery_dlq.worker.dispatched import AtWork
 from celery_dlq.worker.housekeeping import Housekeeping

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_dlq.errors import DLQError, StoreUnavailable
-from celery_dlq.logs import get_logger
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.operations.jobs import run_next
 
 logger = get_logger("celery_dlq.worker")

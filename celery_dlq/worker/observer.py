@@ -30,8 +30,8 @@ from celery_dlq.store.instructions import Instruction
 if TYPE_CHECKING:
     from celery_dlq.config import Settings
     from celery_dlq.events import Events
-    from celery_dlq.metrics import Counts
     from celery_dlq.policies.resolved import PolicyCache
+    from celery_dlq.store.metrics import Counts
     from celery_dlq.store.records import Clock
     from celery_dlq.store.store import Store
     from celery_dlq.worker.housekeeping import LongTask, Task

@@ -32,8 +32,8 @@ from celery.utils.imports import symbol_by_name
 from celery.worker.state import task_ready
 
 from celery_dlq.errors import MaxDeliveriesExceeded
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import Outcome, Reason
-from celery_dlq.logs import get_logger
 from celery_dlq.policies.decisions import Die, End, LateCopy, PutOff, Run, Verdict
 from celery_dlq.worker.dispatched import ENDED, drop_failed, is_closed
 from celery_dlq.worker.guard import Guard

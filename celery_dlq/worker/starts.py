@@ -17,9 +17,8 @@ from weakref import ref
 from kombu.utils.functional import LRUCache
 
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import Outcome
-from celery_dlq.logs import get_logger
-from celery_dlq.metrics import DELIVERIES, DUPLICATES, STORE_ERRORS, UNCOUNTED, Counts
 from celery_dlq.policies.decisions import (
     Run,
     Start,
@@ -30,6 +29,7 @@ from celery_dlq.policies.decisions import (
 )
 from celery_dlq.policies.policy import CrashLimit, Policy
 from celery_dlq.store.counter import DeliveryCounter
+from celery_dlq.store.metrics import DELIVERIES, DUPLICATES, STORE_ERRORS, UNCOUNTED, Counts
 from celery_dlq.store.records import Clock, Count, CountStatus, MessageKey
 from celery_dlq.writing.lifecycle import OVER, GuardedRequest, InFlight
 

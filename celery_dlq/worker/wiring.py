@@ -8,14 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import DeadLetter
-from celery_dlq.logs import get_logger
-from celery_dlq.metrics import INTERNAL_ERRORS, WorkerGauges
 from celery_dlq.operations.retention import Retention, RetentionRound
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.resolved import PolicyCache
 from celery_dlq.registry import features
 from celery_dlq.store.instructions import Instruction, Override
+from celery_dlq.store.metrics import INTERNAL_ERRORS, WorkerGauges
 from celery_dlq.worker import masked_log
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.heartbeat import Heartbeat, StartCheck, worker_info

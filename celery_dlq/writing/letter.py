@@ -8,12 +8,12 @@ from typing import Any
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.fingerprint import fingerprint
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import DeadLetter, Delivery, Outcome, Reason
-from celery_dlq.logs import get_logger
-from celery_dlq.metrics import INTERNAL_ERRORS, Counts
 from celery_dlq.policies.decisions import Die
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.store.counter import DeliveryCounter
+from celery_dlq.store.metrics import INTERNAL_ERRORS, Counts
 from celery_dlq.store.records import Clock, MessageKey
 from celery_dlq.writing.capture import Message
 from celery_dlq.writing.failure import MESSAGE_LIMIT, SENTRY_TRACE, Failure

@@ -9,9 +9,8 @@ from dataclasses import replace
 from enum import IntEnum
 
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.letters.printable import shortened
+from celery_dlq.letters.printable import get_logger, shortened
 from celery_dlq.letters.record import DeadLetter
-from celery_dlq.logs import get_logger
 from celery_dlq.store.records import ServerMemory
 
 logger = get_logger("celery_dlq.worker")

@@ -17,9 +17,10 @@ from typing import Any
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import DeadLettered, Events
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import DeadLetter, Reason
-from celery_dlq.logs import get_logger
-from celery_dlq.metrics import (
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.metrics import (
     DEAD_LETTERS,
     DIED_AGAIN,
     INTERNAL_ERRORS,
@@ -28,7 +29,6 @@ from celery_dlq.metrics import (
     STORE_ERRORS,
     Counts,
 )
-from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import MessageKey, Stored
 from celery_dlq.writing.letter import plain
 from celery_dlq.writing.lifecycle import DeliveryState, WaitsForStore, is_held

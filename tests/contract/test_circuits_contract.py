@@ -18,8 +18,8 @@ from celery_dlq.features.circuit_breaker.policy import (
     Happened,
     Succeeded,
 )
-from celery_dlq.metrics import Counts
 from celery_dlq.store.instructions import Circuit, Hold
+from celery_dlq.store.metrics import Counts
 from celery_dlq.store.store import Store
 
 TASK, QUEUE, BROKER = "shop.süß", "orders", "redis://here/0"

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 import pytest
 import redis
 
-from celery_dlq.metrics import (
+from celery_dlq.store.keys import Keys
+from celery_dlq.store.metrics import (
+    _MOST_FIELDS,
     DELIVERIES,
     DUPLICATES,
     MAX_TASKS,
@@ -16,10 +18,9 @@ from celery_dlq.metrics import (
     STORE_ERRORS,
     Counts,
     Measured,
+    MetricsStore,
     WorkerGauges,
 )
-from celery_dlq.store.keys import Keys
-from celery_dlq.store.metrics import _MOST_FIELDS, MetricsStore
 from celery_dlq.store.store import Store
 
 

@@ -13,10 +13,11 @@ from typing import Any
 import click
 
 import celery_dlq
-from celery_dlq import metrics, registry
+from celery_dlq import registry
 from celery_dlq.config import Settings
 from celery_dlq.letters import headers
 from celery_dlq.policies.policy import policy_keys
+from celery_dlq.store import metrics
 from celery_dlq.store.keys import AppKey, Keys, QueueKey
 from celery_dlq.store.records import MessageKey
 

@@ -21,7 +21,7 @@ from celery_dlq import DeadLetters
 from celery_dlq.cli.commands import dlq as commands
 from celery_dlq.events import Action
 from celery_dlq.letters.record import DeadLetter, Delivery, Outcome
-from celery_dlq.metrics import DEAD_LETTERS
+from celery_dlq.store.metrics import DEAD_LETTERS
 
 EVIL = "\x1b(2J\x9b\u202e\udc80\nforged\r\x07"
 QUEUE = f"orders{EVIL}-DLQ"

@@ -23,10 +23,10 @@ from celery_dlq.features.circuit_breaker.policy import (
 )
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import EPOCH
-from celery_dlq.metrics import CIRCUITS, Counts
 from celery_dlq.operations.job import DONE, RUNNING, WAITING
 from celery_dlq.operations.redrive.message import RedriveOptions
 from celery_dlq.store.instructions import OPEN, Hold
+from celery_dlq.store.metrics import CIRCUITS, Counts
 from celery_dlq.store.records import Stored, WorkerInfo
 from celery_dlq.store.scripts import script_text
 from celery_dlq.store.store import Store

@@ -19,10 +19,10 @@ from celery_dlq.features.auto_redrive.policy import AutoRedrive
 from celery_dlq.features.sentry import observer as sentry
 from celery_dlq.features.sentry.reports import Report, Why
 from celery_dlq.letters.record import Reason
-from celery_dlq.metrics import REDRIVES_USED_UP, Counts
 from celery_dlq.policies.overrides import checked
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
+from celery_dlq.store.metrics import REDRIVES_USED_UP, Counts
 from celery_dlq.writing.spool import Spool
 from celery_dlq.writing.writer import LetterWriter, PendingLetter
 

@@ -24,8 +24,8 @@ from guarded_worker import Pool, Worker
 
 from celery_dlq.letters.headers import REDRIVE_HEADER
 from celery_dlq.letters.record import Outcome, Reason, to_micros
-from celery_dlq.metrics import DELIVERIES, INTERNAL_ERRORS
 from celery_dlq.store.instructions import Demand
+from celery_dlq.store.metrics import DELIVERIES, INTERNAL_ERRORS
 from celery_dlq.worker.dispatched import ENDED
 from celery_dlq.writing.lifecycle import DeliveryState
 

@@ -15,8 +15,8 @@ from guarded_worker import Pool, Worker
 
 from celery_dlq import DeadLetter, Reason
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.metrics import DELIVERIES, HELD_MESSAGES, INTERNAL_ERRORS, STORE_ERRORS
 from celery_dlq.store.instructions import Hold
+from celery_dlq.store.metrics import DELIVERIES, HELD_MESSAGES, INTERNAL_ERRORS, STORE_ERRORS
 from celery_dlq.writing.lifecycle import DeliveryState
 
 

@@ -23,7 +23,7 @@ print(",".join(sorted(foreign)))
         "celery_dlq",
         "celery_dlq.letters.record, celery_dlq.policies.policy, celery_dlq.letters.filters",
         "celery_dlq.policies.decisions, celery_dlq.store.records",
-        "celery_dlq.events, celery_dlq.metrics, celery_dlq.letters.filters",
+        "celery_dlq.events, celery_dlq.store.metrics, celery_dlq.letters.filters",
         "celery_dlq.errors, celery_dlq.letters.headers",
         "celery_dlq.letters.json_codec, celery_dlq.letters.fingerprint",
     ],

@@ -14,7 +14,7 @@ from fresh import fresh_store
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Events
 from celery_dlq.letters.record import DeadLetter, Reason
-from celery_dlq.metrics import OTHER, REGRESSED, Counts
+from celery_dlq.store.metrics import OTHER, REGRESSED, Counts
 from celery_dlq.store.records import GroupState, GroupStatus, MessageKey, ServerMemory
 from celery_dlq.writing import spool
 from celery_dlq.writing.lifecycle import DeliveryState

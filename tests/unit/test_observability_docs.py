@@ -14,7 +14,7 @@ import yaml
 from celery_dlq import events
 from celery_dlq.config import Settings
 from celery_dlq.letters.record import Outcome
-from celery_dlq.metrics import METRICS, SUCCEEDED
+from celery_dlq.store.metrics import METRICS, SUCCEEDED
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/reference/events.md").read_text("utf-8")

@@ -14,8 +14,8 @@ from guarded_worker import Pool, Worker
 from celery_dlq import DeadLetters
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.record import Outcome
-from celery_dlq.metrics import INTERNAL_ERRORS
 from celery_dlq.policies.decisions import End
+from celery_dlq.store.metrics import INTERNAL_ERRORS
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.wiring import guard_of
 from celery_dlq.writing import letter as letter_module

@@ -12,8 +12,13 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
-from celery_dlq.letters.printable import error_without_secrets, json_text, one_line, printable
-from celery_dlq.logs import get_logger
+from celery_dlq.letters.printable import (
+    error_without_secrets,
+    get_logger,
+    json_text,
+    one_line,
+    printable,
+)
 
 STEERING = "\x00\x07\x08\x0b\x1b\x7f\x85\x9b\u061c\u200f\u2028\u2029\u202e\u2066\u2069\udfff\ud800"
 HARMLESS = "süß 漢字 \U0001f469\u200d\U0001f4bb \\x1b"
@@ -84,13 +89,13 @@ def test_every_logger_of_ours_is_clean() -> None:
     """None is made any other way."""
     from pathlib import Path
 
-    import celery_dlq.logs
+    import celery_dlq
 
-    package = Path(celery_dlq.logs.__file__).parent
+    package = Path(celery_dlq.__file__).parent
     others = [
         str(path)
         for path in package.rglob("*.py")
-        if path.name != "logs.py" and re.search(r"\bgetLogger\(", path.read_text("utf-8"))
+        if path.name != "printable.py" and re.search(r"\bgetLogger\(", path.read_text("utf-8"))
     ]
     assert others == []
     assert get_logger("celery_dlq").filters == get_logger("celery_dlq").filters

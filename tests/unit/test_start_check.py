@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from celery_dlq.errors import SettingsError, StoreUnavailable
-from celery_dlq.metrics import STORE_ERRORS, Counts, Series, WorkerGauges
+from celery_dlq.store.metrics import STORE_ERRORS, Counts, Series, WorkerGauges
 from celery_dlq.worker import heartbeat
 from celery_dlq.worker.heartbeat import StartCheck
 

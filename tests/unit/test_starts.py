@@ -14,11 +14,11 @@ from fresh import fresh_store
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.features.exceptions.policy import Action, ExceptionPolicy, ExceptionRule
 from celery_dlq.letters.record import Delivery, Outcome, Reason
-from celery_dlq.metrics import Counts
 from celery_dlq.policies.decisions import Die, LateCopy, PutOff, Run
 from celery_dlq.policies.policy import CrashLimit, Policy
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.store.counter import DeliveryCounter
+from celery_dlq.store.metrics import Counts
 from celery_dlq.worker import starts as module
 from celery_dlq.worker.starts import Starts
 from celery_dlq.writing.lifecycle import DeliveryState, InFlight

@@ -33,9 +33,9 @@ from celery_dlq.events import Action, Change, whoami
 from celery_dlq.features.adopt.letter import Adoption, Identity
 from celery_dlq.features.adopt.settings import check_adoption
 from celery_dlq.features.adopt.sources import TakenMessage, source_of
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import DeadLetter
-from celery_dlq.logs import get_logger
-from celery_dlq.metrics import Counts
+from celery_dlq.store.metrics import Counts
 from celery_dlq.store.records import MessageKey, Stored
 from celery_dlq.worker.housekeeping import Housekeeping, LongTask, Stopping
 from celery_dlq.worker.observer import Observer, WorkerParts

@@ -29,8 +29,8 @@ from celery_dlq.letters.headers import (
     whole_number,
 )
 from celery_dlq.letters.headers import letter_of as letter_of_copy
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import DeadLetter, Reason
-from celery_dlq.logs import get_logger
 from celery_dlq.policies.decisions import Die
 from celery_dlq.policies.policy import DLQ_SUFFIX, policy_of
 from celery_dlq.policies.queue_names import QueueNames

@@ -10,7 +10,7 @@ from typing import Any
 from celery_dlq.events import DeadLettered, Event
 from celery_dlq.features.auto_redrive.operations import look
 from celery_dlq.letters.record import DeadLetter
-from celery_dlq.metrics import REDRIVES_USED_UP
+from celery_dlq.store.metrics import REDRIVES_USED_UP
 from celery_dlq.worker.housekeeping import LongTask
 from celery_dlq.worker.observer import Observer, WorkerParts
 

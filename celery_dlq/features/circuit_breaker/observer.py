@@ -32,13 +32,13 @@ from celery_dlq.features.circuit_breaker.policy import (
 )
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.headers import HOLD_HEADER
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import DeadLetter, Reason, to_micros
-from celery_dlq.logs import get_logger
-from celery_dlq.metrics import STORE_ERRORS
 from celery_dlq.operations.job import CANCELLED, DONE, Job, JobRun
 from celery_dlq.operations.redrive.message import RedriveOptions
 from celery_dlq.operations.release import new_release, release_probe
 from celery_dlq.store.instructions import OPEN, RELEASING, Circuit, Hold
+from celery_dlq.store.metrics import STORE_ERRORS
 from celery_dlq.worker.housekeeping import LongTask, Task
 from celery_dlq.worker.observer import Ended, Observer, WorkerParts
 from celery_dlq.writing.lifecycle import GuardedRequest, InFlight

@@ -23,14 +23,14 @@ from celery_dlq.features.circuit_breaker.policy import (
     Succeeded,
     next_state,
 )
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import from_micros, to_micros
-from celery_dlq.logs import get_logger
-from celery_dlq.metrics import CIRCUITS, Counts
 from celery_dlq.operations.instructions import KnownNames, reason_of
 from celery_dlq.operations.redrive.publisher import broker_name
 from celery_dlq.operations.release import HeldMessages, HeldQueues
 from celery_dlq.policies.policy import task_policies
 from celery_dlq.store.instructions import MOST_HOLDS, OPEN, RELEASING, Circuit, Hold
+from celery_dlq.store.metrics import CIRCUITS, Counts
 from celery_dlq.store.part import Part
 from celery_dlq.store.scripts import script_text
 from celery_dlq.store.store import Store

@@ -10,8 +10,8 @@ from celery.worker import state
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.headers import REDRIVE_HEADER
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import Reason, to_micros
-from celery_dlq.logs import get_logger
 from celery_dlq.policies.decisions import Die
 from celery_dlq.store.instructions import Demand, Instruction, Instructions
 from celery_dlq.store.jobs import JobStore

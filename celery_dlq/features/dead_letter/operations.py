@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Action, whoami
-from celery_dlq.letters.printable import shortened
+from celery_dlq.letters.printable import get_logger, shortened
 from celery_dlq.letters.record import iso
-from celery_dlq.logs import get_logger
 from celery_dlq.operations.instructions import Audit, reason_of
 from celery_dlq.store.instructions import MOST_DEMANDS, Demand
 

@@ -23,7 +23,7 @@ from celery.app.task import Task
 from celery.exceptions import TaskPredicate
 
 from celery_dlq.features.exceptions.policy import Action, ExceptionRule, imported, why_not_here
-from celery_dlq.logs import get_logger
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.policies.checks import qualified_name
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.resolved import PolicyCache

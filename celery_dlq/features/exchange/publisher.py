@@ -32,9 +32,9 @@ from kombu.utils.functional import LRUCache
 from celery_dlq.errors import BrokerUnavailable, StoreUnavailable
 from celery_dlq.events import DeadLettered, Event, Events
 from celery_dlq.features.exchange.connection import Exchanges, Refused
+from celery_dlq.letters.printable import get_logger, readable
 from celery_dlq.letters.record import DeadLetter
-from celery_dlq.logs import get_logger, readable
-from celery_dlq.metrics import INTERNAL_ERRORS
+from celery_dlq.store.metrics import INTERNAL_ERRORS
 from celery_dlq.store.part import Part, of_each
 from celery_dlq.store.store import Store
 from celery_dlq.worker.housekeeping import LongTask, Stopping

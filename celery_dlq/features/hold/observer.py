@@ -19,14 +19,14 @@ from celery_dlq.errors import StoreUnavailable
 from celery_dlq.features.hold.operations import Holds
 from celery_dlq.letters import conditions
 from celery_dlq.letters.headers import HOLD_HEADER
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import Reason, to_micros
-from celery_dlq.logs import get_logger
-from celery_dlq.metrics import HELD_MESSAGES, STORE_ERRORS
 from celery_dlq.operations.redrive.publisher import broker_name
 from celery_dlq.operations.release import MOST_HELD
 from celery_dlq.policies.decisions import Die, PutOff, Taken, Verdict
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.store.instructions import OPEN, Hold, Instruction
+from celery_dlq.store.metrics import HELD_MESSAGES, STORE_ERRORS
 from celery_dlq.worker.housekeeping import LongTask, Task
 from celery_dlq.worker.observer import Observer, WorkerParts
 from celery_dlq.writing.capture import Message

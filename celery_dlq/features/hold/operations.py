@@ -12,8 +12,7 @@ from uuid import uuid4
 from celery_dlq.errors import DLQError
 from celery_dlq.events import Action, on_behalf_of, whoami
 from celery_dlq.letters import conditions
-from celery_dlq.letters.printable import shortened
-from celery_dlq.logs import get_logger
+from celery_dlq.letters.printable import get_logger, shortened
 from celery_dlq.operations.instructions import Audit, reason_of
 from celery_dlq.operations.job import DONE, RUNNING, Job, JobRun
 from celery_dlq.operations.redrive.message import RedriveOptions

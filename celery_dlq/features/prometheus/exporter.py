@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_dlq import metrics
 from celery_dlq.cli.context import dead_letters_of
 from celery_dlq.errors import DLQError, MissingExtra, StoreUnavailable
-from celery_dlq.letters.printable import one_line
-from celery_dlq.logs import get_logger
-from celery_dlq.metrics import Measured
+from celery_dlq.letters.printable import get_logger, one_line
+from celery_dlq.store import metrics
 from celery_dlq.store.instructions import OPEN
+from celery_dlq.store.metrics import Measured
 from celery_dlq.store.records import QueueSummary
 
 if TYPE_CHECKING:

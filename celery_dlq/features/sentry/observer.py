@@ -31,9 +31,9 @@ from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Action, Change, DeadLettered, Event
 from celery_dlq.features.sentry.reports import Report, Reports, Why
 from celery_dlq.letters.fingerprint import Raised, raised
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import DeadLetter, iso
 from celery_dlq.letters.redaction import Redaction
-from celery_dlq.logs import get_logger
 from celery_dlq.policies.checks import one_of
 from celery_dlq.worker.observer import Observer, WorkerParts
 from celery_dlq.writing.failure import SENTRY_EVENT_ID, SENTRY_TRACE

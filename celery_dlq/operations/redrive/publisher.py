@@ -12,7 +12,7 @@ from amqp.exceptions import FrameSyntaxError  # type: ignore[import-untyped]
 
 from celery_dlq.errors import BrokerUnavailable, DLQError, RedriveError
 from celery_dlq.letters.headers import CONTENT_TYPE_OF_ENTRY
-from celery_dlq.logs import get_logger
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.operations.redrive.message import Outgoing
 from celery_dlq.transport.amqp import Confirms
 from celery_dlq.transport.redis.entries import Envelopes

@@ -22,7 +22,7 @@ from kombu.transport import redis as kombu_redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from celery_dlq.logs import get_logger
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.store.scripts import script_text
 from celery_dlq.transport.redis.broker import (
     CONNECT_SECONDS,

@@ -14,10 +14,9 @@ from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from celery_dlq.config import Settings, visibility_timeout
-from celery_dlq.letters.printable import url_without_secrets
-from celery_dlq.logs import get_logger
-from celery_dlq.metrics import LOST_LEASES, RESTORED, STORE_ERRORS, Metric
+from celery_dlq.letters.printable import get_logger, url_without_secrets
 from celery_dlq.store.check import is_cluster_node, too_old
+from celery_dlq.store.metrics import LOST_LEASES, RESTORED, STORE_ERRORS, Metric
 from celery_dlq.store.scripts import script_text
 from celery_dlq.transport.held import Keeper, WatchedFetch, seconds_since_boot
 from celery_dlq.transport.redis.broker import (

@@ -19,7 +19,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 from kombu.exceptions import KombuError
 
-from celery_dlq.logs import get_logger
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.transport.held import Held, Keeper, seconds_since_boot
 
 logger = get_logger("celery_dlq.transport")

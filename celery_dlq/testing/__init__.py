@@ -26,7 +26,7 @@ __all__ = ["WatchedLetters", "embedded"]
 
 def __getattr__(name: str) -> object:
     """Load on first use, because every pytest run imports this package."""
-    modules = {"WatchedLetters": "watched", "embedded": "server"}
+    modules = {"WatchedLetters": "testing.watched", "embedded": "store.embedded"}
     if name not in modules:
         raise AttributeError(f"module 'celery_dlq.testing' has no attribute {name!r}")
-    return getattr(import_module(f"celery_dlq.testing.{modules[name]}"), name)
+    return getattr(import_module(f"celery_dlq.{modules[name]}"), name)

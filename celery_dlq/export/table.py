@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import cache, lru_cache
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +96,14 @@ def table(
 
     groups = _by_layout(entries, refuse, None if refused is None else required)
     unpacked = groups.pop(None, [])
-    for layout, rows in groups.items():
-        if len(rows) >= _MIN_LAYOUT_ROWS or len(groups) == 1:  # else a table costs more
+    for layout, numbers in groups.items():
+        if len(numbers) >= _MIN_LAYOUT_ROWS or len(groups) == 1:  # else a table costs more
             with suppress(ValueError):  # an entry does not match its layout: found below
-                found = _layout_columns(layout, [values for _number, values in rows], wanted)
-                tables.append(_table(chosen, found, len(rows)))
+                rows = [entries[number].parts for number in numbers]  # type: ignore[attr-defined]
+                tables.append(_table(chosen, _layout_columns(layout, rows, wanted), len(rows)))
                 continue
-        unpacked += rows
-    for number, _values in unpacked:
+        unpacked += numbers
+    for number in unpacked:
         try:
             entry = entries[number]
             others.append(entry.fields() if isinstance(entry, PackedFields) else entry)
@@ -119,21 +119,19 @@ def _by_layout(
     entries: Sequence[Mapping[bytes, bytes]],
     refuse: Refused,
     required: frozenset[bytes] | None,
-) -> dict[Any, list[tuple[int, Sequence[bytes]]]]:
-    """The numbers and stored values of entries, by their layout; ``None`` of those not packed."""
-    groups: dict[Any, list[tuple[int, Sequence[bytes]]]] = {}
+) -> dict[Any, list[int]]:
+    """The numbers of entries, by their layout; those that are not packed have ``None``."""
+    # No object is made for each entry: the garbage collector would look at them again and again.
+    groups: dict[Any, list[int]] = {}
     for number, entry in enumerate(entries):
         try:
-            layout: EntryLayout | None = None
-            values: Sequence[bytes] = ()
-            if isinstance(entry, PackedFields):
-                layout, values = entry.stored_values()
+            layout = entry.layout() if isinstance(entry, PackedFields) else None
             if required is not None and (layout is None or layout not in groups):
                 _check(entry.keys() if layout is None else layout.names, required)
         except CorruptLetter as exc:
             refuse(number, exc)
         else:
-            groups.setdefault(layout, []).append((number, values))
+            groups.setdefault(layout, []).append(number)
     return groups
 
 
@@ -220,11 +218,12 @@ _MAX_COLUMN_BYTES = 2**31 - 1  # offsets are 32-bit
 def _layout_columns(
     layout: EntryLayout, rows: Sequence[Sequence[bytes]], wanted: frozenset[bytes]
 ) -> dict[bytes, Any]:
-    """Make Arrow arrays of bytes; ``ValueError`` if an entry does not match the layout."""
+    """Make Arrow arrays of the parts of entries; ``ValueError`` if one does not match."""
     needed = wanted | {other for name, other in layout.same if name in wanted}
     needed |= {whole for name, whole in layout.places if name in needed}
     found: dict[bytes, Any] = {}
-    for name, values in zip(layout.stored, zip(*rows, strict=True), strict=True):
+    columns = islice(zip(*rows, strict=True), 1, None, 2)
+    for name, values in zip(layout.stored, columns, strict=True):
         if name == INLINE:
             found.update(_joined(values, (b"", *layout.joined), needed))  # b"": the head
         elif name == COMPRESSED and not needed.isdisjoint(layout.compressed):

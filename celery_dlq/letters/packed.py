@@ -68,6 +68,7 @@ _FOR_PEOPLE = frozenset(name for name, one in _FIELDS.items() if one.use & Use.C
 _WITHIN = {name: one.within for name, one in _FIELDS.items() if one.within}
 _SAME_AS = {name: one.same_as for name, one in _FIELDS.items() if one.same_as}
 
+_MAX_LAYOUTS = 256
 _SHORT_BYTES = 12  # a shorter value is stored again: its place would take as much
 _LONG_BYTES = 120  # a longer value is compressed, unless a redrive needs it
 _COMPRESSION_RATIO = 3  # estimated
@@ -174,29 +175,28 @@ class PackedFields(Mapping[bytes, bytes]):
     one decompresses all of them; one that cannot be read counts as missing.
     """
 
-    __slots__ = ("_all", "_at", "_layout", "_parts", "_values")
+    __slots__ = ("_all", "_at", "_layout", "_values", "parts")
 
     def __init__(self, parts: Sequence[bytes]) -> None:
-        self._parts = parts
+        self.parts = parts  # names and values in turn, as they are stored
         self._layout: EntryLayout | None = None  # until it is split
         self._at: Mapping[bytes, int] = {}  # the layout's, because `get` is called so often
         self._values: Sequence[bytes] = ()
         self._all: dict[bytes, bytes] | None = None
 
-    def stored_values(self) -> tuple[EntryLayout, Sequence[bytes]]:
-        """The layout, and the values of the entry's own fields, for readers of whole columns."""
+    def layout(self) -> EntryLayout:
+        """What the names and values of `parts` are, for readers of whole columns."""
         try:
-            stored = tuple(self._parts[::2])
-            values = self._parts[1::2]
-            head = values[stored.index(INLINE)].partition(SEPARATOR)[0]
-            return _laid_out(stored, head), values
+            stored = tuple(self.parts[::2])
+            head = self.parts[2 * stored.index(INLINE) + 1].partition(SEPARATOR)[0]
+            return _layout_of(stored, head)
         except _UNREADABLE as exc:
             raise _unreadable(exc) from exc
 
     def fields(self) -> dict[bytes, bytes]:
         """Unpack all fields."""
         try:
-            layout, values = _split(self._parts)
+            layout, values = _split(self.parts)
             found = dict(zip(layout.early, values, strict=True))
             del found[INLINE]
             if layout.compressed:
@@ -212,7 +212,7 @@ class PackedFields(Mapping[bytes, bytes]):
 
     def stored_bytes(self) -> int:
         """The size of the entry, in bytes."""
-        return sum(map(len, self._parts))
+        return sum(map(len, self.parts))
 
     def get(self, name: bytes, default: Any = None) -> Any:
         """One field, or the default."""
@@ -258,7 +258,7 @@ class PackedFields(Mapping[bytes, bytes]):
 
     def _opened(self) -> EntryLayout:
         try:
-            self._layout, self._values = _split(self._parts)
+            self._layout, self._values = _split(self.parts)
         except _UNREADABLE:
             return self._as_stored()
         self._at = self._layout.at
@@ -266,9 +266,9 @@ class PackedFields(Mapping[bytes, bytes]):
 
     def _as_stored(self) -> EntryLayout:
         """Have the entry's own fields from now on, for it cannot be unpacked."""
-        stored = tuple(self._parts[::2])
+        stored = tuple(self.parts[::2])
         self._at = {name: number for number, name in enumerate(stored)}
-        self._values = self._parts[1::2]
+        self._values = self.parts[1::2]
         self._layout = EntryLayout(stored=stored, names=frozenset(stored), at=self._at)
         return self._layout
 
@@ -286,13 +286,26 @@ def _split(parts: Sequence[bytes]) -> tuple[EntryLayout, list[bytes]]:
     """The layout; and the values of the entry's own fields, then those joined in ``+``."""
     stored = tuple(parts[::2])
     head, *joined = parts[2 * stored.index(INLINE) + 1].split(SEPARATOR)
-    layout = _laid_out(stored, head)
+    layout = _layout_of(stored, head)
     if len(joined) != len(layout.joined):
         raise ValueError("the number of values differs from the head")
     return layout, [*parts[1::2], *joined]
 
 
-@lru_cache(maxsize=256)
+_layouts: dict[bytes, EntryLayout] = {}  # by head, the latest one
+
+
+def _layout_of(stored: tuple[bytes, ...], head: bytes) -> EntryLayout:
+    """The layout of an entry; names are compared, because to hash them all costs more."""
+    layout = _layouts.get(head)
+    if layout is None or layout.stored != stored:
+        if len(_layouts) >= _MAX_LAYOUTS:
+            _layouts.clear()
+        layout = _layouts[head] = _laid_out(stored, head)
+    return layout
+
+
+@lru_cache(maxsize=_MAX_LAYOUTS)
 def _laid_out(stored: tuple[bytes, ...], head: bytes) -> EntryLayout:
     """The layout of an entry with these fields and this head in ``+``."""
     _plain_codes, *others = head.decode("ascii").split(".")

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hmac
 import json
-import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from celery_dlq.errors import DLQError, ExportError
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.conditions import path_of
-from celery_dlq.letters.printable import shortened
+from celery_dlq.letters.printable import get_logger, shortened
 from celery_dlq.letters.record import DeadLetter, Delivery, Kind, field_kinds
 from celery_dlq.letters.replacing import (
     ANY_DEPTH,
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
 
     _Shown = TypeVar("_Shown", bound=DataclassInstance)
 
-logger = logging.getLogger("celery_dlq")
+logger = get_logger("celery_dlq")
 
 WHOLE = ("description", "exception_message", "traceback", *REPRS)
 PATTERN_PREFIX = "re:"

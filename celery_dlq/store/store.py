@@ -17,12 +17,12 @@ from celery_dlq.store.instructions import Instructions
 from celery_dlq.store.jobs import JobStore
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import Letters
-from celery_dlq.store.metrics import MetricsStore
 from celery_dlq.store.notes import GroupNotes
 from celery_dlq.store.part import Part
 from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.store.records import ServerMemory
 from celery_dlq.store.slots import pipelined
+from celery_dlq.store.totals import MetricsStore
 from celery_dlq.store.workers import WorkerRegistry
 
 _HELD_TTL_SECONDS = 1.0  # a copy of a held message may run once that is released

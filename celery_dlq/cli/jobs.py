@@ -108,8 +108,8 @@ def resume(ctx: click.Context, job_id: str, *, background: bool, as_json: bool) 
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What a command is to do with letters of a queue."""
+class JobRequest:
+    """What a command asks for: an operation on letters of a queue."""
 
     ctx: click.Context
     kind: str  # That of its job
@@ -122,8 +122,8 @@ class Work:
     @classmethod
     def of(
         cls, ctx: click.Context, kind: str, given: Mapping[str, Any], names: Iterable[str]
-    ) -> Work:
-        """The work that the arguments and options of a command say; ``names`` are those of how."""
+    ) -> JobRequest:
+        """Read the arguments and options of a command; ``names`` are those of ``how``."""
         queue, everything = given["queue"], given["everything"]
         where = chosen(
             dead_letters_of(ctx), queue, given, given["letter_ids"], everything=everything

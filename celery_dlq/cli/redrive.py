@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from celery_dlq import DeadLetters
-from celery_dlq.cli.jobs import HELD, Work, show_in_the_way, unfinished
+from celery_dlq.cli.jobs import HELD, JobRequest, show_in_the_way, unfinished
 from celery_dlq.cli.options import DURATION, RATE, StartAt, changes_letters, options
 from celery_dlq.cli.table import letters_text, line, say, table, unreadable_text
 from celery_dlq.letters.conditions import assignment
@@ -118,59 +118,59 @@ def redrive(
     A message whose queue nobody knows, or whose task no live worker of its queue has,
     would be lost: its letter stays, and the exit code is 1.
     """
-    work = Work.of(ctx, "redrive", given, _OPTIONS)
-    RedriveOptions.of(**work.how)  # whatever is done with them
+    request = JobRequest.of(ctx, "redrive", given, _OPTIONS)
+    RedriveOptions.of(**request.how)  # whatever is done with them
     background, edited = background or start_at is not None, in_editor or bool(assignments)
     if background and (dry_run or edited):
         raise click.UsageError(
             "--background and --at go with neither --dry-run nor --edit nor --set"
         )
     if edited:
-        how = {name: work.how[name] for name in _EDIT_OPTIONS}
-        change = _change(work, assignments, in_editor=in_editor)
-        edit = replace(work, kind="edit", how=how)
+        how = {name: request.how[name] for name in _EDIT_OPTIONS}
+        change = _change(request, assignments, in_editor=in_editor)
+        edit = replace(request, kind="edit", how=how)
         _dry_run(edit, change) if dry_run else _edit(edit, change)
     elif dry_run:
-        _dry_run(work, None)
+        _dry_run(request, None)
     elif background:
-        work.hand_over(start_at)
+        request.hand_over(start_at)
     else:
-        _redrive(work)
+        _redrive(request)
 
 
-def _redrive(work: Work) -> None:
-    dead_letters = work.dead_letters
-    at_once = partial(dead_letters.redrive, work.queue, work.where, **work.how)
-    report = work.do("redriven", at_once, dead_letters.assembly.jobs().run)
-    work.refuse_none(report.touched + report.refused or report.state != "done")
-    work.show(report, show_redriven)
+def _redrive(request: JobRequest) -> None:
+    dead_letters = request.dead_letters
+    at_once = partial(dead_letters.redrive, request.queue, request.where, **request.how)
+    report = request.do("redriven", at_once, dead_letters.assembly.jobs().run)
+    request.refuse_none(report.touched + report.refused or report.state != "done")
+    request.show(report, show_redriven)
     if report.failures or report.refused or report.state != "done":
-        work.ctx.exit(1)
+        request.ctx.exit(1)
 
 
-def _dry_run(work: Work, change: Edit | None) -> None:
-    _, plan = work.prepared(change=change)
-    work.refuse_none(plan.letters + plan.corrupt)
-    work.show(plan, _show_dry_run)
+def _dry_run(request: JobRequest, change: Edit | None) -> None:
+    _, plan = request.prepared(change=change)
+    request.refuse_none(plan.letters + plan.corrupt)
+    request.show(plan, _show_dry_run)
     if not plan.ready:
-        work.ctx.exit(1)
+        request.ctx.exit(1)
 
 
-def _change(work: Work, assignments: tuple[str, ...], *, in_editor: bool) -> Edit:
-    if work.where.ids is None or len(work.where.ids) != 1:
+def _change(request: JobRequest, assignments: tuple[str, ...], *, in_editor: bool) -> Edit:
+    if request.where.ids is None or len(request.where.ids) != 1:
         raise click.UsageError("--edit and --set need the ID of exactly one letter")
     assign = dict(map(assignment, assignments))
-    (letter_id,) = work.where.ids
-    new = _edited(work.dead_letters, letter_id, work.queue) if in_editor else {}
+    (letter_id,) = request.where.ids
+    new = _edited(request.dead_letters, letter_id, request.queue) if in_editor else {}
     return Edit(assign=assign, **new)
 
 
-def _edit(work: Work, change: Edit) -> None:
-    (letter_id,) = work.where.ids or ("",)
-    report = work.dead_letters.edit(letter_id, change, work.queue, **work.how)
-    work.show(report, show_redriven)
+def _edit(request: JobRequest, change: Edit) -> None:
+    (letter_id,) = request.where.ids or ("",)
+    report = request.dead_letters.edit(letter_id, change, request.queue, **request.how)
+    request.show(report, show_redriven)
     if report.failures or not report.published + report.finished:
-        work.ctx.exit(1)
+        request.ctx.exit(1)
 
 
 def _edited(dead_letters: DeadLetters, letter_id: str, queue: str) -> dict[str, Any]:

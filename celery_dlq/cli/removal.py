@@ -17,7 +17,7 @@ from celery_dlq.cli.context import (
     dead_letters_of,
     print_lines,
 )
-from celery_dlq.cli.jobs import HELD, Work, unfinished
+from celery_dlq.cli.jobs import HELD, JobRequest, unfinished
 from celery_dlq.cli.options import (
     StartAt,
     changes_letters,
@@ -182,18 +182,18 @@ def _remove(
             "--export-first goes with neither --background nor --at: the file would be on the "
             "machine of a worker; run `dlq export` first"
         )
-    work = Work.of(ctx, kind, given, ("limit", *names))
-    dead_letters, queue, where = work.dead_letters, work.queue, work.where
+    request = JobRequest.of(ctx, kind, given, ("limit", *names))
+    dead_letters, queue, where = request.dead_letters, request.queue, request.where
     if background:
-        work.hand_over(start_at)
+        request.hand_over(start_at)
         return
-    if work.yes:
-        work.refuse_none(any(True for _ in dead_letters.entries(queue, where, limit=1)))
+    if request.yes and where:
+        request.refuse_none(any(True for _ in dead_letters.entries(queue, where, limit=1)))
     operation: Callable[..., DiscardReport] = getattr(dead_letters, kind)
-    at_once = partial(operation, queue, where, export_first=export_first, **work.how)
+    at_once = partial(operation, queue, where, export_first=export_first, **request.how)
     run = partial(dead_letters.assembly.removal().run, export_first=export_first)
-    report = work.do(done.lower(), at_once, run)
-    work.show(report, partial(_show, done))
+    report = request.do(done.lower(), at_once, run)
+    request.show(report, partial(_show, done))
     if report.state != "done":
         ctx.exit(1)
 

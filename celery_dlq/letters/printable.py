@@ -2,7 +2,7 @@ r"""Text of any origin, made safe to print: it can neither control a terminal no
 
 Task names, ids, queue names and texts of exceptions come from anyone who can publish. Unsafe
 characters are escaped as in Python source (``\x1b``, ``\u202e``), so that different names stay
-different.
+different. Loggers of `get_logger` escape the arguments and the traceback of each record.
 """
 
 from __future__ import annotations

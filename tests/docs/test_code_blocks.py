@@ -161,6 +161,7 @@ def test_exemptions_are_needed() -> None:
 
 
 GUARANTEES = (ROOT / "docs/guarantees.md").read_text("utf-8")
+WHICH = (ROOT / "docs/which-guarantee.md").read_text("utf-8")
 
 
 def named_tests(text: str) -> list[str]:
@@ -177,6 +178,17 @@ def test_the_tests_that_are_named_exist() -> None:
     """A guarantee whose proof was renamed is a claim."""
     assert named_tests(GUARANTEES)
     assert named_tests((ROOT / "docs/explanation/waits.md").read_text("utf-8"))
+
+
+def test_each_cell_of_which_guarantee_links_to_its_test() -> None:
+    """The letter's row names a test of the file that the link leads to."""
+    proofs = dict(re.findall(r"^\| ([A-Z]) \| (.*?) \|", WHICH, flags=re.MULTILINE))
+    links = re.findall(r"\[([A-Z])\]\(\.\./([^)]*)\)", WHICH)
+    assert {letter for letter, _ in links} == set(proofs)
+    for letter, file in links:
+        assert file in [name.partition("::")[0] for name in named_tests(proofs[letter])] or (
+            file == "tests/programs/chaos/README.md" and "chaos.run" in proofs[letter]
+        ), (letter, file)
 
 
 @pytest.mark.parametrize("row", [x for x in GUARANTEES.splitlines() if x.startswith("| **")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -96,16 +97,42 @@ LINT = [
     "import-linter==2.16",
 ]
 
+
+def readme(address: str) -> str:
+    """README.md for a package page, where relative links lead nowhere.
+
+    GitHub tells its runners the address of the repository, so a package that CI builds has links
+    to it. Built elsewhere, it keeps the links as they are.
+    """
+    text = (HERE / "README.md").read_text(encoding="utf-8")
+    if not address:
+        return text
+
+    def absolute(link: re.Match[str]) -> str:
+        kind = "raw" if link[1] else "blob"
+        return f"{link[1]}[{link[2]}]({address}/{kind}/HEAD/{link[3]})"
+
+    return re.sub(r"(!?)\[([^]]*)\]\((?![a-z]+:|#)([^)]*)\)", absolute, text)
+
+
+# Both variables are set in every job of GitHub's.
+REPOSITORY = (
+    "{GITHUB_SERVER_URL}/{GITHUB_REPOSITORY}".format_map(os.environ)
+    if {"GITHUB_SERVER_URL", "GITHUB_REPOSITORY"} <= os.environ.keys()
+    else ""
+)
+
 setup(
     name="celery_dlq",
     version=VERSION.group(1),
     description="Poison-message handling for Celery: exact delivery counts, dead-letter queues, "
     "redrive, Parquet export and PySpark triage.",
-    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description=readme(REPOSITORY),
     long_description_content_type="text/markdown",
     license_expression="Apache-2.0",  # PEP 639: setuptools 77 or later, which pip fetches
     license_files=["LICENSE"],
     author="The celery_dlq developers",
+    url=REPOSITORY or None,
     python_requires=">=3.10",
     packages=find_packages(include=["celery_dlq", "celery_dlq.*"]),
     package_data={

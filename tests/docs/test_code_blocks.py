@@ -28,7 +28,7 @@ SHOWN = {"text"}
 """Languages that nothing can be done with."""
 IN_OWN_PROCESS = {"docs/how-to/triage.md"}
 """Pages whose Python starts Java."""
-WITH_WORKER = {"README.md", "docs/how-to/outage.md"}
+WITH_WORKER = {"docs/how-to/outage.md"}
 """Pages that need a worker and do not say so."""
 WITH_RABBITMQ = {"docs/how-to/rabbitmq.md"}
 WITH_SQS = {"docs/how-to/sqs.md"}

@@ -38,6 +38,9 @@ METADATA = (
     "Requires-Dist: kombu[redis]",
     "Requires-Dist: redis[hiredis]",
 )
+# As GitHub names the repository to its runners; the links of the README lead there.
+REPOSITORY = {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "owner/name"}
+RELATIVE_LINK = re.compile(r"\]\((?!https?:|#)[^)]*\)")
 # What an extra has to bring; everything else may be missing, and nothing but these.
 BRINGS = {
     "core": set(),
@@ -131,7 +134,7 @@ def check_built(folder: Path) -> Path:
     ignored = shutil.ignore_patterns(".*", "*.egg-info", "build", "dist", "__pycache__")
     shutil.copytree(ROOT, source, ignore=ignored)
     dist = folder / "dist"
-    run(sys.executable, "-m", "build", "--outdir", str(dist), str(source))
+    run(sys.executable, "-m", "build", "--outdir", str(dist), str(source), **REPOSITORY)
     (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
     run(sys.executable, "-m", "twine", "check", "--strict", str(wheel), str(sdist))
     package = {
@@ -151,6 +154,8 @@ def check_built(folder: Path) -> Path:
         lines = opened.read(metadata).decode().splitlines()
         for line in METADATA:
             expect(any(got.startswith(line) for got in lines), f"{line!r} in the metadata")
+        relative = [found for line in lines for found in RELATIVE_LINK.findall(line)]
+        expect(not relative, f"links of a package page to have an address, got {relative}")
     with tarfile.open(sdist) as opened:
         inside = {
             member.name.partition("/")[2] for member in opened.getmembers() if member.isfile()

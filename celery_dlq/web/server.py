@@ -88,6 +88,10 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """Make room for it, or refuse it."""
         super().connection_made(transport)
+        # asyncio leaves it out for a socket that was given to it; a body then waits 40 ms for the
+        # browser to acknowledge the head.
+        connection = transport.get_extra_info("socket")
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self.connections) > self.most:
             others: Any = self.connections
             idle = (one for one in others if one is not self and one.is_idle())

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -292,3 +293,16 @@ def test_idle_connections_neither_stop_the_server_nor_fill_its_log(
                 one.close()
         said = server.end(signal.SIGTERM)[2]
     assert len(said) < 10_000, said[:2000]
+
+
+def test_a_page_does_not_wait_for_the_browser_to_acknowledge_its_head(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """With Nagle's algorithm, each small page over a kept connection took 40 ms more."""
+    seconds = []
+    with Server(tmp_path, redis_url) as server, httpx.Client(base_url=server.url) as browser:
+        for _ in range(20):
+            began = time.monotonic()
+            assert browser.get("healthz").text == "ok\n"
+            seconds.append(time.monotonic() - began)
+    assert median(seconds) < 0.035

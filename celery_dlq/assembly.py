@@ -21,6 +21,7 @@ from celery_dlq.errors import SettingsError
 from celery_dlq.events import Events
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.redaction import Redaction
+from celery_dlq.policies.checks import shown
 from celery_dlq.policies.delivery_limits import LowLimit, default_limit, low_limits
 from celery_dlq.policies.policy import task_policies
 from celery_dlq.policies.queue_names import KnownQueues
@@ -171,11 +172,13 @@ class Assembly:
         check_broker_url(self.app.conf.broker_read_url)
         check_broker_url(self.app.conf.broker_write_url)
         table.check()
-        settings.check_visibility(
-            table,
-            self.app.connection_for_read().transport_cls,
-            self.app.conf.broker_transport_options,
-        )
+        try:
+            transport = self.app.connection_for_read().transport_cls
+        except (KeyError, ImportError) as exc:  # kombu's, for a scheme that it does not know
+            broker = shown(self.app.conf.broker_read_url)
+            expected = f"expected broker_url to name a transport of kombu, got {broker}"
+            raise SettingsError(f"{expected}; correct it, or install its package") from exc
+        settings.check_visibility(table, transport, self.app.conf.broker_transport_options)
         settings.store_at(self.app.conf)
         # Not `amqp.queues`: it would keep what the configuration says now.
         declared = self.app.amqp.Queues(self.app.conf.task_queues)
@@ -288,6 +291,11 @@ class Assembly:
             return iter(())
         adopts = bool(self.settings.of("adopt"))
         return low_limits(table, queues, task_queues, adopts=adopts, default=default)
+
+    def low_limits(self) -> Iterator[LowLimit]:
+        """The same with the limits that RabbitMQ has now, if it answers."""
+        queues, tasks = self.app.amqp.queues, default_delay.task_queues(self.app)
+        return self._low_limits(self.policy_table(), self._default_limit, queues, tasks)
 
     def _default_limit(self) -> int | None:
         """The limit that this app's RabbitMQ gives to quorum queues; ``None`` if it is away."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from celery_dlq.features.circuit_breaker.operations import Breakers
     from celery_dlq.features.dead_letter.operations import DemandRun
     from celery_dlq.features.differences.operations import Comparison
+    from celery_dlq.features.doctor.examination import Examination
     from celery_dlq.features.groups.operations import Notes
     from celery_dlq.features.hold.operations import Holds
     from celery_dlq.features.prometheus.exporter import Exporter
@@ -232,6 +233,8 @@ class DeadLetters:
 
     if TYPE_CHECKING:  # what features add, see `_add_operations`
         differences = _of(Comparison, Comparison.differences)
+        doctor = _of(Examination, Examination.findings)
+        guarantees = _of(Examination, Examination.guarantees)
         note = _of(Notes, Notes.note)
         notes = _of(Notes, Notes.notes)
         resolve = _of(Notes, Notes.resolve)

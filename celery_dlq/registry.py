@@ -20,6 +20,7 @@ FEATURES = (
     "hold",
     "circuit_breaker",
     "differences",
+    "doctor",
     "exceptions",
     "groups",
     "prometheus",

@@ -35,18 +35,16 @@ _STATES = {
 def queues(ctx: click.Context, *, as_json: bool) -> None:
     """Show all dead-letter queues: letters, growth, ages, reasons."""
     dead_letters = dead_letters_of(ctx)
-    found, warnings = dead_letters.queues(), dead_letters.warnings()
+    found = dead_letters.queues()
     if as_json:
         print_lines(map(_as_json, found))
-        for warning in warnings:
-            click.echo(one_line(warning), err=True)  # names of queues may be hostile
         return
     console = console_of(ctx)
     show_queues(console, found)
     if held := dead_letters.assembly.held().all():
         holds, count = f"{len(held)} hold{'s' if len(held) > 1 else ''}", sum(h.held for h in held)
         say(console, f"Held by {holds}: {count:,}; see `dlq holds`.", "yellow")
-    for text in (*_memory(found, dead_letters.memory()), *warnings):
+    for text in _memory(found, dead_letters.memory()):
         say(console, text, "dim")
 
 

@@ -125,7 +125,7 @@ class PolicyAdmin:
         low = (found.text for found in self._low_limits(table, task_queues))
         now = self._registry.now()
         soon = [_to_come(each) for each in self.overrides() if each.since > now]
-        return PolicyReport(views=tuple(views), warnings=(*unknown, *low, *soon, *_drift(workers)))
+        return PolicyReport(views=tuple(views), warnings=(*unknown, *low, *soon, *drift(workers)))
 
     def in_force(self) -> PolicyTable:
         """The configured policies with the overrides applied."""
@@ -272,7 +272,7 @@ def _to_come(override: Override) -> str:
     )
 
 
-def _drift(workers: list[WorkerInfo]) -> list[str]:
+def drift(workers: list[WorkerInfo]) -> list[str]:
     """Compare one worker of each distinct set of policies with the others, up to a bound."""
     kinds: dict[str, WorkerInfo] = {}
     for info in workers:

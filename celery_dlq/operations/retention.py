@@ -274,43 +274,46 @@ class MemoryCheck:
 
         ``memory`` is what was read before, if it was.
         """
-        memory, found = memory or self._read(), []
+        memory = memory or self._read()
         if memory is None or not (self._table.queues or self._table.tasks):
             return []
-        unbounded = self._table.unbounded(self._queues)
+        unbounded, found = self._table.unbounded(self._queues), faults(memory)
         if unbounded and self._is_brokers():
-            found.append(
-                f"The letters of {_names(unbounded)} are kept for ever in the broker's Redis: set "
-                f"dead_letter_ttl or dead_letter_max_length, or give them a Redis of their own "
-                f"(dlq_url)"
+            text = f"The letters of {_names(unbounded)} are kept for ever in the broker's Redis"
+            mend = (
+                "set dead_letter_ttl or dead_letter_max_length, or give them a Redis of their own"
             )
-        if not memory.maximum:
-            found.append(
-                "The Redis of the letters has no maxmemory, so they may take all memory of its "
-                "machine, and dlq_memory_limit does nothing: set maxmemory"
-            )
-        if memory.maximum and memory.policy.startswith("allkeys"):
-            found.append(
-                f"At its maxmemory Redis may delete letters and counts of deliveries "
-                f"(maxmemory-policy is {memory.policy}): set noeviction"
-            )
-        elif memory.maximum and memory.policy.startswith("volatile"):
-            found.append(
-                f"At its maxmemory Redis may delete counts of deliveries, and a message is then "
-                f"counted from 1 again (maxmemory-policy is {memory.policy}): set noeviction"
-            )
-        return found
+            found = [(text, f"{mend} (dlq_url)"), *found]
+        return [f"{text}: {mend}" for text, mend in found]
 
     def _is_brokers(self) -> bool:
         """True if a server keeps letters and messages, in whichever of its databases."""
         address, _prefix = self._settings.store_at(self._conf)
         urls = self._conf.broker_write_url
         broker = urls.split(";") if isinstance(urls, str) else urls or ()
-        servers = {_server(url) for url in broker if str(url).partition("://")[0] in SCHEMES}
-        return not servers.isdisjoint(map(_server, address.urls))
+        servers = {server(url) for url in broker if str(url).partition("://")[0] in SCHEMES}
+        return not servers.isdisjoint(map(server, address.urls))
 
 
-def _server(url: object) -> tuple[str, str]:
+def faults(memory: ServerMemory) -> list[tuple[str, str]]:
+    """What endangers letters or counts in a server's memory, each with what to do."""
+    if not memory.maximum:
+        text = (
+            "The Redis of the letters has no maxmemory, so they may take all memory of its "
+            "machine, and dlq_memory_limit does nothing"
+        )
+        return [(text, "set maxmemory")]
+    policy = f"(maxmemory-policy is {memory.policy})"
+    if memory.policy.startswith("allkeys"):
+        text = f"At its maxmemory Redis may delete letters and counts of deliveries {policy}"
+        return [(text, "set noeviction")]
+    if memory.policy.startswith("volatile"):
+        text = "At its maxmemory Redis may delete counts of deliveries, and a message is then"
+        return [(f"{text} counted from 1 again {policy}", "set noeviction")]
+    return []
+
+
+def server(url: object) -> tuple[str, str]:
     """Host and port, or the path of a socket; databases of one server share its memory."""
     parts = urlsplit(url_without_secrets(str(url)))
     if parts.scheme in SOCKETS:

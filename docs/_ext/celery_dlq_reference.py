@@ -22,6 +22,7 @@ from sphinx.util.docutils import SphinxDirective
 from celery_dlq import errors, registry
 from celery_dlq.config import PREFIX, Settings
 from celery_dlq.export.table import schema
+from celery_dlq.features.doctor.finding import KINDS
 from celery_dlq.letters import headers
 from celery_dlq.letters.record import Delivery, Kind, Outcome, Reason, record_fields
 from celery_dlq.policies.overrides import keys as overridable
@@ -139,6 +140,12 @@ def spark_options() -> str:
     return "\n".join(parts)
 
 
+def doctor() -> str:
+    """Every kind of finding of ``dlq doctor``."""
+    rows = [(f"`{name}`", symptom, mend) for name, (symptom, mend) in KINDS.items()]
+    return table(("finding", "what you see", "what to do"), rows)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "settings": settings,
     "policy-keys": policy_keys,
@@ -149,6 +156,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "headers": message_headers,
     "redis-keys": redis_keys,
     "errors": error_tree,
+    "doctor": doctor,
     "spark-options": spark_options,
 }
 

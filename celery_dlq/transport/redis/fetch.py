@@ -63,7 +63,7 @@ class ReliableFetch(WatchedFetch):
 
     def _connect(self, connection: Any, ensure_connected: Callable[[Any], Any]) -> Any:
         base = connection.get_transport_cls()
-        reason = self._unsupported(base)
+        reason = self.unsupported(base)
         if reason is not None:
             if base.driver_type == "redis":
                 self._log_once(
@@ -109,7 +109,8 @@ class ReliableFetch(WatchedFetch):
         base = type(connection).get_transport_cls(connection)
         return reliable(base, self.leases, self._connected) if base in _TRANSPORTS else base
 
-    def _unsupported(self, transport: type) -> str | None:
+    def unsupported(self, transport: type) -> str | None:
+        """Why a transport cannot fetch so; ``None`` if it can."""
         if not self._wanted:
             return "dlq_reliable_fetch is False"
         if transport not in _TRANSPORTS:

@@ -1,0 +1,57 @@
+"""``dlq doctor``: what is wrong with an app, and which guarantees it has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+from rich.console import Console
+
+from celery_dlq.cli.context import console_of, dead_letters_of, load_tasks, print_lines
+from celery_dlq.cli.options import json_option
+from celery_dlq.cli.table import facts, say, table
+from celery_dlq.features.doctor.finding import Finding, Guarantee, names
+
+
+@click.command(short_help="Show what endangers messages and letters, and what to do.")
+@json_option
+@click.pass_context
+def doctor(ctx: click.Context, *, as_json: bool) -> None:
+    """Show what endangers messages and letters of this app, and what to do.
+
+    Looks at the settings, the tasks, Redis, the broker, the result backend, the
+    workers, holds and jobs, for at most ten seconds, and changes nothing. Then
+    shows which guarantees the app has. Exits with 1 if it finds something.
+    """
+    load_tasks(ctx.obj.app)
+    dead_letters = dead_letters_of(ctx)
+    found = dead_letters.doctor()
+    wrong = any(finding.check == "settings" for finding in found)
+    rows = [] if wrong else dead_letters.guarantees()
+    if as_json:
+        print_lines(one.to_json() for one in (*found, *rows))
+    else:
+        _show(console_of(ctx), found, rows)
+    if found:
+        ctx.exit(1)
+
+
+def _show(console: Console, found: Sequence[Finding], rows: Sequence[Guarantee]) -> None:
+    for one in found:
+        say(console, one.check, "bold")
+        shown = (("  you see", one.symptom), ("  because", one.sentence), ("  do", one.mend))
+        facts(console, shown)
+    if not found:
+        say(console, "Nothing is wrong.", "green")
+    broker = rows[0].broker if rows else ""
+    columns = ("acknowledgement", "tasks", "bounded", "lossless", "exact", "redrive")
+    cells = (
+        (
+            row.acknowledgement,
+            names(row.tasks),
+            *(("no", "yes")[flag] for flag in (row.bounded, row.lossless, row.exact)),
+            row.redrive,
+        )
+        for row in rows
+    )
+    table(console, f"Guarantees of guarded tasks on {broker}", columns, cells)

@@ -1,0 +1,191 @@
+"""What the doctor says: findings, each of a known kind, and guarantees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from celery_dlq.letters.record import Recorded
+
+_NAMES_SHOWN = 5
+
+KINDS = {
+    "settings": (
+        "Workers do not start, and commands fail.",
+        "Correct the settings of the app.",
+    ),
+    "nothing-guarded": (
+        "Tasks fail, and no letter is made.",
+        'Set dlq_queues, for example {"*": {"max_deliveries": 5}}.',
+    ),
+    "queue-without-policy": (
+        "Tasks of a queue fail, and no letter is made.",
+        'Name the queue in dlq_queues, or add the pattern "*".',
+    ),
+    "unknown-queue": (
+        "A policy does nothing.",
+        "Correct the name in dlq_queues.",
+    ),
+    "kept-for-ever": (
+        "Redis runs full of letters.",
+        "Set dead_letter_ttl or dead_letter_max_length.",
+    ),
+    "early-acknowledgement": (
+        "A message is gone without a letter after its worker was killed.",
+        "Set task_acks_late = True, or acks_late=True on tasks that may run twice.",
+    ),
+    "reject-on-worker-lost": (
+        "A task whose pool process is killed is a letter at once: it is not tried again.",
+        "Set task_reject_on_worker_lost = True.",
+    ),
+    "fetch": (
+        "A worker that is killed takes a message along, or a task runs twice.",
+        "Remove dlq_reliable_fetch from the settings, and let Redis allow what it needs.",
+    ),
+    "visibility-timeout": (
+        "A long task starts again while it still runs.",
+        "Raise visibility_timeout in broker_transport_options above the time limit of the task.",
+    ),
+    "publisher-confirms": (
+        "A message is gone although publishing it raised no error.",
+        'Set broker_transport_options = {"confirm_publish": True}.',
+    ),
+    "missing-package": (
+        "A part of celery_dlq does nothing, or is slow.",
+        "Install the package in the environment of the workers.",
+    ),
+    "spool-not-writable": (
+        "While the store is away, letters wait in memory only.",
+        "Let the user of the workers write to dlq_spool_dir.",
+    ),
+    "store": (
+        "Deliveries are not counted, and letters wait in the workers.",
+        "Start Redis, or correct dlq_url.",
+    ),
+    "broker": (
+        "Workers do not run tasks, and nothing can be published.",
+        "Start the broker, or correct broker_url.",
+    ),
+    "result-backend": (
+        "Workers stop when they store a result.",
+        "Start the result backend, or correct result_backend.",
+    ),
+    "no-maxmemory": (
+        "Letters may take all memory of the machine that Redis runs on.",
+        "Set maxmemory in the configuration of Redis.",
+    ),
+    "eviction": (
+        "Letters, or counts of deliveries, vanish from Redis.",
+        "Set maxmemory-policy noeviction in the configuration of Redis.",
+    ),
+    "append-only-file": (
+        "Letters and counts of the last minutes are gone after Redis was restarted.",
+        "Set appendonly yes in the configuration of Redis.",
+    ),
+    "idle-timeout": (
+        "Workers connect to Redis again and again.",
+        "Set timeout to 0, or to 60 or more, in the configuration of Redis.",
+    ),
+    "clock": (
+        "Times of letters are wrong, and tasks start too early or too late.",
+        "Run a time service, such as chrony, on both.",
+    ),
+    "no-worker": (
+        "Messages wait, and nothing is counted.",
+        "Start the workers; each needs the DeadLetters of this app.",
+    ),
+    "worker-versions": (
+        "Messages are treated differently from worker to worker.",
+        "Finish the deploy.",
+    ),
+    "worker-policies": (
+        "A limit differs from worker to worker.",
+        "Deploy the same settings to all workers, and restart them.",
+    ),
+    "spool-not-empty": (
+        "Letters are missing from their queue.",
+        "See the log of that worker for what keeps it from storing them.",
+    ),
+    "hold": (
+        "Tasks do not run.",
+        "End it with: dlq release ID",
+    ),
+    "circuit-breaker": (
+        "Tasks do not run.",
+        "Find the cause with: dlq groups QUEUE",
+    ),
+    "job": (
+        "A redrive or a removal does not go on.",
+        "Go on with: dlq jobs resume ID. Or start a worker or dlq web: they run jobs that wait.",
+    ),
+    "flood": (
+        "Letters arrive without end.",
+        "Find the cause with: dlq groups QUEUE. Stop its task with: dlq hold --task NAME",
+    ),
+    "retention": (
+        "Letters vanish from their queue.",
+        "Export them now, or raise dead_letter_ttl or dead_letter_max_length.",
+    ),
+    "chord": (
+        "The body of a chord never runs.",
+        "Publish the whole chord again: a redrive of a member does not run the body.",
+    ),
+    "delivery-limit": (
+        "RabbitMQ drops a message before it becomes a letter.",
+        "Declare the queue anew with a higher x-delivery-limit, or lower max_deliveries.",
+    ),
+}
+"""What people see of each kind of finding, and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding(Recorded):
+    """One thing that endangers messages or letters.
+
+    Attributes:
+        check: Its kind, e.g. ``early-acknowledgement``.
+        symptom: What people see of it.
+        sentence: What is so in this app.
+        mend: What to do.
+    """
+
+    check: str
+    symptom: str
+    sentence: str
+    mend: str
+
+
+def finding(check: str, sentence: str) -> Finding:
+    """A finding of a known kind."""
+    symptom, mend = KINDS[check]
+    return Finding(check=check, symptom=symptom, sentence=sentence, mend=mend)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarantee(Recorded):
+    """What is guaranteed to the tasks of an app that acknowledge in one way.
+
+    Attributes:
+        broker: ``Redis``, ``RabbitMQ``, ``Amazon SQS``, or the name of kombu's transport.
+        acknowledgement: ``late``, ``late, unless a process is killed``, or ``early``.
+        tasks: Names of the guarded tasks that acknowledge so.
+        bounded: True if a message starts at most ``max_deliveries`` times.
+        lossless: True if a message is kept when its worker is killed.
+        exact: True if only starts are counted.
+        redrive: ``exactly once`` or ``at least once``.
+    """
+
+    broker: str
+    acknowledgement: str
+    tasks: tuple[str, ...]
+    bounded: bool = True
+    lossless: bool
+    exact: bool = True
+    redrive: str
+
+
+def names(found: Sequence[str]) -> str:
+    """The first of some names, and how many there are beside them."""
+    more = len(found) - _NAMES_SHOWN
+    shown = ", ".join(sorted(found)[:_NAMES_SHOWN])
+    return f"{shown} and {more:,} more" if more > 0 else shown

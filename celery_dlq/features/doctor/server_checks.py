@@ -1,0 +1,133 @@
+"""What the doctor sees in Redis, in the broker, and in what workers left there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from celery.backends.base import DisabledBackend
+
+from celery_dlq.cli.table import letters_text
+from celery_dlq.errors import StoreUnavailable
+from celery_dlq.features.doctor.finding import Finding, finding, names
+from celery_dlq.features.doctor.settings_checks import Case
+from celery_dlq.letters.links import is_in_chord
+from celery_dlq.operations.job import INTERRUPTED, WAITING
+from celery_dlq.operations.policies import drift
+from celery_dlq.operations.retention import Retention, faults
+from celery_dlq.store.slots import client_for
+from celery_dlq.transport.redis.fetch import ReliableFetch, refusal
+
+_FLOOD = 1_000
+"""Letters in an hour."""
+
+_MOST_SKEW_SECONDS = 5
+_LATE = timedelta(minutes=5)
+_SHORTEST_IDLE_SECONDS = 60
+_MOST_SHOWN = 10
+_MOST_QUEUES = 20
+_LETTERS_READ = 200
+
+
+def memory(case: Case) -> Iterator[Finding]:
+    """Whether Redis may delete letters, run full of them, or lose them when it restarts."""
+    found = case.dlq.backend.memory()
+    for text, _mend in faults(found) if found else ():
+        kind = "eviction" if found and found.maximum else "no-maxmemory"
+        yield finding(kind, f"{text}.")
+    if not int(_ask(case, "info", "persistence").get("aof_enabled", 1)):
+        yield finding("append-only-file", "The Redis of the letters has no append-only file.")
+    idle = int(_ask(case, "config_get", "timeout").get("timeout", 0))
+    if 0 < idle < _SHORTEST_IDLE_SECONDS:
+        text = f"Redis closes connections on which nothing was sent for {idle} s."
+        yield finding("idle-timeout", text)
+
+
+def clock(case: Case) -> Iterator[Finding]:
+    """Whether this host and Redis agree about the time."""
+    skew = (case.dlq.clock() - case.dlq.backend.workers.now()).total_seconds()
+    if abs(skew) > _MOST_SKEW_SECONDS:
+        yield finding("clock", f"The clocks of this host and of Redis differ by {skew:.0f} s.")
+
+
+def workers(case: Case) -> Iterator[Finding]:
+    """Whether the workers that are alive run one version, with one set of policies."""
+    found = case.dlq.backend.workers.workers(with_tasks=False)
+    if not found:
+        yield finding("no-worker", "No worker with celery_dlq gave a sign of life for 30 s.")
+    if len(versions := {info.version for info in found}) > 1:
+        yield finding("worker-versions", f"Workers run celery_dlq {names([*versions])}.")
+    for difference in drift(found)[:_MOST_SHOWN]:
+        yield finding("worker-policies", f"{difference}.")
+    for gauges in case.dlq.backend.metrics.read().workers:
+        if gauges.spool:
+            text = f"{letters_text(gauges.spool)} on the disk of {gauges.worker}."
+            yield finding("spool-not-empty", text)
+
+
+def stopped(case: Case) -> Iterator[Finding]:
+    """Messages that are held, and jobs that stand still."""
+    for held in case.dlq.held().all()[:_MOST_SHOWN]:
+        hold = held.hold
+        what = held.problem or f"{hold.id} of {hold.actor}: tasks {hold.task}, queues {hold.queue}."
+        kind = "hold" if hold.circuit is None else "circuit-breaker"
+        yield finding(kind, f"{what} It has {held.held:,} messages.")
+    now = case.dlq.backend.workers.now()
+    for job in case.dlq.jobs().jobs():
+        late = job.state == WAITING and (job.start_at or job.updated_at) < now - _LATE
+        if late or job.state == INTERRUPTED:
+            yield finding("job", f"Job {job.id}, {job.kind} of {job.queue}, is {job.state}.")
+
+
+def letters(case: Case) -> Iterator[Finding]:
+    """Queues that grow, that are about to be trimmed, and chords that do not end."""
+    backend, reading = case.dlq.backend, case.dlq.reading()
+    for queue in reading.queues():
+        if queue.last_hour >= _FLOOD:
+            text = f"{queue.name} got {queue.last_hour:,} letters in the last hour."
+            yield finding("flood", text)
+    some = backend.letters.names()[:_MOST_QUEUES]
+    policies = {name: case.table.of_dead_letter_queue(name) for name in some}
+    for name in Retention(backend.letters, backend.workers, case.dlq.events, "").due(policies):
+        text = f"Letters of {name} are past their time, or over its length: a worker removes them."
+        yield finding("retention", text)
+    for name in some:
+        newest = reading.entries(name, newest_first=True, limit=_LETTERS_READ)
+        chords = sum(
+            is_in_chord(one.fields.get(b"content_type", b""), one.fields.get(b"body", b""))
+            for one in newest
+        )
+        if chords:
+            text = f"{letters_text(chords)} of the newest {_LETTERS_READ} of {name} are members."
+            yield finding("chord", text)
+
+
+def ask_for_result(app: Any) -> None:
+    """Ask the result backend for a result that nobody stored."""
+    if not isinstance(app.backend, DisabledBackend):
+        app.backend.get_state("celery-dlq-doctor")
+
+
+def broker(case: Case, channel: Any) -> Iterator[Finding]:
+    """What a broker that answers refuses, or ends by itself."""
+    options = case.dlq.app.conf.broker_transport_options
+    if case.transport.driver_type == "redis" and case.settings.reliable_fetch:
+        reason = ReliableFetch(case.settings, options).unsupported(case.transport)
+        if reason := reason or refusal(channel):
+            yield finding("fetch", f"Reliable fetch is off: {reason}.")
+    for low in case.dlq.low_limits():
+        yield finding("delivery-limit", f"{low.text}.")
+
+
+def _ask(case: Case, command: str, *args: str) -> dict[str, Any]:
+    """The reply of the Redis that keeps the letters; empty if it forbids the command."""
+    store = case.dlq.backend
+    ask: Callable[..., Any] = getattr(client_for(store.client, store.keys.nodes()), command)
+    with suppress(StoreUnavailable):  # managed servers forbid some
+        return dict(ask(*args))
+    return {}
+
+
+CHECKS = (memory, clock, workers, stopped, letters)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
+import intervals
+import pytest
 from builders import an_app
 
 from celery_dlq.events import Events
@@ -13,8 +15,12 @@ from celery_dlq.operations.jobs import Jobs
 from celery_dlq.plugin import utc_now
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.embedded import embedded
+from celery_dlq.store.keys import Keys
 from celery_dlq.store.metrics import Measuring
+from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.store.store import Store
+
+C = TypeVar("C", bound=DeliveryCounter)
 
 
 def fresh_conf() -> dict[str, Any]:
@@ -34,8 +40,19 @@ def shared(dlq: Any) -> Any:
     """
     backend = dlq.assembly.backend
     backend.separate = lambda: backend
-    backend.counter = DeliveryCounter(backend.connection, backend.keys, 3600.0, stale_seconds=0)
+    backend.counter = strict_counter(backend.connection, backend.keys)
     return dlq
+
+
+def strict_counter(
+    connection: PipelinedConnection,
+    keys: Keys,
+    kind: type[C] = DeliveryCounter,  # type: ignore[assignment]
+) -> C:
+    """A counter for which a delivery that nobody ended is over."""
+    with pytest.MonkeyPatch.context() as patch:
+        intervals.change(patch, counter_stale=0.0)
+        return kind(connection, keys, 3600.0)
 
 
 def jobs_on(backend: Store) -> Jobs:

@@ -38,6 +38,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from celery_dlq import timing
 from celery_dlq.errors import ExportError, StoreUnavailable
 from celery_dlq.export import partition
 from celery_dlq.export.destination import NOTES, Destination
@@ -57,12 +58,6 @@ _STATE = ("queue", "position", "intent", "since", "trimmed", "store", "generatio
 _START = "0-0"
 
 
-LEASE_SECONDS = 15.0
-"""A killed export keeps others out for this long; a paused one loses its lease after it."""
-
-_POLL_SECONDS = 0.2
-
-
 class ExportLeases:
     """The leases of one run of an export, kept until it ends."""
 
@@ -73,7 +68,7 @@ class ExportLeases:
         self._name = destination.name
         self._place = destination.shared or folder
         self.is_local = destination.shared is None
-        self._seconds = LEASE_SECONDS if destination.shared else 0.0
+        self._seconds = timing.current.export_lease if destination.shared else 0.0
         self.store_id = store_id
         self.folder = folder
         self.refused = False
@@ -92,7 +87,7 @@ class ExportLeases:
         while not reply.acquired:
             if reply.state != first.state or time.monotonic() > until:  # renewed
                 raise self._taken(reply)
-            time.sleep(_POLL_SECONDS)
+            time.sleep(timing.current.export_lease_look)
             reply = lease.acquire()
         self._held[queue] = lease
         if self._seconds and self._keeper.ident is None:

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from celery_dlq import timing
 from celery_dlq.errors import CorruptLetter, DLQError, ExportError, MissingExtra, StoreUnavailable
 from celery_dlq.export import checkpoint, table
 from celery_dlq.export.checkpoint import Checkpoint, ExportLeases
@@ -51,8 +52,6 @@ PAGE = 1000
 MAX_LISTED_ENTRIES = 20
 """Positions of at most this many unreadable entries are listed; the count covers all."""
 
-_POLL_SECONDS = 0.5
-_MAX_PAUSE_SECONDS = 10.0
 _MAX_FAILURES = 3  # named in one message
 _MAX_BUFFERED_BYTES = 128 * 1024 * 1024
 
@@ -179,7 +178,7 @@ class ParquetExport:
         It waits for a store that does not answer.
         """
         with self._opened(progress):
-            pause, reported, away = _POLL_SECONDS, set[str](), False
+            pause, reported, away = timing.current.poll, set[str](), False
             names: Sequence[str] = ()
             while True:
                 last_round = stop.is_set()
@@ -191,15 +190,15 @@ class ParquetExport:
                     for name in names:
                         self._export(name, older=0.0 if last_round else self.rolling.seconds)
                     self._limit_buffers()
-                    pause = _POLL_SECONDS
+                    pause = timing.current.poll
                 except StoreUnavailable as exc:
                     if last_round:
                         raise
                     self._forget()
                     away = True
-                    if pause == _POLL_SECONDS:
+                    if pause == timing.current.poll:
                         logger.warning("the export waits, the store does not answer: %s", exc)
-                    pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+                    pause = min(2 * pause, timing.current.max_poll)
                 if last_round or (names and self._failures.keys() >= set(names)):
                     self._raise_failures()
                     return self.report

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from celery_dlq import timing
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import get_logger
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from celery_dlq.store.jobs import JobStore
 
 logger = get_logger("celery_dlq")
-
-SILENT = timedelta(seconds=15)
-"""A running job without a heartbeat for this long has died."""
 
 PLANNED, EXPIRED, WAITING, RUNNING, DONE, CANCELLED, STOPPED, FAILED, INTERRUPTED = (
     "planned",
@@ -49,7 +47,6 @@ REMOVALS = ("discard", "purge")
 """The kinds of job that remove letters."""
 
 _HANDLED = ("published", "finished", "removed", "skipped", "corrupt", "failures", "refused")
-_BEAT_SECONDS = 1.0
 
 
 class CancelledError(Exception):
@@ -172,7 +169,8 @@ class Job(Recorded):
         job = cls.from_stored(value)
         if job.state == PLANNED and job.expires_at is not None and now > job.expires_at:
             return replace(job, state=EXPIRED)
-        if job.state == RUNNING and (now - job.updated_at > SILENT or _is_dead(job)):
+        silent = now - job.updated_at > timing.current.job_silent
+        if job.state == RUNNING and (silent or _is_dead(job)):
             return replace(job, state=INTERRUPTED)
         return job
 
@@ -248,7 +246,7 @@ class JobRun:
             failed=self.job.failed if failed is None else failed,
         )
         at = time.monotonic()
-        if self._written_at is None or now or at - self._written_at >= _BEAT_SECONDS:
+        if self._written_at is None or now or at - self._written_at >= timing.current.job_beat:
             self._written_at = at
             self.job = replace(self.job, updated_at=self._store.now())
             if self._write():

@@ -22,6 +22,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
+from celery_dlq import timing
 from celery_dlq.config import Settings
 from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
 from celery_dlq.events import Action, Change, Events, on_behalf_of, whoami
@@ -62,7 +63,6 @@ MOST_PLANS = 50
 """Plans that are kept; the oldest one makes room."""
 
 THREADS = 2
-_POLL_SECONDS = 2.0
 _MAX_AHEAD = timedelta(days=366)
 _EXPIRED_KEPT = timedelta(hours=1)  # so that who comes late reads what happened
 _MOST_IDS_SHOWN = 20
@@ -446,7 +446,7 @@ class Runner:
         with self._make() as jobs:
             while not self._closing.is_set():
                 if not run_next(jobs, self._closing.is_set):
-                    self._wake.acquire(timeout=_POLL_SECONDS)
+                    self._wake.acquire(timeout=timing.current.job_look)
 
 
 def run_next(jobs: Jobs, stopping: Callable[[], bool]) -> bool:

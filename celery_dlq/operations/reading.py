@@ -10,6 +10,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, get_args
 
+from celery_dlq import timing
 from celery_dlq.errors import CorruptLetter, DLQError, NotFound, StoreUnavailable
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.letters.printable import get_logger
@@ -40,8 +41,6 @@ logger = get_logger("celery_dlq")
 ID_LENGTH = 36
 SHORTEST_PREFIX = 6
 _MAX_NAMES_SHOWN = 20  # in an error text
-_POLL_SECONDS = 0.5
-_MAX_PAUSE_SECONDS = 10.0
 
 
 def split(
@@ -176,7 +175,7 @@ class Reading:
         after: str | None,
         stop: Callable[[], bool],
     ) -> Iterator[DeadLetter]:
-        pause = _POLL_SECONDS
+        pause = timing.current.poll
         while not stop():
             try:
                 until = self._store.last_position(dead_letter_queue)
@@ -186,11 +185,11 @@ class Reading:
                     ):
                         after = entry.position
                         yield from _readable(iter([entry]))
-                after, pause = until, _POLL_SECONDS
+                after, pause = until, timing.current.poll
             except StoreUnavailable as exc:
-                if pause == _POLL_SECONDS:
+                if pause == timing.current.poll:
                     logger.warning("waiting, the store does not answer: %s", exc)
-                pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+                pause = min(2 * pause, timing.current.max_poll)
             time.sleep(pause)
 
     def get(self, letter_id: str, dead_letter_queue: str | None = None) -> DeadLetter:

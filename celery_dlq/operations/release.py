@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from celery_dlq import timing
 from celery_dlq.errors import CorruptLetter, DLQError, NotFound, StoreUnavailable
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import get_logger
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 logger = get_logger("celery_dlq.worker")
 
-_LOOK_SECONDS = 0.5
-RETRY = timedelta(minutes=1)
 MOST_HELD = 100_000
 """About how many messages a hold takes; workers do not consume the queues of the next ones."""
 
@@ -55,7 +54,7 @@ class ReleaseWork(Work):
     def loss(self, found: RawEntry) -> str:
         """Ends it once its circuit breaker opens again: workers would hold the messages."""
         marker, instructions = self.options.marker, self._jobs.backend.instructions
-        if marker and time.monotonic() - self._looked_at > _LOOK_SECONDS:
+        if marker and time.monotonic() - self._looked_at > timing.current.release_look:
             self._looked_at, now = time.monotonic(), instructions.now()
             for hold in instructions.of(Hold):
                 ours = hold.id == self.run.job.queue
@@ -200,7 +199,8 @@ class HeldQueues:
 
     def resumed(self, job: Job) -> JobRun | None:
         """A release whose process died, or that failed a while ago; ``None`` of another one."""
-        waits = job.state == FAILED and self._store.now() - job.updated_at > RETRY
+        since = self._store.now() - job.updated_at
+        waits = job.state == FAILED and since > timing.current.release_retry
         if not waits and job.state not in (INTERRUPTED, WAITING):
             return None
         try:

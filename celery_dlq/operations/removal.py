@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from celery_dlq import timing
 from celery_dlq.errors import DLQError, ExportError, NotFound
 from celery_dlq.events import Action, Change, whoami
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
@@ -18,7 +19,6 @@ from celery_dlq.operations.jobs import Jobs
 from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX, Reading, split
 from celery_dlq.operations.redrive.select import Progress, RawEntry, batches, select
 from celery_dlq.operations.retention import KEPT_IN_BIN, Retention
-from celery_dlq.policies.overrides import GRACE
 from celery_dlq.policies.policy import KeyValue, Policy
 from celery_dlq.policies.table import RETENTION, PolicyTable
 from celery_dlq.store.letters import Letters
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _MAX_DISCARDED_SCANNED = 100_000  # per queue, to complete the prefix of an id
 _LETTERS_PER_BATCH = 500
 _ROWS_PER_GROUP = 5_000
-_LEASE_SECONDS = 60.0
 _COUNTS = ("removed", "skipped", "exported")
 MOST_COUNTED = 10_000
 """The letters that a change of a policy would remove or redrive are counted up to here."""
@@ -243,7 +242,7 @@ class Removal:
         name, removed, redriven = after.dead_letter_queue_of(queue), 0, 0
         policy = after.of_dead_letter_queue(name) or Policy()
         if not keys.isdisjoint(RETENTION):
-            at = self._store.now() + GRACE
+            at = self._store.now() + timing.current.grace
             removed = self._retention().count(name, policy, at, MOST_COUNTED)
         for key, value in policy.items():
             takes = value.chooses(None) if key in keys and isinstance(value, KeyValue) else None
@@ -353,7 +352,7 @@ class _Discard:
 
     def _remove(self, keys: list[str]) -> None:
         queue, owner = self._run.job.queue, self._run.owner
-        states = self._run.claimed(self._store, keys, _LEASE_SECONDS)
+        states = self._run.claimed(self._store, keys, timing.current.claim)
         free = (ClaimState.CLAIMED, ClaimState.RECLAIMED, ClaimState.PUBLISHED)
         ours = [key for key, state in states.items() if state in free]
         keep_seconds = 0.0 if self._options.forever else KEPT_IN_BIN.total_seconds()

@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from celery_dlq import timing
 from celery_dlq.config import Settings
 from celery_dlq.events import Action, Change, Events, on_behalf_of
 from celery_dlq.letters.printable import get_logger, url_without_secrets
@@ -54,7 +55,6 @@ QUEUES_PER_TICK = 3
 PAUSE_TICKS = 2
 """A worker with nothing to trim skips this many ticks."""
 
-_LEASE_SECONDS = 60.0
 _MAX_NAMES_SHOWN = 5
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _REDIS_PORT = 6379
@@ -175,7 +175,8 @@ class Retention:
         if not chosen:
             return []
         ids = [each.letter_id for each in chosen]
-        states = self._store.claims.claim(name, ids, owner=owner, lease_seconds=_LEASE_SECONDS)
+        lease = timing.current.claim
+        states = self._store.claims.claim(name, ids, owner=owner, lease_seconds=lease)
         pairs = zip(chosen, states, strict=True)
         return [each for each, state in pairs if state in _TRIMMABLE]
 

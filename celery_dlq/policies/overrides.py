@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
-from celery_dlq import registry
+from celery_dlq import registry, timing
 from celery_dlq.errors import SettingsError
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import iso
@@ -28,9 +28,6 @@ _CORE = (
 )
 
 MAX_OVERRIDE = timedelta(days=30)
-
-GRACE = timedelta(minutes=1)
-"""A change of what happens to letters begins so much later; until then they are left alone."""
 
 _ELSEWHERE = {
     "default_delay": "it acts where messages are published, and publishers do not ask Redis",
@@ -61,7 +58,7 @@ def checked(
 
 def begins(key: str, now: datetime) -> datetime:
     """When a change of a key that is made now begins."""
-    return now + GRACE if key in of_whole_queues() else now
+    return now + timing.current.grace if key in of_whole_queues() else now
 
 
 def applied(table: PolicyTable, overrides: Iterable[Override], now: datetime) -> PolicyTable:

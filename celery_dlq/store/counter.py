@@ -12,6 +12,7 @@ from operator import attrgetter
 from urllib.parse import quote, unquote
 from uuid import uuid4
 
+from celery_dlq import timing
 from celery_dlq.letters.record import Delivery, Outcome, from_micros, to_micros
 from celery_dlq.store.keys import Keys, compact
 from celery_dlq.store.pipelined import Command, PipelinedConnection
@@ -20,12 +21,6 @@ from celery_dlq.store.scripts import script_text
 
 HISTORY_LIMIT = 50
 """Maximum number of deliveries kept per message, and of retry numbers kept per task."""
-
-STALE_SECONDS = 5.0
-"""A worker whose last heartbeat is older counts as dead."""
-
-ALIVE_SECONDS = 1.0
-"""Interval of a worker's heartbeats for the counters of its queues."""
 
 SCRIPTS = ("count", "count_first", "ended", "forget", "heartbeat")
 """The counter's scripts; they are sent over its connection."""
@@ -43,17 +38,12 @@ class DeliveryCounter:
     _MAX_CLEAN_UPS = 4096  # expiry cleans up the rest
     _MAX_REDRIVES = 100  # counted between two writes
 
-    def __init__(
-        self,
-        connection: PipelinedConnection,
-        keys: Keys,
-        ttl_seconds: float,
-        stale_seconds: float = STALE_SECONDS,
-    ) -> None:
+    def __init__(self, connection: PipelinedConnection, keys: Keys, ttl_seconds: float) -> None:
         self._connection = connection
         self._keys = keys
         self._ttl = int(ttl_seconds * 1000)
-        self._stale = int(stale_seconds * 1000)
+        self._stale = int(timing.current.counter_stale * 1000)
+        self._beat_seconds = timing.current.counter_beat
         self._count = script_text("count")
         self._count_first = script_text("count_first")
         self._ended = script_text("ended")
@@ -154,7 +144,7 @@ class DeliveryCounter:
         """Write a heartbeat if due: without one, the start would look like a dead worker's."""
         self._unprobed.add(dead_letter_queue)
         at = self._alive_at.get(dead_letter_queue)
-        if at is None or time.monotonic() - at >= ALIVE_SECONDS:
+        if at is None or time.monotonic() - at >= self._beat_seconds:
             self._alive_at[dead_letter_queue] = time.monotonic()
             self._connection.send_unanswered([self._heartbeat(dead_letter_queue)])
 

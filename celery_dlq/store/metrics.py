@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from celery_dlq import timing
 from celery_dlq.letters.printable import get_logger
 
 NAMESPACE = "celery_dlq"
@@ -177,7 +178,7 @@ class Measured:
 
 
 Add = Callable[[Mapping[Series, int], WorkerGauges | None], bool]
-"""Adds counts to those of the app, see `celery_dlq.store.totals`; False if they are to be kept."""
+"""Adds counts to those of the app, see `MetricsStore`; False if they are to be kept."""
 
 
 class Counts:
@@ -226,9 +227,6 @@ class Counts:
 
 logger = get_logger("celery_dlq.worker")
 
-FLUSH_SECONDS = 5.0
-"""A process that is killed loses the counts of at most so long."""
-
 
 class Measuring:
     """Counts, and adds them to those of the app once every few seconds.
@@ -257,7 +255,7 @@ class Measuring:
 
     def tick(self) -> None:
         """Add up, if it is time."""
-        if self._clock() - self._flushed_at >= FLUSH_SECONDS:
+        if self._clock() - self._flushed_at >= timing.current.metrics_flush:
             self.flush()
 
     def flush(self) -> None:

@@ -23,6 +23,7 @@ from redis.exceptions import (
 )
 from redis.sentinel import SentinelConnectionPool
 
+from celery_dlq import timing
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import error_without_secrets, get_logger, url_without_secrets
 from celery_dlq.store.connect import new_connection, translated, unavailable
@@ -106,8 +107,6 @@ class PipelinedConnection:
     _MAX_UNCONFIRMED = 1024  # then wait for a reply; usually a second's worth
     _LOG_SECONDS = 10.0
     _REPLICA_MILLIS = 100
-    _ALONE_SECONDS = 30.0
-    _DOUBT_SECONDS = 10.0
     _question: Command = ("PING",)  # asked for the reply alone
 
     def __init__(
@@ -235,13 +234,13 @@ class PipelinedConnection:
             reached = 0
         now = time.monotonic()
         if reached:
-            self._replicated_until = now + self._DOUBT_SECONDS
+            self._replicated_until = now + timing.current.replica_doubt
         elif now < self._replicated_until or self._master_changes():
             self._drop()
             away = redis.ConnectionError(f"no replica has what was written for {key}")
             raise unavailable(away, self._url) from away
         else:
-            self._alone_until = now + self._ALONE_SECONDS
+            self._alone_until = now + timing.current.replica_look
 
     def _master_changes(self) -> bool:
         """True if a Sentinel names another master, or is about to."""

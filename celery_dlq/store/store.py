@@ -22,8 +22,7 @@ from celery_dlq.store.part import Part
 from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.store.records import ServerMemory
 from celery_dlq.store.slots import pipelined
-from celery_dlq.store.totals import MetricsStore
-from celery_dlq.store.workers import WorkerRegistry
+from celery_dlq.store.workers import MetricsStore, WorkerRegistry
 
 _HELD_TTL_SECONDS = 1.0  # a copy of a held message may run once that is released
 

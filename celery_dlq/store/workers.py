@@ -1,4 +1,4 @@
-"""The worker registry in Redis: worker infos, the audit log."""
+"""What workers report of themselves, in Redis: their infos, the audit log, their metrics."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from collections.abc import Mapping
 from functools import partial
 from itertools import zip_longest
 
+from celery_dlq import timing
 from celery_dlq.events import Change
-from celery_dlq.letters.printable import readable
+from celery_dlq.letters.printable import get_logger, readable
 from celery_dlq.letters.record import to_micros
 from celery_dlq.store.keys import compact
+from celery_dlq.store.metrics import OTHER, Measured, Series, WorkerGauges
 from celery_dlq.store.part import Part
 from celery_dlq.store.records import HeartbeatReply, WorkerInfo
 
-SILENT_SECONDS = 30.0
-"""A worker without a heartbeat for this long is no longer live."""
+logger = get_logger("celery_dlq.store")
+
+MOST_FIELDS = 5_000
 
 _MAX_CHANGES = 10_000
 
@@ -70,14 +73,45 @@ class WorkerRegistry(Part):
         return [change for change in found if change is not None]
 
     def _node(self, hostname: str, info: str, tasks: str) -> HeartbeatReply:
-        args = (hostname, int(SILENT_SECONDS * 1000), info, tasks)
+        args = (hostname, int(timing.current.worker_silent * 1000), info, tasks)
         known, revision, jobs = self._written("node", *args)
         return HeartbeatReply(bool(known), int(revision), bool(jobs))
 
     def _live(self) -> list[bytes]:
-        millis = to_micros(self.now()) // 1000 - int(SILENT_SECONDS * 1000)
+        millis = to_micros(self.now()) // 1000 - int(timing.current.worker_silent * 1000)
         live = self._client.zrangebyscore(self._keys.nodes(), millis, "+inf")
         return sorted(live)
+
+
+class MetricsStore(Part):
+    """Adds up the counts of all processes of an app, in one hash."""
+
+    def add(self, counts: Mapping[Series, int], gauges: WorkerGauges | None = None) -> bool:
+        """Add counts without waiting, and never raise; False if the caller is to keep them."""
+        worker = "" if gauges is None else gauges.worker
+        values = "" if gauges is None else compact([gauges.spool, gauges.waiting])
+        fields = [part for series, count in counts.items() for part in (*_names(series), count)]
+        command = self._command("measure", MOST_FIELDS, worker, values, *fields)
+        return self._connection.send_unanswered([command])
+
+    def read(self) -> Measured:
+        """Return all counts, and the gauges of workers that reported in the last half minute."""
+        pipe = self._client.pipeline(transaction=False)
+        pipe.hgetall(self._keys.counts())
+        pipe.hgetall(self._keys.gauges())
+        counts, gauges = pipe.execute()
+        now, _ = self._client.time()
+        found = {}
+        for series, count in counts.items():
+            try:
+                found[tuple(map(str, json.loads(series)))] = int(count)
+            except (ValueError, TypeError):  # for example from a later version
+                logger.debug("Skipped the count %r, which cannot be read", series)
+        workers = (
+            _gauges(name.decode("utf-8", "backslashreplace"), text, now)
+            for name, text in sorted(gauges.items())
+        )
+        return Measured(counts=found, workers=tuple(worker for worker in workers if worker))
 
 
 def _change(fields: Mapping[bytes, bytes]) -> Change:
@@ -86,3 +120,21 @@ def _change(fields: Mapping[bytes, bytes]) -> Change:
 
 def _info(info: bytes, tasks: bytes) -> WorkerInfo:
     return WorkerInfo.from_stored({**json.loads(info), "tasks": json.loads(tasks)})
+
+
+def _names(series: Series) -> tuple[str, str]:
+    """Return the field of a series, and its substitute when there are too many fields."""
+    name, *labels = series
+    return compact(series), compact([name, *(OTHER for _ in labels)])
+
+
+def _gauges(worker: str, text: bytes, now: int) -> WorkerGauges | None:
+    try:
+        at, _, values = text.decode().partition("|")
+        spool, waiting, *_ = json.loads(values)
+        if now - int(at) > timing.current.worker_silent:
+            return None
+        return WorkerGauges(worker=worker, spool=int(spool), waiting=int(waiting))
+    except (ValueError, TypeError):  # for example from a later version
+        logger.debug("Skipped the gauges of %s, which cannot be read: %r", worker, text)
+        return None

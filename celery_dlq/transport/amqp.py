@@ -27,19 +27,13 @@ from amqp.exceptions import MessageNacked  # type: ignore[import-untyped]
 from amqp.spec import Basic  # type: ignore[import-untyped]
 from amqp.transport import TCPTransport  # type: ignore[import-untyped]
 
+from celery_dlq import timing
 from celery_dlq.errors import BrokerUnavailable, RedriveError
 from celery_dlq.letters.printable import get_logger
 
 logger = get_logger("celery_dlq")
 
-MOST_SECONDS = 60.0
-"""Longest wait for the end of an alarm, and for one confirmation."""
-
 BLOCKED = "RabbitMQ blocks publishers: it is short of memory or disk, see `rabbitmqctl status`"
-
-_STEP_SECONDS = 1.0
-_REPLY_SECONDS = 10.0
-"""Longest wait for any other reply; a job without a heartbeat for 15 seconds counts as dead."""
 
 Waiting = Callable[[str], object]
 """Called about every second of a wait with what is waited for, if that is an alarm; may raise."""
@@ -49,15 +43,15 @@ class Confirms:
     """What one connection to RabbitMQ that publishes knows of alarms and confirmations."""
 
     def __init__(self) -> None:
-        self._blocked = False
-        self._changed_at = 0.0
+        self._blocked, self._changed_at = False, 0.0
+        self._longest, self._step = timing.current.confirm, timing.current.confirm_look
 
     def transport_options(self) -> dict[str, Any]:
         """What the connection is to be opened with."""
         return {
             "confirm_publish": False,  # py-amqp's own wait
-            "read_timeout": _REPLY_SECONDS,
-            "write_timeout": _REPLY_SECONDS,
+            "read_timeout": timing.current.publish_reply,
+            "write_timeout": timing.current.publish_reply,
             "on_blocked": self._on_blocked,
             "on_unblocked": self._on_unblocked,
         }
@@ -65,7 +59,7 @@ class Confirms:
     def ready(self, connection: Any, waiting: Waiting) -> None:
         """Wait while the connection is blocked: what is written to it is published afterwards."""
         began = time.monotonic()
-        while _heard(connection, _STEP_SECONDS if self._blocked else 0.0) or self._blocked:
+        while _heard(connection, self._step if self._blocked else 0.0) or self._blocked:
             if self._blocked:
                 self._wait(began, waiting)
 
@@ -74,7 +68,7 @@ class Confirms:
         began = time.monotonic()
         while True:
             try:
-                channel.wait([Basic.Ack, Basic.Nack], _refused_or_not, timeout=_STEP_SECONDS)
+                channel.wait([Basic.Ack, Basic.Nack], _refused_or_not, timeout=self._step)
             except TimeoutError:
                 self._wait(began, waiting)
             except MessageNacked:
@@ -84,15 +78,15 @@ class Confirms:
 
     def _wait(self, began: float, waiting: Waiting) -> None:
         waiting(BLOCKED if self._blocked else "")
-        if time.monotonic() - max(began, self._changed_at) < MOST_SECONDS:
+        if time.monotonic() - max(began, self._changed_at) < self._longest:
             return
         if self._blocked:
-            raise BrokerUnavailable(f"{BLOCKED}; it has done so for {MOST_SECONDS:g} seconds")
-        raise TimeoutError(f"RabbitMQ has not confirmed it within {MOST_SECONDS:g} seconds")
+            raise BrokerUnavailable(f"{BLOCKED}; it has done so for {self._longest:g} seconds")
+        raise TimeoutError(f"RabbitMQ has not confirmed it within {self._longest:g} seconds")
 
     def _on_blocked(self, _reason: str) -> None:
         self._blocked, self._changed_at = True, time.monotonic()
-        logger.warning("%s. Waiting up to %g seconds", BLOCKED, MOST_SECONDS)
+        logger.warning("%s. Waiting up to %g seconds", BLOCKED, self._longest)
 
     def _on_unblocked(self) -> None:
         self._blocked, self._changed_at = False, time.monotonic()

@@ -11,6 +11,7 @@ import click
 from celery import bootsteps, signals
 from celery.worker import state
 
+from celery_dlq import timing
 from celery_dlq.errors import DLQError
 from celery_dlq.events import DeadLettered, Event
 from celery_dlq.letters.printable import get_logger, shortened
@@ -23,8 +24,6 @@ from celery_dlq.worker.shutdown_signals import install
 from celery_dlq.worker.wiring import guard_of
 
 logger = get_logger("celery_dlq.worker")
-
-TICK_SECONDS = 1.0
 
 # Transports that mark redelivered messages. On others, the worker waits for every count.
 FLAGS_REDELIVERY = frozenset({"amqp", "redis"})
@@ -131,7 +130,7 @@ class TickStep(bootsteps.StartStopStep):
             _quietly(read_ahead, consumer)
         # The first heartbeat before the first message.
         _quietly(guard.tick)
-        self._entry = consumer.timer.call_repeatedly(TICK_SECONDS, tick)
+        self._entry = consumer.timer.call_repeatedly(timing.current.tick, tick)
 
     def stop(self, consumer: Any) -> None:
         """Stop ticking, after a last tick."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from celery_dlq import __version__
+from celery_dlq import __version__, timing
 from celery_dlq.config import Settings
 from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.letters.printable import get_logger
@@ -31,7 +31,6 @@ HEARTBEATS_PER_LOOK = 12
 _MAX_WARNINGS = 1000
 _SECOND = timedelta(seconds=1)
 
-_PAUSE_SECONDS = 1.0
 _PAUSE_TICKS = 30
 
 
@@ -59,7 +58,7 @@ class StartCheck:
                 if time.monotonic() >= deadline:
                     raise
                 logger.warning("Waiting for the dead-letter store: %s", exc)
-            time.sleep(min(_PAUSE_SECONDS, max(0.0, deadline - time.monotonic())))
+            time.sleep(min(timing.current.start_look, max(0.0, deadline - time.monotonic())))
 
     def tick(self) -> None:
         """Check a store that was away, until it has passed; called once a second."""

@@ -22,11 +22,10 @@ from typing import Any
 from celery import platforms
 from celery.worker import state
 
+from celery_dlq import timing
 from celery_dlq.transport.held import sleep, start_thread
 
 _SHUTDOWNS = frozenset({"SIGINT", "SIGTERM", "SIGQUIT"})
-_AGAIN_SECONDS = 0.01
-_MOST_SECONDS = 30.0  # all that we wait for has a time-out, and those are shorter
 
 _WHOLE = ("celery_dlq.", "amqp.method_framing")
 
@@ -82,7 +81,7 @@ class _AfterUs:
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         if self not in _pending:
             _pending.append(self)
-            self._until = time.monotonic() + _MOST_SECONDS
+            self._until = time.monotonic() + timing.current.signal_wait
         if _must_end_first(frame) and time.monotonic() < self._until:
             if self._waits:
                 self._more += 1
@@ -100,7 +99,7 @@ class _AfterUs:
                 os.kill(os.getpid(), signum)
 
     def _send_again(self, signum: int) -> None:
-        sleep(_AGAIN_SECONDS)
+        sleep(timing.current.signal_again)
         self._waits = False
         os.kill(os.getpid(), signum)
 

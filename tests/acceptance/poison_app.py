@@ -1,7 +1,8 @@
 """The app of the acceptance tests: every way to die, and a trace of every execution in Redis.
 
 Imported by the tests and by the workers they start; ``POISON_REDIS``, ``POISON_CONF`` (JSON) and
-``POISON_CONSTANTS`` (JSON, ``module:NAME`` to value) come from the environment.
+``POISON_CONSTANTS`` (JSON, ``module:NAME`` to value) come from the environment, and the intervals
+of the test that starts it, see ``intervals.py`` in the folder above.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ctypes
 import importlib
 import json
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -24,11 +26,13 @@ from celery.signals import worker_process_shutdown
 from celery.worker.request import Request
 from kombu import Exchange, Queue
 
-from celery_dlq import DeadLetters, RejectToDLQ, dead_letter_policy
+from celery_dlq import DeadLetters, RejectToDLQ, dead_letter_policy, timing
 
 for place, value in json.loads(os.environ.get("POISON_CONSTANTS", "{}")).items():
     module, _, constant = place.partition(":")
     setattr(importlib.import_module(module), constant, value)
+if "TEST_TIMING" in os.environ:
+    timing.current = pickle.loads(bytes.fromhex(os.environ["TEST_TIMING"]))
 
 URL = os.environ.get("POISON_REDIS", "redis://127.0.0.1:6379")
 BROKER = os.environ.get("POISON_BROKER", f"{URL}/0")

@@ -10,15 +10,13 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+import intervals
 import pytest
 import redis
 from waiting import poll
 from workers import Place, Worker, run_python
 
-from celery_dlq.features.circuit_breaker import policy
-
 BREAKER = {"deaths": 20, "window": 60}
-QUICK = {"celery_dlq.features.circuit_breaker.policy:PROBE_SECONDS": 1}
 CONF: dict[str, Any] = {"dlq_queues": {"orders": {"max_deliveries": 3, "circuit_breaker": BREAKER}}}
 TASK = "poison_app.calls_downstream"
 
@@ -26,8 +24,7 @@ TASK = "poison_app.calls_downstream"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Breakers probe every second."""
-    monkeypatch.setattr(policy, "PROBE_SECONDS", 1)
-    monkeypatch.setenv("POISON_CONSTANTS", json.dumps(QUICK))
+    intervals.change(monkeypatch, probe=1)
 
 
 @pytest.fixture
@@ -224,7 +221,7 @@ def test_a_full_breaker_probes_with_what_is_on_the_broker(
 ) -> None:
     """A probe from its queue would wait behind that; in the end all runs."""
     downstream.set("outage", 1)
-    few = json.dumps({**QUICK, "celery_dlq.operations.release:MOST_HELD": 30})
+    few = json.dumps({"celery_dlq.operations.release:MOST_HELD": 30})
     worker = start_worker(CONF, env={"POISON_CONSTANTS": few})
     publish(redis_url, Place("redis"), 0, 300)
     poll(lambda: "Queue orders is not consumed" in worker.output, timeout_seconds=60)

@@ -10,6 +10,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
+import intervals
 import pytest
 from builders import a_letter, key_of
 from command_line import Dlq
@@ -17,7 +18,6 @@ from waiting import poll
 from workers import HERE, Worker, environment
 
 from celery_dlq import DeadLetter
-from celery_dlq.policies import overrides
 from celery_dlq.store.instructions import Override
 
 Start = Callable[..., Worker]
@@ -183,7 +183,7 @@ def test_a_change_removes_nothing_for_a_minute_and_nothing_for_good(
     assert dlq("policies", "unset", "orders", "--yes", conf=conf).exit_code == 0
     assert poison.dlq.store.length("orders-DLQ") == 3
 
-    monkeypatch.setattr(overrides, "GRACE", timedelta(seconds=2))  # for those who would wait
+    intervals.change(monkeypatch, grace=timedelta(seconds=2))  # for those who would wait
     assert dlq("policies", "set", "orders", value, "--for", "5m", "--yes", conf=conf).exit_code == 0
     poll(lambda: poison.dlq.store.length("orders-DLQ") == 3 - number, timeout_seconds=30)
     assert dlq("policies", "unset", "orders", "--yes", conf=conf).exit_code == 0

@@ -8,6 +8,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
+import intervals
 import pytest
 from builders import a_letter, a_request, key_of
 from command_line import Dlq
@@ -15,8 +16,6 @@ from waiting import poll
 from workers import Worker, run_python
 
 from celery_dlq import DeadLetter
-from celery_dlq.features.circuit_breaker import policy as breaker
-from celery_dlq.policies import overrides
 
 Start = Callable[..., Worker]
 Ran = Callable[[str], int]
@@ -27,10 +26,7 @@ BREAKER = {"deaths": 2, "window": 60}
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A change of a policy begins now, and breakers probe every second."""
-    monkeypatch.setattr(overrides, "GRACE", timedelta(0))
-    monkeypatch.setattr(breaker, "PROBE_SECONDS", 1)
-    name = "celery_dlq.features.circuit_breaker.policy:PROBE_SECONDS"
-    monkeypatch.setenv("POISON_CONSTANTS", json.dumps({name: 1}))
+    intervals.change(monkeypatch, grace=timedelta(0), probe=1)
 
 
 def end(dlq: Dlq, worker: Worker, conf: dict[str, Any], *keys: str) -> None:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
+import intervals
 import pytest
 import redis
 from builders import a_letter, a_request, key_of
@@ -19,7 +20,6 @@ from workers import Place, Worker, run_python
 from celery_dlq import DeadLetter, DLQError
 from celery_dlq.features.auto_redrive import operations as auto_redrive
 from celery_dlq.features.auto_redrive.operations import ACTOR
-from celery_dlq.policies import overrides
 
 Start = Callable[..., Worker]
 Ran = Callable[[str], int]
@@ -270,7 +270,6 @@ def dying(self, *args, **kwargs):
 setattr(place, name, dying)
 if elsewhere:
     Claims.marker = lambda _: None
-auto_redrive.LEASE_SECONDS = 1.0
 jobs = poison_app.dlq.assembly.jobs()
 while auto_redrive.look(jobs, jobs.policies.in_force()) and jobs.run_next(lambda: False):
     pass
@@ -307,7 +306,7 @@ def test_a_look_killed_anywhere_is_finished_by_the_next_ones(
     twice: int,
 ) -> None:
     """No letter is lost; nothing goes out twice but what was published and not noted."""
-    monkeypatch.setattr(overrides, "GRACE", timedelta(0))
+    intervals.change(monkeypatch, grace=timedelta(0), redrive_lease=1.0)
     sent = {put(poison).id for _ in range(350)}
     rule = {"after": 0.1, "times": 1}
     poison.dlq.override_policy("orders", timedelta(hours=1), auto_redrive=rule)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+from fresh import strict_counter
 
 from celery_dlq.store.connect import connect
 from celery_dlq.store.counter import DeliveryCounter
@@ -13,8 +14,6 @@ from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.slots import pipelined
 from celery_dlq.store.store import Store
-
-TTL_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def redis_backend(url: str) -> Backend:
     return Backend(
         store=Store(url, timeout_seconds=2.0).letters,
         # What nobody ended is over here; how long a worker may be silent is tested elsewhere.
-        counter=DeliveryCounter(connection, Keys(), TTL_SECONDS, stale_seconds=0),
+        counter=strict_counter(connection, Keys()),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from builders import DLQ, NOW, a_delivery, a_key, an_ended_delivery
+from fresh import strict_counter
 from servers import RedisServer
 
 from celery_dlq.letters.record import Delivery, Outcome
@@ -505,7 +506,7 @@ def test_flushing_and_closing_may_be_repeated(counter: DeliveryCounter) -> None:
 def redis_counter(redis_url: str) -> Iterator[DeliveryCounter]:
     """Give the counter of Redis alone, for what only Redis does."""
     connection = PipelinedConnection(connect(redis_url, 2.0, retries=0), redis_url)
-    counter = DeliveryCounter(connection, Keys(), TTL_SECONDS, stale_seconds=0)
+    counter = strict_counter(connection, Keys())
     yield counter
     counter.close()
 

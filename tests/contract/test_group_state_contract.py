@@ -191,16 +191,15 @@ def test_a_muted_group_is_not_reported(parts: Store) -> None:
     assert parts.part(Reports).of(letter_of()) is not None
 
 
-def test_states_go_long_after_their_letters(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_go_long_after_their_letters(redis_url: str) -> None:
     """When the next one is set; a group that has letters keeps its own."""
     backend = Store(redis_url, timeout_seconds=2.0)
-    monkeypatch.setattr("celery_dlq.store.notes._KEPT_MILLIS", -1000)  # all are overdue
     dies(backend, fingerprint="alive")
     muted = GroupStatus(state=GroupState.MUTED, at=NOW, actor="ann")
-    for group in ("alive", "gone", "new"):
+    for group in ("alive", "gone"):
         backend.notes.set_status(DLQ, group, muted)
+    backend.client.zadd(backend.keys.noted(DLQ), {"alive": 0, "gone": 0})  # long ago
+    backend.notes.set_status(DLQ, "new", muted)
     assert sorted(backend.notes.statuses(DLQ)) == ["alive", "new"]
     backend.close()
 

@@ -20,7 +20,7 @@ from celery_dlq.store.metrics import (
     WorkerGauges,
 )
 from celery_dlq.store.store import Store
-from celery_dlq.store.totals import MOST_FIELDS, MetricsStore
+from celery_dlq.store.workers import MOST_FIELDS, MetricsStore
 
 
 @contextmanager

@@ -24,7 +24,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import intervals
 import pyarrow.parquet as pq
+import pytest
 from builders import DLQ, NOW, a_letter, key_of
 
 from celery_dlq.errors import ExportError
@@ -62,7 +64,7 @@ STEPS = [
 
 def main(url: str, place: str, mode: str, first: str, stride: str) -> None:
     step = int(first)
-    checkpoint.LEASE_SECONDS = 0.4
+    intervals.change(pytest.MonkeyPatch(), export_lease=0.4)
     while step < MOST_STEPS:
         here = place.format(step)
         if mode == "back":

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import intervals
 import pytest
 from builders import DLQ, a_letter, a_request, an_app, key_of
 from waiting import poll
@@ -19,7 +20,6 @@ from celery_dlq.features.auto_redrive import operations as module
 from celery_dlq.features.auto_redrive.operations import ACTOR, MOST_LETTERS, Cursor
 from celery_dlq.letters.record import EPOCH, Reason
 from celery_dlq.operations.job import Job
-from celery_dlq.policies import overrides
 from celery_dlq.store.records import RedriveOutcome
 
 Make = Callable[..., DeadLetters]
@@ -50,7 +50,7 @@ def make(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Make]:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A change of a policy begins now."""
-    monkeypatch.setattr(overrides, "GRACE", timedelta(0))
+    intervals.change(monkeypatch, grace=timedelta(0))
 
 
 def put(dlq: DeadLetters, count: int = 1, **changes: Any) -> list[str]:
@@ -272,7 +272,7 @@ def test_a_job_whose_process_was_killed_is_resumed(
     """Another worker takes the lease once it is over, and goes on with the job: nothing twice."""
     one, two = make(), make()
     put(one, 250)
-    monkeypatch.setattr(module, "LEASE_SECONDS", 0.2)
+    intervals.change(monkeypatch, redrive_lease=0.2)
 
     def killed(*_: Any) -> Any:
         raise KeyboardInterrupt

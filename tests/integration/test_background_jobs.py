@@ -14,6 +14,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
+import intervals
 import pytest
 from builders import DLQ, a_letter, a_request, an_app, key_of
 from fresh import fresh_store, jobs_on
@@ -536,7 +537,7 @@ def test_a_run_that_was_silent_undoes_nothing_that_others_decided(
     operators: Operators, monkeypatch: pytest.MonkeyPatch, decided: str
 ) -> None:
     """Its machine stood still: meanwhile its job was cancelled, handed on, or taken over."""
-    monkeypatch.setattr("celery_dlq.operations.job.SILENT", timedelta(0))
+    intervals.change(monkeypatch, job_silent=timedelta(0))
     one = operators()
     jobs = one.assembly.jobs()
     run = jobs.make("redrive", DLQ, LetterFilter(), RedriveOptions())

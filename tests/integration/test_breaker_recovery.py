@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import intervals
 import pytest
 import redis
 from builders import a_letter, an_app, key_of
@@ -28,10 +29,8 @@ from celery_dlq.features.circuit_breaker.operations import Breakers
 from celery_dlq.features.circuit_breaker.policy import (
     Happened,
 )
-from celery_dlq.features.hold import operations as holds
 from celery_dlq.features.hold.operations import Holds
 from celery_dlq.letters.record import Reason
-from celery_dlq.operations import job, release
 from celery_dlq.operations.job import JobRun
 from celery_dlq.operations.jobs import Jobs
 from celery_dlq.operations.redrive.publisher import GrowingPace
@@ -57,9 +56,7 @@ def client(server: RedisServer) -> redis.Redis:
 @pytest.fixture
 def dlq(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadLetters]:
     """An app whose workers notice everything at once, and do not wait after an error."""
-    monkeypatch.setattr(holds, "NOTICED", timedelta(0))
-    monkeypatch.setattr(release, "RETRY", timedelta(0))
-    monkeypatch.setattr(policy, "PROBE_SECONDS", 0.01)
+    intervals.change(monkeypatch, hold_noticed=timedelta(0), release_retry=timedelta(0), probe=0.01)
     monkeypatch.setattr(policy, "PROBES", 1)
     monkeypatch.setattr(GrowingPace, "rate", 20.0)
     with ExitStack() as stack:
@@ -173,7 +170,7 @@ def test_a_release_that_is_cancelled_while_no_worker_runs_it(
         asked = iter([False] * 3)
         recover(dlq, lambda: next(asked, True))
     else:
-        monkeypatch.setattr(job, "SILENT", timedelta(0))
+        intervals.change(monkeypatch, job_silent=timedelta(0))
         with monkeypatch.context() as patch, pytest.raises(SystemExit):
             patch.setattr(Jobs, "run", lambda *_: sys.exit())
             recover(dlq)
@@ -220,7 +217,7 @@ def test_an_error_at_any_step_delays_the_release_only(
     error: type[BaseException],
 ) -> None:
     """The next look of any worker goes on."""
-    monkeypatch.setattr(job, "SILENT", timedelta(0))
+    intervals.change(monkeypatch, job_silent=timedelta(0))
     ids = releasing(dlq, 2)
     if step == "before an earlier job is resumed":
         asked = iter([False] * 2)

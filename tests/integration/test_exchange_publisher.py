@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import intervals
 import pytest
 import redis
 from builders import a_letter, key_of
@@ -210,7 +211,7 @@ def test_while_the_broker_is_down_letters_are_stored_and_published_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The letter does not wait for the broker."""
-    monkeypatch.setattr("celery_dlq.features.exchange.publisher.LEASE_SECONDS", 1.0)
+    intervals.change(monkeypatch, outbox_lease=1.0)
     subscriber = Subscriber(connection, Exchange("deaths", "fanout"), "")
     with TcpProxy(rabbit_server.port) as proxy:
         url = rabbit_server.url.replace(str(rabbit_server.port), str(proxy.port))
@@ -261,10 +262,10 @@ def test_an_entry_without_a_letter_is_kept_for_its_wait_and_then_reported(
     letter = stored(dlq)
     dlq.store.remove("orders-DLQ", [letter.id])
     publisher = a_publisher(dlq)
-    monkeypatch.setattr("celery_dlq.features.exchange.publisher.LEASE_SECONDS", 0.0)
+    intervals.change(monkeypatch, outbox_lease=0.0)
     deliver(publisher)
     assert waiting(dlq) == 1
-    monkeypatch.setattr("celery_dlq.features.exchange.publisher._MISSING_SECONDS", 0.0)
+    intervals.change(monkeypatch, outbox_missing=0.0)
     deliver(publisher)
     assert waiting(dlq) == 0
     assert f"Letter {letter.id} was never published" in caplog.text
@@ -279,7 +280,7 @@ def test_one_that_is_refused_holds_up_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An exchange that another release named and nobody has; headers that AMQP cannot carry."""
-    monkeypatch.setattr("celery_dlq.features.exchange.publisher.LEASE_SECONDS", 0.0)
+    intervals.change(monkeypatch, outbox_lease=0.0)
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "deaths"))
     subscriber = Subscriber(connection, Exchange("deaths"), "orders")
     gone = stored(dlq)
@@ -322,7 +323,7 @@ def test_a_subscriber_that_refuses_gives_the_others_few_copies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """RabbitMQ refuses what one of the queues refuses, and the others have it; it ends."""
-    monkeypatch.setattr("celery_dlq.features.exchange.publisher.LEASE_SECONDS", 0.0)
+    intervals.change(monkeypatch, outbox_lease=0.0)
     subscriber = Subscriber(connection, Exchange("deaths", "fanout"), "")
     exchange = {"name": "deaths", "type": "fanout"}
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, exchange))
@@ -351,7 +352,7 @@ def test_a_letter_that_is_refused_waits_longer_each_time(
     full: Queue, rabbit_server: RabbitServer, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And holds up no other; the next worker goes on counting."""
-    monkeypatch.setattr("celery_dlq.features.exchange.publisher.LEASE_SECONDS", 10.0)
+    intervals.change(monkeypatch, outbox_lease=10.0)
     exchange = {"name": "deaths", "type": "fanout"}
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, exchange))
     stored(dlq)
@@ -378,8 +379,7 @@ def test_a_slow_broker_gives_no_copies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What a worker took and cannot publish in time, it puts back; two workers publish once."""
-    monkeypatch.setattr("celery_dlq.features.exchange.publisher.LEASE_SECONDS", 3.0)
-    monkeypatch.setattr("celery_dlq.features.exchange.publisher._ROUND_SECONDS", 0.5)
+    intervals.change(monkeypatch, outbox_lease=3.0, outbox_round=0.5)
     publish = Exchanges.publish
 
     def slowly(*args: Any) -> bool:
@@ -430,7 +430,7 @@ def test_a_queue_behind_the_default_exchange_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It was there at the start, and somebody deleted it; nobody has copies, so it never ends."""
-    monkeypatch.setattr("celery_dlq.features.exchange.publisher.LEASE_SECONDS", 0.0)
+    intervals.change(monkeypatch, outbox_lease=0.0)
     queue = Queue("alerts", channel=connection.channel())
     queue.declare()
     dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "", "alerts"))

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import intervals
 import pyarrow.dataset as ds
 import pytest
 from builders import DLQ, a_letter, key_of
@@ -18,7 +19,6 @@ from s3 import s3_server, url_of
 from servers import RedisServer
 
 from celery_dlq.errors import ExportError
-from celery_dlq.export import checkpoint
 from celery_dlq.export.exporter import ParquetExport, Rolling
 from celery_dlq.store.store import Store
 
@@ -86,7 +86,7 @@ def test_a_second_export_to_a_bucket_says_who_is_at_work(
     letter = a_letter()
     store.dead_letter(letter, key_of(letter))
     url = url_of(s3, "two/letters")
-    monkeypatch.setattr(checkpoint, "LEASE_SECONDS", 0.6)
+    intervals.change(monkeypatch, export_lease=0.6)
     refusals = []
 
     def second(_count: int) -> None:

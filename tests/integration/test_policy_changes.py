@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
+import intervals
 import pytest
 from builders import DLQ, a_letter, an_app, key_of
 from waiting import poll
@@ -56,7 +57,7 @@ def dlq(make: Callable[..., DeadLetters]) -> DeadLetters:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is changed begins now."""
-    monkeypatch.setattr(overrides, "GRACE", timedelta(0))
+    intervals.change(monkeypatch, grace=timedelta(0))
 
 
 def put(dlq: DeadLetters, count: int, **changes: Any) -> list[str]:
@@ -123,7 +124,7 @@ def test_nothing_configured_acts_between_two_overrides(
     """An override that spares letters is replaced or lifted: these stay for the minute."""
     dlq = make(**MOST)
     with monkeypatch.context() as begun:
-        begun.setattr(overrides, "GRACE", timedelta(0))
+        intervals.change(begun, grace=timedelta(0))
         dlq.override_policy("orders", HOUR, dead_letter_max_length=None)
     put(dlq, LETTERS)
     assert a_worker_trims(dlq) == LETTERS
@@ -168,7 +169,7 @@ def test_what_the_end_of_an_override_removes_can_be_restored(
     make: Callable[..., DeadLetters], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An operator's word, too: the configured policy acts because an override was lifted."""
-    monkeypatch.setattr(overrides, "GRACE", timedelta(seconds=0.3))
+    intervals.change(monkeypatch, grace=timedelta(seconds=0.3))
     dlq = make(**TTL)
     put(dlq, LETTERS)
     dlq.override_policy("orders", HOUR, dead_letter_ttl=86_400)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+import intervals
 import pytest
 from builders import a_letter, an_app, key_of
 from kombu import Connection, Queue
@@ -19,13 +20,9 @@ from sqs import SqsServer
 from waiting import poll
 
 from celery_dlq import DeadLetters
-from celery_dlq.features.hold import operations
 from celery_dlq.features.hold.operations import Holds
 from celery_dlq.letters.record import Reason
-from celery_dlq.operations import job as jobs
-from celery_dlq.operations.redrive import claimed
 from celery_dlq.store.instructions import Hold
-from celery_dlq.transport import amqp as confirms
 
 QUEUE = "orders-DLQ"
 
@@ -62,7 +59,7 @@ def place(
     rabbit_server: RabbitServer, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Place]:
     """An empty queue, and what makes an app by its broker's port."""
-    monkeypatch.setattr(operations, "NOTICED", timedelta(0))
+    intervals.change(monkeypatch, hold_noticed=timedelta(0))
     rabbit_server.delete_queues("orders")
     with Connection(rabbit_server.url) as connection:
         connection.default_channel.queue_declare("orders", durable=True, auto_delete=False)
@@ -125,7 +122,7 @@ def test_a_slow_broker_makes_no_other_worker_release_the_same_messages(
     place: Place, proxied: Callable[..., SlowProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job of a release lives while each message of a batch waits for its confirmation."""
-    monkeypatch.setattr(jobs, "SILENT", timedelta(seconds=2))
+    intervals.change(monkeypatch, job_silent=timedelta(seconds=2))
     slow, other = place.make(proxied(delay=0.1).port), place.make()
     now = datetime.now(timezone.utc)
     hold = Hold(
@@ -149,7 +146,7 @@ def test_the_claims_of_a_slow_batch_are_renewed(
     place: Place, proxied: Callable[..., SlowProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second redrive takes no letter of one that publishes for longer than a lease."""
-    monkeypatch.setattr(claimed, "LEASE_SECONDS", 1.0)
+    intervals.change(monkeypatch, claim=1.0)
     slow, other = place.make(proxied(delay=0.1).port), place.make()
     put(slow, 40)
     thread, found = in_background(lambda: slow.redrive(QUEUE))
@@ -165,7 +162,7 @@ def test_a_run_that_lost_its_claims_publishes_nothing_more(
     place: Place, proxied: Callable[..., SlowProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a pause of its machine: the letters that another operation has are left to it."""
-    monkeypatch.setattr(claimed, "LEASE_SECONDS", 1.0)
+    intervals.change(monkeypatch, claim=1.0)
     slow = place.make(proxied(delay=0.1).port)
     ids = put(slow, 30)
     store = slow.assembly.backend.letters
@@ -206,7 +203,7 @@ def test_a_blocked_connection_is_waited_for(
     place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job says what it waits for, is not taken for dead, and publishes each message once."""
-    monkeypatch.setattr(jobs, "SILENT", timedelta(seconds=3))
+    intervals.change(monkeypatch, job_silent=timedelta(seconds=3))
     dlq, other = place.make(), place.make()
     put(dlq, 20)
     with place.server.blocking_publishers():
@@ -228,7 +225,7 @@ def test_a_connection_that_stays_blocked_ends_the_job_and_resuming_it_goes_on(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the reason; the one message that was on its way then may be there twice, as is said."""
-    monkeypatch.setattr(confirms, "MOST_SECONDS", 2.0)
+    intervals.change(monkeypatch, confirm=2.0)
     dlq = place.make()
     put(dlq, 20)
     with place.server.blocking_publishers():

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import intervals
 import pytest
 import redis
 from builders import a_letter, an_app, key_of
@@ -19,7 +20,6 @@ from watched import WatchedServers
 from celery_dlq import DeadLetters
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.store.address import address_of
-from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.store.records import Stored
 from celery_dlq.store.store import Store
 
@@ -82,7 +82,7 @@ def test_a_replica_that_hangs_delays_letters_for_seconds_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Then the master's word is enough, and the replica is not asked each time."""
-    monkeypatch.setattr(PipelinedConnection, "_DOUBT_SECONDS", 1.0)
+    intervals.change(monkeypatch, replica_doubt=1.0)
     with WatchedServers() as servers:
         backend = Store(address_of(servers.url, options=servers.options))
         letters = [a_letter() for _ in range(5)]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 
+import intervals
 import pytest
 from builders import DLQ, NOW, a_delivery, a_key, an_ended_delivery
 from servers import RedisServer
@@ -37,7 +38,9 @@ class Workers:
     def start(self, stale_seconds: float = STALE_SECONDS) -> DeliveryCounter:
         """The counter of a new worker process."""
         connection = PipelinedConnection(connect(self._url, 5.0, retries=0), self._url)
-        counter = DeliveryCounter(connection, KEYS, 3600.0, stale_seconds)
+        with pytest.MonkeyPatch.context() as patch:
+            intervals.change(patch, counter_stale=stale_seconds)
+            counter = DeliveryCounter(connection, KEYS, 3600.0)
         self._open.callback(counter.close)
         return counter
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import intervals
 import pytest
 import redis
 from builders import a_letter, an_app, key_of
@@ -58,7 +59,7 @@ def client(server: RedisServer) -> redis.Redis:
 @pytest.fixture
 def make(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Makes the plugin for an app whose broker and held messages are on this server."""
-    monkeypatch.setattr(operations, "NOTICED", timedelta(0))
+    intervals.change(monkeypatch, hold_noticed=timedelta(0))
     with ExitStack() as stack:
 
         def make(**settings: Any) -> DeadLetters:
@@ -275,12 +276,13 @@ def test_killed_between_publishing_and_removing_the_next_run_knows(
 RELEASES = """
 import sys
 sys.path.insert(0, sys.argv[2])
-from datetime import timedelta
+import intervals
 from builders import an_app
 from celery_dlq import DeadLetters
 from celery_dlq.features.hold import operations as holds
 from celery_dlq.operations.redrive import one_step
-holds.NOTICED, holds.RELEASE_RATE = timedelta(0), 5000.0
+holds.RELEASE_RATE = 5000.0
+intervals.inherit()
 one_step.OneStep.batch_size = 20
 dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[1]))
 print("ready", flush=True)

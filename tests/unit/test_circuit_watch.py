@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
+import intervals
 import pytest
 from billiard.einfo import ExceptionInfo
 from celery.exceptions import Retry, TaskRevokedError
@@ -42,7 +43,7 @@ def clean() -> Iterator[None]:
 @pytest.fixture
 def worker(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Worker:
     """A worker whose task is held after two deaths, and released after two probes."""
-    monkeypatch.setattr(policy, "PROBE_SECONDS", 60.0)
+    intervals.change(monkeypatch, probe=60.0)
     monkeypatch.setattr(policy, "PROBES", 2)
     return Worker(tmp_path, circuit_breaker={"deaths": 2})
 

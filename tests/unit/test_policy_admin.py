@@ -6,6 +6,7 @@ import re
 from datetime import timedelta
 from typing import Any
 
+import intervals
 import pytest
 from builders import NOW
 from fresh import fresh_store
@@ -15,7 +16,6 @@ from celery_dlq.cli.policies import show_policies
 from celery_dlq.errors import NotFound, SettingsError
 from celery_dlq.events import Action, Event, Events, whoami
 from celery_dlq.operations.policies import PolicyAdmin
-from celery_dlq.policies import overrides
 from celery_dlq.policies.drift import differences
 from celery_dlq.policies.overrides import by_queue, keys
 from celery_dlq.policies.policy import CrashLimit, Policy
@@ -35,7 +35,7 @@ TABLE = PolicyTable(
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> Store:
     """An empty store, with a clock that does not move; so changes begin at once."""
-    monkeypatch.setattr(overrides, "GRACE", timedelta(0))
+    intervals.change(monkeypatch, grace=timedelta(0))
     made = fresh_store()
     monkeypatch.setattr(made.workers, "now", lambda: NOW)
     monkeypatch.setattr(made.instructions, "now", lambda: NOW)

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+import intervals
 import pytest
 from celery import platforms
 from celery.worker import state
@@ -75,7 +76,7 @@ def test_a_handler_waits_for_a_bounded_time(
     said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that hangs can still be shut down."""
-    monkeypatch.setattr(shutdown_signals, "_MOST_SECONDS", 0.0)
+    intervals.change(monkeypatch, signal_wait=0.0)
     run(said, "celery_dlq.worker.x")
     assert said == [HANDLED, "celery_dlq.worker.x"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 
+import intervals
 import pytest
 
 from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.store.metrics import STORE_ERRORS, Counts, Series, WorkerGauges
-from celery_dlq.worker import heartbeat
 from celery_dlq.worker.heartbeat import StartCheck
 
 AWAY = StoreUnavailable("the store is away")
@@ -45,7 +45,7 @@ def counted(counts: Counts) -> dict[Series, int]:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "_PAUSE_SECONDS", 0.0)
+    intervals.change(monkeypatch, start_look=0.0)
 
 
 @pytest.mark.parametrize("wait", [None, 0.0, 10.0])

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 from builders import NOW, a_letter, key_of
-from fresh import fresh_store
+from fresh import fresh_store, strict_counter
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.features.exceptions.policy import Action, ExceptionPolicy, ExceptionRule
@@ -44,7 +44,7 @@ class AwayCounter(DeliveryCounter):
 def a_counter(kind: type[C] = DeliveryCounter) -> C:  # type: ignore[assignment]
     """A counter for which a delivery that nobody ended is over."""
     store = fresh_store()
-    return kind(store.connection, store.keys, 3600.0, stale_seconds=0)
+    return strict_counter(store.connection, store.keys, kind)
 
 
 def a_redelivered_message() -> Any:

@@ -7,18 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from celery_dlq import timing
 from celery_dlq.events import DeadLettered, Event
 from celery_dlq.features.auto_redrive.operations import look
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.store.metrics import REDRIVES_USED_UP
 from celery_dlq.worker.housekeeping import LongTask
 from celery_dlq.worker.observer import Observer, WorkerParts
-
-LOOK_SECONDS = 60.0
-"""Seconds between two looks for letters that are due; fewer if they wait less than ten minutes."""
-
-BUSY_SECONDS = 2.0
-"""The same, while a queue has a job: behind it, more letters may be due."""
 
 
 def observer(parts: WorkerParts) -> Observer:
@@ -74,9 +69,9 @@ class AutoRedriveObserver(Observer):
     def _look(self, stopping: Callable[[], bool]) -> None:
         with self._parts.separate() as self._own:
             if look(self._own.jobs(), self._parts.policies.policies, stopping):
-                self._look_at = min(self._look_at, time.monotonic() + BUSY_SECONDS)
+                self._look_at = min(self._look_at, time.monotonic() + timing.current.busy_look)
 
     def _pause(self) -> float:
         rules = self._parts.policies.policies.values("auto_redrive")
-        shortest = min((rule.after for rule in rules), default=LOOK_SECONDS)
-        return min(LOOK_SECONDS, max(1.0, shortest / 10))
+        shortest = min((rule.after for rule in rules), default=timing.current.redrive_look)
+        return min(timing.current.redrive_look, max(1.0, shortest / 10))

@@ -25,6 +25,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from celery_dlq import timing
 from celery_dlq.errors import NotFound
 from celery_dlq.events import on_behalf_of
 from celery_dlq.features.auto_redrive.policy import AutoRedrive
@@ -50,11 +51,6 @@ MOST_SCANNED = 20_000
 """At most this many letters are read a look to find the first one that is due."""
 
 JOBS_KEPT = 100
-LEASE_SECONDS = 30.0
-"""After a process that was killed, another one goes on when this time is over."""
-
-CANARY_SECONDS = 60.0
-MOST_CANARY_SECONDS = 300.0
 
 _PLACE = "auto_redrive"
 _PAGE = 500
@@ -117,7 +113,7 @@ class _Visit:
         self._store = jobs.backend.letters
         self._queue = queue
         self._rule = rule
-        self._lease = self._store.lease(queue, _PLACE, uuid4().hex, LEASE_SECONDS)
+        self._lease = self._store.lease(queue, _PLACE, uuid4().hex, timing.current.redrive_lease)
         self._state: dict[str, Any] = {}
 
     def visit(self) -> bool:
@@ -227,6 +223,6 @@ def _name(due: Mapping[str, Any]) -> str:
 def _options(rule: AutoRedrive, redrives: int) -> RedriveOptions:
     canary = None
     if rule.canary is not None:
-        wait = min(max(CANARY_SECONDS, rule.after), MOST_CANARY_SECONDS)
+        wait = min(max(timing.current.canary, rule.after), timing.current.max_canary)
         canary = Canary(letters=rule.canary, wait_seconds=wait)
     return RedriveOptions(rate=RATE, limit=MOST_LETTERS, due=rule.due(redrives), canary=canary)

@@ -19,8 +19,6 @@ from celery_dlq.cli.table import about_hold, line, say, table
 from celery_dlq.features.circuit_breaker.operations import Breakers
 from celery_dlq.operations.release import HeldMessages
 
-_STYLES = {"open": "red"}
-
 
 @click.group(
     invoke_without_command=True,

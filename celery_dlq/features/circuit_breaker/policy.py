@@ -22,16 +22,14 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
+from celery_dlq import timing
 from celery_dlq.policies.checks import expected, integer, mapping, positive_seconds
 from celery_dlq.policies.policy import KeyValue
 from celery_dlq.store.instructions import OPEN, RELEASING, Circuit
 
-_MICROS = 1_000_000
 _MOST_SECONDS = 86_400.0
 SHARE = 0.9
 """Share of all executions within the window that must have died for a breaker to open."""
-PROBE_SECONDS = 30.0
-"""Time between two probes."""
 PROBES = 3
 """Probes in a row that must succeed before a breaker closes."""
 
@@ -134,7 +132,8 @@ def _while_open(circuit: Circuit, happened: Died | Happened, now: int) -> Circui
 
 def _opened(before: Circuit | None, now: int) -> Circuit:
     opened_at = now if before is None else max(now, before.opened_at + 1)
-    return Circuit(opened_at=opened_at, probe_every=PROBE_SECONDS, probes=PROBES, probed_at=now)
+    every = timing.current.probe
+    return Circuit(opened_at=opened_at, probe_every=every, probes=PROBES, probed_at=now)
 
 
 def circuit_breaker(where: str, value: object) -> CircuitBreaker:
@@ -157,7 +156,7 @@ _KEYS = mapping(
     },
     gone={
         "share": f"nothing: it is {SHARE:g} of the executions within the window",
-        "probe_every": f"nothing: a probe runs every {PROBE_SECONDS:g} seconds",
+        "probe_every": f"nothing: a probe runs every {timing.current.probe:g} seconds",
         "probes": f"nothing: {PROBES} in a row must succeed",
     },
 )

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 from amqp.exceptions import MessageNacked  # type: ignore[import-untyped]
 from kombu.utils.functional import LRUCache
 
+from celery_dlq import timing
 from celery_dlq.errors import BrokerUnavailable, StoreUnavailable
 from celery_dlq.events import DeadLettered, Event, Events
 from celery_dlq.features.exchange.connection import Exchanges, Refused
@@ -45,20 +46,11 @@ if TYPE_CHECKING:
 
 logger = get_logger("celery_dlq.features.exchange.publisher")
 
-LEASE_SECONDS = 20.0
-"""Time for which an entry that is being published is hidden from other publishers."""
-
 TRIES = 5
 """An entry that is refused so often is given up, after half an hour: the waits grow fourfold."""
 
-SWEEP_SECONDS = 5.0
-"""Interval of checking all outboxes, for entries that other workers left."""
-
 _ENTRIES_PER_ROUND = 100
-_ROUND_SECONDS = 5.0  # with the longest publication, less than the lease
-_MISSING_SECONDS = 600.0  # a letter is stored right after its entry
 _MAX_REMEMBERED = 10_000
-_MAX_PAUSE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +189,7 @@ class ExchangeOutbox(Observer):
         if routed:
             self._pauses.pop((name, key), None)
             return
-        length = min(2 * length, _MAX_PAUSE_SECONDS)
+        length = min(2 * length, timing.current.outbox_max_pause)
         self._pauses[name, key] = length, time.monotonic() + length
         raise StoreUnavailable(f"{where} does not confirm the copy of letter {letter.id}: {why}")
 
@@ -242,7 +234,7 @@ class ExchangePublisher:
         names, self._new = list(self._new), set()
         sweep_at, self._sweep_at = self._sweep_at, 0.0  # at once, if this fails
         if time.monotonic() >= sweep_at:
-            names, sweep_at = self._store.names(), time.monotonic() + SWEEP_SECONDS
+            names, sweep_at = self._store.names(), time.monotonic() + timing.current.outbox_sweep
         for name in self._outbox.holding(names):
             self._deliver(name, stopping)
         self._sweep_at = sweep_at
@@ -255,9 +247,10 @@ class ExchangePublisher:
 
     def _deliver(self, dead_letter_queue: str, stopping: Stopping) -> None:
         while not stopping():
-            until = time.monotonic() + _ROUND_SECONDS
+            intervals = timing.current
+            until = time.monotonic() + intervals.outbox_round
             due = self._outbox.due(
-                dead_letter_queue, most=_ENTRIES_PER_ROUND, lease_seconds=LEASE_SECONDS
+                dead_letter_queue, most=_ENTRIES_PER_ROUND, lease_seconds=intervals.outbox_lease
             )
             left, over = deque(due), []
             try:
@@ -310,7 +303,7 @@ class ExchangePublisher:
     def _postpone(self, dead_letter_queue: str, entry: OutboxEntry) -> None:
         """Let an entry wait, four times as long as before; it counts how often."""
         later = replace(entry, tries=min(entry.tries + 1, TRIES - 1))
-        wait_seconds = LEASE_SECONDS * 4**entry.tries
+        wait_seconds = timing.current.outbox_lease * 4**entry.tries
         self._outbox.add(dead_letter_queue, later, after_seconds=wait_seconds)
         if later != entry:
             self._outbox.done(dead_letter_queue, [entry])
@@ -335,7 +328,7 @@ class ExchangePublisher:
     def _is_lost(self, entry: OutboxEntry) -> bool:
         """True if an entry's letter was removed unpublished, False if it may be stored yet."""
         now = time.monotonic()
-        if now - self._missing.setdefault(entry, now) < _MISSING_SECONDS:
+        if now - self._missing.setdefault(entry, now) < timing.current.outbox_missing:
             return False
         del self._missing[entry]
         logger.warning(

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from celery_dlq import timing
 from celery_dlq.errors import DLQError
 from celery_dlq.events import Action, on_behalf_of, whoami
 from celery_dlq.letters import conditions
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
 
 logger = get_logger("celery_dlq.worker")
-
-NOTICED = timedelta(seconds=3)
-"""Workers notice the end of a hold within this time, and hold messages until then."""
 
 RELEASE_RATE = 500.0
 """Messages a second of a release that workers do by themselves."""
@@ -165,7 +163,7 @@ class Holds:
         self._tidy(now)
 
         def release(hold: Hold) -> None:
-            waits = hold.until is None or hold.until + 2 * NOTICED > now
+            waits = hold.until is None or hold.until + 2 * timing.current.hold_noticed > now
             if stopping() or waits or not self._held.length(hold):
                 return
             with on_behalf_of(hold.actor):
@@ -188,7 +186,8 @@ class Holds:
         if not self._store.replace(hold, ended):  # or it has long been forgotten
             return all(one.id != hold.id for one in self._store.of(Hold))
         run.beat(now=True)  # or another worker would take it for one that died before it began
-        while (left := (until or now) + NOTICED - self._store.now()) > timedelta(0):
+        noticed = (until or now) + timing.current.hold_noticed
+        while (left := noticed - self._store.now()) > timedelta(0):
             time.sleep(min(0.5, left.total_seconds()))
         return True
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from celery_dlq import timing
 from celery_dlq.operations.redrive.message import Canary, Outgoing
 from celery_dlq.operations.redrive.select import RawEntry, died_again
 from celery_dlq.store.records import MessageKey, RedriveOutcome
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from celery_dlq.operations.redrive.work import Work
 
 MOST_DIED_IDS = 20
-POLL_SECONDS = 0.25
 _MAX_ENTRIES_SCANNED = 100_000
 _MAX_GROUPS = 1000
 
@@ -63,7 +63,7 @@ def watch(work: Work, messages: list[tuple[MessageKey, Outgoing]], canary: Canar
         if ended:
             break
         work.beat()
-        time.sleep(POLL_SECONDS)
+        time.sleep(timing.current.canary_look)
     work.report.canary = {"redriven": len(messages), **counts, "verdict": verdict}
     if verdict == PASSED:
         work.run.tell(options=replace(work.run.options, canary=replace(canary, passed=True)))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from celery_dlq import timing
 from celery_dlq.operations.redrive.publisher import Sent
 from celery_dlq.operations.redrive.select import MAX_BATCH_BYTES
 from celery_dlq.operations.redrive.work import TAKEN, Work
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from celery_dlq.operations.redrive.message import Prepared
     from celery_dlq.operations.redrive.publisher import Publisher
     from celery_dlq.operations.redrive.select import RawEntry
-
-LEASE_SECONDS = 60.0
 
 
 class Claims(Sent):
@@ -51,7 +50,7 @@ class Claims(Sent):
         """Renew job and claims when it is time."""
         self._work.run.tell(note=waiting_for)
         self._work.beat()
-        if time.monotonic() - self._claimed_at < LEASE_SECONDS / 4:
+        if time.monotonic() - self._claimed_at < timing.current.claim / 4:
             return
         ours = [letter_id for letter_id in self._states if self.has(letter_id)]
         for letter_id, state in self._claimed(ours).items():
@@ -60,7 +59,7 @@ class Claims(Sent):
 
     def _claimed(self, letter_ids: Sequence[str]) -> dict[str, ClaimState]:
         self._claimed_at = time.monotonic()  # before the store's clock starts the lease
-        return self._work.run.claimed(self._work.store, letter_ids, LEASE_SECONDS)
+        return self._work.run.claimed(self._work.store, letter_ids, timing.current.claim)
 
 
 class Claimed:

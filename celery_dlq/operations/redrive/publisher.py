@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from amqp.exceptions import FrameSyntaxError  # type: ignore[import-untyped]
 
+from celery_dlq import timing
 from celery_dlq.errors import BrokerUnavailable, DLQError, RedriveError
 from celery_dlq.letters.headers import CONTENT_TYPE_OF_ENTRY
 from celery_dlq.letters.printable import get_logger
@@ -31,10 +32,7 @@ logger = get_logger("celery_dlq")
 _RETRY = {"max_retries": 3, "interval_start": 0, "interval_step": 0.2}
 _MESSAGES_PER_PIPELINE = 500
 _MESSAGES_PER_ROUND = 100  # published one by one
-_BEAT_SECONDS = 0.5
 _ATTEMPTS = 4
-_PAUSE_SECONDS = 0.2  # before the second attempt; twice as long before the third
-_REPLY_SECONDS = 10.0  # of a Redis
 _INTERRUPTED = "interrupted while it was published"
 
 
@@ -168,7 +166,7 @@ class Publisher:
         letter_id, failure = message.letter_id, None
         for attempt in range(_ATTEMPTS):
             if attempt:
-                time.sleep(attempt * _PAUSE_SECONDS)
+                time.sleep(attempt * timing.current.publish_retry)
                 sent.keep()
             if not sent.has(letter_id):
                 break
@@ -293,7 +291,7 @@ class Publisher:
         elif self._is_sqs:
             options = only_once(given)
         elif kind == "redis":
-            options = {"retry_on_timeout": False, "socket_timeout": _REPLY_SECONDS}
+            options = {"retry_on_timeout": False, "socket_timeout": timing.current.publish_reply}
             options |= {k: v for k, v in given.items() if k == "socket_timeout" and v}
         if options:
             connection = self._app.connection_for_write(transport_options=options)
@@ -351,7 +349,7 @@ class Pace:
         if rate is None:
             return
         while (left := self._next - time.monotonic()) > 0:
-            time.sleep(min(left, _BEAT_SECONDS))
+            time.sleep(min(left, timing.current.pace_beat))
             self._beat()
         self._next = max(time.monotonic(), self._next) + letters / rate
 

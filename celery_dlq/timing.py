@@ -1,0 +1,68 @@
+"""How often the parts look, and how long they wait: the intervals inside the package.
+
+None of them is a setting. What a user knows better has one (``dlq_lease``, for instance); these
+depend on each other, and on what the code does between two looks. Tests shorten them, all in one
+way: they replace `current`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """The intervals; every number is in seconds."""
+
+    # Workers
+    tick: float = 1.0  # Between two rounds of housekeeping; most else that is periodic counts them
+    worker_silent: float = 30.0  # Without a heartbeat for so long, a worker is no longer live
+    counter_beat: float = 1.0  # Between two heartbeats for the counters of its queues
+    counter_stale: float = 5.0  # Without one for so long, its deliveries are over
+    metrics_flush: float = 5.0  # A process that is killed loses the counts of at most so long
+    start_look: float = 1.0  # Between two attempts to reach a store that is away at the start
+    signal_again: float = 0.01  # Until a signal that interrupted our code is sent again
+    signal_wait: float = 30.0  # Then it interrupts us; all we wait for has a shorter time-out
+    # A store with a replica
+    replica_look: float = 30.0  # Without any replica, until the next question for one
+    replica_doubt: float = 10.0  # After an answer of a replica, its silence means a lost master
+    # Jobs
+    job_look: float = 2.0  # Between two looks for jobs that wait
+    job_beat: float = 1.0  # Between two heartbeats of a job, each of which is a write
+    job_silent: timedelta = timedelta(seconds=15)  # Without one for so long, a job has died
+    claim: float = 60.0  # Letters of a batch are ours for so long; renewed after a quarter of it
+    grace: timedelta = timedelta(minutes=1)  # Until a change of what happens to letters begins
+    # Publishing
+    publish_reply: float = 10.0  # Longest wait for a broker's reply: less than `job_silent`
+    publish_retry: float = 0.2  # Before the second attempt; twice as long before the third
+    confirm: float = 60.0  # Longest wait for the end of an alarm, and for one confirmation
+    confirm_look: float = 1.0  # Between two heartbeats of a job that waits for either
+    pace_beat: float = 0.5  # Between two heartbeats of a job that waits because of its rate
+    canary_look: float = 0.25  # Between two looks at what became of the first message
+    # Readers that follow a queue
+    poll: float = 0.5  # Between two looks for new letters
+    max_poll: float = 10.0  # The same, while the store is away
+    export_lease: float = 15.0  # A killed export keeps others out for so long, a paused one loses
+    export_lease_look: float = 0.2  # Between two attempts to get it
+    # Features
+    hold_noticed: timedelta = timedelta(
+        seconds=3
+    )  # Workers notice a hold's end, and hold until then
+    release_look: float = 0.5  # Between two looks at what was released before a crash
+    release_retry: timedelta = timedelta(minutes=1)  # After a release that failed
+    probe: float = 30.0  # Between two probes of an open circuit breaker
+    redrive_look: float = 60.0  # Between two looks for letters due; less if they wait < 10 minutes
+    busy_look: float = 2.0  # The same, while a queue has a job: behind it, more may be due
+    redrive_lease: float = 30.0  # After a process that was killed, another one goes on
+    canary: float = 60.0  # Shortest wait for what becomes of an automatic redrive's first message
+    max_canary: float = 300.0  # The longest
+    outbox_lease: float = 20.0  # An entry that is being published is hidden from others
+    outbox_round: float = 5.0  # With the longest publication, less than `outbox_lease`
+    outbox_sweep: float = 5.0  # Between two looks for entries that other workers left
+    outbox_missing: float = 600.0  # A letter is stored right after its entry
+    outbox_max_pause: float = 30.0  # While a broker is away
+
+
+current = Timing()
+"""What the parts read, each time."""

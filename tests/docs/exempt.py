@@ -12,7 +12,6 @@ EXEMPT: tuple[tuple[str, str, str], ...] = (
     ("README.md", r"pip install tox", "this is such a run"),
     (".*", r".* --follow$", "runs until Ctrl-C: test_cli.py, test_adopting.py, test_export.py"),
     (".*", r".*dlq doctor", "exits with 1, for it finds the test's Redis wanting: test_doctor.py"),
-    (".*", r".*dlq exporter ", "serves until it is stopped: test_observed.py"),
     (".*", r".*dlq web ?", "serves until it is stopped: test_web_server.py"),
     (
         "docs/how-to/django.md",

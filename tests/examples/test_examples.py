@@ -35,6 +35,14 @@ def test_the_minimal_app(redis_url: str, tmp_path: Path) -> None:
     assert "KeyError" not in said.rpartition("dlq list orders-DLQ")[2]
 
 
+def test_sizing_on_paper(tmp_path: Path) -> None:
+    """A thousand workers break it; two hundred whose letters are exported do not."""
+    large, _, small = run_readme("sizing", tmp_path).partition("200 workers")
+    assert "breaks: core of Redis: sum" in large
+    assert "letters wait on the disks" in large
+    assert "It holds." in small
+
+
 def test_the_django_project(redis_url: str, tmp_path: Path) -> None:
     """Settings by namespace, tasks by autodiscovery, a policy on a shared task."""
     pytest.importorskip("django", reason="the example needs Django")

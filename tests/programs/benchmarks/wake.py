@@ -1,8 +1,8 @@
-"""An idle worker on Redis: ``python -m benchmarks.wake [--quick]``.
+"""What workers ask of Redis: ``python -m benchmarks.wake [--quick]``.
 
-Commands a second while nothing happens, time from ``LPUSH`` to the start of the task, and what
-a message costs the server while twenty workers wait. Guarded and plain workers are alive
-together, and pushes to them take turns in one run. Prints Markdown.
+Commands a second while nothing happens, time from ``LPUSH`` to the start of the task, what a
+message costs the server while twenty workers wait, and what a task of a busy worker asks of it.
+Guarded and plain workers are alive together, and take turns in one run. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ KOMBUS = "guarded, kombu's fetch"
 """What the rest of the plugin does while it is idle: heartbeat, policies."""
 
 QUEUES = (1, 12)
+TURNS = 9
 
 
 @dataclass(frozen=True)
@@ -266,6 +267,41 @@ def herd(size: Size, folder: Path) -> None:
             path.unlink()
 
 
+def wire(size: Size, folder: Path) -> None:
+    """What one task of a busy worker sends and asks; its message is in the queue before."""
+    head = "| worker | bytes to Redis | bytes from Redis | commands | Redis CPU µs |"
+    print(f"\n{head}\n|---|---|---|---|---|")
+    found: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
+    with (
+        RedisServer() as server,
+        nodes(server.url, [(kind, queues_of(kind, 1)) for kind in KINDS], folder) as made,
+        redis.Redis.from_url(server.url) as client,
+    ):
+        for turn in range(TURNS):
+            for node in made:
+                waiting = [f"t{turn}-{number}" for number in range(size.pushes)]
+                for key in waiting:
+                    push(client, "waiting", key)
+                before = _asked(server)
+                client.rename("waiting", node.queues[0])
+                push(client, node.queues[0], f"t{turn}-last")  # wakes it
+                wait_for([node], f"t{turn}-last")
+                wait_for([node], waiting[-1])
+                time.sleep(SETTLE_SECONDS)  # what it still has to say goes out with a tick
+                asked = zip(before, _asked(server), strict=True)
+                found[node.kind].append([(b - a) / (size.pushes + 1) for a, b in asked])
+    for kind, turns in found.items():
+        sent, received, calls, cpu = map(statistics.median, zip(*turns, strict=True))
+        print(f"| {kind} | {sent:,.0f} | {received:,.0f} | {calls:.1f} | {cpu:.0f} |", flush=True)
+
+
+def _asked(server: RedisServer) -> list[float]:
+    """Bytes that Redis got and sent, commands, and its CPU in microseconds, so far."""
+    stats = server.client().info("stats")
+    sums = [stats["total_net_input_bytes"], stats["total_net_output_bytes"]]
+    return [*sums, sum(commands(server).values()), _cpu(server) * 1e6]
+
+
 def _cpu(server: RedisServer) -> float:
     found = server.client().info("cpu")
     return float(found["used_cpu_user"] + found["used_cpu_sys"])
@@ -274,14 +310,14 @@ def _cpu(server: RedisServer) -> float:
 def main() -> None:
     """Measure what was named, or all."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.wake", description=__doc__)
-    parser.add_argument("names", nargs="*", help="of idle, latency, herd; none for all")
+    parser.add_argument("names", nargs="*", help="of idle, latency, herd, wire; none for all")
     parser.add_argument("--quick", action="store_true", help="see that all works, in seconds")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         work(json.loads(options.worker))
         return
-    measures = {"idle": idle, "latency": latency, "herd": herd}
+    measures = {"idle": idle, "latency": latency, "herd": herd, "wire": wire}
     if unknown := set(options.names) - set(measures):
         parser.error(f"expected names of {', '.join(measures)}, got {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory(prefix="wake-") as folder:

@@ -88,12 +88,8 @@ def flood(given: argparse.Namespace) -> Iterator[tuple[float, str]]:
     if left <= spool:
         yield given.letters / rate, f"the flood is over; {left:,.0f} letters are on the disks"
         return
-    seconds += spool / rate
-    yield (
-        seconds,
-        "the disks have all they take: messages that are acknowledged late stay on the broker, "
-        "letters of others are lost",
-    )
+    event = "the disks are full: what is acknowledged late stays on the broker, the rest is lost"
+    yield seconds + spool / rate, event
 
 
 def main() -> None:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -235,16 +234,19 @@ class Reading:
         if state is not None and state not in known:
             raise DLQError(f"expected state to be one of {', '.join(known)}, got {state!r}")
         self.check_queue(dead_letter_queue)
-        statuses = {} if self._notes is None else self._notes.statuses(dead_letter_queue)
+        queue, overviews, notes = dead_letter_queue, self._store.overviews, self._notes
+        states = {} if state is None or notes is None else notes.states(queue)
         if state is None or state == GroupState.OPEN:
-            most = limit if state is None else None
-            groups = self._store.overviews.groups(dead_letter_queue, most=most, by=by)
+            names = overviews.ranked(queue, by, most=None if limit is None else limit + len(states))
+            names = [name for name in names if name not in states][:limit]
         else:
-            wanted = {name: one for name, one in statuses.items() if one.state == state}
-            group = partial(self._store.overviews.group, dead_letter_queue)
-            groups = in_order([group(name) or _empty(name, wanted[name]) for name in wanted], by)
-        found = (replace(one, status=statuses.get(one.fingerprint, OPEN_GROUP)) for one in groups)
-        return [one for one in found if state is None or one.status.state == state][:limit]
+            wanted = [name for name, one in states.items() if one == state]
+            names = overviews.ranked(queue, by, most=limit, of=wanted)
+        statuses = {} if notes is None else notes.statuses(queue, names)
+        found = {name: _empty(name, status) for name, status in statuses.items()}
+        found |= {one.fingerprint: one for one in overviews.groups(queue, names)}
+        groups = (replace(found[n], status=statuses.get(n, OPEN_GROUP)) for n in found)
+        return in_order([one for one in groups if state is None or one.status.state == state], by)
 
     def group(self, dead_letter_queue: str, fingerprint: str) -> Group:
         """The group of one fingerprint; also one whose letters are gone, while it is known.

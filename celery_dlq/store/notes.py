@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -34,6 +35,7 @@ class Note(Recorded):
         check_aware("at", self.at)
 
 
+_NOT_OPEN = {one.value for one in GroupState if one is not GroupState.OPEN}
 _KEPT_MILLIS = KEPT_DAYS * 24 * 3600 * 1000
 
 
@@ -65,17 +67,27 @@ class GroupNotes(Part):
 
     def status(self, dead_letter_queue: str, fingerprint: str) -> GroupStatus:
         """Return the state of a group; one whose mute has ended is open."""
-        text = self._client.hget(self._keys.states(dead_letter_queue), spelled(fingerprint))
-        return OPEN_GROUP if text is None else _status(text, self.now())
+        return self.statuses(dead_letter_queue, [fingerprint]).get(fingerprint, OPEN_GROUP)
 
-    def statuses(self, dead_letter_queue: str) -> dict[str, GroupStatus]:
-        """Return the states of all groups of a queue that are not open, by fingerprint."""
-        texts = self._client.hgetall(self._keys.states(dead_letter_queue))
-        if not texts:
-            return {}
-        now = self.now()
-        found = {text_of(fingerprint): _status(text, now) for fingerprint, text in texts.items()}
+    def statuses(
+        self, dead_letter_queue: str, fingerprints: Sequence[str]
+    ) -> dict[str, GroupStatus]:
+        """Return the states of those groups that are not open, by fingerprint."""
+        key, now = self._keys.states(dead_letter_queue), self.now()
+        texts = self._client.hmget(key, [*map(spelled, fingerprints)]) if fingerprints else ()
+        pairs = zip(fingerprints, texts, strict=True)
+        found = {name: _status(text, now) for name, text in pairs if text is not None}
         return {name: status for name, status in found.items() if status is not OPEN_GROUP}
+
+    def states(self, dead_letter_queue: str) -> dict[str, str]:
+        """Return the states of all groups that are not open; what else is known is not read."""
+        now, found = to_micros(self.now()) // 1000, {}
+        for name, text in self._client.hgetall(self._keys.states(dead_letter_queue)).items():
+            state, until, *_ = (*text_of(text).split("|", 2), "")
+            is_over = state == GroupState.MUTED and until.isdecimal() and int(until) <= now
+            if state in _NOT_OPEN and not is_over:
+                found[text_of(name)] = state
+        return found
 
 
 def _text(status: GroupStatus) -> str:

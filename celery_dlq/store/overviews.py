@@ -78,59 +78,48 @@ class Overviews(Part):
         found = self._looked_into(dead_letter_queues)
         return [_status(name, *reply) for name, (reply,) in found]
 
-    def groups(
-        self, dead_letter_queue: str, *, most: int | None = None, by: GroupOrder = "letters"
-    ) -> list[Group]:
-        """Return the groups, from an index and the tally; no letter is read."""
-        keys, name, last = self._keys, dead_letter_queue, -1 if most is None else most - 1
-        if by == "letters":
-            ranked = self._client.zrevrange(keys.groups(name), 0, last, withscores=True)
-        else:
-            newest = self._client.zrevrange(keys.newest_groups(name), 0, last)
-            ranked = self._sized(name, newest)
-        found = self._described(name, ranked)
-        return in_order(found, by)
+    def ranked(
+        self,
+        dead_letter_queue: str,
+        by: GroupOrder,
+        *,
+        most: int | None = None,
+        of: Sequence[str] | None = None,
+    ) -> list[str]:
+        """Return the fingerprints of the first groups, or some fingerprints, in an order."""
+        keys, last = self._keys, -1 if most is None else most - 1
+        index = (keys.groups if by == "letters" else keys.newest_groups)(dead_letter_queue)
+        if of is None:
+            return [text_of(name) for name in self._client.zrevrange(index, 0, last)]
+        scores = self._client.zmscore(index, [*map(spelled, of)]) if of else ()
+        pairs = sorted(zip(scores, of, strict=True), key=lambda pair: -(pair[0] or 0))
+        return [name for _score, name in pairs][:most]
 
-    def group(self, dead_letter_queue: str, fingerprint: str) -> Group | None:
-        """Return the group of a fingerprint, or ``None``.
+    def groups(self, dead_letter_queue: str, fingerprints: Sequence[str]) -> list[Group]:
+        """Return the groups of fingerprints that are known, from the tally; no letter is read.
 
-        Where letters are in Redis, also one of the newest 1,000 groups whose last letter left, for
-        `KEPT_DAYS`.
+        Where letters are in Redis, also those of the newest 1,000 groups whose last letter left,
+        for `KEPT_DAYS`.
         """
-        name = spelled(fingerprint).encode()
-        ranked = self._sized(dead_letter_queue, [name])
-        found = self._described(dead_letter_queue, ranked)
-        if found:
-            return found[0]
-        now = self.now()
-        oldest = to_micros(now - timedelta(days=KEPT_DAYS)) // 1000
-        gone = self._client.xrevrange(self._keys.gone_groups(dead_letter_queue), min=oldest)
-        texts = (fields[name] for _place, fields in gone if name in fields)
-        text = next(texts, None)
-        return None if text is None else _known_group(name, 0, text, now)
-
-    def _sized(
-        self, dead_letter_queue: str, fingerprints: Sequence[bytes]
-    ) -> list[tuple[bytes, float]]:
-        """Return those groups that there are, with their numbers of letters."""
         if not fingerprints:
             return []
-        found = self._client.zmscore(self._keys.groups(dead_letter_queue), fingerprints)
-        sized = zip(fingerprints, found, strict=True)
-        return [(fingerprint, letters) for fingerprint, letters in sized if letters is not None]
+        keys, queue, now = self._keys, dead_letter_queue, self.now()
+        names = [spelled(fingerprint).encode() for fingerprint in fingerprints]
+        sizes = self._client.zmscore(keys.groups(queue), names)
+        texts = self._client.hmget(keys.tally(queue), [b"group:" + name for name in names])
+        known = zip(names, sizes, texts, strict=True)
+        found = {name: (size, text or b"") for name, size, text in known if size is not None}
+        missing = {*names} - found.keys()
+        if missing:
+            oldest = to_micros(now - timedelta(days=KEPT_DAYS)) // 1000
+            for _place, fields in self._client.xrevrange(keys.gone_groups(queue), min=oldest):
+                new = (missing & fields.keys()) - found.keys()
+                found |= {name: (0, fields[name]) for name in new}
+        return [_known_group(name, int(size), text, now) for name, (size, text) in found.items()]
 
-    def _described(
-        self, dead_letter_queue: str, ranked: Sequence[tuple[bytes, float]]
-    ) -> list[Group]:
-        """Return groups, from the tally."""
-        if not ranked:
-            return []
-        now, names = self.now(), [b"group:" + fingerprint for fingerprint, _letters in ranked]
-        texts = self._client.hmget(self._keys.tally(dead_letter_queue), names)
-        return [
-            _known_group(name, int(letters), text or b"", now)
-            for (name, letters), text in zip(ranked, texts, strict=True)
-        ]
+    def group(self, dead_letter_queue: str, fingerprint: str) -> Group | None:
+        """Return the group of a fingerprint, or ``None``; see `groups`."""
+        return next(iter(self.groups(dead_letter_queue, [fingerprint])), None)
 
     def _looked_into(
         self, names: Sequence[str], *asks: Callable[[Any, str], object]

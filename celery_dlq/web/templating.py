@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from importlib.resources import files
@@ -20,6 +20,13 @@ from celery_dlq.registry import features
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _MAX_EXACT_CHARS = 2000
 _MOST_SHOWN = 10**18
+_REASONS = [reason.value for reason in Reason]
+# Attributes, no styles: the content policy forbids those.
+_BAR = '<rect class="r-%s" x="%d" y="%.2f" width="5" height="%.2f"><title>%s</title></rect>\n'
+_BARS = Markup("""<svg class="bars" role="img" aria-label="{text}" viewBox="0 0 {width} 28"
+preserveAspectRatio="none"><title>{text}</title>
+<line class="axis" x1="0" x2="{width}" y1="27.5" y2="27.5"/>
+{drawn}</svg>""")
 
 STATIC_TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -51,7 +58,8 @@ class Templates:
             "short": short,
         }
         self.environment.globals |= {
-            "reasons": [reason.value for reason in Reason],
+            "bars": bars,
+            "reasons": _REASONS,
             "style": self.static["style.css"],
             "script": self.static["page.js"],
             "icon": self.static["icon.svg"],
@@ -118,6 +126,24 @@ def moment(value: datetime | None) -> Markup | str:
     if value is None:
         return "–"
     return _time(value, f"{_utc(value)} UTC", relative=False)
+
+
+def bars(columns: Sequence[tuple[str, Mapping[str, int]]], label: str) -> Markup:
+    """Stacked bars of letters by reason; no template, for a page has thousands of them."""
+    heights = [sum(counts.values()) for _name, counts in columns]
+    scale, width, drawn = 26 / max(1, *heights), 6 * len(columns), []
+    for place, (name, counts) in enumerate(columns):
+        y = 27.0
+        for why, letters in counts.items():
+            if letters:
+                tall = max(scale * letters, 1)
+                y -= tall
+                kind, title = why if why in _REASONS else "other", f"{name}: {letters:,} {why}"
+                shown = escape(printable(title))
+                drawn.append(_BAR % (kind, 6 * place, max(y, 0), tall, shown))
+    text = f"{printable(label)}: {sum(heights):,}"
+    rects = Markup("".join(drawn))  # noqa: S704 - their titles are escaped
+    return _BARS.format(text=text, width=width, drawn=rects)
 
 
 def short(text: object, limit: int = 200) -> str:

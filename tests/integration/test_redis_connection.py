@@ -21,6 +21,7 @@ from waiting import poll
 
 from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.letters.record import Delivery, Outcome
+from celery_dlq.operations.reading import Reading
 from celery_dlq.store.connect import connect
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.keys import Keys
@@ -767,7 +768,7 @@ def test_letters_can_be_read_from_a_replica(server: RedisServer, replica: RedisS
     parts[0].store().dead_letter(letter, key_of(letter))
     reading = parts[1].store()
     assert poll(lambda: reading.get(DLQ, letter.id)) == letter
-    assert [group.letters for group in reading.overviews.groups(DLQ)] == [1]
+    assert [group.letters for group in Reading(reading).groups(DLQ)] == [1]
     for made in parts:
         made.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -111,13 +112,15 @@ def group(call: Call) -> Page:
 
 def _columns_of_day(group: Group) -> Columns:
     now = datetime.now(timezone.utc).replace(minute=0, second=0, microsecond=0)
-    return [
-        (
-            f"{now - timedelta(hours=len(group.course) - 1 - number):%d %b %H:00} UTC",
-            {group.reason: letters} if letters else {},
-        )
-        for number, letters in enumerate(group.course)
-    ]
+    pairs = zip(_hours(now, len(group.course)), group.course, strict=True)
+    return [(name, {group.reason: letters}) for name, letters in pairs]
+
+
+@lru_cache(maxsize=2)
+def _hours(now: datetime, number: int) -> list[str]:
+    """The names of the last hours: the same for all groups of a page."""
+    hours = (now - timedelta(hours=before) for before in range(number - 1, -1, -1))
+    return [f"{hour:%d %b %H:00} UTC" for hour in hours]
 
 
 def discarded(call: Call) -> Page:

@@ -149,11 +149,11 @@ class Policy:
             with True it replaces the message's own countdown or eta, apart from retries.
             At most 8 years, as RabbitMQ's native delays. Unset: 0.
         dead_letter_ttl: Seconds (or timedelta) after it was stored when a letter is trimmed.
-            More than 0. Unset: a letter ends when its message would have expired, and has
-            no end if the message has none or died of it.
+            More than 0. Unset: never. But a letter whose message had an expiry, and did not
+            die of it, is trimmed when the message would have expired.
         dead_letter_max_length: Most letters in the dead-letter queue; the oldest are trimmed.
             At least 1. Unset: no limit.
-        reasons: Which deaths are kept, as reason names. Unset: all.
+        reasons: Which deaths are kept, as reason names; others leave no letter. Unset: all.
     """
 
     max_deliveries: int | None = None

@@ -1,19 +1,18 @@
 """Letters read from Redis by Spark tasks: ranges of queues as Arrow record batches.
 
 Executors need redis-py and pyarrow, which are imported when a task reads, and
-neither Celery nor kombu. Reading changes nothing; a stream gives a new store its id.
+neither Celery nor kombu. Reading changes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
-from celery_dlq.errors import MissingExtra, NotFound, StoreUnavailable
+from celery_dlq.errors import MissingExtra, NotFound
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.packed import PackedFields
 from celery_dlq.policies.checks import suggestion
@@ -64,15 +63,6 @@ class LiveLetters:
     def __exit__(self, *_: object) -> None:
         self._redis.close()
 
-    def identity(self) -> str | None:
-        """The id of the store; ``None`` if nobody made it yet and this user may not."""
-        found = self._redis.client.get(self._redis.keys.identity())
-        if found is not None:
-            return str(found.decode())
-        with suppress(StoreUnavailable):  # a user or a replica that only reads
-            return self._store.identity()
-        return None
-
     def queues(self) -> list[str]:
         """The names of the queues to read."""
         names = self._store.names()
@@ -101,15 +91,6 @@ class LiveLetters:
     def end(self, queue: str) -> str:
         """The position of the newest letter that was ever in the queue."""
         return self._store.last_position(queue) or START
-
-    def end_within(self, queue: str, after: str, until: str, letters: int) -> tuple[str, int]:
-        """The position after at most ``letters`` letters, and their number."""
-        left = letters
-        for page in self._pages(PositionRange(queue, after, until), min(_PAGE_LETTERS, letters)):
-            if len(page) >= left:
-                return page[left - 1][0], letters
-            left -= len(page)
-        return until, letters - left
 
     def spans(self, span: PositionRange) -> list[PositionRange]:
         """Split a range into parts with about equally many letters.

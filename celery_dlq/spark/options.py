@@ -1,4 +1,4 @@
-"""The options of ``spark.read``, ``readStream`` and ``write`` with the format ``celery_dlq``.
+"""The options of ``spark.read`` with the format ``celery_dlq``.
 
 Spark lower-cases the names and passes every value as text. All options are checked
 when the DataFrame is made, not by the first task.
@@ -7,9 +7,9 @@ when the DataFrame is made, not by the first task.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from celery_dlq.errors import DLQError, SettingsError
@@ -17,17 +17,15 @@ from celery_dlq.letters import conditions
 from celery_dlq.letters.json_codec import moment
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.letters.record import field_kinds
-from celery_dlq.policies.checks import Check, check_names, expected, one_of, text
+from celery_dlq.policies.checks import Check, check_names, expected, text
 from celery_dlq.store.address import Address, address_of
-
-T = TypeVar("T", "ReadOptions", "WriteOptions")
 
 _IN_URL = ("key_prefix", "master_name", "sentinel_username", "sentinel_password")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """The options of ``spark.read.format("celery_dlq")`` and ``readStream``.
+    """The options of ``spark.read.format("celery_dlq")``.
 
     Attributes:
         url: The Redis that keeps the letters, as the setting ``dlq_url``. Required. What else
@@ -45,10 +43,6 @@ class ReadOptions:
         until: Only letters dead-lettered before it.
         where: Only letters for which these conditions on arguments and headers hold, e.g.
             ``kwargs.tenant=42``, as with ``dlq list --where``; several on a line each.
-        startingoffset: Streams only: the start of a stream without a checkpoint,
-            ``earliest`` or ``latest``. Defaults to ``earliest``.
-        maxletterspertrigger: Streams only: most letters in a micro-batch; 0: no limit.
-            Defaults to 0.
     """
 
     url: str
@@ -57,13 +51,19 @@ class ReadOptions:
     since: datetime | None = None
     until: datetime | None = None
     where: tuple[str, ...] | None = None
-    startingoffset: str = "earliest"
-    maxletterspertrigger: int = 0
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
         """Check the options of a reader."""
-        parsed = _parsed(cls, options, _READ)
+        given = {name.lower(): value for name, value in options.items()}
+        check_names("options of the format celery_dlq", given, _READ, SettingsError)
+        values = {name: _READ[name](f"the option {name!r}", value) for name, value in given.items()}
+        if "url" not in values:
+            raise SettingsError(
+                "expected the option 'url' to be set, got none; set it to the Redis that keeps "
+                "the letters, e.g. redis://host:6379/0"
+            )
+        parsed = cls(**values)
         _ = parsed.address
         return parsed
 
@@ -107,41 +107,6 @@ class ReadOptions:
         return f"ReadOptions(url={self.place!r}, queue={self.queue!r})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteOptions:
-    """The options of ``df.write.format("celery_dlq")``.
-
-    Attributes:
-        app: The Celery app as for ``celery -A``, e.g. ``proj`` or ``proj.app:app``; the
-            driver must be able to import it. Required.
-        queue: The dead-letter queue of all rows; ``None``: the column
-            ``dead_letter_queue`` names it.
-        maxdecisions: Most rows in one write: the driver holds all of them in memory.
-            Defaults to 1,000,000.
-    """
-
-    app: str
-    queue: str | None = None
-    maxdecisions: int = 1_000_000
-
-    @classmethod
-    def parse(cls, options: Mapping[str, str]) -> WriteOptions:
-        """Check the options of a writer."""
-        return _parsed(cls, options, _WRITE)
-
-
-def _parsed(kind: type[T], options: Mapping[str, str], known: Mapping[str, Check[Any]]) -> T:
-    given = {name.lower(): value for name, value in options.items()}
-    check_names("options of the format celery_dlq", given, known, SettingsError)
-    values = {name: known[name](f"the option {name!r}", value) for name, value in given.items()}
-    required = fields(kind)[0].name
-    if required not in values:
-        raise SettingsError(
-            f"expected the option {required!r} to be set, got none; {_HINTS[required]}"
-        )
-    return kind(**values)
-
-
 def _conditions(where: str, value: object) -> tuple[str, ...]:
     lines = [line for line in str(value).split("\n") if line.strip()]
     if not lines:
@@ -168,17 +133,6 @@ def _time(where: str, value: object) -> datetime:
     return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
 
 
-def _count(where: str, value: object) -> int:
-    digits = str(value).strip()
-    if not (digits.isascii() and digits.isdigit()):
-        raise expected(where, "a whole number of 0 or more", value)
-    return int(digits)
-
-
-def _offset(where: str, value: object) -> str:
-    return one_of(("earliest", "latest"))(where, str(value).lower())
-
-
 _READ: Mapping[str, Check[Any]] = {
     "url": text,
     "queue": text,
@@ -186,11 +140,4 @@ _READ: Mapping[str, Check[Any]] = {
     "since": _time,
     "until": _time,
     "where": _conditions,
-    "startingoffset": _offset,
-    "maxletterspertrigger": _count,
-}
-_WRITE: Mapping[str, Check[Any]] = {"app": text, "queue": text, "maxdecisions": _count}
-_HINTS = {
-    "url": "set it to the Redis that keeps the letters, e.g. redis://host:6379/0",
-    "app": "set it to the argument of celery -A, e.g. proj.app:app",
 }

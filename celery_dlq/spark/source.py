@@ -1,4 +1,4 @@
-"""The PySpark data source ``celery_dlq``: reads letters from Redis, and writes decisions.
+"""The PySpark data source ``celery_dlq``: reads letters from Redis.
 
 >>> from celery_dlq.spark.source import register  # doctest: +SKIP
 >>> register(spark)  # doctest: +SKIP
@@ -21,35 +21,20 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceWriter,
     InputPartition,
 )
 
-from celery_dlq.errors import SettingsError, StoreError
+from celery_dlq.errors import SettingsError
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import Reason, field_kinds
 from celery_dlq.policies.checks import check_names
-from celery_dlq.spark.live import START, LiveLetters, PositionRange, older
-from celery_dlq.spark.options import ReadOptions, WriteOptions
+from celery_dlq.spark.live import LiveLetters, PositionRange, older
+from celery_dlq.spark.options import ReadOptions
 from celery_dlq.spark.triage.questions import column_ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
-
-try:  # since PySpark 4.2
-    from pyspark.sql.streaming.datasource import (
-        ReadAllAvailable,
-        ReadLimit,
-        ReadMaxRows,
-        SupportsTriggerAvailableNow,
-    )
-
-    _HAS_LIMITS = True
-except ImportError:  # pragma: no cover - an older PySpark reads all there is
-    _HAS_LIMITS = False
-    SupportsTriggerAvailableNow = object  # type: ignore[assignment, misc]
 
 __all__ = [
     "DeadLetterSource",
@@ -109,20 +94,6 @@ class DeadLetterSource(DataSource):
         options = ReadOptions.parse(self.options)
         kind = FilteringReader if _PUSHES_FILTERS in sys.modules else LetterReader
         return kind(options, _columns(schema))
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Read the letters that are there, and those that arrive."""
-        return LetterStreamReader(ReadOptions.parse(self.options), _columns(schema))
-
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
-        """Write decisions: rows with ``id`` and ``action``."""
-        from celery_dlq.spark.decisions import DecisionWriter  # noqa: PLC0415 - readers need none of it
-
-        if overwrite:
-            raise SettingsError(
-                "expected decisions to be written with mode('append'), got 'overwrite'"
-            )
-        return DecisionWriter(WriteOptions.parse(self.options), tuple(schema.fieldNames()))
 
 
 @dataclass
@@ -210,101 +181,6 @@ class FilteringReader(LetterReader):
     def _take_text(self, column: str, value: str) -> None:
         if column in _TEXTS and (column != "reason" or value in set(map(str, Reason))):
             self._others.setdefault(column, value)  # with another value, Spark finds nothing
-
-
-Offset = dict[str, Any]
-
-
-class LetterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Streams letters: an offset is the position in each queue, and the id of the store.
-
-    A range between two offsets always has the same letters (except for those removed
-    meanwhile), so a batch that is run again after a crash has the same rows.
-    """
-
-    def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
-        self._options = options
-        self._columns = columns
-        self._target: Offset | None = None
-
-    def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
-        """The position before the first letter of every queue, or after the last one."""
-        ends = self._ends()
-        return ends if self._options.startingoffset == "latest" else {**ends, "positions": {}}
-
-    def latestOffset(  # noqa: N802 - before 4.2 it had no arguments
-        self, start: Offset | None = None, limit: Any = None
-    ) -> Offset:
-        """The end of the next batch."""
-        target = self._target or self._ends()
-        start = start or {}
-        begun, ends = start.get("positions", {}), target["positions"]
-        self._check_store(start, target["store"])
-        for queue, position in begun.items():
-            end = ends.get(queue, START)
-            if older(end, position):
-                raise StoreError(
-                    f"{queue!r} ends at {end}, before {position}, the position of this stream: "
-                    f"Redis came back from an older snapshot, or the queue was deleted. Start the "
-                    f"stream with a new checkpoint, and leave out letters by their id that the "
-                    f"sink has"
-                )
-        if _HAS_LIMITS and isinstance(limit, ReadMaxRows):
-            reached = self._limited(begun, ends, limit.max_rows)
-        else:
-            reached = {**begun, **{q: e for q, e in ends.items() if older(begun.get(q, START), e)}}
-        return {**target, "positions": reached}
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """The option ``maxLettersPerTrigger``."""
-        limit = self._options.maxletterspertrigger
-        return ReadMaxRows(limit) if limit else ReadAllAvailable()
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Fix the end of a stream that reads only the letters that are there now."""
-        self._target = self._ends()
-
-    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """Split the letters between two offsets into parts."""
-        found: list[InputPartition] = []
-        begun = start.get("positions", {})
-        with LiveLetters(self._options) as live:
-            for offset in (start, end):
-                self._check_store(offset, live.identity())
-            for queue, until in sorted(end["positions"].items()):
-                after = begun.get(queue, START)
-                if older(after, until):
-                    found += map(RangePartition, live.spans(PositionRange(queue, after, until)))
-        return found
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The letters of one partition, as Arrow record batches."""
-        options = self._options
-        return _read(options, partition, self._columns, options.since, options.until)
-
-    def _ends(self) -> Offset:
-        with LiveLetters(self._options) as live:
-            ends = {queue: live.end(queue) for queue in live.queues()}
-            return {"store": live.identity(), "positions": ends}
-
-    def _check_store(self, offset: Offset, store: str | None) -> None:
-        known = offset.get("store")
-        if known is not None and known != store:
-            raise StoreError(
-                f"expected the checkpoint of this stream to be of the store at "
-                f"{self._options.place}, got one of another store (or of this Redis before it was "
-                f"emptied): no letter was read; start the stream with a new checkpoint"
-            )
-
-    def _limited(self, start: dict[str, str], ends: dict[str, str], letters: int) -> dict[str, str]:
-        reached, left = dict(start), letters
-        with LiveLetters(self._options) as live:
-            for queue, end in sorted(ends.items()):
-                after = start.get(queue, START)
-                if left > 0 and older(after, end):
-                    reached[queue], taken = live.end_within(queue, after, end, left)
-                    left -= taken
-        return reached
 
 
 def _columns(schema: StructType) -> tuple[str, ...]:

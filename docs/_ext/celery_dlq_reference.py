@@ -27,7 +27,7 @@ from celery_dlq.letters import headers
 from celery_dlq.letters.record import Delivery, Kind, Outcome, Reason, record_fields
 from celery_dlq.policies.overrides import keys as overridable
 from celery_dlq.policies.policy import Policy
-from celery_dlq.spark.options import ReadOptions, WriteOptions
+from celery_dlq.spark.options import ReadOptions
 from celery_dlq.store.keys import AppKey, Keys, QueueKey
 from celery_dlq.store.records import MessageKey
 
@@ -133,11 +133,8 @@ def error_tree() -> str:
 
 def spark_options() -> str:
     """Options of the Spark data source."""
-    parts = []
-    for title, options in (("Reading", ReadOptions), ("Writing", WriteOptions)):
-        rows = [(f"`{name}`", text) for name, text in attributes(options).items()]
-        parts.append(table((title, "meaning"), rows))
-    return "\n".join(parts)
+    rows = [(f"`{name}`", text) for name, text in attributes(ReadOptions).items()]
+    return table(("option", "meaning"), rows)
 
 
 def doctor() -> str:

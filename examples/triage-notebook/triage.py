@@ -222,11 +222,14 @@ decisions = letters.selectExpr(
 decisions.groupBy("action").count().orderBy("action").show()
 
 # %% [markdown]
-# Carrying it out takes the same crash-safe path as `celery dlq redrive`; it is not run here:
+# The app carries it out, as `celery dlq redrive` and `discard` do; it is not run here:
 #
 # ```python
-# from celery_dlq.spark.source import register
+# from shop import dlq
 #
-# register(spark)
-# decisions.write.format("celery_dlq").option("app", "shop").mode("append").save()
+# by_action = {action: set() for action in ("redrive", "discard")}
+# for row in decisions.collect():
+#     by_action[row.action].add(row.id)
+# dlq.redrive("orders-DLQ", ids=frozenset(by_action["redrive"]))
+# dlq.discard("orders-DLQ", ids=frozenset(by_action["discard"]))
 # ```

@@ -234,16 +234,3 @@ def test_the_prefix_of_all_keys_is_known(redis_url: str) -> None:
         (True, True),
         (False, True),
     ]
-
-
-def test_decisions_of_spark_that_would_lose_messages_are_an_error(redis_url: str) -> None:
-    """The write fails, as if the broker had refused them; the others went."""
-    decisions = pytest.importorskip("celery_dlq.spark.decisions")
-    made = DeadLetters(an_app(broker_url=redis_url, dlq_url=redis_url))
-    shop = Shop(made, lambda _name: None, publishing_makes_queues=True)
-    shop.works("orders")
-    letters = [shop.put(), shop.put(task_name="shop.gone")]
-    with pytest.raises(RedriveError, match=r"1 letters would be lost .* because task 'shop\.gone'"):
-        decisions.apply_decisions(made.app, [(DLQ, letter.id, "redrive") for letter in letters])
-    assert (shop.left, shop.waiting("orders")) == (1, 1)
-    made.close()

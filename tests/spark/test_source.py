@@ -1,11 +1,9 @@
-"""The data source: live letters in Spark, streams that survive kills, decisions carried out."""
+"""The data source: live letters in Spark."""
 
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -13,21 +11,17 @@ from datetime import datetime, timedelta, timezone
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import pytest
 from builders import a_letter, key_of
-from celery import Celery
 from servers import RedisServer
-from waiting import poll
 
-from celery_dlq import DeadLetter, DeadLetters
+from celery_dlq import DeadLetter
 from celery_dlq.letters.record import field_kinds
 from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
 
 pytestmark = pytest.mark.usefixtures("pyspark")
 
@@ -306,8 +300,7 @@ def test_a_url_carries_all_that_reaches_the_letters() -> None:
         ({"since": "yesterday"}, "option 'since' to be an ISO 8601 time, got 'yesterday'"),
         ({"where": "tenant=42"}, "in the option 'where': expected args, kwargs or headers"),
         ({"where": " \n"}, "option 'where' to be conditions such as kwargs.tenant=42, got"),
-        ({"maxLettersPerTrigger": "-1"}, "'maxletterspertrigger' to be a whole number"),
-        ({"startingOffset": "middle"}, "one of earliest, latest, got 'middle'"),
+        ({"startingOffset": "latest"}, "got 'startingoffset'"),
         ({"url": f"redis://:{PASSWORD[:4]}/{PASSWORD[4:]}@h"}, "percent-encoded"),
     ],
 )
@@ -329,8 +322,8 @@ def test_spark_shows_our_words(source: SparkSession, redis_url: str, fill: Fill)
     assert missing.endswith("got 'order-DLQ'; did you mean 'orders-DLQ'?")
 
 
-def test_password_is_shown_nowhere(source: SparkSession, tmp_path: Path) -> None:
-    """PolicyCache, errors, logs and checkpoints do not hold the secret of the store."""
+def test_password_is_shown_nowhere(source: SparkSession) -> None:
+    """Plans, errors and logs do not hold the secret of the store."""
     with RedisServer() as server:
         server.client().config_set("requirepass", PASSWORD)
         url = server.url.replace("redis://", f"redis://:{PASSWORD}@")
@@ -340,21 +333,6 @@ def test_password_is_shown_nowhere(source: SparkSession, tmp_path: Path) -> None
         said = [repr(df), *(f._jdf.queryExecution().toString() for f in frames.values())]
         assert frames["cached"].count() == 1
         df.unpersist()
-        stream = source.readStream.format("celery_dlq").option("url", url).load()
-        query = (
-            stream.select("id")
-            .writeStream.format("parquet")
-            .option("path", str(tmp_path / "sink"))
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
-        said += [json.dumps([p.json for p in query.recentProgress]), str(query.status)]
-        said.append(query._jsq.explainInternal(True))
-        files = [file for file in tmp_path.rglob("*") if file.is_file()]
-        assert any(file.parent.name == "offsets" for file in files)
-        said += [file.read_bytes().decode("utf-8", "replace") for file in files]
         place = server.url.partition("//")[2].partition("/")[0]
         wrong = url.replace(PASSWORD, f"{PASSWORD}-wrong")
         said.append(message_of(lambda: live(source, wrong).count()))
@@ -364,215 +342,10 @@ def test_password_is_shown_nowhere(source: SparkSession, tmp_path: Path) -> None
     assert [text for text in said if PASSWORD in text] == []
 
 
-# -- streams ----------------------------------------------------------------------
-
-STREAM = """
-import sys
-from celery_dlq.spark.session import local_session
-from celery_dlq.spark.source import register
-from test_source import stream
-spark = local_session(quick=True)
-register(spark)
-stream(spark, *sys.argv[1:], processingTime="0 seconds").awaitTermination()
-"""
-
-
-def stream(spark: SparkSession, url: str, folder: str, **trigger: Any) -> StreamingQuery:
-    """Stream into a Parquet sink, 100 letters at a time."""
-    letters = spark.readStream.format("celery_dlq").options(url=url, maxLettersPerTrigger="100")
-    writer = letters.load().writeStream.format("parquet").option("path", f"{folder}/sink")
-    writer = writer.option("checkpointLocation", f"{folder}/checkpoint")
-    return writer.trigger(**trigger).start()
-
-
-def start_stream(url: str, folder: Path) -> subprocess.Popen[bytes]:
-    """Stream forever, in a process group of its own that leaves its litter in the folder."""
-    tests = f"{HERE}{os.pathsep}{HERE.parent}"
-    (folder / "tmp").mkdir()
-    with (folder / "stream.log").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-c", STREAM, url, str(folder)],
-            env={**os.environ, "PYTHONPATH": tests, "TMPDIR": str(folder / "tmp")},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-
-
-def test_killed_stream_goes_on_exactly_once(
-    source: SparkSession, redis_url: str, fill: Fill, tmp_path: Path
-) -> None:
-    """SIGKILL in the middle of a stream, more letters, a restart: each letter is there once."""
-    letters = [
-        a_letter(dead_letter_queue=f"q{n % 2}-DLQ", dead_lettered_at=now()) for n in range(600)
-    ]
-    fill(letters[:400])
-    commits = tmp_path / "checkpoint" / "commits"
-    process = start_stream(redis_url, tmp_path)
-    try:
-        poll(lambda: process.poll() is not None or (commits / "0").exists(), timeout_seconds=90)
-        assert process.poll() is None, (tmp_path / "stream.log").read_text()
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
-    fill(letters[400:])
-    rest = stream(source, redis_url, str(tmp_path), availableNow=True)
-    assert rest.awaitTermination(120)
-    found = ids(source.read.parquet(str(tmp_path / "sink")))
-    assert found == sorted(letter.id for letter in letters)
-    assert len(list(commits.glob("[0-9]*"))) >= 6  # 600 letters, 100 at most each
-
-
-def test_offsets_only_grow(redis_url: str, fill: Fill) -> None:
-    """A new queue joins a stream; a queue that was made again stops it with a reason."""
-    from celery_dlq.errors import StoreError
-    from celery_dlq.spark.options import ReadOptions
-    from celery_dlq.spark.source import LetterStreamReader
-
-    reader = LetterStreamReader(ReadOptions.parse({"url": redis_url}), ("id",))
-    begin = reader.initialOffset()
-    assert begin == reader.latestOffset(begin, None)
-    fill([a_letter()])
-    first = reader.latestOffset(begin, None)
-    assert list(first["positions"]) == ["orders-DLQ"]
-    fill([a_letter(dead_letter_queue="mail-DLQ")])
-    second = reader.latestOffset(first, None)
-    mail = {"mail-DLQ": second["positions"]["mail-DLQ"]}
-    assert second == {**first, "positions": {**first["positions"], **mail}}
-    assert [part.span.queue for part in reader.partitions(first, second)] == ["mail-DLQ"]
-    assert reader.partitions(second, second) == []
-    ahead = {**second, "positions": {"orders-DLQ": f"{10**14}-0"}}
-    with pytest.raises(StoreError, match="came back from an older snapshot"):
-        reader.latestOffset(ahead, None)
-    latest = ReadOptions.parse({"url": redis_url, "startingOffset": "latest"})
-    assert LetterStreamReader(latest, ("id",)).initialOffset() == second
-
-
-def test_a_stream_of_another_store_is_refused(
-    source: SparkSession, redis_url: str, fill: Fill, tmp_path: Path
-) -> None:
-    """Its positions would pass letters over."""
-    theirs = a_letter()
-    with RedisServer() as other:
-        store(other.url, [theirs])
-        fill([a_letter()])
-        first = stream(source, redis_url, str(tmp_path), availableNow=True)
-        assert first.awaitTermination(120)
-        store(other.url, [a_letter()])
-        second = stream(source, other.url, str(tmp_path), availableNow=True)
-        assert "of another store" in message_of(lambda: second.awaitTermination(120))
-
-
-# -- decisions --------------------------------------------------------------------
-
-APP = """
-from celery import Celery
-from celery_dlq import DeadLetters
-app = Celery("decided", broker={url!r}, set_as_current=False)
-app.conf.task_default_queue = "orders"
-DeadLetters(app)
-"""
-
-
-@pytest.fixture(scope="module")
-def app_name(
-    spark: SparkSession, redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> str:
-    """Give the name of an app that Spark's processes can import."""
-    name = f"decided_{uuid4().hex}"
-    module = tmp_path_factory.mktemp("app") / f"{name}.py"
-    module.write_text(APP.format(url=redis_server.url), "utf-8")
-    spark.sparkContext.addPyFile(str(module))
-    return f"{name}:app"
-
-
-def decide(spark: SparkSession, rows: list[tuple[Any, ...]], columns: str, **options: str) -> None:
-    """Write decisions."""
-    df = spark.createDataFrame(rows, columns).coalesce(1)
-    df.write.format("celery_dlq").options(**options).mode("append").save()
-
-
-COLUMNS = "dead_letter_queue STRING, id STRING, action STRING"
-
-
-def test_decisions_are_carried_out(
-    source: SparkSession, redis_url: str, fill: Fill, app_name: str, redis_server: RedisServer
-) -> None:
-    """Redriven messages are in their queue, discarded letters are gone, others stay."""
-    letters = [a_letter(dead_lettered_at=now()) for _ in range(7)]
-    fill(letters)
-    rows = [
-        *(("orders-DLQ", letter.id, "redrive") for letter in letters[:3]),
-        ("orders-DLQ", letters[0].id, "REDRIVE"),  # said twice, done once
-        *(("orders-DLQ", letter.id, "discard") for letter in letters[3:5]),
-        ("orders-DLQ", str(uuid4()), "redrive"),  # gone long ago
-    ]
-    decide(source, rows, COLUMNS, app=app_name)
-    dlq = DeadLetters(Celery("look", broker=redis_url, set_as_current=False))
-    left = {letter.id for letter in dlq.letters("orders-DLQ")}
-    assert left == {letter.id for letter in letters[5:]}
-    messages = [json.loads(text) for text in redis_server.client().lrange("orders", 0, -1)]
-    assert sorted(m["headers"]["dlq_letter"] for m in messages) == sorted(
-        letter.id for letter in letters[:3]
-    )
-    rows = [(letters[5].id, "redrive")]  # the queue from the option, an app named as a module
-    decide(source, rows, "id STRING, action STRING", app=app_name[:-4], queue="orders-DLQ")
-    assert [letter.id for letter in dlq.letters("orders-DLQ")] == [letters[6].id]
-    dlq.close()
-
-
-@pytest.mark.parametrize(
-    ("action", "options", "text"),
-    [
-        ("redriv", {}, "got 'redriv'; did you mean 'redrive'?"),
-        (None, {}, "got None; it is empty"),
-        ("discard", {"maxDecisions": "2"}, "at most 2 decisions in one write"),
-        ("redrive and discard", {}, "one action per letter, got both"),
-    ],
-)
-def test_one_wrong_decision_stops_all(
-    source: SparkSession,
-    redis_url: str,
-    fill: Fill,
-    app_name: str,
-    action: str | None,
-    options: dict[str, str],
-    text: str,
-) -> None:
-    """Nothing is redriven or discarded unless every row is a decision."""
-    letters = [a_letter(dead_lettered_at=now()) for _ in range(3)]
-    fill(letters)
-    rows: list[tuple[Any, ...]] = [("orders-DLQ", letter.id, "discard") for letter in letters]
-    if action == "redrive and discard":
-        rows.append(("orders-DLQ", letters[0].id, "redrive"))
-    else:
-        rows[1] = ("orders-DLQ", letters[1].id, action)
-    assert text in message_of(lambda: decide(source, rows, COLUMNS, app=app_name, **options))
-    assert len(ids(live(source, redis_url, columns="id"))) == 3
-
-
-@pytest.mark.parametrize(
-    ("columns", "options", "text"),
-    [
-        (COLUMNS, {}, "option 'app' to be set"),
-        (COLUMNS, {"app": "no_such_module_here:app"}, "that the driver can import"),
-        ("a STRING, id STRING, action STRING", {"app": "x"}, "'dead_letter_queue' or the option"),
-        (COLUMNS, {"app": "x", "url": "redis://"}, "got 'url'"),
-    ],
-)
-def test_a_wrong_write_is_refused(
-    source: SparkSession, columns: str, options: dict[str, str], text: str
-) -> None:
-    """The error names what the writer lacks."""
-    rows = [("orders-DLQ", "1", "discard")]
-    assert text in message_of(lambda: decide(source, rows, columns, **options))
-
-
 def test_import_needs_neither_celery_nor_redis() -> None:
     """Executors import the source on machines without Celery, and Redis only to read."""
     code = (
-        "import sys, celery_dlq.spark.source, celery_dlq.spark.decisions;"
+        "import sys, celery_dlq.spark.source;"
         "print([n for n in ('celery', 'kombu', 'redis', 'pyarrow') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -10,22 +10,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders import a_letter, key_of
+from builders import a_letter, an_app, key_of
 from java import QUICK_JAVA
 
-from celery_dlq.store.store import Store
+from celery_dlq import DeadLetters
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EXAMPLE = Path(__file__).parents[2] / "examples/spark-streaming"
-
-
-def write(url: str, task_names: list[str]) -> None:
-    store = Store(url, timeout_seconds=10).letters
-    for name in task_names:
-        letter = a_letter(task_name=name)
-        store.dead_letter(letter, key_of(letter))
 
 
 def test_each_letter_is_in_the_lake_once(
@@ -37,19 +30,27 @@ def test_each_letter_is_in_the_lake_once(
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    write(redis_url, ["shop.charge"] * 3)
-    module.start(spark, redis_url, tmp_path / "lake").awaitTermination()
+    dlq = DeadLetters(an_app(broker_url=redis_url, dlq_url=redis_url))
+
+    def export(*task_names: str) -> None:
+        for name in task_names:
+            letter = a_letter(task_name=name)
+            dlq.store.dead_letter(letter, key_of(letter))
+        dlq.export(tmp_path / "letters")
+
+    export(*["shop.charge"] * 3)
+    module.start(spark, str(tmp_path / "letters"), tmp_path / "lake").awaitTermination()
     assert spark.read.parquet(str(tmp_path / "lake/letters")).count() == 3
 
-    write(redis_url, ["shop.charge", "shop.mail"])
+    export("shop.charge", "shop.mail")
     shutil.copy(EXAMPLE / "stream_letters.py", tmp_path)
     done = subprocess.run(
-        [sys.executable, "stream_letters.py", "lake"],
+        [sys.executable, "stream_letters.py", "letters", "lake"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=180,
-        env={**os.environ, **QUICK_JAVA, "SHOP_REDIS": redis_url},
+        env={**os.environ, **QUICK_JAVA},
         check=False,
     )
 
@@ -60,3 +61,4 @@ def test_each_letter_is_in_the_lake_once(
         "shop.charge": 4,
         "shop.mail": 1,
     }
+    dlq.close()

@@ -217,10 +217,11 @@ class Assembly:
 
     def runner(self) -> Runner:
         """Runs waiting jobs; each of its threads has connections of its own."""
-        return Runner(self._separate_jobs)
+        return Runner(self.separate_jobs)
 
     @contextmanager
-    def _separate_jobs(self) -> Iterator[Jobs]:
+    def separate_jobs(self) -> Iterator[Jobs]:
+        """Jobs on connections of their own, as a worker runs them."""
         with self.separate() as own:
             yield own.jobs()
 

@@ -24,6 +24,14 @@ class Timing:
     start_look: float = 1.0  # Between two attempts to reach a store that is away at the start
     signal_again: float = 0.01  # Until a signal that interrupted our code is sent again
     signal_wait: float = 30.0  # Then it interrupts us; all we wait for has a shorter time-out
+    # Leases of fetched messages; each is shorter where `dlq_lease` is short
+    lease_tick: float = 0.25  # Between two rounds: renew, confirm, give back, look for the dead
+    lease_retry: float = 1.0  # The same after a failure: others take what is not renewed
+    lease_confirm: float = 1.0  # Between two confirmations of acknowledgements
+    lease_max_look: float = 3.0  # Between two looks for the dead; no idle connection is closed so
+    lease_max_loop: float = 1.0  # Own leases come first: what is left goes on in the next round
+    lease_max_hold_off: float = 10.0  # After a silence of Redis nobody is taken for dead so long
+    lease_reply: float = 5.0  # A connection that hangs must not cost the leases
     # A store with a replica
     replica_look: float = 30.0  # Without any replica, until the next question for one
     replica_doubt: float = 10.0  # After an answer of a replica, its silence means a lost master

@@ -100,7 +100,7 @@ def export(
     if key is None and "DLQ_REDACT_KEY" in os.environ:
         key = os.environ["DLQ_REDACT_KEY"].encode()
     rest = {name: value for name, value in options.items() if name not in FILTER_NAMES}
-    console, stop = console_of(ctx), _stop_event() if follow else None
+    console, stop = console_of(ctx), stop_event() if follow else None
     ready_for_many()
     with counting(console, "exported", quiet=as_json) as progress:
         report = dead_letters_of(ctx).export(
@@ -125,7 +125,7 @@ def _rules(text: str) -> list[str]:
     return [text] if text.startswith(PATTERN_PREFIX) else text.split(",")
 
 
-def _stop_event() -> threading.Event:
+def stop_event() -> threading.Event:
     """An event that Ctrl-C or SIGTERM sets; the second one ends the process at once."""
     stop = threading.Event()
 

@@ -222,34 +222,35 @@ class Checkpoint:
         self.trimmed = None if known is None else known.trimmed
         self.store = self.leases.store_id
         self.intent = self.since = None
-        self._save()
+        self.save()
 
     def intend(self, last: str, since: datetime | None) -> None:
         """Save the last position of the files, before the first is put in place."""
         self.intent, self.since = last, None if since is None else to_micros(since)
-        self._save()
+        self.save()
 
     def commit(self) -> None:
         """Save that all files of the intent are in place."""
         self.position, self.intent, self.since = self.intent, None, None
-        self._save()
+        self.save()
 
     def pass_to(self, position: str) -> None:
         """Save that there was nothing to write up to a position."""
         self.position, self.intent = position, None
-        self._save()
+        self.save()
 
     def trim(self, position: str) -> None:
         """Save that the letters up to a position are removed from the queue."""
         self.trimmed = position
-        self._save()
+        self.save()
 
     def order(self) -> tuple[Any, ...]:
         """Sorts the states of one queue's export in their order."""
         places = (ordered(place or _START) for place in (self.position, self.intent))
         return (self.generation, *places)
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Write it down in the store, then beside the files: the store is asked first."""
         state = {name: getattr(self, name) for name in _STATE}
         self.leases.note(self.queue, {**state, "folder": self.leases.folder})
         self.destination.save(_place(self.queue), json.dumps(state).encode())

@@ -104,11 +104,11 @@ class Destination:
         """Put a finished draft in its place, durably; return its size in bytes."""
         target = self._path(name)
         if self._uploads:
-            size = self._upload(Path(draft.path), target)
+            size = self.upload(Path(draft.path), target)
         else:
             size = int(self._fs.get_file_info(draft.path).size)
             self._fs.create_dir(os.path.dirname(target), recursive=True)  # noqa: PTH120 - it may not be a local path
-            self._rename(draft.path, target)
+            self.rename(draft.path, target)
         draft.discard()
         return size
 
@@ -169,7 +169,8 @@ class Destination:
                 f"and no {NOTES}; export to a new folder"
             )
 
-    def _rename(self, path: str, target: str) -> None:
+    def rename(self, path: str, target: str) -> None:
+        """Publish a file of the same file system, in one step."""
         if self._local is not None:
             sync(path)
             os.replace(path, target)  # noqa: PTH105 - tests patch this call
@@ -183,7 +184,8 @@ class Destination:
             self._fs.delete_file(target)
             self._fs.move(path, target)
 
-    def _upload(self, path: Path, target: str) -> int:
+    def upload(self, path: Path, target: str) -> int:
+        """Publish a local file, in one write; return its size."""
         # One write of the whole file: closing the stream after a part would publish that part.
         size = path.stat().st_size
         with pa.memory_map(str(path)) as source:

@@ -60,7 +60,7 @@ class Roll:
         self._checkpoint = checkpoint
         self._background = background
         self._running: Future[None] | None = None
-        self._days: dict[str, _DayFile] = {}
+        self._days: dict[str, DayFile] = {}
         self._buffered_rows = 0
         self.buffered_bytes = 0
         self.rows = 0
@@ -76,7 +76,7 @@ class Roll:
         size = table.nbytes
         for day, part in _by_day(table):
             if day not in self._days:
-                self._days[day] = _DayFile(self._destination.draft())
+                self._days[day] = DayFile(self._destination.draft())
             self._days[day].tables.append(part)
         self.rows += table.num_rows
         self.bytes += size
@@ -126,7 +126,7 @@ class Roll:
             running.result()
 
 
-class _DayFile:
+class DayFile:
     """The draft of one day's file."""
 
     def __init__(self, draft: Draft) -> None:
@@ -136,20 +136,24 @@ class _DayFile:
         self._writer: Any = None
 
     def take(self) -> list[Any]:
+        """Return what is to be written, and keep it no longer."""
         tables, self.tables = self.tables, []
         return tables
 
     def write(self, tables: list[Any]) -> None:
+        """Append to the draft."""
         if self._writer is None:
             self._sink = self.draft.opened()
             self._writer = pq.ParquetWriter(self._sink, table.schema(), **WRITING)
         self._writer.write_table(pa.concat_tables(tables), row_group_size=ROWS_A_GROUP)
 
     def close(self) -> None:
+        """Complete the draft."""
         self._writer.close()
         self._sink.close()
 
     def abandon(self) -> None:
+        """Remove the draft."""
         for closable in (self._writer, self._sink):
             with suppress(Exception):
                 if closable is not None:
@@ -157,7 +161,7 @@ class _DayFile:
         self.draft.discard()
 
 
-def _write(jobs: list[tuple[_DayFile, list[Any]]]) -> None:
+def _write(jobs: list[tuple[DayFile, list[Any]]]) -> None:
     for file, tables in jobs:
         file.write(tables)
         tables.clear()
@@ -197,7 +201,7 @@ def trim(store: Letters, destination: Destination, checkpoint: Checkpoint) -> in
         if held.generation == checkpoint.generation and ordered(held.last) > ordered(until):
             continue
         if after is None or ordered(held.last) > ordered(after):
-            removed += store.remove(checkpoint.queue, _ids(destination, name))
+            removed += store.remove(checkpoint.queue, ids_in(destination, name))
     checkpoint.trim(until)
     return removed
 
@@ -209,11 +213,11 @@ def earlier_ids(destination: Destination, checkpoint: Checkpoint) -> set[str]:
     for name in destination.files(partition.queue_folder(checkpoint.queue)):
         held = partition.range_of(name.rpartition("/")[2])
         if held and held.generation < checkpoint.generation and ordered(held.last) > after:
-            ids.update(_ids(destination, name, ["id"]))
+            ids.update(ids_in(destination, name, ["id"]))
     return ids
 
 
-def _ids(destination: Destination, name: str, columns: list[str] | None = None) -> list[str]:
+def ids_in(destination: Destination, name: str, columns: list[str] | None = None) -> list[str]:
     """Read a file, or some of its columns, and return the ids of its letters."""
     ids: list[str] = []
     try:

@@ -188,8 +188,8 @@ class Operations:
     ) -> tuple[JobRun, DryRun]:
         """As `plan`, but nothing is kept: a run that this process may begin, and its dry run."""
         where = where or LetterFilter()
-        self._reading.check_queue(queue)
         kept = self._options(kind, options)
+        self._reading.check_queue(queue)
         if kind == "edit":
             if change is None or len(where.ids or ()) != 1:
                 raise DLQError("expected a change and the id of one letter, to edit it")

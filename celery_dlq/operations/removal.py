@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _MAX_DISCARDED_SCANNED = 100_000  # per queue, to complete the prefix of an id
-_LETTERS_PER_BATCH = 500
+LETTERS_PER_BATCH = 500
 _ROWS_PER_GROUP = 5_000
 _COUNTS = ("removed", "skipped", "exported")
 MOST_COUNTED = 10_000
@@ -303,10 +303,10 @@ def discard(
     jobs: Jobs, run: JobRun, progress: Progress | None, scanned: Progress | None
 ) -> DiscardReport:
     """Remove the letters of a job, each completely or not at all."""
-    return _Discard(jobs.backend.letters, run, scanned).run(progress)
+    return Discard(jobs.backend.letters, run, scanned).run(progress)
 
 
-class _Discard:
+class Discard:
     """One job that removes letters."""
 
     def __init__(self, store: Letters, run: JobRun, scanned: Progress | None) -> None:
@@ -332,9 +332,9 @@ class _Discard:
                 if last:
                     run.tell(until=last[0].position)
                     run.beat(now=True)
-            for batch in batches(self._selected(left, self._scanned), _LETTERS_PER_BATCH):
+            for batch in batches(self._selected(left, self._scanned), LETTERS_PER_BATCH):
                 run.beat(self._counts())
-                self._remove([found.key for found in batch])
+                self.remove([found.key for found in batch])
                 run.beat(self._counts(), batch[-1].position)
                 if progress is not None:
                     progress(len(batch))
@@ -350,7 +350,8 @@ class _Discard:
     def _selected(self, left: int | None, scanned: Progress | None) -> Iterator[RawEntry]:
         return islice(self._run.selected(self._store, self._run.beat, scanned), left)
 
-    def _remove(self, keys: list[str]) -> None:
+    def remove(self, keys: list[str]) -> None:
+        """Remove those of a batch that no other operation has."""
         queue, owner = self._run.job.queue, self._run.owner
         states = self._run.claimed(self._store, keys, timing.current.claim)
         free = (ClaimState.CLAIMED, ClaimState.RECLAIMED, ClaimState.PUBLISHED)

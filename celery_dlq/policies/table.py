@@ -46,13 +46,13 @@ class PolicyTable:
     # Queues for which such a change has yet to begin: their letters are left alone
     resting: frozenset[str] = frozenset()
     lifted: frozenset[str] = frozenset()
-    _resolve: Callable[[str, Policy | None], Policy | None] = field(
+    cached: Callable[[str, Policy | None], Policy | None] = field(
         init=False, repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
         # Bounded: queues may be named at run time.
-        object.__setattr__(self, "_resolve", lru_cache(MAX_CACHED_POLICIES)(self._merge))
+        object.__setattr__(self, "cached", lru_cache(MAX_CACHED_POLICIES)(self._merge))
 
     def named(self) -> Iterator[tuple[str, Policy]]:
         """Every configured policy with what to call it."""
@@ -61,7 +61,7 @@ class PolicyTable:
 
     def resolve(self, queue: str, task_policy: Policy | None = None) -> Policy | None:
         """The policy of a message, or ``None`` if no policy guards it."""
-        return self._resolve(queue, task_policy)
+        return self.cached(queue, task_policy)
 
     def explain(self, queue: str, task_name: str | None = None) -> dict[str, Sourced]:
         """The value and source of every key, for a queue or for one task from it."""

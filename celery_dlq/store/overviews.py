@@ -184,12 +184,13 @@ def _summary(name: str, replies: Sequence[Any], now: datetime) -> QueueSummary:
 
 def _known_group(name: bytes, letters: int, text: bytes, now: datetime) -> Group:
     """Return a group; of a text that cannot be read, what is known without it."""
-    read = partial(_group, text_of(name), letters, now=now)
+    read = partial(read_group, text_of(name), letters, now=now)
     what = f"what is known of the group {text_of(name)}"
     return readable(what, partial(read, text_of(text))) or read("")
 
 
-def _group(fingerprint: str, letters: int, text: str, *, now: datetime) -> Group:
+def read_group(fingerprint: str, letters: int, text: str, *, now: datetime) -> Group:
+    """Read the value of a group, which ``parts/group.lua`` writes."""
     parts = (*text.split("|", 6), *[""] * 7)[:7]
     first, last, example, hours, recent, releases, facts_json = parts
     facts = json.loads(facts_json or "{}")

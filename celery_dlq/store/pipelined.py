@@ -119,12 +119,12 @@ class PipelinedConnection:
         self._failing = failing
         self._client = client
         self._url = url
-        self._breaker = breaker or Breaker()
+        self.breaker = breaker or Breaker()
         self._lock = threading.RLock()
         self._connection: Any = None
-        self._skips: bool | None = None  # True if CLIENT REPLY is allowed
-        self._unconfirmed: deque[Command] = deque(maxlen=4 * self._MAX_UNCONFIRMED)
-        self._kept: deque[Command] = deque(maxlen=4 * self._MAX_UNCONFIRMED)
+        self.skips_replies: bool | None = None  # True if CLIENT REPLY is allowed
+        self.unconfirmed: deque[Command] = deque(maxlen=4 * self._MAX_UNCONFIRMED)
+        self.kept: deque[Command] = deque(maxlen=4 * self._MAX_UNCONFIRMED)
         self._in_doubt = False  # what is unconfirmed may have been refused
         self._logged_at = -self._LOG_SECONDS
         self.is_replicated = isinstance(client.connection_pool, SentinelConnectionPool)
@@ -142,10 +142,10 @@ class PipelinedConnection:
         Source: https://redis.io/docs/latest/commands/client-reply/
         """
         with self._lock:
-            pending = self._kept if keep else self._unconfirmed
+            pending = self.kept if keep else self.unconfirmed
             try:
                 self._write(commands, reply=False)
-                if not self._skips:
+                if not self.skips_replies:
                     return self._awaited(commands, again, pending)
             except StoreUnavailable as exc:
                 if keep:
@@ -155,7 +155,7 @@ class PipelinedConnection:
             except Exception:
                 raise
             except BaseException:  # Ctrl-C: it is unknown how much was written
-                self._drop()
+                self.drop()
                 raise
             if again:
                 pending.extend(again)
@@ -175,13 +175,13 @@ class PipelinedConnection:
             except StoreUnavailable as exc:
                 self._log(exc)
                 return False
-            self._unconfirmed.clear()
+            self.unconfirmed.clear()
             return True
 
     @property
     def is_open(self) -> bool:
         """True if connected and the circuit breaker lets commands through."""
-        return self._connection is not None and not self._breaker.is_open
+        return self._connection is not None and not self.breaker.is_open
 
     def call(
         self, *command: Any, before: Command | None = None, again: Command | None = None
@@ -236,7 +236,7 @@ class PipelinedConnection:
         if reached:
             self._replicated_until = now + timing.current.replica_doubt
         elif now < self._replicated_until or self._master_changes():
-            self._drop()
+            self.drop()
             away = redis.ConnectionError(f"no replica has what was written for {key}")
             raise unavailable(away, self._url) from away
         else:
@@ -257,18 +257,18 @@ class PipelinedConnection:
     def close(self) -> None:
         """Wait until Redis has executed everything, and disconnect. Never raises."""
         with self._lock:
-            if self._unconfirmed or self._kept:
-                self.probe_writes([*self._unconfirmed][-1:])
-            self._drop()
+            if self.unconfirmed or self.kept:
+                self.probe_writes([*self.unconfirmed][-1:])
+            self.drop()
 
     def _awaited(
         self, commands: Sequence[Command], again: Sequence[Command], pending: deque[Command]
     ) -> bool:
         """Read the replies to commands that should have none; True if Redis did not refuse."""
         try:
-            replies = self._replies(len(commands))
+            replies = self.replies(len(commands))
         except (RedisError, OSError):  # it is unknown if they were executed
-            self._drop()
+            self.drop()
             pending.extend(again)
             self.probe_writes(again[-1:])  # over a new connection, after all that is unconfirmed
             return True
@@ -279,13 +279,13 @@ class PipelinedConnection:
 
     def _settle(self) -> None:
         """Write again what Redis may have refused, and wait; raise if it refuses."""
-        pending = [*self._unconfirmed, *self._kept] if self._in_doubt else [*self._kept]
+        pending = [*self.unconfirmed, *self.kept] if self._in_doubt else [*self.kept]
         if self._in_doubt:  # one first: a Redis that takes no writes does not get all each time
             self._accept(pending[-1:])
         self._accept(pending)
         if pending:
-            self._unconfirmed.clear()
-        self._kept.clear()
+            self.unconfirmed.clear()
+        self.kept.clear()
         self._in_doubt = False
 
     def _accept(self, commands: Sequence[Command]) -> None:
@@ -304,41 +304,41 @@ class PipelinedConnection:
             for some in attempts:
                 try:
                     self._write(some)
-                    return self._replies(len(some))
+                    return self.replies(len(some))
                 except (redis.ConnectionError, OSError) as exc:
                     lost = exc
-                    self._drop()  # Redis closed an idle connection; it need not be down
+                    self.drop()  # Redis closed an idle connection; it need not be down
                 except Exception:
                     raise
                 except BaseException:  # Ctrl-C: it is unknown how much of the reply was read
-                    self._drop()
+                    self.drop()
                     raise
-            self._breaker.failed(lost)
+            self.breaker.failed(lost)
             raise lost
 
     def raise_if_away(self) -> None:
         """Raise `StoreUnavailable` if Redis failed and does not answer yet."""
-        if self._breaker.has_failed:
+        if self.breaker.has_failed:
             self.call(*self._question)
 
     def _write(self, commands: Sequence[Command], *, reply: bool = True) -> None:
-        if self._breaker.is_open:
-            raise unavailable(self._breaker.reason, self._url) from self._breaker.reason
+        if self.breaker.is_open:
+            raise unavailable(self.breaker.reason, self._url) from self.breaker.reason
         try:
             if self._connection is not None:
                 try:
                     return self._send(commands, reply=reply)
                 except (redis.ConnectionError, OSError):
-                    self._drop()  # Redis closed an idle connection; it need not be down
+                    self.drop()  # Redis closed an idle connection; it need not be down
             self._connection = self._new_connection()
             self._connection.connect()
-            self._skips = None
-            if self._unconfirmed or self._kept:
-                again = [*self._unconfirmed, *self._kept]
+            self.skips_replies = None
+            if self.unconfirmed or self.kept:
+                again = [*self.unconfirmed, *self.kept]
                 self._in_doubt = True  # until Redis, which may be read-only or loading, takes them
                 self._send(again, reply=False)
-                if not self._skips:
-                    self._replies(len(again))
+                if not self.skips_replies:
+                    self.replies(len(again))
             self._send(commands, reply=reply)
         except (RedisError, OSError) as exc:
             self._lost(exc)
@@ -349,9 +349,9 @@ class PipelinedConnection:
 
     def _send(self, commands: Sequence[Command], *, reply: bool) -> None:
         if not reply:
-            if self._skips is None:
-                self._skips = self._may_skip_replies()
-            if self._skips:
+            if self.skips_replies is None:
+                self.skips_replies = self._may_skip_replies()
+            if self.skips_replies:
                 commands = _unanswered(commands)
         packed = self._packed(commands)
         sock = self._connection._sock  # noqa: SLF001 - redis-py has no public name for it
@@ -397,7 +397,7 @@ class PipelinedConnection:
         ]
         return packed if len(packed) == 1 else [b"".join(packed)]
 
-    def _replies(self, number: int) -> list[Any]:
+    def replies(self, number: int) -> list[Any]:
         """Read replies or refusals."""
         replies = []
         for _ in range(number):
@@ -409,14 +409,14 @@ class PipelinedConnection:
                 if not isinstance(exc, redis.ConnectionError):  # it hangs, or is not Redis
                     self._lost(exc)
                 raise
-        self._breaker.worked()
+        self.breaker.worked()
         return replies
 
     def _lost(self, exc: Exception) -> None:
-        self._breaker.failed(exc)
-        self._drop()
+        self.breaker.failed(exc)
+        self.drop()
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
         """Disconnect, so that a late reply is not taken for the reply to another command."""
         if self._connection is not None:
             with suppress(Exception):

@@ -154,7 +154,7 @@ class _SlotConnection(PipelinedConnection):
     @property
     def pending(self) -> Any:
         """Commands that may not have been executed."""
-        return self._unconfirmed, self._kept
+        return self.unconfirmed, self.kept
 
     def _new_connection(self) -> Any:
         return new_connection(self._client.client_for(self.key).connection_pool)

@@ -137,7 +137,7 @@ class Frames:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._transport = connection.transport
-        self._recv = connection.transport.sock.recv
+        self.recv = connection.transport.sock.recv
         self._missing = 0  # bytes of the frame of which only a part has arrived
 
     def on_readable(self) -> None:
@@ -167,7 +167,7 @@ class Frames:
     def _read(self, flags: int = 0) -> None:
         transport = self._transport
         try:
-            data = self._recv(min(max(_READ_BYTES, self._missing), _MOST_BYTES), flags)
+            data = self.recv(min(max(_READ_BYTES, self._missing), _MOST_BYTES), flags)
             if not data:
                 raise OSError("Server unexpectedly closed connection")  # noqa: TRY301 - as py-amqp
         except (BlockingIOError, TimeoutError):

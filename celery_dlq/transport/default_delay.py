@@ -33,7 +33,7 @@ MAX_CACHED_NAMES = 4096
 """Queues and tasks whose rule is cached; only apps that make up names have more."""
 
 _DESTINATION = ("queue", "exchange", "routing_key")
-_PARAMETERS = (
+PARAMETERS = (
     "args",
     "kwargs",
     "countdown",
@@ -65,7 +65,7 @@ _PARAMETERS = (
 )
 """Parameters of ``Celery.send_task`` after ``name``; a subclass's signature may name none."""
 # Since Celery 5.7, a message sent by name gets the options of its registered task.
-_MERGES_OPTIONS = hasattr(base, "_OMITTED")
+MERGES_OPTIONS = hasattr(base, "_OMITTED")
 
 
 def install(app: Any, owner: Any) -> None:
@@ -86,7 +86,7 @@ def install(app: Any, owner: Any) -> None:
         changes = delays.changes(name, given, options)
         if changes:
             # Keep named arguments named: an override of send_task may accept no others.
-            options = {**dict(zip(_PARAMETERS[2:], given[2:], strict=False)), **options, **changes}
+            options = {**dict(zip(PARAMETERS[2:], given[2:], strict=False)), **options, **changes}
             given = given[:2]
         send_task = replaced or _method(app, "send_task")
         return send_task(name, *given, **options)
@@ -127,8 +127,8 @@ class DefaultDelays:
         self._amqp = app.amqp  # kept, because looking it up takes about 2 µs
         self.settings = settings
         self._queues_say_delay = any(p.says_delay for p in settings.queues.values())
-        self._rule = lru_cache(MAX_CACHED_NAMES)(self._find_rule)
-        self._mapped_queue = lru_cache(MAX_CACHED_NAMES)(self._find_mapped_queue)
+        self.rule = lru_cache(MAX_CACHED_NAMES)(self._find_rule)
+        self.mapped_queue = lru_cache(MAX_CACHED_NAMES)(self._find_mapped_queue)
 
     def changes(
         self, name: str, given: tuple[Any, ...], options: Mapping[str, Any]
@@ -139,19 +139,19 @@ class DefaultDelays:
         if not self._queues_say_delay and not (policy and policy.says_delay):
             return {}
         if given[2:]:  # rare: most publishers name all but args and kwargs
-            options = {**dict(zip(_PARAMETERS[2:], given[2:], strict=False)), **options}
+            options = {**dict(zip(PARAMETERS[2:], given[2:], strict=False)), **options}
         if options.get("retries"):  # Task.retry() sets its own delay
             return {}
         app_router = self._amqp.router
         own_router = options.get("router") or app_router
-        router = _routed_once(own_router, name, given, options, task)
+        router = routed_once(own_router, name, given, options, task)
         routed_as, destination = options.get("route_name") or name, _destination(options, task)
         if router is app_router:
-            queue = self._mapped_queue(routed_as, frozenset(destination.items()))
+            queue = self.mapped_queue(routed_as, frozenset(destination.items()))
         else:
             queue = _queue(router, routed_as, destination)
         changes = {} if router is own_router else {"router": router}
-        rule = self._rule(queue, getattr(task, "name", ""), policy)
+        rule = self.rule(queue, getattr(task, "name", ""), policy)
         own = options.get("countdown") is not None or options.get("eta") is not None
         if own and rule.always:
             logger.debug("Task %s: default_delay of queue %s replaces its delay", name, queue)
@@ -171,7 +171,7 @@ class DefaultDelays:
         """The queue of a task whose publisher names none."""
         options = {part: getattr(task, part, None) for part in _DESTINATION}
         options["task_type"] = task
-        router = _routed_once(self._amqp.router, task.name, (), options, task)
+        router = routed_once(self._amqp.router, task.name, (), options, task)
         return _queue(router, task.name, _destination(options, task))
 
     def _registered(self, name: str) -> Any:
@@ -214,7 +214,7 @@ class DefaultDelays:
             )
 
 
-def _routed_once(
+def routed_once(
     router: Any, name: str, given: tuple[Any, ...], options: Mapping[str, Any], task: Any
 ) -> Any:
     """A router that evaluates its routes for this message once, now.
@@ -224,8 +224,8 @@ def _routed_once(
     """
     if all(isinstance(route, MapRoute) for route in router.routes):
         return router
-    extra = {key: value for key, value in options.items() if key not in _PARAMETERS}
-    called_with = {**dict(zip(_PARAMETERS, given, strict=False)), **options}
+    extra = {key: value for key, value in options.items() if key not in PARAMETERS}
+    called_with = {**dict(zip(PARAMETERS, given, strict=False)), **options}
     answer = router.lookup_route(
         called_with.get("route_name") or name,
         called_with.get("args"),
@@ -256,13 +256,13 @@ def _queue(router: Any, name: str, destination: dict[str, Any]) -> str:
 
 def _task_type(options: Mapping[str, Any], task: Any) -> Any:
     """The task that Celery passes to routes."""
-    return task if _MERGES_OPTIONS else options.get("task_type")
+    return task if MERGES_OPTIONS else options.get("task_type")
 
 
 def _destination(options: Mapping[str, Any], task: Any) -> dict[str, Any]:
     """Queue, exchange and routing key, as far as the publisher or the task sets them."""
     named = {part: options[part] for part in _DESTINATION if part in options}
-    if _MERGES_OPTIONS and task is not None and options.get("task_type") is None:
+    if MERGES_OPTIONS and task is not None and options.get("task_type") is None:
         named = {**{part: getattr(task, part, None) for part in _DESTINATION}, **named}
     return {part: value for part, value in named.items() if value is not None}
 

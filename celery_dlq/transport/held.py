@@ -63,7 +63,7 @@ class Held:
 
     def __init__(self) -> None:
         self.taken = 0  # How many were lost to other workers
-        self._held: dict[str, Any] = {}
+        self.held: dict[str, Any] = {}
         self._idle: set[str] = set()
         self._orphans: set[str] = set()  # at work, and their connection is lost
 
@@ -73,7 +73,7 @@ class Held:
 
     def drop(self, tag: str) -> None:
         """Hold a message no longer."""
-        self._held.pop(tag, None)
+        self.held.pop(tag, None)
         self._forget(tag)
 
     def begin(self, tag: str) -> bool:
@@ -82,7 +82,7 @@ class Held:
 
     def put_off(self, tag: str) -> bool:
         """Let a message wait again; False if it goes back, because its connection is lost."""
-        if tag not in self._held:
+        if tag not in self.held:
             return not self.is_own(tag)
         self._idle.add(tag)
         if tag not in self._orphans or not self._is_to_go_back(tag):
@@ -127,7 +127,7 @@ class Keeper:
     def __init__(self) -> None:
         self.errors = 0
         self._failures = 0  # in a row
-        self._started = self._stopped = self._ended = False
+        self._started = self.stopped = self._ended = False
         self._logged_at = -LOG_SECONDS
 
     def start(self) -> None:
@@ -138,7 +138,7 @@ class Keeper:
 
     def stop(self) -> None:
         """End the thread; waits at most 5 seconds for it."""
-        self._stopped = True
+        self.stopped = True
         deadline = time.monotonic() + _CLOSE_SECONDS
         while self._started and not self._ended and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -152,11 +152,11 @@ class Keeper:
             self._failed(exc)
 
     def _run(self) -> None:
-        while not self._stopped:
+        while not self.stopped:
             sleep(self._pause_seconds())
             self.tick()
         self._end()
-        self._disconnect()
+        self.disconnect()
         self._ended = True
 
     def _pause_seconds(self) -> float:
@@ -168,11 +168,12 @@ class Keeper:
     def _end(self) -> None:
         """Do what is left when the thread ends."""
 
-    def _disconnect(self) -> None:
+    def disconnect(self) -> None:
+        """Close the connection of its own; the next call opens another."""
         raise NotImplementedError
 
     def _failed(self, exc: Exception) -> None:
-        self._disconnect()
+        self.disconnect()
         self.errors += 1
         self._failures += 1
         now = seconds_since_boot()

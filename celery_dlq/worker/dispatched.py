@@ -25,7 +25,7 @@ from celery.concurrency import prefork
 
 from celery_dlq.writing.lifecycle import DeliveryState
 
-_RUN, _TERMINATE = 0, 2  # billiard.pool.RUN and TERMINATE
+RUN, TERMINATE = 0, 2  # billiard.pool.RUN and TERMINATE
 _BEING_SETTLED = (DeliveryState.ENDING, DeliveryState.WAITING_FOR_STORE)
 
 ENDED: Future[None] = Future()
@@ -64,7 +64,7 @@ def is_closed(pool: Any) -> bool:
     inner = getattr(pool, "_pool", None)
     if inner is None:
         return isinstance(pool, prefork.TaskPool)
-    return bool(getattr(inner, "_state", _RUN) != _RUN)
+    return bool(getattr(inner, "_state", RUN) != RUN)
 
 
 def drop_failed(pool: Any, task_id: Any) -> None:
@@ -123,7 +123,7 @@ class AtWork:
 
         Found twice in a row: where another thread reads results, it may be settling one now.
         """
-        if getattr(getattr(pool, "_pool", None), "_state", _RUN) != _RUN:
+        if getattr(getattr(pool, "_pool", None), "_state", RUN) != RUN:
             return []  # a shutdown gives all back
         found = set()
         for request in self.requests():
@@ -162,7 +162,7 @@ def _is_kept(inner: Any, job: Any) -> bool:
     if job._accepted:  # noqa: SLF001
         return True
     # What was written in part is written to its end, unless the pool closes.
-    return job._write_to is not None and (_is_written(job) or inner._state == _RUN)  # noqa: SLF001
+    return job._write_to is not None and (_is_written(job) or inner._state == RUN)  # noqa: SLF001
 
 
 def _put_back(inner: Any, job: Any, process: Any) -> None:
@@ -172,7 +172,7 @@ def _put_back(inner: Any, job: Any, process: Any) -> None:
     inner._cache.setdefault(job._job, job)  # noqa: SLF001
     if job._worker_pid is None:  # noqa: SLF001
         job._accepted = False  # noqa: SLF001
-        if inner._state == _RUN and process not in inner._pool:  # noqa: SLF001
+        if inner._state == RUN and process not in inner._pool:  # noqa: SLF001
             inner._put_back(job)  # noqa: SLF001 - it retired meanwhile, without the job
 
 
@@ -187,7 +187,7 @@ def _reported(inner: Any, hub: Any, reader: Any) -> Iterator[Any]:
         read_in_part, _ = hub.readers.get(reader.fileno(), (None, ()))
         if isgenerator(read_in_part) and next(read_in_part, StopIteration) is not StopIteration:
             return  # its end was never written
-        while inner._state != _TERMINATE and reader.poll(0):  # noqa: SLF001
+        while inner._state != TERMINATE and reader.poll(0):  # noqa: SLF001
             yield reader.recv()
 
 

@@ -85,11 +85,11 @@ class Guard:
         self.queues: tuple[str, ...] | None = None  # those consumed now; not known before a tick
         self.guards_all = parts.policies.may_guard(None)
         self._policies = parts.policies
-        self._counter = parts.backend.counter
+        self.counter = parts.backend.counter
         self._writer = writer
         self._flags_redelivery = flags_redelivery
         self._starts = Starts(
-            self._counter,
+            self.counter,
             parts.clock,
             parts.counts,
             flags_redelivery=flags_redelivery,
@@ -232,7 +232,7 @@ class Guard:
                 request.request_dict.get(REDRIVE_HEADER) if in_flight.key.redrives else None
             )
             if isinstance(redrive_id, str) and len(redrive_id) <= _MAX_REDRIVE_ID_CHARS:
-                self._counter.redrive_succeeded(redrive_id)
+                self.counter.redrive_succeeded(redrive_id)
 
     def end(self, request: GuardedRequest, failure: Failure, *, requeued: bool) -> DeliveryState:
         """Decide a delivery that ended without success and that Celery is about to settle."""
@@ -338,9 +338,9 @@ class Guard:
             self._forget(in_flight)
             return DeliveryState.STORED
         if failure is None and verdict.reason is Reason.OPERATOR and not in_flight.first:
-            number = last_number(self._counter, in_flight.key) + 1  # this start is not counted
+            number = last_number(self.counter, in_flight.key) + 1  # this start is not counted
             in_flight.delivery = replace(in_flight.delivery, number=number)
-        history = history_of(self._counter, in_flight, with_current=failure is not None)
+        history = history_of(self.counter, in_flight, with_current=failure is not None)
         if failure is None and history and history[-1].outcome is Outcome.VANISHED:
             self._count(request, in_flight, Outcome.VANISHED)
         resolved = self._policies.of_death(in_flight.resolved, verdict.rule)
@@ -360,7 +360,7 @@ class Guard:
         if state is DeliveryState.STORED:
             self._starts.forget(in_flight.key)
             if key != in_flight.key:
-                self._counter.died(in_flight.key)  # elsewhere, storing the letter did that
+                self.counter.died(in_flight.key)  # elsewhere, storing the letter did that
             self._is_over(request, in_flight, Ended(succeeded=False, letter=letter))
         return state
 
@@ -372,7 +372,7 @@ class Guard:
 
     def _forget(self, in_flight: InFlight) -> None:
         """Forget a message that is done; others with its task id keep their counts."""
-        self._counter.succeeded(in_flight.key, in_flight.delivery, first=in_flight.first)
+        self.counter.succeeded(in_flight.key, in_flight.delivery, first=in_flight.first)
         self._starts.forget(in_flight.key)
 
     def _close_delivery(
@@ -400,8 +400,8 @@ class Guard:
 
     def tick(self) -> None:
         """Send a heartbeat, buffered counts and waiting letters; called once a second."""
-        self._counter.heartbeat({one.key.dead_letter_queue for one in self._running()})
-        self._counter.flush()
+        self.counter.heartbeat({one.key.dead_letter_queue for one in self._running()})
+        self.counter.flush()
         self._writer.tick()
         self.housekeeping.tick()
 
@@ -428,7 +428,7 @@ class Guard:
         self.tick()
         self.housekeeping.close()
         self._each("close")
-        self._counter.close()
+        self.counter.close()
 
     def _each(self, hook: str, *args: Any) -> None:
         for one in self.observers:

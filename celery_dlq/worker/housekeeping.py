@@ -80,7 +80,7 @@ class Housekeeping:
 
     def __init__(self) -> None:
         self._short: list[Task] = []
-        self._long: list[_Thread] = []
+        self.long: list[_Thread] = []
         self._backoff, self._paused_from = Backoff(), 0
         self._ticks = 0
         self._stop = threading.Event()
@@ -89,14 +89,14 @@ class Housekeeping:
         """Add tasks, to run after the others."""
         for task in tasks:
             if isinstance(task, LongTask):
-                self._long.append(_Thread(task, self._stop))
+                self.long.append(_Thread(task, self._stop))
             else:
                 self._short.append(task)
 
     def tick(self) -> None:
         """Do what is due; an error of one task does not stop the others."""
         self._ticks += 1
-        for thread in self._long:
+        for thread in self.long:
             thread.tick(self._ticks)
         tasks = self._short
         if not self._backoff.over():
@@ -120,15 +120,15 @@ class Housekeeping:
         """Let long work end, and wait a few seconds for it."""
         self._stop.set()
         until = time.monotonic() + _STOP_SECONDS
-        for thread in self._long:
+        for thread in self.long:
             thread.join(max(0.0, until - time.monotonic()))
 
     def close(self) -> None:
         """Stop, then close and forget all tasks."""
         self.stop()
-        tasks: Sequence[Task | LongTask] = [*self._short, *(each.task for each in self._long)]
+        tasks: Sequence[Task | LongTask] = [*self._short, *(each.task for each in self.long)]
         self._short.clear()
-        self._long.clear()
+        self.long.clear()
         for task in tasks:
             task.close()
 

@@ -71,7 +71,7 @@ class Fleet:
         )
         if not alone:
             for option in ("--without-gossip", "--without-mingle"):
-                worker._command.remove(option)
+                worker.command.remove(option)
         self._started.append(worker)
         return worker.start()
 

@@ -335,7 +335,7 @@ def held_by(poison: ModuleType, how: str) -> str:
         return str(poison.dlq.hold("poison_app.healthy").id)
     if how == "queue":
         return str(poison.dlq.hold(queue="orders", conditions=["args[0]!=x"]).id)
-    circuits = Breakers(poison.dlq.assembly)._circuits
+    circuits = Breakers(poison.dlq.assembly).circuits
     hold, _ = circuits.change("poison_app.healthy", "orders", Happened.OPENED, CircuitBreaker())
     return str(hold.id)
 

@@ -88,7 +88,7 @@ class Worker:
             pytest.importorskip(pool)
         self.log = log
         self._python = python
-        self._command = [
+        self.command = [
             "-A",
             app,
             "worker",
@@ -121,11 +121,11 @@ class Worker:
         """Start it and, by default, wait until it consumes."""
         begun = len(self.output)
         if self._forked:
-            self.process = ForkedProcess(self._command, cwd=HERE, env=self._env, log=self.log)
+            self.process = ForkedProcess(self.command, cwd=HERE, env=self._env, log=self.log)
         else:
             with self.log.open("ab") as output:
                 self.process = subprocess.Popen(
-                    [*self._python, "-m", "celery", *self._command],
+                    [*self._python, "-m", "celery", *self.command],
                     env=self._env,
                     cwd=HERE,
                     stdin=subprocess.DEVNULL,

@@ -27,6 +27,7 @@ from typing import Any
 import intervals
 import pyarrow.parquet as pq
 import pytest
+import redis
 from builders import DLQ, NOW, a_letter, key_of
 
 from celery_dlq.errors import ExportError
@@ -46,19 +47,19 @@ STEPS = [
     (Destination, "draft"),
     (Destination, "put"),
     (Destination, "save"),
-    (Destination, "_rename"),
-    (Destination, "_upload"),
+    (Destination, "rename"),
+    (Destination, "upload"),
     (Draft, "opened"),
     (Draft, "discard"),
     (os, "replace"),
     (os, "fsync"),
-    (checkpoint.Checkpoint, "_save"),
-    (roll._DayFile, "write"),
-    (roll._DayFile, "close"),
+    (checkpoint.Checkpoint, "save"),
+    (roll.DayFile, "write"),
+    (roll.DayFile, "close"),
     (Letters, "note_exported"),
     (Letters, "remove"),
     (Lease, "request"),
-    (roll, "_ids"),
+    (roll, "ids_in"),
 ]
 
 
@@ -141,15 +142,13 @@ def a_store(url: str) -> Letters:
 
 
 def store_letters(url: str) -> None:
-    store = a_store(url)
-    store._client.flushall()
-    put_letters(store, range(LETTERS))
+    redis.Redis.from_url(url).flushall()
+    put_letters(a_store(url), range(LETTERS))
 
 
 def turn_back(url: str, place: str) -> None:
     """Export twice, and let Redis forget the second time; some letters it forgets, too."""
-    store = a_store(url)
-    client = store._client
+    store, client = a_store(url), redis.Redis.from_url(url)
     client.flushall()
     put_letters(store, range(8))
     export(url, place, "back", None)

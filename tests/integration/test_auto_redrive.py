@@ -75,7 +75,7 @@ def aged(dlq: DeadLetters, seconds: float) -> None:
 def look(dlq: DeadLetters, stopping: Callable[[], bool] = bool) -> list[Job]:
     """What a worker does until nothing is due: the jobs that it ran to their ends."""
     done = []
-    with dlq.assembly._separate_jobs() as jobs:
+    with dlq.assembly.separate_jobs() as jobs:
         while module.look(jobs, jobs.policies.in_force()):
             job = jobs.run_next(stopping)
             if job is None or job.state == "waiting":
@@ -279,8 +279,8 @@ def test_a_job_whose_process_was_killed_is_resumed(
 
     with monkeypatch.context() as dying:
         dying.setattr("celery_dlq.operations.job.JobRun.end", killed)
-        dying.setattr("celery_dlq.operations.redrive.one_step.OneStep._count", killed)
-        dying.setattr("celery_dlq.operations.redrive.claimed.Claimed._settle", killed)
+        dying.setattr("celery_dlq.operations.redrive.one_step.OneStep.count_sent", killed)
+        dying.setattr("celery_dlq.operations.redrive.claimed.Claimed.settle", killed)
         with pytest.raises(KeyboardInterrupt):
             look(one)
     (job,) = one.jobs()

@@ -355,11 +355,11 @@ if dlq.job(job).kind == "redrive":
         os.kill(os.getpid(), signal.SIGKILL)
     Claimed.wait = wait
 else:
-    inner = removal._Discard._remove
+    inner = removal.Discard.remove
     def remove(self, keys):
         inner(self, keys)
         os.kill(os.getpid(), signal.SIGKILL)
-    removal._Discard._remove = remove
+    removal.Discard.remove = remove
 dlq.start(job)
 dlq.assembly.jobs().run_next(lambda: False)
 """
@@ -394,14 +394,14 @@ import os, signal, sys
 from builders import DLQ, an_app
 from celery_dlq import DeadLetters
 from celery_dlq.operations import removal
-inner, batches = removal._Discard._remove, []
+inner, batches = removal.Discard.remove, []
 def remove(self, keys):
     inner(self, keys)
     batches.append(keys)
     if len(batches) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-removal._Discard._remove = remove
-removal._LETTERS_PER_BATCH = 4
+removal.Discard.remove = remove
+removal.LETTERS_PER_BATCH = 4
 DeadLetters(an_app(dlq_url=sys.argv[1])).purge(DLQ, limit=10)
 """
 
@@ -501,7 +501,7 @@ def test_a_closed_runner_leaves_its_job_to_the_next(
     kind: str,
 ) -> None:
     """It ends between two batches; nothing is done twice, nothing is left out."""
-    monkeypatch.setattr("celery_dlq.operations.removal._LETTERS_PER_BATCH", 2)
+    monkeypatch.setattr("celery_dlq.operations.removal.LETTERS_PER_BATCH", 2)
     one, two = operators(), operators()
     ids = put(one, 60)
     options: dict[str, Any] = {"rate": 40} if kind == "redrive" else {}

@@ -113,7 +113,7 @@ def states(dlq: DeadLetters) -> list[str]:
 
 def goes_on(dlq: DeadLetters, client: redis.Redis, ids: list[str]) -> None:
     """From here workers alone, whose probes succeed, close the breaker and release everything."""
-    circuits = Breakers(dlq.assembly)._circuits
+    circuits = Breakers(dlq.assembly).circuits
 
     def closed() -> bool:
         recover(dlq)
@@ -240,7 +240,7 @@ from builders import an_app
 from celery_dlq import DeadLetters
 from celery_dlq.features.circuit_breaker.observer import recover
 from celery_dlq.operations.redrive import one_step, redrive
-one_step.OneStep.batch_size = redrive._MOST_AT_ONCE = 3
+one_step.OneStep.batch_size = redrive.MOST_AT_ONCE = 3
 dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[1]))
 print("ready", flush=True)
 recover(dlq.assembly, lambda: False)

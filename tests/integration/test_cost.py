@@ -24,7 +24,6 @@ from waiting import poll
 from celery_dlq import DeadLetters
 from celery_dlq.policies.decisions import Run
 from celery_dlq.store.counter import SCRIPTS
-from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.store.scripts import script_text
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.wiring import guard_of
@@ -238,10 +237,10 @@ def test_a_first_delivery_waits_for_nothing(guard: Guard) -> None:
     """Redis does not even reply."""
     finish(guard, 1)
     guard.tick()
-    connection: PipelinedConnection = guard._counter._connection  # type: ignore[attr-defined]
-    reads: list[bool] = []
-    connection._one = lambda: reads.append(True)  # type: ignore[method-assign]
-    finish(guard, TASKS)
+    reads: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guard.counter.connection, "replies", reads.append)
+        finish(guard, TASKS)
     assert reads == []
 
 
@@ -279,12 +278,12 @@ def test_a_guarded_task_holds_little_memory_while_it_runs_and_none_afterwards(
             before = sys.getallocatedblocks()
             for message in messages:
                 assert guard.begin(message) == Run()
-            guard._counter.flush()
+            guard.counter.flush()
             held = sys.getallocatedblocks() - before
             for message in messages:
                 guard.succeeded(message)
                 message.dlq_in_flight = None
-            guard._counter.flush()
+            guard.counter.flush()
             kept = sys.getallocatedblocks() - before
     finally:
         gc.enable()

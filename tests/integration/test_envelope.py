@@ -194,7 +194,7 @@ def test_a_channel_that_writes_in_its_own_way_is_left_alone(
 
     made = publisher()
     assert made.envelopes() is not None
-    monkeypatch.setattr(made._producer.channel, "__class__", Own)
+    monkeypatch.setattr(made.producer.channel, "__class__", Own)
     assert made.envelopes() is None
 
 
@@ -205,7 +205,7 @@ def test_a_codec_of_ones_own_is_left_alone(publisher: Make) -> None:
         """Compresses, or encrypts."""
 
     made = publisher()
-    channel = made._producer.channel
+    channel = made.producer.channel
     channel.codecs = {**channel.codecs, "base64": Own()}
     assert made.envelopes() is None
 

@@ -73,8 +73,9 @@ PUBLISHERS: list[ExchangePublisher] = []
 
 
 @pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    """Close what each test's apps opened, the publisher's connections too."""
+def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Look at each call; close what the apps opened, the publisher's connections too."""
+    intervals.change(monkeypatch, outbox_sweep=0.0)
     yield
     while PUBLISHERS:
         PUBLISHERS.pop().close()
@@ -120,7 +121,6 @@ def a_publisher(dlq: DeadLetters) -> ExchangePublisher:
 
 def deliver(publisher: Any) -> None:
     """Publish all that is due now, as a worker does every five seconds."""
-    publisher._sweep_at = 0.0
     publisher.work()
 
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+import redis
 from builders import DLQ, NOW, a_letter, an_app, key_of
 from fresh import fresh_conf, fresh_store
 from pyarrow import fs as pafs
@@ -48,6 +49,13 @@ def store(redis_url: str) -> Iterator[Letters]:
     made = Store(redis_url, timeout_seconds=10.0).letters
     yield made
     made.close()
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    """A client of the store's Redis."""
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
 
 
 def put(store: Any, count: int = 1, **changes: Any) -> list[DeadLetter]:
@@ -120,31 +128,31 @@ def test_odd_letters_become_faithful_rows(store: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", [None, LetterFilter(reason="failed")])
 def test_entries_that_are_no_letters_are_reported_and_stop_nothing(
-    store: Any, tmp_path: Path, where: LetterFilter | None
+    store: Any, client: redis.Redis, tmp_path: Path, where: LetterFilter | None
 ) -> None:
     """They are counted, named, left out of the files and left in the queue."""
     letters = put(store, 2, traceback="Traceback\n" * 20)
-    key, add = Keys().letters(DLQ), store._client.xadd
+    key, add = Keys().letters(DLQ), client.xadd
     odd = {"reason": b"\xff", "deliveries": "many", "dead_lettered_at": "yesterday", "new": "x"}
     places = [add(key, odd), add(key, {"a\x00b": "1", "c": "2"}), add(key, {"+": "~", "-": "x"})]
-    ((_place, broken),) = store._client.xrange(key, count=1)
+    ((_place, broken),) = client.xrange(key, count=1)
     places.append(add(key, {**broken, b"-": broken[b"-"][:-9]}))
     letters += put(store, 1)
     report = run(store, tmp_path, where=where, trimmed=lambda *_what: None)
     assert (report.letters, report.unreadable, report.trimmed) == (3, 4, 3)
     assert report.unreadable_at == [f"{DLQ} {place.decode()}" for place in places]
     assert ids(tmp_path) == sorted_ids(letters)
-    assert [place for place, _fields in store._client.xrange(key)] == places
+    assert [place for place, _fields in client.xrange(key)] == places
     assert run(store, tmp_path, where=where).unreadable == 0  # the checkpoint is behind them
 
 
 def test_letters_with_odd_numbers_and_times_become_faithful_rows(
-    store: Any, tmp_path: Path
+    store: Any, client: redis.Redis, tmp_path: Path
 ) -> None:
     """A letter of a foreign writer: what is no number is null."""
     fields = {**a_letter().to_fields(), "deliveries": b"many", "dead_lettered_at": b"%d" % 2**70}
-    store._client.sadd(Keys().queues(), DLQ)
-    store._client.xadd(Keys().letters(DLQ), fields)
+    client.sadd(Keys().queues(), DLQ)
+    client.xadd(Keys().letters(DLQ), fields)
     run(store, tmp_path)
     (row,) = rows(tmp_path)
     assert (row["deliveries"], row["dead_lettered_at"], row["task_name"]) == (

@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import redis
 from builders import DLQ, a_letter, key_of
 from pyarrow import fs as pafs
 from servers import RedisServer
@@ -45,6 +46,13 @@ def mine() -> Iterator[RedisServer]:
     """Give a Redis that may be stopped and turned back."""
     with RedisServer("--dbfilename", "dump.rdb") as server:
         yield server
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    """A client of the store's Redis."""
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
 
 
 def a_store(url: str, prefix: str = "dlq") -> Letters:
@@ -79,7 +87,7 @@ def left(store: Letters, queue: str = DLQ) -> set[str]:
     return {found.letter.id for found in store.letters(queue, newest_first=False)}
 
 
-def as_main_wrote(folder: Path, store: Letters) -> None:
+def as_main_wrote(folder: Path, store: Letters, client: redis.Redis) -> None:
     """Turn a folder and its store into what they were before stores had an identity."""
     notes = folder / "_celery_dlq"
     for path in (notes / "about", *notes.glob("*.json")):
@@ -88,7 +96,7 @@ def as_main_wrote(folder: Path, store: Letters) -> None:
             known.pop(name, None)
         path.write_text(json.dumps(known))
     keys = Keys()
-    store._client.delete(keys.identity(), *map(keys.leases, store.names()))
+    client.delete(keys.identity(), *map(keys.leases, store.names()))
 
 
 def snapshot(server: RedisServer) -> None:
@@ -144,12 +152,14 @@ def test_a_folder_is_taken_over_on_demand(
     assert exported(tmp_path) == once(both, theirs, ours)
 
 
-def test_an_emptied_redis_is_another_store(redis_url: str, tmp_path: Path) -> None:
+def test_an_emptied_redis_is_another_store(
+    redis_url: str, client: redis.Redis, tmp_path: Path
+) -> None:
     """Its positions say nothing about the old ones."""
     store = a_store(redis_url)
     before = put(store, 3)
     run(store, tmp_path)
-    store._client.flushall()
+    client.flushall()
     after = put(store, 2)
     with pytest.raises(ExportError, match="of another store"):
         run(store, tmp_path)
@@ -172,14 +182,14 @@ def test_a_restarted_redis_is_the_same_store(mine: RedisServer, tmp_path: Path) 
 
 @pytest.mark.parametrize("since", ["same store", "another store"])
 def test_a_folder_from_before_stores_had_an_id_is_adopted(
-    redis_url: str, other: RedisServer, tmp_path: Path, since: str
+    redis_url: str, client: redis.Redis, other: RedisServer, tmp_path: Path, since: str
 ) -> None:
     """It goes on where the store's own note agrees; else letters are compared with the files."""
     first, second = a_store(redis_url), a_store(other.url)
     theirs = put(second, 5)
     ours = put(first, 3)
     run(first, tmp_path)
-    as_main_wrote(tmp_path, first)
+    as_main_wrote(tmp_path, first, client)
     if since == "same store":
         ours += put(first, 2)
         report, theirs = run(first, tmp_path), []
@@ -190,13 +200,13 @@ def test_a_folder_from_before_stores_had_an_id_is_adopted(
 
 
 def test_a_filtered_folder_from_before_stores_had_an_id_is_compared(
-    redis_url: str, tmp_path: Path
+    redis_url: str, client: redis.Redis, tmp_path: Path
 ) -> None:
     """The store keeps no note of a filtered export."""
     store, where = a_store(redis_url), LetterFilter(task_name="shop.charge")
     letters = put(store, 3)
     run(store, tmp_path, where=where)
-    as_main_wrote(tmp_path, store)
+    as_main_wrote(tmp_path, store, client)
     letters += put(store, 2)
     assert run(store, tmp_path, where=where).letters == 2
     assert exported(tmp_path) == once(letters)
@@ -239,7 +249,7 @@ def test_letters_below_the_checkpoint_are_not_passed_over(
     snapshot(mine)
     ahead = a_letter(dead_letter_queue=DLQ)
     fields = {name: value for name, value in ahead.to_fields().items() if value is not None}
-    store._client.xadd(Keys().letters(DLQ), fields, id="9999999999999-0")
+    mine.client().xadd(Keys().letters(DLQ), fields, id="9999999999999-0")
     run(store, tmp_path)
     turn_back(mine)
     for _ in range(2):
@@ -296,12 +306,14 @@ def test_a_damaged_copy_of_the_state_stops_no_export(redis_url: str, tmp_path: P
         assert exported(tmp_path) == once(letters)
 
 
-def test_a_queue_that_was_deleted_goes_on(redis_url: str, tmp_path: Path) -> None:
+def test_a_queue_that_was_deleted_goes_on(
+    redis_url: str, client: redis.Redis, tmp_path: Path
+) -> None:
     """Its letters are new, wherever they begin, and no other queue waits for it."""
     store = a_store(redis_url)
     letters = put(store, 2, QUIET) + put(store, 1, LATER)
     run(store, tmp_path)
-    store._client.delete(Keys().letters(QUIET), Keys().ids(QUIET))
+    client.delete(Keys().letters(QUIET), Keys().ids(QUIET))
     letters += put(store, 1, LATER)
     assert run(store, tmp_path).by_queue == {LATER: 1}
     letters += put(store, 3, QUIET)
@@ -339,14 +351,16 @@ def test_a_snapshot_is_seen_on_a_file_system_that_machines_share(
     assert exported(tmp_path / "letters") == once(letters)
 
 
-def test_entries_that_are_no_letters_stop_no_comparison(redis_url: str, tmp_path: Path) -> None:
+def test_entries_that_are_no_letters_stop_no_comparison(
+    redis_url: str, client: redis.Redis, tmp_path: Path
+) -> None:
     """They are reported, and what comes after them is exported."""
     store, key = a_store(redis_url), Keys().letters(DLQ)
     letters = put(store, 2)
     run(store, tmp_path)
     for odd in ({"id": b"\xff"}, {"+": "~", "-": "x"}, {"+": b"\xff", "-": ""}, {"+": "id"}):
-        store._client.xadd(key, odd)
-    store._client.delete(Keys().leases(DLQ), Keys().exported(DLQ))
+        client.xadd(key, odd)
+    client.delete(Keys().leases(DLQ), Keys().exported(DLQ))
     letters += put(store, 1)
     report = run(store, tmp_path)
     assert (report.letters, report.unreadable, report.compared) == (1, 4, [DLQ])
@@ -388,10 +402,10 @@ from celery_dlq.store.connect import connect
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.store import Store
-from celery_dlq.cli.export import _stop_event
+from celery_dlq.cli.export import stop_event
 from celery_dlq.export.exporter import ParquetExport
 store = Store(sys.argv[1], timeout_seconds=2.0).letters
-ParquetExport(store, sys.argv[2]).follow(store.names, _stop_event())
+ParquetExport(store, sys.argv[2]).follow(store.names, stop_event())
 """
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from celery_dlq.letters.record import from_micros
 from celery_dlq.store.connect import connect
-from celery_dlq.store.overviews import _group
+from celery_dlq.store.overviews import read_group
 from celery_dlq.store.scripts import source
 
 HOUR = 3_600_000
@@ -50,7 +50,7 @@ def test_every_letter_is_in_the_course(redis_url: str) -> None:
     start = 492_400 * HOUR
     now = from_micros((start + 89 * 60_000) * 1000)
     text = "|".join(grown(redis_url, [start + n * 60_000 for n in range(90)], [""] * 90))
-    group = _group("aa", 90, text, now=now)
+    group = read_group("aa", 90, text, now=now)
     assert tuple(group.course) == (*[0] * 22, 60, 30)
     assert group.last_hour == 60
 

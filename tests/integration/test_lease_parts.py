@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import intervals
 import pytest
 import redis
 from servers import RedisServer
@@ -56,8 +57,8 @@ MADE: list[Leases] = []
 def _disconnect() -> Iterator[None]:
     yield
     for leases in MADE:
-        if leases._connection is not None:
-            leases._connection.close()
+        if leases.connection is not None:
+            leases.connection.close()
     MADE.clear()
 
 
@@ -100,10 +101,11 @@ def call_on(client: redis.Redis) -> Any:
 def restore_expired(broker: Broker) -> LeaseKeeper:
     """Let a fresh worker look for dead ones, once."""
     keeper = LeaseKeeper(leases_on(broker, 60))
-    keeper._connected_to = broker
-    keeper._replied_at = float("inf")  # it does not hold off
-    keeper._restore_expired(broker)
-    keeper._disconnect()
+    keeper.use(broker)
+    with pytest.MonkeyPatch.context() as patch:
+        intervals.change(patch, lease_max_hold_off=-1.0)  # it is over
+        keeper.restore_expired(broker)
+    keeper.disconnect()
     return keeper
 
 
@@ -140,7 +142,7 @@ def test_a_fetch_that_was_only_asked_for_is_not_lost(client: redis.Redis, broker
     early = leases.new_tag()
     leases.renew(call_on(client), broker)
     leases.received(early)
-    assert early in leases._held
+    assert leases.still_holds(early)
     assert leases.taken == 0
 
 
@@ -272,11 +274,11 @@ def test_an_interrupted_fetch_goes_back_at_once(client: redis.Redis, broker: Bro
     leases.interrupted(tag)
     leases.interrupted(leases.new_tag())
     keeper = LeaseKeeper(leases)
-    keeper._connected_to = broker
+    keeper.use(broker)
 
-    keeper._return(broker)
+    keeper.give_back(broker)
 
-    keeper._disconnect()
+    keeper.disconnect()
     assert bodies(client) == ["one"]
 
 
@@ -313,13 +315,13 @@ def test_after_a_silence_of_redis_nobody_is_taken_for_dead_at_once(
     fetch(leases_on(broker, 1), broker)
     lease_ends(client)
     keeper = LeaseKeeper(leases_on(broker, 1))
-    keeper._connected_to = broker
+    keeper.use(broker)
 
-    keeper._restore_expired(broker)
+    keeper.restore_expired(broker)
     assert bodies(client) == []
 
-    poll(lambda: keeper._restore_expired(broker) or bodies(client) == ["one"], timeout_seconds=5)
-    keeper._disconnect()
+    poll(lambda: keeper.restore_expired(broker) or bodies(client) == ["one"], timeout_seconds=5)
+    keeper.disconnect()
 
 
 def test_a_worker_that_stood_still_finds_out_about_all_of_its_messages(

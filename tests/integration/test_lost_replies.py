@@ -147,7 +147,7 @@ def test_a_letter_whose_reply_is_lost_is_new_all_the_same(
     assert lost.met.is_set()
     assert found is Stored.NEW
     assert parts.letters.length(letter.dead_letter_queue) == 3
-    parts.connection._breaker.worked()  # it would rest for a while
+    parts.connection.breaker.worked()  # it would rest for a while
     assert parts.letters.dead_letter(letter, key_of(letter)) is Stored.ALREADY_THERE
 
 
@@ -164,7 +164,7 @@ def test_a_letter_whose_store_answers_at_a_later_attempt_is_new(
         parts.letters.dead_letter(letter, key_of(letter))
     for fault in proxy._faults:
         fault.release()
-    parts.connection._breaker.worked()
+    parts.connection.breaker.worked()
 
     assert parts.letters.dead_letter(letter, key_of(letter)) is Stored.NEW
     assert parts.letters.dead_letter(letter, key_of(letter)) is Stored.ALREADY_THERE

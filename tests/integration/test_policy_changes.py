@@ -85,7 +85,7 @@ def a_worker_trims(dlq: DeadLetters) -> int:
 
 def a_worker_redrives(dlq: DeadLetters) -> int:
     """How many jobs a worker's look made."""
-    with dlq.assembly._separate_jobs() as jobs:
+    with dlq.assembly.separate_jobs() as jobs:
         table = dlq.assembly.policy_admin().in_force()
         made = 0
         while look(jobs, table) and jobs.run_next(bool):

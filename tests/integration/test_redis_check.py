@@ -286,7 +286,7 @@ def test_a_reply_that_is_lost_counts_once_where_replies_cannot_be_skipped(
     """The command was executed; the repetition finds its own start."""
     counter, connection, key = limited.counter, limited.connection, a_key()
     counter.count_first(a_key(), a_delivery())
-    replies, lost = connection._replies, threading.Event()
+    replies, lost = connection.replies, threading.Event()
 
     def losing(number: int) -> list[Any]:
         found = replies(number)
@@ -295,8 +295,8 @@ def test_a_reply_that_is_lost_counts_once_where_replies_cannot_be_skipped(
             raise redis.ConnectionError("closed before the reply")
         return found
 
-    monkeypatch.setattr(connection, "_replies", losing)
-    counter._alive_at[key.dead_letter_queue] = float("inf")  # no heartbeat in between
+    monkeypatch.setattr(connection, "replies", losing)
+    counter.heartbeat({key.dead_letter_queue})  # so that none is in between
     assert counter.count_first(key, a_delivery())
     assert lost.is_set()
     assert count_of(server, limited, key) == 1
@@ -318,5 +318,5 @@ def test_replies_are_skipped_where_that_is_allowed(server: RedisServer) -> None:
     connection = PipelinedConnection(connect(server.url, 1.0, retries=0), server.url)
     assert connection.send_unanswered([("SET", "a", 1)])
     assert connection.call("GET", "a") == b"1"
-    assert connection._skips
+    assert connection.skips_replies
     connection.close()

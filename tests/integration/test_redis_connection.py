@@ -120,7 +120,7 @@ def count_of(server: RedisServer, key: MessageKey) -> int:
 
 def rested(connection: PipelinedConnection) -> None:
     """Wait until the wire tries again after a failure."""
-    poll(lambda: not connection._breaker.is_open, timeout_seconds=20)
+    poll(lambda: not connection.breaker.is_open, timeout_seconds=20)
 
 
 # -- Redis goes and comes back ---------------------------------------------------------
@@ -180,20 +180,20 @@ def test_a_count_that_is_sent_again_is_one(own: Parts, server: RedisServer, firs
     counter, key = own.counter(), a_key()
     if first:
         counter.count_first(key, a_delivery())
-        last = list(counter._connection._unconfirmed)[-1:]
-        counter._connection._drop()
-        assert last == [counter._connection._unconfirmed[-1]]
+        last = list(counter.connection.unconfirmed)[-1:]
+        counter.connection.drop()
+        assert last == [counter.connection.unconfirmed[-1]]
         counter.flush()
     else:
-        replies, connection = counter._connection._replies, counter._connection
+        replies, connection = counter.connection.replies, counter.connection
         connection.call("PING")
 
         def unheard(number: int) -> Any:
-            connection._replies = replies  # type: ignore[method-assign]
+            connection.replies = replies  # type: ignore[method-assign]
             replies(number)
             raise redis.ConnectionError("closed before the reply")
 
-        connection._replies = unheard  # type: ignore[method-assign]
+        connection.replies = unheard  # type: ignore[method-assign]
         count = counter.count(key, a_delivery(), None)
         assert (count.status, count.number) == (CountStatus.COUNTED, 1)
     assert count_of(server, key) == 1
@@ -362,7 +362,7 @@ def test_what_was_refused_for_a_moment_is_written_afterwards(
     counter.flush()
     assert [count_of(server, key) for key in (started, ended, back)] == [1, 1, 0]
     assert counter.history(ended) == (an_ended_delivery(),)
-    assert not [*connection._unconfirmed, *connection._kept]
+    assert not [*connection.unconfirmed, *connection.kept]
 
 
 def test_what_is_taken_back_in_a_moment_without_writes_is_taken_back(
@@ -388,7 +388,7 @@ def test_a_key_of_another_kind_holds_up_no_other_end(own: Parts, server: RedisSe
         counter.ended(one, an_ended_delivery())
     counter.flush()
     assert counter.history(other) == (an_ended_delivery(),)
-    assert not counter._connection._kept
+    assert not counter.connection.kept
 
 
 def test_counting_goes_on_when_redis_wakes_up(own: Parts, server: RedisServer) -> None:
@@ -504,7 +504,7 @@ def test_unawaited_counts_are_confirmed_now_and_then_and_end_with_right_counts(
         key = keys[number % 100]
         counter.count_first(key, a_delivery())
         counter.ended(key, an_ended_delivery(number=number // 100 + 1))
-        most = max(most, len(connection._unconfirmed))
+        most = max(most, len(connection.unconfirmed))
     assert most <= 1024
     counter.flush()
     counter.history(keys[0])

@@ -187,9 +187,9 @@ def test_the_broker_is_asked_once_for_each_queue(
 ) -> None:
     """However many letters there are."""
     asked: list[str] = []
-    inner = module._on_broker
+    inner = module.on_broker
     monkeypatch.setattr(
-        module, "_on_broker", lambda app, name: (asked.append(name), inner(app, name))[1]
+        module, "on_broker", lambda app, name: (asked.append(name), inner(app, name))[1]
     )
     for _ in range(300):
         shop.put()
@@ -229,7 +229,7 @@ def test_the_prefix_of_all_keys_is_known(redis_url: str) -> None:
     with app.connection_for_write() as connection:
         Queue("orders", Exchange("orders"), "orders").bind(connection.default_channel).declare()
         connection.default_channel.client.lpush("listed", "x")
-    assert [module._on_broker(app, name) for name in ("orders", "listed", "ordres")] == [
+    assert [module.on_broker(app, name) for name in ("orders", "listed", "ordres")] == [
         (True, True),
         (True, True),
         (False, True),

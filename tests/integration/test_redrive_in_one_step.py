@@ -349,7 +349,7 @@ def test_a_queue_that_expires_gets_its_messages_from_kombu(
 
 def lose_replies(dlq: DeadLetters, client: redis.Redis, monkeypatch: Any, times: int) -> None:
     """Cut the connection after a redrive was executed, before its reply is read."""
-    store_client = dlq.store._client  # type: ignore[attr-defined]
+    store_client = dlq.assembly.backend.client
     parse, answer, lost = store_client.parse_response, ReadAhead.answer, []
 
     def lose() -> bool:

@@ -422,7 +422,7 @@ def test_an_error_of_one_hold_does_not_stop_the_others(
             raise DLQError("its messages cannot be counted")
         return count(self, hold)
 
-    monkeypatch.setattr(Holds, "_tidy", lambda *_: None)
+    monkeypatch.setattr(Holds, "tidy", lambda *_: None)
     monkeypatch.setattr(HeldQueues, "length", fails)
     with suppress(DLQError):
         holds_of(dlq).release_ended(lambda: False)

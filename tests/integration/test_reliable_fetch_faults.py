@@ -163,11 +163,11 @@ class Holder:
     def die(self, proxy: CommandProxy) -> None:
         """End as a killed process does: nothing is sent any more."""
         proxy.shut()
-        self.keeper._stopped = True
+        self.keeper.stopped = True
         self._ledger.died(self, proxy)
         self.held.clear()
-        self.leases._held.clear()
-        self.leases._acknowledged.clear()
+        self.leases.held.clear()
+        self.leases.acknowledged.clear()
         self.close()
 
     def close(self) -> None:
@@ -216,7 +216,7 @@ def holder(ledger: Ledger, redis_server: RedisServer) -> Iterator[Callable[..., 
 
         def start(port: int | None = None, **more: Any) -> Holder:
             one = Holder(ledger, port or redis_server.port, **more)
-            stack.callback(lambda: one.keeper._stopped or one.close())
+            stack.callback(lambda: one.keeper.stopped or one.close())
             return one
 
         yield start

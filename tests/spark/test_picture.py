@@ -122,8 +122,8 @@ def test_no_text_leaves_the_picture_or_covers_another(tmp_path: Path) -> None:
     from matplotlib.text import Text
 
     triage = a_triage(groups=40, reasons=12, span=timedelta(days=3), task_name="W" * 60)
-    with charts._style():
-        figure = charts._dashboard(triage)
+    with charts.styled():
+        figure = charts.dashboard(triage)
         figure.savefig(tmp_path / "triage.png")
         boxes = [
             text.get_window_extent()
@@ -159,7 +159,7 @@ def test_every_reason_has_a_colour_of_its_own() -> None:
 )
 def test_count_fits_its_cell(number: int, text: str) -> None:
     """A count of any size has at most five characters."""
-    assert charts._short(number) == text
+    assert charts.short(number) == text
 
 
 @pytest.mark.parametrize(

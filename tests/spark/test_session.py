@@ -147,11 +147,11 @@ def test_launcher_drops_one_argument_only(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: list[str], kept: list[str]
 ) -> None:
     """The java script passes everything on but the module that its runtime lacks."""
-    monkeypatch.setattr(sessions, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(sessions, "folder", lambda: tmp_path)
     program = tmp_path / "real java" / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\nprintf '<%s>\\n' \"$@\"\n", "utf-8")
     program.chmod(0o755)
-    launcher = sessions._wrapped(program) / "bin" / "java"
+    launcher = sessions.wrapped(program) / "bin" / "java"
     done = subprocess.run([launcher, *given], check=True, capture_output=True, text=True)
     assert done.stdout.splitlines() == [f"<{argument}>" for argument in kept]

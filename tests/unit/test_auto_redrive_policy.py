@@ -211,7 +211,7 @@ def test_sentry_gets_one_event_for_each_group(monkeypatch: pytest.MonkeyPatch) -
     for number in range(4):
         letter = a_letter(redrives=3 if number else 0)
         reporter.before_store(letter)
-        due += [reporter._due[letter.id][0]] if letter.id in reporter._due else []
+        due += [reporter.due[letter.id][0]] if letter.id in reporter.due else []
     assert [report.why for report in due].count(Why.USED_UP) == 1
     assert due[1].why is Why.USED_UP
 

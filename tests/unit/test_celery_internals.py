@@ -10,9 +10,10 @@ import sys
 from typing import Any
 
 import amqp
+import billiard.pool
 import pytest
 from amqp.transport import TCPTransport
-from billiard.pool import RUN, TERMINATE, ApplyResult
+from billiard.pool import ApplyResult
 from billiard.pool import Pool as BilliardPool
 from celery import VERSION, Celery, shared_task, signals
 from celery.app.autoretry import add_autoretry_behaviour
@@ -42,10 +43,10 @@ from kombu.transport import redis as kombu_redis
 from kombu.utils.scheduling import round_robin_cycle
 from redis.connection import Connection as RedisConnection
 
-from celery_dlq.transport.default_delay import _MERGES_OPTIONS, _PARAMETERS
-from celery_dlq.transport.redis.entries import _STEPS
+from celery_dlq.transport.default_delay import MERGES_OPTIONS, PARAMETERS
+from celery_dlq.transport.redis.entries import STEPS
 from celery_dlq.transport.redis.leases import ReliableQoS
-from celery_dlq.worker.dispatched import _RUN, _TERMINATE, FLUSHES_QUEUES
+from celery_dlq.worker.dispatched import FLUSHES_QUEUES, RUN, TERMINATE
 
 
 class Pool:
@@ -101,7 +102,7 @@ def test_the_hooks_of_a_request_are_as_we_override_them(method: str, expected: l
 
 def test_kombus_redis_channel_is_written_to_in_the_steps_that_a_redrive_does_itself() -> None:
     """`celery_dlq.transport.redis.entries` makes its entries; test_envelope.py compares them."""
-    for step in _STEPS:
+    for step in STEPS:
         assert callable(getattr(kombu_redis.Channel, step)), step
     assert parameters(kombu_redis.Channel._q_for_pri) == ["self", "queue", "pri"]
     assert parameters(kombu_redis.Channel._get_message_priority) == ["self", "message", "reverse"]
@@ -196,12 +197,12 @@ def test_the_handler_of_messages_is_made_anew_for_each_connection() -> None:
 
 def test_what_may_be_given_to_send_task_by_position_is_as_we_name_it() -> None:
     """Behind the object and the name; the rest is options."""
-    assert tuple(parameters(Celery.send_task)[2:-1]) == _PARAMETERS
+    assert tuple(parameters(Celery.send_task)[2:-1]) == PARAMETERS
 
 
 def test_a_message_gets_its_tasks_options_from_the_version_on_that_we_think() -> None:
     """A place that only the task names decides its delay, if the message goes there."""
-    assert ("_get_exec_options" in inspect.getsource(Celery.send_task)) is _MERGES_OPTIONS
+    assert ("_get_exec_options" in inspect.getsource(Celery.send_task)) is MERGES_OPTIONS
 
 
 def test_routes_of_a_mapping_look_at_the_tasks_name_only() -> None:
@@ -320,7 +321,7 @@ def test_a_pool_reads_what_a_dead_process_reported_before_it_asks_about_its_jobs
         readable, _, _ = asynpool._select({one}, None, {one}, timeout=0.01)
     assert bool(readable) is FLUSHES_QUEUES
     assert "add_reader(fileno, it)" in inspect.getsource(asynpool.ResultHandler)
-    assert (RUN, TERMINATE) == (_RUN, _TERMINATE)
+    assert (billiard.pool.RUN, billiard.pool.TERMINATE) == (RUN, TERMINATE)
 
 
 def test_the_consumer_drops_a_message_by_rejecting_it() -> None:

@@ -120,7 +120,7 @@ def test_an_opening_is_one_event_in_sentry(worker: Worker, monkeypatch: pytest.M
     """Beside the one of the group of its letters."""
     sent: list[Any] = []
     monkeypatch.setattr(sentry, "client", lambda: SimpleNamespace(options={}))
-    monkeypatch.setattr(sentry, "_send", sent.append)
+    monkeypatch.setattr(sentry, "send", sent.append)
     opened(worker)
     assert len([event for event in sent if "circuit_breaker" in event["contexts"]]) == 1
 

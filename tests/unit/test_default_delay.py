@@ -290,7 +290,7 @@ def test_an_app_without_delays_asks_nothing(
 ) -> None:
     """The price of the plugin for a publisher that needs none of it: no look at queues."""
     monkeypatch.setattr(
-        "celery_dlq.transport.default_delay._routed_once", lambda *_: pytest.fail("asked")
+        "celery_dlq.transport.default_delay.routed_once", lambda *_: pytest.fail("asked")
     )
     monkeypatch.setattr(
         "celery_dlq.transport.default_delay.PolicyTable", lambda *_: pytest.fail("asked")
@@ -304,7 +304,7 @@ def test_many_made_up_queues_do_not_fill_the_memory(app: Celery) -> None:
     delays = DefaultDelays(app, DeadLetters.of(app).settings)
     for number in range(MAX_CACHED_NAMES + 1000):
         delays.changes("here", (), {"queue": Queue(f"queue-{number}")})
-    for kept in (delays._rule, delays._mapped_queue):
+    for kept in (delays.rule, delays.mapped_queue):
         assert kept.cache_info().currsize == MAX_CACHED_NAMES
 
 

@@ -40,7 +40,7 @@ def targets(*workers: WorkerInfo, **more: Any) -> Targets:
 def nothing_on_the_broker(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A broker that has no queue and makes each at its first publish; the names it was asked."""
     asked: list[str] = []
-    monkeypatch.setattr(module, "_on_broker", lambda _app, name: (bool(asked.append(name)), True))
+    monkeypatch.setattr(module, "on_broker", lambda _app, name: (bool(asked.append(name)), True))
     return asked
 
 
@@ -85,10 +85,10 @@ def test_a_queue_with_letters_is_known_while_no_worker_lives() -> None:
 
 def test_a_queue_that_publishing_does_not_make_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     """RabbitMQ returns such a message, whatever routes say."""
-    monkeypatch.setattr(module, "_on_broker", lambda *_: (False, False))
+    monkeypatch.setattr(module, "on_broker", lambda *_: (False, False))
     some = targets(configured=frozenset({"routed"}))
     assert [some.queue(name)[0] for name in ("routed", "mails")] == [False, True]
-    monkeypatch.setattr(module, "_on_broker", lambda *_: (None, False))
+    monkeypatch.setattr(module, "on_broker", lambda *_: (None, False))
     assert targets().queue("orders") == (None, "this broker does not answer")
 
 

@@ -36,7 +36,7 @@ class Wire:
         self.handed: list[tuple[int, int, bytes]] = []
         self.reads = 0
         self.frames = Frames(self)
-        recv, self.frames._recv = self.frames._recv, self.recv
+        recv, self.frames.recv = self.frames.recv, self.recv
         self._recv = recv
 
     @property

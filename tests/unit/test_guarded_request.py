@@ -479,7 +479,7 @@ def test_a_message_whose_end_celery_does_not_report_is_given_back_charged_and_co
     assert request not in state.active_requests
     assert "the result backend is away" in caplog.text
     assert worker.counted(DELIVERIES) == {("orders", "vanished", "shop.charge"): 1}
-    history = worker.guard._counter.history(request.dlq_in_flight.key)
+    history = worker.guard.counter.history(request.dlq_in_flight.key)
     assert [each.outcome for each in history] == [Outcome.VANISHED]
     request.acknowledge()
     assert worker.said == ["reject True"]

@@ -190,7 +190,7 @@ def test_when_a_hold_is_full_its_queue_is_not_consumed_until_there_is_room(
     """The message goes back first; it neither runs nor fills the prefetch window."""
     one = hold(worker)
     holding, consumer = worker.observer("hold"), Consumer(worker.said)
-    holding._most = 0
+    holding.most = 0
     back = worker.observer("hold")
     request = dispatch(worker)
     assert (worker.said, request.dlq_state) == ([], DeliveryState.NEW)
@@ -198,8 +198,8 @@ def test_when_a_hold_is_full_its_queue_is_not_consumed_until_there_is_room(
     back.in_loop(consumer)
     assert worker.said == ["stop orders", "reject True"]
     assert held(worker, one) == []
-    holding._most = 1
-    holding._lengths.clear()
+    holding.most = 1
+    holding.lengths.clear()
     back.in_loop(consumer)
     back.in_loop(consumer)
     assert worker.said == ["stop orders", "reject True", "consume orders"]
@@ -210,7 +210,7 @@ def test_what_the_broker_did_not_take_is_done_at_the_next_tick(worker: Worker, c
     """A queue that was said to be consumed again, and is not, would wait for ever."""
     one = hold(worker)
     holding, consumer = worker.observer("hold"), Consumer(worker.said)
-    holding._most = 0
+    holding.most = 0
     back, works = worker.observer("hold"), getattr(consumer, call)
     dispatch(worker)
     if call == "add_task_queue":
@@ -229,7 +229,7 @@ def test_what_the_broker_did_not_take_is_done_at_the_next_tick(worker: Worker, c
 def test_a_message_that_cannot_be_returned_is_returned_at_the_next_tick(worker: Worker) -> None:
     """Its lease is renewed for as long as this worker lives, so nobody else would have it."""
     hold(worker)
-    worker.observer("hold")._most = 0
+    worker.observer("hold").most = 0
     back, consumer = worker.observer("hold"), Consumer(worker.said)
     request = dispatch(worker)
     qos = request.message.channel = Mock()
@@ -246,7 +246,7 @@ def test_a_queue_is_consumed_again_once_its_full_hold_has_ended(worker: Worker) 
     """Also if nothing was released."""
     one = hold(worker)
     holding, consumer = worker.observer("hold"), Consumer(worker.said)
-    holding._most = 0
+    holding.most = 0
     back = worker.observer("hold")
     dispatch(worker)
     back.in_loop(consumer)

@@ -116,7 +116,7 @@ def test_long_work_that_fails_rests_alone(
         raise DLQError("away")
 
     tasks.add(Task(name="heartbeat", work=heartbeat.work), LongTask(name="copies", work=work))
-    (thread,) = tasks._long
+    (thread,) = tasks.long
     for _ in range(20):
         tasks.tick()
         thread.join(5)

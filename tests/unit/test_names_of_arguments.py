@@ -59,7 +59,7 @@ def test_a_misspelt_option_of_a_plan(dlq: DeadLetters, kind: str, options: Any, 
     """It has the options of the operation that is planned."""
     plans = dlq.assembly.operations()
     with pytest.raises(DLQError, match=f"did you mean '{meant}'"):
-        plans._options(kind, options)
+        plans.plan(kind, "orders-DLQ", **options)
 
 
 def test_a_filter_and_its_fields_are_not_given_together(dlq: DeadLetters) -> None:

@@ -150,7 +150,7 @@ def test_made_up_queue_names_do_not_fill_the_memory() -> None:
     table = PolicyTable({"*": Policy(max_deliveries=20)})
     for number in range(MAX_CACHED_POLICIES + 1000):
         assert table.resolve(f"q-{number}") == Policy(max_deliveries=20)
-    kept: Any = table._resolve
+    kept: Any = table.cached
     assert kept.cache_info().currsize == MAX_CACHED_POLICIES
 
 

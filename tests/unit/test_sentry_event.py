@@ -15,9 +15,9 @@ from celery_dlq.features.sentry import observer as sentry
 from celery_dlq.features.sentry.observer import (
     SentryDeduplicator,
     SentryObserver,
-    _sends_values,
     event_id_of,
     event_of,
+    sends_values,
 )
 from celery_dlq.features.sentry.reports import Report, Why
 from celery_dlq.letters.record import DeadLetter, Reason
@@ -80,7 +80,7 @@ def test_personal_data_is_sent_as_sentrys_options_allow(
     options: dict[str, Any], *, sends: bool
 ) -> None:
     """The newer option beats the older one, as in Sentry's own integrations."""
-    assert _sends_values(options) is sends
+    assert sends_values(options) is sends
 
 
 def test_a_letter_reported_twice_is_one_event() -> None:

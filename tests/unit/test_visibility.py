@@ -164,7 +164,7 @@ def test_after_12_hours_a_message_is_others(
         until = begun + LONGEST_SECONDS
         assert all(clock.now + seconds <= until for seconds in sqs.renewed().values())
         if clock.now < until - 2:
-            assert receipts._held["a"].until > clock.now
+            assert receipts.held["a"].until > clock.now
         clock.now += 5
     assert receipts.taken == 1
     assert "1 messages were held for 12 hours" in caplog.text
@@ -355,7 +355,7 @@ def test_giving_back_many_messages_leaves_time_to_renew(
     many = [f"back-{number}" for number in range(200)]
     receive(receipts, clock, "held", *many)
     for tag in many:
-        receipts.settle_later(tag, receipts._held.pop(tag), delete=False)
+        receipts.settle_later(tag, receipts.held.pop(tag), delete=False)
 
     def slow() -> None:
         clock.now += 0.5

@@ -174,7 +174,7 @@ class Breakers:
 
     def __init__(self, assembly: Assembly) -> None:
         self._assembly = assembly
-        self._circuits = Circuits.of(assembly)
+        self.circuits = Circuits.of(assembly)
         self._held: HeldQueues = assembly.held()
         self._names: KnownNames = assembly.names()
 
@@ -207,7 +207,7 @@ class Breakers:
                 f"{task}; use `dlq hold` to hold its messages without one"
             )
         reason = reason.strip() or "opened by hand"
-        hold, _ = self._circuits.change(
+        hold, _ = self.circuits.change(
             task, queue, Happened.OPENED, breaker, actor=whoami(), reason=reason
         )
         assert hold is not None  # noqa: S101 - it is open
@@ -221,12 +221,12 @@ class Breakers:
         closed = []
         for one in self.breakers():
             circuit = one.hold.circuit
-            others = one.hold.broker != self._circuits.broker
+            others = one.hold.broker != self.circuits.broker
             if circuit is None or others or circuit.task != task:
                 continue
             if queue not in (None, circuit.queue):
                 continue
-            hold, changed = self._circuits.change(
+            hold, changed = self.circuits.change(
                 task, circuit.queue, Happened.CLOSED, actor=whoami()
             )
             if hold is not None and changed:

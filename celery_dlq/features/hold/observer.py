@@ -47,8 +47,8 @@ class HoldObserver(Observer):
         self._store = parts.backend.held
         self._broker = broker_name(parts.app)
         self._make = replace(parts.make, release=None)  # it was not executed
-        self._most = MOST_HELD
-        self._lengths: dict[str, tuple[float, int]] = {}
+        self.most = MOST_HELD
+        self.lengths: dict[str, tuple[float, int]] = {}
         self._ahead = timedelta(0)  # the store's clock minus this one's
         # On their way back, with their queues. A deque: thread pools add while the timer takes
         self._going_back: deque[tuple[Any, Hold, str]] = deque()
@@ -80,7 +80,7 @@ class HoldObserver(Observer):
         holds = [one for one in found if isinstance(one, Hold) and one.broker in ("", self._broker)]
         self.ended = tuple(hold for hold in holds if not hold.in_force(now))
         self.holds = tuple(hold for hold in holds if hold.in_force(now))
-        self._lengths.clear()
+        self.lengths.clear()
         for hold in self.holds:
             if hold.id not in before:
                 logger.warning(
@@ -144,11 +144,11 @@ class HoldObserver(Observer):
     def _is_below(self, hold: Hold) -> bool:
         """True if a hold has room for more messages, by a count of this second."""
         now = time.monotonic()
-        counted_at, length = self._lengths.get(hold.id, (float("-inf"), 0))
+        counted_at, length = self.lengths.get(hold.id, (float("-inf"), 0))
         if now - counted_at > _COUNTED_SECONDS:
             length = self._store.length(hold.id)
-            self._lengths[hold.id] = now, length
-        return length < self._most
+            self.lengths[hold.id] = now, length
+        return length < self.most
 
     def _put(
         self, hold: Hold, message: Message, resolved: ResolvedPolicy, released: object
@@ -160,8 +160,8 @@ class HoldObserver(Observer):
             # Held once more: the entry of the first time may not be removed yet.
             letter = replace(letter, id=replace(key, dead_letter_queue=str(released)).letter_id)
         self._store.dead_letter(self._parts.limit.fit(letter, whole=True), key)
-        counted_at, length = self._lengths.get(hold.id, (float("-inf"), 0))
-        self._lengths[hold.id] = counted_at, length + 1
+        counted_at, length = self.lengths.get(hold.id, (float("-inf"), 0))
+        self.lengths[hold.id] = counted_at, length + 1
 
     # -- while a hold is full -------------------------------------------------------
 

@@ -63,7 +63,7 @@ class Holds:
         where = _checked(task, queue, conditions, span)
         self._names.matching(task, queue)
         now = self._store.now()
-        self._tidy(now)
+        self.tidy(now)
         known = self._store.of(Hold)
         if len(known) >= MOST_HOLDS:
             raise DLQError(f"expected fewer than {MOST_HOLDS} holds, got {len(known)}; release one")
@@ -160,7 +160,7 @@ class Holds:
         Goes on with a release whose process died, and leaves one alone that was cancelled.
         """
         now = self._store.now()
-        self._tidy(now)
+        self.tidy(now)
 
         def release(hold: Hold) -> None:
             waits = hold.until is None or hold.until + 2 * timing.current.hold_noticed > now
@@ -215,7 +215,7 @@ class Holds:
             self._record(Action.RELEASED, hold)
         return report
 
-    def _tidy(self, now: datetime) -> None:
+    def tidy(self, now: datetime) -> None:
         """Forget holds that ended a while ago and have no messages."""
         for hold in self._store.of(Hold):
             if (

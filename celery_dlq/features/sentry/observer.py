@@ -86,7 +86,7 @@ class SentryObserver(Observer):
 
     def __init__(self, parts: WorkerParts) -> None:
         self._parts = parts
-        self._due: MutableMapping[str, tuple[Report, str]] = LRUCache(_MAX_DUE_REPORTS)  # type: ignore[no-untyped-call]
+        self.due: MutableMapping[str, tuple[Report, str]] = LRUCache(_MAX_DUE_REPORTS)  # type: ignore[no-untyped-call]
 
     def guards(self, keeps: Keeps) -> None:
         """Drop events before the pool starts, so that its processes inherit that."""
@@ -113,7 +113,7 @@ class SentryObserver(Observer):
             return letter
         if report is None:
             return letter
-        self._due[letter.id] = report, trace
+        self.due[letter.id] = report, trace
         return replace(letter, sentry_event_id=event_id_of(letter))
 
     def _last_report(self, letter: DeadLetter) -> Report | None:
@@ -136,17 +136,17 @@ class SentryObserver(Observer):
         if found is None:
             return
         if isinstance(event, Change) and event.action is Action.CIRCUIT_OPENED:
-            _send(event_of_opening(event))
+            send(event_of_opening(event))
         elif isinstance(event, DeadLettered):
-            due = self._due.pop(event.letter.id, None)
+            due = self.due.pop(event.letter.id, None)
             if due is not None:
                 shown = self._parts.redaction.letter(event.letter)
-                sent = event_of(shown, due[0], with_values=_sends_values(found.options))
+                sent = event_of(shown, due[0], with_values=sends_values(found.options))
                 sent["contexts"].update(_trace_of(event.letter, due[1]))
-                _send(sent)
+                send(sent)
 
 
-def _send(event: dict[str, Any]) -> None:
+def send(event: dict[str, Any]) -> None:
     """Send an event without breadcrumbs: those of the main process belong to all tasks."""
     sdk = sys.modules["sentry_sdk"]
     with sdk.isolation_scope() as scope:
@@ -388,7 +388,7 @@ def _exception(one: Raised) -> dict[str, Any]:
     return value
 
 
-def _sends_values(options: Mapping[str, Any]) -> bool:
+def sends_values(options: Mapping[str, Any]) -> bool:
     """True if the app's ``sentry_sdk.init`` allows personal data."""
     collection = options.get("data_collection") or {}
     newer = collection.get("provided_by_user")

@@ -241,7 +241,7 @@ class Targets:
         consumers = self._consumers(name)
         if consumers:
             return True, f"consumed by {consumers[0].hostname}"
-        exists, made_by_publishing = _on_broker(self._app, name)
+        exists, made_by_publishing = on_broker(self._app, name)
         if exists:
             return True, "on the broker; no live worker consumes it"
         if exists is None:
@@ -387,7 +387,7 @@ _CONNECT: dict[str, Any] = {"max_retries": 1, "interval_start": 0.2, "interval_s
 _WAITS = {"read_timeout": 5, "write_timeout": 5}  # of RabbitMQ
 
 
-def _on_broker(app: Any, name: str) -> tuple[bool | None, bool]:
+def on_broker(app: Any, name: str) -> tuple[bool | None, bool]:
     """Whether the broker has a queue, ``None`` if unknown; and whether publishing makes it."""
     try:
         with app.connection_for_write(transport_options=_WAITS) as connection:

@@ -94,7 +94,7 @@ class Claimed:
                 ready.append(prepared)
             self._publisher.publish([prepared.message for prepared in ready], claims)
         finally:  # also on Ctrl-C
-            self._settle(claims, finished)
+            self.settle(claims, finished)
             confirmed = claims.confirmed_set
             work.published([one for one in ready if one.found.key in confirmed])
             unused = [found.key for found in ours if found.key not in confirmed]
@@ -113,7 +113,7 @@ class Claimed:
         """End, after an error too: the next run removes what this one could not."""
         self._background.shutdown(wait=True)
 
-    def _settle(self, sent: Claims, finished: list[str]) -> None:
+    def settle(self, sent: Claims, finished: list[str]) -> None:
         """Mark first, remove second: after a crash in between, only the removal is left."""
         work, over = self._work, [*finished, *sent.confirmed]
         report, queue, owner = work.report, work.run.job.queue, work.run.owner

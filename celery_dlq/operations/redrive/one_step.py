@@ -104,7 +104,7 @@ class OneStep:
         with suppress(DLQError, CancelledError):  # the first error is the one to raise
             batch, states = self._reply()
             if batch and states is not None:
-                self._count(batch, states)
+                self.count_sent(batch, states)
                 self._work.beat()
         self._claimed.close()
 
@@ -153,9 +153,10 @@ class OneStep:
             self._refused = True
             self._claimed.start([prepared.found for prepared in batch])
         else:
-            self._count(batch, states)
+            self.count_sent(batch, states)
 
-    def _count(self, batch: Sequence[Prepared], states: Sequence[ClaimState]) -> None:
+    def count_sent(self, batch: Sequence[Prepared], states: Sequence[ClaimState]) -> None:
+        """Report what the script did with each letter of a batch."""
         report = self._work.report
         done = [prepared for prepared, state in zip(batch, states, strict=True) if state in TAKEN]
         report.published += len(done)

@@ -77,7 +77,7 @@ class Publisher:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._connection: Any = None
-        self._producer: Any = None
+        self.producer: Any = None
         self._confirms: Confirms | None = None
         self._is_sqs = self._connected = False
 
@@ -96,18 +96,18 @@ class Publisher:
 
     def envelopes(self) -> Envelopes | None:
         """Return what makes this broker's list entries; ``None`` if it is not kombu's Redis."""
-        if self._producer is None:
+        if self.producer is None:
             self._open()
         if self._connection.transport.driver_type != "redis":  # to look closer, we would connect
             return None
         try:
-            return Envelopes(self._producer) if Envelopes.supported(self._producer) else None
+            return Envelopes(self.producer) if Envelopes.supported(self.producer) else None
         except self.errors:
             return None
 
     def publish(self, messages: Sequence[Outgoing], sent: Sent) -> None:
         """Publish messages and wait until the broker has them; fills ``sent``."""
-        if self._producer is None:
+        if self.producer is None:
             self._open()
         if self._can_batch:
             self._batch(messages, sent)
@@ -117,11 +117,11 @@ class Publisher:
     @property
     def _can_batch(self) -> bool:
         # New in kombu 5.7. Its Redis transport writes one pipeline and never replays it.
-        return bool(getattr(self._producer, "supports_batch_publish", False))
+        return bool(getattr(self.producer, "supports_batch_publish", False))
 
     def _batch(self, messages: Sequence[Outgoing], sent: Sent) -> None:
         try:
-            self._producer.channel.connection  # noqa: B018 - connects
+            self.producer.channel.connection  # noqa: B018 - connects
             self.declare({message.queue for message in messages})
         except self.errors as exc:
             sent.refused.update({m.letter_id: not_published(m, exc) for m in messages})
@@ -131,7 +131,7 @@ class Publisher:
         ours = [message for message in messages if sent.has(message.letter_id)]
         sent.doubtful.update({message.letter_id: _INTERRUPTED for message in ours})
         try:
-            with self._producer.batch(max_size=max(1, len(ours))):
+            with self.producer.batch(max_size=max(1, len(ours))):
                 for message in ours:
                     try:
                         self._put(message)
@@ -213,7 +213,7 @@ class Publisher:
         sent.doubtful.setdefault(message.letter_id, _INTERRUPTED)
         self._put(message, mandatory=self._confirms is not None)
         if self._confirms is not None:
-            self._confirms.wait(self._producer.channel, sent.keep)
+            self._confirms.wait(self.producer.channel, sent.keep)
 
     def _fate(self, exc: Exception) -> tuple[bool, bool]:
         """Whether to publish again after an error, and whether the broker may have the message."""
@@ -235,7 +235,7 @@ class Publisher:
         if self._confirms is not None:
             properties = {"priority": None, **properties}  # else kombu makes an absent one 0
         # To the queue itself, because its exchange could route copies to other queues.
-        self._producer.publish(
+        self.producer.publish(
             message.body,
             exchange="",
             routing_key=message.queue,
@@ -248,7 +248,7 @@ class Publisher:
 
     def _push(self, message: Outgoing, properties: dict[str, Any]) -> None:
         if self._is_sqs:
-            send_body(self._producer.channel, message.queue, message.body, properties)
+            send_body(self.producer.channel, message.queue, message.body, properties)
             return
         envelopes = self.envelopes()
         if envelopes is None:
@@ -264,19 +264,19 @@ class Publisher:
             known = self._app.amqp.queues.get(name)
             if known is not None:
                 # kombu before 5.5 does not declare an unbound queue when it may retry.
-                bound = known.bind(self._producer.channel)
-                self._producer.maybe_declare(bound, retry=retry, **(_RETRY if retry else {}))
+                bound = known.bind(self.producer.channel)
+                self.producer.maybe_declare(bound, retry=retry, **(_RETRY if retry else {}))
 
     def _connect(self, sent: Sent) -> None:
-        if self._producer is None:
+        if self.producer is None:
             self._open()
         if self._connected:
             return
         self._connection.ensure_connection(errback=lambda *_: sent.keep(), **_RETRY)
         if self._confirms is not None:
-            self._producer.channel.confirm_select()
+            self.producer.channel.confirm_select()
         if self._is_sqs:
-            unshare_clients(self._producer.channel)
+            unshare_clients(self.producer.channel)
         self._connected = True
 
     def _open(self) -> None:
@@ -296,13 +296,13 @@ class Publisher:
         if options:
             connection = self._app.connection_for_write(transport_options=options)
         self._connection, self._connected = connection, False
-        self._producer = self._app.amqp.Producer(connection, auto_declare=False)
+        self.producer = self._app.amqp.Producer(connection, auto_declare=False)
 
     def _close(self) -> None:
         """Drop the connection; a broker that is away or blocks us answers no goodbye."""
         with suppress(Exception):
             self._connection.collect()
-        self._producer, self._connected = None, False
+        self.producer, self._connected = None, False
 
     @property
     def _connection_errors(self) -> tuple[type[Exception], ...]:

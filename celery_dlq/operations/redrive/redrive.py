@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from celery_dlq.operations.jobs import Jobs
 
 _MAX_REFUSED_BATCHES = 20
-_MOST_AT_ONCE = 100
+MOST_AT_ONCE = 100
 
 
 class _BrokerGoneError(Exception):
@@ -81,7 +81,7 @@ def _all(
         parts = _growing(found, pace)
     else:
         pace = Pace(rate, work.beat)
-        most = way.batch_size if rate is None else max(1, min(_MOST_AT_ONCE, int(rate)))
+        most = way.batch_size if rate is None else max(1, min(MOST_AT_ONCE, int(rate)))
         parts = batches(found, most, way.max_bytes)
     refusals, settled = 0, work.run.job.position
     for batch in parts:
@@ -102,7 +102,7 @@ def _all(
 def _growing(found: Iterable[RawEntry], pace: Pace) -> Iterator[list[RawEntry]]:
     """Batches of what may be published within about a second."""
     entries = iter(found)
-    while batch := list(islice(entries, max(1, min(_MOST_AT_ONCE, int(pace.rate or 1))))):
+    while batch := list(islice(entries, max(1, min(MOST_AT_ONCE, int(pace.rate or 1))))):
         yield batch
 
 

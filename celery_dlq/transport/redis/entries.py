@@ -185,7 +185,7 @@ def _identity(entry: bytes) -> str:
 
 
 # Steps of `Producer.publish` and `Channel.basic_publish` that `Envelopes` does by itself.
-_STEPS = (
+STEPS = (
     "basic_publish",
     "prepare_message",
     "_inplace_augment_message",
@@ -222,7 +222,7 @@ class Envelopes:
         kind, own = type(producer.channel), kombu_redis.Channel
         return (
             issubclass(kind, own)
-            and all(getattr(kind, step) is getattr(own, step) for step in _STEPS)
+            and all(getattr(kind, step) is getattr(own, step) for step in STEPS)
             and type(producer).publish is Producer.publish
             and not producer.compression
             and type(producer.channel.codecs.get("base64")) is virtual.Base64

@@ -13,6 +13,7 @@ from kombu.transport import redis as kombu_redis
 from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
+from celery_dlq import timing
 from celery_dlq.config import Settings, visibility_timeout
 from celery_dlq.letters.printable import get_logger, url_without_secrets
 from celery_dlq.store.check import is_cluster_node, too_old
@@ -41,13 +42,6 @@ _TRANSPORTS = tuple(
     if hasattr(kombu_redis, name)
 )
 _RESTORED_PER_CALL = 100
-_TICK_SECONDS = 0.25
-_RETRY_SECONDS = 1.0
-_CONFIRM_SECONDS = 1.0
-_MAX_LOOK_SECONDS = 3.0  # also keeps the connection from being closed for being idle
-_MAX_LOOP_SECONDS = 1.0
-_MAX_HOLD_OFF_SECONDS = 10.0
-_REPLY_SECONDS = 5.0
 
 
 class ReliableFetch(WatchedFetch):
@@ -191,8 +185,8 @@ class LeaseKeeper(Keeper):
     def _pause_seconds(self) -> float:
         # Soon again after a failure: other workers take what is not renewed.
         if self._failures <= self.quiet_failures:
-            return _TICK_SECONDS
-        return min(_RETRY_SECONDS, self._leases.lease_seconds / 8)
+            return timing.current.lease_tick
+        return min(timing.current.lease_retry, self._leases.lease_seconds / 8)
 
     def _failed(self, exc: Exception) -> None:
         super()._failed(exc)
@@ -203,16 +197,20 @@ class LeaseKeeper(Keeper):
         broker, leases, lease = self._broker, self._leases, self._leases.lease_seconds
         if broker is None:
             return
-        if self._connected_to is not broker:
-            self._disconnect()
-            self._connected_to = broker
+        self.use(broker)
         if self._is_due("renew", lease / 3):
             leases.renew(self._call, broker)
-        if self._is_due("confirm", _CONFIRM_SECONDS):
+        if self._is_due("confirm", timing.current.lease_confirm):
             leases.confirm(self._call_all, broker)
-        self._return(broker)
-        if self._is_due("look", min(_MAX_LOOK_SECONDS, lease / 6)):
-            self._restore_expired(broker)
+        self.give_back(broker)
+        if self._is_due("look", min(timing.current.lease_max_look, lease / 6)):
+            self.restore_expired(broker)
+
+    def use(self, broker: Broker) -> None:
+        """Be connected to this broker from now on."""
+        if self._connected_to is not broker:
+            self.disconnect()
+            self._connected_to = broker
 
     def _is_due(self, what: str, every: float) -> bool:
         # By a clock that goes on during a suspension: then everything is due at once.
@@ -222,7 +220,7 @@ class LeaseKeeper(Keeper):
         self._due[what] = now + every
         return True
 
-    def _return(self, broker: Broker) -> None:
+    def give_back(self, broker: Broker) -> None:
         """Give back what this worker fetched and does not execute."""
         tags, until = self._leases.to_return(), self._loop_until()
         try:
@@ -232,9 +230,10 @@ class LeaseKeeper(Keeper):
         finally:
             self._leases.return_later(tags)
 
-    def _restore_expired(self, broker: Broker) -> None:
+    def restore_expired(self, broker: Broker) -> None:
+        """Give back what belongs to workers that gave no sign of life until their leases ended."""
         script, restored, until = script_text("expired", SCRIPTS), 0, self._loop_until()
-        while not self._stopped:
+        while not self.stopped:
             tags = self._call(
                 "EVAL", script.text, len(broker.keys), *broker.keys, _RESTORED_PER_CALL
             )
@@ -261,7 +260,9 @@ class LeaseKeeper(Keeper):
 
     def _loop_until(self) -> float:
         """When a loop goes on in the next tick: own leases come first."""
-        return time.monotonic() + min(_MAX_LOOP_SECONDS, self._leases.lease_seconds / 10)
+        return time.monotonic() + min(
+            timing.current.lease_max_loop, self._leases.lease_seconds / 10
+        )
 
     def _restored(self, broker: Broker, tag: str) -> bool:
         try:
@@ -285,7 +286,7 @@ class LeaseKeeper(Keeper):
         return now < self._restore_from
 
     def _hold_off(self) -> None:
-        hold_off = min(self._leases.lease_seconds / 2, _MAX_HOLD_OFF_SECONDS)
+        hold_off = min(self._leases.lease_seconds / 2, timing.current.lease_max_hold_off)
         self._restore_from = seconds_since_boot() + hold_off
 
     def _call(self, *command: Any) -> Any:
@@ -295,7 +296,7 @@ class LeaseKeeper(Keeper):
         if self._connection is None and self._connected_to is not None:
             self._connection = self._connected_to.client.connection_pool.make_connection()
             # A connection that hangs must not cost the leases.
-            most = min(_REPLY_SECONDS, max(1.0, self._leases.lease_seconds / 4))
+            most = min(timing.current.lease_reply, max(1.0, self._leases.lease_seconds / 4))
             for name in ("socket_timeout", "socket_connect_timeout"):
                 setattr(self._connection, name, min(most, getattr(self._connection, name) or most))
         connection = self._connection
@@ -310,7 +311,8 @@ class LeaseKeeper(Keeper):
             raise error
         return replies
 
-    def _disconnect(self) -> None:
+    def disconnect(self) -> None:
+        """Close the connection, if one is open."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(Exception):  # it is gone either way

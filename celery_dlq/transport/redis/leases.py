@@ -44,12 +44,12 @@ class Leases(Held):
         self._tag_end = ""
         self._fetched = 0
         self._requested: dict[str, float] = {}  # tag to the time its fetch was sent
-        self._held: dict[str, float]  # the same; the lease began at that time or later
+        self.held: dict[str, float]  # the same; the lease began at that time or later
         self._renewed: tuple[float, frozenset[str]] = (0.0, frozenset())
         self._unknown: set[str] = set()  # of those that are held
         self._returning: deque[str] = deque()
-        self._acknowledged: deque[str] = deque()
-        self._connection: PipelinedConnection | None = None
+        self.acknowledged: deque[str] = deque()
+        self.connection: PipelinedConnection | None = None
         self._broker: Broker | None = None
         self._logged_at = -LOG_SECONDS
 
@@ -57,9 +57,9 @@ class Leases(Held):
 
     def connected(self, broker: Broker) -> None:
         """Use the broker of a new connection."""
-        old, self._broker = self._connection, broker
+        old, self._broker = self.connection, broker
         self._tag_end = broker.tag_end
-        self._connection = PipelinedConnection(
+        self.connection = PipelinedConnection(
             broker.client, broker.url, failing="Acknowledgements wait in memory"
         )
         if old is not None:
@@ -80,7 +80,7 @@ class Leases(Held):
         """
         requested = self._requested.get(tag)
         if requested is not None:
-            self._held[tag] = requested  # first, so that a renewal sees it in one of the two
+            self.held[tag] = requested  # first, so that a renewal sees it in one of the two
             self._idle.add(tag)
             del self._requested[tag]
 
@@ -106,13 +106,13 @@ class Leases(Held):
         Does nothing if others own the message now.
         """
         self._forget(tag)
-        if self._held.pop(tag, None) is None:
+        if self.held.pop(tag, None) is None:
             return
-        self._acknowledged.append(tag)
-        connection, broker = self._connection, self._broker
+        self.acknowledged.append(tag)
+        connection, broker = self.connection, self._broker
         if connection is not None and broker is not None:
             connection.send_unanswered([("HDEL", broker.unacked, tag)])
-        if len(self._acknowledged) > _MAX_UNCONFIRMED:
+        if len(self.acknowledged) > _MAX_UNCONFIRMED:
             self._confirm_here()
 
     def still_holds(self, tag: object) -> bool:
@@ -123,7 +123,7 @@ class Leases(Held):
         """
         if not isinstance(tag, str) or not self.is_own(tag):
             return True
-        requested = self._held.get(tag)
+        requested = self.held.get(tag)
         if requested is None:
             return False
         now = seconds_since_boot()
@@ -132,7 +132,7 @@ class Leases(Held):
         renewed_at, renewed = self._renewed
         if now < renewed_at + self.lease_seconds and tag in renewed:
             return True
-        connection, broker = self._connection, self._broker
+        connection, broker = self.connection, self._broker
         if connection is None or broker is None:
             return False
         try:
@@ -143,7 +143,7 @@ class Leases(Held):
             return False
         if unknown:
             self._unknown.add(tag)
-        if given and self._held.pop(tag, None) is not None:
+        if given and self.held.pop(tag, None) is not None:
             self._found_gone += 1
         return not given
 
@@ -154,17 +154,17 @@ class Leases(Held):
     def restore(self, tag: str, *, first: bool) -> None:
         """Give a message back to its queue; if Redis does not answer, the thread does it later."""
         self._forget(tag)
-        if self._held.pop(tag, None) is None:
+        if self.held.pop(tag, None) is None:
             return
         if self.restore_of_another(tag, first=first) is False:
             self._returning.append(tag)
 
     def restore_of_another(self, tag: str, *, first: bool = True) -> bool | None:
         """Give a message back to its queue, whoever fetched it by script."""
-        if self._connection is None or self._broker is None:
+        if self.connection is None or self._broker is None:
             return False
         try:
-            found = restore(self._connection.call, self._broker, tag, first=first)
+            found = restore(self.connection.call, self._broker, tag, first=first)
         except StoreUnavailable as exc:
             self._log("A message is not back in its queue yet: %s", exc)
             return False
@@ -172,10 +172,10 @@ class Leases(Held):
 
     def has_lease(self, tag: str | bytes) -> bool:
         """True if a message is held by lease, here or elsewhere, or if that is unknown."""
-        if self._connection is None or self._broker is None:
+        if self.connection is None or self._broker is None:
             return True
         try:
-            return self._connection.call("ZSCORE", self._broker.leases, tag) is not None
+            return self.connection.call("ZSCORE", self._broker.leases, tag) is not None
         except StoreUnavailable as exc:
             self._log("Messages of dead workers are not looked for: %s", exc)
             return True
@@ -183,37 +183,37 @@ class Leases(Held):
     def connection_closes(self, tags: Iterable[str]) -> None:
         """Go on holding the messages that are at work; let the thread give back the others."""
         for tag in tags:
-            if tag in self._held and self._goes_back(tag):
+            if tag in self.held and self._goes_back(tag):
                 self._give_back(tag)
 
     def _give_back(self, tag: str) -> None:
-        if self._held.pop(tag, None) is not None:
+        if self.held.pop(tag, None) is not None:
             self._returning.append(tag)
 
     def close(self) -> None:
         """Confirm all acknowledgements, give back what is still held, and disconnect."""
-        while self._acknowledged and self._confirm_here():
+        while self.acknowledged and self._confirm_here():
             pass
-        left = [*self.to_return(), *self._held]
-        self._held.clear()
+        left = [*self.to_return(), *self.held]
+        self.held.clear()
         # From the last, so that the oldest is fetched first.
         while left and self.restore_of_another(left[-1]) is not False:
             left.pop()
         if left:
             logger.warning("%d messages return when their leases end", len(left))
-        if self._connection is not None:
-            self._connection.close()
+        if self.connection is not None:
+            self.connection.close()
 
     def _confirm_here(self) -> bool:
-        if self._connection is None or self._broker is None:
+        if self.connection is None or self._broker is None:
             return False
-        tags = _taken(self._acknowledged)
+        tags = _taken(self.acknowledged)
         try:
             for command in removals(self._broker, tags):
-                self._connection.call(*command)
+                self.connection.call(*command)
         except StoreUnavailable as exc:
-            self._acknowledged.extend(tags)
-            self._log("%d acknowledgements are not confirmed: %s", len(self._acknowledged), exc)
+            self.acknowledged.extend(tags)
+            self._log("%d acknowledgements are not confirmed: %s", len(self.acknowledged), exc)
             return False
         return True
 
@@ -228,18 +228,18 @@ class Leases(Held):
 
     def confirm(self, call_all: Callable[[Sequence[Any]], Sequence[Any]], broker: Broker) -> None:
         """Repeat acknowledgements and wait for the replies."""
-        while tags := _taken(self._acknowledged):
+        while tags := _taken(self.acknowledged):
             try:
                 call_all(removals(broker, tags))
             except BaseException:
-                self._acknowledged.extend(tags)
+                self.acknowledged.extend(tags)
                 raise
 
     def renew(self, call: Callable[..., Any], broker: Broker) -> None:
         """Renew all leases, and find out which messages others own now."""
         now = seconds_since_boot()
         requested = list(self._requested)  # first: from there they go to those that are held
-        held = list(self._held)
+        held = list(self.held)
         tags, given, unknown = [*requested, *held], set(), set()
         for start in range(0, len(tags), _TAGS_PER_CALL):
             some = tags[start : start + _TAGS_PER_CALL]
@@ -248,7 +248,7 @@ class Leases(Held):
             unknown |= {tag.decode() for tag in replies[1]}
         self._renewed = now, frozenset(tags) - given - unknown
         # A fetch that was only requested may not have been executed.
-        lost = sum(self._held.pop(tag, None) is not None for tag in given.intersection(held))
+        lost = sum(self.held.pop(tag, None) is not None for tag in given.intersection(held))
         lost, self._found_gone = lost + self._found_gone, 0
         self.taken += lost
         for tag in given:
@@ -261,7 +261,7 @@ class Leases(Held):
                 self.lease_seconds,
                 lost,
             )
-        unknown = {tag for tag in unknown.intersection(held) if tag in self._held}
+        unknown = {tag for tag in unknown.intersection(held) if tag in self.held}
         if unknown - self._unknown:
             logger.error(
                 "Redis has no record of %d messages that this worker holds: it lost data, or a "

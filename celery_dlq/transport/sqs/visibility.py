@@ -60,7 +60,7 @@ class Receipts(Held):
         super().__init__()
         self._now = now
         self.timeouts: dict[str, int] = {}
-        self._held: dict[str, Receipt]
+        self.held: dict[str, Receipt]
         self._proven = False  # that SQS lets this worker renew
         self._closed = False
         self._given_up: set[str] = set()
@@ -76,7 +76,7 @@ class Receipts(Held):
             # A late reply lay in the socket while this process was busy: nobody knows since when.
             now = self._now()
             received_at = now if now <= requested_at + waits + 1 else requested_at
-            self._held[tag] = Receipt(
+            self.held[tag] = Receipt(
                 queue=queue,
                 url=url,
                 received_at=received_at,
@@ -97,7 +97,7 @@ class Receipts(Held):
 
     def still_holds(self, tag: object) -> bool:
         """True if a message may start; if not, it is in its queue again, or at another worker."""
-        receipt = self._held.get(tag) if isinstance(tag, str) else None
+        receipt = self.held.get(tag) if isinstance(tag, str) else None
         if receipt is None:
             return tag not in self._given_up
         if self._now() < receipt.until:
@@ -120,14 +120,14 @@ class Receipts(Held):
 
     def receipt(self, tag: str) -> Receipt | None:
         """The receipt of a message that is held."""
-        return self._held.get(tag)
+        return self.held.get(tag)
 
     def is_own(self, tag: object) -> bool:
         """True if a message is held; of a queue without a timeout none is."""
-        return tag in self._held
+        return tag in self.held
 
     def _give_back(self, tag: str) -> None:
-        receipt = self._held.pop(tag, None)
+        receipt = self.held.pop(tag, None)
         if receipt is not None:
             self._to_settle[tag] = (receipt, False)
 
@@ -135,7 +135,7 @@ class Receipts(Held):
         """Go on holding the messages that are at work."""
         if self._closed:
             return []
-        held = [tag for tag in tags if tag in self._held]
+        held = [tag for tag in tags if tag in self.held]
         return [tag for tag in held if not self._goes_back(tag)]
 
     def settle(self, tag: str, *, delete: bool) -> bool:
@@ -143,7 +143,7 @@ class Receipts(Held):
         if tag not in self._orphans:
             return False
         self._forget(tag)
-        receipt = self._held.pop(tag, None)
+        receipt = self.held.pop(tag, None)
         if receipt is not None:
             self._to_settle[tag] = (receipt, delete)
         return True
@@ -163,7 +163,7 @@ class Receipts(Held):
         found: dict[str, dict[str, Receipt]] = defaultdict(dict)
         urgent: set[str] = set()
         lost: list[Receipt] = []
-        for tag, receipt in list(self._held.items()):
+        for tag, receipt in list(self.held.items()):
             third = self.timeouts[receipt.url] / 3
             if now >= receipt.until:
                 if not receipt.lost:
@@ -192,7 +192,7 @@ class Receipts(Held):
     def refused(self, tags: Iterable[str]) -> None:
         """Note receipts that are not valid any more."""
         for tag in tags:
-            receipt = self._held.get(tag)
+            receipt = self.held.get(tag)
             if receipt is not None:
                 receipt.until = float("-inf")
 
@@ -284,7 +284,7 @@ class VisibilityKeeper(Keeper):
         until = seconds_since_boot() + min(_MAX_SETTLE_SECONDS, self._shortest() / 10)
         for tag, (receipt, delete) in self._receipts.to_settle().items():
             yield receipt.url, partial(self._settle, tag, receipt, delete=delete)
-            if seconds_since_boot() > until and not self._stopped:
+            if seconds_since_boot() > until and not self.stopped:
                 return  # the others in the next round: what is held is renewed first
 
     def _shortest(self) -> float:
@@ -338,7 +338,8 @@ class VisibilityKeeper(Keeper):
         channel = self._connection.default_channel
         return channel.sqs(queue=channel.canonical_queue_name(queue))
 
-    def _disconnect(self) -> None:
+    def disconnect(self) -> None:
+        """Close the connection, if one is open."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(Exception):  # it is gone either way

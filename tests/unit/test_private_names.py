@@ -1,0 +1,109 @@
+"""Tests know the package by its public names: what is private may change without them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import celery_dlq
+
+TESTS = Path(__file__).parents[1]
+PACKAGE = Path(celery_dlq.__file__).parent
+WORDS = re.compile(r"[\w.]+")
+
+THEIRS = frozenset(
+    {
+        # celery.worker.request.Request
+        *("_announce_cancelled", "_announce_revoked"),
+        *("_retry_worker_lost", "_success_was_stored"),
+        # celery.app.base.Celery, and its default app
+        *("_tasks", "_tls", "_state"),
+        # billiard.pool
+        *("_accepted", "_pool", "_reader", "_recv_message", "_set", "_writer"),
+        # kombu.transport.virtual, .redis and .SQS
+        *("_brpop_read", "_brpop_sent_at", "_brpop_start", "_deliver", "_do_restore_message"),
+        *("_get_async", "_message_to_python", "_on_messages_ready", "_poll_error", "_put"),
+        *("_register_BRPOP", "_restore", "_size", "_update_queue_cycle"),
+        # amqp
+        *("_on_blocked", "_on_unblocked", "_read", "_read_buffer"),
+    }
+)
+"""Internals of others that the package overrides or sets, which tests pin, call or imitate."""
+
+
+def defined(tree: ast.AST) -> Iterator[str]:
+    """The names of functions, classes, constants and attributes with one underscore at first."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            name = node.name
+        elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+            name = node.id if isinstance(node, ast.Name) else node.attr
+        else:
+            continue
+        if re.fullmatch(r"_[A-Za-z]\w*", name):
+            yield name
+
+
+def used(tree: ast.AST, private: frozenset[str]) -> Iterator[tuple[int, str]]:
+    """Where a test uses one: an attribute, an import, its name as a text, a program as a text."""
+    own = set(_own(tree))
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Attribute) and node not in own:
+            names = [node.attr]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("celery_dlq"):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in own:
+            names = node.value.split(".") if WORDS.fullmatch(node.value) else []
+            if "\n" in node.value and "celery_dlq" in node.value:
+                yield from _used_in_program(node.value, node.lineno, private)
+        yield from ((node.lineno, name) for name in names if name in private)
+
+
+def _own(tree: ast.AST) -> Iterator[ast.AST]:
+    """What is no use: attributes of a test's own class, and the parts of an f-string."""
+    theirs = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("celery_dlq")
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield from node.values
+        if isinstance(node, ast.ClassDef):
+            bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
+            mine = set(defined(node))
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name):
+                    is_mine = not bases & theirs or inner.attr in mine
+                    if inner.value.id in ("self", "cls") and is_mine:
+                        yield inner
+
+
+def _used_in_program(text: str, line: int, private: frozenset[str]) -> Iterator[tuple[int, str]]:
+    try:
+        program = ast.parse(text)
+    except SyntaxError:
+        return
+    yield from ((line + place - 1, name) for place, name in used(program, private))
+
+
+def test_tests_use_no_private_name_of_the_package() -> None:
+    """Behaviour, or a public name: where a test needs a seam, the seam is made public."""
+    modules = (ast.parse(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py"))
+    private = frozenset(name for module in modules for name in defined(module)) - THEIRS
+    found = [
+        f"{path.relative_to(TESTS)}:{line} {name}"
+        for path in sorted(TESTS.rglob("*.py"))
+        for line, name in sorted(used(ast.parse(path.read_text("utf-8")), private))
+    ]
+    assert found == []
+
+
+def test_what_is_allowed_is_overridden_or_set_by_the_package() -> None:
+    """An internal that the package no longer touches leaves the list."""
+    modules = (ast.parse(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py"))
+    assert THEIRS - {name for module in modules for name in defined(module)} == set()

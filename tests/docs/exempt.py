@@ -36,11 +36,6 @@ EXEMPT: tuple[tuple[str, str, str], ...] = (
         "the task of these pages has no breaker: test_circuit_watch.py",
     ),
     (
-        r"README.md|docs/how-to/hold.md",
-        r".*dlq release hold-",
-        "the id is another each time: test_holds.py",
-    ),
-    (
         r"README.md|docs/how-to/dead-letter-a-task.md",
         r".*dlq dead-letter ",
         "the id is another each time: test_dead_letter_command.py",

@@ -7,6 +7,7 @@
 - ``celery … worker`` runs until the page is over, or until the page starts it once more.
 - ``export NAME=VALUE`` is for all that follows on the page.
 - JSON, TOML, INI and YAML are read.
+- The id of a hold on the page stands for the one that ``dlq hold`` has printed last.
 
 A page without a ``shop.py`` of its own has that of this folder, and some letters.
 """
@@ -45,6 +46,7 @@ _READS = re.compile(
     r"\bdlq (queues|list|show|groups|differences|tail|audit|policies|jobs)\b|\bresult\b"
 )
 _FILE = re.compile(r"# ([\w./-]+\.\w+)\n")
+_HOLD = re.compile(r"\bhold-[0-9a-f]{8}\b")
 _SECONDS = 40.0
 
 # What differs from run to run, in the order in which it is looked for.
@@ -82,6 +84,7 @@ class PageRunner:
         self._exempt = exempt
         self._python_process: subprocess.Popen[str] | None = None
         self._workers: dict[str, subprocess.Popen[bytes]] = {}
+        self._hold: str | None = None
         # This Python's `celery`, also where it is not installed beside it.
         celery = folder / ".bin" / "celery"
         celery.parent.mkdir()
@@ -171,6 +174,8 @@ class PageRunner:
     def _console(self, block: Block) -> None:
         for line, expected in block.commands:
             command = self._placed(re.sub(r"\s+# .*", "", line))
+            if self._hold is not None:
+                command = _HOLD.sub(self._hold, command)
             if self._exempt(block.page, command):
                 continue
             if command.startswith("export "):
@@ -194,6 +199,8 @@ class PageRunner:
         while not as_expected() and time.monotonic() < deadline:
             time.sleep(0.2)
         assert code == 0, f"{command}\nended with {code}:\n{printed}"
+        if " dlq hold " in command and (hold := _HOLD.search(printed)):
+            self._hold = hold[0]
         missing = _missing(wanted, printed)
         assert not missing, f"{command}\nexpected {missing!r} in\n{printed}"
 

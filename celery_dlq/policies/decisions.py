@@ -6,12 +6,11 @@ carries the verdict out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, TypeAlias
 
-from celery_dlq.letters.record import Delivery, Outcome, Reason
+from celery_dlq.letters.record import Outcome, Reason
 from celery_dlq.policies.policy import CrashLimit, Policy
 from celery_dlq.store.records import CountStatus
 
@@ -32,7 +31,7 @@ class Start:
     status: CountStatus | None = None
     # How often it was delivered before, or `None` if that is not known
     deliveries: int | None = None
-    # The outcomes of those that crashed, as `crashes_of` returns them
+    # The outcomes of those that crashed and count for `max_crashes`, oldest first
     crashes: tuple[Outcome, ...] = ()
 
 
@@ -127,27 +126,6 @@ def decide_start(policy: Policy, start: Start) -> Run | PutOff | LateCopy | Die:
     else:
         return Run()
     return Die(reason, text, kept=policy.keeps(reason))
-
-
-def crashes_of(
-    policy: Policy, retries: int, history: Iterable[Delivery], now: datetime
-) -> tuple[Outcome, ...]:
-    """The crashes of a message that count for ``max_crashes``, oldest first.
-
-    A delivery without a recorded end counts as vanished; when is not known, so the latest moment
-    that is possible counts: the start of the next delivery.
-    """
-    found: list[Outcome] = []
-    until, limit = now, CrashLimit.of(policy.max_crashes)
-    window = limit.within if limit else None
-    mine = [each for each in history if each.retries == retries]
-    for delivery in reversed(mine):
-        outcome, at = delivery.outcome or Outcome.VANISHED, delivery.ended_at or until
-        within = window is None or (now - at).total_seconds() <= window
-        if outcome in CRASHES and within:
-            found.append(outcome)
-        until = delivery.started_at
-    return tuple(reversed(found))
 
 
 def decide_end(policy: Policy | None, end: End) -> Die | None:

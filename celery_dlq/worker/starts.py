@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import datetime
 from threading import Lock
 from typing import Any
 from weakref import ref
@@ -18,12 +19,12 @@ from kombu.utils.functional import LRUCache
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import get_logger
-from celery_dlq.letters.record import Outcome
+from celery_dlq.letters.record import Delivery, Outcome
 from celery_dlq.policies.decisions import (
+    CRASHES,
     Run,
     Start,
     Verdict,
-    crashes_of,
     decide_start,
     exceeds_retries,
 )
@@ -102,7 +103,7 @@ class Starts:
         again = self._flags_redelivery or bool(request.delivery_info.get("redelivered"))
         alone = self._no_suspect_runs() or (waited or 0.0) > MAX_SUSPECT_WAIT_SECONDS
         try:
-            crashes, limit = self._crashes(policy, in_flight)
+            history = self._counter.history(key) if policy.max_crashes else ()
             # A letter in a queue that `exceptions` names is on another hash slot than its counts,
             # so the worker may have been killed in between.
             if again and any(
@@ -110,6 +111,7 @@ class Starts:
                 for name in policy.other_dead_letter_queues
             ):
                 return Start(retries=retries, status=CountStatus.DEAD)
+            crashes, limit = crashes_of(policy, retries, history, in_flight.delivery.started_at)
             count = self._counter.count(
                 key,
                 in_flight.delivery,
@@ -155,23 +157,6 @@ class Starts:
         """
         running = self._suspect() if self._suspect is not None else None
         return running is None or running.acknowledged or running.dlq_state in OVER
-
-    def _crashes(
-        self, policy: Policy, in_flight: InFlight
-    ) -> tuple[tuple[Outcome, ...], int | None]:
-        """The crashes so far, and the limit of deliveries: reached if there were too many."""
-        limit = CrashLimit.of(policy.max_crashes)
-        if limit is None:
-            return (), policy.max_deliveries
-        retries, history = in_flight.key.retries, self._counter.history(in_flight.key)
-        crashes = crashes_of(policy, retries, history, in_flight.delivery.started_at)
-        if len(crashes) < limit.times:
-            return crashes, policy.max_deliveries
-        # The last one may still run on a live worker: only the count can tell.
-        reached = max(
-            d.number for d in history if d.retries == retries and d.outcome is not Outcome.SHUTDOWN
-        )
-        return crashes, min(reached, policy.max_deliveries or reached)
 
     def _note(self, in_flight: InFlight, count: Count, task: str) -> None:
         """Apply the result of a count to the message, the metrics and the log."""
@@ -228,3 +213,31 @@ class Starts:
             if delivery.outcome is not Outcome.RETRIED:
                 self._known[key] = max(self._known.get(key, 0), delivery.number)
         in_flight.charged = False  # it is over: a later delivery is another one
+
+
+def crashes_of(
+    policy: Policy, retries: int, history: Iterable[Delivery], now: datetime
+) -> tuple[tuple[Outcome, ...], int | None]:
+    """The crashes of a message that count, oldest first, and the limit of its deliveries.
+
+    That limit is reached if there were as many crashes as ``max_crashes`` allows. A delivery
+    without a recorded end counts as vanished; when is not known, so the latest moment that is
+    possible counts: the start of the next delivery.
+    """
+    limit = CrashLimit.of(policy.max_crashes)
+    if limit is None:
+        return (), policy.max_deliveries
+    found: list[Outcome] = []
+    until, mine = now, [each for each in history if each.retries == retries]
+    for delivery in reversed(mine):
+        outcome, at = delivery.outcome or Outcome.VANISHED, delivery.ended_at or until
+        within = limit.within is None or (now - at).total_seconds() <= limit.within
+        if outcome in CRASHES and within:
+            found.append(outcome)
+        until = delivery.started_at
+    crashes = tuple(reversed(found))
+    if len(crashes) < limit.times:
+        return crashes, policy.max_deliveries
+    # The last one may still run on a live worker: only the count can tell.
+    reached = max(each.number for each in mine if each.outcome is not Outcome.SHUTDOWN)
+    return crashes, min(reached, policy.max_deliveries or reached)

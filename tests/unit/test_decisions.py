@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
-from builders import NOW, a_delivery
 
 from celery_dlq.features.exceptions.policy import Action, ExceptionPolicy, ExceptionRule
 from celery_dlq.letters.record import Outcome, Reason
@@ -19,7 +17,6 @@ from celery_dlq.policies.decisions import (
     Run,
     Start,
     Verdict,
-    crashes_of,
     decide_drop,
     decide_end,
     decide_start,
@@ -298,41 +295,3 @@ def test_a_rule_for_its_exception_decides_on_a_failure(
     assert (decided.reason if isinstance(decided, Die) else None) is verdict
     if isinstance(decided, Die) and policy.of("exceptions").rules[0][1] is ELSEWHERE:
         assert decided.rule is ELSEWHERE
-
-
-def seconds(number: float) -> timedelta:
-    """Seconds before now."""
-    return timedelta(seconds=number)
-
-
-def test_crashes_are_lost_processes_lost_workers_and_time_limits() -> None:
-    """Of this message, not of its retries; a delivery that was given back is none."""
-    history = [
-        a_delivery(number=1, outcome=Outcome.WORKER_LOST, retries=1),
-        a_delivery(number=1, outcome=Outcome.WORKER_LOST, ended_at=NOW),
-        a_delivery(number=2, outcome=Outcome.REQUEUED, ended_at=NOW),
-        a_delivery(number=3, outcome=Outcome.TIME_LIMIT, ended_at=NOW),
-        a_delivery(number=4, outcome=Outcome.SHUTDOWN, ended_at=NOW),
-        a_delivery(number=4),
-    ]
-    lost = (Outcome.WORKER_LOST, Outcome.TIME_LIMIT, Outcome.VANISHED)
-    assert crashes_of(Policy(max_crashes=3), 0, history, NOW) == lost
-
-
-def test_only_crashes_within_the_window_count() -> None:
-    """When a worker vanished is not known: at the latest when the message started again."""
-    history = [
-        a_delivery(number=1, started_at=NOW - seconds(900)),
-        a_delivery(
-            number=2,
-            started_at=NOW - seconds(61),
-            ended_at=NOW - seconds(61),
-            outcome=Outcome.WORKER_LOST,
-        ),
-        a_delivery(number=3, started_at=NOW - seconds(59)),
-        a_delivery(number=4, started_at=NOW - seconds(50)),
-    ]
-    policy = Policy(max_crashes=CrashLimit(2, 60.0))
-    assert crashes_of(policy, 0, history[:3], NOW) == (Outcome.VANISHED,)
-    assert crashes_of(policy, 0, history, NOW) == (Outcome.VANISHED, Outcome.VANISHED)
-    assert len(crashes_of(replace(policy, max_crashes=CrashLimit(2, 61.0)), 0, history, NOW)) == 4

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
-from builders import NOW, a_letter, key_of
+from builders import NOW, a_delivery, a_letter, key_of
 from fresh import fresh_store, strict_counter
 
 from celery_dlq.errors import StoreUnavailable
@@ -20,7 +20,7 @@ from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.metrics import Counts
 from celery_dlq.worker import starts as module
-from celery_dlq.worker.starts import Starts
+from celery_dlq.worker.starts import Starts, crashes_of
 from celery_dlq.writing.lifecycle import DeliveryState, InFlight
 
 POLICY = Policy(max_deliveries=2)
@@ -168,3 +168,43 @@ def test_a_message_whose_letter_is_elsewhere_does_not_start_again() -> None:
     assert isinstance(starts.decide(policy, request.dlq_in_flight, request), Run)
     counter.died(replace(request.dlq_in_flight.key, dead_letter_queue="fatal-DLQ"))
     assert isinstance(starts.decide(policy, request.dlq_in_flight, request), LateCopy)
+
+
+def seconds(number: float) -> timedelta:
+    """Seconds before now."""
+    return timedelta(seconds=number)
+
+
+def test_crashes_are_lost_processes_lost_workers_and_time_limits() -> None:
+    """Of this message, not of its retries; a delivery that was given back is none."""
+    history = [
+        a_delivery(number=1, outcome=Outcome.WORKER_LOST, retries=1),
+        a_delivery(number=1, outcome=Outcome.WORKER_LOST, ended_at=NOW),
+        a_delivery(number=2, outcome=Outcome.REQUEUED, ended_at=NOW),
+        a_delivery(number=3, outcome=Outcome.TIME_LIMIT, ended_at=NOW),
+        a_delivery(number=4, outcome=Outcome.SHUTDOWN, ended_at=NOW),
+        a_delivery(number=4),
+    ]
+    lost = (Outcome.WORKER_LOST, Outcome.TIME_LIMIT, Outcome.VANISHED)
+    assert crashes_of(Policy(max_crashes=3), 0, history, NOW) == (lost, 4)
+
+
+def test_only_crashes_within_the_window_count() -> None:
+    """When a worker vanished is not known: at the latest when the message started again."""
+    history = [
+        a_delivery(number=1, started_at=NOW - seconds(900)),
+        a_delivery(
+            number=2,
+            started_at=NOW - seconds(61),
+            ended_at=NOW - seconds(61),
+            outcome=Outcome.WORKER_LOST,
+        ),
+        a_delivery(number=3, started_at=NOW - seconds(59)),
+        a_delivery(number=4, started_at=NOW - seconds(50)),
+    ]
+    policy = Policy(max_deliveries=9, max_crashes=CrashLimit(2, 60.0))
+    vanished = Outcome.VANISHED
+    assert crashes_of(policy, 0, history[:3], NOW) == ((vanished,), 9)
+    assert crashes_of(policy, 0, history, NOW) == ((vanished, vanished), 4)
+    longer = replace(policy, max_crashes=CrashLimit(2, 61.0))
+    assert len(crashes_of(longer, 0, history, NOW)[0]) == 4

@@ -95,4 +95,13 @@ def _json_escapes(error: UnicodeError) -> tuple[str, int]:
 
 @click.group(cls=LazyCommands)
 def dlq() -> None:
-    """Inspect, redrive, export and triage dead letters."""
+    """Look at dead letters, and run their tasks again.
+
+    A dead letter is a message whose task failed for good, saved with its error and
+    history. QUEUE is the name of a dead-letter queue, such as orders-DLQ. Letters with
+    the same fingerprint have the same cause.
+
+    A worker keeps dying: `queues`, then `groups QUEUE`, then `show ID`. Keep a task from
+    starting: `hold --task NAME`. After the fix: `redrive QUEUE`, first with --dry-run.
+    Something seems wrong with the set-up: `doctor`.
+    """

@@ -15,6 +15,7 @@ from celery_dlq.cli.options import letter_filter
 from celery_dlq.cli.table import letters_text, say
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import json_text, one_line
+from celery_dlq.policies.queue_names import did_you_mean
 
 
 def dead_letters_of(ctx: click.Context) -> DeadLetters:
@@ -37,6 +38,7 @@ def console_of(ctx: click.Context) -> Console:
     return Console(no_color=getattr(ctx.obj, "no_color", False) or None, highlight=False)
 
 
+_MOST_GROUPS = 1000  # the largest causes of a queue, to suggest a task
 _OBJECTS_BEFORE_COLLECTION = 20_000  # more than a batch of letters makes
 
 
@@ -102,9 +104,15 @@ def ask_for(verb: str, queue: str, count: int, *, by_id: bool, yes: bool) -> Non
         ask(f"{verb} {letters_text(count)} of {queue}", yes=yes)
 
 
-def none_matched(queue: str) -> click.ClickException:
-    """The error when a filter matches nothing."""
-    return click.ClickException(f"no letter of {queue!r} matches the filter")
+def none_matched(
+    dead_letters: DeadLetters, queue: str, where: LetterFilter
+) -> click.ClickException:
+    """The error when a filter matches nothing, with the task of the queue that may be meant."""
+    task, hint = where.task_name, ""
+    if task is not None:
+        known = {one.task_name for one in dead_letters.groups(queue, limit=_MOST_GROUPS)}
+        hint = "" if task in known else did_you_mean(task, known)
+    return click.ClickException(f"no letter of {queue!r} matches the filter{hint}")
 
 
 def answer(ctx: click.Context, made: Any, text: str, *, as_json: bool) -> None:

@@ -47,12 +47,12 @@ _SHOWN = (
 
 @click.group(
     invoke_without_command=True,
-    short_help="Show jobs, newest first; or show, cancel or resume one.",
+    short_help="Show redrives and other long operations; cancel or resume one.",
 )
 @json_option
 @click.pass_context
 def jobs(ctx: click.Context, *, as_json: bool) -> None:
-    """Show jobs, newest first; or one: `status ID`, `cancel ID`, `resume ID`."""
+    """Show jobs, newest first: redrives, discards, purges and releases."""
     if ctx.invoked_subcommand is not None:
         return
     found = [_shown(ctx, job) for job in dead_letters_of(ctx).jobs()]
@@ -67,7 +67,7 @@ def jobs(ctx: click.Context, *, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def status(ctx: click.Context, job_id: str, *, as_json: bool) -> None:
-    """Show one job, and how many of its letters died again."""
+    """Show one job: its progress, and letters that failed again."""
     found = _shown(ctx, dead_letters_of(ctx).job(job_id))
     if as_json:
         print_lines([found.to_json()])
@@ -79,7 +79,7 @@ def status(ctx: click.Context, job_id: str, *, as_json: bool) -> None:
 @click.argument("job_id", metavar="ID")
 @click.pass_context
 def cancel(ctx: click.Context, job_id: str) -> None:
-    """End a job after its current batch; no letter is left half done."""
+    """End a job after its current batch; `resume` continues it."""
     found = dead_letters_of(ctx).cancel(job_id)
     outcome = "is cancelled" if found.state == "cancelled" else "will end after its current batch"
     say(console_of(ctx), f"Job {job_id} {outcome}.")
@@ -87,7 +87,7 @@ def cancel(ctx: click.Context, job_id: str) -> None:
 
 @jobs.command()
 @click.argument("job_id", metavar="ID")
-@click.option("--background", is_flag=True, help="Hand it to the workers or to `dlq web`.")
+@click.option("--background", is_flag=True, help="Let a worker or `dlq web` continue it.")
 @json_option
 @click.pass_context
 def resume(ctx: click.Context, job_id: str, *, background: bool, as_json: bool) -> None:
@@ -190,7 +190,7 @@ class JobRequest:
     def refuse_none(self, found: object) -> None:
         """Refuse a filter that matches nothing."""
         if self.where and not found:
-            raise none_matched(self.queue)
+            raise none_matched(self.dead_letters, self.queue, self.where)
 
     def show(self, report: Any, show: Callable[[Console, str, Any], None]) -> None:
         """Print a report, for programs or for people."""
@@ -226,7 +226,7 @@ def _show_all(console: Console, found: Sequence[Job]) -> None:
     """Jobs, a row each."""
     columns = ("!id", "kind, queue", "!state", "done", "!started")
     if not table(console, "Jobs, newest first", columns, map(_row, found)):
-        say(console, "There are no jobs yet.")
+        say(console, "No job has run yet.")
 
 
 def _row(one: Job) -> tuple[Cell, ...]:

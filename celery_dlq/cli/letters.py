@@ -61,11 +61,11 @@ Entry = DeadLetter | Unreadable
 @click.argument("queue")
 @filter_options
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Letters on a page."
+    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Show this many."
 )
-@click.option("--page", type=click.IntRange(min=1), default=1, help="Number of the page to show.")
+@click.option("--page", type=click.IntRange(min=1), default=1, help="Show this page.")
 @click.option("--oldest-first", is_flag=True, help="Show the oldest letters first.")
-@click.option("--discarded", is_flag=True, help="Show discarded letters, the last discarded first.")
+@click.option("--discarded", is_flag=True, help="Show what `restore` can bring back.")
 @json_option
 @click.pass_context
 def list_(
@@ -96,7 +96,7 @@ def list_(
         found = (_readable(entry, dead_letters.redaction) for entry in page_of)
         shown = print_lines(map(_json, found)) if as_json else letters(console, queue, found)
     if where and not shown:
-        raise none_matched(queue)
+        raise none_matched(dead_letters, queue, where)
     if as_json:
         return
     if not shown and page > 1:
@@ -107,13 +107,17 @@ def list_(
         say(console, f"{letters_text(limit)} shown; --page {page + 1} shows the next.")
 
 
-@click.command(short_help="Show everything about one letter.")
+@click.command()
 @click.argument("letter_id", metavar="ID")
 @click.option("--queue", help="Look only in this dead-letter queue.")
 @json_option
 @click.pass_context
 def show(ctx: click.Context, letter_id: str, *, queue: str | None, as_json: bool) -> None:
-    """Show everything about one letter; the first 6 characters of its ID are enough."""
+    """Show everything about one letter.
+
+    That is its error, history, arguments and traceback. The first 6 characters of the ID
+    are enough.
+    """
     dead_letters, console = dead_letters_of(ctx), console_of(ctx)
     name, entry = dead_letters.entry(letter_id, queue)
     found = _readable(entry, dead_letters.redaction)
@@ -125,15 +129,11 @@ def show(ctx: click.Context, letter_id: str, *, queue: str | None, as_json: bool
         letter(console, found, body_bytes=len(entry.fields.get(b"body", b"")))
 
 
-@click.command(short_help="Show the newest letters of QUEUE; with --follow, also new ones.")
+@click.command(short_help="Show the newest letters of QUEUE; --follow waits for more.")
 @click.argument("queue")
 @filter_options
 @click.option(
-    "--lines",
-    type=click.IntRange(min=0),
-    default=10,
-    show_default=True,
-    help="Show this many of the newest letters.",
+    "--lines", type=click.IntRange(min=0), default=10, show_default=True, help="Show this many."
 )
 @click.option("--follow", "-f", is_flag=True, help="Wait for new letters until Ctrl-C.")
 @json_option
@@ -148,7 +148,7 @@ def tail(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Show the newest letters of QUEUE, one a line; with --follow, also new ones."""
+    """Show the newest letters of QUEUE, one a line; --follow waits for more."""
     dead_letters, where, console = dead_letters_of(ctx), letter_filter(options), console_of(ctx)
     coming = dead_letters.tail(queue, where) if follow else iter(())  # from this moment on
     found = dead_letters.letters(queue, where, newest_first=True, limit=lines)

@@ -17,6 +17,7 @@ from celery_dlq.policies.checks import age_seconds, duration_seconds
 StartAt = Callable[[datetime], datetime]
 """Returns when a job may start, given the present by the store's clock."""
 Command = Callable[..., Any]
+_DAYS_AGO = {"today": 0, "yesterday": 1}
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since 8.4
@@ -41,9 +42,12 @@ class Parsed(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # gener
 
 
 def _moment(text: str) -> datetime:
-    age = age_seconds(text)
+    age, now = age_seconds(text), datetime.now(timezone.utc)
     if age is not None:
-        return datetime.now(timezone.utc) - timedelta(seconds=age)
+        return now - timedelta(seconds=age)
+    if text in _DAYS_AGO:
+        midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        return midnight - timedelta(days=_DAYS_AGO[text])
     return _iso(text)
 
 
@@ -74,7 +78,9 @@ def _rate(text: str) -> float | None:
     return None if found is None else float(found[1])
 
 
-MOMENT = Parsed("time", _moment, "a time such as 2026-01-31T18:00 or an age such as 30m, 2h, 7d")
+MOMENT = Parsed(
+    "time", _moment, "a time such as 2026-01-31T18:00 or yesterday, or an age such as 30m, 2h, 7d"
+)
 START_TIME = Parsed("time", _start_time, "a time such as 09:00, 2026-01-31T18:00+01:00 or +30m")
 DURATION = Parsed("duration", duration_seconds, "seconds, or a text such as 30s, 5m, 2h")
 RATE = Parsed("rate", _rate, "letters a second, such as 100 or 100/s")
@@ -91,47 +97,46 @@ def options(*decorators: Command) -> Command:
     return decorate
 
 
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object a line, for programs."
-)
-yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, an object a line.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
 background_options = options(
     click.option(
         "--background",
         is_flag=True,
-        help="Hand the work to the workers or to `dlq web`, and print its job ID.",
+        help="Let a worker or `dlq web` do it, and print the ID of the job.",
     ),
     click.option(
         "--at",
         "start_at",
         type=START_TIME,
-        help="Like --background, not before this time: 09:00, +30m, or ISO 8601; UTC unless "
-        "it says otherwise.",
+        help="Like --background, but not before this time: 09:00 (UTC), +30m, or ISO 8601.",
     ),
 )
 filter_options = options(
-    click.option("--reason", help="Filter by reason, e.g. max_deliveries_exceeded."),
-    click.option("--task", "task_name", help="Filter by registered name of the task."),
-    click.option("--fingerprint", help="Filter by cause; the first digits are enough."),
+    click.option("--reason", help="Only this reason, e.g. max_deliveries_exceeded."),
+    click.option("--task", "task_name", help="Only this task, e.g. shop.charge."),
+    click.option("--fingerprint", help="Only this cause; its first digits are enough."),
+    click.option("--exception", "exception_type", help="Only this exception, e.g. ValueError."),
+    click.option("--worker", "worker_hostname", help="Only from this worker, e.g. celery@web-1."),
     click.option(
-        "--exception", "exception_type", help="Filter by exception type, e.g. ValueError."
+        "--since", type=MOMENT, help="Died since 2h (ago), yesterday, 2026-01-31T18:00 (UTC)."
     ),
-    click.option("--worker", "worker_hostname", help="Filter by worker, e.g. celery@web-1."),
-    click.option("--since", type=MOMENT, help="Died at or after this time or age (30m, 2h, 7d)."),
-    click.option("--until", type=MOMENT, help="Died before this time or age."),
-    click.option("--grep", help="Filter by text in the description, exception message or body."),
-    click.option("--release", help="Filter by version of the code, as dlq_release gives it."),
-    click.option("--root-id", help="Filter by id of the workflow's first task."),
-    click.option("--group-id", help="Filter by id of the group."),
+    click.option("--until", type=MOMENT, help="Died before a time, in the forms of --since."),
+    click.option("--grep", help="Only with this text in description, exception message or body."),
+    click.option("--release", help="Only from this release of the code, as dlq_release names it."),
+    click.option("--root-id", help="Only from the workflow that began with this task ID."),
+    click.option("--group-id", help="Only from this Celery group; for a cause: --fingerprint."),
     click.option(
-        "--min-deliveries", type=click.IntRange(min=1), help="Delivered at least this often."
+        "--min-deliveries",
+        type=click.IntRange(min=1),
+        help="Only with this many deliveries, or more.",
     ),
     click.option(
         "--where",
         "conditions",
         multiple=True,
         metavar="CONDITION",
-        help="Filter by an argument or header, e.g. kwargs.tenant=42; can be given several times.",
+        help="Only with this argument or header, e.g. kwargs.tenant=42; may be repeated.",
     ),
 )
 FILTER_NAMES = tuple(name for name in LetterFilter.__slots__ if name != "ids")
@@ -145,10 +150,8 @@ def letter_filter(fields: Mapping[str, Any], letter_ids: Iterable[str] = ()) -> 
 
 def limit_option(default: int, what: str) -> Command:
     """``--limit`` of a command that shows something."""
-    text = f"Show at most this many {what}."
-    return click.option(
-        "--limit", type=click.IntRange(min=1), default=default, show_default=True, help=text
-    )
+    at_least_one, text = click.IntRange(min=1), f"Show at most this many {what}."
+    return click.option("--limit", type=at_least_one, default=default, show_default=True, help=text)
 
 
 def changes_letters(verb: str) -> Command:

@@ -19,20 +19,20 @@ from celery_dlq.letters.printable import one_line
 from celery_dlq.operations.policies import PolicyReport, PolicyView
 from celery_dlq.policies.checks import check_names
 from celery_dlq.policies.policy import policy_keys
-from celery_dlq.policies.table import PolicyTable, of_whole_queues
+from celery_dlq.policies.table import NOTHING_GUARDED, PolicyTable, of_whole_queues
 
 _IN_SECONDS = {"default_delay", "dead_letter_ttl"}
 
 
-@click.group(
-    invoke_without_command=True,
-    short_help="Show the policy of every queue and task; or override one.",
-)
+@click.group(invoke_without_command=True, short_help="Show the policies of queues and tasks.")
 @click.option("--queue", help="Show only this queue.")
 @json_option
 @click.pass_context
 def policies(ctx: click.Context, *, queue: str | None, as_json: bool) -> None:
-    """Show the policy of every queue and task, and where each value comes from."""
+    """Show the policy of every queue and task, and where each value comes from.
+
+    `set` overrides a policy for a limited time.
+    """
     if ctx.invoked_subcommand is not None:
         return
     load_tasks(ctx.obj.app)
@@ -51,7 +51,7 @@ def policies(ctx: click.Context, *, queue: str | None, as_json: bool) -> None:
     "span",
     type=DURATION,
     required=True,
-    help="Time until the override ends, e.g. 30m, 2h, 7d; at most 30d.",
+    help="How long the override lasts, e.g. 30m, 2h, 7d; at most 30d.",
 )
 @yes_option
 @click.pass_context
@@ -60,11 +60,11 @@ def set_(
 ) -> None:
     """Override policy keys of QUEUE for a limited time, without a deploy.
 
-    The app, a live worker or a letter must know QUEUE. Workers notice within seconds.
-    At the end the configured values apply again. The value `none` ends a key.
+    Workers notice within seconds. The value `none` switches a key off. When the override
+    ends, the configured values apply again; an earlier override does not come back.
 
-    What happens to letters that are there changes one minute later; until then, `unset` ends the
-    override before it acts. An earlier override of the key does not come back.
+    Letters that exist are trimmed or redriven by the new values after one minute; `unset`
+    prevents it until then. Asks first if letters would be trimmed or redriven.
     """
     pairs: dict[str, Any] = dict(map(_pair, values))
     check_names("policy keys", pairs, policy_keys())
@@ -83,7 +83,10 @@ def set_(
 @yes_option
 @click.pass_context
 def unset(ctx: click.Context, queue: str, keys: tuple[str, ...], *, yes: bool) -> None:
-    """End overrides of QUEUE early: all of them, or only those of KEYs."""
+    """End overrides of QUEUE early: all, or only those of KEYs.
+
+    Asks first if letters would be trimmed or redriven.
+    """
     load_tasks(ctx.obj.app)
     admin = dead_letters_of(ctx).assembly.policy_admin()
     wanted = admin.check_lift(queue, *keys)
@@ -125,7 +128,7 @@ def _pair(text: str) -> tuple[str, str]:
 def show_policies(console: Console, report: PolicyReport) -> None:
     """Each queue and task with the values that are set and their sources, then what is unset."""
     if not report.views:
-        say(console, "There are no policies: no queue and no task is guarded.")
+        say(console, f"{NOTHING_GUARDED}.")
     for view in report.views:
         console.print(_title(view))
         unset = [name for name, sourced in view.fields.items() if sourced.value is None]

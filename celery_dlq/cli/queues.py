@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.text import Text
 
-from celery_dlq.cli.context import console_of, dead_letters_of, print_lines
+from celery_dlq.cli.context import console_of, dead_letters_of, load_tasks, print_lines
 from celery_dlq.cli.letters import class_name, reason
 from celery_dlq.cli.options import json_option, limit_option
 from celery_dlq.cli.table import Cell, age, block, line, say, table
 from celery_dlq.events import Change
 from celery_dlq.letters.printable import json_text, one_line, shortened
 from celery_dlq.letters.record import iso
+from celery_dlq.policies.table import NOTHING_GUARDED
 from celery_dlq.store.records import OPEN_GROUP, Group, GroupState, QueueSummary, ServerMemory
 
 _MAX_DETAIL_CHARS = 200
+_MOST_CHANGES = 10_000  # as many as are kept
 _STATES = {
     GroupState.OPEN: "dim",
     GroupState.MUTED: "dim",
@@ -33,7 +36,7 @@ _STATES = {
 @json_option
 @click.pass_context
 def queues(ctx: click.Context, *, as_json: bool) -> None:
-    """Show all dead-letter queues: letters, growth, ages, reasons."""
+    """Show all dead-letter queues: letters, ages, reasons."""
     dead_letters = dead_letters_of(ctx)
     found = dead_letters.queues()
     if as_json:
@@ -41,6 +44,10 @@ def queues(ctx: click.Context, *, as_json: bool) -> None:
         return
     console = console_of(ctx)
     show_queues(console, found)
+    if not found:
+        load_tasks(ctx.obj.app)  # which may have policies
+        if not dead_letters.policies().views:
+            say(console, f"{NOTHING_GUARDED}.", "yellow")
     if held := dead_letters.assembly.held().all():
         holds, count = f"{len(held)} hold{'s' if len(held) > 1 else ''}", sum(h.held for h in held)
         say(console, f"Held by {holds}: {count:,}; see `dlq holds`.", "yellow")
@@ -50,35 +57,46 @@ def queues(ctx: click.Context, *, as_json: bool) -> None:
 
 @click.command()
 @click.argument("queue")
-@limit_option(100, "groups")
+@limit_option(100, "causes")
 @click.option(
     "--state",
     type=click.Choice([state.value for state in GroupState]),
-    help="Only groups in this state; also without letters, unless they are open.",
+    help="Only causes in this state; those that are not open, also without letters.",
 )
 @json_option
 @click.pass_context
 def groups(ctx: click.Context, queue: str, *, limit: int, state: str | None, as_json: bool) -> None:
-    """Show the letters of QUEUE by cause, largest group first."""
+    """Show the letters of QUEUE by cause, largest first.
+
+    A cause is one kind of error at one place in the code. Other commands take its
+    fingerprint, of which the first digits are enough.
+    """
     found = dead_letters_of(ctx).groups(queue, limit=limit, state=state)
     if as_json:
         print_lines(map(_group_json, found))
         return
     console = console_of(ctx)
     if not show_groups(console, queue, found):
-        say(console, f"{queue} has no {state} group." if state else f"{queue} is empty.")
+        say(console, f"{queue} has no {state} cause." if state else f"{queue} is empty.")
     if len(found) == limit:
-        say(console, f"The {limit} largest groups; --limit shows more.")
+        say(console, f"These are the {limit} largest causes; --limit shows more.")
 
 
 @click.command()
 @limit_option(50, "changes")
+@click.option("--actor", default="", help="Only by people or workers whose name has this text.")
+@click.option("--action", default="", help="Only this kind of change, e.g. redriven or purged.")
 @json_option
 @click.pass_context
-def audit(ctx: click.Context, *, limit: int, as_json: bool) -> None:
-    """Show who changed letters or policies, newest first."""
-    redaction = dead_letters_of(ctx).redaction
-    changes = [redaction.shown(change, "detail") for change in dead_letters_of(ctx).changes(limit)]
+def audit(ctx: click.Context, *, limit: int, actor: str, action: str, as_json: bool) -> None:
+    """Show who changed what, newest first.
+
+    Changes of letters, causes, holds, circuit breakers and policies are recorded. The
+    newest 10,000 are kept.
+    """
+    dead_letters, most = dead_letters_of(ctx), _MOST_CHANGES if actor or action else limit
+    found = (c for c in dead_letters.changes(most) if actor in c.actor and action in c.action.value)
+    changes = [dead_letters.redaction.shown(one, "detail") for one in islice(found, limit)]
     if as_json:
         print_lines(change.to_json() for change in changes)
         return
@@ -101,7 +119,7 @@ def show_queues(console: Console, summaries: Sequence[QueueSummary]) -> None:
         for queue in summaries
     )
     if not table(console, "Dead-letter queues", columns, rows):
-        say(console, "There are no dead-letter queues yet.")
+        say(console, "There are no dead letters yet.")
 
 
 def show_groups(console: Console, queue: str, found: Sequence[Group]) -> int:

@@ -40,63 +40,50 @@ _canary_options = options(
         "--canary",
         type=int,
         metavar="N",
-        help="First redrive N letters, spread over the groups, and wait for their outcome.",
+        help="First redrive N letters, spread over the causes, and wait how they end.",
     ),
     click.option(
         "--max-failures",
         type=int,
         default=0,
         show_default=True,
-        help="Redrive the rest if at most this many of the canary die again or do not end.",
+        help="Redrive the rest if at most this many of the canary fail or do not end.",
     ),
     click.option(
         "--canary-wait",
         type=DURATION,
         default="60s",
         show_default=True,
-        help="Wait at most this long for the outcome of the canary.",
+        help="Wait at most this long for the canary.",
     ),
 )
 _message_options = options(
     click.option("--to-queue", help="Publish to this queue instead of each message's own."),
     click.option(
-        "--delay",
-        type=DURATION,
-        default=0,
-        help="Delay the execution of the messages, e.g. 30s, 5m.",
+        "--delay", type=DURATION, default=0, help="Run the tasks this much later, e.g. 5m."
     ),
     click.option("--new-id", is_flag=True, help="Give each task a new ID."),
-    click.option(
-        "--keep-count", is_flag=True, help="Keep the count of deliveries instead of starting at 0."
-    ),
-    click.option(
-        "--force", is_flag=True, help="Also publish messages that would be lost; see --dry-run."
-    ),
-    click.option(
-        "--edit",
-        "in_editor",
-        is_flag=True,
-        help="First edit the arguments of one letter in $EDITOR.",
-    ),
+    click.option("--keep-count", is_flag=True, help="Do not set the count of deliveries to 0."),
+    click.option("--force", is_flag=True, help="Also publish what --dry-run says would be lost."),
+    click.option("--edit", "in_editor", is_flag=True, help="First edit one letter in $EDITOR."),
     click.option(
         "--set",
         "assignments",
         multiple=True,
         metavar="PATH=VALUE",
-        help="First set an argument or a header of one letter, e.g. kwargs.tenant=42; paths as for "
-        "--where.",
+        help="First set an argument or header of one letter, e.g. kwargs.tenant=42.",
     ),
 )
 
 
-@click.command(short_help="Publish the messages of letters again, then remove the letters.")
+@click.command()
 @changes_letters("Redrive")
-@click.option("--rate", type=RATE, help="Redrive at most this many letters a second, e.g. 100/s.")
+@click.option("--rate", type=RATE, help="At most this many letters a second, e.g. 100/s.")
 @_message_options
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Show what would be redriven and what is missing; change nothing.",
+    help="Only show what would run and what is missing; change nothing.",
 )
 @_canary_options
 def redrive(
@@ -110,13 +97,16 @@ def redrive(
     start_at: StartAt | None,
     **given: Any,
 ) -> None:
-    """Publish the original messages of letters again, then remove the letters.
+    """Run the tasks of letters again, and remove the letters.
 
-    Choose letters by ID, by filter, or with --all. Body, ID, callbacks, chain and
-    group of a message stay as they were; its counts start at 0.
+    Choose letters by ID, by filter, or with --all. Asks first, unless you name one letter
+    by its ID. Without a terminal to ask, it needs --yes.
 
-    A message whose queue nobody knows, or whose task no live worker of its queue has,
-    would be lost: its letter stays, and the exit code is 1.
+    Each message is published before its letter is removed. It keeps its body, ID,
+    callbacks, chain and group; its counts start at 0.
+
+    A letter stays if its message would be lost: nobody knows its queue, or no live
+    worker of its queue has its task. The exit code is then 1.
     """
     request = JobRequest.of(ctx, "redrive", given, _OPTIONS)
     RedriveOptions.of(**request.how)  # whatever is done with them

@@ -36,21 +36,21 @@ _export_first = click.option(
     "--export-first",
     type=click.Path(),
     metavar="PATH",
-    help="First write the letters to this Parquet file, or into this folder.",
+    help="First write the letters to this Parquet file or folder.",
 )
 
 
-@click.command(short_help="Remove letters; for 24 hours `restore` brings them back.")
+@click.command()
 @changes_letters("Remove")
 @_export_first
-@click.option(
-    "--forever", is_flag=True, help="Remove the letters for good; `restore` will not find them."
-)
+@click.option("--forever", is_flag=True, help="Remove for good: `restore` will not find them.")
 def discard(ctx: click.Context, /, **given: Any) -> None:
-    """Remove letters from QUEUE; for 24 hours `restore` brings them back.
+    """Remove letters; `restore` brings them back for 24 hours.
 
-    Choose letters by ID, by filter, or with --all. Choose an entry that is not a
-    letter by its position, which `list` shows.
+    Choose letters by ID, by filter, or with --all. Asks first, unless you name one letter
+    by its ID. Without a terminal to ask, it needs --yes.
+
+    `list` shows a position for an entry that is not a letter; use it as the ID.
     """
     _remove(ctx, "discard", "Discarded", ["forever"], **given)
 
@@ -59,18 +59,23 @@ def discard(ctx: click.Context, /, **given: Any) -> None:
 @changes_letters("Remove")
 @_export_first
 def purge(ctx: click.Context, /, **given: Any) -> None:
-    """Remove letters from QUEUE for good.
+    """Remove letters for good.
 
-    Choose letters by ID, by filter, or with --all.
+    `restore` does not bring them back; it does after `discard`.
+
+    Choose letters by ID, by filter, or with --all. Asks first, unless you name one letter
+    by its ID. Without a terminal to ask, it needs --yes.
     """
     _remove(ctx, "purge", "Purged", [], **given)
 
 
-@click.command(short_help="Put discarded letters back into their queues.")
+@click.command(short_help="Take back a discard: letters return to their queue.")
 @click.argument("letter_ids", metavar="[ID]...", nargs=-1)
 @filter_options
-@click.option("--queue", help="Look only among the discarded letters of this dead-letter queue.")
-@click.option("--all", "everything", is_flag=True, help="Restore all discarded letters of --queue.")
+@click.option("--queue", help="Only letters that were discarded from this queue.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Restore all letters discarded from --queue."
+)
 @click.option("--limit", type=click.IntRange(min=1), help="Restore at most this many letters.")
 @yes_option
 @click.pass_context
@@ -85,9 +90,12 @@ def restore(
     yes: bool,
     **fields: Any,
 ) -> None:
-    """Put discarded letters back into their queues, as the newest ones.
+    """Put discarded letters back into the dead-letter queue they came from.
 
-    Choose letters by ID, or those of --queue by filter or with --all.
+    They become its newest letters. No task runs: for that, `redrive` them.
+
+    Choose letters by ID, or with --queue by filter or with --all. Asks first, unless you
+    name one letter by its ID. Without a terminal to ask, it needs --yes.
     """
     where = letter_filter(fields)
     if letter_ids:
@@ -139,7 +147,7 @@ def _restore_matching(
         ctx.exit(1)
 
 
-@click.command(short_help="Remove letters that exceed the limits of their policy, into the bin.")
+@click.command(short_help="Remove letters that are over the limits of their policy.")
 @click.argument("queues", metavar="[QUEUE]...", nargs=-1)
 @click.option("--dry-run", is_flag=True, help="Show what would be removed; change nothing.")
 @json_option
@@ -147,9 +155,9 @@ def _restore_matching(
 def trim(ctx: click.Context, queues: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None:
     """Remove letters past dead_letter_ttl or over dead_letter_max_length now.
 
-    Workers do this by themselves, some hundred letters a second. This command is for
-    queues without a worker. Letters that a redrive holds are left alone. For 24 hours
-    `restore` brings the others back.
+    Workers do this by themselves, some hundred letters a second; this command is for
+    queues without a worker. It does not ask: `restore` brings the letters back for 24
+    hours. Letters that a redrive is working on stay.
     """
     changes = dead_letters_of(ctx).trim(*queues, dry_run=dry_run)
     if as_json:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MOST_GROUPS, _MOST_ROWS = 20, 30
 
 
-@click.command(short_help="Show what is dying and why, with PySpark, from an export.")
+@click.command(short_help="Show what fails and why, from an export, with PySpark.")
 @click.argument("path", type=click.Path())
 @click.option(
     "--picture", type=click.Path(dir_okay=False), help="Also draw the triage as a PNG file."
@@ -48,7 +48,7 @@ def triage(
     successes: str | None,
     as_json: bool,
 ) -> None:
-    """Show what is dying and why, with PySpark, from the exported folder PATH."""
+    """Show what fails and why, from the exported folder PATH, with PySpark."""
     if html is None and successes is not None:
         raise click.UsageError("--successes needs --html: only the report compares")
     result = _result(path, picture, html, successes)

@@ -57,6 +57,10 @@ class KnownNames:
         self._tasks = tasks
         self._queues = queues
 
+    def is_task(self, name: str) -> bool:
+        """True if the app or a live worker has a task of this name."""
+        return name in {*self._tasks(), *(t for one in self._registry.workers() for t in one.tasks)}
+
     def matching(self, task: str | None, queue: str | None) -> tuple[list[str], list[str]]:
         """The tasks and queues that patterns match; refuses a pattern that matches none."""
         workers = self._registry.workers()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from celery_dlq import timing
 from celery_dlq.errors import CorruptLetter, DLQError, NotFound, StoreUnavailable
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
+from celery_dlq.letters.fingerprint import DIGITS
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import DeadLetter, from_micros
 from celery_dlq.letters.redaction import NO_REDACTION, Redaction
@@ -40,6 +41,7 @@ logger = get_logger("celery_dlq")
 ID_LENGTH = 36
 SHORTEST_PREFIX = 6
 _MAX_NAMES_SHOWN = 20  # in an error text
+_MOST_NAMED = 10_000  # fingerprints, the largest, among which one is found by its first digits
 
 
 def split(
@@ -248,6 +250,22 @@ class Reading:
         groups = (replace(found[n], status=statuses.get(n, OPEN_GROUP)) for n in found)
         return in_order([one for one in groups if state is None or one.status.state == state], by)
 
+    def whole(self, dead_letter_queue: str, fingerprint: str) -> str:
+        """The fingerprint that begins with these digits; what was given, if no known one does."""
+        self.check_queue(dead_letter_queue)
+        if len(fingerprint) >= DIGITS:
+            return fingerprint
+        known = {*self._store.overviews.ranked(dead_letter_queue, "letters", most=_MOST_NAMED)}
+        if self._notes is not None:
+            known |= self._notes.states(dead_letter_queue).keys()
+        found = sorted(one for one in known if one.startswith(fingerprint))
+        if len(found) > 1 and fingerprint not in known:
+            raise NotFound(
+                f"several fingerprints in {dead_letter_queue!r} begin with {fingerprint!r}: "
+                f"{_some_of(found)}; give more digits"
+            )
+        return fingerprint if fingerprint in known or not found else found[0]
+
     def group(self, dead_letter_queue: str, fingerprint: str) -> Group:
         """The group of one fingerprint; also one whose letters are gone, while it is known.
 
@@ -265,8 +283,7 @@ class Reading:
         if found is None:
             raise NotFound(
                 f"expected the fingerprint of letters in {dead_letter_queue!r}, got "
-                f"{fingerprint!r}; `dlq groups` shows the fingerprints, and letters that left are "
-                f"known by theirs for 90 days unless they were on the broker"
+                f"{fingerprint!r}; `dlq groups {dead_letter_queue}` shows the fingerprints"
             )
         return replace(found, status=status)
 

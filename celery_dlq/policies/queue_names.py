@@ -77,8 +77,10 @@ class KnownQueues:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` if a known name is close, else nothing."""
-    close = difflib.get_close_matches(name, sorted(known), n=1)
+    """``; did you mean 'x'?`` if a known name is close or ends with this one, else nothing."""
+    names = sorted({*known} - {name})
+    ending = [one for one in names if one.endswith(f".{name}")]
+    close = ending or difflib.get_close_matches(name, names, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

@@ -20,6 +20,10 @@ from celery_dlq.policies.policy import DLQ_SUFFIX, KeyValue, Policy, policy_keys
 from celery_dlq.policies.queue_names import KnownQueues
 
 MAX_CACHED_POLICIES = 4096
+NOTHING_GUARDED = (
+    "No queue and no task of this app has a policy, so failed tasks leave no letters: "
+    'set dlq_queues, for example {"orders": {"max_deliveries": 5}}'
+)
 RETENTION = ("dead_letter_ttl", "dead_letter_max_length")
 """Policy keys that say how long letters are kept."""
 

@@ -13,6 +13,7 @@ from celery_dlq.letters.record import DeadLetter
 from celery_dlq.operations.retention import Retention, RetentionRound
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.resolved import PolicyCache
+from celery_dlq.policies.table import NOTHING_GUARDED
 from celery_dlq.registry import features
 from celery_dlq.store.instructions import Instruction, Override
 from celery_dlq.store.metrics import INTERNAL_ERRORS, WorkerGauges
@@ -43,7 +44,7 @@ def guard_of(dlq: Assembly, *, hostname: str, pid: int, flags_redelivery: bool) 
     )
     check.run()
     table = own.policy_table()
-    _warn_of_names(dlq, table)
+    _warn(dlq, table)
     parts = _parts_of(own, dlq, table, hostname=hostname, pid=pid)
     for feature in features():
         made = feature.load(feature.observer)(parts) if feature.observer else None
@@ -172,8 +173,10 @@ def _housekeeping_of(
     ]
 
 
-def _warn_of_names(dlq: Assembly, table: PolicyTable) -> None:
-    """Warn of queues in policies that this app does not know."""
+def _warn(dlq: Assembly, table: PolicyTable) -> None:
+    """Warn of an app without policies, and of queues in policies that this app does not know."""
+    if not (table or table.tasks):
+        logger.warning(NOTHING_GUARDED)
     for name, hint in table.unknown_queues(KnownQueues.of(dlq.app)).items():
         logger.warning(
             "dlq_queues[%r] is a policy for a queue that this app does not know; %s", name, hint

@@ -8,6 +8,7 @@ import pty
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -79,9 +80,9 @@ def test_notes_are_written_and_shown(dlq: Dlq, poison: ModuleType) -> None:
     assert "see SHOP-17" in shown
     assert "\x1b" not in shown
     assert "noted" in dlq("audit").stdout
-    refused = dlq("note", "0123", "text", "--queue", "orders-DLQ")
+    refused = dlq("note", "0124", "text", "--queue", "orders-DLQ")
     assert (refused.exit_code, refused.stdout) == (1, "")
-    assert "expected the fingerprint of letters in 'orders-DLQ', got '0123'" in refused.stderr
+    assert "expected the fingerprint of letters in 'orders-DLQ', got '0124'" in refused.stderr
     assert dlq("note", "0123").exit_code == 2
 
 
@@ -103,7 +104,7 @@ def test_a_group_is_resolved_muted_and_reopened(dlq: Dlq, poison: ModuleType) ->
     assert (status["releases"], status["letter_id"]) == (["2026.2"], again.id)
     assert "regressed" in dlq("groups", "orders-DLQ").stdout
     assert (
-        "orders-DLQ has no resolved group."
+        "orders-DLQ has no resolved cause."
         in dlq("groups", "orders-DLQ", "--state", "resolved").stdout
     )
 
@@ -117,7 +118,7 @@ def test_a_group_is_resolved_muted_and_reopened(dlq: Dlq, poison: ModuleType) ->
     assert group["state"] == "open"
     audit = dlq("audit").stdout
     assert all(word in audit for word in ("resolved", "muted", "reopened"))
-    refused = dlq("resolve", "0123", "--queue", "orders-DLQ")
+    refused = dlq("resolve", "0124", "--queue", "orders-DLQ")
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert dlq("mute", *of_group, "--for", "0").exit_code == 1
     assert dlq("mute", *of_group, "--for", "9" * 20).exit_code == 2
@@ -156,6 +157,9 @@ MISTAKES = [
     (("triage", "no-such-folder"), 1, "no-such-folder"),
     (("triage", ""), 1, "got an empty name"),
     (("list", "orders-DLQ", "--task", "nobody"), 1, "matches the filter"),
+    (("list", "orders-DLQ", "--task", "fails"), 1, "; did you mean 'poison_app.fails'?"),
+    (("redrive", "orders-DLQ", "--task", "fails"), 1, "; did you mean 'poison_app.fails'?"),
+    (("dead-letter", "poison_app.fails"), 1, "the name of a task; nothing was done. `dlq hold"),
     (("list", "\udcff-DLQ"), 1, "expected the name of a dead-letter queue"),
     (("list", "orders-DLQ", "--grep", "\udcff"), 1, "matches the filter"),
     (("list", "orders-DLQ", "--where", "kwargs.x=\udcff"), 1, "matches the filter"),
@@ -348,6 +352,9 @@ def test_a_discard_is_asked_for_and_can_be_taken_back(
     status = dlq("jobs", "status", jobs[0]["id"])
     assert "purge of orders-DLQ: done" in status.stdout
     assert jobs[0]["id"] in dlq("jobs").stdout
+    some = dlq("audit", "--actor", changes[0]["actor"][:3], "--action", "purge", "--json").lines
+    assert some == changes[:1]
+    assert dlq("audit", "--actor", "nobody", "--json").lines == []
 
 
 def test_many_discarded_letters_come_back_at_once(
@@ -372,9 +379,13 @@ def test_many_discarded_letters_come_back_at_once(
     assert (change["action"], change["target"], change["letters"]) == ("restored", "orders-DLQ", 3)
 
 
-def test_a_terminal_is_asked(redis_url: str, three: list[DeadLetter], poison: ModuleType) -> None:
+@pytest.mark.parametrize("verb", ["purge", "redrive"])
+def test_a_terminal_is_asked(
+    redis_url: str, three: list[DeadLetter], poison: ModuleType, verb: str
+) -> None:
     """No is no: nothing is changed."""
-    command = ["-m", "celery", "-A", "poison_app", "dlq", "purge", "orders-DLQ", "--all"]
+    command = ["-m", "celery", "-A", "poison_app", "dlq", verb, "orders-DLQ", "--all"]
+    command += ["--force"] * (verb == "redrive")  # without a worker
     for answer, left in (("n", 3), ("y", 0)):
         ours, theirs = pty.openpty()
         with subprocess.Popen(
@@ -390,10 +401,22 @@ def test_a_terminal_is_asked(redis_url: str, three: list[DeadLetter], poison: Mo
             output, said = process.communicate(timeout=30)
         os.close(ours)
         os.close(theirs)
-        assert "Purge 3 letters of orders-DLQ? [y/N]" in said
+        assert f"{verb.title()} 3 letters of orders-DLQ? [y/N]" in said
         assert "[y/N]" not in output  # which may be piped
         assert sum(queue.letters for queue in poison.dlq.queues()) == left
     assert three
+
+
+def test_yesterday_is_a_time(dlq: Dlq, poison: ModuleType) -> None:
+    """It begins at midnight, as today does; the times that are shown are UTC as well."""
+    midnight = datetime.now(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
+    for number, hours in enumerate((25, 23, -23)):
+        letter = a_letter(
+            task_id=f"task-{number}", dead_lettered_at=midnight - timedelta(hours=hours)
+        )
+        poison.dlq.store.dead_letter(letter, key_of(letter))
+    for option, value, found in (("--since", "yesterday", 2), ("--until", "today", 2)):
+        assert len(dlq("list", "orders-DLQ", option, value, "--json").lines) == found
 
 
 def test_letters_are_found_by_arguments_headers_and_ids(

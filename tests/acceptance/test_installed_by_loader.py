@@ -44,6 +44,19 @@ def test_worker_publisher_and_commands_of_such_an_app(
     assert "1 letter" in dlq("redrive", "orders-DLQ", "--yes", "--all")
 
 
+def test_an_app_that_guards_nothing_says_so(
+    start_worker: Callable[..., Worker], redis_url: str
+) -> None:
+    """Else its log and its commands would look like those of an app where all is well."""
+    installed = {**INSTALLED, "CELERY_DLQ_SETTINGS": "{}"}
+    said = "No queue and no task of this app has a policy, so failed tasks leave no letters"
+    assert said in start_worker(app="their_app", env=installed).output
+    command = ("-m", "celery", "-A", "their_app", "dlq", "queues")
+    assert said in " ".join(run_python(redis_url, *command, **installed).stdout.split())
+    guarded = run_python(redis_url, *command, **INSTALLED).stdout
+    assert guarded == "There are no dead letters yet.\n"
+
+
 def test_a_mistake_in_the_settings_is_one_line_also_from_a_command_of_their_own(
     redis_url: str,
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from builders import DLQ, NOW, a_letter, key_of
 
 from celery_dlq.errors import DLQError, NotFound
-from celery_dlq.events import Action, Event, Events, acting_as
+from celery_dlq.events import Action, Change, Event, Events, acting_as
 from celery_dlq.features.groups.operations import Notes
 from celery_dlq.features.sentry.reports import Reports, Why
 from celery_dlq.letters.record import DeadLetter
@@ -348,6 +348,22 @@ def test_a_group_that_regressed_can_be_resolved_again_or_reopened(parts: Store) 
     assert reading.group(DLQ, GROUP).status is OPEN_GROUP
 
 
+def test_the_first_digits_name_a_group(parts: Store) -> None:
+    """As for a filter; those of several groups are refused with all of them."""
+    notes, reading, seen = operations(parts)
+    dies(parts)
+    dies(parts, fingerprint=OTHER, task_id="other")
+    dies(parts, fingerprint="fedd" + OTHER[4:], task_id="third")
+    assert notes.resolve(DLQ, GROUP[:1]).state is GroupState.RESOLVED
+    assert reading.group(DLQ, GROUP).status.state is GroupState.RESOLVED
+    notes.note(DLQ, "fedc", "see SHOP-17")
+    assert [note.text for note in notes.notes(DLQ, OTHER)] == ["see SHOP-17"]
+    details = [event.detail["fingerprint"] for event in seen if isinstance(event, Change)]
+    assert details == [GROUP, OTHER]
+    with pytest.raises(NotFound, match=f"begin with 'fed': {OTHER}, fedd.*; give more digits"):
+        notes.mute(DLQ, "fed")
+
+
 def test_what_cannot_be_set_is_refused(parts: Store) -> None:
     """Nothing of it is in the audit."""
     notes, _, _ = operations(parts)
@@ -362,7 +378,7 @@ def test_what_cannot_be_set_is_refused(parts: Store) -> None:
     with pytest.raises(DLQError, match="expected a note of 1 to 2,000 characters"):
         notes.reopen(DLQ, GROUP, note="x" * 2001)
     with pytest.raises(NotFound, match="expected the fingerprint of letters in 'orders-DLQ'"):
-        notes.resolve(DLQ, GROUP[:6])
+        notes.resolve(DLQ, "0124")
     with pytest.raises(NotFound, match="expected the name of a dead-letter queue, got 'x-DLQ'"):
         notes.mute("x-DLQ", GROUP)
     assert parts.workers.changes(limit=5) == []

@@ -22,12 +22,15 @@ from celery_dlq.operations.release import HeldMessages
 
 @click.group(
     invoke_without_command=True,
-    short_help="Show the circuit breakers that are open; or open or close one.",
+    short_help="Show the circuit breakers that are open; open or close one.",
 )
 @json_option
 @click.pass_context
 def breaker(ctx: click.Context, *, as_json: bool) -> None:
-    """Show the circuit breakers that are open, or closed and still releasing."""
+    """Show the circuit breakers that are open, or that are closed and still release.
+
+    An open circuit breaker holds the messages of a task that fails nearly always.
+    """
     if ctx.invoked_subcommand is not None:
         return
     dead_letters = dead_letters_of(ctx)
@@ -40,14 +43,16 @@ def breaker(ctx: click.Context, *, as_json: bool) -> None:
 
 @breaker.command("open")
 @click.argument("task")
-@click.option("--queue", help="Its queue; by default the one that it is routed to.")
-@click.option("--reason", default="", help="Why, for whoever sees it.")
+@click.option("--queue", help="Queue of the task.  [default: by its route]")
+@click.option("--reason", default="", help="Why; `breaker` shows it.")
 @yes_option
 @click.pass_context
 def open_(ctx: click.Context, task: str, *, queue: str | None, reason: str, yes: bool) -> None:
-    """Open the circuit breaker of TASK: its messages are held, and probes begin.
+    """Open the circuit breaker of TASK by hand.
 
-    Its policy must have circuit_breaker; `dlq hold` holds without probes.
+    Workers hold its messages, and let one start now and then to see if it succeeds. The
+    policy of TASK must have circuit_breaker; `dlq hold` needs none. Asks only if workers
+    run, and none of them has TASK.
     """
     load_tasks(ctx.obj.app)
     doubt = Breakers(dead_letters_of(ctx).assembly).doubt(task, queue)
@@ -58,12 +63,12 @@ def open_(ctx: click.Context, task: str, *, queue: str | None, reason: str, yes:
 
 @breaker.command()
 @click.argument("task")
-@click.option("--queue", help="Its queue; by default all.")
+@click.option("--queue", help="Queue of the task.  [default: all]")
 @click.pass_context
 def close(ctx: click.Context, task: str, *, queue: str | None) -> None:
-    """Close the circuit breaker of TASK: workers release its messages, slowly at first.
+    """Close the circuit breaker of TASK by hand.
 
-    `dlq release ID` releases them at once.
+    Workers release its messages, slowly at first; `dlq release ID` releases all at once.
     """
     for hold in dead_letters_of(ctx).close_breaker(task, queue):
         say(console_of(ctx), f"The circuit breaker {hold.id} is closed; workers release.")

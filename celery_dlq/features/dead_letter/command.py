@@ -9,25 +9,28 @@ from celery_dlq.cli.options import json_option
 from celery_dlq.cli.table import say
 
 
-@click.command(short_help="Dead-letter the message of a task instead of executing it.")
+@click.command()
 @click.argument("task_id")
-@click.option("--reason", default="", help="Why, for whoever sees the letter.")
-@click.option("--withdraw", is_flag=True, help="Take back a demand that no worker has met.")
+@click.option("--reason", default="", help="Why; the letter shows it.")
+@click.option("--withdraw", is_flag=True, help="Take it back, if no worker has done it yet.")
 @json_option
 @click.pass_context
 def dead_letter(
     ctx: click.Context, task_id: str, *, reason: str, withdraw: bool, as_json: bool
 ) -> None:
-    """End the task TASK_ID as a letter, wherever its message is.
+    """Stop one message by its task ID: it becomes a letter.
 
-    A message that waits in a worker for its ETA becomes a letter within seconds. A running
-    task is terminated, in a prefork pool. A message that waits in a queue becomes a letter
-    when a worker is given it, before it starts.
+    The command does not ask. If the message waits in a worker for its ETA, it becomes a
+    letter within seconds. If it runs, a prefork pool terminates it; other pools cannot.
+    If it waits in a queue, it becomes a letter when a worker receives it within 72 hours,
+    before it starts.
+
+    To stop all messages of a task, use `dlq hold --task NAME`.
     """
     dead_letters = dead_letters_of(ctx)
     if withdraw:
         dead_letters.withdraw(task_id)
-        say(console_of(ctx), f"{task_id} may be executed again.")
+        say(console_of(ctx), f"{task_id} may run again.")
         return
     report = dead_letters.dead_letter(task_id, reason)
     answer(ctx, report, report.text, as_json=as_json)

@@ -49,18 +49,18 @@ class DemandReport:
     def text(self) -> str:
         """The same in a sentence."""
         if self.state == DEAD_LETTERED:
-            was = "it ran on" if self.running else "it waited on"
-            return f"{self.task_id} is dead-lettered: {was} {self.worker or 'a worker'}."
+            was = "ran" if self.running else "waited"
+            return f"{self.task_id} is a letter now. It {was} on {self.worker or 'a worker'}."
         if self.running:
             return (
-                f"{self.task_id} runs on {self.worker}. It is dead-lettered if it fails or comes "
-                f"back before {iso(self.until)}; only prefork pools can terminate a task."
+                f"{self.task_id} still runs on {self.worker}: only a prefork pool can end it. It "
+                f"becomes a letter if it fails or comes back before {iso(self.until)}."
             )
         if self.worker is not None:
-            return f"{self.task_id} will be dead-lettered before it starts on {self.worker}."
+            return f"{self.task_id} has not started on {self.worker}, and will become a letter."
         return (
-            f"No worker has {self.task_id}. If one is given it before {iso(self.until)}, it will "
-            f"be dead-lettered instead of executed."
+            f"Nothing was stopped yet: no worker has {self.task_id}. If a worker receives it until "
+            f"{iso(self.until)}, it becomes a letter and does not start."
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -74,6 +74,7 @@ class DemandRun:
     def __init__(self, assembly: Assembly) -> None:
         self._app = assembly.app
         self._backend = assembly.backend
+        self._names = assembly.names()
         self._instructions = assembly.backend.instructions
         self._audit = Audit(assembly.backend.workers, assembly.events)
 
@@ -92,6 +93,11 @@ class DemandRun:
                 f"{shortened(task_id, 50)!r}"
             )
         worker, running = self._worker_of(task_id)
+        if worker is None and self._names.is_task(task_id):
+            raise DLQError(
+                f"expected the id of one message, got {task_id!r}, the name of a task; nothing was "
+                f"done. `dlq hold --task {task_id}` keeps all its messages from starting"
+            )
         if worker is None:
             self._refuse_ended(task_id)
         demand = self._demand(task_id, reason)

@@ -13,21 +13,22 @@ from celery_dlq.cli.table import letters_text, line, say, table
 _DEADLINE_SECONDS = 10.0
 
 
-@click.command(short_help="Show what letters of QUEUE have that others lack.")
+@click.command(short_help="Show what some letters have that others lack.")
 @click.argument("queue")
 @filter_options
 @json_option
 @click.pass_context
 def differences(ctx: click.Context, /, queue: str, *, as_json: bool, **options: Any) -> None:
-    """Show what the newest letters of QUEUE that match the filter have and others lack.
+    """Show what letters of QUEUE that match the filter have and others lack.
 
-    Others are the other letters of QUEUE, and successes if dlq_sample_successes samples them.
-    At most 5,000 messages are compared, and reading them ends after 10 seconds.
+    Others are the other letters of QUEUE, and successes if dlq_sample_successes samples
+    them. Compares the newest, at most 5,000 messages, and reads for at most 10 seconds.
     """
     where, console = letter_filter(options), console_of(ctx)
-    found = dead_letters_of(ctx).differences(queue, where, deadline_seconds=_DEADLINE_SECONDS)
+    dead_letters = dead_letters_of(ctx)
+    found = dead_letters.differences(queue, where, deadline_seconds=_DEADLINE_SECONDS)
     if where and not found.letters and not found.cut:
-        raise none_matched(queue)
+        raise none_matched(dead_letters, queue, where)
     if as_json:
         print_lines([found.to_json()])
         return
@@ -47,4 +48,4 @@ def differences(ctx: click.Context, /, queue: str, *, as_json: bool, **options: 
     if not table(console, "Differences", (">here", ">against", ""), rows):
         say(console, "Nothing stands out.")
     if found.cut:
-        say(console, "There was no time to read older letters, which were left out.", "dim")
+        say(console, "Older letters are left out: there was no time to read them.", "dim")

@@ -12,22 +12,25 @@ from celery_dlq.cli.table import age, block, say, table, utc
 
 _of_group = options(
     click.argument("fingerprint"),
-    click.option("--queue", required=True, help="The dead-letter queue of the group."),
-    click.option("--note", default="", help="A note on the group, e.g. the ticket."),
+    click.option("--queue", required=True, help="The dead-letter queue of the cause."),
+    click.option("--note", default="", help="A note on the cause, e.g. its ticket."),
     json_option,
 )
 
 
-@click.command(short_help="Add a note to a group of letters, or show its notes.")
+@click.command(short_help="Add a note to a cause, or show its notes.")
 @click.argument("fingerprint")
 @click.argument("text", required=False)
-@click.option("--queue", required=True, help="The dead-letter queue of the group.")
+@click.option("--queue", required=True, help="The dead-letter queue of the cause.")
 @json_option
 @click.pass_context
 def note(
     ctx: click.Context, fingerprint: str, text: str | None, *, queue: str, as_json: bool
 ) -> None:
-    """Add a note to the letters of one FINGERPRINT; without TEXT, show the notes."""
+    """Add a note to a cause; without TEXT, show its notes.
+
+    The first digits of FINGERPRINT are enough.
+    """
     dead_letters, console = dead_letters_of(ctx), console_of(ctx)
     if text is not None:
         notes = [dead_letters.note(queue, fingerprint, text)]
@@ -46,9 +49,9 @@ def note(
         say(console, f"There are no notes on {fingerprint} of {queue}.")
 
 
-@click.command(short_help="Say that the cause of a group is mended.")
+@click.command(short_help="Mark a cause as fixed; be told if it comes back.")
 @_of_group
-@click.option("--release", help="The release that has the fix, as dlq_release will name it.")
+@click.option("--release", help="The release with the fix, as dlq_release names it.")
 @click.pass_context
 def resolve(
     ctx: click.Context,
@@ -59,19 +62,20 @@ def resolve(
     note: str,
     as_json: bool,
 ) -> None:
-    """Say that the cause of the letters of one FINGERPRINT is mended; the letters stay.
+    """Mark a cause as fixed. Its letters stay; `redrive` runs their tasks again.
 
-    If a task dies of it again, the group is regressed. With --release, letters of the earlier
-    releases of the group are none: their workers have not been deployed yet.
+    The next letter of this cause makes it regressed. With --release, letters from the
+    releases that had it before do not: their workers do not have the fix yet. The first
+    digits of FINGERPRINT are enough.
     """
     status = dead_letters_of(ctx).resolve(queue, fingerprint, release=release, note=note)
     in_release = f" in release {release}" if release else ""
     answer(ctx, status, f"Resolved {fingerprint} of {queue}{in_release}.", as_json=as_json)
 
 
-@click.command(short_help="Stop reports of a group to Sentry.")
+@click.command()
 @_of_group
-@click.option("--for", "seconds", type=DURATION, help="Open again after this time (30m, 2h, 7d).")
+@click.option("--for", "seconds", type=DURATION, help="Report it again after this time, e.g. 2h.")
 @click.pass_context
 def mute(
     ctx: click.Context,
@@ -82,7 +86,10 @@ def mute(
     note: str,
     as_json: bool,
 ) -> None:
-    """Stop reports of the letters of one FINGERPRINT; they are stored all the same."""
+    """Stop reports of a cause to Sentry.
+
+    Its letters are still stored. The first digits of FINGERPRINT are enough.
+    """
     until = None
     if seconds is not None:
         try:
@@ -94,10 +101,13 @@ def mute(
     answer(ctx, status, f"Muted {fingerprint} of {queue}{till}.", as_json=as_json)
 
 
-@click.command(short_help="Open a resolved, muted or regressed group.")
+@click.command()
 @_of_group
 @click.pass_context
 def reopen(ctx: click.Context, fingerprint: str, *, queue: str, note: str, as_json: bool) -> None:
-    """Open the group of one FINGERPRINT that is resolved, muted or regressed."""
+    """Mark a resolved, muted or regressed cause as open again.
+
+    The first digits of FINGERPRINT are enough.
+    """
     status = dead_letters_of(ctx).reopen(queue, fingerprint, note=note)
     answer(ctx, status, f"Reopened {fingerprint} of {queue}.", as_json=as_json)

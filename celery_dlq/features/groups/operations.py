@@ -42,7 +42,7 @@ class Notes:
         A group keeps its newest 50 notes: while it has letters, and for 90 days after.
         """
         text = _checked(text)
-        self._check(dead_letter_queue, fingerprint)
+        fingerprint, _ = self._check(dead_letter_queue, fingerprint)
         detail = {"fingerprint": fingerprint, "text": shortened(text, _MAX_AUDIT_CHARS)}
         at = self._audit.record(Action.NOTED, dead_letter_queue, detail).at
         note = Note(at=at, actor=whoami(), text=text)
@@ -51,7 +51,7 @@ class Notes:
 
     def notes(self, dead_letter_queue: str, fingerprint: str) -> list[Note]:
         """The notes on a group of letters, newest first."""
-        return self._check(dead_letter_queue, fingerprint)
+        return self._check(dead_letter_queue, fingerprint)[1]
 
     def resolve(
         self,
@@ -104,7 +104,7 @@ class Notes:
         until: datetime | None = None,
     ) -> GroupStatus:
         text = _checked(note) if note.strip() else ""
-        self._check(queue, fingerprint)
+        fingerprint, _ = self._check(queue, fingerprint)
         at, actor = self._registry.now(), whoami()
         status = OPEN_GROUP
         if state is not GroupState.OPEN:  # with what describes a group that has no letters any more
@@ -130,13 +130,13 @@ class Notes:
             self._notes.add(queue, fingerprint, Note(at=at, actor=actor, text=text))
         return status
 
-    def _check(self, dead_letter_queue: str, fingerprint: str) -> list[Note]:
-        """Return the notes; without any, check that the group exists."""
-        self._reading.check_queue(dead_letter_queue)
+    def _check(self, dead_letter_queue: str, fingerprint: str) -> tuple[str, list[Note]]:
+        """The whole fingerprint and the notes; without any, check that the group exists."""
+        fingerprint = self._reading.whole(dead_letter_queue, fingerprint)
         notes = self._notes.notes(dead_letter_queue, fingerprint)
         if not notes:
             self._reading.group(dead_letter_queue, fingerprint)
-        return notes
+        return fingerprint, notes
 
 
 def _checked(text: str) -> str:

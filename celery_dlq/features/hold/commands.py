@@ -28,24 +28,23 @@ _MAX_ERRORS = 10
 _STATE_STYLES = {"full": "red", "ended": "yellow"}
 
 
-@click.command(short_help="Let no worker execute the messages of a task or a queue for now.")
-@click.option("--task", help="Registered name of the tasks, or a pattern such as 'shop.*'.")
-@click.option("--queue", help="Name of their queues, or a pattern.")
+@click.command(short_help="Keep the messages of a task or queue from starting.")
+@click.option("--task", help="Name of the task, or a pattern such as 'shop.*'.")
+@click.option("--queue", help="Name of the queue, or a pattern.")
 @click.option(
     "--where",
     "conditions",
     multiple=True,
     metavar="CONDITION",
-    help="Hold only messages with this argument or header, e.g. kwargs.tenant=42; can be given "
-    "several times.",
+    help="Only messages with this argument or header, e.g. kwargs.tenant=42; may be repeated.",
 )
 @click.option(
     "--for",
     "span",
     type=DURATION,
-    help="Time until the messages are released by themselves, e.g. 30m, 2h; at most 30d.",
+    help="Release the messages after this time, e.g. 30m, 2h; at most 30d.",
 )
-@click.option("--reason", default="", help="Why, for whoever sees the hold.")
+@click.option("--reason", default="", help="Why; `holds` shows it.")
 @yes_option
 @json_option
 @click.pass_context
@@ -60,10 +59,12 @@ def hold(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Take messages out of execution, without counting, losing or dead-lettering them.
+    """Keep messages from starting until `dlq release`.
 
-    Workers know it within 2 seconds. What runs already goes on. `dlq release ID` sends
-    the messages back to their queues, in order.
+    Workers notice within 2 seconds. Tasks that run go on. Held messages keep their order;
+    they are neither counted nor dead-lettered. A worker that cannot reach Redis runs them.
+
+    Asks only if workers run, and none of them has the task.
     """
     if task is None and queue is None:
         raise click.UsageError("expected --task or --queue, got neither")
@@ -80,11 +81,14 @@ def hold(
     answer(ctx, made, text, as_json=as_json)
 
 
-@click.command(short_help="Show the holds and how many messages they have.")
+@click.command()
 @json_option
 @click.pass_context
 def holds(ctx: click.Context, *, as_json: bool) -> None:
-    """Show the holds in force, and those that have ended and still have messages."""
+    """Show holds and how many messages they have.
+
+    A hold that has ended is shown while it has messages.
+    """
     dead_letters = dead_letters_of(ctx)
     found = [one.shown(dead_letters.redaction) for one in dead_letters.holds()]
     if as_json:
@@ -93,12 +97,12 @@ def holds(ctx: click.Context, *, as_json: bool) -> None:
         show_holds(console_of(ctx), found)
 
 
-@click.command(short_help="End a hold, or all, and send the messages back to their queues.")
+@click.command()
 @click.argument("hold_id", metavar="[ID]", required=False)
-@click.option("--all", "every", is_flag=True, help="End all holds, those of circuit breakers too.")
+@click.option("--all", "every", is_flag=True, help="End all holds, also those of circuit breakers.")
 @click.option("--rate", type=RATE, help="Release at most this many messages a second.")
 @click.option(
-    "--limit", type=int, help="Release only this many, the oldest; the hold then goes on."
+    "--limit", type=int, help="Release only the oldest messages, this many; the hold goes on."
 )
 @json_option
 @click.pass_context
@@ -111,11 +115,13 @@ def release(
     limit: int | None,
     as_json: bool,
 ) -> None:
-    """End a hold and send its messages back to their queues, in order, as they came.
+    """End a hold: its messages return to their queues and run.
 
-    A message whose queue nobody knows, or whose task no live worker of its queue has,
-    stays, and the exit code is 1, as if there is nothing to release. The release is a
-    job: see `dlq jobs`.
+    They keep their order. The command does not ask.
+
+    A message stays held if it would be lost: nobody knows its queue, or no live worker of
+    its queue has its task. The exit code is then 1, as for a hold without messages. The
+    release is a job: see `dlq jobs`.
     """
     if (hold_id is None) is not every:
         raise click.UsageError("expected the ID of a hold, or --all")

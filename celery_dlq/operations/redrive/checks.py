@@ -255,7 +255,7 @@ class Targets:
             return None, "no live worker has registered its queues"
         known = self._configured.union(self._guarded, *(info.queues for info in self._workers))
         why = "neither on the broker, nor declared by the app, nor consumed by a live worker"
-        return False, f"{why}{did_you_mean(name, known - {name})}"
+        return False, f"{why}{did_you_mean(name, known)}"
 
 
 class _LateError(Exception):

@@ -20,13 +20,13 @@ def main() -> None:
     default="celery-dlq-demo",
     show_default=True,
     type=click.Path(file_okay=False),
-    help="Folder for the Parquet files, the picture and the worker's log.",
+    help="Folder for the Parquet files, the report and the worker's log.",
 )
 @click.option("--web", is_flag=True, help="Show the letters in a browser, until Ctrl-C.")
 def demo(folder: str, *, web: bool) -> None:
-    """Run the whole workflow here: Redis, a worker, poison tasks, Parquet, PySpark, redrive.
+    """Show it on this machine: failing tasks, their letters, a report, a redrive.
 
-    Needs no Redis, no Java and no network; ends within two minutes.
+    Needs no Redis, no Java and no network; takes about 20 seconds.
     """
     from celery_dlq.demo import run_demo  # noqa: PLC0415 - brings pyarrow and PySpark
 

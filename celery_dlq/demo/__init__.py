@@ -27,7 +27,7 @@ from celery_dlq.errors import DemoError, DLQError, MissingExtra
 from celery_dlq.store.embedded import child, redis_server
 
 _APP = "celery_dlq.demo.shop"
-_WAIT_SECONDS = 60.0
+_WAIT_SECONDS = 120.0
 _POLL_SECONDS = 0.2
 
 
@@ -72,56 +72,53 @@ class _Demo:
 
     def run(self, stack: ExitStack, *, web: bool) -> None:
         started = time.monotonic()
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as exc:
-            raise DemoError(
-                f"expected a folder that can be written, got {self.folder}: {exc.strerror}"
-            ) from exc
+        self.folder.mkdir(parents=True, exist_ok=True)
         shop = self._start(stack)
-        self._begin("publish healthy tasks, and tasks that will die")
+        self._begin("Send tasks such as this one: some fail, some kill their process")
+        self._typed("call", "shop.charge", "--args '[1, 19.9, 0]'")
         healthy, dying = shop.publish()
-        say(self.console, f"{len(healthy)} healthy, {sum(map(len, dying.values()))} will die")
-        self._begin("the worker survives them")
         self._watch(shop, healthy, sum(map(len, dying.values())))
-        self._begin("look at the dead-letter queues")
-        self._dlq("queues")
-        self._dlq("groups", "orders-DLQ")
-        self._dlq("list", "orders-DLQ", "--limit", "3")
-        self._begin("export to Parquet, triage with PySpark")
-        letters = str(self.folder / "letters")
+        self._begin("Save the letters as Parquet; PySpark reads them during the next steps")
+        letters, report = str(self.folder / "letters"), self.folder / "report.html"
         self._dlq("export", letters)
-        self._dlq("triage", letters, "--picture", str(self.folder / "triage.png"))
-        self._begin("fix the bug in charge and redrive its letters")
+        command = self._typed("dlq", "triage", letters, "--html", str(report))
+        triage = stack.enter_context(child(command, self.folder / "triage.log"))
+        self._begin("See how many letters there are, and why")
+        self._dlq("queues", lines=7)
+        self._dlq("groups", "orders-DLQ")
+        self._begin("Mend the bug in charge, and redrive its letters: 3 first, then the rest")
         shop.FIXED.touch()
-        self._dlq("redrive", "orders-DLQ", "--task", shop.charge.name, "--yes")
+        self._dlq("redrive", "orders-DLQ", "--task", "shop.charge", "--canary", "3", "--yes")
         charges = dying["charge"]
-        self._until(
-            f"the {len(charges)} redriven tasks to succeed",
-            lambda: shop.succeeded(charges) == len(charges),
-        )
-        say(self.console, f"All {len(charges)} succeeded under their old ids.")
-        self._dlq("queues")
-        self.console.print(Rule(style="green"))
+        self._until("redriven tasks to succeed", lambda: shop.succeeded(charges) == len(charges))
+        say(self.console, f"All {len(charges)} succeeded, under their old ids.")
+        self._begin("Read what PySpark found")
+        self._until("the triage to end", lambda: triage.poll() is not None)
+        self._show(self.folder.joinpath("triage.log").read_text("utf-8"), triage.returncode, 12)
         took = time.monotonic() - started
-        say(self.console, f"Done in {took:.0f} s. Kept in {self.folder}", "bold green")
-        if not web:
-            say(self.console, "To look at such letters in a browser: celery-dlq demo --web")
-            return
-        self._begin("look at the letters in a browser, until Ctrl-C")
-        self._dlq("web", "--allow-changes", "--port", "0", "--title", "demo")
+        say(self.console, f"Done in {took:.0f} s. Files: {self.folder}", "bold green")
+        say(self.console, f"Report: {report.resolve().as_uri()}")
+        if web:
+            self._begin("Look at the letters in a browser, until Ctrl-C")
+            subprocess.run(self._typed("dlq", "web", "--allow-changes"), check=True)  # noqa: S603 - our own
+        else:
+            say(self.console, "Page:   http://127.0.0.1:9809/ with celery-dlq demo --web")
 
     def _start(self, stack: ExitStack) -> ModuleType:
-        self._begin("start Redis and a Celery worker")
+        self._begin("Start Redis and a worker")
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="celery-dlq-")))
         url = stack.enter_context(redis_server(temporary))
-        os.environ["CELERY_DLQ_DEMO_REDIS"] = url
-        os.environ["CELERY_DLQ_DEMO_FLAG"] = str(temporary / "bug-is-fixed")
+        os.environ |= {
+            "CELERY_DLQ_DEMO_REDIS": url,
+            "CELERY_DLQ_DEMO_FLAG": str(temporary / "bug-is-fixed"),
+            "COLUMNS": str(self.console.width),
+            "TMPDIR": str(temporary),  # what children leave there goes, too
+        }
         from celery_dlq.demo import shop  # noqa: PLC0415 - reads the environment set above
 
+        self._typed("worker", "--queues", ",".join(shop.QUEUES))
         self._worker = stack.enter_context(worker(_APP, shop.QUEUES, self.log))
-        kind = "prefork, acks_late, reject_on_worker_lost"
-        say(self.console, f"Redis at {url}, worker pid {self._worker.pid} ({kind})")
+        say(self.console, f"Redis at {url}, worker pid {self._worker.pid}")
         return shop
 
     def _watch(self, shop: ModuleType, healthy: Sequence[str], dying: int) -> None:
@@ -133,35 +130,44 @@ class _Demo:
                 raise DemoError(f"expected {dying} dead letters, got {letters}")
             return bool(letters == dying and shop.succeeded(healthy) == len(healthy))
 
-        with self.console.status("tasks run, die and are dead-lettered"):
-            self._until("all tasks to end", all_ended)
-        say(self.console, f"{len(healthy)} succeeded, {dying} are dead letters")
+        self._until("all tasks to end", all_ended)
+        say(self.console, f"{len(healthy)} tasks succeeded, {dying} are letters now")
 
     def _begin(self, title: str) -> None:
         self._number += 1
         self.step = f"{self._number}, {title}"
         self.console.print(Rule(f"{self._number}. {title}", align="left", style="cyan"))
 
-    def _dlq(self, *arguments: str) -> None:
-        """Run a command as an operator would, below its text."""
-        shown = " ".join(["celery", "-A", _APP, "dlq", *arguments])
+    def _typed(self, *command: str) -> list[str]:
+        """Show a command as a user types it, and return it for this Python."""
+        shown = " ".join(["celery", "-A", _APP, *command])
         say(self.console, f"$ {shown}", "bold")
-        command = [sys.executable, "-m", "celery", "-A", _APP, "dlq", *arguments]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, check=False)  # noqa: S603 - our own
-        if done.returncode:
-            raise DemoError(f"`{shown}` ended with {done.returncode}")
+        return [sys.executable, "-m", "celery", "-A", _APP, *command]
+
+    def _dlq(self, *arguments: str, lines: int = 20) -> None:
+        """Run a command as an operator would; show it, and the beginning of what it prints."""
+        command = self._typed("dlq", *arguments)
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=-1, text=True, check=False)  # noqa: S603 - our own
+        self._show(done.stdout, done.returncode, lines)
+
+    def _show(self, printed: str, returncode: int | None, most: int) -> None:
+        lines = [text.rstrip() for text in printed.splitlines() if text.strip()]
+        hidden = len(lines) - most
+        for text in lines[:most] + [f"… {hidden} more lines"] * (hidden > 0):
+            say(self.console, text)
+        if returncode:
+            raise DemoError(f"the command ended with {returncode}")
 
     def _until(self, what: str, done: Callable[[], bool]) -> None:
         """Wait until something is so; fails if the worker exits or time runs out."""
         deadline = time.monotonic() + _WAIT_SECONDS
-        while time.monotonic() < deadline:
+        while not done():
             if self._worker is not None and self._worker.poll() is not None:
                 code = self._worker.returncode
                 raise DemoError(f"the worker exited with code {code}; see {self.log}")
-            if done():
-                return
+            if time.monotonic() > deadline:
+                raise DemoError(f"expected {what} within {_WAIT_SECONDS:.0f} s; see {self.log}")
             time.sleep(_POLL_SECONDS)
-        raise DemoError(f"expected {what} within {_WAIT_SECONDS:.0f} s; see {self.log}")
 
 
 @contextmanager

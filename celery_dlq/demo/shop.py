@@ -38,7 +38,7 @@ app.conf.update(
     dlq_queues={
         "orders": {"max_deliveries": 5},
         "images": {"max_deliveries": 3},
-        "mails": {"max_deliveries": 3, "default_delay": 3},
+        "mails": {"max_deliveries": 3, "default_delay": 1},
     },
 )
 dlq = DeadLetters(app)

@@ -32,7 +32,7 @@ def test_a_demo_that_is_stopped_leaves_no_process_and_no_temporary_folder(
             stderr=file,
             start_new_session=True,
         )
-    poll(lambda: "publish healthy" in output.read_text("utf-8"), timeout_seconds=60)
+    poll(lambda: "Send tasks" in output.read_text("utf-8"), timeout_seconds=60)
     children = _descendants(demo.pid)
     assert len(children) >= 2  # Redis and the worker
 
@@ -44,6 +44,29 @@ def test_a_demo_that_is_stopped_leaves_no_process_and_no_temporary_folder(
     assert "Traceback" not in output.read_text("utf-8")
     poll(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
     assert list(temporary.iterdir()) == []
+
+
+def test_the_demo_says_what_a_user_types_on_one_screen(tmp_path: Path) -> None:
+    """Whole in 60 lines on a narrow terminal; a command at each step; the report is there."""
+    pytest.importorskip("pyspark")
+    done = subprocess.run(
+        [sys.executable, "-m", "celery_dlq", "demo", "--folder", "demo"],
+        cwd=tmp_path,
+        env={**os.environ, "COLUMNS": "80"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) <= 60
+    steps = re.split(r"^\d\. ", done.stdout, flags=re.MULTILINE)[1:]
+    assert [step for step in steps[:-1] if "\n$ celery -A " not in step] == []
+    report = re.search(r"^Report: file://(\S+)$", done.stdout, re.MULTILINE)
+    assert report is not None
+    assert "ZeroDivisionError" in Path(report[1]).read_text("utf-8")
+    assert "\nPage: " in done.stdout
 
 
 def _descendants(parent: int) -> list[int]:

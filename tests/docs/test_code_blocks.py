@@ -47,7 +47,7 @@ def places(request: pytest.FixtureRequest, redis_url: str) -> dict[str, str]:
     found = {"redis://localhost:6379": redis, "DOCS_REDIS": redis}
     if request.node.callspec.params["page"] in WITH_RABBITMQ:
         server = request.getfixturevalue("rabbit_server")
-        server.delete_queues("orders", "mails")
+        server.delete_queues("orders", "orders.dead", "mails")
         found["amqp://guest:guest@localhost:5672//"] = server.url
     if request.node.callspec.params["page"] in WITH_SQS:
         sqs = request.getfixturevalue("sqs_server")

@@ -180,6 +180,28 @@ def test_a_worker_killed_between_storing_and_acknowledging_leaves_one_letter(
     assert [letter.task_id for letter in letters()] == [sent.id]
 
 
+def test_a_killed_worker_loses_what_it_acknowledged_before_it_ran(
+    poison: ModuleType,
+    start_worker: Start,
+    ran: Ran,
+    redis_url: str,
+) -> None:
+    """As in Celery; the pages that say which guarantee one has warn of it."""
+    poison.kills_worker.delay("early")
+    first = start_worker({"task_acks_late": False}, wait=False)
+    first.process.wait(30)
+    first.kill()
+
+    start_worker({"task_acks_late": False})
+    poison.healthy.delay("after")
+    poll(lambda: ran("after") == 1, timeout_seconds=30)
+
+    with redis.Redis.from_url(redis_url) as client:
+        poll(lambda: not client.llen("orders") and not client.hlen("unacked"), timeout_seconds=30)
+    assert ran("early") == 1
+    assert not poison.dlq.queues()
+
+
 def test_a_default_delay_holds_back_messages_without_their_own(
     poison: ModuleType, start_worker: Start, ran: Ran
 ) -> None:

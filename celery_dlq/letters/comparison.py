@@ -158,8 +158,7 @@ def _pieces(value: Any) -> Iterator[str]:
         yield _quoted(value)
 
 
-def _quoted(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+_quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 
 ALPHA = 0.01

@@ -49,7 +49,7 @@ from celery_dlq.operations.job import (
 )
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.redrive.publisher import broker_name
-from celery_dlq.operations.redrive.select import Progress, died_again
+from celery_dlq.operations.redrive.select import MOST_SEARCHED, Progress, died_again
 from celery_dlq.store.metrics import Measuring
 from celery_dlq.store.records import Clock, position_at
 from celery_dlq.store.store import Store
@@ -123,18 +123,21 @@ class Jobs:
         """The jobs, newest first; at least the newest 500 are kept, and at most 50 plans."""
         return [job for _, job in self._readable()]
 
-    def job(self, job_id: str) -> Job:
+    def job(self, job_id: str, *, most_searched: int = MOST_SEARCHED) -> Job:
         """One job; for a redrive also how many of its messages ``died_again`` and ``succeeded``.
 
         A new letter's header names the redrive of its message. Workers count successes, on
-        guarded queues only.
+        guarded queues only. If there are more new letters than may be searched, ``searched`` is
+        their number: later ones may have died again, too.
         """
         job = self.get(job_id)
         if job.kind not in REDRIVES or not job.run:
             return job
         letters = self.backend.letters
-        died = sum(1 for _ in died_again(letters, job.queue, job.id, job.until))
-        ends = {"died_again": died, "succeeded": self._store.succeeded(job_id)}
+        new = [*died_again(letters, job.queue, job.id, job.until, most_searched)]
+        died, succeeded = len(new) - new.count(None), self._store.succeeded(job_id)
+        searched = {"searched": len(new)} if len(new) >= most_searched else {}
+        ends = {"died_again": died, "succeeded": succeeded, **searched}
         return replace(job, counts={**job.counts, **ends})
 
     def get(self, job_id: str) -> Job:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import chain
 from typing import NamedTuple
 
 from celery_dlq.errors import DLQError
@@ -96,7 +97,8 @@ class Search:
         self._store = store
         self._queue = queue
         self._where = where
-        self._ends = time.monotonic() + seconds
+        # Without a filter, a page is what is read first.
+        self._ends = time.monotonic() + (seconds if where else float("inf"))
         # `_pages` has looked at the ids
         self._matching = matcher(where if where.ids is None else LetterFilter())
         self._entries: list[RawEntry] = []
@@ -140,8 +142,9 @@ class Search:
         if number is not None:
             return LetterCount(number, exact=True)
         number = 0
-        for some in self._pages(None, None, _SCANNED_PER_PAGE, newest_first=True):
-            number += sum(self._matching(*entry) is not None for entry in some)
+        pages = self._pages(None, None, _SCANNED_PER_PAGE, newest_first=True)
+        for entry in chain.from_iterable(pages):
+            number += self._matching(*entry) is not None
             if number > most:
                 return LetterCount(most, exact=False)
             if time.monotonic() >= self._ends:
@@ -164,23 +167,22 @@ class Search:
     ) -> None:
         """Search pages; at least one entry, so that a repeated search gets on."""
         page_bytes = 0
-        for page in pages:
-            for position, fields in page:
-                if position == skipped:
-                    continue
-                self._scanned += 1
-                entry = self._matching(position, fields)
-                if entry is not None:
-                    page_bytes += entry.size
-                    too_large = bool(self._entries) and page_bytes > _MAX_PAGE_BYTES
-                    if len(self._entries) == size or too_large:
-                        self._full = True
-                        return
-                    self._entries.append(entry)
-                self._last = position
-                if len(self._entries) == total:
+        for position, fields in chain.from_iterable(pages):
+            if position == skipped:
+                continue
+            self._scanned += 1
+            entry = self._matching(position, fields)
+            if entry is not None:
+                page_bytes += entry.size
+                too_large = bool(self._entries) and page_bytes > _MAX_PAGE_BYTES
+                if len(self._entries) == size or too_large:
+                    self._full = True
                     return
-            if self._scanned and time.monotonic() >= self._ends:
+                self._entries.append(entry)
+            self._last = position
+            if len(self._entries) == total:
+                return
+            if time.monotonic() >= self._ends:
                 self._complete = False
                 return
 

@@ -197,8 +197,13 @@ class Reading:
         """One letter by its id."""
         return self.entry(letter_id, dead_letter_queue)[1].letter()
 
-    def entry(self, letter_id: str, dead_letter_queue: str | None = None) -> tuple[str, RawEntry]:
-        """The queue of a letter, and the raw letter; also for an entry that is no letter."""
+    def entry(
+        self, letter_id: str, dead_letter_queue: str | None = None, *, whole: bool = False
+    ) -> tuple[str, RawEntry]:
+        """The queue of a letter, and the raw letter; also for an entry that is no letter.
+
+        The beginning of an id is enough, unless it is said to be ``whole``: all ids are read then.
+        """
         if dead_letter_queue is not None:
             self.check_queue(dead_letter_queue)
         names = [dead_letter_queue] if dead_letter_queue else self._store.names()
@@ -206,7 +211,7 @@ class Reading:
         entry = None if holder is None else self._store.entry(holder, letter_id)
         if holder is not None and entry is not None:
             return holder, RawEntry(*entry)
-        if SHORTEST_PREFIX <= len(letter_id) < ID_LENGTH:
+        if not whole and SHORTEST_PREFIX <= len(letter_id) < ID_LENGTH:
             found = self._store.ids(names, letter_id, most=_MAX_NAMES_SHOWN)
             if len(found) == 1:
                 return self.entry(found[0][1], found[0][0])

@@ -46,7 +46,7 @@ _MOST_PAIRS = 100_000  # different ones, at most 50 MB
 _LEAST_MESSAGES = 5  # two letters, two others, one success
 _ENTRIES_PER_PAGE = 500
 # Shares of the time: reading letters ends after the first, reading successes after the second.
-_LETTERS_UNTIL, _SUCCESSES_UNTIL = 0.6, 0.7
+_LETTERS_UNTIL, _SUCCESSES_UNTIL = 0.6, 0.8
 _OF_EACH_SIDE = 0.4  # of the messages
 
 _FIXED = {

@@ -6,10 +6,13 @@ from celery_dlq.web.http import Call, Page, get
 
 
 def differences(call: Call) -> Page:
-    """Show how the letters of a group differ from others; reads 5,000 of them."""
+    """Show how some letters of a group differ from others; with ``more``, how many do."""
     queue, fingerprint = call.parts["queue"], call.parts["fingerprint"]
     found = call.dlq.group(queue, fingerprint)
-    compared = call.dlq.differences(queue, fingerprint=fingerprint, deadline_seconds=1.0)
+    most, seconds = (5_000, 1.0) if call.value("more") else (300, 0.07)
+    compared = call.dlq.differences(
+        queue, fingerprint=fingerprint, most=most, deadline_seconds=seconds
+    )
     findings = []
     for finding in compared.findings:
         selects = {**finding.where, "conditions": finding.condition or ""}
@@ -20,6 +23,7 @@ def differences(call: Call) -> Page:
         title=f"{queue}: how {found.exception_type or found.reason} differs",
         group=found,
         compared=compared,
+        more=call.value("more"),
         findings=findings,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from itertools import chain, islice
 
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.letters.filters import LetterFilter
@@ -16,7 +17,9 @@ from celery_dlq.store.records import ordered, position_at
 _ENTRIES_PER_PAGE = 500
 _CHOSEN_PER_PAGE = 125  # of those that are all worked on: they stay in the processor's cache
 MAX_BATCH_BYTES = 8 * 1024 * 1024
-_MAX_MARKERS_SCANNED = 200_000
+MOST_SEARCHED = 200_000
+"""Letters in which those that died again after a redrive are looked for."""
+
 
 CLOCK_SKEW = timedelta(minutes=15)
 """Allowed difference between the clocks of worker and store; a letter is stored after its death."""
@@ -137,16 +140,15 @@ def batches(
         yield batch
 
 
-def died_again(store: Letters, queue: str, job_id: str, after: str | None) -> Iterator[str]:
-    """Ids of new letters whose headers name a redrive; scans a bounded number."""
-    marker, scanned = f'"{job_id}"'.encode(), 0
-    for page in store.fields(queue, after=after, until=None, page_size=_ENTRIES_PER_PAGE):
-        for _position, raw in page:
-            if marker in raw.get(b"headers", b""):
-                yield raw.get(b"id", b"").decode("utf-8", "replace")
-        scanned += len(page)
-        if scanned >= _MAX_MARKERS_SCANNED:
-            return
+def died_again(
+    store: Letters, queue: str, job_id: str, after: str | None, most: int = MOST_SEARCHED
+) -> Iterator[str | None]:
+    """Ids of new letters whose headers name a redrive, and ``None`` for each other one."""
+    marker = f'"{job_id}"'.encode()
+    pages = store.fields(queue, after=after, until=None, page_size=_ENTRIES_PER_PAGE)
+    for _position, raw in islice(chain.from_iterable(pages), most):
+        found = marker in raw.get(b"headers", b"")
+        yield raw.get(b"id", b"").decode("utf-8", "replace") if found else None
 
 
 def later(one: str | None, other: str) -> str:

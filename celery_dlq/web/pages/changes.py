@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from celery_dlq.operations.job import Job
 
 COUNTED = 10_000
-COUNT_SECONDS = 1.0
+COUNT_SECONDS = 0.05
+MOST_SEARCHED = 5_000
+"""Letters that are searched, on a job's page, for those that died again."""
+
 MAX_NUMBER = 1e9
 TYPED_ABOVE = 1000
 """Number of letters above which the queue's name must be typed, as for each discard."""
@@ -157,7 +160,11 @@ def jobs(call: Call) -> Page:
 
 def job(call: Call) -> Page:
     """Show one job, or the plan that it still is."""
-    return _page(call, call.dlq.job(call.parts["job"]))
+    return _page(call, _job(call))
+
+
+def _job(call: Call) -> Job:
+    return call.dlq.job(call.parts["job"], most_searched=MOST_SEARCHED)
 
 
 def start(call: Call) -> Page:
@@ -177,7 +184,7 @@ def resume(call: Call) -> Page:
 
 def _changed(call: Call, change: Callable[[str], object], *, typed: bool = False) -> Page:
     """Change a job, and let it run; if it is refused, say why on its page."""
-    found = call.dlq.job(call.parts["job"])
+    found = _job(call)
     call.check(_needed(found))
     if found.state == "expired":
         return _page(call, found, status=409)
@@ -190,7 +197,7 @@ def _changed(call: Call, change: Callable[[str], object], *, typed: bool = False
     except (StoreUnavailable, BrokerUnavailable):
         raise
     except DLQError as exc:  # it has ended, others were faster, or all messages would be lost
-        return _page(call, call.dlq.job(found.id), str(exc), status=409)
+        return _page(call, _job(call), str(exc), status=409)
     if typed:
         call.site.runner().wake()
     return call.to("job", job=found.id)

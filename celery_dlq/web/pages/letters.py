@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from celery_dlq.operations.redrive.select import RawEntry
 
 PAGE = 50
-DEADLINE_SECONDS = 1.0
+DEADLINE_SECONDS = 0.05
 MAX_BODY_SHOWN = 256 * 1024
 MAX_FIELDS_SHOWN = 50
 MAX_FIELD_SHOWN = 1000
@@ -72,7 +72,7 @@ def letter(call: Call) -> Page:
     """Show one letter; if it is gone, say how it ended."""
     queue, letter_id = call.parts["queue"], call.parts["letter"]
     try:
-        queue, entry = call.dlq.entry(letter_id, queue)
+        queue, entry = call.dlq.entry(letter_id, queue, whole=True)
     except NotFound as exc:
         return gone(call, exc)
     row = Row.of(call, entry)
@@ -114,7 +114,7 @@ def letter(call: Call) -> Page:
 
 def body(call: Call) -> Page:
     """Give the message's body as it came, as a file."""
-    _, entry = call.dlq.entry(call.parts["letter"], call.parts["queue"])
+    _, entry = call.dlq.entry(call.parts["letter"], call.parts["queue"], whole=True)
     if call.dlq.redaction:
         raise RequestError(403, "expected no dlq_redact for the raw body, because it holds all")
     content = entry.fields.get(b"body", b"")

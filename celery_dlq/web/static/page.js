@@ -240,6 +240,29 @@
     count(form);
   });
 
+  // -- A search that was cut off: one click asks again and again, until a letter is found ---------
+
+  const searchOn = async (link) => {
+    let from = link.getAttribute("href"), searched = 0, next = link;
+    try {
+      while (next) {
+        searched += Number(next.dataset.searched);
+        from = next.getAttribute("href");
+        put(link, `Searching, ${number(searched)} letters so far …`);
+        const found = new DOMParser().parseFromString(await (await fetch(from)).text(), "text/html");
+        next = found.querySelector("input[name=ids]") ? null : found.querySelector("a[data-searched]");
+      }
+    } finally {
+      link.ariaBusy = null;
+      location.assign(from);  // it also says what went wrong
+    }
+  };
+  all("a[data-searched]").forEach((link) => link.addEventListener("click", (event) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    if (!link.ariaBusy) { link.ariaBusy = "true"; searchOn(link); }
+  }));
+
   // -- Copying: the text itself, or that of an element (#id) ---------------------------------------
 
   const copied = async (button) => {

@@ -163,8 +163,8 @@ class Settings:
         0.0,
         seconds,
         "How long a starting worker waits for a store that is away (no connection, read-only, "
-        "full) before it ends with exit code 1. What is wrong (password, permissions, version, a "
-        "node of a cluster) ends it at once. Unit: seconds or timedelta. "
+        "full) before it ends with exit code 1. A wrong password, permission, version or cluster "
+        "node ends it at once. Unit: seconds or timedelta. "
         "Special value: 0 starts without the store, as in an outage. Defaults to 0.",
     )
     reliable_fetch: bool = _setting(
@@ -185,10 +185,10 @@ class Settings:
     spool_dir: str | None = _setting(
         None,
         text,
-        "Folder where letters of early-acknowledged messages wait while the store is down, and "
-        "all letters while it has no room (see dlq_memory_limit). Unit: path. Defaults to a "
-        "private folder among the system's temporary files, where letters of messages that are "
-        "not acknowledged yet do not wait: these stay with the broker.",
+        "Folder where letters wait: of early-acknowledged messages while the store is down, of "
+        "all messages while it has no room (see dlq_memory_limit). Without this setting, messages "
+        "that are not acknowledged yet stay with the broker instead. Unit: path. "
+        "Defaults to a private folder among the system's temporary files.",
     )
     memory_limit: float = _setting(
         0.8,
@@ -207,9 +207,9 @@ class Settings:
     sample_successes: float = _setting(
         0.0,
         share,
-        "Share of the guarded messages that succeed which is recorded (arguments, host, release, "
-        "queue, time, delivery), about 10,000 of each queue, for the triage to compare letters "
-        "with: dlq export --successes. Unit: 0 to 1, e.g. 0.001. Special value: 0 records none. "
+        "Share of the successes of guarded messages that is recorded, for the triage to compare "
+        "letters with (dlq export --successes): arguments, host, release, queue, time, delivery; "
+        "about 10,000 of each queue. Unit: 0 to 1, e.g. 0.001. Special value: 0 records none. "
         "Defaults to 0.",
     )
 

@@ -37,7 +37,6 @@ class PolicyKey:
     # Place of its check: `(where, value) -> value`, frozen and hashable; a value with behaviour is
     # a `celery_dlq.policies.policy.KeyValue`
     check: str
-    type: str  # What users write, for the reference
     doc: str  # What it means, and after "Unset:" what counts without it
     overridable: bool = False  # Whether operators can change it while workers run
     why_not: str = ""  # Why they cannot

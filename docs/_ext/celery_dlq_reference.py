@@ -26,7 +26,7 @@ from celery_dlq.features.doctor.finding import KINDS
 from celery_dlq.letters import headers
 from celery_dlq.letters.record import Delivery, Kind, Outcome, Reason, record_fields
 from celery_dlq.policies.overrides import keys as overridable
-from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.policy import Policy, PolicyKeys
 from celery_dlq.spark.options import ReadOptions
 from celery_dlq.store.keys import AppKey, Keys, QueueKey
 from celery_dlq.store.records import MessageKey
@@ -57,8 +57,7 @@ def policy_keys() -> str:
     """Every key of a policy."""
     features = {key: found for key, (_, found) in registry.policy_keys().items()}
     documented = attributes(Policy) | {key: found.doc for key, found in features.items()}
-    types = {f.name: str(f.type).replace(" | None", "") for f in dataclasses.fields(Policy)}
-    types |= {key: found.type for key, found in features.items()}
+    types = {key: _as_users_write(ref) for key, ref in PolicyKeys.__annotations__.items()}
     return "\n".join(
         _entry(
             name,
@@ -109,6 +108,7 @@ def message_headers() -> str:
     rows = [
         (f"`{getattr(headers, name)}`", f"`{name}`", text)
         for name, text in documented_constants(headers)
+        if re.fullmatch(r"\w+", str(getattr(headers, name))) and not name.startswith("MOST")
     ]
     return table(("header", "in `celery_dlq.letters.headers`", "meaning"), rows)
 
@@ -226,6 +226,22 @@ def _entry(name: str, text: str, *, type: str, default: str, note: str) -> str: 
         f":{key}: {value}\n" for key, value in (("type", type), ("default", default)) if value
     )
     return f":::{{confval}} {name}\n{options}\n{text}\n\n{note}\n:::\n"
+
+
+def _as_users_write(annotation: Any) -> str:
+    """``int or mapping`` of ``int | Mapping[str, Any] | Off | None``."""
+    text = annotation.__forward_arg__
+    for found, said in (
+        (r"Collection\[.*?\]", "list of names"),
+        (r"Mapping\[.*\]", "mapping"),
+        (r" \| Off \| None", ""),
+        ("float", "seconds"),
+        (r"\bstr\b", "text"),
+        (r"\bint\b", "whole number"),
+        (r" \| ", " or "),
+    ):
+        text = re.sub(found, said, text)
+    return text
 
 
 def _sample(keys: Keys, name: str, method: Any) -> str:

@@ -10,7 +10,6 @@ FEATURE = Feature(
     policy_keys={
         "auto_redrive": PolicyKey(
             check="policy:auto_redrive",
-            type="AutoRedrive",
             doc="When letters are redriven without an operator: a mapping of ``after`` (seconds, "
             "timedelta or text such as 30m), ``times``, and perhaps ``backoff`` (2), ``reasons`` "
             "and ``canary``. Unset: never.",

@@ -10,7 +10,6 @@ FEATURE = Feature(
     policy_keys={
         "exceptions": PolicyKey(
             check="policy:exceptions",
-            type="ExceptionPolicy",
             doc="What to do about an exception, by its class or dotted name, for subclasses too: a "
             "mapping of names to ``ignore`` (the failure is no death), or to mappings with the "
             "keys of `celery_dlq.features.exceptions.policy.ExceptionRule`. Unset: as Celery "

@@ -11,7 +11,6 @@ FEATURE = Feature(
     policy_keys={
         "dead_letter_exchange": PolicyKey(
             check="policy:dead_letter_exchange",
-            type="DeadLetterExchange",
             doc="Exchange to which each letter is published too, for other services: its name, or "
             "a mapping of ``name``, ``type`` (direct, fanout, topic), ``routing_key`` (by default "
             "the name of the queue that the message came from) and ``before_ack`` (RabbitMQ "

@@ -1,10 +1,13 @@
-"""Pictures of the pages for the docs: ``cd tests && python -m browser.screenshots [FOLDER]``.
+"""All pictures of the docs: ``cd tests && python -m browser.screenshots [FOLDER]``.
 
-A shop on a bad day: its letters, a worker and the pages are real; Chromium takes the pictures.
+A shop on a bad day: its letters, a worker and the pages are real. Chromium takes the pictures of
+the pages and of the report (which needs Java), rich draws what the terminal shows.
 """
 
 from __future__ import annotations
 
+import io
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -12,9 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from browser import bad_day
-from browser.served import Pages, Worker
+from browser.served import Pages, Worker, environment
 from builders import an_app
 from playwright.sync_api import Browser, Page, sync_playwright
+from rich.console import Console
+from rich.text import Text
 from servers import RedisServer
 
 from celery_dlq import DeadLetters
@@ -23,6 +28,7 @@ IMAGES = Path(__file__).parents[2] / "docs/images"
 QUEUE = "orders-DLQ"
 WIDE = {"width": 1280, "height": 800}
 TALLEST = 1100
+COLUMNS = 80
 
 
 @contextmanager
@@ -60,11 +66,13 @@ def main(folder: Path = IMAGES) -> None:
     with tempfile.TemporaryDirectory() as logs, shop_in_trouble(Path(logs)) as (pages, dlq):
         group = dlq.groups(QUEUE)[0].fingerprint
         letter = next(iter(dlq.letters(QUEUE, fingerprint=group))).id
+        _terminal(dlq, folder / "terminal.svg", "queues", f"groups {QUEUE} --limit 4")
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(
                 executable_path="/usr/bin/chromium", args=["--no-sandbox"]
             )
             _take(browser, pages, group, letter, folder)
+            _report(browser, dlq, Path(logs), folder)
             browser.close()
 
 
@@ -82,6 +90,38 @@ def _take(browser: Browser, pages: Pages, group: str, letter: str, folder: Path)
     _shot(page, folder / "web-letter.png")
     redriven(page, pages, group)
     _shot(page, folder / "web-job.png")
+
+
+def _report(browser: Browser, dlq: DeadLetters, work: Path, folder: Path) -> None:
+    """The report of a triage of all letters."""
+    dlq.export(work / "letters")
+    _run(dlq, "triage", "letters", "--html", "report.html", folder=work)
+    page = browser.new_page(viewport=WIDE)
+    page.goto((work / "report.html").as_uri())
+    _shot(page, folder / "report.png")
+
+
+def _terminal(dlq: DeadLetters, path: Path, *commands: str) -> None:
+    """What commands print on a terminal, as rich draws it."""
+    console = Console(record=True, width=COLUMNS, file=io.StringIO())
+    for command in commands:
+        console.print(f"$ celery -A shop dlq {command}", highlight=False)
+        console.print(Text.from_ansi(_run(dlq, *command.split())), no_wrap=True)
+    path.write_text(console.export_svg(title="celery_dlq"), "utf-8")
+
+
+def _run(dlq: DeadLetters, *arguments: str, folder: Path | None = None) -> str:
+    """The output of a command on the shop's Redis, with colours."""
+    (url,) = dlq.settings.url or ()
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "shop_app", "dlq", *arguments],
+        env={**environment(url), "FORCE_COLOR": "1", "COLUMNS": str(COLUMNS)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
 
 
 def _shot(page: Page, path: Path) -> None:

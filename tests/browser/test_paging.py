@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from typing import Any
@@ -69,3 +70,29 @@ def rows(page: Any) -> list[str]:
     """The ids of the letters that the page shows."""
     script = "() => [...document.querySelectorAll('input[name=ids]')].map((box) => box.value)"
     return list(page.evaluate(script))
+
+
+def test_one_click_searches_until_a_letter_is_found(
+    dlq: DeadLetters, page: Any, pages: Pages
+) -> None:
+    """Each answer is a part of the search; the browser asks on, and shows the one with a letter."""
+    letter = a_letter()
+    dlq.store.dead_letter(letter, key_of(letter))
+    here, asked = f"{pages.url}/queues/{DLQ}/letters", []
+
+    def answer(route: Any) -> None:
+        part = int(route.request.url.rpartition("=")[2])
+        asked.append(part)
+        found = route.fetch(url=here)
+        text = found.text()
+        if part < 3:
+            link = f'<a data-searched="1000" href="?part={part + 1}">Search on from here</a></main>'
+            text = text.replace('name="ids"', 'name="none"').replace("</main>", link)
+        route.fulfill(response=found, body=text)
+
+    page.route(re.compile(r"\?part="), answer)
+    page.goto(f"{here}?part=0")
+    press(page, "link", "Search on from here")
+    assert rows(page) == [letter.id]
+    assert page.url.endswith("?part=3")
+    assert asked == [0, 1, 2, 3, 3]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 COUNTED = 10_000
 COUNT_SECONDS = 0.05
-MOST_SEARCHED = 5_000
+MOST_SEARCHED = 2_000
 """Letters that are searched, on a job's page, for those that died again."""
 
 MAX_NUMBER = 1e9

@@ -2,32 +2,53 @@
 
 A real ``celery dlq web`` answers requests over one kept-alive connection. The time is the whole
 request as a browser on this machine sees it, so the server's own time is below it.
+
+The letters are those of a week: nine of ten have one of 300 common causes, the largest a sixth of
+all, the others a cause of their own; they are of six tasks and five reasons. One rare cause has
+ten letters, as far from each other as can be. Of the newest causes, 2,000 are resolved or muted.
 """
 
 from __future__ import annotations
 
 import http.client
+import json
 import os
+import random
 import socket
 import subprocess
 import sys
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 from urllib.parse import quote
+from uuid import UUID
 
-from benchmarks.letters import fill
+from benchmarks.letters import entries
 from benchmarks.processes import Tree
 from builders import DLQ
+from celery import Celery
 from servers import RedisServer
 
+from celery_dlq import DeadLetters
+from celery_dlq.letters.packed import packed
+from celery_dlq.letters.record import Reason
 from celery_dlq.store.keys import Keys
 
 _START_SECONDS = 30.0
+_WEEK_MILLIS = 7 * 24 * 3600 * 1000
+_COMMON = 300
+_RARE, _RARE_LETTERS = 90_000_001, 10
+_STATES = 2_000
+_DISTINCT = 4_800
+_TASKS = [f"shop.{name}" for name in ("charge", "ship", "mail", "index", "refund", "sync")]
+_REASONS = [*Reason][:5]
+_ERRORS = ("shop.Down", "ValueError", "requests.exceptions.ReadTimeout", "KeyError")
 
 
 @dataclass(frozen=True)
@@ -40,40 +61,156 @@ class Size:
 
 
 FULL = Size(letters=1_000_000, groups=100_000, requests=50)
-QUICK = Size(letters=200, groups=20, requests=3)
+QUICK = Size(letters=2_000, groups=200, requests=3)
 
 
 def measure(size: Size, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """One result: a row for each page."""
     with RedisServer() as server:
         client = server.client()
-        fill(client, size.letters, groups=size.groups)
+        groups = _fill(client, size)
         tell(f"web: {size.letters:,} letters stored")
-        keys = Keys()
-        letter = client.hrandfield(keys.ids(DLQ)).decode()
-        group = client.zrandmember(keys.groups(DLQ)).decode()
-        queue = quote(DLQ)
-        pages = {
-            "overview": "/",
-            "groups, newest": f"/queues/{queue}",
-            "groups, largest": f"/queues/{queue}?by=letters",
-            "one group": f"/queues/{queue}/groups/{group}",
-            "letters": f"/queues/{queue}/letters",
-            "one letter": f"/queues/{queue}/letters/{letter}",
-            "jobs": "/jobs",
-            "policies": "/policies",
-            "audit": "/audit",
-            "what sets a group apart": f"/queues/{queue}/groups/{group}/differences",
-            "letters of a rare group": f"/queues/{queue}/letters?fingerprint={group}",
-        }
+        dlq = DeadLetters(Celery(broker=server.url))
+        dlq.discard(DLQ, limit=size.letters // 50)
+        job = dlq.redrive(DLQ, limit=size.letters // 2000, force=True).redrive_id
+        for number, one in enumerate(dlq.groups(DLQ, by="newest", limit=_STATES)):
+            (dlq.resolve if number % 2 else dlq.mute)(DLQ, one.fingerprint)
+        _as_if_long_ago(client, job)
         with _served(server.url) as (port, tree):
-            rows = [_row(name, path, port, tree, size.requests) for name, path in pages.items()]
-        yield {"cell": f"{size.letters:,} letters, {size.groups:,} groups", "rows": rows}
+            rows = [
+                _row(name, path, port, tree, size.requests)
+                for name, path in _pages(client, job).items()
+            ]
+        yield {"cell": f"{size.letters:,} letters, {groups:,} groups", "rows": rows}
+
+
+def _pages(client: Any, job: str) -> dict[str, str]:
+    """The path of each page by its name."""
+    keys, queue = Keys(), f"/queues/{quote(DLQ)}"
+    letter = client.hrandfield(keys.ids(DLQ)).decode()
+    largest = client.zrevrange(keys.groups(DLQ), 0, 0)[0].decode()
+    rare = _fingerprint(_RARE)
+    letters = f"{queue}/letters"
+    return {
+        "overview": "/",
+        "groups, newest": queue,
+        "groups, largest": f"{queue}?by=letters",
+        "groups, open": f"{queue}?state=open",
+        "groups, resolved": f"{queue}?state=resolved",
+        "the largest group": f"{queue}/groups/{largest}",
+        "how the largest group differs": f"{queue}/groups/{largest}/differences",
+        "how a rare group differs": f"{queue}/groups/{rare}/differences",
+        "letters": letters,
+        "letters of the largest group": f"{letters}?fingerprint={largest}",
+        "letters of a rare group, a part": f"{letters}?fingerprint={rare}",
+        "letters with a text that none has, a part": f"{letters}?grep=nowhere",
+        "letters with an argument that none has, a part": f"{letters}?conditions=kwargs.x%3D1",
+        "one letter": f"{letters}/{letter}",
+        "form of a redrive by reason": f"{queue}/redrive?reason={_REASONS[0].value}",
+        "discarded letters": f"{queue}/discarded",
+        "jobs": "/jobs",
+        "a redrive of long ago": f"/jobs/{job}",
+        "policies": "/policies",
+        "audit": "/audit",
+        "live numbers": "/events/poll",
+    }
+
+
+def _fill(client: Any, size: Size) -> int:
+    """Store letters as ``dead_letter.lua`` does, but many in one write; returns the groups."""
+    keys, chance = Keys(), random.Random(7)  # noqa: S311 - data, not secrets
+    shares = [*accumulate(1 / (place + 1) for place in range(_COMMON))]
+    samples, now = _samples(), int(time.time() * 1000)
+    known: dict[int, list[Any]] = {}  # by cause: first and last time, example
+    reasons, spans = Counter[str](), defaultdict[int, Counter[int]](Counter)
+    client.sadd(keys.queues(), DLQ)
+    for start in range(0, size.letters, 1000):
+        pipe, places = client.pipeline(transaction=False), {}
+        for number in range(start, min(size.letters, start + 1000)):
+            cause = _COMMON + number if chance.random() < size.groups / size.letters else -1
+            if cause < 0:
+                (cause,) = chance.choices(range(_COMMON), cum_weights=shares)
+            if number % (size.letters // _RARE_LETTERS) == size.letters // _RARE_LETTERS // 2:
+                cause = _RARE
+            at = now - _WEEK_MILLIS + number * _WEEK_MILLIS // size.letters
+            letter, place = str(UUID(int=chance.getrandbits(128))), f"{at}-{number % 1000}"
+            some = samples[cause % len(samples)]
+            own = {b"id": letter, b"fingerprint": _fingerprint(cause)}
+            entry = {**some[number % len(some)], **own, b"dead_lettered_at": at * 1000}
+            flat = [part for pair in entry.items() for part in pair]
+            pipe.execute_command("XADD", keys.letters(DLQ), place, *flat)
+            places[letter] = place
+            known.setdefault(cause, [at, at, letter])[1:] = at, letter
+            reasons[_facts(cause)["reason"]] += 1
+            spans[cause][at // 300_000] += 1
+        pipe.hset(keys.ids(DLQ), mapping=places)
+        pipe.execute()
+    pipe = client.pipeline(transaction=False)
+    for reason, letters in reasons.items():
+        pipe.hset(keys.tally(DLQ), f"reason:{reason}", letters)
+    for cause, (first, last, letter) in known.items():
+        fingerprint, counts = _fingerprint(cause), spans[cause]
+        course = _course(counts, now)
+        text = f"{first}000|{last}000|{letter}|{course}|1,2,3|{json.dumps(_facts(cause))}"
+        pipe.hset(keys.tally(DLQ), f"group:{fingerprint}", text)
+        pipe.zadd(keys.groups(DLQ), {fingerprint: counts.total()})
+        pipe.zadd(keys.newest_groups(DLQ), {fingerprint: last * 1000})
+    pipe.execute()
+    return len(known)
+
+
+def _samples() -> list[list[dict[bytes, bytes]]]:
+    """Entries as Redis keeps them, those of one task, reason and error in a list."""
+    kinds: list[list[dict[bytes, bytes]]] = [[] for _ in range(60)]
+    for number, fields in enumerate(entries(_DISTINCT)):
+        kind = number % len(kinds)
+        facts = {name: value.encode() for name, value in _facts(kind).items()}
+        host = {"worker_hostname": b"celery@web-%d" % (number % 7), "release": b"%d" % (kind % 3)}
+        made = packed({**fields, **facts, **host})
+        kinds[kind].append({name.encode(): value for name, value in made.items()})
+    return kinds
+
+
+def _facts(cause: int) -> dict[str, str]:
+    """What the letters of a cause share."""
+    task, reason = _TASKS[cause % len(_TASKS)], _REASONS[cause % len(_REASONS)].value
+    return {
+        "task_name": task,
+        "reason": reason,
+        "exception_type": _ERRORS[cause % len(_ERRORS)],
+    }
+
+
+def _fingerprint(cause: int) -> str:
+    return f"{cause * 2654435761 % 2**32:08x}{cause:08x}"
+
+
+def _course(counts: Counter[int], now: int) -> str:
+    """The letters of a group's last hours, then of its last hour, as ``parts/group.lua`` does."""
+    newest, oldest = max(counts), now // 300_000 - 24 * 12
+    hours = Counter[int]()
+    for span, letters in counts.items():
+        if oldest < span < newest:
+            hours[span // 12] += letters
+    recent = {span: counts[span] for span in counts if newest - 12 < span}
+    texts = (
+        ",".join(f"{one}:{each[one]}" for one in sorted(each, reverse=True))
+        for each in (hours, recent)
+    )
+    return "|".join(texts)
+
+
+def _as_if_long_ago(client: Any, job: str) -> None:
+    """Let a redrive have ended before half of the letters were stored, and 499 more after it."""
+    keys, half = Keys(), int(time.time() * 1000) - _WEEK_MILLIS // 2
+    state = json.loads(client.hget(keys.jobs(), job))
+    others = (f"{number:08d}-000000000-abcdef" for number in range(20_260_000, 20_260_499))
+    jobs = {one: json.dumps({**state, "id": one}) for one in others}
+    jobs[job] = json.dumps({**state, "until": f"{half}-0"})
+    client.hset(keys.jobs(), mapping=jobs)
 
 
 def _row(name: str, path: str, port: int, tree: Tree, requests: int) -> dict[str, Any]:
-    slow = name.startswith(("what", "letters of"))
-    requests = max(3, requests // 10) if slow else requests
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     times, length = [], 0
     for number in range(requests + 1):

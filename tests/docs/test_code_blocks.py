@@ -206,3 +206,16 @@ def test_links_between_files_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
             if "://" not in target:
                 assert (page.parent / target).exists(), (page_name(page), target)
+
+
+def test_files_that_pages_name_exist() -> None:
+    """In backquotes, from the top, or from the package; others are of Celery and the like."""
+    package = ROOT / "celery_dlq"
+    rooms = {path.name for path in package.iterdir() if path.is_dir()}
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for name in re.findall(r"`([\w.]+/[\w./]+\.(?:py|lua))`", page.read_text("utf-8")):
+            first = name.partition("/")[0]
+            if first in {"celery_dlq", "tests", "examples"}:
+                assert (ROOT / name).exists(), (page_name(page), name)
+            elif first in rooms:
+                assert (package / name).exists(), (page_name(page), name)

@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from celery_dlq.cli.context import (
-    console_of,
-    dead_letters_of,
-    print_lines,
-    ready_for_many,
-)
+from celery_dlq.cli.context import console_of, dead_letters_of, print_lines, ready_for_many
 from celery_dlq.cli.options import FILTER_NAMES, filter_options, json_option, letter_filter
 from celery_dlq.cli.table import counting, letters_text, say, unreadable_text
 from celery_dlq.letters.redaction import PATTERN_PREFIX
@@ -32,21 +27,20 @@ _MAX_FOREIGN_FILES = 5
     "--queue",
     "queues",
     multiple=True,
-    help="Export only this dead-letter queue; can be given several times.",
+    help="Only this dead-letter queue; may be repeated.",
 )
 @filter_options
 @click.option(
     "--redact",
     multiple=True,
     metavar="PATHS",
-    help="Replace values by tokens, e.g. kwargs.card,headers.auth; with re: what a regular "
-    "expression matches.",
+    help="Replace these values by tokens, e.g. kwargs.card,headers.auth, or re:EXPRESSION.",
 )
 @click.option(
     "--redact-key-file",
     type=click.File("rb"),
     metavar="FILE",
-    help="Read the secret of the tokens from this file instead of $DLQ_REDACT_KEY.",
+    help="File with the key of the tokens.  [default: $DLQ_REDACT_KEY]",
 )
 @click.option("--follow", is_flag=True, help="Wait for new letters until Ctrl-C or SIGTERM.")
 @click.option(
@@ -62,18 +56,16 @@ _MAX_FOREIGN_FILES = 5
     type=click.FloatRange(min=0, min_open=True),
     help="With --follow: begin a new file after this many seconds.",
 )
-@click.option(
-    "--then-trim", is_flag=True, help="Remove letters after reading them back from the files."
-)
+@click.option("--then-trim", is_flag=True, help="Remove the letters, after reading the files back.")
 @click.option(
     "--successes",
     is_flag=True,
-    help="Export the sample that dlq_sample_successes made, not letters.",
+    help="Export the successes that dlq_sample_successes keeps.",
 )
 @click.option(
     "--take-over",
     is_flag=True,
-    help="Go on in a folder of another store, or of this Redis before it was emptied.",
+    help="Continue a folder that another Redis began, or this one before it was emptied.",
 )
 @json_option
 @click.pass_context
@@ -151,7 +143,7 @@ def show_exported(console: Console, report: ExportReport) -> None:
         say(console, f"Trimmed {letters_text(report.trimmed)}, after reading the files back.")
     if report.compared:
         names = ", ".join(report.compared)
-        say(console, f"Read again, without the letters that the files have: {names}", "yellow")
+        say(console, f"Read again; letters that the files have were left out: {names}", "yellow")
     if report.waiting:
         names = ", ".join(report.waiting)
         say(console, f"Letters that died after --until were left for a later export: {names}")

@@ -32,10 +32,7 @@ if TYPE_CHECKING:
     from celery_dlq.operations.redrive.checks import DryRun
 
 
-HELD = (
-    "another operator has them, or died with them less than a minute ago; "
-    "run the command again later"
-)
+HELD = "another command works on them, or was killed less than a minute ago; try again later"
 """Why letters were skipped."""
 
 _STATE_STYLES = {"running": "green", "failed": "red", "interrupted": "red", "stopped": "yellow"}
@@ -253,7 +250,7 @@ def _show_waiting(console: Console, found: Job) -> None:
     say(console, f"Job {found.id} is {found.state}: {what}.")
     if found.note:
         say(console, f"  {found.note}", "yellow")
-    say(console, f"  `dlq jobs status {found.id}` shows how it does.")
+    say(console, f"  `dlq jobs status {found.id}` shows its progress.")
 
 
 def _show(console: Console, found: Job) -> None:

@@ -139,14 +139,7 @@ def show(ctx: click.Context, letter_id: str, *, queue: str | None, as_json: bool
 @json_option
 @click.pass_context
 def tail(
-    ctx: click.Context,
-    /,
-    queue: str,
-    *,
-    lines: int,
-    follow: bool,
-    as_json: bool,
-    **options: Any,
+    ctx: click.Context, /, queue: str, *, lines: int, follow: bool, as_json: bool, **options: Any
 ) -> None:
     """Show the newest letters of QUEUE, one a line; --follow waits for more."""
     dead_letters, where, console = dead_letters_of(ctx), letter_filter(options), console_of(ctx)

@@ -100,17 +100,17 @@ def options(*decorators: Command) -> Command:
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, an object a line.")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
 background_options = options(
+    click.option("--background", is_flag=True, help="Let a worker or `dlq web` do it, as a job."),
     click.option(
-        "--background",
-        is_flag=True,
-        help="Let a worker or `dlq web` do it, and print the ID of the job.",
+        "--at", "start_at", type=START_TIME, help="As --background, at 09:00 (UTC), +30m, ISO 8601."
     ),
-    click.option(
-        "--at",
-        "start_at",
-        type=START_TIME,
-        help="Like --background, but not before this time: 09:00 (UTC), +30m, or ISO 8601.",
-    ),
+)
+conditions_option = click.option(
+    "--where",
+    "conditions",
+    multiple=True,
+    metavar="CONDITION",
+    help="Only with this argument or header, e.g. kwargs.tenant=42; may be repeated.",
 )
 filter_options = options(
     click.option("--reason", help="Only this reason, e.g. max_deliveries_exceeded."),
@@ -131,13 +131,7 @@ filter_options = options(
         type=click.IntRange(min=1),
         help="Only with this many deliveries, or more.",
     ),
-    click.option(
-        "--where",
-        "conditions",
-        multiple=True,
-        metavar="CONDITION",
-        help="Only with this argument or header, e.g. kwargs.tenant=42; may be repeated.",
-    ),
+    conditions_option,
 )
 FILTER_NAMES = tuple(name for name in LetterFilter.__slots__ if name != "ids")
 

@@ -43,11 +43,10 @@ def queues(ctx: click.Context, *, as_json: bool) -> None:
         print_lines(map(_as_json, found))
         return
     console = console_of(ctx)
-    show_queues(console, found)
-    if not found:
+    if not show_queues(console, found):
         load_tasks(ctx.obj.app)  # which may have policies
-        if not dead_letters.policies().views:
-            say(console, f"{NOTHING_GUARDED}.", "yellow")
+        guarded = dead_letters.policies().views
+        say(console, "There are no dead letters yet." if guarded else f"{NOTHING_GUARDED}.")
     if held := dead_letters.assembly.held().all():
         holds, count = f"{len(held)} hold{'s' if len(held) > 1 else ''}", sum(h.held for h in held)
         say(console, f"Held by {holds}: {count:,}; see `dlq holds`.", "yellow")
@@ -105,8 +104,8 @@ def audit(ctx: click.Context, *, limit: int, actor: str, action: str, as_json: b
         say(console_of(ctx), "Nothing has been changed yet.")
 
 
-def show_queues(console: Console, summaries: Sequence[QueueSummary]) -> None:
-    """Dead-letter queues, a row each."""
+def show_queues(console: Console, summaries: Sequence[QueueSummary]) -> int:
+    """Dead-letter queues, a row each; returns how many."""
     columns = ("queue", ">letters", ">last hour", "!oldest\nnewest", "!reasons")
     rows = (
         (
@@ -118,8 +117,7 @@ def show_queues(console: Console, summaries: Sequence[QueueSummary]) -> None:
         )
         for queue in summaries
     )
-    if not table(console, "Dead-letter queues", columns, rows):
-        say(console, "There are no dead letters yet.")
+    return table(console, "Dead-letter queues", columns, rows)
 
 
 def show_groups(console: Console, queue: str, found: Sequence[Group]) -> int:

@@ -27,34 +27,18 @@ if TYPE_CHECKING:
 
 _MAX_ERRORS = 10
 _CHORDS = "Parts of chords: {:,}. Such a chord fails; the redrive does not run its body."
-_REFUSED = (
-    "{:,} would be lost or have no delivery left, and stay in {}; "
-    "--force redrives them nevertheless."
-)
+_REFUSED = "{:,} would be lost or have no delivery left, and stay in {}; --force redrives them."
 _EDIT_OPTIONS = ("to_queue", "delay", "new_id", "keep_count", "force")
 _OPTIONS = (*_EDIT_OPTIONS, "rate", "limit", "canary", "max_failures", "canary_wait")
 
 
 _canary_options = options(
+    click.option("--canary", type=int, metavar="N", help="Redrive N letters first, as a trial."),
     click.option(
-        "--canary",
-        type=int,
-        metavar="N",
-        help="First redrive N letters, spread over the causes, and wait how they end.",
+        "--max-failures", type=int, default=0, show_default=True, help="Failures of the canary."
     ),
     click.option(
-        "--max-failures",
-        type=int,
-        default=0,
-        show_default=True,
-        help="Redrive the rest if at most this many of the canary fail or do not end.",
-    ),
-    click.option(
-        "--canary-wait",
-        type=DURATION,
-        default="60s",
-        show_default=True,
-        help="Wait at most this long for the canary.",
+        "--canary-wait", type=DURATION, default="60s", show_default=True, help="Time of the canary."
     ),
 )
 _message_options = options(
@@ -81,9 +65,7 @@ _message_options = options(
 @click.option("--rate", type=RATE, help="At most this many letters a second, e.g. 100/s.")
 @_message_options
 @click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Only show what would run and what is missing; change nothing.",
+    "--dry-run", is_flag=True, help="Only show what would run and what is missing; change nothing."
 )
 @_canary_options
 def redrive(
@@ -107,14 +89,16 @@ def redrive(
 
     A letter stays if its message would be lost: nobody knows its queue, or no live
     worker of its queue has its task. The exit code is then 1.
+
+    --canary N redrives N letters first, spread over the causes, and waits for their tasks
+    to end, at most --canary-wait. The others follow if at most --max-failures of the N
+    failed or did not end.
     """
     request = JobRequest.of(ctx, "redrive", given, _OPTIONS)
     RedriveOptions.of(**request.how)  # whatever is done with them
     background, edited = background or start_at is not None, in_editor or bool(assignments)
     if background and (dry_run or edited):
-        raise click.UsageError(
-            "--background and --at go with neither --dry-run nor --edit nor --set"
-        )
+        raise click.UsageError("--background and --at do not go with --dry-run, --edit or --set")
     if edited:
         how = {name: request.how[name] for name in _EDIT_OPTIONS}
         change = _change(request, assignments, in_editor=in_editor)

@@ -11,12 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from celery_dlq.cli.context import (
-    ask_for,
-    console_of,
-    dead_letters_of,
-    print_lines,
-)
+from celery_dlq.cli.context import ask_for, console_of, dead_letters_of, print_lines
 from celery_dlq.cli.jobs import HELD, JobRequest, unfinished
 from celery_dlq.cli.options import (
     StartAt,
@@ -142,7 +137,7 @@ def _restore_matching(
     restored, taken = dead_letters.restore_all(queue, where, limit=limit)
     say(console, f"Restored {letters_text(restored)} to {queue}.")
     if taken:
-        more = "stay in the bin: their messages died again, and the queue has their letters"
+        more = "stay discarded: their messages failed again, and the queue has the new letters"
         say(console, f"  {taken:,} {more}.", "yellow")
         ctx.exit(1)
 
@@ -187,7 +182,7 @@ def _remove(
     background = background or start_at is not None
     if background and export_first:
         raise click.UsageError(
-            "--export-first goes with neither --background nor --at: the file would be on the "
+            "--export-first does not go with --background or --at: the file would be on the "
             "machine of a worker; run `dlq export` first"
         )
     request = JobRequest.of(ctx, kind, given, ("limit", *names))

@@ -34,46 +34,45 @@ _READ_ONLY = "This server was started without --allow-changes."
     "--token",
     envvar="DLQ_WEB_TOKEN",
     show_envvar=True,
-    help="Text that browsers must give, at least 16 characters.  [default: a random one that is "
-    "printed, where others can reach --host]",
+    help="Secret that browsers must send, 16 characters or more.  [default: none on this machine; "
+    "else a random one, which is printed]",
 )
 @click.option("--trusted-header", metavar="NAME", help="Header in which a proxy names the user.")
 @click.option(
     "--trusted-proxy",
     metavar="ADDRESS",
     multiple=True,
-    help="Proxy whose headers are believed: an IP address or a network; may be repeated.",
+    help="IP address or network of that proxy; may be repeated.",
 )
 @click.option(
     "--url",
     envvar="DLQ_WEB_URL",
     show_envvar=True,
-    help="Address of the pages as browsers see it, e.g. behind a proxy; forms are taken from there "
-    "only.  [default: that of each request]",
+    help="Address that browsers use, e.g. that of a proxy.  [default: that of each request]",
 )
 @click.option(
     "--secret",
     envvar="DLQ_WEB_SECRET",
     show_envvar=True,
-    help="Signs forms; the same for all processes behind one address.  [default: --token, or else "
-    "a random one]",
+    help="Key that signs forms; processes behind one proxy share it.  [default: --token or random]",
 )
 @click.option(
     "--host-name",
     metavar="NAME",
     multiple=True,
-    help="Name under which browsers may ask, beside localhost, IP addresses and that of --url; "
-    "may be repeated.",
+    help="Another host name that browsers may use; may be repeated.",
 )
-@click.option("--title", default="", help="Name of the environment, e.g. production.")
-@click.option("--root-path", default="", metavar="PATH", help="Path below which a proxy serves it.")
+@click.option("--title", default="", help="Name that the pages show, e.g. production.")
+@click.option(
+    "--root-path", default="", metavar="PATH", help="Path at which a proxy serves the pages."
+)
 @click.pass_context
 def web(ctx: click.Context, /, **options: Any) -> None:
     """Serve pages to look at letters in a browser.
 
-    Nothing can be changed without --allow-changes. Who opens them at another
-    address than the default needs a token, unless a proxy names its users
-    (--trusted-header with --trusted-proxy).
+    The pages are read-only without --allow-changes. On another --host than the default,
+    browsers need a token, or a proxy that names its users (--trusted-header with
+    --trusted-proxy).
     """
     try:
         from celery_dlq.web import access, asgi, server, site  # noqa: PLC0415 - an extra

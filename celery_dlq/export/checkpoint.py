@@ -289,7 +289,7 @@ def agree(
             f"folder, or let this store take it over with --take-over (take_over=True)"
         )
     if before is not None and theirs is None and store is not None:
-        logger.warning("%s belongs to one store from now on: this one", destination.name)
+        logger.warning("%s now belongs to this store", destination.name)
     if before != now:
         destination.save(_ABOUT, json.dumps(now).encode())
     return str(now["id"])

@@ -378,9 +378,9 @@ class _Queue:
     def _begin_again(self, known: Checkpoint | None, end: str | None) -> None:
         """Read the queue again, from where store and folder agree."""
         logger.warning(
-            "%s: the store does not know all that %s has of it (it came back from an older "
-            "snapshot or was replaced, or the queue was deleted, or the folder taken over): the "
-            "queue is read again from %s, without the letters that the files have",
+            "%s: Redis lacks letters that %s has (Redis came back from a snapshot or was replaced, "
+            "the queue was deleted, or the folder was taken over). The queue is read again from "
+            "%s; letters that the files have are left out",
             self.name,
             self._export.destination.name,
             (known and known.position) or "its beginning",

@@ -97,7 +97,7 @@ class LetterFilter:
         if self.since is not None and self.until is not None and self.since > self.until:
             raise DLQError(
                 f"expected since to be before until, got since {iso(self.since)} and until "
-                f"{iso(self.until)}, between which nothing can have died"
+                f"{iso(self.until)}"
             )
 
     def __bool__(self) -> bool:

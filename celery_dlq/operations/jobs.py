@@ -387,7 +387,7 @@ class Jobs:
             self._record_end(run, action)
         if isinstance(exc, KeyboardInterrupt):  # the command prints it
             job = run.job.id
-            exc.args = (f"Job {job} is interrupted; `dlq jobs resume {job}` goes on.",)
+            exc.args = (f"Job {job} is interrupted; `dlq jobs resume {job}` continues it.",)
 
     def _record_end(self, run: JobRun, action: Action) -> None:
         job = run.job

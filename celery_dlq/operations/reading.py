@@ -59,10 +59,7 @@ class Reading:
     """Finds letters; `DeadLetters` describes the arguments that its methods share."""
 
     def __init__(
-        self,
-        store: Letters,
-        redaction: Redaction = NO_REDACTION,
-        notes: GroupNotes | None = None,
+        self, store: Letters, redaction: Redaction = NO_REDACTION, notes: GroupNotes | None = None
     ) -> None:
         self._store = store
         self._redaction = redaction

@@ -174,7 +174,7 @@ class Removal:
                 self._jobs.record(Action.RESTORED, name, {"letter": letter_id}, letters=1)
                 return name
         raise NotFound(
-            f"no bin has a letter with the id {letter_id!r}; discarded letters stay there 24 hours"
+            f"expected the id of a discarded letter, got {letter_id!r}; they are kept for 24 hours"
         )
 
     def restore_all(

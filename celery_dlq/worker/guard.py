@@ -193,7 +193,7 @@ class Guard:
                 request.dlq_move(DeliveryState.NEW)
             self.uncount(request)
             request.dlq_put_off()
-            logger.debug("Task %s never started here: it is not charged", request.id)
+            logger.debug("Task %s never started here: its delivery does not count", request.id)
 
     def uncount(self, request: GuardedRequest) -> None:
         """Take back the count of a start that did not happen."""

@@ -80,7 +80,7 @@ class StartCheck:
         self._away = True
         self._counts.count(STORE_ERRORS, "start")
         logger.error(
-            "The dead-letter store is away, and this worker starts without it: until it is back, "
+            "The dead-letter store is away, and this worker starts without it. Until it is back, "
             "deliveries are not counted, and letters wait in memory and in dlq_spool_dir: %s",
             exc,
         )

@@ -175,9 +175,9 @@ class Starts:
         if status is CountStatus.RUNNING:
             logger.warning(
                 "Task %s is delivered again while delivery %d of it still runs on another worker. "
-                "It is not charged. On Redis and Amazon SQS, a live worker keeps its messages if "
-                "dlq_reliable_fetch is on (on SQS up to 12 hours); else visibility_timeout must "
-                "be above your longest task and delay",
+                "This delivery does not count. On Redis and Amazon SQS, a live worker keeps its "
+                "messages if dlq_reliable_fetch is on (on SQS up to 12 hours). If it is off, "
+                "visibility_timeout must be longer than your longest task and delay",
                 in_flight.key.task_id,
                 count.number,
             )

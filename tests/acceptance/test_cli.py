@@ -199,7 +199,7 @@ MISTAKES = [
     (("breaker", "open", "shop.typo"), 1, "expected a task that the app or a live worker knows"),
     (("breaker", "open", "poison_app.fale"), 1, "did you mean 'poison_app.fails'"),
     (("breaker", "open", "poison_app.fails", "--queue", "ordres"), 1, "did you mean 'orders'"),
-    (("restore", "no-such-id"), 1, "no bin has a letter"),
+    (("restore", "no-such-id"), 1, "expected the id of a discarded letter"),
     (("restore", "x", "--queue", "nowhere"), 1, "'nowhere'"),
     (("jobs", "status", "no-such-job"), 1, "expected the id of a job"),
     (("jobs", "cancel", "no-such-job"), 1, "expected the id of a job"),
@@ -367,7 +367,7 @@ def test_many_discarded_letters_come_back_at_once(
     assert "--yes is needed to restore 3" in dlq("restore", "--all", "--queue", "orders-DLQ").stderr
     some = dlq("restore", ids[0], "0" * 36, ids[1], "--yes")
     assert (some.exit_code, some.stdout.count("Restored")) == (1, 2)
-    assert "no bin has a letter with the id" in " ".join(some.stderr.split())
+    assert "expected the id of a discarded letter" in " ".join(some.stderr.split())
     assert len(dlq("list", "orders-DLQ", "--json").lines) == 2
     (task,) = {letter.task_name for letter in three if letter.id == ids[2]}
     done = dlq("restore", "--queue", "orders-DLQ", "--task", task, "--limit", "1", "--yes")

@@ -450,7 +450,7 @@ def test_discarded_letters_can_be_restored(poison: ModuleType) -> None:
     assert [(g.fingerprint, g.letters) for g in poison.dlq.groups(QUEUE)] == [
         (g.fingerprint, g.letters) for g in before
     ]
-    with pytest.raises(NotFound, match="no bin has a letter"):
+    with pytest.raises(NotFound, match="expected the id of a discarded letter"):
         poison.dlq.restore(letter.id)
 
 

@@ -85,12 +85,12 @@ def test_groups_are_found_by_state_also_without_letters() -> None:
     web.dlq.assembly.backend.letters.remove(DLQ, [letter.id])
     assert "shop.mail" in shown(web, GROUPS)
     resolved = shown(web, GROUPS, state="resolved")
-    assert "; 1 group is resolved" in resolved
+    assert "; 1 cause is resolved" in resolved
     assert letter.task_name in resolved
     assert "shop.mail" not in resolved
     assert "shop.mail" in shown(web, GROUPS, state="open")
-    assert f"{DLQ} has no muted group." in shown(web, GROUPS, state="muted")
-    assert "This group has no letters now." in shown(web, PAGE)
+    assert f"{DLQ} has no muted cause." in shown(web, GROUPS, state="muted")
+    assert "This cause has no letters now." in shown(web, PAGE)
     assert web.handle(get(GROUPS, query="state=fixed")).status == 400
 
 

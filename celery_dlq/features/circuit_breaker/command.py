@@ -71,7 +71,10 @@ def close(ctx: click.Context, task: str, *, queue: str | None) -> None:
     Workers release its messages, slowly at first; `dlq release ID` releases all at once.
     """
     for hold in dead_letters_of(ctx).close_breaker(task, queue):
-        say(console_of(ctx), f"The circuit breaker {hold.id} is closed; workers release.")
+        say(
+            console_of(ctx),
+            f"The circuit breaker {hold.id} is closed; workers release its messages.",
+        )
 
 
 def show_breakers(console: Console, found: Sequence[HeldMessages]) -> None:

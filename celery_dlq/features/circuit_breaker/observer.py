@@ -188,7 +188,7 @@ class CircuitWatch(Observer):
             yield
         except DLQError as exc:
             self._parts.counts.count(STORE_ERRORS, "circuit_breaker")
-            logger.warning("A circuit breaker does not see one end of a task: %s", exc)
+            logger.warning("A circuit breaker missed the end of a task: %s", exc)
 
 
 def _is_released(circuit: Circuit, marker: object) -> bool:

@@ -166,7 +166,7 @@ class Circuits:
             if not opens:
                 self._ends.forget(hold.id)
         except StoreUnavailable as exc:
-            logger.error("The audit, or the end of counting, lacks that: %s", exc)  # noqa: TRY400
+            logger.error("The audit may lack this change of a circuit breaker: %s", exc)  # noqa: TRY400
 
 
 class Breakers:

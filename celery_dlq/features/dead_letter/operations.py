@@ -48,19 +48,20 @@ class DemandReport:
     @property
     def text(self) -> str:
         """The same in a sentence."""
+        end = f"{self.until:%Y-%m-%d %H:%M} UTC" if self.until else ""
         if self.state == DEAD_LETTERED:
             was = "ran" if self.running else "waited"
             return f"{self.task_id} is a letter now. It {was} on {self.worker or 'a worker'}."
         if self.running:
             return (
                 f"{self.task_id} still runs on {self.worker}: only a prefork pool can end it. It "
-                f"becomes a letter if it fails or comes back before {iso(self.until)}."
+                f"becomes a letter if it fails or comes back before {end}."
             )
         if self.worker is not None:
             return f"{self.task_id} has not started on {self.worker}, and will become a letter."
         return (
-            f"Nothing was stopped yet: no worker has {self.task_id}. If a worker receives it until "
-            f"{iso(self.until)}, it becomes a letter and does not start."
+            f"Nothing was stopped yet: no worker has {self.task_id}. If a worker receives it "
+            f"before {end}, it becomes a letter and does not start."
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -115,8 +116,8 @@ class DemandRun:
         demand = self._instructions.get(Demand, task_id)
         if demand is None or not self._instructions.forget([demand]):
             raise NotFound(
-                f"expected a task that is to be dead-lettered, got {task_id!r}: its letter is "
-                f"stored, or nobody has demanded it"
+                f"expected an ID that waits to become a letter, got {task_id!r}: it is a letter "
+                f"already, or nobody asked for it"
             )
         self._audit.record(Action.DEMAND_WITHDRAWN, task_id, {})
 
@@ -185,11 +186,7 @@ class DemandRun:
     def _demand(self, task_id: str, reason: str) -> Demand:
         now = self._instructions.now()
         demand = Demand(
-            id=task_id,
-            reason=reason_of(reason),
-            actor=whoami(),
-            since=now,
-            until=now + DEMAND_KEPT,
+            id=task_id, reason=reason_of(reason), actor=whoami(), since=now, until=now + DEMAND_KEPT
         )
         self._audit.record(Action.DEMANDED, task_id, {"reason": demand.reason} if reason else {})
         if not self._instructions.put(demand, MOST_DEMANDS):

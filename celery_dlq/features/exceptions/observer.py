@@ -151,7 +151,7 @@ def _found(task: Any, exc: Exception) -> tuple[Policy, ExceptionRule] | None:
     try:
         return rules.of(task, exc) if rules is not None else None
     except Exception:
-        logger.exception("What the policy says about an exception is not known; Celery decides")
+        logger.exception("The policy for an exception cannot be read; Celery decides")
         return None
 
 

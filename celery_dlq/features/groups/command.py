@@ -6,6 +6,7 @@ from datetime import datetime, timedelta, timezone
 
 import click
 
+from celery_dlq import DeadLetters
 from celery_dlq.cli.context import answer, console_of, dead_letters_of, print_lines
 from celery_dlq.cli.options import DURATION, json_option, options
 from celery_dlq.cli.table import age, block, say, table, utc
@@ -31,7 +32,8 @@ def note(
 
     The first digits of FINGERPRINT are enough.
     """
-    dead_letters, console = dead_letters_of(ctx), console_of(ctx)
+    dead_letters, fingerprint = _cause(ctx, queue, fingerprint)
+    console = console_of(ctx)
     if text is not None:
         notes = [dead_letters.note(queue, fingerprint, text)]
     else:
@@ -68,7 +70,8 @@ def resolve(
     releases that had it before do not: their workers do not have the fix yet. The first
     digits of FINGERPRINT are enough.
     """
-    status = dead_letters_of(ctx).resolve(queue, fingerprint, release=release, note=note)
+    dead_letters, fingerprint = _cause(ctx, queue, fingerprint)
+    status = dead_letters.resolve(queue, fingerprint, release=release, note=note)
     in_release = f" in release {release}" if release else ""
     answer(ctx, status, f"Resolved {fingerprint} of {queue}{in_release}.", as_json=as_json)
 
@@ -96,7 +99,8 @@ def mute(
             until = datetime.now(timezone.utc) + timedelta(seconds=seconds)
         except OverflowError:
             raise click.BadParameter("expected a time of some years at most") from None
-    status = dead_letters_of(ctx).mute(queue, fingerprint, until=until, note=note)
+    dead_letters, fingerprint = _cause(ctx, queue, fingerprint)
+    status = dead_letters.mute(queue, fingerprint, until=until, note=note)
     till = f" until {utc(until)}" if until else ""
     answer(ctx, status, f"Muted {fingerprint} of {queue}{till}.", as_json=as_json)
 
@@ -109,5 +113,12 @@ def reopen(ctx: click.Context, fingerprint: str, *, queue: str, note: str, as_js
 
     The first digits of FINGERPRINT are enough.
     """
-    status = dead_letters_of(ctx).reopen(queue, fingerprint, note=note)
+    dead_letters, fingerprint = _cause(ctx, queue, fingerprint)
+    status = dead_letters.reopen(queue, fingerprint, note=note)
     answer(ctx, status, f"Reopened {fingerprint} of {queue}.", as_json=as_json)
+
+
+def _cause(ctx: click.Context, queue: str, digits: str) -> tuple[DeadLetters, str]:
+    """The whole fingerprint, for what is printed: which cause was changed."""
+    dead_letters = dead_letters_of(ctx)
+    return dead_letters, dead_letters.assembly.reading().whole(queue, digits)

@@ -17,8 +17,7 @@ def add_note(call: Call) -> Page:
     text = call.typed("text")
     if not 0 < len(text) <= MAX_NOTE_CHARS:
         raise RequestError(
-            400,
-            f"expected the note to have 1 to {MAX_NOTE_CHARS:,} characters, got {len(text):,}",
+            400, f"expected the note to have 1 to {MAX_NOTE_CHARS:,} characters, got {len(text):,}"
         )
     found = call.dlq.group(queue, fingerprint)
     return confirm(

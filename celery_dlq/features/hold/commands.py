@@ -16,7 +16,8 @@ from celery_dlq.cli.context import (
     load_tasks,
     print_lines,
 )
-from celery_dlq.cli.options import DURATION, RATE, json_option, yes_option
+from celery_dlq.cli.jobs import unfinished
+from celery_dlq.cli.options import DURATION, RATE, conditions_option, json_option, yes_option
 from celery_dlq.cli.table import about_hold, age, counting, line, say, table, utc
 from celery_dlq.errors import DLQError
 from celery_dlq.features.hold.operations import Holds
@@ -31,19 +32,8 @@ _STATE_STYLES = {"full": "red", "ended": "yellow"}
 @click.command(short_help="Keep the messages of a task or queue from starting.")
 @click.option("--task", help="Name of the task, or a pattern such as 'shop.*'.")
 @click.option("--queue", help="Name of the queue, or a pattern.")
-@click.option(
-    "--where",
-    "conditions",
-    multiple=True,
-    metavar="CONDITION",
-    help="Only messages with this argument or header, e.g. kwargs.tenant=42; may be repeated.",
-)
-@click.option(
-    "--for",
-    "span",
-    type=DURATION,
-    help="Release the messages after this time, e.g. 30m, 2h; at most 30d.",
-)
+@conditions_option
+@click.option("--for", "span", type=DURATION, help="Release them after this time, e.g. 2h, 30d.")
 @click.option("--reason", default="", help="Why; `holds` shows it.")
 @yes_option
 @json_option
@@ -181,8 +171,4 @@ def show_released(console: Console, hold_id: str, report: RedriveReport) -> None
     if report.skipped:
         say(console, f"  {report.skipped:,} are being released by another process.")
     if report.state != "done":
-        say(
-            console,
-            f"  It is {report.state}; `dlq jobs resume {report.redrive_id}` goes on.",
-            "red",
-        )
+        say(console, f"  {unfinished('release', report.state, report.redrive_id)}", "red")

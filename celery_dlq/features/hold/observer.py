@@ -84,7 +84,7 @@ class HoldObserver(Observer):
         for hold in self.holds:
             if hold.id not in before:
                 logger.warning(
-                    "%s of %s: tasks %s of queues %s%s are not executed until %s (%s)",
+                    "%s of %s holds tasks %s of queues %s%s until %s (%s)",
                     hold.id,
                     hold.actor,
                     hold.task,
@@ -116,7 +116,7 @@ class HoldObserver(Observer):
         except StoreUnavailable as exc:
             self._parts.counts.count(STORE_ERRORS, "hold")
             logger.error(  # noqa: TRY400 - no traceback for an outage
-                "Task %s cannot be held by %s, it runs: %s", request.id, hold.id, exc
+                "Task %s runs, because %s cannot hold it: %s", request.id, hold.id, exc
             )
             return None
         self._parts.counts.count(HELD_MESSAGES, resolved.queue)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timezone
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -25,9 +24,6 @@ _MOST_GROUPS, _MOST_ROWS = 20, 30
 @click.command(short_help="Show what fails and why, from an export, with PySpark.")
 @click.argument("path", type=click.Path())
 @click.option(
-    "--picture", type=click.Path(dir_okay=False), help="Also draw the triage as a PNG file."
-)
-@click.option(
     "--html",
     type=click.Path(dir_okay=False),
     help="Also write a report on the causes: one HTML file that needs no network.",
@@ -43,7 +39,6 @@ def triage(
     ctx: click.Context,
     path: str,
     *,
-    picture: str | None,
     html: str | None,
     successes: str | None,
     as_json: bool,
@@ -51,7 +46,7 @@ def triage(
     """Show what fails and why, from the exported folder PATH, with PySpark."""
     if html is None and successes is not None:
         raise click.UsageError("--successes needs --html: only the report compares")
-    result = _result(path, picture, html, successes)
+    result = _result(path, html, successes)
     if as_json:
         print_lines([result.to_json()])
     else:
@@ -60,23 +55,16 @@ def triage(
             say(console_of(ctx), f"Report: {html}")
 
 
-def _result(path: str, picture: str | None, html: str | None, successes: str | None) -> Triage:
+def _result(path: str, html: str | None, successes: str | None) -> Triage:
     from celery_dlq.spark.triage import rows  # noqa: PLC0415 - PySpark is an extra
 
     if html is None:
-        result = rows.triage(path)
-    else:
-        from celery_dlq.spark.page import write_page  # noqa: PLC0415 - needs more
+        return rows.triage(path)
+    from celery_dlq.spark.page import write_page  # noqa: PLC0415 - needs more
 
-        found = rows.findings(path, successes=successes)
-        write_page(found, html, datetime.now(timezone.utc))
-        result = found.triage
-    if picture is None:
-        return result
-    from celery_dlq.spark.charts import draw  # noqa: PLC0415 - Matplotlib takes its time
-
-    # Without Spark: by now its memory is free again.
-    return replace(result, picture=draw(result, picture))
+    found = rows.findings(path, successes=successes)
+    write_page(found, html, datetime.now(timezone.utc))
+    return found.triage
 
 
 def show_triage(console: Console, found: Triage) -> None:
@@ -105,8 +93,6 @@ def show_triage(console: Console, found: Triage) -> None:
     columns = ("task", ">deliveries", ">letters")
     table(console, "Deliveries before death", columns, islice(deliveries, _MOST_ROWS))
     _more(console, len(found.deliveries) - _MOST_ROWS, "Rows")
-    if found.picture:
-        say(console, f"Picture: {found.picture}")
 
 
 def _more(console: Console, number: int, what: str) -> None:

@@ -1,4 +1,4 @@
-"""Charts of a triage: all in one PNG, and single ones as SVG for the page.
+"""Charts of a triage, as SVG for the page.
 
 Drawing needs no display, and leaves the state and style of a program that uses
 matplotlib itself alone.
@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from importlib import import_module
 from io import BytesIO
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from celery_dlq.errors import MissingExtra
-from celery_dlq.export.wholefile import save
 from celery_dlq.letters.printable import one_line
 from celery_dlq.letters.record import Reason
 from celery_dlq.spark.triage.rows import EARLIEST, LATEST
@@ -25,9 +23,8 @@ from celery_dlq.spark.triage.trends import bucket_width
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-    from celery_dlq.spark.triage.rows import Row, Triage
+    from celery_dlq.spark.triage.rows import Triage
 
 MAX_ROWS = 10
 """Groups and tasks with a row of their own; all others share one row."""
@@ -56,16 +53,14 @@ INK, FAINT, GRID = "#22282e", "#5d6872", "#8b95a055"
 _CELLS = ("#dfe7ee", "#4a6f8f")
 _DARK_CELL = 0.55
 
-# Inches; the height follows the number of rows, so that a single bar is not huge.
-_WIDTHS, _HEAD, _TITLE, _ROW = (8.8, 6.2), 1.0, 0.75, 0.31
-_GROUP_LABEL, _LABEL = 3.6, 2.1
+# Inches
+_ROW, _LABEL = 0.31, 2.1
 _TIMELINE, _DELIVERIES = (10.4, 2.6), 4.9
 
-_MIN_ROWS, _MIN_LOWER_ROWS, _MIN_BUCKETS = 3, 8, 12
+_MIN_BUCKETS = 12
 _MAX_FULL_COUNT = 10_000
 _MAX_BARS = 600  # a bar is at least this fraction of the axis, to be visible
 _FONT_POINTS, _POINTS_PER_INCH = 9.5, 72
-_MAX_NAME_CHARS, _MOST_QUEUES = 34, 3
 # Columns of deliveries: the first number of each.
 _DELIVERY_BINS = {0: "0", 1: "1", 2: "2", 3: "3", 4: "4", 5: "5-9", 10: "10-19", 20: "20+"}
 
@@ -76,8 +71,6 @@ _STYLE = {
     "text.parse_math": False,  # a dollar sign in a task's name begins no formula
     "axes.edgecolor": GRID,
     "axes.grid": False,
-    "figure.titlesize": 11.5,
-    "figure.titleweight": "bold",
     "axes.spines.left": False,
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -88,14 +81,6 @@ _STYLE = {
     "svg.fonttype": "none",  # text stays text, for search and screen readers
     "svg.hashsalt": "celery_dlq",
 }
-
-
-def draw(triage: Triage, path: Path | str) -> Path:
-    """Draw the largest groups, reasons, letters over time and deliveries before death."""
-    buffer = BytesIO()
-    with styled():
-        dashboard(triage).savefig(buffer, format="png", facecolor="white")
-    return save(Path(path), buffer.getvalue())
 
 
 def timeline_svg(triage: Triage) -> str:
@@ -148,49 +133,12 @@ def styled() -> Iterator[None]:
     try:
         from matplotlib import style  # noqa: PLC0415 - imported when used
     except ImportError as exc:
-        feature = "the picture of a triage"
+        feature = "the report of a triage"
         raise MissingExtra(feature, "matplotlib", "spark") from exc
     with style.context(["default", _STYLE]), warnings.catch_warnings():
         # Scripts that the font lacks are drawn as boxes; the warning does not help a user.
         warnings.filterwarnings("ignore", message=".*[Gg]lyph", category=UserWarning)
         yield
-
-
-def dashboard(triage: Triage) -> Figure:
-    """The figure with all panels."""
-    from matplotlib.figure import Figure as NewFigure  # noqa: PLC0415 - imported when used
-    from matplotlib.layout_engine import ConstrainedLayoutEngine  # noqa: PLC0415
-
-    tasks = len({row.task_name for row in triage.deliveries})
-    upper = max(_drawn(len(triage.groups)), len(triage.reasons), _MIN_ROWS)
-    lower = max(_drawn(tasks), _MIN_LOWER_ROWS)
-    heights = (_HEAD, _TITLE + upper * _ROW, _TITLE + lower * _ROW)
-    layout = ConstrainedLayoutEngine(w_pad=0.35, h_pad=0.12)
-    figure = NewFigure(figsize=(sum(_WIDTHS), sum(heights)), dpi=120, layout=layout)
-    parts: Any = figure.subfigures(3, 1, height_ratios=heights)
-    head, *panels = parts
-    title = f"{counted(triage.letters, 'dead letter')} in "
-    title += counted(len(triage.queues), "dead-letter queue")
-    about = f"{span_text(triage.first_seen_at, triage.last_seen_at)}  ·  {_queues(triage)}"
-    head.text(0.0235, 0.45, title, fontsize=17, fontweight="bold")
-    head.text(0.0235, 0.12, about, fontsize=10.5, color=FAINT)
-    largest = "Groups"
-    if len(triage.groups) > MAX_ROWS:
-        largest = f"{MAX_ROWS} largest of {len(triage.groups):,} groups"
-    charts = (
-        (f"{largest}: letters · share · fingerprint", _groups, upper),
-        ("Reasons, in the colours of all panels: letters · share", _reasons, upper),
-        (f"Letters per {triage.bucket.removeprefix('1 ')}, UTC", _timeline, None),
-        ("Letters by task and deliveries before death", _deliveries, lower),
-    )
-    places = (place for row in panels for place in row.subfigures(1, 2, width_ratios=_WIDTHS))
-    for place, (title, chart, rows) in zip(places, charts, strict=True):
-        place.suptitle(title, x=0.04, ha="left")
-        axes = place.subplots()
-        chart(axes, triage)
-        if rows is not None:
-            axes.set_ylim(rows - 0.5, -0.5)  # few rows leave the bottom empty
-    return figure
 
 
 def _svg(chart: Callable[[Axes, Triage], None], triage: Triage, width: float, height: float) -> str:
@@ -210,44 +158,6 @@ def _svg(chart: Callable[[Axes, Triage], None], triage: Triage, width: float, he
 def _drawn(rows: int) -> int:
     """The number of rows drawn: one each, and one for all others."""
     return min(rows, MAX_ROWS + 1)
-
-
-def _groups(axes: Axes, triage: Triage) -> None:
-    shown, smaller = triage.groups[:MAX_ROWS], triage.groups[MAX_ROWS:]
-    bars = [(_group_label(g), g.letters, g.main_reason, f" · {g.fingerprint[:8]}") for g in shown]
-    if smaller:
-        letters = sum(group.letters for group in smaller)
-        bars.append((counted(len(smaller), "smaller group"), letters, "", ""))
-    _bars(axes, bars, triage.letters)
-
-
-def _group_label(group: Row) -> str:
-    cause = (group.exception_type or group.main_reason).rpartition(".")[2]
-    return _fitted(f"{group.task_name} · {elided(cause, _MAX_NAME_CHARS)}", _GROUP_LABEL)
-
-
-def _reasons(axes: Axes, triage: Triage) -> None:
-    bars = [(_fitted(r.reason, _LABEL), r.letters, r.reason, "") for r in triage.reasons]
-    _bars(axes, bars, triage.letters)
-
-
-def _bars(axes: Axes, bars: Sequence[tuple[str, int, str, str]], total: int) -> None:
-    """Draw horizontal bars from the top, with counts and shares at their ends."""
-    if not bars:
-        axes.set_axis_off()
-        return
-    labels, letters, reasons, notes = zip(*bars, strict=True)
-    colours = [COLOURS.get(reason, OTHER) for reason in reasons]
-    drawn = axes.barh(range(len(bars)), letters, height=0.66, color=colours)
-    ends = [
-        f"{count:,} · {percent(count, total)}{note}"
-        for count, note in zip(letters, notes, strict=True)
-    ]
-    axes.bar_label(drawn, ends, padding=5, fontsize=9, color=FAINT)
-    axes.set_xlim(0, max(letters))
-    axes.set_yticks(range(len(bars)), labels)
-    axes.set_xticks([])
-    axes.spines["bottom"].set_visible(False)
 
 
 def _fitted(text: str, inches: float) -> str:
@@ -360,9 +270,3 @@ def short(number: int) -> str:
     from matplotlib.ticker import EngFormatter  # noqa: PLC0415 - imported when used
 
     return f"{number:,}" if number < _MAX_FULL_COUNT else EngFormatter(places=0, sep="")(number)
-
-
-def _queues(triage: Triage) -> str:
-    names = ", ".join(elided(name, _MAX_NAME_CHARS) for name in triage.queues[:_MOST_QUEUES])
-    more = len(triage.queues) - _MOST_QUEUES
-    return names + (f" and {more:,} more" if more > 0 else "")

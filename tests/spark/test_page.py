@@ -276,19 +276,18 @@ def test_letters_without_times_have_a_report(spark: SparkSession, tmp_path: Path
 
 @pytest.mark.parametrize("times", [(EARLIEST, NOON, LATEST), (EARLIEST,), (LATEST,)])
 def test_times_at_the_ends_of_the_calendar_are_shown(
-    spark: SparkSession, export: Export, tmp_path: Path, times: tuple[datetime, ...]
+    spark: SparkSession, export: Export, times: tuple[datetime, ...]
 ) -> None:
     """A bucket and the margin of an axis may begin before the year 1 does."""
     folder = export([a_letter(dead_lettered_at=time) for time in times])
     found = rows.triage(folder, spark)
-    charts.draw(found, tmp_path / "triage.png")
     assert sum(row.letters for row in found.timeline) == len(times)
     assert f"{times[0]:%m-%d}" in page(Findings(triage=found, causes={}, **NOTHING), NOON)
 
 
 def test_an_unwritable_report_place_is_refused(tmp_path: Path) -> None:
     """A page that cannot be written says so, with its name, and leaves no half one."""
-    from test_picture import a_triage
+    from test_charts import a_triage
 
     found = Findings(triage=a_triage(groups=60, reasons=12), causes={}, **NOTHING)
     assert "and 10 smaller groups with 10 letters" in page(found, NOON)

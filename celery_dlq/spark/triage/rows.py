@@ -79,8 +79,6 @@ class Triage:
     reasons: tuple[Row, ...]  # By reason, the most frequent first
     timeline: tuple[Row, ...]  # By time and reason, the oldest first
     deliveries: tuple[Row, ...]  # By task and number of deliveries
-    # The PNG of it, if one was drawn; see `celery_dlq.spark.charts`
-    picture: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names; times as ISO 8601 in UTC."""

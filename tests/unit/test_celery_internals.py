@@ -403,7 +403,9 @@ def test_the_poller_waits_for_sockets_as_the_wake_connection_registers_its_own()
     assert (poller._channels, poller._fd_to_chan, poller._chan_to_sock) == (set(), {}, {})
     loop = inspect.getsource(kombu_redis.Transport.register_with_event_loop)
     assert "cycle.on_poll_init(loop.poller)" in loop
-    assert "for fd in cycle.fds" in loop
+    assert "[add_reader(fd, on_readable, fd) for fd in cycle.fds]" in loop
+    assert "on_readable = self.on_readable" in loop
+    assert "dest[fd] = callback, args" in inspect.getsource(Hub.add)
     assert "self.cycle.on_readable(fileno)" in inspect.getsource(kombu_redis.Transport.on_readable)
     for name in ("add_reader", "remove", "call_later", "call_repeatedly"):
         assert callable(getattr(Hub, name))

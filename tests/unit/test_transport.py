@@ -408,6 +408,24 @@ def test_a_closed_connection_does_not_keep_a_full_worker_busy() -> None:
     assert ours.fileno() == -1  # the next fetch opens another
 
 
+def test_the_loop_is_given_a_socket_that_it_does_not_watch_yet() -> None:
+    """A number may have been another socket's, which was closed: then its reader is another."""
+    ours, redis = socket.socketpair()
+    poller = ReliablePoller()
+    channel = _IdleChannel(ours, poller)
+    poller._register(channel, channel.client, "BRPOP")
+    assert list(poller.fds) == [ours.fileno()]
+    poller.loop, poller.on_ready = SimpleNamespace(readers={}), poller.on_readable
+    assert list(poller.fds) == [ours.fileno()]
+    poller.loop.readers[ours.fileno()] = (poller.on_readable, (ours.fileno(),))
+    assert list(poller.fds) == []
+    assert poller.fds  # kombu before 5.7 looks whether there is any when a connection ends
+    poller.loop.readers[ours.fileno()] = (print, (ours.fileno(),))
+    assert list(poller.fds) == [ours.fileno()]
+    ours.close()
+    redis.close()
+
+
 @pytest.fixture
 def app() -> Iterator[Celery]:
     """Give an app that is nobody's current one."""

@@ -95,20 +95,20 @@ class ReliableChannel(kombu_redis.Channel):
                 self._plans.clear()
             plan = self._plans[queues] = _Plan(self, queues)
         self._interrupted()  # if there is a fetch, its connection was lost before the reply
-        command: Sequence[Any]
+        connection = self.client.connection
         if self._looking:
             # Keeps the connection in use; a master that became a replica refuses it.
             self._looking, tag = False, ""
-            command = "HDEL", plan.unacked, ""
+            command = connection.pack_command("HDEL", plan.unacked, "")
         else:
             tag = self.dlq_leases.new_tag()
-            command = *(plan.by_digest if self._by_digest else plan.by_text), tag, *plan.rest
+            command = plan.fetch(connection, tag, by_digest=self._by_digest)
             self._by_digest = True
         self._fetching = tag, queues
-        connection = self._in_poll = self.client.connection
+        self._in_poll = connection
         self._brpop_sent_at = time.monotonic()
         try:
-            connection.send_command(*command)
+            connection.send_packed_command(command)
         except BaseException:
             self._interrupted()
             raise
@@ -426,10 +426,18 @@ class _Plan:
         ]
         keys = (len(self.lists) + 3, *broker_of(channel).keys, *self.lists)
         self.unacked = keys[1]
-        self.by_digest = ("EVALSHA", script.digest, *keys)
-        self.by_text = ("EVAL", script.text, *keys)
+        self._calls = ("EVAL", script.text, *keys), ("EVALSHA", script.digest, *keys)
         names = ("" if name in channel._no_ack else record_end(name) for name in queues)  # noqa: SLF001
-        self.rest = (channel.dlq_leases.lease_seconds, *names)
+        self._rest = (channel.dlq_leases.lease_seconds, *names)
+        self._packed: dict[bool, list[bytes]] = {}  # what is before and after the tag
+
+    def fetch(self, connection: Any, tag: str, *, by_digest: bool) -> list[bytes]:
+        """The packed command, in which only the tag is new: all are of one length."""
+        own = tag.encode()
+        if by_digest not in self._packed:
+            packed = connection.pack_command(*self._calls[by_digest], tag, *self._rest)
+            self._packed[by_digest] = b"".join(packed).split(own)
+        return [own.join(self._packed[by_digest])]
 
 
 class ReliableTransport(kombu_redis.Transport):
@@ -451,7 +459,7 @@ class ReliableTransport(kombu_redis.Transport):
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Let the worker's event loop look now and then."""
-        self.cycle.loop = loop
+        self.cycle.loop, self.cycle.on_ready = loop, self.on_readable
         super().register_with_event_loop(connection, loop)
         self._dlq_timer = loop.call_repeatedly(LOOK_SECONDS, self.cycle.tick)
 

@@ -99,12 +99,26 @@ class ReliablePoller(kombu_redis.MultiChannelPoller):
     """Fetches by script while there are messages, else waits to be woken."""
 
     loop: Any = None  # The worker's event loop; `None` without one, e.g. in gevent
+    on_ready: Any = None  # What the loop calls when a socket can be read
+
+    @property
+    def fds(self) -> Any:
+        """The sockets that the loop does not watch yet: kombu adds all again at each turn."""
+        fds = super().fds
+        if self.loop is None:
+            return fds
+        watched, call = self.loop.readers, self.on_ready
+        return fds and (fd for fd in fds if watched.get(fd) != (call, (fd,)))
 
     def _register_BRPOP(self, channel: Any) -> None:  # noqa: N802 - kombu's name
-        if not channel.is_asleep():
+        if not channel.is_asleep() and not _is_open(channel._in_poll):  # noqa: SLF001
             if channel.may_be_closed():
                 channel.look_at_idle_connection()
             super()._register_BRPOP(channel)
+
+    def _register_LISTEN(self, channel: Any) -> None:  # noqa: N802 - kombu's name
+        if not _is_open(channel._in_listen):  # noqa: SLF001
+            super()._register_LISTEN(channel)
 
     def on_readable(self, fileno: int) -> Any:
         """Call the channel whose socket can be read."""
@@ -153,3 +167,8 @@ class ReliablePoller(kombu_redis.MultiChannelPoller):
                 with suppress(KeyError, ValueError, OSError):
                     remove = self.poller.unregister if self.loop is None else self.loop.remove
                     remove(fileno)
+
+
+def _is_open(connection: Any) -> bool:
+    """True for the open connection of a fetch, or of a subscription, that goes on."""
+    return bool(connection) and connection._sock is not None  # noqa: SLF001

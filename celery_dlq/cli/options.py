@@ -118,18 +118,14 @@ filter_options = options(
     click.option("--fingerprint", help="Only this cause; its first digits are enough."),
     click.option("--exception", "exception_type", help="Only this exception, e.g. ValueError."),
     click.option("--worker", "worker_hostname", help="Only from this worker, e.g. celery@web-1."),
-    click.option(
-        "--since", type=MOMENT, help="Died since 2h (ago), yesterday, 2026-01-31T18:00 (UTC)."
-    ),
+    click.option("--since", type=MOMENT, help="Died since then: 2h, yesterday, 2026-01-31 (UTC)."),
     click.option("--until", type=MOMENT, help="Died before a time, in the forms of --since."),
     click.option("--grep", help="Only with this text in description, exception message or body."),
     click.option("--release", help="Only from this release of the code, as dlq_release names it."),
     click.option("--root-id", help="Only from the workflow that began with this task ID."),
     click.option("--group-id", help="Only from this Celery group; for a cause: --fingerprint."),
     click.option(
-        "--min-deliveries",
-        type=click.IntRange(min=1),
-        help="Only with this many deliveries, or more.",
+        "--min-deliveries", type=click.IntRange(min=1), help="At least this many deliveries."
     ),
     conditions_option,
 )

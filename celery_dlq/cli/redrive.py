@@ -35,10 +35,10 @@ _OPTIONS = (*_EDIT_OPTIONS, "rate", "limit", "canary", "max_failures", "canary_w
 _canary_options = options(
     click.option("--canary", type=int, metavar="N", help="Redrive N letters first, as a trial."),
     click.option(
-        "--max-failures", type=int, default=0, show_default=True, help="Failures of the canary."
+        "--max-failures", type=int, default=0, show_default=True, help="Failures to accept."
     ),
     click.option(
-        "--canary-wait", type=DURATION, default="60s", show_default=True, help="Time of the canary."
+        "--canary-wait", type=DURATION, default="60s", show_default=True, help="Longest wait."
     ),
 )
 _message_options = options(

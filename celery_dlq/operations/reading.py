@@ -306,11 +306,8 @@ class Reading:
         """Check that a dead-letter queue exists."""
         names = self._store.names()
         if name not in names:
-            known = _some_of(names) or "none yet"
-            raise NotFound(
-                f"expected the name of a dead-letter queue, got {name!r}"
-                f"{did_you_mean(name, names)}; there are: {known}"
-            )
+            known = did_you_mean(name, names) or f"; there are: {_some_of(names) or 'none yet'}"
+            raise NotFound(f"expected the name of a dead-letter queue, got {name!r}{known}")
 
 
 def _empty(fingerprint: str, status: GroupStatus) -> Group:

@@ -167,8 +167,8 @@ class Removal:
             restored = self._store.restore(name, letter_id)
             if restored is Restored.TAKEN:
                 raise DLQError(
-                    f"{name} has a letter {letter_id} again, because its message died again; "
-                    f"the discarded letter stays in the bin"
+                    f"{name} has a letter {letter_id} again, because its message failed again; "
+                    f"the discarded letter is not restored"
                 )
             if restored is Restored.RESTORED:
                 self._jobs.record(Action.RESTORED, name, {"letter": letter_id}, letters=1)

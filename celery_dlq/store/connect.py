@@ -251,9 +251,10 @@ def unavailable(exc: Exception, url: str) -> StoreUnavailable:
             f"expected the store at {url_without_secrets(url)} to have the format {FORMAT}, got "
             f"{str(exc)!r}, which a later celery_dlq wrote; install that version here"
         )
+    error = error_without_secrets(exc).rstrip(".")
     return StoreUnavailable(
-        f"the store at {url_without_secrets(url)} failed with {error_without_secrets(exc)}; "
-        f"check that Redis runs there and accepts writes, and that dlq_url is right"
+        f"the store at {url_without_secrets(url)} failed with {error}; check that Redis runs there "
+        f"and accepts writes, and that dlq_url is right"
     )
 
 

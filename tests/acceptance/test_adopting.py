@@ -120,7 +120,7 @@ def test_the_command_adopts_and_says_what_it_did(
     assert "nothing to adopt" in adopt(DEAD).stdout
     for arguments, code, text in (
         (("orders",), 1, "guarded by dlq_queues['orders']"),
-        ((DEAD, "--limit", "1", "--follow"), 2, "exclude each other"),
+        ((DEAD, "--limit", "1", "--follow"), 2, "do not go together"),
     ):
         failed = adopt(*arguments)
         assert (failed.exit_code, text in failed.stderr) == (code, True), failed.stderr

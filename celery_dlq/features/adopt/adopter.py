@@ -293,11 +293,7 @@ def consumed_already(queue: str, hostname: str, *, by: str) -> SettingsError:
 
 @click.command("import", short_help="Make letters of messages that the broker dead-lettered.")
 @click.argument("queue")
-@click.option(
-    "--to",
-    "target",
-    help="Store all letters in this dead-letter queue instead of each message's own.",
-)
+@click.option("--to", "target", help="Put all letters into this dead-letter queue.")
 @click.option("--follow", is_flag=True, help="Wait for more messages until Ctrl-C or SIGTERM.")
 @click.option("--limit", type=click.IntRange(min=1), help="Import at most this many messages.")
 @json_option
@@ -316,10 +312,10 @@ def import_(
 
     QUEUE is where a dead-letter exchange of RabbitMQ, an SQS redrive policy or another
     program puts dead messages; on Redis it is a list. Each letter is stored before its
-    message is removed.
+    message is removed. The command does not ask.
     """
     if follow and limit:
-        raise click.UsageError("--follow and --limit exclude each other")
+        raise click.UsageError("--follow and --limit do not go together")
     dead_letters = dead_letters_of(ctx)
     console = console_of(ctx)
     if follow:

@@ -28,8 +28,8 @@ def add_note(call: Call) -> Page:
         facts={
             "note": text,
             "by": whoami(),
-            "shown with": f"{found.letters:,} letters of {queue}, and with all that follow",
-            "seen by": "everybody who may look; nobody can change or remove it",
+            "shown with": f"{found.letters:,} letters of {queue}, and later ones of this cause",
+            "seen by": "all users of these pages; it cannot be changed or removed",
         },
         back=call.link("group", queue=queue, fingerprint=fingerprint),
     )

@@ -37,7 +37,7 @@ def hold(call: Call) -> Page:
                 "only with": ", ".join(where) or "any arguments",
                 "for": "until somebody releases them" if span is None else duration(span),
                 "why": reason or "-",
-                "noticed": "by workers within 2 seconds; tasks that run already go on",
+                "noticed": "by workers within 2 seconds; tasks that run go on",
             },
             back=call.link("holds"),
         )
@@ -65,7 +65,7 @@ def end_hold(call: Call) -> Page:
         facts={
             "hold": f"{hold_id}: {found.hold.task} in {found.hold.queue}",
             "where to": f"the queues they come from, in order, {pace}",
-            "by": "a worker" if workers else "a worker, as soon as one runs: none is alive",
+            "by": "a worker" if workers else "a worker, as soon as one runs: there is none now",
         },
         back=call.link("holds"),
     )
@@ -73,7 +73,7 @@ def end_hold(call: Call) -> Page:
 
 def _some(names: Sequence[str], *, all_of: bool) -> str:
     """Names, the first of many; those that nobody knows yet are meant, too."""
-    shown = ", ".join(names[:SHOWN]) or "none that is known yet"
+    shown = ", ".join(names[:SHOWN]) or "none known yet"
     more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
     return f"all: {shown}{more}" if all_of else shown + more
 

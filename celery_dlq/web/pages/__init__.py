@@ -121,7 +121,7 @@ def _carried(call: Call) -> dict[str, list[str]]:
             return {str(name): list(values) for name, values in found.items()}
     except (ValueError, RecursionError, AttributeError, TypeError):
         pass
-    raise RequestError(400, "expected the filter of a page of ours, got another")
+    raise RequestError(400, "expected a filter that these pages made, got another")
 
 
 def query_of(where: LetterFilter) -> dict[str, list[str]]:

@@ -116,7 +116,7 @@ def body(call: Call) -> Page:
     """Give the message's body as it came, as a file."""
     _, entry = call.dlq.entry(call.parts["letter"], call.parts["queue"], whole=True)
     if call.dlq.redaction:
-        raise RequestError(403, "expected no dlq_redact for the raw body, because it holds all")
+        raise RequestError(403, "expected no dlq_redact, got one: the raw body shows every value")
     content = entry.fields.get(b"body", b"")
     return _file(entry.key, "body", "application/octet-stream", content)
 
@@ -229,7 +229,7 @@ def export(call: Call) -> Page:
     if call.dlq.redaction:
         raise RequestError(
             403,
-            "expected no dlq_redact for Parquet files from here, because they have whole messages; "
+            "expected no dlq_redact, got one: these Parquet files have whole messages; "
             "`dlq export --redact` writes files without",
         )
     return _file(queue, "parquet", "application/vnd.apache.parquet", _parquet(found))

@@ -50,7 +50,7 @@ def unset_policy(call: Call) -> Page:
         lambda: call.dlq.lift_policy(queue, key),
         title=f"End the override of {key} of {queue}?",
         button="End the override",
-        facts={"then": "what settings and code say"},
+        facts={"then": "the value of settings and code"},
         after=call.dlq.policies_after(lifted=[(queue, key)]),
     )
 
@@ -91,9 +91,9 @@ def _effect(call: Call, queue: str, key: str, after: PolicyTable) -> dict[str, s
         return {"noticed": "by running workers within seconds"}
     effect = call.dlq.policy_effect(queue, frozenset({key}), after)
     return {
-        "letters": str(effect) or "removes and redrives none of those that are there now",
-        "begins": "in one minute; until then letters are left alone, and it can be taken back",
-        "afterwards": "what it removed can be restored for 24 hours",
+        "letters": str(effect) or "none is removed or redriven now",
+        "begins": "in one minute; until then the letters stay, and you can take it back",
+        "afterwards": "you can restore removed letters for 24 hours",
     }
 
 

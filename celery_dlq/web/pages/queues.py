@@ -141,7 +141,7 @@ def restore(call: Call) -> Page:
         return call.to("letter", queue=queue, letter=letter_id)
     if entry is None:
         what = f"expected a discarded letter of {queue}, got {letter_id!r}"
-        return gone(call, NotFound(f"{what}; discarded letters stay in the bin for 24 hours"))
+        return gone(call, NotFound(f"{what}; discarded letters are kept for 24 hours"))
     found = Row.of(call, entry)
     return confirm(
         call,

@@ -18,9 +18,8 @@ from workers import Worker
 
 from celery_dlq import DeadLetter
 from celery_dlq.errors import ExportError, SettingsError
-from celery_dlq.features.differences import samples
-from celery_dlq.features.differences.samples import Samples
-from celery_dlq.features.differences.sampling import LONGEST_ARGUMENTS, Sampler
+from celery_dlq.features.differences import sampling
+from celery_dlq.features.differences.sampling import LONGEST_ARGUMENTS, Sampler, Samples
 from celery_dlq.plugin import utc_now
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.resolved import ResolvedPolicy
@@ -56,7 +55,7 @@ def test_a_worker_samples_what_succeeds(
     letters()
     with redis.Redis.from_url(redis_url) as client:
         poll(lambda: client.xlen(STREAM) == 3)
-        assert 0 < client.ttl(STREAM) <= samples.KEPT_SECONDS
+        assert 0 < client.ttl(STREAM) <= sampling.KEPT_SECONDS
     folder = tmp_path / "successes"
     report = poison.dlq.export(folder, successes=True, redact=["kwargs.key"], redact_key=KEY)
     assert report.letters == 3
@@ -146,7 +145,7 @@ def test_the_share_is_kept_and_arguments_are_bounded() -> None:
 
 def test_the_stream_stays_bounded(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """About the newest ten thousand successes of a queue are kept."""
-    monkeypatch.setattr(samples, "MOST_SAMPLES", 200)
+    monkeypatch.setattr(sampling, "MOST_SAMPLES", 200)
     store = Store(redis_url, timeout_seconds=2)
     kept = store.part(Samples)
     for burst in range(2):

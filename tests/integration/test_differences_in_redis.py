@@ -15,7 +15,7 @@ from waiting import poll
 
 from celery_dlq import DeadLetters
 from celery_dlq.cli.commands import dlq as commands
-from celery_dlq.features.differences.samples import Samples
+from celery_dlq.features.differences.sampling import Samples
 
 GROUP = "a" * 16
 

@@ -22,8 +22,7 @@ from servers import require
 
 from celery_dlq import DeadLetters
 from celery_dlq.errors import ExportError
-from celery_dlq.features.differences.samples import Samples
-from celery_dlq.features.differences.sampling import Sampler
+from celery_dlq.features.differences.sampling import Sampler, Samples
 from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.resolved import ResolvedPolicy

@@ -13,13 +13,14 @@ from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Events
 from celery_dlq.features.sentry import observer as sentry
 from celery_dlq.features.sentry.observer import (
+    Report,
     SentryDeduplicator,
     SentryObserver,
+    Why,
     event_id_of,
     event_of,
     sends_values,
 )
-from celery_dlq.features.sentry.reports import Report, Why
 from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.letters.redaction import Redaction
 

@@ -204,6 +204,8 @@ class RedisServer:
             "127.0.0.1",
             "--save",
             "",
+            "--repl-diskless-sync-delay",
+            "0",  # a replica of a test waits for no others
             "--dir",
             str(folder),
             "--logfile",

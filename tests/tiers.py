@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 DEFAULT_TIER = (
     "tests/unit/",
     "tests/contract/",
@@ -18,8 +20,7 @@ DEFAULT_TIER = (
     "tests/acceptance/test_counting.py::test_a_second_delivery_of_a_running_message_is_not_charged",
     "tests/acceptance/test_deaths.py::test_a_worker_that_is_killed_again_and_again",
     "tests/acceptance/test_deaths.py::test_a_worker_killed_between_storing_and_acknowledging",
-    "tests/acceptance/test_dropped.py::test_each_message_that_celery_drops_becomes_one_letter_with_its_bytes[redis-",
-    "tests/acceptance/test_dropped.py::test_each_message_that_celery_drops_becomes_one_letter_with_its_bytes[quorum-prefork",
+    "tests/acceptance/test_dropped.py::test_each_message_that_celery_drops_becomes_one_letter_with_its_bytes[redis-prefork",
     "tests/acceptance/test_dropped.py::test_bad_input",
     "tests/acceptance/test_dropped.py::test_every_form_of_message",
     "tests/acceptance/test_dropped.py::test_nothing_is_kept",
@@ -40,6 +41,7 @@ DEFAULT_TIER = (
 """Beginnings of test ids."""
 
 FULL_TIER = (
+    "tests/contract/test_retention.py::test_a_worker_gets_round_many_queues[cluster",
     "tests/acceptance/test_operations.py::test_a_canary_that_is_held_has_not_died[queue",
     "tests/acceptance/test_operations.py::test_a_canary_that_is_held_has_not_died[breaker",
     "tests/acceptance/test_store_down.py::test_while_the_store_is_down_healthy_tasks_run_and_dying_ones_wait[read-only",
@@ -83,15 +85,16 @@ FULL_TIER = (
 _WITH_ANY_BROKER = (
     "tests/integration/test_auto_redrive.py",
     "tests/integration/test_background_jobs.py",
+    "tests/integration/test_redrive_checks.py",
 )
-"""Files on what is done the same way whether letters and broker share a Redis or not; in the
-default tier, they do."""
+"""Files on what is done the same way whether letters and broker share a Redis or not, and with
+each kind of queue: in the default tier, they share it, and queues of RabbitMQ are classic ones."""
 
 
 def in_default_tier(test_id: str) -> bool:
     """True if `tox` alone runs a test."""
     if "[sqs" in test_id:
         return False  # each takes a quarter of a minute
-    if "[elsewhere" in test_id and test_id.startswith(_WITH_ANY_BROKER):
+    if test_id.startswith(_WITH_ANY_BROKER) and re.search(r"\[(elsewhere|quorum)", test_id):
         return False
     return test_id.startswith(DEFAULT_TIER) and not test_id.startswith(FULL_TIER)

@@ -84,7 +84,7 @@ class _Demo:
         command = self._typed("dlq", "triage", letters, "--html", str(report))
         triage = stack.enter_context(child(command, self.folder / "triage.log"))
         self._begin("See how many letters there are, and why")
-        self._dlq("queues", lines=7)
+        self._dlq("queues")
         self._dlq("groups", "orders-DLQ")
         self._begin("Mend the bug in charge, and redrive its letters: 3 first, then the rest")
         shop.FIXED.touch()
@@ -144,13 +144,13 @@ class _Demo:
         say(self.console, f"$ {shown}", "bold")
         return [sys.executable, "-m", "celery", "-A", _APP, *command]
 
-    def _dlq(self, *arguments: str, lines: int = 20) -> None:
-        """Run a command as an operator would; show it, and the beginning of what it prints."""
+    def _dlq(self, *arguments: str) -> None:
+        """Run a command as an operator would, and show it with what it prints."""
         command = self._typed("dlq", *arguments)
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=-1, text=True, check=False)  # noqa: S603 - our own
-        self._show(done.stdout, done.returncode, lines)
+        self._show(done.stdout, done.returncode)
 
-    def _show(self, printed: str, returncode: int | None, most: int) -> None:
+    def _show(self, printed: str, returncode: int | None, most: int = 20) -> None:
         lines = [text.rstrip() for text in printed.splitlines() if text.strip()]
         hidden = len(lines) - most
         for text in lines[:most] + [f"… {hidden} more lines"] * (hidden > 0):

@@ -61,6 +61,9 @@ _LARGEST = """
     ORDER BY letters DESC, fingerprint LIMIT {most}
 """
 _MAX_NEWS_PERIOD = timedelta(days=7)
+# Of files, some thousand letters: Spark answers before it would have compiled the questions to
+# Java code, which takes a quarter of the CPU of a small triage.
+_MAX_INTERPRETED_BYTES = 256 * 1024
 _MAX_QUICK_BYTES = 128 * 1024 * 1024  # of files; a million small letters are half of it
 
 
@@ -227,6 +230,9 @@ def session_for(given: SparkSession | None, size: int) -> Iterator[SparkSession]
         return
     ran_before = is_running()
     session = local_session(quick=0 < size < _MAX_QUICK_BYTES)
+    if 0 < size < _MAX_INTERPRETED_BYTES:
+        session.conf.set("spark.sql.codegen.wholeStage", "false")
+        session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
     try:
         yield session
     finally:

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -348,22 +348,19 @@ class PipelinedConnection:
         return new_connection(self._client.connection_pool)
 
     def _send(self, commands: Sequence[Command], *, reply: bool) -> None:
-        if not reply:
-            if self.skips_replies is None:
-                self.skips_replies = self._may_skip_replies()
-            if self.skips_replies:
-                commands = _unanswered(commands)
-        packed = self._packed(commands)
+        if not reply and self.skips_replies is None:
+            self.skips_replies = self._may_skip_replies()
+        packed = self._packed(commands, silent=not reply and bool(self.skips_replies))
         sock = self._connection._sock  # noqa: SLF001 - redis-py has no public name for it
         if type(sock) is socket.socket and len(packed) == 1:  # TLS has a class of its own
             # A socket with a timeout asks first if it can be written to: one more call of the
             # operating system, and in gevent several. It does not block, so just write. Not with
             # os.write: eventlet's own waits for ever if the other side has closed the connection.
             with suppress(BlockingIOError):
-                rest = memoryview(packed[0])[os.writev(sock.fileno(), packed) :]
-                if not rest:
+                sent = os.writev(sock.fileno(), packed)
+                if sent == len(packed[0]):
                     return
-                packed = [rest]
+                packed = [memoryview(packed[0])[sent:]]
         self._connection.send_packed_command(packed, check_health=False)
 
     def _may_skip_replies(self) -> bool:
@@ -387,15 +384,14 @@ class PipelinedConnection:
         )
         return False
 
-    def _packed(self, commands: Sequence[Command]) -> list[bytes | memoryview]:
+    def _packed(self, commands: Sequence[Command], *, silent: bool) -> list[bytes | memoryview]:
         """Pack like redis-py, without its checks of each argument: these are all our own."""
-        if pack_command is None:
-            return list(self._connection.pack_commands(commands))
-        packed = [
-            _NO_REPLY_PACKED if command is _NO_REPLY else pack_command(command)
-            for command in commands
-        ]
-        return packed if len(packed) == 1 else [b"".join(packed)]
+        if pack_command is not None:
+            before = _NO_REPLY_PACKED if silent else b""
+            return [b"".join([before + pack_command(command) for command in commands])]
+        if silent:
+            commands = [part for command in commands for part in (_NO_REPLY, command)]
+        return list(self._connection.pack_commands(commands))
 
     def replies(self, number: int) -> list[Any]:
         """Read replies or refusals."""
@@ -430,7 +426,3 @@ class PipelinedConnection:
         if now - self._logged_at >= self._LOG_SECONDS:
             self._logged_at = now
             logger.error("%s: %s (error %d)", self._failing, exc, self.errors)
-
-
-def _unanswered(commands: Iterable[Command]) -> list[Command]:
-    return [part for command in commands for part in (_NO_REPLY, command)]

@@ -54,6 +54,7 @@ class ReliableChannel(kombu_redis.Channel):
     QoS = ReliableQoS
     Message = EntryMessage
     dlq_leases: Leases
+    active_queues: Any = ()  # kombu's property makes a list at each turn of the loop
     _in_poll: Any
     _brpop_sent_at: Any = None  # new in kombu 5.7
     _polling_logged = False
@@ -81,6 +82,7 @@ class ReliableChannel(kombu_redis.Channel):
         return super().basic_consume(queue, *args, **kwargs)
 
     def _update_queue_cycle(self) -> None:
+        self.active_queues = super().active_queues
         super()._update_queue_cycle()
         self._plans.clear()
         self._sleeping = False  # fetch, then arm with the queues of now
@@ -117,7 +119,7 @@ class ReliableChannel(kombu_redis.Channel):
         if self._fetching is None:
             self.look_at_idle_connection()
             raise Empty
-        (tag, queues), connection = self._fetching, self.client.connection
+        (tag, queues), connection = self._fetching, self._in_poll or self.client.connection
         try:
             try:
                 reply = connection.read_response()

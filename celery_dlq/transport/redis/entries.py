@@ -26,13 +26,15 @@ from kombu.messaging import Producer
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
-from kombu.utils.json import JSONEncoder, dumps, loads
+from kombu.utils.json import JSONEncoder, dumps, object_hook
 
 from celery_dlq.letters.headers import CONTENT_TYPE_OF_ENTRY
 
 _BEFORE_QUEUE = b',"",'
 _USUAL_LISTS = "\x06\x16", [0, 3, 6, 9]  # kombu's `sep` and `priority_steps`
 _BEFORE_LISTS = "-["
+# As kombu's `dumps` and `loads`, which make an encoder or a decoder for each text
+_encode, _decode = JSONEncoder().encode, json.JSONDecoder(object_hook=object_hook).decode
 
 
 class Entry(dict[str, Any]):
@@ -164,7 +166,7 @@ def redelivered(entry: bytes, decode_body: Callable[..., Any]) -> tuple[bytes, A
 
 def _envelope(entry: bytes) -> dict[str, Any]:
     """The envelope of an entry, with an id; raises if kombu cannot make a message of it."""
-    envelope = loads(bytes_to_str(entry))  # which replaces what is no UTF-8
+    envelope = _decode(bytes_to_str(entry))  # which replaces what is no UTF-8
     try:
         properties = envelope["properties"]
         for name in ("exchange", "routing_key"):
@@ -193,7 +195,6 @@ STEPS = (
     "_put",
 )
 _TAGS_AT_ONCE = 0x1000
-_encode = JSONEncoder().encode  # as kombu's `dumps`, which makes an encoder for each text
 
 
 class Envelopes:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
@@ -296,7 +297,7 @@ logger = get_logger("celery_dlq.transport")
 class ReliableQoS(kombu_redis.QoS):
     """Acknowledges and restores what this worker fetched by script; all else as kombu does."""
 
-    @property
+    @cached_property
     def _leases(self) -> Leases:
         leases: Leases = self.channel.dlq_leases
         return leases

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from celery_dlq.operations.job import Job
 
 COUNTED = 10_000
-COUNT_SECONDS = 0.05
+COUNT_SECONDS = 0.04
 MOST_SEARCHED = 2_000
 """Letters that are searched, on a job's page, for those that died again."""
 

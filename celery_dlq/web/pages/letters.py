@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from celery_dlq.operations.redrive.select import RawEntry
 
 PAGE = 50
-DEADLINE_SECONDS = 0.05
+DEADLINE_SECONDS = 0.04
 MAX_BODY_SHOWN = 256 * 1024
 MAX_FIELDS_SHOWN = 50
 MAX_FIELD_SHOWN = 1000

@@ -60,7 +60,7 @@ class Size:
     requests: int
 
 
-FULL = Size(letters=1_000_000, groups=100_000, requests=50)
+FULL = Size(letters=1_000_000, groups=100_000, requests=20)
 QUICK = Size(letters=2_000, groups=200, requests=3)
 
 

@@ -81,7 +81,7 @@ def measure(size: Size, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]
                 _row(name, path, port, tree, size.requests)
                 for name, path in _pages(client, job).items()
             ]
-        yield {"cell": f"{size.letters:,} letters, {groups:,} groups", "rows": rows}
+        yield {"cell": f"{size.letters:,} letters, {groups:,} causes", "rows": rows}
 
 
 def _pages(client: Any, job: str) -> dict[str, str]:
@@ -93,16 +93,16 @@ def _pages(client: Any, job: str) -> dict[str, str]:
     letters = f"{queue}/letters"
     return {
         "overview": "/",
-        "groups, newest": queue,
-        "groups, largest": f"{queue}?by=letters",
-        "groups, open": f"{queue}?state=open",
-        "groups, resolved": f"{queue}?state=resolved",
-        "the largest group": f"{queue}/groups/{largest}",
-        "how the largest group differs": f"{queue}/groups/{largest}/differences",
-        "how a rare group differs": f"{queue}/groups/{rare}/differences",
+        "causes, newest": queue,
+        "causes, largest": f"{queue}?by=letters",
+        "causes, open": f"{queue}?state=open",
+        "causes, resolved": f"{queue}?state=resolved",
+        "the largest cause": f"{queue}/groups/{largest}",
+        "how the largest cause differs": f"{queue}/groups/{largest}/differences",
+        "how a rare cause differs": f"{queue}/groups/{rare}/differences",
         "letters": letters,
-        "letters of the largest group": f"{letters}?fingerprint={largest}",
-        "letters of a rare group, a part": f"{letters}?fingerprint={rare}",
+        "letters of the largest cause": f"{letters}?fingerprint={largest}",
+        "letters of a rare cause, a part": f"{letters}?fingerprint={rare}",
         "letters with a text that none has, a part": f"{letters}?grep=nowhere",
         "letters with an argument that none has, a part": f"{letters}?conditions=kwargs.x%3D1",
         "one letter": f"{letters}/{letter}",

@@ -278,7 +278,7 @@ def use_django(python: Path, folder: Path, url: str) -> None:
 
 
 def use_demo(python: Path, folder: Path, _url: str) -> None:
-    """The README's second command."""
+    """The README's first command."""
     run(str(python.parent / "celery-dlq"), "demo", "--folder", str(folder / "demo"), cwd=folder)
 
 

@@ -63,8 +63,8 @@ def set_(
     Workers notice within seconds. The value `none` switches a key off. When the override
     ends, the configured values apply again; an earlier override does not come back.
 
-    Letters that exist are trimmed or redriven by the new values after one minute; `unset`
-    prevents it until then. Asks first if letters would be trimmed or redriven.
+    If the new values remove or redrive letters that exist, the command asks first. They
+    do so after one minute; until then `unset` prevents it.
     """
     pairs: dict[str, Any] = dict(map(_pair, values))
     check_names("policy keys", pairs, policy_keys())
@@ -85,7 +85,7 @@ def set_(
 def unset(ctx: click.Context, queue: str, keys: tuple[str, ...], *, yes: bool) -> None:
     """End overrides of QUEUE early: all, or only those of KEYs.
 
-    Asks first if letters would be trimmed or redriven.
+    Asks first if this removes or redrives letters.
     """
     load_tasks(ctx.obj.app)
     admin = dead_letters_of(ctx).assembly.policy_admin()

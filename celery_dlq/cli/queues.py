@@ -36,7 +36,10 @@ _STATES = {
 @json_option
 @click.pass_context
 def queues(ctx: click.Context, *, as_json: bool) -> None:
-    """Show all dead-letter queues: letters, ages, reasons."""
+    """Show all dead-letter queues: letters, ages, reasons.
+
+    `groups QUEUE` shows why the letters of one of them failed.
+    """
     dead_letters = dead_letters_of(ctx)
     found = dead_letters.queues()
     if as_json:

@@ -90,9 +90,9 @@ def redrive(
     A letter stays if its message would be lost: nobody knows its queue, or no live
     worker of its queue has its task. The exit code is then 1.
 
-    --canary N redrives N letters first, spread over the causes, and waits for their tasks
-    to end, at most --canary-wait. The others follow if at most --max-failures of the N
-    failed or did not end.
+    --canary N redrives N letters first, spread over the causes. It waits for their tasks
+    to end, at most for --canary-wait. The other letters follow if no more than
+    --max-failures of the N failed or did not end.
     """
     request = JobRequest.of(ctx, "redrive", given, _OPTIONS)
     RedriveOptions.of(**request.how)  # whatever is done with them

@@ -56,7 +56,7 @@ def discard(ctx: click.Context, /, **given: Any) -> None:
 def purge(ctx: click.Context, /, **given: Any) -> None:
     """Remove letters for good.
 
-    `restore` does not bring them back; it does after `discard`.
+    Nothing brings them back. After `discard`, `restore` does.
 
     Choose letters by ID, by filter, or with --all. Asks first, unless you name one letter
     by its ID. Without a terminal to ask, it needs --yes.

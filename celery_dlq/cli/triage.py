@@ -1,4 +1,4 @@
-"""``dlq triage``: what is dying and why, from an export."""
+"""``dlq triage``: what fails and why, from an export."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def show_triage(console: Console, found: Triage) -> None:
         )
         for group in found.groups[:_MOST_GROUPS]
     )
-    table(console, "Groups: what is dying", (">letters", "task", "cause", "example"), groups)
+    table(console, "Causes: what fails", (">letters", "task", "cause", "example"), groups)
     _more(console, len(found.groups) - _MOST_GROUPS, "Smaller groups")
     reasons = ((reason(one.reason), one.letters, f"{one.share:.0%}") for one in found.reasons)
     table(console, "Reasons", ("reason", ">letters", ">share"), reasons)

@@ -71,8 +71,7 @@ def web(ctx: click.Context, /, **options: Any) -> None:
     """Serve pages to look at letters in a browser.
 
     The pages are read-only without --allow-changes. On another --host than the default,
-    browsers need a token, or a proxy that names its users (--trusted-header with
-    --trusted-proxy).
+    browsers need a token, or a proxy names the users: --trusted-proxy, --trusted-header.
     """
     try:
         from celery_dlq.web import access, asgi, server, site  # noqa: PLC0415 - an extra

@@ -66,7 +66,7 @@ def resolve(
 ) -> None:
     """Mark a cause as fixed. Its letters stay; `redrive` runs their tasks again.
 
-    The next letter of this cause makes it regressed. With --release, letters from the
+    The next letter of this cause marks it as regressed. With --release, letters from the
     releases that had it before do not: their workers do not have the fix yet. The first
     digits of FINGERPRINT are enough.
     """

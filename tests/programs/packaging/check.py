@@ -215,7 +215,7 @@ def use_spark(python: Path, folder: Path, url: str) -> None:
     if not (folder / "letters").exists():
         use_parquet(python, folder, url)
     said = dlq(python, folder, url, "triage", str(folder / "letters"))
-    expect("Groups: what is dying" in said, f"a triage, got {said}")
+    expect("Causes: what fails" in said, f"a triage, got {said}")
 
 
 def use_sentry(python: Path, folder: Path, url: str) -> None:

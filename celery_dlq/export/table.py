@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import cache, lru_cache
-from itertools import accumulate, islice
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +47,7 @@ _TYPES: dict[Kind, Any] = {
 _MIN_LAYOUT_ROWS = 8
 
 SUCCESS = frozenset(
-    {
-        b"id",
-        b"task_id",
-        b"task_name",
-        b"source_queue",
-        b"dead_letter_queue",
-        b"reason",
-        b"dead_lettered_at",
-    }
+    b"id task_id task_name source_queue dead_letter_queue reason dead_lettered_at".split()
 )
 """Fields that every sample of a success has."""
 
@@ -85,54 +77,38 @@ def table(
     """
     chosen = schema() if columns is None else _part(frozenset(columns))
     wanted = frozenset(name.encode() for name in chosen.names)
+    required = frozenset() if refused is None else required
     tables: list[Any] = []
-    others: list[Mapping[bytes, bytes]] = []
-
-    def refuse(number: int, exc: CorruptLetter) -> None:
-        if refused is None:
-            others.append(entries[number])
-        else:
-            refused(number, exc)
-
-    groups = _by_layout(entries, refuse, None if refused is None else required)
-    unpacked = groups.pop(None, [])
-    for layout, numbers in groups.items():
+    groups: dict[bytes, list[int]] = {}
+    for number, entry in enumerate(entries):
+        head = entry.head() if isinstance(entry, PackedFields) else b""
+        groups.setdefault(head, []).append(number)
+    unpacked = groups.pop(b"", [])
+    for numbers in groups.values():
         if len(numbers) >= _MIN_LAYOUT_ROWS or len(groups) == 1:  # else a table costs more
-            with suppress(ValueError):  # an entry does not match its layout: found below
+            with suppress(ValueError, CorruptLetter):  # found below, entry by entry
+                layout = entries[numbers[0]].layout()  # type: ignore[attr-defined]
+                _check(layout.names, required)
                 rows = [entries[number].parts for number in numbers]  # type: ignore[attr-defined]
                 tables.append(_table(chosen, _layout_columns(layout, rows, wanted), len(rows)))
                 continue
         unpacked += numbers
+    others: list[Mapping[bytes, bytes]] = []
+    unreadable: dict[int, CorruptLetter] = {}
     for number in unpacked:
+        entry = entries[number]
         try:
-            entry = entries[number]
-            others.append(entry.fields() if isinstance(entry, PackedFields) else entry)
+            fields = entry.fields() if isinstance(entry, PackedFields) else entry
+            _check(fields.keys(), required)
+            others.append(fields)
         except CorruptLetter as exc:
-            refuse(number, exc)
+            unreadable[number] = exc
+    for number, error in sorted(unreadable.items()):
+        others.append(entries[number]) if refused is None else refused(number, error)
     if others or not tables:
         found = {n: pa.array([entry.get(n) for entry in others], pa.binary()) for n in wanted}
         tables.append(_table(chosen, found, len(others)))
     return pa.concat_tables(tables)
-
-
-def _by_layout(
-    entries: Sequence[Mapping[bytes, bytes]],
-    refuse: Refused,
-    required: frozenset[bytes] | None,
-) -> dict[Any, list[int]]:
-    """The numbers of entries, by their layout; those that are not packed have ``None``."""
-    # No object is made for each entry: the garbage collector would look at them again and again.
-    groups: dict[Any, list[int]] = {}
-    for number, entry in enumerate(entries):
-        try:
-            layout = entry.layout() if isinstance(entry, PackedFields) else None
-            if required is not None and (layout is None or layout not in groups):
-                _check(entry.keys() if layout is None else layout.names, required)
-        except CorruptLetter as exc:
-            refuse(number, exc)
-        else:
-            groups.setdefault(layout, []).append(number)
-    return groups
 
 
 def write_file(path: Path, groups: Iterable[Sequence[Mapping[bytes, bytes]]]) -> int:
@@ -171,7 +147,7 @@ def _column(kind: Kind, values: Any, length: int) -> Any:
     if values is None or values.null_count == length:
         return pa.nulls(length, _TYPES[kind])
     if kind is Kind.BYTES:
-        return values
+        return pc.cast(values, _TYPES[kind])
     if kind is Kind.INTEGER:
         return _numbers(values)
     if kind is Kind.TIME:
@@ -180,6 +156,8 @@ def _column(kind: Kind, values: Any, length: int) -> Any:
 
 
 def _texts(values: Any) -> Any:
+    if values.type == _TYPES[Kind.TEXT]:
+        return values
     try:
         return pc.cast(values, pa.string())
     except pa.ArrowInvalid:  # a foreign writer's broken UTF-8
@@ -201,7 +179,8 @@ def _numbers(values: Any) -> Any:
     try:
         return pc.cast(pc.cast(values, pa.string()), pa.int64())
     except pa.ArrowInvalid:  # a foreign writer's bad numbers become null
-        return pa.array([_number(v) for v in values.to_pylist()], pa.int64())
+        stored = pc.cast(values, pa.binary()).to_pylist()
+        return pa.array([_number(v) for v in stored], pa.int64())
 
 
 def _number(value: bytes | None) -> int | None:
@@ -222,29 +201,41 @@ def _layout_columns(
     needed = wanted | {other for name, other in layout.same if name in wanted}
     needed |= {whole for name, whole in layout.places if name in needed}
     found: dict[bytes, Any] = {}
-    columns = islice(zip(*rows, strict=True), 1, None, 2)
-    for name, values in zip(layout.stored, columns, strict=True):
+    plain: dict[bytes, Sequence[bytes]] = {}
+    columns = list(zip(*rows, strict=True))
+    for name, names, values in zip(layout.stored, columns[::2], columns[1::2], strict=True):
+        if names.count(name) != len(rows):
+            raise ValueError("an entry has other fields")
         if name == INLINE:
-            found.update(_joined(values, (b"", *layout.joined), needed))  # b"": the head
+            found |= _joined(values, (b"", *layout.joined), needed)  # b"": the head
         elif name == COMPRESSED and not needed.isdisjoint(layout.compressed):
-            texts = [decompressed(value) for value in values]
-            found.update(_joined(texts, layout.compressed, needed))
+            found |= _joined([decompressed(value) for value in values], layout.compressed, needed)
         elif name in needed:
-            found[name] = _bytes(values)
-    for name, whole in layout.places:
-        if name in needed:
-            found[name] = _cut(found[whole], found[name])
-    found.update({name: found[other] for name, other in layout.same if name in needed})
-    return found
+            plain[name] = values
+    found |= _named(list(plain), _bytes([*chain.from_iterable(plain.values())]), len(rows))
+    if places := [place for place in layout.places if place[0] in needed]:
+        _cut(found, places, len(rows))
+    return found | {name: found[other] for name, other in layout.same if name in needed}
 
 
 def _joined(
     texts: Sequence[bytes], names: Sequence[bytes], needed: frozenset[bytes]
 ) -> dict[bytes, Any]:
     """Split joined values of all entries into arrays by field."""
-    lists = _split(_bytes(texts), SEPARATOR, len(names))
-    numbered = zip(_indexes(len(names)), names, strict=True)
-    return {name: pc.list_element(lists, number) for number, name in numbered if name in needed}
+    count, total = len(names), len(names) * len(texts)
+    numbers, order = _up_to(total), array("i")
+    chosen = [number for number, name in enumerate(names) if name in needed]
+    for number in chosen:
+        order += numbers[number:total:count]
+    values = _split(_bytes(texts), SEPARATOR, count).take(_arrow(order))
+    return _named([names[number] for number in chosen], values, len(texts))
+
+
+def _named(names: Sequence[bytes], values: Any, rows: int) -> dict[bytes, Any]:
+    """Columns that follow each other in one array; texts, unless one of them is none."""
+    with suppress(pa.ArrowInvalid):
+        values = pc.cast(values, pa.string())
+    return {name: values.slice(rows * at, rows) for at, name in enumerate(names)}
 
 
 def _bytes(values: Sequence[bytes]) -> Any:
@@ -256,53 +247,57 @@ def _bytes(values: Sequence[bytes]) -> Any:
     return pa.Array.from_buffers(pa.binary(), len(values), [None, bounds, text])
 
 
-def _cut(whole: Any, places: Any) -> Any:
-    """Slice values by their places, ``start:length``.
+def _cut(found: dict[bytes, Any], places: Sequence[tuple[bytes, bytes]], rows: int) -> None:
+    """Replace places, ``start:length``, by these slices of other columns.
 
     An array over the buffer of all values has pairs of a slice and the gap that follows it; Arrow
     copies the first of each pair.
     """
-    pairs = _split(places, b":", 2)
-    starts, sizes = (
-        pc.cast(pc.cast(pc.list_element(pairs, number), pa.string()), pa.int64())
-        for number in _indexes(2)
-    )
-    ends = pc.add(starts, sizes)
-    zero = _indexes(1)[0]
-    outside = pc.or_(
-        pc.or_(pc.less(starts, zero), pc.less(sizes, zero)),
-        pc.greater(ends, pc.binary_length(whole)),
-    )
-    if pc.any(outside).as_py():
-        raise ValueError("a place is beyond the end")
-    _validity, offsets, text = whole.buffers()  # the arrays of `_column` begin at offset 0
-    at = pa.Array.from_buffers(pa.int32(), len(whole), [None, offsets])
-    bounds = array("i", bytes(8 * len(whole) + 4))
-    bounds[:-1:2] = _integers(pc.add(at, starts))
-    bounds[1::2] = _integers(pc.add(at, ends))
-    bounds[-1] = bounds[-2]
-    laid = pa.Array.from_buffers(pa.binary(), 2 * len(whole), [None, pa.py_buffer(bounds), text])
-    return pc.list_element(pa.FixedSizeListArray.from_arrays(laid, 2), zero)
+    numbers = _split(pa.concat_arrays([found[name] for name, _whole in places]), b":", 2)
+    numbers = pc.cast(pc.cast(numbers, pa.string()), pa.int32())
+    if pc.min(numbers).as_py() < 0:
+        raise ValueError("a place is before the beginning")
+    for first, (name, other) in zip(range(0, len(numbers), 2 * rows), places, strict=True):
+        pairs, whole = _integers(numbers.slice(first, 2 * rows)), found[other]
+        starts, sizes = _arrow(pairs[::2]), _arrow(pairs[1::2])
+        ends = pc.add_checked(starts, sizes)
+        if pc.any(pc.greater(ends, pc.binary_length(whole))).as_py():
+            raise ValueError("a place is beyond the end")
+        _validity, offsets, text = whole.buffers()
+        at = pa.Array.from_buffers(pa.int32(), rows, [None, offsets], offset=whole.offset)
+        bounds = array("i", bytes(8 * rows + 4))
+        bounds[:-1:2] = _integers(pc.add(at, starts))
+        bounds[1::2] = _integers(pc.add(at, ends))
+        bounds[-1] = bounds[-2]
+        laid = pa.Array.from_buffers(pa.binary(), 2 * rows, [None, pa.py_buffer(bounds), text])
+        found[name] = laid.take(_arrow(_up_to(2 * rows)[: 2 * rows : 2]))
 
 
 def _split(values: Any, separator: bytes, count: int) -> Any:
-    """Split each value into exactly ``count`` values."""
+    """Split each value into exactly ``count`` values; all of them in one array."""
     lists = pc.split_pattern(values, separator)
-    counts = pc.min_max(pc.list_value_length(lists)).as_py()
-    if counts != {"min": count, "max": count}:
-        raise ValueError(f"expected {count} values, got {counts}")
-    return lists
+    total = count * len(values)
+    if _integers(lists.offsets) != _up_to(total)[: total + 1 : count]:
+        raise ValueError(f"expected {count} values")
+    return lists.values
+
+
+def _up_to(count: int) -> array[int]:
+    """The numbers from 0 to ``count``, and more: few lists serve all counts."""
+    return _numbers_to(1 << count.bit_length())
 
 
 @cache
-def _indexes(count: int) -> Any:
-    """The numbers from 0; from a buffer, since Arrow imports pandas to convert a Python int."""
-    numbers = pa.py_buffer(array("q", range(count)))
-    return pa.Array.from_buffers(pa.int64(), count, [None, numbers])
+def _numbers_to(count: int) -> array[int]:
+    return array("i", range(count + 1))
+
+
+def _arrow(numbers: array[int]) -> Any:
+    """A column of integers; if it were made of a list, Arrow would import pandas."""
+    return pa.Array.from_buffers(pa.int32(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def _integers(numbers: Any) -> array[int]:
-    """A column without nulls or offset, as C integers."""
-    found = array("i")
-    found.frombytes(pc.cast(numbers, pa.int32()).buffers()[1])
-    return found[: len(numbers)]
+    """A column without nulls, as C integers."""
+    at = numbers.offset
+    return array("i", numbers.buffers()[1].to_pybytes())[at : at + len(numbers)]

@@ -39,11 +39,13 @@ reads whole columns by the layout of the entries (`EntryLayout`): it only splits
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 from celery_dlq.errors import CorruptLetter
@@ -95,6 +97,9 @@ _DICTIONARY = (
     b"routing_key,content_type,content_encoding,headers,properties,@args_json,@kwargs_json,"
     b"argsrepr,kwargsrepr,root_id,origin,worker_pid\n1,36,6,10,20,16,1,1,1,1,"
 )
+# The same as the first block of deflated data: cheaper than to give it to each new decompressor.
+_SIZE = len(_DICTIONARY)
+_FIRST = struct.pack("<BHH", 0, _SIZE, _SIZE ^ 0xFFFF) + _DICTIONARY
 
 _UNREADABLE = (zlib.error, ValueError, LookupError)
 
@@ -175,14 +180,13 @@ class PackedFields(Mapping[bytes, bytes]):
     one decompresses all of them; one that cannot be read counts as missing.
     """
 
-    __slots__ = ("_all", "_at", "_layout", "_values", "parts")
+    _layout: EntryLayout | None = None  # until it is split
+    _at: Mapping[bytes, int] = MappingProxyType({})  # the layout's: `get` is called so often
+    _values: Sequence[bytes] = ()
+    _all: dict[bytes, bytes] | None = None
 
     def __init__(self, parts: Sequence[bytes]) -> None:
         self.parts = parts  # names and values in turn, as they are stored
-        self._layout: EntryLayout | None = None  # until it is split
-        self._at: Mapping[bytes, int] = {}  # the layout's, because `get` is called so often
-        self._values: Sequence[bytes] = ()
-        self._all: dict[bytes, bytes] | None = None
 
     def layout(self) -> EntryLayout:
         """What the names and values of `parts` are, for readers of whole columns."""
@@ -192,6 +196,11 @@ class PackedFields(Mapping[bytes, bytes]):
             return _layout_of(stored, head)
         except _UNREADABLE as exc:
             raise _unreadable(exc) from exc
+
+    def head(self) -> bytes:
+        """The head in `+`, if that is the first field, as it is in what `packed` makes."""
+        parts = self.parts
+        return parts[1].partition(SEPARATOR)[0] if parts[0] == INLINE else b""
 
     def fields(self) -> dict[bytes, bytes]:
         """Unpack all fields."""
@@ -336,14 +345,10 @@ def _laid_out(stored: tuple[bytes, ...], head: bytes) -> EntryLayout:
 
 def decompressed(data: bytes) -> bytes:
     """The joined values of ``-``; ``ValueError`` if the data are corrupt."""
-    reader = zlib.decompressobj(wbits=-15, zdict=_DICTIONARY)
     try:
-        text = reader.decompress(data)
+        return zlib.decompress(_FIRST + data, wbits=-15)[_SIZE:]
     except zlib.error as exc:
         raise ValueError(*exc.args) from exc
-    if not reader.eof:
-        raise ValueError("the compressed data are cut off")
-    return text
 
 
 def _cut(whole: bytes, place: bytes) -> bytes:

@@ -12,7 +12,6 @@ from celery_dlq.export.wholefile import save
 from celery_dlq.letters.comparison import SAME_QUEUES, SAME_TASKS, SUCCESSES
 from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.spark import charts
-from celery_dlq.spark.triage.lookalikes import MAX_COMPARED
 from celery_dlq.spark.triage.rows import MAX_ROWS
 
 if TYPE_CHECKING:
@@ -60,7 +59,6 @@ def page(found: Findings, now: datetime) -> str:
             (_moment(triage.last_seen_at)[:16], "last death, UTC"),
         ],
         most_rows=MAX_ROWS,
-        most_compared=MAX_COMPARED,
         found=found,
         triage=triage,
         now=now,

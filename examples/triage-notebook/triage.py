@@ -195,15 +195,13 @@ for place, against in enumerate(compared, 1):
 # of code to read first.
 
 # %% [markdown]
-# ## Look-alikes and limits
+# ## Limits
 #
-# `similar` pairs causes whose messages are nearly the same: often one bug in two places. `limits`
-# says on which delivery messages succeed, and what share of the successes a limit there loses at
-# most; it advises `max_deliveries` where thousands of successes were sampled. Without a sample it
-# only shows how far messages came.
+# `limits` says on which delivery messages succeed, and what share of the successes a limit there
+# loses at most; it advises `max_deliveries` where thousands of successes were sampled. Without a
+# sample it only shows how far messages came.
 
 # %%
-triage.similar(letters, 0.5).select("fingerprint", "other_fingerprint", "similarity").show()
 triage.limits(letters, good).drop("share", "cumulative_share").show()
 
 # %% [markdown]

@@ -40,7 +40,6 @@ NOTHING: dict[str, Any] = {
     "new": (),
     "new_causes": 0,
     "spikes": (),
-    "similar": (),
     "others": {},
 }
 
@@ -122,9 +121,6 @@ def test_report_says_why_and_needs_nothing(
         ("c" * 16, "new", 40)
     ]
     assert {row.fingerprint for row in found.spikes} == {"c" * 16}
-    assert [(row.fingerprint, row.other_fingerprint) for row in found.similar] == [
-        ("a" * 16, "b" * 16)
-    ]
     file = write_page(found, tmp_path / "new folder" / "triage.html", NOON)
     text = file.read_text("utf-8")
     outline = Outline(text)

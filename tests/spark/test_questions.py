@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from datetime import datetime, timedelta, timezone
-from itertools import combinations
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from celery_dlq.errors import DLQError
 from celery_dlq.letters.record import field_kinds, from_micros
 from celery_dlq.spark import triage as questions
 from celery_dlq.spark.triage.causes import comparisons_of, sums_of, why_each
-from celery_dlq.spark.triage.lookalikes import MOST_IN_BLOCK, pairs
 from celery_dlq.spark.triage.questions import column_ddl
 
 if TYPE_CHECKING:
@@ -304,61 +302,6 @@ def test_spike_of_a_cause_with_two_tasks_is_one(spark: SparkSession) -> None:
     )
     found = rows(questions.spikes(df))
     assert [(row["task_name"], row["letters"]) for row in found] == [("t0", 12)]
-
-
-def test_similar_messages_are_paired(spark: SparkSession) -> None:
-    """Two causes that differ in numbers and little else are one pair; others are none."""
-    texts = {
-        "one": "order 4711 of customer 0xdeadbeef has no parts, cannot divide",
-        "two": "order 12 of customer 9f86d081884c7d65 has no parts, cannot ship",
-        "three": "connection to payments refused",
-    }
-    df = frame(
-        spark, [{"fingerprint": n, "description": t} for n, t in texts.items() for _ in range(3)]
-    )
-    (pair,) = rows(questions.similar(df))
-    assert (pair["fingerprint"], pair["other_fingerprint"]) == ("one", "two")
-    assert pair["similarity"] == pytest.approx(8 / 10)
-    assert (pair["letters"], pair["other_message"]) == (3, texts["two"])
-    assert rows(questions.similar(df, 0.9)) == []
-    with pytest.raises(DLQError, match="expected threshold between 0 and 1"):
-        questions.similar(df, 0)
-
-
-def test_many_causes_with_one_text_are_few_pairs(spark: SparkSession) -> None:
-    """Each is paired with the largest of them, not with every other one."""
-    letters = [{"fingerprint": f"{n:04}", "description": f"no order {n}"} for n in range(60)]
-    df = frame(spark, [*letters, letters[30]])
-    found = rows(questions.similar(df))
-    assert len(found) == 59
-    assert all("0030" in {row["fingerprint"], row["other_fingerprint"]} for row in found)
-
-
-def test_blocks_find_what_all_pairs_would() -> None:
-    """Looking only at causes that share a rare word misses none, while blocks are small."""
-    dice = Random(8)  # noqa: S311 - the same every time
-    texts = [" ".join(dice.sample("abcdefghijkl", dice.randrange(1, 9))) for _ in range(60)]
-    texts = list({frozenset(text.split()): text for text in texts}.values())
-    for threshold in (0.2, 0.5, 0.6, 0.75, 1.0):
-        every = set()
-        for one, other in combinations(range(len(texts)), 2):
-            a, b = set(texts[one].split()), set(texts[other].split())
-            if len(a & b) / len(a | b) >= threshold:
-                every.add((one, other))
-        assert {pair[:2] for pair in pairs(texts, threshold)} == every
-
-
-def test_causes_that_all_look_alike_stay_bounded() -> None:
-    """Thousands of texts that differ in one word each do not make millions of pairs."""
-    texts = [f"order cannot be charged by provider {spelled(n)}" for n in range(2_000)]
-    found = list(pairs(texts, 0.6))
-    assert len({place for pair in found for place in pair[:2]}) == len(texts)
-    assert len(found) <= len(texts) * 3 * MOST_IN_BLOCK
-
-
-def spelled(number: int) -> str:
-    """A number in letters: digits count as equal in messages."""
-    return str(number).translate(str.maketrans("0123456789", "ghijklmnop"))
 
 
 # -- limits -----------------------------------------------------------------------

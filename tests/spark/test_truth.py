@@ -178,7 +178,6 @@ EMPTY: Findings = Findings(
     new=(),
     new_causes=0,
     spikes=(),
-    similar=(),
     causes={},
     others={},
 )
@@ -188,7 +187,7 @@ EMPTY: Findings = Findings(
 def test_every_table_may_be_empty(table: str) -> None:
     """The page and the terminal show the rest; the page has no row of the others."""
     triage = nothing_of(EMPTY.triage, table)
-    assert len(sections(replace(EMPTY, triage=triage))) == 8
+    assert len(sections(replace(EMPTY, triage=triage))) == 7
     console = Console(record=True, width=200)
     show_triage(console, triage)
     said = console.export_text()

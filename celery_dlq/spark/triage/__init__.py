@@ -1,7 +1,7 @@
 """Questions about the letters of an exported folder, answered by Spark SQL.
 
-Most functions take a DataFrame of letters and return a lazy DataFrame; `why` and `similar` count at
-once and finish on the driver. All but `why` are plain Spark SQL, without Python on the executors.
+Most functions take a DataFrame of letters and return a lazy DataFrame; `why` counts at once and
+finishes on the driver. All but `why` are plain Spark SQL, without Python on the executors.
 They read only the columns they name: never ``body`` or ``traceback``. Times are in UTC whatever
 the session's time zone is. Values that a foreign writer left empty count as ``unknown``.
 
@@ -21,7 +21,6 @@ from celery_dlq.spark.triage.questions import (
     overview,
     reasons,
     scan,
-    similar,
     successes,
     timeline,
 )
@@ -44,7 +43,6 @@ __all__ = [
     "overview",
     "reasons",
     "scan",
-    "similar",
     "spikes",
     "successes",
     "timeline",

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq.errors import DLQError, ExportError
 from celery_dlq.letters.headers import SAMPLE_HEADER
 from celery_dlq.letters.record import Kind, field_kinds
-from celery_dlq.spark.triage.lookalikes import COMPARED, DDL, MAX_COMPARED, alike
 from celery_dlq.spark.triage.trends import bucket_width, run_sql
 
 if TYPE_CHECKING:
@@ -298,33 +297,6 @@ def groups(df: DataFrame) -> DataFrame:
         ``fingerprint``.
     """
     return run_sql(_GROUPS, df)
-
-
-def similar(df: DataFrame, threshold: float = 0.6) -> DataFrame:
-    """Find pairs of causes with nearly the same message: perhaps one bug in two places.
-
-    The newest messages of the 2,000 largest fingerprints are compared. Numbers, ids and
-    addresses in messages count as equal. Causes with the same words are each paired with the
-    largest of them. Spark groups the letters at once, and the driver compares the messages.
-
-    Args:
-        df: Letters, with the columns `COLUMNS` at least.
-        threshold: Least similarity, 0 to 1: the number of words in common, divided by the
-            number of all words of both.
-
-    Returns:
-        ``fingerprint``, ``other_fingerprint`` string (the smaller one first), ``similarity``
-        double, ``letters``, ``other_letters`` bigint, ``task_name``, ``other_task_name``,
-        ``message``, ``other_message`` string; the most similar first.
-
-    Raises:
-        DLQError: ``threshold`` is out of range.
-    """
-    if not 0 < threshold <= 1:
-        raise DLQError(f"expected threshold between 0 and 1, got {threshold}")
-    rows = groups(df).select(*COMPARED).limit(MAX_COMPARED).collect()
-    found = [tuple(pair.values()) for pair in alike([row.asDict() for row in rows], threshold)]
-    return df.sparkSession.createDataFrame(found, DDL).coalesce(1)
 
 
 def reasons(df: DataFrame) -> DataFrame:

@@ -18,7 +18,6 @@ from celery_dlq.letters.record import from_micros, iso
 from celery_dlq.spark.session import is_running, local_session
 from celery_dlq.spark.triage.causes import COLUMNS as WHY_COLUMNS
 from celery_dlq.spark.triage.causes import comparisons_of, findings_of
-from celery_dlq.spark.triage.lookalikes import MAX_COMPARED, alike
 from celery_dlq.spark.triage.questions import (
     COLUMNS,
     check_folder,
@@ -100,7 +99,6 @@ class Findings:
     new: tuple[Row, ...]
     new_causes: int  # Number of all causes that are new or came back
     spikes: tuple[Row, ...]  # The strongest flood of each cause, the strongest first
-    similar: tuple[Row, ...]  # Pairs of causes that look alike, the most similar first
     # The findings of `why` for the largest groups, by fingerprint
     causes: dict[str, tuple[Row, ...]]
     # For each of these groups, with what it was compared: the number of letters of the same tasks
@@ -142,14 +140,12 @@ def findings(
         for row in rows_of(spikes(df, found.bucket)):
             floods.setdefault(row.fingerprint, row)
         causes, others = _causes(df, found, good)
-        alikes = alike([vars(group) for group in found.groups[:MAX_COMPARED]])
         return Findings(
             triage=found,
             news_from=since,
             new=tuple(fresh),
             new_causes=max((row.among for row in fresh), default=0),
             spikes=tuple(floods.values()),
-            similar=tuple(Row(**row) for row in alikes),
             causes=causes,
             others=others,
             limits=() if good is None else tuple(rows_of(limits(df, good).where("samples > 0"))),

@@ -36,7 +36,8 @@ class Timing:
     replica_look: float = 30.0  # Without any replica, until the next question for one
     replica_doubt: float = 10.0  # After an answer of a replica, its silence means a lost master
     # Jobs
-    job_look: float = 2.0  # Between two looks for jobs that wait
+    job_look: float = 2.0  # Between two looks for jobs that wait, or for letters behind one
+    short_look: float = 0.2  # Between two looks at what another process does soon, e.g. a canary
     job_beat: float = 1.0  # Between two heartbeats of a job, each of which is a write
     job_silent: timedelta = timedelta(seconds=15)  # Without one for so long, a job has died
     claim: float = 60.0  # Letters of a batch are ours for so long; renewed after a quarter of it
@@ -45,23 +46,18 @@ class Timing:
     publish_reply: float = 10.0  # Longest wait for a broker's reply: less than `job_silent`
     publish_retry: float = 0.2  # Before the second attempt; twice as long before the third
     confirm: float = 60.0  # Longest wait for the end of an alarm, and for one confirmation
-    confirm_look: float = 1.0  # Between two heartbeats of a job that waits for either
     pace_beat: float = 0.5  # Between two heartbeats of a job that waits because of its rate
-    canary_look: float = 0.25  # Between two looks at what became of the first message
     # Readers that follow a queue
     poll: float = 0.5  # Between two looks for new letters
     max_poll: float = 10.0  # The same, while the store is away
-    export_lease: float = 15.0  # A killed export keeps others out for so long, a paused one loses
-    export_lease_look: float = 0.2  # Between two attempts to get it
+    export_lease: float = 15.0  # A killed export keeps others out for so long
+    page: float = 0.04  # A page searches and counts so long; the rest of 0.1 s is for its HTML
     # Features
-    hold_noticed: timedelta = timedelta(
-        seconds=3
-    )  # Workers notice a hold's end, and hold until then
-    release_look: float = 0.5  # Between two looks at what was released before a crash
+    hold_noticed: timedelta = timedelta(seconds=3)  # Workers hold messages until they notice
+    release_look: float = 0.5  # Between two looks whether its circuit breaker has opened again
     release_retry: timedelta = timedelta(minutes=1)  # After a release that failed
     probe: float = 30.0  # Between two probes of an open circuit breaker
     redrive_look: float = 60.0  # Between two looks for letters due; less if they wait < 10 minutes
-    busy_look: float = 2.0  # The same, while a queue has a job: behind it, more may be due
     redrive_lease: float = 30.0  # After a process that was killed, another one goes on
     canary: float = 60.0  # Shortest wait for what becomes of an automatic redrive's first message
     max_canary: float = 300.0  # The longest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 from collections import Counter
 from contextlib import suppress
@@ -44,14 +45,35 @@ LONGEST = ("test_chaos.py", "test_standalone.py", "test_notebook.py", "test_stre
 """A minute each or so: begun last, one of them would run alone for all of it."""
 
 
+RABBIT = re.compile(r"tests/(acceptance|integration)/.*(rabbitmq|classic|quorum)")
+"""What needs RabbitMQ and does not say so by its fixtures."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the full tier; long tests first; all that share a Spark session in one process."""
+    """Mark the full tier; long tests first; all that share a Spark session in one process.
+
+    In the default tier, whose tests with RabbitMQ are few, two processes have them: each that
+    meets one starts a node of Erlang, which takes seconds of both cores.
+    """
+    has_xdist = config.pluginmanager.hasplugin("xdist")
+    with_rabbit = set()
     for item in items:
+        fixtures = getattr(item, "fixturenames", ())
         if not in_default_tier(item.nodeid):
             item.add_marker(pytest.mark.full)
-        if "spark" in getattr(item, "fixturenames", ()) and config.pluginmanager.hasplugin("xdist"):
+        elif "rabbit_server" in fixtures or RABBIT.search(item.nodeid):
+            with_rabbit.add(item)
+            if has_xdist and config.option.markexpr == "not full":
+                item.add_marker(pytest.mark.xdist_group(f"rabbit {'accept' in item.nodeid}"))
+        if "spark" in fixtures and has_xdist:
             item.add_marker(pytest.mark.xdist_group("spark"))
-    items.sort(key=lambda item: (item.path.name not in LONGEST, "acceptance" not in item.nodeid))
+    items.sort(
+        key=lambda item: (
+            item.path.name not in LONGEST,
+            item not in with_rabbit,
+            "acceptance" not in item.nodeid,
+        )
+    )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

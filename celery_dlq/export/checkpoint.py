@@ -87,7 +87,7 @@ class ExportLeases:
         while not reply.acquired:
             if reply.state != first.state or time.monotonic() > until:  # renewed
                 raise self._taken(reply)
-            time.sleep(timing.current.export_lease_look)
+            time.sleep(timing.current.short_look)
             reply = lease.acquire()
         self._held[queue] = lease
         if self._seconds and self._keeper.ident is None:

@@ -44,7 +44,7 @@ class Confirms:
 
     def __init__(self) -> None:
         self._blocked, self._changed_at = False, 0.0
-        self._longest, self._step = timing.current.confirm, timing.current.confirm_look
+        self._longest, self._step = timing.current.confirm, timing.current.job_beat
 
     def transport_options(self) -> dict[str, Any]:
         """What the connection is to be opened with."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from celery_dlq import __version__, timing
@@ -29,7 +29,6 @@ HEARTBEATS_PER_LOOK = 12
 """Heartbeats between two comparisons with the other workers' policies."""
 
 _MAX_WARNINGS = 1000
-_SECOND = timedelta(seconds=1)
 
 _PAUSE_TICKS = 30
 
@@ -144,7 +143,7 @@ class Heartbeat:
         if revision != self._revision or self._over():
             found, now = self._instructions.all(), self._instructions.now()
             ends = [end for one in found for end in _times(one) if end > now]
-            self._next_end = self._clock() + (min(ends) - now) / _SECOND if ends else None
+            self._next_end = self._clock() + (min(ends) - now).total_seconds() if ends else None
             self._apply(found, now)
             self._revision = revision  # at the end: what could not be applied is applied again
 

@@ -8,6 +8,7 @@ from html import unescape
 from typing import Any
 from urllib.parse import urlencode
 
+import intervals
 import pytest
 from builders import DLQ, a_letter, key_of
 from web_pages import Pages, get, pages
@@ -35,7 +36,7 @@ def shown(web: Pages, path: str, **query: str) -> str:
 
 def test_a_search_that_was_cut_off_leads_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The link says how many letters were looked at, for the script that follows it."""
-    monkeypatch.setattr("celery_dlq.web.pages.letters.DEADLINE_SECONDS", 0.0)
+    intervals.change(monkeypatch, page=0.0)
     web = pages()
     wanted = stored(web, task_name="shop.refund")
     for _ in range(3):
@@ -53,7 +54,7 @@ def test_a_search_that_was_cut_off_leads_on(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_count_that_was_cut_off_is_no_small_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """A canary is offered: there may be a million."""
-    monkeypatch.setattr("celery_dlq.web.pages.changes.COUNT_SECONDS", 0.0)
+    intervals.change(monkeypatch, page=0.0)
     web = pages()
     for _ in range(3):
         stored(web)

@@ -286,7 +286,7 @@ class AutoRedriveObserver(Observer):
     def _look(self, stopping: Callable[[], bool]) -> None:
         with self._parts.separate() as self._own:
             if look(self._own.jobs(), self._parts.policies.policies, stopping):
-                self._look_at = min(self._look_at, time.monotonic() + timing.current.busy_look)
+                self._look_at = min(self._look_at, time.monotonic() + timing.current.job_look)
 
     def _pause(self) -> float:
         rules = self._parts.policies.policies.values("auto_redrive")

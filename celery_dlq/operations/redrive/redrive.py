@@ -79,7 +79,7 @@ def watch(work: Work, messages: list[tuple[MessageKey, Outgoing]], canary: Canar
         if ended:
             break
         work.beat()
-        time.sleep(timing.current.canary_look)
+        time.sleep(timing.current.short_look)
     work.report.canary = {"redriven": len(messages), **counts, "verdict": verdict}
     if verdict == PASSED:
         work.run.tell(options=replace(work.run.options, canary=replace(canary, passed=True)))

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from celery_dlq import timing
 from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, StoreUnavailable
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import printable, printable_json
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from celery_dlq.operations.job import Job
 
 COUNTED = 10_000
-COUNT_SECONDS = 0.04
 MOST_SEARCHED = 2_000
 """Letters that are searched, on a job's page, for those that died again."""
 
@@ -40,7 +40,8 @@ def discard_form(call: Call) -> Page:
 
 def _form(call: Call, kind: str) -> Page:
     queue, where = call.parts["queue"], filter_of(call)
-    letters, exact = call.dlq.count(queue, where, most=COUNTED, deadline_seconds=COUNT_SECONDS)
+    seconds = timing.current.page
+    letters, exact = call.dlq.count(queue, where, most=COUNTED, deadline_seconds=seconds)
     return call.page(
         f"{kind}.html",
         title=f"{kind.capitalize()} letters of {queue}",

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from celery_dlq import timing
 from celery_dlq.errors import CorruptLetter, DLQError, NotFound
 from celery_dlq.letters.conditions import MAX_CHARS
 from celery_dlq.letters.conditions import MAX_DEPTH as MAX_CONDITION_DEPTH
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from celery_dlq.operations.redrive.select import RawEntry
 
 PAGE = 50
-DEADLINE_SECONDS = 0.04
 MAX_BODY_SHOWN = 256 * 1024
 MAX_FIELDS_SHOWN = 50
 MAX_FIELD_SHOWN = 1000
@@ -55,7 +55,7 @@ def letters(call: Call) -> Page:
         where,
         cursor=call.value("cursor") or None,
         size=PAGE,
-        deadline_seconds=DEADLINE_SECONDS,
+        deadline_seconds=timing.current.page,
     )
     return call.page(
         "letters.html",

@@ -54,6 +54,7 @@ _VARIES = (
     (r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)?", "TIME"),
     (r"\b\d\d-\d\d \d\d:\d\d:\d\d\b", "TIME"),
     (r"\b\d{8}-\d{9}-[0-9a-f]{6}\b", "JOB"),
+    (_HOLD.pattern, "HOLD"),
     (r"\b\d+ (s|min|h|d) ago\b", "AGO"),
     (r"\b\d+\.\d+ s\b", "SECONDS"),
     (r"\bpid \d+|\bgen\d+@[\w.-]+|\b\w+@[\w.-]+", "PROCESS"),

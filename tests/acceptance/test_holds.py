@@ -201,7 +201,7 @@ def test_while_the_store_is_away_held_tasks_run_and_then_no_more(
         poll(lambda: dlq.holds()[0].held == 1, timeout_seconds=10)
         store_server.pause()
         assert poison.healthy.delay("meanwhile").get(timeout=20) == "meanwhile"
-        assert "cannot be held" in worker.output
+        assert "cannot hold it" in worker.output
         store_server.resume()
         poll(lambda: _is_held(poison, dlq), timeout_seconds=60)
         assert ran("held") == 0

@@ -186,6 +186,8 @@ class Keeper:
 class WatchedFetch:
     """A fetch of our own in place of kombu's, for the connections of one worker's consumer."""
 
+    dispatches = False  # True if tasks run in other processes, after a turn of the event loop
+
     def __init__(self) -> None:
         self._counted: Mapping[Metric, int] = {}
         self._logged: set[tuple[Any, ...]] = set()

@@ -89,6 +89,7 @@ class TickStep(bootsteps.StartStopStep):
         watch(consumer, worker.dead_letter_guard)
         self._fetch = assembly_of(worker.app).reliable_fetch()
         if self._fetch is not None:
+            self._fetch.dispatches = not starts_here(worker.pool_cls)
             self._fetch.watch(consumer)
         worker.dead_letter_tasks.watch(consumer)
         self._warned = False

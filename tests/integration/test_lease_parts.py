@@ -75,7 +75,7 @@ def fetch(leases: Leases, broker: Broker, *, reply: bool = True) -> str:
     tag = leases.new_tag()
     script = script_text("fetch", SCRIPTS)
     keys = (*broker.keys, "orders")
-    args = (tag, leases.lease_seconds, '"orders"')
+    args = (tag, leases.lease_seconds, '"orders"', leases.unsent())
     found = broker.client.execute_command("EVAL", script.text, len(keys), *keys, *args)
     assert found is not None
     if reply:
@@ -144,6 +144,28 @@ def test_a_fetch_that_was_only_asked_for_is_not_lost(client: redis.Redis, broker
     leases.received(early)
     assert leases.still_holds(early)
     assert leases.taken == 0
+
+
+def test_what_a_turn_of_the_loop_acknowledged_goes_with_the_next_fetch_or_at_its_end(
+    client: redis.Redis, broker: Broker
+) -> None:
+    """Other threads, which have no turns, send at once."""
+    leases = leases_on(broker)
+    leases.sends_in_turns, leases.loop_thread = True, threading.get_ident()
+    publish(client, "one", "two", "three", "four")
+    one, two, three = (fetch(leases, broker) for _ in range(3))
+    leases.acknowledge(one)
+    leases.acknowledge(two)
+    assert client.hlen("unacked") == 3
+    four = fetch(leases, broker)
+    assert set(client.hkeys("unacked")) == {three.encode(), four.encode()}
+    leases.acknowledge(three)
+    leases.send_acknowledgements()
+    poll(lambda: client.hkeys("unacked") == [four.encode()])
+    thread = threading.Thread(target=leases.acknowledge, args=(four,))
+    thread.start()
+    thread.join()
+    poll(lambda: client.hlen("unacked") == 0)
 
 
 def test_a_message_whose_owner_is_unknown_neither_starts_nor_is_acknowledged(

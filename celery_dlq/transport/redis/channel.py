@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from queue import Empty
+from threading import get_ident
 from typing import Any
 
 from kombu.transport import redis as kombu_redis
@@ -104,7 +105,8 @@ class ReliableChannel(kombu_redis.Channel):
             command = connection.pack_command("HDEL", plan.unacked, "")
         else:
             tag = self.dlq_leases.new_tag()
-            command = plan.fetch(connection, tag, by_digest=self._by_digest)
+            acknowledged = self.dlq_leases.unsent()
+            command = plan.fetch(connection, tag, acknowledged, by_digest=self._by_digest)
             self._by_digest = True
         self._fetching = tag, queues
         self._in_poll = connection
@@ -415,6 +417,9 @@ class ReliableChannel(kombu_redis.Channel):
         super().close()
 
 
+_ARGUMENT = b"$%d\r\n%b\r\n"  # of a packed command
+
+
 class _Plan:
     """The parts of a fetch's command for one order of the queues."""
 
@@ -433,18 +438,24 @@ class _Plan:
         self._rest = (channel.dlq_leases.lease_seconds, *names)
         self._packed: dict[bool, list[bytes]] = {}  # what is before and after the tag
 
-    def fetch(self, connection: Any, tag: str, *, by_digest: bool) -> list[bytes]:
-        """The packed command, in which only the tag is new: all are of one length."""
-        own = tag.encode()
+    def fetch(
+        self, connection: Any, tag: str, acknowledged: str, *, by_digest: bool
+    ) -> list[bytes]:
+        """The packed command, in which only the tag is new, and the argument at the end.
+
+        All tags are of one length.
+        """
+        own, last = tag.encode(), acknowledged.encode()
         if by_digest not in self._packed:
-            packed = connection.pack_command(*self._calls[by_digest], tag, *self._rest)
-            self._packed[by_digest] = b"".join(packed).split(own)
-        return [own.join(self._packed[by_digest])]
+            packed = connection.pack_command(*self._calls[by_digest], tag, *self._rest, "")
+            self._packed[by_digest] = b"".join(packed).removesuffix(_ARGUMENT % (0, b"")).split(own)
+        return [own.join(self._packed[by_digest]) + _ARGUMENT % (len(last), last)]
 
 
 class ReliableTransport(kombu_redis.Transport):
     """Mixed in front of kombu's Redis transports."""
 
+    Channel: Any
     dlq_connected: Callable[[Any], None]
     cycle: Any
     _dlq_timer: Any = None
@@ -462,6 +473,9 @@ class ReliableTransport(kombu_redis.Transport):
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Let the worker's event loop look now and then."""
         self.cycle.loop, self.cycle.on_ready = loop, self.on_readable
+        leases = self.Channel.dlq_leases
+        leases.loop_thread = get_ident()
+        self.cycle.send_acknowledgements = leases.send_acknowledgements
         super().register_with_event_loop(connection, loop)
         self._dlq_timer = loop.call_repeatedly(LOOK_SECONDS, self.cycle.tick)
 

@@ -95,6 +95,7 @@ class ReliableFetch(WatchedFetch):
         self._refusal = refusal(channel)
         if self._refusal is None:
             broker = broker_of(channel)
+            self.leases.sends_in_turns = self.dispatches
             self.leases.connected(broker)
             self._keeper.connected(broker)
 
@@ -147,8 +148,8 @@ def _probe(run: Callable[..., Any], names: Sequence[str]) -> None:
     keys, all_keys = (unacked, index, leases, entries), (unacked, index, leases, restored, entries)
     fetch = script_text("fetch", SCRIPTS)
     run("LPUSH", entries, "{}")
-    run("EVAL", fetch.text, 4, *keys, "probe", 60, '"probe"')
-    run("EVALSHA", fetch.digest, 4, *keys, "probe", 60, '"probe"')
+    run("EVAL", fetch.text, 4, *keys, "probe", 60, '"probe"', "")
+    run("EVALSHA", fetch.digest, 4, *keys, "probe", 60, '"probe"', "none")
     run("EVAL", script_text("renew", SCRIPTS).text, 4, *all_keys[:4], 60, "probe")
     run("EVAL", script_text("expired", SCRIPTS).text, 3, *keys[:3], 1)
     run("HGET", unacked, "probe")

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from threading import get_ident
 from typing import Any
 from uuid import uuid4
 
@@ -41,6 +42,9 @@ class Leases(Held):
         super().__init__()
         self.lease_seconds = lease_seconds
         self._found_gone = 0  # of them, not reported yet
+        self.sends_in_turns = False  # or at once: solo runs tasks within a turn of the loop
+        self.loop_thread: int | None = None
+        self._unsent: deque[str] = deque()  # acknowledged in this turn
         self._tags = f"{uuid4().hex}-"
         self._tag_end = ""
         self._fetched = 0
@@ -104,17 +108,30 @@ class Leases(Held):
     def acknowledge(self, tag: str) -> None:
         """Acknowledge without waiting for the reply; the thread repeats it and waits.
 
-        Does nothing if others own the message now.
+        In the event loop at the end of its turn, with the next fetch if there is one: each write
+        costs as much as all else here. Does nothing if others own the message now.
         """
         self._forget(tag)
         if self.held.pop(tag, None) is None:
             return
         self.acknowledged.append(tag)
-        connection, broker = self.connection, self._broker
-        if connection is not None and broker is not None:
-            connection.send_unanswered([("HDEL", broker.unacked, tag)])
+        self._unsent.append(tag)
+        if not self.sends_in_turns or get_ident() != self.loop_thread:
+            self.send_acknowledgements()
         if len(self.acknowledged) > _MAX_UNCONFIRMED:
             self._confirm_here()
+
+    def unsent(self) -> str:
+        """Take what was acknowledged and not sent, one tag a line."""
+        return "\n".join(_taken(self._unsent)) if self._unsent else ""
+
+    def send_acknowledgements(self) -> None:
+        """Send what no fetch took along; called at the end of a turn."""
+        if not self._unsent:
+            return
+        tags, connection, broker = _taken(self._unsent), self.connection, self._broker
+        if tags and connection is not None and broker is not None:
+            connection.send_unanswered([("HDEL", broker.unacked, *tags)])
 
     def still_holds(self, tag: object) -> bool:
         """True if a message may start: no other worker owns it.

@@ -100,6 +100,15 @@ class ReliablePoller(kombu_redis.MultiChannelPoller):
 
     loop: Any = None  # The worker's event loop; `None` without one, e.g. in gevent
     on_ready: Any = None  # What the loop calls when a socket can be read
+    send_acknowledgements: Any = None  # What a turn of the loop ends with
+
+    def on_poll_start(self) -> None:
+        """Send a fetch if it is time for one, and what was acknowledged in this turn."""
+        try:
+            super().on_poll_start()
+        finally:
+            if self.send_acknowledgements is not None:
+                self.send_acknowledgements()
 
     @property
     def fds(self) -> Any:

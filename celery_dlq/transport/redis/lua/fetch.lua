@@ -5,10 +5,13 @@
 --       2 lease (seconds)
 --       3... queues (names as JSON text, in the order of the lists; an empty text: its consumer
 --       does not acknowledge, so nothing is recorded)
+--       last: acknowledged (tags of other deliveries, one a line)
 -- Returns: nil, or a list: the number of the list from 1, and the entry
--- Complexity: O(number of lists)
--- Begins with a pop, so it works on a full Redis: all later commands of the script are allowed.
-local queues = #ARGV - 2
+-- Complexity: O(number of lists and of acknowledged tags)
+-- Begins with a removal or a pop, so it works on a full Redis: all later commands of the script
+-- are allowed.
+for tag in string.gmatch(ARGV[#ARGV], '[^\n]+') do redis.call('HDEL', KEYS[1], tag) end
+local queues = #ARGV - 3
 for i = 4, #KEYS do
   local entry = redis.call('RPOP', KEYS[i])
   if entry then

@@ -27,17 +27,9 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import one_line
 from celery_dlq.operations.removal import DiscardReport
 
-_export_first = click.option(
-    "--export-first",
-    type=click.Path(),
-    metavar="PATH",
-    help="First write the letters to this Parquet file or folder.",
-)
-
 
 @click.command()
 @changes_letters("Remove")
-@_export_first
 @click.option("--forever", is_flag=True, help="Remove for good: `restore` will not find them.")
 def discard(ctx: click.Context, /, **given: Any) -> None:
     """Remove letters; `restore` brings them back for 24 hours.
@@ -52,7 +44,6 @@ def discard(ctx: click.Context, /, **given: Any) -> None:
 
 @click.command()
 @changes_letters("Remove")
-@_export_first
 def purge(ctx: click.Context, /, **given: Any) -> None:
     """Remove letters for good.
 
@@ -174,17 +165,11 @@ def _remove(
     done: str,
     names: Iterable[str],
     *,
-    export_first: str | None,
     background: bool,
     start_at: StartAt | None,
     **given: Any,
 ) -> None:
     background = background or start_at is not None
-    if background and export_first:
-        raise click.UsageError(
-            "--export-first does not go with --background or --at: the file would be on the "
-            "machine of a worker; run `dlq export` first"
-        )
     request = JobRequest.of(ctx, kind, given, ("limit", *names))
     dead_letters, queue, where = request.dead_letters, request.queue, request.where
     if background:
@@ -193,9 +178,8 @@ def _remove(
     if request.yes and where:
         request.refuse_none(any(True for _ in dead_letters.entries(queue, where, limit=1)))
     operation: Callable[..., DiscardReport] = getattr(dead_letters, kind)
-    at_once = partial(operation, queue, where, export_first=export_first, **request.how)
-    run = partial(dead_letters.assembly.removal().run, export_first=export_first)
-    report = request.do(done.lower(), at_once, run)
+    at_once = partial(operation, queue, where, **request.how)
+    report = request.do(done.lower(), at_once, dead_letters.assembly.jobs().run)
     request.show(report, partial(_show, done))
     if report.state != "done":
         ctx.exit(1)
@@ -204,8 +188,6 @@ def _remove(
 def _show(verb: str, console: Console, queue: str, report: DiscardReport) -> None:
     """What a discard or a purge did."""
     say(console, f"{verb} from {queue}: {letters_text(report.removed)} (job {report.job_id}).")
-    if report.export_path:
-        say(console, f"  {report.exported:,} were first written to {report.export_path}.")
     if report.kept_until:
         until = utc(datetime.fromisoformat(report.kept_until))
         say(console, f"  Until {until} `dlq restore ID` brings each of them back.")

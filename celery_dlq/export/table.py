@@ -8,12 +8,11 @@ single value.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import cache, lru_cache
 from itertools import accumulate, chain
-from pathlib import Path
 from typing import Any
 
 from celery_dlq.errors import CorruptLetter, MissingExtra
@@ -109,18 +108,6 @@ def table(
         found = {n: pa.array([entry.get(n) for entry in others], pa.binary()) for n in wanted}
         tables.append(_table(chosen, found, len(others)))
     return pa.concat_tables(tables)
-
-
-def write_file(path: Path, groups: Iterable[Sequence[Mapping[bytes, bytes]]]) -> int:
-    """Write raw store entries to one Parquet file."""
-    import pyarrow.parquet as pq  # noqa: PLC0415 - Spark's live reader writes no files
-
-    rows = 0
-    with pq.ParquetWriter(path, schema(), compression="zstd") as writer:
-        for group in groups:
-            writer.write_table(table(group))
-            rows += len(group)
-    return rows
 
 
 def _check(names: AbstractSet[bytes], required: frozenset[bytes]) -> None:

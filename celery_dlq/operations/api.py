@@ -58,7 +58,6 @@ class PlanOptions(RedriveKeys, total=False):
     """The options of a job that is planned: those of a redrive, or of a discard."""
 
     forever: bool
-    export_path: str | None
 
 
 class Operations:

@@ -297,8 +297,7 @@ class Jobs:
     def run_next(self, stopping: Callable[[], bool]) -> Job | None:
         """Run the job that waits longest, on behalf of who started it; ``None`` if none waits.
 
-        Leaves jobs to others that are of a later version, of another broker, or with a file
-        elsewhere.
+        Leaves jobs to others that are of a later version or of another broker.
         """
         for job_id in self._store.due():
             try:
@@ -306,7 +305,6 @@ class Jobs:
             except DLQError:
                 continue  # it is forgotten, or damaged
             ours = job.kind in self._kinds and job.broker in ("", broker_name(self.app))
-            ours = ours and ("export_path" not in job.options or job.host == socket.gethostname())
             run = self._take(state, job) if ours and job.state == WAITING else None
             if run is None:  # or another process was faster
                 continue

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq import timing
-from celery_dlq.errors import DLQError, ExportError, NotFound
+from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Action, Change, whoami
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.letters.record import iso
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 
 _MAX_DISCARDED_SCANNED = 100_000  # per queue, to complete the prefix of an id
 LETTERS_PER_BATCH = 500
-_ROWS_PER_GROUP = 5_000
-_COUNTS = ("removed", "skipped", "exported")
+_COUNTS = ("removed", "skipped")
 MOST_COUNTED = 10_000
 """The letters that a change of a policy would remove or redrive are counted up to here."""
 
@@ -40,15 +38,12 @@ class DiscardOptions(JobOptions):
     """The options of a discard."""
 
     forever: bool = False  # Remove the letters permanently; else the bin keeps them for 24 hours
-    # Write them to this new Parquet file first; `None` for no export
-    export_path: str | None = None
 
 
 class PurgeKeys(FilterFields, total=False):
-    """What a purge takes: a filter, what `DeadLetters` describes, a Parquet file to write first."""
+    """What a purge takes: a filter, and what `DeadLetters` describes."""
 
     limit: int | None
-    export_first: str | Path | None
     progress: Progress | None
     scanned: Progress | None
 
@@ -62,8 +57,6 @@ class DiscardReport:
         removed: Removed from their queue.
         kept_until: Time until which the bin keeps them, ISO 8601; ``None`` if it does not.
         skipped: Claimed by another operator, or gone.
-        exported: Written to ``export_path`` first.
-        export_path: The Parquet file, if an export was requested.
         state: ``done``, ``cancelled`` or ``interrupted`` (another process goes on with the job).
     """
 
@@ -71,8 +64,6 @@ class DiscardReport:
     removed: int = 0
     kept_until: str | None = None
     skipped: int = 0
-    exported: int = 0
-    export_path: str | None = None
     state: str = "done"
 
     @property
@@ -125,10 +116,7 @@ class Removal:
         forever: bool = False,
         **given: Unpack[PurgeKeys],
     ) -> DiscardReport:
-        """Remove letters from their queue; `restore` puts them back within 24 hours.
-
-        ``export_first`` is a Parquet file, or a folder for one, that gets the letters before.
-        """
+        """Remove letters from their queue; `restore` puts them back within 24 hours."""
         return self._removed("discard", dead_letter_queue, where, given, forever=forever)
 
     def purge(
@@ -140,20 +128,6 @@ class Removal:
     ) -> DiscardReport:
         """Remove letters permanently: `discard` with ``forever``; the audit names it a purge."""
         return self._removed("purge", dead_letter_queue, where, given, forever=True)
-
-    def run(
-        self,
-        run: JobRun,
-        export_first: str | Path | None = None,
-        progress: Progress | None = None,
-        scanned: Progress | None = None,
-    ) -> DiscardReport:
-        """Run a discard or a purge, e.g. one that was prepared as a plan."""
-        if export_first is not None:
-            path = _parquet_path(Path(export_first), run.job.id)
-            run.tell(options=replace(run.options, export_path=str(path.absolute())))
-        report: DiscardReport = self._jobs.run(run, progress, scanned)
-        return report
 
     def restore(self, letter_id: str, dead_letter_queue: str | None = None) -> str:
         """Put a discarded letter back, as the newest of its queue."""
@@ -266,13 +240,12 @@ class Removal:
     ) -> DiscardReport:
         taken = [*PurgeKeys.__annotations__, *(["forever"] if kind == "discard" else [])]
         where, options = split(kind, where, given, taken)
-        limit, export_first, progress, scanned = map(
-            options.get, ("limit", "export_first", "progress", "scanned")
-        )
-        kept = DiscardOptions(forever=forever, limit=limit)
+        kept = DiscardOptions(forever=forever, limit=options.get("limit"))
         self._reading.check_queue(queue)
         run = self._jobs.new(kind, queue, where, kept)
-        return self.run(run, export_first, progress, scanned)
+        done = self._jobs.run(run, options.get("progress"), options.get("scanned"))
+        report: DiscardReport = done
+        return report
 
     def _discarded_id(self, names: Sequence[str], prefix: str) -> str:
         """The only id in the bins with this prefix; the prefix itself if there is none."""
@@ -287,16 +260,6 @@ class Removal:
                         f"{', '.join(sorted(found))}; give more characters"
                     )
         return found.pop() if found else prefix
-
-
-def _parquet_path(path: Path, job_id: str) -> Path:
-    if path.suffix != ".parquet":
-        path /= f"discarded-{job_id}.parquet"
-    if path.exists():
-        raise DLQError(
-            f"expected {path} to be a new file, got one that exists; choose another name"
-        )
-    return path
 
 
 def discard(
@@ -316,16 +279,13 @@ class Discard:
         self._options: DiscardOptions = run.options
         # Of an earlier run, whose process may have been killed
         earlier: dict[str, Any] = {name: int(run.job.counts.get(name, 0)) for name in _COUNTS}
-        path = self._options.export_path
-        self._report = DiscardReport(job_id=run.job.id, export_path=path, **earlier)
+        self._report = DiscardReport(job_id=run.job.id, **earlier)
 
     def run(self, progress: Progress | None) -> DiscardReport:
-        """Export the letters if that is wanted, then remove them."""
+        """Remove the letters, batch by batch."""
         run, report, options = self._run, self._report, self._options
         left = None if options.limit is None else max(0, options.limit - report.touched)
         try:
-            if options.export_path is not None and not Path(options.export_path).exists():
-                report.exported = self._export(left, Path(options.export_path))
             if left is not None and run.where.ids is None and not run.job.position:
                 # A resumed run must take no other letters than this one would have.
                 last = deque(self._selected(left, self._scanned), maxlen=1)
@@ -361,24 +321,3 @@ class Discard:
         # Count what we claimed, not the reply: a removal may succeed and its reply be lost.
         self._report.removed += len(ours)
         self._report.skipped += len(keys) - len(ours)
-
-    def _export(self, left: int | None, path: Path) -> int:
-        """Write the letters to a file that appears completely or not at all."""
-        from celery_dlq.export import table  # noqa: PLC0415 - pyarrow is an extra
-        from celery_dlq.export.wholefile import replacing  # noqa: PLC0415 - the same
-
-        def groups() -> Iterator[list[Mapping[bytes, bytes]]]:
-            written = 0
-            for batch in batches(self._selected(left, None), _ROWS_PER_GROUP):
-                self._run.beat({"exported": written})
-                yield [found.fields for found in batch]
-                written += len(batch)
-
-        try:
-            with replacing(path) as temporary:
-                return table.write_file(temporary, groups())
-        except OSError as exc:
-            raise ExportError(
-                f"expected {path} to be a file that can be written, got {type(exc).__name__}: "
-                f"{exc.strerror or exc}; nothing was removed"
-            ) from exc

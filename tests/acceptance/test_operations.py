@@ -10,11 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 import redis
 from builders import a_letter, a_request, key_of
@@ -454,28 +452,14 @@ def test_discarded_letters_can_be_restored(poison: ModuleType) -> None:
         poison.dlq.restore(letter.id)
 
 
-def test_purged_letters_are_gone_and_exported_before(poison: ModuleType, tmp_path: Path) -> None:
-    """The file holds exactly what was removed."""
+def test_purged_letters_are_gone(poison: ModuleType) -> None:
+    """No bin has them."""
     gone = [put(poison, fingerprint="aa") for _ in range(5)]
     stays = put(poison, fingerprint="bb")
-    report = poison.dlq.purge(QUEUE, fingerprint="aa", export_first=tmp_path / "gone.parquet")
-    assert (report.removed, report.exported) == (5, 5)
-    table = pq.read_table(tmp_path / "gone.parquet")
-    assert set(table["id"].to_pylist()) == {letter.id for letter in gone}
-    assert set(table["body"].to_pylist()) == {letter.body for letter in gone}
+    assert poison.dlq.purge(QUEUE, fingerprint="aa").removed == 5
     assert left(poison) == [stays.id]
     with pytest.raises(NotFound):
         poison.dlq.restore(gone[0].id)
-    with pytest.raises(DLQError, match="to be a new file"):
-        poison.dlq.purge(QUEUE, export_first=tmp_path / "gone.parquet")
-
-
-def test_what_cannot_be_exported_is_not_removed(poison: ModuleType) -> None:
-    """The file comes first."""
-    letter = put(poison)
-    with pytest.raises(DLQError, match="nothing was removed"):
-        poison.dlq.purge(QUEUE, export_first="/proc/letters.parquet")
-    assert left(poison) == [letter.id]
 
 
 def test_an_entry_that_is_no_letter_can_be_discarded_and_restored(

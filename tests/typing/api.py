@@ -80,7 +80,7 @@ def operate_more(path: str) -> Iterator[str]:
         )
         yield from (report.state, *report.failed)
     yield dlq.edit("id", Edit(assign={"kwargs.tenant": 42})).redrive_id
-    discarded = dlq.discard("orders-DLQ", where, export_first=path)
+    discarded = dlq.discard("orders-DLQ", where)
     purged = dlq.purge("orders-DLQ", reason=Reason.EXPIRED, limit=10)
     yield from (discarded.job_id, purged.job_id, dlq.restore("id"))
     yield from (found.key for found in dlq.entries("orders-DLQ", newest_first=True))

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq import timing
@@ -20,7 +18,6 @@ from celery_dlq.letters.headers import EDITED_HEADER, REDRIVE_HEADER
 from celery_dlq.letters.links import MAX_PARSED_BYTES, WHEN, links_of
 from celery_dlq.letters.printable import json_text, shortened
 from celery_dlq.letters.replacing import MARKER
-from celery_dlq.operations.redrive.select import batches
 from celery_dlq.web.http import Call, Page, RequestError
 from celery_dlq.web.pages import Row, filter_of, frames_of, gone, query_of, suppressed
 
@@ -41,8 +38,6 @@ MAX_CHILDREN = 200
 MAX_TEXT = 2000
 MAX_EDITS = 20
 
-_LETTERS_PER_GROUP = 20_000
-_CHUNK_BYTES = 256 * 1024
 _PLAIN = re.compile(r"[A-Za-z_][\w-]*")
 
 
@@ -216,23 +211,12 @@ def _step(key: str | int) -> str:
 
 
 def export(call: Call) -> Page:
-    """Give the letters as a file."""
+    """Give the letters as a file, a JSON object a line."""
     queue, form = call.parts["queue"], call.parts["format"]
-    where = filter_of(call)
-    found = call.dlq.entries(queue, where, limit=MAX_LETTERS)
-    if form == "jsonl":
-        return _file(queue, "jsonl", "application/x-ndjson", _lines(call, found))
-    if form != "parquet":
-        raise NotFound(f"expected jsonl or parquet, got {form!r}")
-    import celery_dlq.export.table  # noqa: F401, PLC0415 - says now if its extra is missing
-
-    if call.dlq.redaction:
-        raise RequestError(
-            403,
-            "expected no dlq_redact, got one: these Parquet files have whole messages; "
-            "`dlq export --redact` writes files without",
-        )
-    return _file(queue, "parquet", "application/vnd.apache.parquet", _parquet(found))
+    if form != "jsonl":
+        raise NotFound(f"expected jsonl, got {form!r}; `dlq export` writes Parquet")
+    found = call.dlq.entries(queue, filter_of(call), limit=MAX_LETTERS)
+    return _file(queue, "jsonl", "application/x-ndjson", _lines(call, found))
 
 
 def _file(queue: str, ending: str, kind: str, content: bytes | Iterator[bytes]) -> Page:
@@ -246,16 +230,3 @@ def _lines(call: Call, found: Iterator[RawEntry]) -> Iterator[bytes]:
         with suppress(CorruptLetter):
             record: dict[str, Any] = call.masked(entry).to_json()
             yield json.dumps(record).encode() + b"\n"
-
-
-def _parquet(found: Iterator[RawEntry]) -> Iterator[bytes]:
-    from celery_dlq.export import table  # noqa: PLC0415 - pyarrow is an extra
-
-    with TemporaryDirectory(prefix="celery_dlq-") as folder:
-        path = Path(folder) / "letters.parquet"
-        letters = (entry for entry in found if entry.is_letter)
-        groups = batches(letters, _LETTERS_PER_GROUP)
-        table.write_file(path, ([entry.fields for entry in group] for group in groups))
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                yield chunk

@@ -272,14 +272,6 @@ class Settings:
         worker for dead after the visibility timeout and gives the message to another one, again
         and again.
 
-        Args:
-            table: All policies of the app.
-            transport: The broker's transport, as kombu names it.
-            options: ``broker_transport_options``.
-
-        Raises:
-            SettingsError: The lease or a delay is too long.
-
         Source: https://docs.celeryq.dev/en/stable/getting-started/backends-and-brokers/redis.html
         """
         timeout = visibility_timeout(transport, options)

@@ -74,17 +74,11 @@ _decode = json.JSONDecoder().decode
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A parsed condition.
-
-    Attributes:
-        root: ``args``, ``kwargs`` or ``headers``.
-        path: Where the value is.
-        test: Whether it holds for the value at the path.
-    """
+    """A parsed condition."""
 
     root: str
     path: Path
-    test: Callable[[Any], bool]
+    test: Callable[[Any], bool]  # Whether it holds for the value at the path
 
     def holds(self, value: Any) -> bool:
         """True if the condition holds for the value of its root."""
@@ -99,17 +93,7 @@ class Condition:
 
 
 def checked(texts: str | Sequence[str]) -> tuple[str, ...]:
-    """Check conditions.
-
-    Args:
-        texts: Conditions; a text is one.
-
-    Returns:
-        The conditions, sorted, each once.
-
-    Raises:
-        DLQError: One is malformed, or there are too many; the message names the place.
-    """
+    """Check conditions."""
     given = [texts] if isinstance(texts, str) else list(texts)
     for text in given:
         if not isinstance(text, str):
@@ -122,12 +106,7 @@ def checked(texts: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def all_hold(texts: tuple[str, ...], text_of: Callable[[str], str]) -> bool:
-    """True if all conditions hold for a letter.
-
-    Args:
-        texts: What `checked` returned.
-        text_of: Returns a field of the letter as text; empty if the letter lacks it.
-    """
+    """True if all conditions hold for a letter."""
     for field, conditions in _by_field(texts):
         try:
             value = _decode(text_of(field) or "null")
@@ -158,11 +137,7 @@ def _parsed(text: str) -> Condition:
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    """Parse ``kwargs.tenant=42``: a path, and a value that is JSON or else plain text.
-
-    Raises:
-        DLQError: The text has another form; the message names the place.
-    """
+    """Parse ``kwargs.tenant=42``: a path, and a value that is JSON or else plain text."""
     end = _path(text, "assignment")[2]
     at = _sign(text, end, ("=",), "assignment")[1]
     given = text[at:].rstrip()
@@ -175,11 +150,7 @@ def assignment(text: str) -> tuple[str, Any]:
 
 
 def path_of(text: str, kind: str = "path") -> tuple[str, Path]:
-    """Parse a path, or a ``pattern`` of paths, alone: its root, and the names below it.
-
-    Raises:
-        DLQError: The text is no path; the message names the place.
-    """
+    """Parse a path, or a ``pattern`` of paths, alone: its root, and the names below it."""
     root, path, at = _path(text, kind)
     if text[at:].strip():
         raise _malformed(text, at, '.name, [number], ["name"] or its end', kind)
@@ -237,16 +208,10 @@ def _test(text: str, sign: str, at: int) -> Callable[[Any], bool]:
 
 
 class _Literal(NamedTuple):
-    """The value of a condition.
-
-    Attributes:
-        text: The text; without the quotes.
-        number: The number that it is; ``None`` if it is none, or is in quotes.
-        quoted: Whether it is in quotes.
-    """
+    """The value of a condition."""
 
     text: str
-    number: float | None
+    number: float | None  # `None` if it is none, or is in quotes
     quoted: bool
 
     def equals(self, value: Any) -> bool:

@@ -105,14 +105,7 @@ DEATH_HEADERS = (
 
 
 def death_headers(letter: DeadLetter) -> dict[str, Any]:
-    """Letter, reason, time, queues and counts: a contract, see docs/reference/wire.md.
-
-    Args:
-        letter: The letter that the message carries or announces.
-
-    Returns:
-        Header names of `celery_dlq.letters.headers` with texts and whole numbers.
-    """
+    """Letter, reason, time, queues and counts: a contract, see docs/reference/wire.md."""
     return {
         LETTER_HEADER: letter.id,
         REASON_HEADER: letter.reason.value,

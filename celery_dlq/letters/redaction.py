@@ -94,11 +94,7 @@ class Redaction:
 
     @classmethod
     def parse(cls, texts: Sequence[str], where: str = "") -> Redaction:
-        """Check and parse rules.
-
-        Raises:
-            DLQError: One is malformed; the message says which one.
-        """
+        """Check and parse rules."""
         paths: set[Path] = set()
         whole, patterns = set(), {}
         for number, text in enumerate(texts):

@@ -169,15 +169,7 @@ class Policy:
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str) -> Policy:
-        """Check and convert policy keys.
-
-        Args:
-            values: Keys and values as the user wrote them.
-            where: What to call this policy in an error, e.g. ``dlq_queues['orders']``.
-
-        Raises:
-            SettingsError: A key is unknown or a value is not usable.
-        """
+        """Check and convert policy keys."""
         if not isinstance(values, Mapping):
             raise expected(where, "a mapping of policy keys", values)
         check_names(f"policy keys in {where}", values, policy_keys(), SettingsError, gone=_GONE)

@@ -39,18 +39,11 @@ class Measure(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric.
-
-    Attributes:
-        name: Full name in Prometheus.
-        measure: Counter or gauge.
-        labels: Names of its labels; ``task`` comes last.
-        help: Its meaning.
-    """
+    """One metric."""
 
     name: str
     measure: Measure
-    labels: tuple[str, ...]
+    labels: tuple[str, ...]  # `task` comes last
     help: str
 
 
@@ -156,17 +149,11 @@ Series = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerGauges:
-    """Gauges that a worker reports with its counts.
-
-    Attributes:
-        worker: Its node name.
-        spool: Letters in its spool.
-        waiting: Letters in its memory.
-    """
+    """Gauges that a worker reports with its counts."""
 
     worker: str
-    spool: int = 0
-    waiting: int = 0
+    spool: int = 0  # Letters on its disk
+    waiting: int = 0  # Letters in its memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,16 +216,7 @@ logger = get_logger("celery_dlq.worker")
 
 
 class Measuring:
-    """Counts, and adds them to those of the app once every few seconds.
-
-    Args:
-        add: Gives what adds to the store, when there is something to add.
-        clock: Monotonic seconds.
-
-    Attributes:
-        counts: Where is counted.
-        gauges: What a worker says of itself with its counts; ``None`` where there is no worker.
-    """
+    """Counts, and adds them to those of the app once every few seconds."""
 
     def __init__(self, add: Callable[[], Add], clock: Callable[[], float] = time.monotonic) -> None:
         self.counts = Counts()

@@ -115,11 +115,7 @@ class Observer:
         return letter
 
     def before_store(self, letter: DeadLetter) -> DeadLetter:
-        """Change a letter, or record it elsewhere first; called at every attempt to store it.
-
-        Raises:
-            StoreUnavailable: The letter must wait.
-        """
+        """Change a letter, or record it elsewhere first; called at every attempt to store it."""
         return letter
 
     def instructed(self, found: Sequence[Instruction], now: datetime) -> None:

@@ -13,7 +13,7 @@ import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2] / "celery_dlq"
-BUDGET = {"files": 223, "lines": 41_190, "code": 29_350, "function": 44}
+BUDGET = {"files": 222, "lines": 41_190, "code": 29_340, "function": 43}
 """Lowered with each step; the goal is 190 files, 36,000 lines, 25,000 of code, 50 a function."""
 
 _NO_CODE = {

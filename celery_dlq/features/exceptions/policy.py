@@ -82,10 +82,7 @@ class ExceptionRule:
         """Whole seconds before the next retry; ``None`` for the task's ``default_retry_delay``.
 
         Whole as Celery's own: its native delay on RabbitMQ refuses half a second.
-
-        Args:
-            retries: Number of retries so far.
-            share: A random number of at least 0 and less than 1, for the jitter.
+        ``share`` is a random number of at least 0 and less than 1, for the jitter.
         """
         if self.backoff is Backoff.FIXED:
             return None if self.countdown is None else ceil(self.countdown)

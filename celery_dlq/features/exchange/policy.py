@@ -41,11 +41,7 @@ class DeadLetterExchange(KeyValue):
 
 
 def dead_letter_exchange(where: str, value: object) -> DeadLetterExchange:
-    """Check an exchange: its name, or a mapping.
-
-    Raises:
-        SettingsError: The value is something else.
-    """
+    """Check an exchange: its name, or a mapping."""
     if isinstance(value, DeadLetterExchange):
         value = value.to_json()
     if isinstance(value, str):

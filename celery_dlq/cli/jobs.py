@@ -216,7 +216,8 @@ def show_in_the_way(console: Console, plan: DryRun) -> None:
 
 def unfinished(what: str, state: str, job_id: str) -> str:
     """What to say of a job that did not end as it should."""
-    return f"The {what} was {state} before its end; `dlq jobs resume {job_id}` continues it."
+    first = "when its cause is fixed, " if state == "stopped" else ""  # by its canary
+    return f"The {what} was {state} before its end; {first}`dlq jobs resume {job_id}` continues it."
 
 
 def _show_all(console: Console, found: Sequence[Job]) -> None:

@@ -225,7 +225,7 @@ def test_an_unknown_cluster_is_refused(spark: SparkSession) -> None:
     """A fingerprint that is not there, or not only one, is named in one line."""
     df = frame(spark, [{"fingerprint": "ab12"}, {"fingerprint": "ab34"}, {"fingerprint": None}])
     for cluster, text in [
-        ("ffff", "expected cluster to be a fingerprint of these letters, got 'ffff'"),
+        ("ffff", "expected a fingerprint of these letters, got 'ffff'"),
         ("", "got ''"),
         ("ab", "got several: ab12, ab34"),
     ]:

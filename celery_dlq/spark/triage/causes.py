@@ -55,7 +55,7 @@ _SUMS = """
 
 def why(
     df: DataFrame,
-    cluster: str,
+    fingerprint: str,
     successes: DataFrame | None = None,
     *,
     alpha: float = ALPHA,
@@ -74,20 +74,20 @@ def why(
     A finding is a correlation: a host that got all the bad orders is found as well as the
     orders.
     """
-    rows = [tuple(row.values()) for row in why_each(df, [cluster], successes, alpha)]
+    rows = [tuple(row.values()) for row in why_each(df, [fingerprint], successes, alpha)]
     return df.sparkSession.createDataFrame(rows, _DDL).drop("fingerprint").coalesce(1)
 
 
 def why_each(
     df: DataFrame,
-    clusters: Sequence[str],
+    fingerprints: Sequence[str],
     successes: DataFrame | None = None,
     alpha: float = ALPHA,
 ) -> list[dict[str, Any]]:
     """Answer `why` for several causes, 15 at most, in one pass over the letters."""
     if not 0 < alpha < 1:
         raise DLQError(f"expected alpha between 0 and 1, got {alpha}")
-    return findings_of(df, comparisons_of(df, clusters, successes), successes, alpha)
+    return findings_of(df, comparisons_of(df, fingerprints, successes), successes, alpha)
 
 
 def findings_of(
@@ -198,11 +198,11 @@ class Comparison:
 
 
 def comparisons_of(
-    df: DataFrame, clusters: Sequence[str], successes: DataFrame | None
+    df: DataFrame, begins: Sequence[str], successes: DataFrame | None
 ) -> list[Comparison]:
     """Find the causes and count both sides: one job for letters, one for successes."""
     fingerprint = sql().col("fingerprint")
-    named = reduce(or_, [fingerprint.startswith(one) & sql().lit(bool(one)) for one in clusters])
+    named = reduce(or_, [fingerprint.startswith(one) & sql().lit(bool(one)) for one in begins])
     label = sql().when(named, fingerprint)
     counted = df.groupBy(label.alias("fingerprint"), "task_name", "source_queue").count().collect()
     good: dict[str, int] = (
@@ -210,8 +210,8 @@ def comparisons_of(
     )
     prints = {row[0] for row in counted if row[0] is not None}
     found = []
-    for cluster in clusters:
-        own = _only(prints, cluster)
+    for each in begins:
+        own = _only(prints, each)
         rows = [row for row in counted if row[0] == own]
         others = [row for row in counted if row[0] != own]
         tasks, queues = (sorted({row[at] for row in rows} - {None}) for at in (1, 2))
@@ -228,18 +228,16 @@ def comparisons_of(
     return found
 
 
-def _only(prints: set[str], cluster: str) -> str:
-    """The only fingerprint that begins with ``cluster``."""
-    found = sorted(known for known in prints if known.startswith(cluster)) if cluster else []
-    if cluster in found:
-        return cluster
+def _only(prints: set[str], begins: str) -> str:
+    """The only fingerprint that begins so."""
+    found = sorted(known for known in prints if known.startswith(begins)) if begins else []
+    if begins in found:
+        return begins
     if not found:
-        raise DLQError(f"expected cluster to be a fingerprint of these letters, got {cluster!r}")
+        raise DLQError(f"expected a fingerprint of these letters, got {begins!r}")
     if len(found) > 1:
         several = ", ".join(found[:5])
-        raise DLQError(
-            f"expected one fingerprint to begin with {cluster!r}, got several: {several}"
-        )
+        raise DLQError(f"expected one fingerprint to begin with {begins!r}, got several: {several}")
     return found[0]
 
 

@@ -369,9 +369,7 @@ def test_files_of_letters_are_sent_whole(visit: Visit, dlq: DeadLetters) -> None
     assert answer.headers["content-disposition"] == f'attachment; filename="{QUEUE}.jsonl"'
     assert {json.loads(line)["id"] for line in answer.body.splitlines()} == set(ids)
     assert "content-length" not in answer.headers
-    pytest.importorskip("pyarrow")
-    answer = visit("viewer").get(f"{PAGES}/queues/{QUEUE}/export/parquet")
-    assert answer.body[:4] == answer.body[-4:] == b"PAR1"
+    assert visit("viewer").get(f"{PAGES}/queues/{QUEUE}/export/parquet").status == 404
 
 
 @pytest.mark.parametrize("kind", KINDS)

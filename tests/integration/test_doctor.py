@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from kombu import Queue
 from rabbit import RabbitServer
 from servers import RedisServer
+from waiting import poll
 
 from celery_dlq import DeadLetters
 from celery_dlq.cli.commands import dlq as commands
@@ -326,7 +327,8 @@ def test_rabbitmq(shop: Make, rabbit_server: RabbitServer, server: RedisServer) 
         "dlq_url": server.url,
         "broker_transport_options": {"confirm_publish": True},
     }
-    assert shop(**rabbit).doctor() == []
+    sound = shop(**rabbit)
+    poll(lambda: sound.doctor() == [], timeout_seconds=60)  # a node that has just started is slow
     one(shop(**{**rabbit, "broker_transport_options": {}}), "publisher-confirms")
     queues = [Queue("orders", queue_arguments=quorum)]
     assert "'orders'" in one(shop(**rabbit, task_queues=queues), "delivery-limit").sentence

@@ -16,7 +16,7 @@ from celery_dlq.letters.printable import error_without_secrets
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
 
-_SECONDS = 8.0
+_SECONDS = 7.0
 """The longest that servers are waited for."""
 
 _CONNECT_SECONDS = 3.0

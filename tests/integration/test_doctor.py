@@ -57,6 +57,10 @@ def shop(server: RedisServer) -> Iterator[Make]:
     def make(*, clock: Any = None, worker: bool = True, **settings: Any) -> DeadLetters:
         app = an_app(**{"broker_url": server.url, **SOUND, **settings})
         app.task(name="shop.charge", shared=False)(charge)
+        app.finalize()
+        for name in [*app.tasks]:  # shared tasks of other tests and of installed packages
+            if not name.startswith(("shop.", "celery.")):
+                del app.tasks[name]
         dlq = DeadLetters(app, **({"clock": clock} if clock else {}))
         if worker:
             Store(server.url).workers.register(a_worker())

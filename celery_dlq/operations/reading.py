@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -13,7 +13,7 @@ from celery_dlq import timing
 from celery_dlq.errors import CorruptLetter, DLQError, NotFound, StoreUnavailable
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.letters.fingerprint import DIGITS
-from celery_dlq.letters.printable import get_logger
+from celery_dlq.letters.printable import get_logger, some_of
 from celery_dlq.letters.record import DeadLetter, from_micros
 from celery_dlq.letters.redaction import NO_REDACTION, Redaction
 from celery_dlq.operations.edit import arguments
@@ -217,7 +217,7 @@ class Reading:
                 raise NotFound(
                     f"several letters have an id that begins with {letter_id!r}: {several}"
                 )
-        where = _some_of(names) or "no queue"
+        where = some_of(names, _MAX_NAMES_SHOWN) or "no queue"
         more = f"; give at least {SHORTEST_PREFIX} characters" * (len(letter_id) < SHORTEST_PREFIX)
         raise NotFound(
             f"expected a letter with the id {letter_id!r}, found none (searched {where}){more}"
@@ -264,7 +264,7 @@ class Reading:
         if len(found) > 1 and fingerprint not in known:
             raise NotFound(
                 f"several fingerprints in {dead_letter_queue!r} begin with {fingerprint!r}: "
-                f"{_some_of(found)}; give more digits"
+                f"{some_of(found, _MAX_NAMES_SHOWN)}; give more digits"
             )
         return fingerprint if fingerprint in known or not found else found[0]
 
@@ -306,7 +306,8 @@ class Reading:
         """Check that a dead-letter queue exists."""
         names = self._store.names()
         if name not in names:
-            known = did_you_mean(name, names) or f"; there are: {_some_of(names) or 'none yet'}"
+            all_of_them = some_of(names, _MAX_NAMES_SHOWN) or "none yet"
+            known = did_you_mean(name, names) or f"; there are: {all_of_them}"
             raise NotFound(f"expected the name of a dead-letter queue, got {name!r}{known}")
 
 
@@ -329,8 +330,3 @@ def _readable(found: Iterator[RawEntry]) -> Iterator[DeadLetter]:
     for entry in found:
         with suppress(CorruptLetter):  # one bad entry must not stop the others
             yield entry.letter()
-
-
-def _some_of(names: Sequence[str]) -> str:
-    more = len(names) - _MAX_NAMES_SHOWN
-    return ", ".join(names[:_MAX_NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")

@@ -11,7 +11,7 @@ delete by itself: `MemoryCheck` warns of that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import islice
@@ -22,7 +22,7 @@ from uuid import uuid4
 from celery_dlq import timing
 from celery_dlq.config import Settings
 from celery_dlq.events import Action, Change, Events, on_behalf_of
-from celery_dlq.letters.printable import get_logger, url_without_secrets
+from celery_dlq.letters.printable import get_logger, some_of, url_without_secrets
 from celery_dlq.letters.record import iso
 from celery_dlq.operations.instructions import Audit
 from celery_dlq.policies.policy import Policy
@@ -55,7 +55,6 @@ QUEUES_PER_TICK = 3
 PAUSE_TICKS = 2
 """A worker with nothing to trim skips this many ticks."""
 
-_MAX_NAMES_SHOWN = 5
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _REDIS_PORT = 6379
 _TRIMMABLE = (ClaimState.CLAIMED, ClaimState.RECLAIMED, ClaimState.PUBLISHED)
@@ -279,21 +278,22 @@ class MemoryCheck:
         if memory is None or not (self._table.queues or self._table.tasks):
             return []
         unbounded, found = self._table.unbounded(self._queues), faults(memory)
-        if unbounded and self._is_brokers():
-            text = f"The letters of {_names(unbounded)} are kept for ever in the broker's Redis"
+        if unbounded and is_brokers(self._settings, self._conf, server):
+            text = f"The letters of {some_of(unbounded)} are kept for ever in the broker's Redis"
             mend = (
                 "set dead_letter_ttl or dead_letter_max_length, or give them a Redis of their own"
             )
             found = [(text, f"{mend} (dlq_url)"), *found]
         return [f"{text}: {mend}" for text, mend in found]
 
-    def _is_brokers(self) -> bool:
-        """True if a server keeps letters and messages, in whichever of its databases."""
-        address, _prefix = self._settings.store_at(self._conf)
-        urls = self._conf.broker_write_url
-        broker = urls.split(";") if isinstance(urls, str) else urls or ()
-        servers = {server(url) for url in broker if str(url).partition("://")[0] in SCHEMES}
-        return not servers.isdisjoint(map(server, address.urls))
+
+def is_brokers(settings: Settings, conf: Any, place: Callable[[object], object]) -> bool:
+    """True if letters and the broker's messages are in one place: a `server`, or a `database`."""
+    address, _prefix = settings.store_at(conf)
+    urls = conf.broker_write_url
+    broker = urls.split(";") if isinstance(urls, str) else urls or ()
+    places = {place(url) for url in broker if str(url).partition("://")[0] in SCHEMES}
+    return not places.isdisjoint(map(place, address.urls))
 
 
 def faults(memory: ServerMemory) -> list[tuple[str, str]]:
@@ -314,6 +314,11 @@ def faults(memory: ServerMemory) -> list[tuple[str, str]]:
     return []
 
 
+def database(url: object) -> tuple[object, str]:
+    """The server of a URL, and its database."""
+    return server(url), urlsplit(str(url)).path.strip("/") or "0"
+
+
 def server(url: object) -> tuple[str, str]:
     """Host and port, or the path of a socket; databases of one server share its memory."""
     parts = urlsplit(url_without_secrets(str(url)))
@@ -321,9 +326,3 @@ def server(url: object) -> tuple[str, str]:
         return ("", parts.path)
     host = parts.hostname or "localhost"
     return ("localhost" if host in _LOOPBACK else host, str(parts.port or _REDIS_PORT))
-
-
-def _names(names: Sequence[str]) -> str:
-    more = len(names) - _MAX_NAMES_SHOWN
-    shown = ", ".join(names[:_MAX_NAMES_SHOWN])
-    return f"{shown} and {more} more" if more > 0 else shown

@@ -144,6 +144,17 @@ def is_cluster_node(server: Mapping[str, Any]) -> bool:
     return "cluster" in (server.get("redis_mode"), server.get("server_mode"))
 
 
+def ask(store: Store, command: str, *args: str) -> Mapping[str, Any]:
+    """What one server of a store replies; empty if it forbids the command, as managed ones do."""
+    try:
+        reply = getattr(client_for(store.client, store.keys.nodes()), command)(*args)
+    except (StoreUnavailable, ResponseError) as exc:
+        if isinstance(exc, StoreUnavailable) and not is_refusal(exc):
+            raise
+        return {}
+    return dict(reply)
+
+
 def _check_connection(store: Store) -> None:
     try:
         store.connection.call("EXISTS", store.keys.queues())
@@ -156,12 +167,7 @@ def _check_connection(store: Store) -> None:
 
 
 def _check_kind(store: Store) -> None:
-    server: dict[str, Any] = {}
-    try:
-        server = client_for(store.client, store.keys.nodes()).info("server")
-    except (StoreUnavailable, ResponseError) as exc:  # INFO may be forbidden
-        if isinstance(exc, StoreUnavailable) and not is_refusal(exc):
-            raise
+    server = ask(store, "info", "server")
     version = too_old(server)
     if version is not None:
         remedy = "upgrade it, or name another"

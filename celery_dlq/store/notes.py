@@ -73,9 +73,11 @@ class GroupNotes(Part):
         self, dead_letter_queue: str, fingerprints: Sequence[str]
     ) -> dict[str, GroupStatus]:
         """Return the states of those groups that are not open, by fingerprint."""
-        key, now = self._keys.states(dead_letter_queue), self.now()
-        texts = self._client.hmget(key, [*map(spelled, fingerprints)]) if fingerprints else ()
-        pairs = zip(fingerprints, texts, strict=True)
+        key, names = self._keys.states(dead_letter_queue), [*map(spelled, fingerprints)]
+        texts = self._client.hmget(key, names) if names else ()
+        if not any(texts):
+            return {}
+        now, pairs = self.now(), zip(fingerprints, texts, strict=True)
         found = {name: _status(text, now) for name, text in pairs if text is not None}
         return {name: status for name, status in found.items() if status is not OPEN_GROUP}
 

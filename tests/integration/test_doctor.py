@@ -154,6 +154,20 @@ def test_a_task_that_runs_longer_than_the_visibility_timeout(shop: Make) -> None
     assert "600 s" in found[1].sentence
 
 
+@pytest.mark.parametrize(
+    ("broker", "store", "redrive"),
+    [
+        ("redis://localhost/0", "redis://127.0.0.1:6379", "exactly once"),
+        ("redis://localhost/1", "redis://localhost/0", "at least once"),
+        ("amqp://guest@localhost//", "redis://localhost", "at least once"),
+    ],
+)
+def test_what_a_redrive_guarantees(shop: Make, broker: str, store: str, redrive: str) -> None:
+    """Exactly once needs one database; a RabbitMQ of a URL without a port is not the letters'."""
+    rows = shop(broker_url=broker, dlq_url=store).guarantees()
+    assert {row.redrive for row in rows} == {redrive}
+
+
 def test_a_package_that_is_missing(shop: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A setting wants Sentry, and it is not installed."""
     dlq = shop(dlq_sentry="groups")

@@ -10,7 +10,8 @@ from rich.console import Console
 from celery_dlq.cli.context import console_of, dead_letters_of, load_tasks, print_lines
 from celery_dlq.cli.options import json_option
 from celery_dlq.cli.table import facts, say, table
-from celery_dlq.features.doctor.finding import Finding, Guarantee, names
+from celery_dlq.features.doctor.finding import Finding, Guarantee
+from celery_dlq.letters.printable import some_of
 
 
 @click.command(short_help="Show what endangers messages and letters, and what to do.")
@@ -48,7 +49,7 @@ def _show(console: Console, found: Sequence[Finding], rows: Sequence[Guarantee])
     cells = (
         (
             row.acknowledgement,
-            names(row.tasks),
+            some_of(sorted(row.tasks)),
             *(("no", "yes")[flag] for flag in (row.bounded, row.lossless, row.exact)),
             row.redrive,
         )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from celery_dlq.letters.record import Recorded
-
-_NAMES_SHOWN = 5
 
 KINDS = {
     "settings": (
@@ -182,10 +179,3 @@ class Guarantee(Recorded):
     lossless: bool
     exact: bool = True
     redrive: str
-
-
-def names(found: Sequence[str]) -> str:
-    """The first of some names, and how many there are beside them."""
-    more = len(found) - _NAMES_SHOWN
-    shown = ", ".join(sorted(found)[:_NAMES_SHOWN])
-    return f"{shown} and {more:,} more" if more > 0 else shown

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 from celery.backends.base import DisabledBackend
 
 from celery_dlq.cli.table import letters_text
-from celery_dlq.errors import StoreUnavailable
-from celery_dlq.features.doctor.finding import Finding, finding, names
+from celery_dlq.features.doctor.finding import Finding, finding
 from celery_dlq.features.doctor.settings_checks import Case
 from celery_dlq.letters.links import is_in_chord
+from celery_dlq.letters.printable import some_of
 from celery_dlq.operations.job import INTERRUPTED, WAITING
 from celery_dlq.operations.policies import drift
 from celery_dlq.operations.retention import Retention, faults
-from celery_dlq.store.slots import client_for
+from celery_dlq.store.check import ask
+from celery_dlq.transport.default_delay import task_queues
 from celery_dlq.transport.redis.fetch import ReliableFetch, refusal
 
 _FLOOD = 1_000
@@ -37,9 +37,9 @@ def memory(case: Case) -> Iterator[Finding]:
     for text, _mend in faults(found) if found else ():
         kind = "eviction" if found and found.maximum else "no-maxmemory"
         yield finding(kind, f"{text}.")
-    if not int(_ask(case, "info", "persistence").get("aof_enabled", 1)):
+    if not int(ask(case.dlq.backend, "info", "persistence").get("aof_enabled", 1)):
         yield finding("append-only-file", "The Redis of the letters has no append-only file.")
-    idle = int(_ask(case, "config_get", "timeout").get("timeout", 0))
+    idle = int(ask(case.dlq.backend, "config_get", "timeout").get("timeout", 0))
     if 0 < idle < _SHORTEST_IDLE_SECONDS:
         text = f"Redis closes connections on which nothing was sent for {idle} s."
         yield finding("idle-timeout", text)
@@ -58,7 +58,7 @@ def workers(case: Case) -> Iterator[Finding]:
     if not found:
         yield finding("no-worker", "No worker with celery_dlq gave a sign of life for 30 s.")
     if len(versions := {info.version for info in found}) > 1:
-        yield finding("worker-versions", f"Workers run celery_dlq {names([*versions])}.")
+        yield finding("worker-versions", f"Workers run celery_dlq {some_of(sorted(versions))}.")
     for difference in drift(found)[:_MOST_SHOWN]:
         yield finding("worker-policies", f"{difference}.")
     for gauges in case.dlq.backend.metrics.read().workers:
@@ -117,17 +117,8 @@ def broker(case: Case, channel: Any) -> Iterator[Finding]:
         reason = ReliableFetch(case.settings, options).unsupported(case.transport)
         if reason := reason or refusal(channel):
             yield finding("fetch", f"Reliable fetch is off: {reason}.")
-    for low in case.dlq.low_limits():
+    for low in case.dlq.low_limits(case.table, task_queues(case.dlq.app)):
         yield finding("delivery-limit", f"{low.text}.")
-
-
-def _ask(case: Case, command: str, *args: str) -> dict[str, Any]:
-    """The reply of the Redis that keeps the letters; empty if it forbids the command."""
-    store = case.dlq.backend
-    ask: Callable[..., Any] = getattr(client_for(store.client, store.keys.nodes()), command)
-    with suppress(StoreUnavailable):  # managed servers forbid some
-        return dict(ask(*args))
-    return {}
 
 
 CHECKS = (memory, clock, workers, stopped, letters)

@@ -9,11 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from celery_dlq.config import Settings, visibility_timeout
-from celery_dlq.features.doctor.finding import Finding, Guarantee, finding, names
-from celery_dlq.operations.retention import server
+from celery_dlq.features.doctor.finding import Finding, Guarantee, finding
+from celery_dlq.letters.printable import some_of
+from celery_dlq.operations.retention import database, is_brokers
 from celery_dlq.policies.policy import policy_of
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.transport.default_delay import DefaultDelays
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from celery_dlq.policies.table import PolicyTable
 
 BROKERS = {"redis": "Redis", "amqp": "RabbitMQ", "sqs": "Amazon SQS"}
+LATE, UNLESS_KILLED, EARLY = "late", "late, unless a process is killed", "early"
 _OWN_TASKS = "celery."  # Celery's own, such as `celery.chord_unlock`
 _MOST_QUEUES = 10
 
@@ -60,14 +61,6 @@ class Case:
                 found.setdefault(queue, []).append(task)
         return found
 
-    @property
-    def shared(self) -> bool:
-        """True if the letters lie in the database of the Redis broker."""
-        address, _prefix = self.settings.store_at(self.dlq.app.conf)
-        broker = self.dlq.app.conf.broker_write_url
-        urls = broker.split(";") if isinstance(broker, str) else broker
-        return not set(map(database, urls)).isdisjoint(map(database, address.urls))
-
     def by_queue(self, fits: Callable[[Any], bool]) -> list[tuple[str, list[str]]]:
         """Queues with the names of those guarded tasks that fit."""
         found = ((queue, [t.name for t in tasks if fits(t)]) for queue, tasks in self.tasks.items())
@@ -83,21 +76,21 @@ def guarded(case: Case) -> Iterator[Finding]:
     consumed = {*app.amqp.queues.consume_from} - case.tasks.keys()
     bare = [q for q in consumed if table.resolve(q) is None and not table.is_dead_letter_queue(q)]
     if bare:
-        yield finding("queue-without-policy", f"No policy applies to {names(bare)}.")
+        yield finding("queue-without-policy", f"No policy applies to {some_of(sorted(bare))}.")
     known = KnownQueues.of(app)
     for name, hint in table.unknown_queues(known).items():
         yield finding("unknown-queue", f"This app does not know the queue {name!r}; {hint}.")
     if unbounded := table.unbounded(known.names):
-        yield finding("kept-for-ever", f"No policy removes the letters of {names(unbounded)}.")
+        yield finding("kept-for-ever", f"No policy removes the letters of {some_of(unbounded)}.")
 
 
 def acknowledgement(case: Case) -> Iterator[Finding]:
     """Acknowledgement that weakens a guarantee."""
-    for queue, found in case.by_queue(lambda task: not task.acks_late):
-        text = f"Tasks of {queue!r} are acknowledged before they run: {names(found)}."
+    for queue, found in case.by_queue(lambda task: _acknowledges(task) == EARLY):
+        text = f"Tasks of {queue!r} are acknowledged before they run: {some_of(found)}."
         yield finding("early-acknowledgement", text)
-    for queue, found in case.by_queue(lambda t: t.acks_late and not t.reject_on_worker_lost):
-        text = f"reject_on_worker_lost is off for tasks of {queue!r}: {names(found)}."
+    for queue, found in case.by_queue(lambda task: _acknowledges(task) == UNLESS_KILLED):
+        text = f"reject_on_worker_lost is off for tasks of {queue!r}: {some_of(found)}."
         yield finding("reject-on-worker-lost", text)
 
 
@@ -111,7 +104,7 @@ def fetching(case: Case) -> Iterator[Finding]:
         for queue, found in case.by_queue(lambda t: (t.time_limit or limit or 0) >= timeout):
             text = (
                 f"Tasks of {queue!r} may run for as long as the broker's visibility timeout of "
-                f"{timeout:g} s, or longer: {names(found)}."
+                f"{timeout:g} s, or longer: {some_of(found)}."
             )
             yield finding("visibility-timeout", text)
     if case.transport.driver_type == "amqp" and not options.get("confirm_publish"):
@@ -141,31 +134,26 @@ def host(case: Case) -> Iterator[Finding]:
 CHECKS = (guarded, acknowledgement, fetching, host)
 
 
-def database(url: object) -> tuple[object, str]:
-    """The server of a URL, and its database."""
-    return server(url), urlsplit(str(url)).path.strip("/") or "0"
-
-
-_ACKNOWLEDGES: dict[str, Callable[[Any], bool]] = {
-    "late": lambda task: task.acks_late and task.reject_on_worker_lost,
-    "late, unless a process is killed": lambda t: t.acks_late and not t.reject_on_worker_lost,
-    "early": lambda task: not task.acks_late,
-}
-
-
 def guarantees(case: Case) -> list[Guarantee]:
     """What is guaranteed to the guarded tasks, a row for each way to acknowledge."""
     driver = case.transport.driver_type
     keeps = driver == "amqp" or (driver in BROKERS and case.settings.reliable_fetch)
+    shared = is_brokers(case.settings, case.dlq.app.conf, database)
     every = [task for some in case.tasks.values() for task in some]
     return [
         Guarantee(
             broker=BROKERS.get(driver, driver),
-            acknowledgement=how,
-            tasks=tuple(task.name for task in every if fits(task)),
-            lossless=keeps and how != "early",
-            redrive="exactly once" if case.shared else "at least once",
+            acknowledgement=way,
+            tasks=tuple(task.name for task in every if _acknowledges(task) == way),
+            lossless=keeps and way != EARLY,
+            redrive="exactly once" if shared else "at least once",
         )
-        for how, fits in _ACKNOWLEDGES.items()
-        if any(map(fits, every))
+        for way in (LATE, UNLESS_KILLED, EARLY)
+        if way in map(_acknowledges, every)
     ]
+
+
+def _acknowledges(task: Any) -> str:
+    if not task.acks_late:
+        return EARLY
+    return LATE if task.reject_on_worker_lost else UNLESS_KILLED

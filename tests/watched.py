@@ -63,7 +63,7 @@ class WatchedServers:
 
     def fail_over(self) -> None:
         """Let the replica take over, and wait until it has."""
-        self._ask("SENTINEL", "FAILOVER", NAME)
+        poll(self._begins_to_fail_over, timeout_seconds=30, every_seconds=0.1)
         self.wait_for_takeover()
 
     def wait_for_takeover(self) -> None:
@@ -88,6 +88,12 @@ class WatchedServers:
             slaves = self._ask("SENTINEL", "SLAVES", NAME)
             info = self.replica.client().info("replication")
             return bool(slaves) and info.get("master_link_status") == "up"
+        return False
+
+    def _begins_to_fail_over(self) -> bool:
+        with suppress(redis.ResponseError):  # it promotes no replica that it has only heard of
+            self._ask("SENTINEL", "FAILOVER", NAME)
+            return True
         return False
 
     def _replica_is_master(self) -> bool:

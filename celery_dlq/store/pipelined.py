@@ -220,18 +220,20 @@ class PipelinedConnection:
         A master that loses its replicas may be losing its role: for ten seconds, or while a
         Sentinel says so, what was written does not count, and the next attempt asks anew who the
         master is. After that, and without replicas from the beginning, the master's word is
-        enough, for half a minute at a time.
+        enough, for half a minute at a time. The first question is asked for a second: a replica
+        that was slow once would leave half a minute of letters to the master alone.
 
         Source: https://redis.io/docs/latest/commands/wait/
         """
         if not self.is_replicated or time.monotonic() < self._alone_until:
             return
         try:
-            reached = self.call("WAIT", 1, self._REPLICA_MILLIS)
+            tries = 1 if self._replicated_until or self._alone_until else 10
+            reached = any(self.call("WAIT", 1, self._REPLICA_MILLIS) for _ in range(tries))
         except StoreUnavailable as exc:
             if not isinstance(exc.__cause__, NoPermissionError):
                 raise
-            reached = 0
+            reached = False
         now = time.monotonic()
         if reached:
             self._replicated_until = now + timing.current.replica_doubt

@@ -319,6 +319,7 @@ def test_names_of_any_characters_are_found_again(name: str, visit: Visit, dlq: D
         "/queues/x?cursor=%ff",
     ],
 )
+@pytest.mark.usefixtures("redis_url")
 def test_no_path_makes_an_error_of_the_server(path: str, visit: Visit) -> None:
     """Also bytes that are no UTF-8."""
     assert visit("viewer").get(PAGES + path).status in {301, 302, 400, 404}

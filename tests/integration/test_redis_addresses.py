@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,6 +77,26 @@ def test_letters_that_were_confirmed_survive_a_change_of_roles() -> None:
         with writing(lambda: Store(address, timeout_seconds=1.0)) as writers:
             servers.fail_over()
             more(writers)
+
+
+def test_a_replica_that_is_slow_at_first_is_waited_for() -> None:
+    """Otherwise a worker that has just started would trust the master alone for half a minute."""
+    with WatchedServers() as servers:
+        backend = Store(address_of(servers.url, options=servers.options))
+        letters = [a_letter(), a_letter()]
+        backend.letters.length(letters[0].dead_letter_queue)  # is connected
+        servers.replica.pause()
+        back = threading.Timer(0.3, servers.replica.resume)
+        back.start()
+        backend.letters.dead_letter(letters[0], key_of(letters[0]))
+        back.join()
+        servers.replica.pause()
+        try:
+            with pytest.raises(StoreUnavailable, match="no replica has what was written"):
+                backend.letters.dead_letter(letters[1], key_of(letters[1]))
+        finally:
+            servers.replica.resume()
+        backend.close()
 
 
 def test_a_replica_that_hangs_delays_letters_for_seconds_only(

@@ -93,6 +93,9 @@ class _Demo:
         charges = dying["charge"]
         self._until("redriven tasks to succeed", lambda: shop.succeeded(charges) == len(charges))
         say(self.console, f"All {len(charges)} succeeded, under their old ids.")
+        if self._worker is not None and not web:  # it ends while the triage goes on
+            self._worker.terminate()
+            self._worker = None
         self._begin("Read what PySpark found")
         self._until("the triage to end", lambda: triage.poll() is not None)
         self._show(self.folder.joinpath("triage.log").read_text("utf-8"), triage.returncode, 12)

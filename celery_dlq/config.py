@@ -408,6 +408,9 @@ _GONE = {
     "dlq_count_ttl": "nothing: counts are kept for 72 hours, or three visibility timeouts",
     "dlq_max_delay": "nothing: a default_delay has the bound of RabbitMQ's native delays",
     "dlq_held_max": "nothing: a hold takes about 100,000 messages",
+    "dlq_store": "dlq_url: letters are in Redis",
+    "dlq_web_url": "it as `dlq web --url`",
+    "dlq_web_secret": "it as `dlq web --secret`",
 }
 
 

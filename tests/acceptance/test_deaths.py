@@ -180,19 +180,22 @@ def test_a_worker_killed_between_storing_and_acknowledging_leaves_one_letter(
     assert [letter.task_id for letter in letters()] == [sent.id]
 
 
+@pytest.mark.parametrize("pool", ["prefork", "gevent", "eventlet"])
 def test_a_killed_worker_loses_what_it_acknowledged_before_it_ran(
     poison: ModuleType,
     start_worker: Start,
     ran: Ran,
     redis_url: str,
+    pool: str,
 ) -> None:
     """As in Celery; the pages that say which guarantee one has warn of it."""
-    poison.kills_worker.delay("early")
-    first = start_worker({"task_acks_late": False}, wait=False)
+    task = poison.kills_worker if pool == "prefork" else poison.once
+    task.delay("early")
+    first = start_worker({"task_acks_late": False}, pool=pool, wait=False)
     first.process.wait(30)
     first.kill()
 
-    start_worker({"task_acks_late": False})
+    start_worker({"task_acks_late": False}, pool=pool)
     poison.healthy.delay("after")
     poll(lambda: ran("after") == 1, timeout_seconds=30)
 
@@ -200,6 +203,22 @@ def test_a_killed_worker_loses_what_it_acknowledged_before_it_ran(
         poll(lambda: not client.llen("orders") and not client.hlen("unacked"), timeout_seconds=30)
     assert ran("early") == 1
     assert not poison.dlq.queues()
+
+
+def test_an_early_acknowledgement_that_was_not_sent_yet_leaves_one_letter(
+    poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran
+) -> None:
+    """Celery sends it in the next turn of its loop: in solo, when the task has ended."""
+    sent = poison.once.delay("early")
+    conf = {**SHORT_SIGHT, "task_acks_late": False}
+    first = start_worker(conf, pool="solo", wait=False)
+    first.process.wait(30)
+    first.kill()
+
+    start_worker(conf, pool="solo")
+
+    (letter,) = letters(timeout_seconds=30)
+    assert (letter.task_id, ran("early")) == (sent.id, 1)
 
 
 def test_a_default_delay_holds_back_messages_without_their_own(

@@ -79,12 +79,8 @@ def into_docs(folder: Path, page: Path, names: Iterable[str]) -> None:
 def _below(name: str, results: list[Result]) -> str:
     """Machine and time of the measurement, and the plot."""
     where = results[-1]["machine"]
-    versions = ", ".join(
-        f"{package} {where['packages'][package]}" for package in ("celery", "kombu", "redis")
-    )
     return (
-        f"*{where['measured_at'][:10]}, {where['cores']} cores ({where['processor']}), "
-        f"Python {where['python']}, {versions}.*\n\n"
+        f"*{where['measured_at'][:10]}, {where['cores']} cores ({where['processor']}).*\n\n"
         f"![{plots.LABELS[name]}](performance/{name}.svg)\n"
     )
 
@@ -103,7 +99,7 @@ def _of_cell(result: Result, columns: Mapping[str, Column]) -> str:
 
 
 def _worker_tables(results: list[Result]) -> str:
-    """One row for each cell, and all there is to know of the cells with a bare write."""
+    """One row for each cell."""
     rows = []
     for result in results:
         variants = {row["name"]: row for row in result["rows"]}
@@ -115,9 +111,7 @@ def _worker_tables(results: list[Result]) -> str:
         speeds = (_speed(plain), _speed(variants[QUEUE]))
         rows.append([result["cell"], *ratios, f"{plain['worker_cpu_ms']:.2f}", *speeds])
     titles = ["", *plots.COMPARED, "plain CPU ms", "plain tasks/s", "guarded tasks/s"]
-    detailed = [r for r in results if "idle_cpu_ms_per_second" in r["rows"][0]]
-    parts = [_markdown(titles, rows), *(_of_cell(r, _TABLES["worker"]) for r in detailed)]
-    return "\n".join(parts)
+    return _markdown(titles, rows)
 
 
 def _markdown(titles: list[str], rows: Iterable[Iterable[object]]) -> str:
@@ -164,24 +158,14 @@ _RATES: dict[str, Column] = {
     "Python CPU µs each": _number("cpu_us"),
     "Redis CPU µs each": _number("server_cpu_us"),
     "MiB at most": _number("peak_mib"),
-    "turns": _number("rounds"),
 }
 _TABLES: dict[str, dict[str, Column]] = {
-    "worker": {
-        **_COMMON,
-        "MiB": _number("memory_mib", "{:.1f}"),
-        "idle CPU ms/s": _number("idle_cpu_ms_per_second", "{:.1f}"),
-        "idle commands/s": _number("idle_commands_per_second", "{:.1f}"),
-        "commands a task": _number("commands_per_task", "{:.2f}"),
-        "connections": _number("redis_connections"),
-    },
     "dying": {**_COMMON, "MiB": _number("memory_mib", "{:.1f}")},
     "killed": {
         "runs a message": _number("runs_per_message"),
         "messages/s": _number("tasks_per_second", "{:,.1f}"),
         "worker CPU ms a run": _number("worker_cpu_ms_per_run"),
         "ratio a run (quartiles)": _ratio("ratio_per_run"),
-        "turns": _number("rounds"),
     },
     "peers": {
         "dead/s": _speed,
@@ -195,7 +179,6 @@ _TABLES: dict[str, dict[str, Column]] = {
         "plain CPU µs": _number("plain_us"),
         "CPU µs": _number("variant_us"),
         "ratio (quartiles)": _ratio("cpu_ratio"),
-        "pairs": _number("pairs"),
     },
     "redrive": _RATES,
     "export": _RATES,
@@ -206,15 +189,10 @@ _TABLES: dict[str, dict[str, Column]] = {
         "CPU s": _number("cpu_seconds", "{:,.4g}"),
         "MiB at most": _number("peak_mib"),
         "Redis ms": _number("redis_ms", "{:,.2f}"),
-        "Redis bytes a letter": _number("redis_bytes_each"),
-        "message bytes": _number("message_bytes_each"),
     },
     "web": {
         "ms (median)": _number("median_ms", "{:.1f}"),
         "ms (95th percentile)": _number("p95_ms", "{:.1f}"),
-        "bytes of the page": _number("page_bytes"),
-        "MiB of the server": _number("memory_mib"),
-        "requests": _number("rounds"),
     },
     "report": {
         "seconds": _number("seconds", "{:.1f}"),

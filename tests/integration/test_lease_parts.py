@@ -74,8 +74,8 @@ def fetch(leases: Leases, broker: Broker, *, reply: bool = True) -> str:
     """Do what the channel does; without a reply, it is still in the socket."""
     tag = leases.new_tag()
     script = script_text("fetch", SCRIPTS)
-    keys = (*broker.keys, "orders")
-    args = (tag, leases.lease_seconds, '"orders"', leases.unsent())
+    keys = (*broker.keys, "unacked_duty:x", "unacked_bell:x", "orders")
+    args = (tag, leases.lease_seconds, '"orders"', f"0{leases.unsent()}")
     found = broker.client.execute_command("EVAL", script.text, len(keys), *keys, *args)
     assert found is not None
     if reply:

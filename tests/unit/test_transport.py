@@ -153,16 +153,18 @@ FLUSHED = b">2\r\n$10\r\ninvalidate\r\n_\r\n"
 @pytest.mark.parametrize(
     ("sent", "expected"),
     [
-        (b":3\r\n", [3]),
+        (b":3\r\n", [True]),
+        (b"*2\r\n$1\r\nb\r\n$1\r\n1\r\n", [True]),  # the bell rang
+        (b"_\r\n", [False]),  # or not
         (WRITTEN, [None]),
         (FLUSHED, [None]),
-        (WRITTEN + b":0\r\n" + WRITTEN, [None, 0, None]),
+        (WRITTEN + b":0\r\n" + WRITTEN, [None, False, None]),
         (b"", []),
         (b":1", []),
     ],
 )
 def test_what_redis_says_is_a_reply_or_the_word_to_look(
-    wake: tuple[WakeConnection, socket.socket, _Made], sent: bytes, expected: Sequence[int | None]
+    wake: tuple[WakeConnection, socket.socket, _Made], sent: bytes, expected: Sequence[bool | None]
 ) -> None:
     """In the order in which it came; a flush of everything names no key; nothing blocks."""
     connection, redis, made = wake
@@ -179,7 +181,7 @@ def test_a_reply_may_come_in_two_parts(
     redis.sendall(b":1")
     assert list(connection.read()) == []
     redis.sendall(b"2\r\n")
-    assert list(connection.read()) == [12]
+    assert list(connection.read()) == [True]
 
 
 def test_it_asks_without_the_health_check_of_redis_py(
@@ -187,7 +189,7 @@ def test_it_asks_without_the_health_check_of_redis_py(
 ) -> None:
     """That check would read the replies, and connect anew on a socket that nobody watches."""
     connection, _, made = wake
-    connection.ask(["a", "b"])
+    connection.ask("EXISTS", "a", "b")
     assert made.sent[-1] == ("EXISTS", "a", "b", False)
 
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
+from hashlib import sha256
 from queue import Empty
 from threading import get_ident
 from typing import Any
@@ -38,15 +39,13 @@ from celery_dlq.transport.redis.wake import LOOK_SECONDS, ReliablePoller, WakeCo
 
 logger = get_logger("celery_dlq.transport")
 
-_LOOKS_PER_FETCH = 30  # in case that nothing woke it
-_IDLE_SECONDS = 2 * LOOK_SECONDS  # whoever closes connections for being idle may have done so
+_IDLE_SECONDS = 4 * LOOK_SECONDS  # whoever closes connections for being idle may have done so
 _OVERDUE_SECONDS = 30.0  # as long as kombu 5.7 waits for the reply to BRPOP
 _AGAIN_SECONDS = 10.0
 _FIRST_POLL_SECONDS, _LAST_POLL_SECONDS = 0.05, 0.5
 _MAX_PLANS = 64  # orders of the queues, each with its keys
-# Every idle worker wakes for every message, so those that come too late wait longer next time.
-_JITTER_SECONDS, _MAX_JITTER_SECONDS = 0.0005, 0.008
-_MANY_MISSES, _MAX_JITTER_AFTER_MANY_SECONDS = 50, 0.1
+_BELL_MILLIS, _BELL_SECONDS = 1000, 1.5 * LOOK_SECONDS
+_WOKEN, _LEAVES, _POLLS = 1, 2, 4  # see fetch.lua
 
 
 class ReliableChannel(kombu_redis.Channel):
@@ -65,11 +64,12 @@ class ReliableChannel(kombu_redis.Channel):
         self._plans: dict[tuple[str, ...], _Plan] = {}
         self._fetching: tuple[str, tuple[str, ...]] | None = None
         self._by_digest = False
-        self._sleeping = self._refused = self._looking = False
-        self._misses = self._polls = self._looks = 0
+        self._sleeping = self._refused = self._woken = self._on_duty = False
+        self._polls = 0
         self._requested_at: float | None = None
         self._looked_at = 0.0
-        self._due: float | None = None  # to ask or to fetch, after a jitter or between two polls
+        self._due: float | None = None  # to fetch, between two polls
+        self._asked: tuple[object, ...] = ()
         self._wake: WakeConnection | None = None
         self._wake_after = self._wake_lost_at = 0.0
         super().__init__(*args, **kwargs)
@@ -85,6 +85,7 @@ class ReliableChannel(kombu_redis.Channel):
     def _update_queue_cycle(self) -> None:
         self.active_queues = super().active_queues
         super()._update_queue_cycle()
+        self._leave()
         self._plans.clear()
         self._sleeping = False  # fetch, then arm with the queues of now
 
@@ -99,15 +100,10 @@ class ReliableChannel(kombu_redis.Channel):
             plan = self._plans[queues] = _Plan(self, queues)
         self._interrupted()  # if there is a fetch, its connection was lost before the reply
         connection = self.client.connection
-        if self._looking:
-            # Keeps the connection in use; a master that became a replica refuses it.
-            self._looking, tag = False, ""
-            command = connection.pack_command("HDEL", plan.unacked, "")
-        else:
-            tag = self.dlq_leases.new_tag()
-            acknowledged = self.dlq_leases.unsent()
-            command = plan.fetch(connection, tag, acknowledged, by_digest=self._by_digest)
-            self._by_digest = True
+        tag = self.dlq_leases.new_tag()
+        last = f"{self._mode()}{self.dlq_leases.unsent()}"
+        command = plan.fetch(connection, tag, last, by_digest=self._by_digest)
+        self._by_digest, self._woken = True, False
         self._fetching = tag, queues
         self._in_poll = connection
         self._brpop_sent_at = time.monotonic()
@@ -116,6 +112,17 @@ class ReliableChannel(kombu_redis.Channel):
         except BaseException:
             self._interrupted()
             raise
+
+    def _mode(self) -> int:
+        mode = _WOKEN if self._woken else 0
+        if self._on_duty:
+            room = self.qos.can_consume_max_estimate()
+            # A task that runs in the loop leaves nobody to look.
+            if room == 1 or not self.dlq_leases.sends_in_turns:
+                mode, self._on_duty = mode + _LEAVES, False
+        if self._wake is None and time.monotonic() < self._wake_after:
+            mode += _POLLS
+        return mode
 
     def _brpop_read(self, **_: Any) -> bool:
         if self._fetching is None:
@@ -137,8 +144,8 @@ class ReliableChannel(kombu_redis.Channel):
                 self._interrupted()
                 connection.disconnect()
                 raise
-            if reply is None or not tag:
-                self._fall_asleep()
+            if isinstance(reply, int):
+                self._fall_asleep(on_duty=reply == 1)
                 raise Empty
             self._fetching = None  # it is held from here on
         finally:
@@ -148,7 +155,7 @@ class ReliableChannel(kombu_redis.Channel):
             flush = getattr(self, "_flush_brpop_reauth", None)
             if flush is not None:
                 flush()
-        self._misses = self._polls = 0
+        self._polls = 0
         queue = queues[(reply[0] - 1) % len(queues)]
         self._queue_cycle.rotate(queue)
         if queue not in self._no_ack:
@@ -252,35 +259,49 @@ class ReliableChannel(kombu_redis.Channel):
         """True while nothing is fetched until something wakes the channel."""
         return self._sleeping
 
-    def _fall_asleep(self) -> None:
-        """Wait for a message: arm, or poll if Redis forbids that."""
-        self._sleeping = True
+    def _fall_asleep(self, *, on_duty: bool) -> None:
+        """Wait for a message on duty, or for the bell; poll if Redis forbids that."""
+        self._sleeping, self._on_duty = True, on_duty
         if not self._ask():
-            polled = _FIRST_POLL_SECONDS * 1.5**self._polls
-            self._polls = min(self._polls + 1, 10)
-            self._call_in(min(polled, _LAST_POLL_SECONDS))
+            self._call_in(min(_FIRST_POLL_SECONDS * 1.5**self._polls, _LAST_POLL_SECONDS))
+        self._polls = min(self._polls + 1, 10)
+
+    def _leave(self) -> None:
+        """Give the duty up, if this is on duty: the bell wakes another."""
+        plan, connection = next(iter(self._plans.values()), None), self.dlq_leases.connection
+        if self._on_duty and plan is not None and connection is not None:
+            ring = ("LPUSH", plan.bell, 1), ("PEXPIRE", plan.bell, _BELL_MILLIS)
+            connection.send_unanswered([("DEL", plan.duty), *ring])
+        self._on_duty = False
 
     def _get_up(self) -> None:
-        self._sleeping = False
+        self._sleeping, self._woken = False, True
         self._due = None
         if self.active_queues and self.qos.can_consume():
             self.connection.cycle._register_BRPOP(self)  # noqa: SLF001
 
     def _ask(self) -> bool:
-        """Arm, and ask if there is a message; False if that is not possible now."""
-        self._due = None
+        """Arm, or wait for the bell; False if that is not possible now."""
+        self._due, self._looked_at = None, time.monotonic()
         plan = next(iter(self._plans.values()), None)  # all have the same lists
         if plan is None:
             return False
+        asked = ("EXISTS", *plan.lists) if self._on_duty else ("BRPOP", plan.bell)
+        if self._requested_at is not None:
+            if asked == self._asked:
+                return True
+            self._drop_wake()  # it waits for another bell
         try:
             wake = self._awake()
             if wake is None:
                 return False
-            wake.ask(plan.lists)
+            # Those whom one flood woke look at different times from then on.
+            seconds = _BELL_SECONDS if self._polls else random.uniform(0.05, _BELL_SECONDS)  # noqa: S311
+            wake.ask(*asked, *(() if self._on_duty else (f"{seconds:.2f}",)))
         except (RedisError, OSError) as exc:
             self._cannot_wake(exc)
             return False
-        self._requested_at = self._looked_at = time.monotonic()
+        self._requested_at, self._asked = self._looked_at, asked
         return True
 
     def _awake(self) -> WakeConnection | None:
@@ -301,14 +322,15 @@ class ReliableChannel(kombu_redis.Channel):
         return self.pool.connection_class(**{**settings, **mine, "protocol": 3})
 
     def wake_read(self) -> None:
-        """Read what Redis sent: a list was written, or the reply of how many there are."""
-        found = written = False
+        """Read what Redis sent: a list was written or exists, the bell rang or did not."""
+        wakes = False
         try:
-            for exist in self._wake.read() if self._wake is not None else ():
-                if exist is None:
-                    written = True  # a reply that follows has seen it
-                else:
-                    self._requested_at, written, found = None, False, exist > 0
+            for answer in self._wake.read() if self._wake is not None else ():
+                if answer is None:
+                    wakes = self._on_duty
+                else:  # it has seen what was written before; a bell that did not ring: look
+                    self._requested_at, wakes = None, answer or not self._on_duty
+                    self._polls *= not answer
         except (RedisError, OSError) as exc:
             if not self._sleeping:  # perhaps for long: closed for being idle
                 self._drop_wake()
@@ -316,27 +338,8 @@ class ReliableChannel(kombu_redis.Channel):
             self._cannot_wake(exc)
             self._get_up()
             return
-        if not self._sleeping:
-            return
-        if found:
+        if self._sleeping and wakes and not self._refused:
             self._get_up()
-        elif written and self._requested_at is None and self._due is None:
-            self._look_soon()
-
-    def _look_soon(self) -> None:
-        """Fetch at once; after others were faster, ask first, and a little later each time."""
-        self._misses += 1
-        if self._misses == 1:
-            self._get_up()
-            return
-        most = _MAX_JITTER_SECONDS
-        if self._misses > _MANY_MISSES:
-            most = _MAX_JITTER_AFTER_MANY_SECONDS
-        delay = random.random() * min(_JITTER_SECONDS * 2 ** min(self._misses, 10), most)  # noqa: S311
-        if delay < _JITTER_SECONDS:
-            self._ask()
-        else:
-            self._call_in(delay)
 
     def _call_in(self, seconds: float) -> None:
         self._due = time.monotonic() + seconds
@@ -361,15 +364,13 @@ class ReliableChannel(kombu_redis.Channel):
                 self._cannot_wake(TimeoutError("no reply"))
                 self._get_up()
         elif now - self._looked_at >= LOOK_SECONDS * 0.9:
-            self._looks += 1
-            self._looking = self._looks % _LOOKS_PER_FETCH != 0
             self._get_up()
         return LOOK_SECONDS
 
     def _do_what_is_due(self) -> None:
         if self._refused:
             self._look_if_writable()
-        elif self._wake is None or not self._ask():
+        else:
             self._get_up()
 
     def _cannot_wake(self, exc: Exception) -> None:
@@ -413,6 +414,7 @@ class ReliableChannel(kombu_redis.Channel):
             except Exception as exc:  # noqa: BLE001 - whatever redis-py raises
                 logger.debug("A fetch was interrupted: %r", exc)
                 self._interrupted()
+        self._leave()
         self._drop_wake()
         super().close()
 
@@ -431,21 +433,21 @@ class _Plan:
             for step in steps
             for queue in queues
         ]
-        keys = (len(self.lists) + 3, *broker_of(channel).keys, *self.lists)
-        self.unacked = keys[1]
+        broker = broker_of(channel)
+        digest = sha256("\n".join(sorted(self.lists)).encode()).hexdigest()[:16]
+        self.duty, self.bell = f"{broker.unacked}_duty:{digest}", f"{broker.unacked}_bell:{digest}"
+        keys = (len(self.lists) + 5, *broker.keys, self.duty, self.bell, *self.lists)
         self._calls = ("EVAL", script.text, *keys), ("EVALSHA", script.digest, *keys)
         names = ("" if name in channel._no_ack else record_end(name) for name in queues)  # noqa: SLF001
         self._rest = (channel.dlq_leases.lease_seconds, *names)
         self._packed: dict[bool, list[bytes]] = {}  # what is before and after the tag
 
-    def fetch(
-        self, connection: Any, tag: str, acknowledged: str, *, by_digest: bool
-    ) -> list[bytes]:
+    def fetch(self, connection: Any, tag: str, end: str, *, by_digest: bool) -> list[bytes]:
         """The packed command, in which only the tag is new, and the argument at the end.
 
         All tags are of one length.
         """
-        own, last = tag.encode(), acknowledged.encode()
+        own, last = tag.encode(), end.encode()
         if by_digest not in self._packed:
             packed = connection.pack_command(*self._calls[by_digest], tag, *self._rest, "")
             self._packed[by_digest] = b"".join(packed).removesuffix(_ARGUMENT % (0, b"")).split(own)

@@ -145,11 +145,15 @@ def refusal(channel: Any) -> str | None:
 def _probe(run: Callable[..., Any], names: Sequence[str]) -> None:
     unacked, index, leases = (f"{name}_probe:{uuid4().hex}" for name in names)
     entries, restored = f"{unacked}:list", f"{unacked}:restored"
+    duty, bell = f"{unacked}:duty", f"{unacked}:bell"
     keys, all_keys = (unacked, index, leases, entries), (unacked, index, leases, restored, entries)
+    fetched = (*keys[:3], duty, bell, entries)
     fetch = script_text("fetch", SCRIPTS)
-    run("LPUSH", entries, "{}")
-    run("EVAL", fetch.text, 4, *keys, "probe", 60, '"probe"', "")
-    run("EVALSHA", fetch.digest, 4, *keys, "probe", 60, '"probe"', "none")
+    run("LPUSH", entries, "{}", "{}")
+    run("EVAL", fetch.text, 6, *fetched, "probe", 60, '"probe"', "1")
+    run("BRPOP", bell, 1)
+    run("EVALSHA", fetch.digest, 6, *fetched, "probe", 60, '"probe"', "0none")
+    run("EVALSHA", fetch.digest, 6, *fetched, "probe", 60, '"probe"', "1")
     run("EVAL", script_text("renew", SCRIPTS).text, 4, *all_keys[:4], 60, "probe")
     run("EVAL", script_text("expired", SCRIPTS).text, 3, *keys[:3], 1)
     run("HGET", unacked, "probe")
@@ -157,7 +161,7 @@ def _probe(run: Callable[..., Any], names: Sequence[str]) -> None:
     run("ZREMRANGEBYSCORE", restored, 0, 0)
     run("HDEL", unacked, "probe")
     run("ZREM", index, "probe")
-    run("DEL", *keys)
+    run("DEL", *keys, duty, bell)
 
 
 class LeaseKeeper(Keeper):

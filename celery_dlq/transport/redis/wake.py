@@ -1,8 +1,16 @@
 """What wakes an idle worker, and waiting for several channels at once.
 
-Redis says when a list changes (client-side caching, RESP3): one connection for any number of lists.
-``EXISTS`` arms it and looks in one step; after that, Redis sends one message when any of the lists
-is written. Nothing is popped, and the message means no more than "look".
+Of all idle workers that consume the same lists, one is on duty. Redis tells it when a list changes
+(client-side caching, RESP3): ``EXISTS`` arms its wake connection and looks in one step; after that,
+Redis sends one message when any of the lists is written. Nothing is popped, and the message means
+no more than "look".
+
+The others wait in ``BRPOP`` for a bell, a list of at most four tokens that carry no message. The
+first fetch after a wake-up rings it if it leaves more in the lists, or if its worker gives up its
+duty; so a message costs the same with two idle workers and with a thousand, and a flood wakes four
+times as many in each step. A duty lapses after two seconds, and those
+who wait look once a second or two: whoever dies with a duty or a token delays messages, and loses
+none.
 
 Source: https://redis.io/docs/latest/develop/reference/client-side-caching/ and
 ``MultiChannelPoller`` in https://github.com/celery/kombu/blob/main/kombu/transport/redis.py
@@ -10,7 +18,7 @@ Source: https://redis.io/docs/latest/develop/reference/client-side-caching/ and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from ssl import SSLWantReadError
 from typing import Any
@@ -24,8 +32,8 @@ try:
 except ImportError:  # optional, as for redis-py
     hiredis = None  # type: ignore[assignment]
 
-LOOK_SECONDS = 2.0
-"""An idle worker uses its connections this often even if nothing woke it.
+LOOK_SECONDS = 1.0
+"""An idle worker looks this often, or half as often, even if nothing woke it.
 
 Servers and proxies that close idle connections do so after five seconds or more.
 """
@@ -61,13 +69,13 @@ class WakeConnection:
         self.connection = connection
         return connection._sock  # noqa: SLF001 - as kombu registers its own
 
-    def ask(self, lists: Sequence[str]) -> None:
-        """Send the question how many of the lists exist; the reply comes with `read`."""
+    def ask(self, *command: object) -> None:
+        """Send a command; the reply comes with `read`."""
         # Not redis-py's health check: it would read what is read here, and connect again unseen.
-        self.connection.send_command("EXISTS", *lists, check_health=False)
+        self.connection.send_command(*command, check_health=False)
 
-    def read(self) -> Iterator[int | None]:
-        """What has arrived: an ``int`` is the reply to `ask`, ``None`` means "look"."""
+    def read(self) -> Iterator[bool | None]:
+        """What has arrived: if a reply to `ask` says yes; ``None`` means "look"."""
         sock = self.connection._sock  # noqa: SLF001
         timeout = sock.gettimeout()
         try:
@@ -86,7 +94,8 @@ class WakeConnection:
         while (reply := self._reader.gets()) is not False:
             if isinstance(reply, Exception):
                 raise reply
-            yield reply if isinstance(reply, int) else None
+            is_push = isinstance(reply, list) and reply[0] == b"invalidate"
+            yield None if is_push else bool(reply)
 
     def close(self) -> None:
         """Disconnect."""

@@ -1,21 +1,27 @@
--- Purpose: take the next entry of the first list that has one, and record it as unacknowledged.
--- KEYS: 1 unacked (hash)  2 unacked_index (zset)  3 leases (zset)
---       4... lists, those of the highest priority first (one for each queue and priority)
--- ARGV: 1 tag (of the delivery)
+-- Purpose: take the next entry of the first list that has one, and record it as unacknowledged;
+--          without one, be on duty for the idle workers of these lists, if nobody else is.
+-- KEYS: 1 unacked (hash)  2 unacked_index (zset)  3 leases (zset)  4 duty (string)  5 bell (list)
+--       6... lists, those of the highest priority first (one for each queue and priority)
+-- ARGV: 1 tag (of the delivery; its first 32 characters name the worker)
 --       2 lease (seconds)
 --       3... queues (names as JSON text, in the order of the lists; an empty text: its consumer
 --       does not acknowledge, so nothing is recorded)
---       last: acknowledged (tags of other deliveries, one a line)
--- Returns: nil, or a list: the number of the list from 1, and the entry
+--       last: one digit (1 = woken, + 2 = gives its duty up with this entry, + 4 = takes none),
+--       then acknowledged (tags of other deliveries, one a line)
+-- Returns: a list: the number of the list from 1, and the entry; without one 1 = on duty, or 0
 -- Complexity: O(number of lists and of acknowledged tags)
 -- Begins with a removal or a pop, so it works on a full Redis: all later commands of the script
 -- are allowed.
-for tag in string.gmatch(ARGV[#ARGV], '[^\n]+') do redis.call('HDEL', KEYS[1], tag) end
-local queues = #ARGV - 3
-for i = 4, #KEYS do
+local DUTY_MILLIS, BELL_MILLIS, MOST_WOKEN = 2000, 1000, 4
+local mode, worker = tonumber(string.sub(ARGV[#ARGV], 1, 1)), string.sub(ARGV[1], 1, 32)
+for tag in string.gmatch(string.sub(ARGV[#ARGV], 2), '[^\n]+') do
+  redis.call('HDEL', KEYS[1], tag)
+end
+local woken, queues = mode % 2 == 1, #ARGV - 3
+for i = 6, (woken and redis.call('EXISTS', unpack(KEYS, 6)) == 0) and 0 or #KEYS do
   local entry = redis.call('RPOP', KEYS[i])
   if entry then
-    local queue = ARGV[3 + (i - 4) % queues]
+    local queue = ARGV[3 + (i - 6) % queues]
     if queue ~= '' then
       local time = redis.call('TIME')
       local now = time[1] + time[2] / 1000000
@@ -23,6 +29,21 @@ for i = 4, #KEYS do
       redis.call('ZADD', KEYS[2], now, ARGV[1])
       redis.call('HSET', KEYS[1], ARGV[1], '[' .. entry .. ',"",' .. queue .. ']')
     end
-    return {i - 3, entry}
+    local tokens = woken and math.min(redis.call('LLEN', KEYS[i]), MOST_WOKEN) or 0
+    if woken and tokens == 0 then tokens = math.min(redis.call('EXISTS', unpack(KEYS, i)), 1) end
+    if mode % 4 > 1 and redis.call('GET', KEYS[4]) == worker then
+      tokens = math.max(tokens, redis.call('DEL', KEYS[4]))
+    end
+    if tokens > 0 and redis.call('LLEN', KEYS[5]) == 0 then  -- else nobody waits for it
+      for _ = 1, tokens do redis.call('LPUSH', KEYS[5], '1') end
+      redis.call('PEXPIRE', KEYS[5], BELL_MILLIS)
+    end
+    return {i - 5, entry}
   end
 end
+local holder = redis.call('GET', KEYS[4])
+if holder == worker then return redis.call('PEXPIRE', KEYS[4], DUTY_MILLIS) end
+if holder or mode > 3 then return 0 end
+redis.call('HDEL', KEYS[1], '')  -- for a full Redis
+redis.call('SET', KEYS[4], worker, 'PX', DUTY_MILLIS)
+return 1

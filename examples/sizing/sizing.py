@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-TASK_US = 87  # Redis's CPU for a guarded no-op; plain Celery: 67
+TASK_US = 97  # Redis's CPU for a guarded no-op; plain Celery: 86
 LETTER_US = 350  # Redis's CPU to store a letter
-BEAT_US = 410  # Redis's CPU for an idle worker, each second
-WAKE_US = 17  # Redis's CPU to wake one idle worker for a message
-TASK_BYTES = 2_301  # on the wire, both ways
+BEAT_US = 360  # Redis's CPU for an idle worker, each second
+WAKE_US = 300  # Redis's CPU for a message that wakes an idle worker, however many are idle
+TASK_BYTES = 2_375  # on the wire, both ways
 CONNECTIONS = 13  # of a worker to the broker's Redis
 LETTER_BYTES = 3_533  # in Redis, for a body of 1 KB
 CUT_SHARE = 0.75  # of a letter without its traceback and history
@@ -45,12 +45,12 @@ def fleet(given: argparse.Namespace) -> Iterator[tuple[str, float, float, str]]:
     idle = given.workers * given.idle
     letters = 0 if given.own_redis else flood_rate(given) * LETTER_US
     tasks, beats = given.tasks * TASK_US, given.workers * BEAT_US
-    # Each message wakes all that are idle; beyond 150 a second they are busy with the last one.
-    wakes = min(given.tasks, 150) * idle * WAKE_US
+    # Beyond some hundred messages a second, the woken worker has not slept again yet.
+    wakes = min(given.tasks, 150) * WAKE_US if idle else 0.0
     core = (tasks + beats + wakes + letters) / 1e6
     yield "core of Redis: tasks", tasks / 1e6, 1, "another broker for some queues"
     yield "core of Redis: heartbeats", beats / 1e6, 1, "fewer, larger workers (--concurrency)"
-    yield "core of Redis: idle workers woken", wakes / 1e6, 1, "fewer idle workers on a queue"
+    yield "core of Redis: idle workers woken", wakes / 1e6, 1, "another broker for some queues"
     yield "core of Redis: letters", letters / 1e6, 1, "dlq_url: a Redis of their own"
     yield "core of Redis: sum", core, 1, "the largest of the four lines above"
     clients = given.workers * CONNECTIONS

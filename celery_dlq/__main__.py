@@ -26,7 +26,7 @@ def main() -> None:
 def demo(folder: str, *, web: bool) -> None:
     """Show it on this machine: failing tasks, their letters, a report, a redrive.
 
-    Needs no Redis, no Java and no network; takes about half a minute.
+    Needs no Redis, no Java and no network; takes about 20 seconds.
     """
     from celery_dlq.demo import run_demo  # noqa: PLC0415 - brings pyarrow and PySpark
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,10 +10,10 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import report
 from benchmarks.node import AGAIN, DECORATOR, PLAIN, PLUGIN, QUEUE
+from program_runs import run_program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="they read /proc")
 
-TESTS = Path(__file__).parent.parent
 _ROWS = [
     {
         "name": name,
@@ -30,14 +28,7 @@ _ROWS = [
 
 def test_a_quick_look_writes_figures_tables_and_plots(tmp_path: Path) -> None:
     """One command, as people type it."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "worker", "--quick", "--out", tmp_path],
-        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS / 'programs'}"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = run_program("benchmarks", "worker", "--quick", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "results.json").read_text())["results"]
     cells = [(name, cell["cell"]) for name, cells in results.items() for cell in cells]

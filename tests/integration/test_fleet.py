@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from program_runs import run_program
 
-TESTS = Path(__file__).parent.parent
 SIZE = ("--seconds", "2", "--messages", "40", "--processes", "2")
 
 
 def rows(*options: str) -> dict[str, list[str]]:
     """What the program prints of a fleet of guarded workers, by phase."""
-    done = subprocess.run(
-        [sys.executable, "-m", "fleet", "--kinds", "guarded", *SIZE, *options],
-        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS / 'programs'}"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = run_program("fleet", "--kinds", "guarded", *SIZE, *options)
     assert done.returncode == 0, done.stderr
     cells = [[cell.strip() for cell in row.split("|")] for row in done.stdout.splitlines()[2:]]
     return {row[2]: row for row in cells}

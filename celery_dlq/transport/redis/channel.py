@@ -330,7 +330,8 @@ class ReliableChannel(kombu_redis.Channel):
                     wakes = self._on_duty
                 else:  # it has seen what was written before; a bell that did not ring: look
                     self._requested_at, wakes = None, answer or not self._on_duty
-                    self._polls *= not answer
+                    if answer:
+                        self._polls = 0
         except (RedisError, OSError) as exc:
             if not self._sleeping:  # perhaps for long: closed for being idle
                 self._drop_wake()

@@ -8,9 +8,8 @@ no more than "look".
 The others wait in ``BRPOP`` for a bell, a list of at most four tokens that carry no message. The
 first fetch after a wake-up rings it if it leaves more in the lists, or if its worker gives up its
 duty; so a message costs the same with two idle workers and with a thousand, and a flood wakes four
-times as many in each step. A duty lapses after two seconds, and those
-who wait look once a second or two: whoever dies with a duty or a token delays messages, and loses
-none.
+times as many in each step. A duty lapses after two seconds, and those who wait look every second
+and a half: whoever dies with a duty or a token delays messages, and loses none.
 
 Source: https://redis.io/docs/latest/develop/reference/client-side-caching/ and
 ``MultiChannelPoller`` in https://github.com/celery/kombu/blob/main/kombu/transport/redis.py

@@ -3,7 +3,8 @@
 Python calls a handler wherever the main thread is. That of a cold shutdown reads from the broker,
 announces ends and waits for the pool, so it comes back into our code. In the middle of ours it
 would wait for ever for a lock that the interrupted code holds, or for a thread that waits for it,
-read that code's replies, or raise through it. The same goes for the lock with which py-amqp writes.
+read that code's replies, or raise through it. The same goes for the lock with which py-amqp writes,
+and for that of a pool of threads, which takes a task while Celery shuts it down.
 
 Source: ``on_cold_shutdown`` and ``_shutdown_handler`` in
 https://github.com/celery/celery/blob/main/celery/apps/worker.py
@@ -15,6 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial, update_wrapper
 from types import FrameType
 from typing import Any
@@ -108,7 +110,7 @@ def _must_end_first(frame: FrameType | None) -> bool:
     """True if code that must not be interrupted runs there, or waits for what it called."""
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""
-        if module.startswith(_WHOLE):
+        if module.startswith(_WHOLE) or frame.f_code is ThreadPoolExecutor.submit.__code__:
             return True
         if module.startswith(_CELERYS):
             return False

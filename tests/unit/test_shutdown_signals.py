@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from concurrent import futures
 from typing import Any
 
 import intervals
@@ -63,6 +64,25 @@ def test_a_handler_interrupts_celery_and_tasks_at_once(said: list[str], modules:
     """Our code may have called them: it holds no lock then."""
     run(said, *modules)
     assert said == [HANDLED, *reversed(modules)]
+
+
+def test_a_handler_waits_until_a_pool_of_threads_has_taken_a_task(
+    said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That holds a lock which Celery's cold shutdown takes again: it would wait for ever."""
+
+    class Interrupted(futures.Future[None]):
+        def __init__(self) -> None:
+            super().__init__()
+            signal.raise_signal(signal.SIGTERM)
+
+    pool = futures.ThreadPoolExecutor(1)
+    with monkeypatch.context() as patch:
+        patch.setattr("concurrent.futures._base.Future", Interrupted)
+        pool.submit(said.append, "task").result(5)
+    poll(lambda: len(said) == 2)
+    assert said == ["task", HANDLED]
+    pool.shutdown()
 
 
 def test_each_of_several_signals_is_handled(said: list[str]) -> None:

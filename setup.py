@@ -151,6 +151,7 @@ setup(
         # 5.4 has a bound of its own.
         "celery[redis]>=5.4,<5.8",
         "click>=8.1",
+        "hiredis>=2.2",
         "kombu[redis]>=5.4",
         "redis[hiredis]>=5.0",
         "rich>=13",

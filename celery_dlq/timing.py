@@ -28,7 +28,7 @@ class Timing:
     lease_tick: float = 0.25  # Between two rounds: renew, confirm, give back, look for the dead
     lease_retry: float = 1.0  # The same after a failure: others take what is not renewed
     lease_confirm: float = 1.0  # Between two confirmations of acknowledgements
-    lease_max_look: float = 3.0  # Between two looks for the dead; no idle connection is closed so
+    lease_max_look: float = 4.0  # Between two looks for the dead; no idle connection is closed so
     lease_max_loop: float = 1.0  # Own leases come first: what is left goes on in the next round
     lease_max_hold_off: float = 10.0  # After a silence of Redis nobody is taken for dead so long
     lease_reply: float = 5.0  # A connection that hangs must not cost the leases

@@ -64,11 +64,7 @@ def moment(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError:
-        return datetime.fromisoformat(_FRACTION.sub(_microseconds, text))
-
-
-def _microseconds(fraction: re.Match[str]) -> str:
-    return f".{fraction[1][:6]:0<6}"
+        return datetime.fromisoformat(_FRACTION.sub(lambda found: f".{found[1][:6]:0<6}", text))
 
 
 def loads(text: str) -> Any:

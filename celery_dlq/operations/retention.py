@@ -52,8 +52,8 @@ QUEUES_READ_PER_TICK = 50
 QUEUES_PER_TICK = 3
 """A worker trims at most this many queues per tick."""
 
-PAUSE_TICKS = 2
-"""A worker with nothing to trim skips this many ticks."""
+PAUSE_TICKS, REST_TICKS = 2, 9
+"""A worker with nothing to trim skips this many ticks; after all queues more."""
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _REDIS_PORT = 6379
@@ -215,7 +215,7 @@ def _is_due(status: QueueStatus, policy: Policy | None) -> bool:
 
 
 class RetentionRound:
-    """Visits the dead-letter queues of an app in turn, some of them in every third tick."""
+    """Visits the dead-letter queues of an app in turn, some in every third tick."""
 
     def __init__(
         self, retention: Retention, store: Letters, table: Callable[[], PolicyTable]
@@ -245,7 +245,7 @@ class RetentionRound:
             if self._retention.trim(name, policies[name], to_bin=to_bin):
                 self._more = [*due[number:], name]
                 break
-        self._pause = 0 if self._more else PAUSE_TICKS
+        self._pause = 0 if self._more else PAUSE_TICKS if self._names else REST_TICKS
 
 
 class MemoryCheck:

@@ -91,7 +91,7 @@ def timeline_svg(triage: Triage) -> str:
 def deliveries_svg(triage: Triage) -> str:
     """Draw deliveries before death as SVG."""
     tasks = len({row.task_name for row in triage.deliveries})
-    return _svg(_deliveries, triage, _DELIVERIES, _drawn(tasks) * _ROW + 0.4)
+    return _svg(_deliveries, triage, _DELIVERIES, min(tasks, MAX_ROWS + 1) * _ROW + 0.4)
 
 
 def elided(text: str, longest: int) -> str:
@@ -153,11 +153,6 @@ def _svg(chart: Callable[[Axes, Triage], None], triage: Triage, width: float, he
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
     text = buffer.getvalue().decode()
     return text[text.index("<svg") :].strip()
-
-
-def _drawn(rows: int) -> int:
-    """The number of rows drawn: one each, and one for all others."""
-    return min(rows, MAX_ROWS + 1)
 
 
 def _fitted(text: str, inches: float) -> str:
@@ -257,12 +252,8 @@ def _delivery_rows(triage: Triage) -> list[tuple[str, list[int]]]:
     place = {name: index for index, name in enumerate(shown)}
     for row in triage.deliveries:
         cells = rows[place.get(row.task_name, len(shown))][1]
-        cells[_bin_of(row.deliveries)] += row.letters
+        cells[sum(start <= row.deliveries for start in _DELIVERY_BINS) - 1] += row.letters
     return rows
-
-
-def _bin_of(deliveries: int) -> int:
-    return sum(start <= deliveries for start in _DELIVERY_BINS) - 1
 
 
 def short(number: int) -> str:

@@ -1,8 +1,8 @@
 """Instructions: what operators tell all workers, which keep to it within a second or two.
 
 A hold, a demand and an override are one kind of record each, in one hash with one revision. Every
-change counts the revision up; it comes with the reply to a worker's heartbeat, so workers read the
-instructions only after one was changed. When one ends, the clock of Redis decides.
+change counts the revision up, also a job that waits for a worker; workers read the instructions
+only then. When one ends, the clock of Redis decides.
 """
 
 from __future__ import annotations
@@ -169,6 +169,11 @@ AnyInstruction = TypeVar("AnyInstruction", bound=Instruction)
 
 class Instructions(Part):
     """The instructions of an app in Redis."""
+
+    def revision(self) -> int:
+        """Counts the changes; -1 if it is no number."""
+        text = self._connection.call("HGET", self._keys.instructions(), _REVISION) or b"0"
+        return int(text) if text.isdigit() else -1
 
     def all(self) -> list[Instruction]:
         """All that are there, also those that have ended, oldest first."""

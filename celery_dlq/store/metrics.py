@@ -221,6 +221,7 @@ class Measuring:
     def __init__(self, add: Callable[[], Add], clock: Callable[[], float] = time.monotonic) -> None:
         self.counts = Counts()
         self.gauges: Callable[[], WorkerGauges] | None = None
+        self._tells = False  # they were not 0
         self._add = add
         self._clock = clock
         self._flushed_at = clock()
@@ -237,11 +238,13 @@ class Measuring:
             self.flush()
 
     def flush(self) -> None:
-        """Add up now; without gauges only if something was counted."""
+        """Add up now, if something was counted, or a gauge is or was not 0."""
         with self._lock:
             self._flushed_at = self._clock()
-            if self.gauges is not None or not self.counts.empty:
-                self.counts.flush(self._add(), self.gauges() if self.gauges else None)
+            gauges, told = self.gauges() if self.gauges else None, self._tells
+            self._tells = gauges is not None and (gauges.spool or gauges.waiting) > 0
+            if self._tells or told or not self.counts.empty:
+                self.counts.flush(self._add(), gauges)
 
     def close(self) -> None:
         """Add up for the last time; never raises."""

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 import redis
+from hiredis import pack_command
 from redis.exceptions import (
     AskError,
     ClusterDownError,
@@ -29,17 +30,12 @@ from celery_dlq.letters.printable import error_without_secrets, get_logger, url_
 from celery_dlq.store.connect import new_connection, translated, unavailable
 from celery_dlq.store.scripts import Script
 
-try:
-    from hiredis import pack_command
-except ImportError:  # optional, as for redis-py
-    pack_command = None  # type: ignore[assignment]
-
 logger = get_logger("celery_dlq.store")
 
 Command = tuple[Any, ...]
 ELSEWHERE = (AskError, ClusterDownError, TryAgainError)  # a node refused; MOVED is an AskError
 _NO_REPLY: Command = ("CLIENT", "REPLY", "SKIP")  # to the command that follows
-_NO_REPLY_PACKED = b"*3\r\n$6\r\nCLIENT\r\n$5\r\nREPLY\r\n$4\r\nSKIP\r\n"
+_NO_REPLY_PACKED = pack_command(_NO_REPLY)
 
 
 class Breaker:
@@ -352,18 +348,20 @@ class PipelinedConnection:
     def _send(self, commands: Sequence[Command], *, reply: bool) -> None:
         if not reply and self.skips_replies is None:
             self.skips_replies = self._may_skip_replies()
-        packed = self._packed(commands, silent=not reply and bool(self.skips_replies))
+        # Like redis-py, without its checks of each argument: these are all our own.
+        before = b"" if reply or not self.skips_replies else _NO_REPLY_PACKED
+        packed: bytes | memoryview = b"".join([before + pack_command(one) for one in commands])
         sock = self._connection._sock  # noqa: SLF001 - redis-py has no public name for it
-        if type(sock) is socket.socket and len(packed) == 1:  # TLS has a class of its own
+        if type(sock) is socket.socket:  # TLS has a class of its own
             # A socket with a timeout asks first if it can be written to: one more call of the
             # operating system, and in gevent several. It does not block, so just write. Not with
             # os.write: eventlet's own waits for ever if the other side has closed the connection.
             with suppress(BlockingIOError):
-                sent = os.writev(sock.fileno(), packed)
-                if sent == len(packed[0]):
+                sent = os.writev(sock.fileno(), [packed])
+                if sent == len(packed):
                     return
-                packed = [memoryview(packed[0])[sent:]]
-        self._connection.send_packed_command(packed, check_health=False)
+                packed = memoryview(packed)[sent:]
+        self._connection.send_packed_command([packed], check_health=False)
 
     def _may_skip_replies(self) -> bool:
         """True if ``CLIENT REPLY`` is allowed; in Redis 6 it is not to users without @admin."""
@@ -385,15 +383,6 @@ class PipelinedConnection:
             error_without_secrets(refusal),
         )
         return False
-
-    def _packed(self, commands: Sequence[Command], *, silent: bool) -> list[bytes | memoryview]:
-        """Pack like redis-py, without its checks of each argument: these are all our own."""
-        if pack_command is not None:
-            before = _NO_REPLY_PACKED if silent else b""
-            return [b"".join([before + pack_command(command) for command in commands])]
-        if silent:
-            commands = [part for command in commands for part in (_NO_REPLY, command)]
-        return list(self._connection.pack_commands(commands))
 
     def replies(self, number: int) -> list[Any]:
         """Read replies or refusals."""

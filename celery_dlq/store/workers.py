@@ -42,9 +42,9 @@ class WorkerRegistry(Part):
         self._client.hdel(self._keys.worker_infos(), hostname)
         self._client.hdel(self._keys.tasks(), hostname)
 
-    def workers(self, *, with_tasks: bool = True) -> list[WorkerInfo]:
-        """Return the infos of live workers, by host name; much smaller without their tasks."""
-        live = self._live()
+    def workers(self, *, with_tasks: bool = True, some: int = 0) -> list[WorkerInfo]:
+        """Return the infos of live workers, by host name, or of the last ``some``."""
+        live = self._client.zrange(self._keys.nodes(), -some, -1) if some else self.live()
         infos = self._client.hmget(self._keys.worker_infos(), live) if live else []
         tasks = self._client.hmget(self._keys.tasks(), live) if live and with_tasks else []
         found = (
@@ -77,7 +77,8 @@ class WorkerRegistry(Part):
         known, revision, jobs = self._written("node", *args)
         return HeartbeatReply(bool(known), int(revision), bool(jobs))
 
-    def _live(self) -> list[bytes]:
+    def live(self) -> list[bytes]:
+        """Return the names of live workers, sorted."""
         millis = to_micros(self.now()) // 1000 - int(timing.current.worker_silent * 1000)
         live = self._client.zrangebyscore(self._keys.nodes(), millis, "+inf")
         return sorted(live)
@@ -95,7 +96,7 @@ class MetricsStore(Part):
         return self._connection.send_unanswered([command])
 
     def read(self) -> Measured:
-        """Return all counts, and the gauges of workers that reported in the last half minute."""
+        """Return all counts, and the gauges of live workers: 0 of those who reported none."""
         pipe = self._client.pipeline(transaction=False)
         pipe.hgetall(self._keys.counts())
         pipe.hgetall(self._keys.gauges())
@@ -107,11 +108,12 @@ class MetricsStore(Part):
                 found[tuple(map(str, json.loads(series)))] = int(count)
             except (ValueError, TypeError):  # for example from a later version
                 logger.debug("Skipped the count %r, which cannot be read", series)
-        workers = (
-            _gauges(name.decode("utf-8", "backslashreplace"), text, now)
-            for name, text in sorted(gauges.items())
-        )
-        return Measured(counts=found, workers=tuple(worker for worker in workers if worker))
+        workers = {name: WorkerGauges(worker=_text(name)) for name in self._store.workers.live()}
+        for name, text in gauges.items():
+            reported = _gauges(_text(name), text, now)
+            if reported is not None:
+                workers[name] = reported
+        return Measured(counts=found, workers=tuple(workers[name] for name in sorted(workers)))
 
 
 def _change(fields: Mapping[bytes, bytes]) -> Change:
@@ -120,6 +122,10 @@ def _change(fields: Mapping[bytes, bytes]) -> Change:
 
 def _info(info: bytes, tasks: bytes) -> WorkerInfo:
     return WorkerInfo.from_stored({**json.loads(info), "tasks": json.loads(tasks)})
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")
 
 
 def _names(series: Series) -> tuple[str, str]:

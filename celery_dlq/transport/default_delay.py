@@ -231,7 +231,7 @@ def routed_once(
         called_with.get("args"),
         called_with.get("kwargs") or {},
         router.expand_destination({**extra, **_destination(options, task)}),
-        _task_type(options, task),
+        task if MERGES_OPTIONS else options.get("task_type"),
     )
     once = copy(router)
     # A copy of the answer each time, because routing modifies it.
@@ -252,11 +252,6 @@ def _queue(router: Any, name: str, destination: dict[str, Any]) -> str:
     exchange = exchange or bound_to
     key = routing_key or getattr(queue, "routing_key", None) or ""
     return QueueNames(router.queues).of(str(getattr(exchange, "name", exchange) or ""), str(key))
-
-
-def _task_type(options: Mapping[str, Any], task: Any) -> Any:
-    """The task that Celery passes to routes."""
-    return task if MERGES_OPTIONS else options.get("task_type")
 
 
 def _destination(options: Mapping[str, Any], task: Any) -> dict[str, Any]:

@@ -187,6 +187,7 @@ class WatchedFetch:
     """A fetch of our own in place of kombu's, for the connections of one worker's consumer."""
 
     dispatches = False  # True if tasks run in other processes, after a turn of the event loop
+    told: Callable[[], bool] = staticmethod(bool)  # True if the broker tells of instructions
 
     def __init__(self) -> None:
         self._counted: Mapping[Metric, int] = {}

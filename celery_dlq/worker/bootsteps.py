@@ -91,6 +91,7 @@ class TickStep(bootsteps.StartStopStep):
         if self._fetch is not None:
             self._fetch.dispatches = not starts_here(worker.pool_cls)
             self._fetch.watch(consumer)
+            worker.dead_letter_guard.told = self._fetch.told
         worker.dead_letter_tasks.watch(consumer)
         self._warned = False
         self._events = assembly_of(worker.app).events

@@ -83,6 +83,7 @@ class Guard:
         self.later: deque[GuardedRequest] = deque()
         self.housekeeping = Housekeeping()
         self.queues: tuple[str, ...] | None = None  # those consumed now; not known before a tick
+        self.told: Callable[[], bool] = bool  # that no instruction has changed
         self.guards_all = parts.policies.may_guard(None)
         self._policies = parts.policies
         self.counter = parts.backend.counter

@@ -1,6 +1,7 @@
-"""A worker and its store: the check at the start, then a heartbeat once a second.
+"""A worker and its store: the check at the start, then a heartbeat every ten seconds.
 
-The heartbeat registers the worker, applies instructions, and warns of other workers' policies.
+The heartbeat registers the worker, applies instructions, and warns of other workers' policies. Of
+new instructions Redis tells in between, or is asked once a second.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from celery_dlq.store.workers import WorkerRegistry
 
 logger = get_logger("celery_dlq.worker")
 
-HEARTBEATS_PER_LOOK = 12
-"""Heartbeats between two comparisons with the other workers' policies."""
+TICKS_PER_BEAT = 10
+TICKS_PER_LOOK, COMPARED = 60, 10
+"""Ticks between two comparisons with the policies of those many whose heartbeat came last."""
 
 _MAX_WARNINGS = 1000
 
@@ -90,7 +92,7 @@ Apply = Callable[[Sequence[Instruction], datetime], None]
 
 
 class Heartbeat:
-    """Keeps one worker registered; sends a heartbeat at each tick, once a second."""
+    """Keeps one worker registered, and instructed within a tick, which is a second."""
 
     def __init__(
         self,
@@ -102,6 +104,7 @@ class Heartbeat:
         *,
         job_waits: Callable[[], object] = bool,
         queues: Callable[[], tuple[str, ...] | None] = lambda: None,
+        told: Callable[[], bool] = bool,
     ) -> None:
         self._registry = registry
         self._info = info
@@ -110,6 +113,8 @@ class Heartbeat:
         self._clock = clock
         self._job_waits = job_waits
         self._queues = queues
+        self._told = told  # True if Redis would have told of a new revision, and did not
+        self._asks = self._beats = True
         self._ticks = 0
         self._registered = False
         self._revision = 0
@@ -117,10 +122,17 @@ class Heartbeat:
         self._warned: set[str] = set()
 
     def tick(self) -> None:
-        """Send a heartbeat, apply instructions, and now and then compare with other workers."""
+        """Send a heartbeat, apply instructions, compare with other workers: what is due."""
         self._ticks += 1
-        self._alive()  # first: it detects a hanging store at no extra wait
-        if self._ticks % HEARTBEATS_PER_LOOK == 1:
+        self._asks = not self._told() or self._asks
+        if self._ticks % TICKS_PER_BEAT == 1 or self._over() or self._has_other_queues():
+            self._beats = True
+        elif self._asks and not self._beats:
+            self._beats = self._instructions.revision() != self._revision
+        if self._beats:
+            self._alive()
+        self._asks = self._beats = False  # at the end: what failed is done at the next tick
+        if self._ticks % TICKS_PER_LOOK == 1:
             self._look()
 
     def close(self) -> None:
@@ -134,9 +146,9 @@ class Heartbeat:
         known, revision, job_waits = self._registry.heartbeat(self._info.hostname)
         if job_waits:
             self._job_waits()
-        queues = self._queues()
-        if queues not in (None, self._info.queues):
-            self._info, self._registered = replace(self._info, queues=queues), False
+        if self._has_other_queues():
+            self._info = replace(self._info, queues=self._queues() or ())
+            self._registered = False
         if not (known and self._registered):  # known may be a dead worker of the same node name
             self._registry.register(self._info)
             self._registered = True
@@ -147,12 +159,15 @@ class Heartbeat:
             self._apply(found, now)
             self._revision = revision  # at the end: what could not be applied is applied again
 
+    def _has_other_queues(self) -> bool:
+        return self._queues() not in (None, self._info.queues)
+
     def _over(self) -> bool:
         """True if an instruction begins or ends about now; the store's clock decides."""
         return self._next_end is not None and self._next_end <= self._clock()
 
     def _look(self) -> None:
-        for other in self._registry.workers(with_tasks=False):
+        for other in self._registry.workers(with_tasks=False, some=COMPARED):
             if other.hostname != self._info.hostname:
                 for difference in differences(self._info, other):
                     self._warn(difference)

@@ -170,9 +170,6 @@ class _Thread:
         self._backoff.failed()
 
 
-_NOT_FOR_US_SECONDS = 10.0  # after a wake-up by a job that only others may run
-
-
 class WorkerJobs:
     """Runs jobs on behalf of those who started them; an unfinished one waits for the next worker.
 
@@ -183,13 +180,12 @@ class WorkerJobs:
     def __init__(self, separate: Callable[[], AbstractContextManager[Any]]) -> None:
         self._separate = separate
         self._woken = False
-        self._pause_until = 0.0
         # A pool child that dropped its copy of a connection would close it for this process.
         self._own: Any = None
 
     def wake(self) -> None:
-        """Look for a job that waits; called with each heartbeat while there is one."""
-        self._woken = self._woken or time.monotonic() >= self._pause_until
+        """Look for a job that waits; called with a heartbeat while there is one."""
+        self._woken = True
 
     def is_due(self) -> bool:
         """True if a job may wait."""
@@ -200,8 +196,5 @@ class WorkerJobs:
         self._woken = False
         with self._separate() as self._own:
             running = self._own.jobs()
-            ran = run_next(running, stopping)
-            if not ran:
-                self._pause_until = time.monotonic() + _NOT_FOR_US_SECONDS
-            while ran and not stopping():
-                ran = run_next(running, stopping)
+            while run_next(running, stopping) and not stopping():
+                pass

@@ -160,6 +160,7 @@ def _housekeeping_of(
         apply,
         job_waits=jobs.wake,
         queues=lambda: guard.queues,
+        told=lambda: guard.told(),  # noqa: PLW0108 - it is set later
     )
     retention = Retention(backend.letters, backend.workers, own.events, parts.hostname)
     trim = RetentionRound(retention, backend.letters, lambda: policies.policies)

@@ -104,7 +104,7 @@ def restore_expired(broker: Broker) -> LeaseKeeper:
     keeper.use(broker)
     with pytest.MonkeyPatch.context() as patch:
         intervals.change(patch, lease_max_hold_off=-1.0)  # it is over
-        keeper.restore_expired(broker)
+        keeper.restore_expired(broker, 0.001)
     keeper.disconnect()
     return keeper
 
@@ -339,10 +339,13 @@ def test_after_a_silence_of_redis_nobody_is_taken_for_dead_at_once(
     keeper = LeaseKeeper(leases_on(broker, 1))
     keeper.use(broker)
 
-    keeper.restore_expired(broker)
+    keeper.restore_expired(broker, 0.001)
     assert bodies(client) == []
 
-    poll(lambda: keeper.restore_expired(broker) or bodies(client) == ["one"], timeout_seconds=5)
+    poll(
+        lambda: keeper.restore_expired(broker, 0.001) or bodies(client) == ["one"],
+        timeout_seconds=5,
+    )
     keeper.disconnect()
 
 

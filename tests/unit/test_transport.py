@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +15,15 @@ from celery import Celery
 from kombu import Connection
 from kombu.transport.redis import Channel, Transport
 from kombu.utils.json import dumps
+from redis.connection import Connection as RedisConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import NoScriptError, RedisError
 from servers import RedisServer
 
 from celery_dlq import DeadLetters
 from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.transport.redis.broker import broker_of
-from celery_dlq.transport.redis.channel import ReliableChannel
+from celery_dlq.transport.redis.channel import ReliableChannel, reliable
 from celery_dlq.transport.redis.entries import (
     Entry,
     EntryMessage,
@@ -30,7 +32,8 @@ from celery_dlq.transport.redis.entries import (
     redelivered,
 )
 from celery_dlq.transport.redis.fetch import refusal
-from celery_dlq.transport.redis.wake import ReliablePoller, WakeConnection
+from celery_dlq.transport.redis.leases import Leases
+from celery_dlq.transport.redis.wake import FETCH, TRACKED, FetchConnection, ReliablePoller, Watch
 from celery_dlq.worker.bootsteps import assembly_of
 
 ENVELOPE: dict[str, Any] = {
@@ -115,6 +118,8 @@ def test_a_restored_entry_says_so_as_kombu_writes_it() -> None:
 class _Made:
     """A connection as redis-py makes it, on one end of a pair of sockets."""
 
+    _parser = RedisConnection()._parser
+
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self.sent: list[tuple[Any, ...]] = []
@@ -123,8 +128,15 @@ class _Made:
     def connect(self) -> None:
         """It is."""
 
-    def send_command(self, *args: Any, check_health: bool = True) -> None:
-        self.sent.append((*args, check_health))
+    def send_command(self, *args: Any) -> None:
+        self.sent.append(args)
+
+    def pack_commands(self, commands: Sequence[tuple[Any, ...]]) -> Sequence[tuple[Any, ...]]:
+        return commands
+
+    def send_packed_command(self, commands: Sequence[tuple[Any, ...]], check_health: bool) -> None:
+        assert not check_health, "it would read the replies, and connect on another socket"
+        self.sent += commands
 
     def read_response(self) -> bytes:
         return b"OK"
@@ -134,71 +146,135 @@ class _Made:
 
 
 @pytest.fixture
-def wake() -> Iterator[tuple[WakeConnection, socket.socket, _Made]]:
-    """Give an open wake connection, the socket of its Redis, and what redis-py made."""
+def fetching() -> Iterator[tuple[FetchConnection, socket.socket, _Made]]:
+    """Give an open connection, the socket of its Redis, and what redis-py made."""
     ours, redis = socket.socketpair()
     ours.settimeout(5.0)
     made = _Made(ours)
-    connection = WakeConnection(lambda: made)
-    assert connection.open() is ours
+    connection = FetchConnection(lambda **_: made, Watch([]))
+    assert connection.open(tracks=True) is ours
+    made.sent.clear()
     yield connection, redis, made
     ours.close()
     redis.close()
 
 
 WRITTEN = b">2\r\n$10\r\ninvalidate\r\n*1\r\n$6\r\norders\r\n"
+CHANGED = b">2\r\n$10\r\ninvalidate\r\n*1\r\n$8\r\nrevision\r\n"
 FLUSHED = b">2\r\n$10\r\ninvalidate\r\n_\r\n"
+WATCHES = b"+OK\r\n:1\r\n"
+BELL = ("BRPOP", "bell", "1"), None
+SAID_SO = ("", None, True)
 
 
 @pytest.mark.parametrize(
     ("sent", "expected"),
     [
-        (b":3\r\n", [True]),
-        (b"*2\r\n$1\r\nb\r\n$1\r\n1\r\n", [True]),  # the bell rang
-        (b"_\r\n", [False]),  # or not
-        (WRITTEN, [None]),
-        (FLUSHED, [None]),
-        (WRITTEN + b":0\r\n" + WRITTEN, [None, False, None]),
+        (b":0\r\n", [("EXISTS", 0, False)]),
+        (b":3\r\n", [("EXISTS", 3, True)]),
+        (b":0\r\n_\r\n", [("EXISTS", 0, False), ("BRPOP", None, False)]),
+        (
+            b":0\r\n*2\r\n$1\r\nb\r\n$1\r\n1\r\n",
+            [("EXISTS", 0, False), ("BRPOP", [b"b", b"1"], True)],
+        ),
+        (WRITTEN, [SAID_SO]),
+        (FLUSHED, [SAID_SO]),
+        (WRITTEN + b":0\r\n" + WRITTEN, [SAID_SO, ("EXISTS", 0, False), SAID_SO]),
+        (b":0\r\n_\r\n:1\r\n", [("EXISTS", 0, False), ("BRPOP", None, False), (FETCH, 1, True)]),
         (b"", []),
-        (b":1", []),
+        (b":0", []),
     ],
 )
-def test_what_redis_says_is_a_reply_or_the_word_to_look(
-    wake: tuple[WakeConnection, socket.socket, _Made], sent: bytes, expected: Sequence[bool | None]
+def test_what_redis_says_is_news_or_not(
+    fetching: tuple[FetchConnection, socket.socket, _Made],
+    sent: bytes,
+    expected: Sequence[tuple[str, Any, bool]],
 ) -> None:
     """In the order in which it came; a flush of everything names no key; nothing blocks."""
-    connection, redis, made = wake
+    connection, redis, made = fetching
+    connection.ask((("EXISTS", "orders"), 0))
+    connection.ask(BELL)
+    connection.fetch([b"EVALSHA"])
     redis.sendall(sent)
     assert list(connection.read()) == expected
     assert made._sock.gettimeout() == 5.0
 
 
+def test_a_refused_fetch_is_for_the_channel(
+    fetching: tuple[FetchConnection, socket.socket, _Made],
+) -> None:
+    """It knows what the errors of redis-py mean."""
+    connection, redis, _ = fetching
+    connection.fetch([b"EVALSHA"])
+    redis.sendall(b"-NOSCRIPT No matching script.\r\n")
+    ((name, reply, _news),) = connection.read()
+    assert name == FETCH
+    assert isinstance(reply, NoScriptError)
+
+
 def test_a_reply_may_come_in_two_parts(
-    wake: tuple[WakeConnection, socket.socket, _Made],
+    fetching: tuple[FetchConnection, socket.socket, _Made],
 ) -> None:
     """The event loop calls again when there is more."""
-    connection, redis, _ = wake
+    connection, redis, _ = fetching
+    connection.ask((("EXISTS", "orders"), 12))
     redis.sendall(b":1")
     assert list(connection.read()) == []
+    assert connection.waits()
     redis.sendall(b"2\r\n")
-    assert list(connection.read()) == [True]
+    assert list(connection.read()) == [("EXISTS", 12, False)]
+    assert not connection.waits()
 
 
-def test_it_asks_without_the_health_check_of_redis_py(
-    wake: tuple[WakeConnection, socket.socket, _Made],
+def test_whoever_waits_for_a_reply_gets_it(
+    fetching: tuple[FetchConnection, socket.socket, _Made],
 ) -> None:
-    """That check would read the replies, and connect anew on a socket that nobody watches."""
-    connection, _, made = wake
-    connection.ask("EXISTS", "a", "b")
-    assert made.sent[-1] == ("EXISTS", "a", "b", False)
+    """A channel that closes does, for a bounded time."""
+    connection, redis, _ = fetching
+    connection.fetch([b"EVALSHA"])
+    assert list(connection.read(0.01)) == []
+    timer = threading.Timer(0.1, redis.sendall, [b":1\r\n"])
+    timer.start()
+    assert list(connection.read(5.0)) == [(FETCH, 1, True)]
+    timer.join()
+
+
+def test_a_watch_is_quiet_only_while_a_change_would_be_told() -> None:
+    """What changed before Redis tells, or while nobody listens, is read by whoever asks."""
+    ours, redis = socket.socketpair()
+    made, watch = _Made(ours), Watch(["revision"])
+    tells = [TRACKED[0], ("EXISTS", "revision")]
+    connection = FetchConnection(lambda **_: made, watch)
+    connection.open(tracks=True)
+    made.sent.clear()
+    assert not watch.told()
+    assert not watch.told()
+    connection.ask(BELL)
+    assert made.sent == [*tells, BELL[0]]
+    redis.sendall(WATCHES + b"_\r\n")
+    assert [name for name, *_ in connection.read()] == ["CLIENT", "BRPOP"]
+    assert [watch.told(), watch.told()] == [False, True]  # it may have changed just before
+    redis.sendall(CHANGED)
+    assert list(connection.read()) == []
+    assert [watch.told(), watch.told()] == [False, False]
+    connection.ask(BELL)
+    redis.sendall(WATCHES)
+    list(connection.read())
+    assert made.sent == 2 * [*tells, BELL[0]]
+    assert [watch.told(), watch.told()] == [False, True]
+    connection.close()
+    assert not watch.told()
+    ours.close()
+    redis.close()
 
 
 @pytest.mark.parametrize("sent", [None, b"-NOPERM no\r\n", b"what?\r\n"])
-def test_a_lost_or_refused_wake_connection_is_an_error(
-    wake: tuple[WakeConnection, socket.socket, _Made], sent: bytes | None
+def test_a_lost_connection_or_a_refusal_is_an_error(
+    fetching: tuple[FetchConnection, socket.socket, _Made], sent: bytes | None
 ) -> None:
     """The channel then polls; no other exception may leave the event loop's callback."""
-    connection, redis, _ = wake
+    connection, redis, _ = fetching
+    connection.ask(BELL)
     if sent is None:
         redis.close()
     else:
@@ -216,9 +292,9 @@ def test_a_refused_tracking_closes_the_connection() -> None:
         raise RedisConnectionError("no")
 
     made.read_response = refused  # type: ignore[method-assign]
-    connection = WakeConnection(lambda: made)
+    connection = FetchConnection(lambda **_: made, Watch())
     with pytest.raises(RedisError):
-        connection.open()
+        connection.open(tracks=True)
     assert made.closed
     assert connection.connection is None
     redis.close()
@@ -372,60 +448,54 @@ def test_a_socket_that_nobody_knows_is_ignored() -> None:
     assert ReliablePoller().on_readable(10_000) is None
 
 
-class _Client:
-    """As kombu's, with a connection that is open."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.connection = SimpleNamespace(
-            _sock=sock, disconnect=sock.close, can_read=lambda timeout: timeout == 0
-        )
-
-
-class _IdleChannel:
-    """A channel whose window is full, and that waits for no reply."""
-
-    _in_poll = None
-    _brpop_sent_at = 0.0
-    connection_errors = (OSError,)
-    qos = SimpleNamespace(can_consume=lambda: False)
-    may_be_closed = ReliableChannel.may_be_closed
-    look_at_idle_connection = ReliableChannel.look_at_idle_connection
-
-    def __init__(self, sock: socket.socket, poller: ReliablePoller) -> None:
-        self.client = _Client(sock)
-        self.connection = SimpleNamespace(cycle=poller)
+@pytest.fixture
+def full_worker(redis_server: RedisServer) -> Iterator[tuple[Any, ReliablePoller]]:
+    """Give a channel that has one message and no room for another, and its poller."""
+    transport = reliable(Transport, Leases(60), lambda _channel: None)
+    connection = Connection(redis_server.url)
+    connection.get_transport_cls = lambda: transport  # type: ignore[method-assign]
+    channel = connection.default_channel
+    channel.basic_qos(0, 1, False)
+    received: list[Any] = []
+    channel.basic_consume("orders", no_ack=False, callback=received.append, consumer_tag="c")
+    channel.basic_publish(channel.prepare_message("1"), "", "orders")
+    connection.drain_events(timeout=5)
+    assert received
+    yield channel, connection.transport.cycle
+    connection.release()
 
 
-def test_a_closed_connection_does_not_keep_a_full_worker_busy() -> None:
-    """Its socket is readable for ever; kombu before 5.7 would be called again and again."""
-    ours, redis = socket.socketpair()
-    poller = ReliablePoller()
-    channel = _IdleChannel(ours, poller)
-    poller._register(channel, channel.client, "BRPOP")
-    redis.close()
-    assert poller.poller.poll(1)
-    poller.on_readable(ours.fileno())
+def test_a_closed_connection_does_not_keep_a_full_worker_busy(
+    full_worker: tuple[Any, ReliablePoller], redis_server: RedisServer
+) -> None:
+    """Its socket is readable for ever; the next fetch opens another."""
+    channel, poller = full_worker
+    redis_server.client().client_kill_filter(_type="normal", skipme=True)
+    events = poller.poller.poll(1)
+    assert events
+    for fileno, event in events:
+        poller.handle_event(fileno, event)
     assert not poller.poller.poll(0.01)
-    assert (poller._fd_to_chan, poller._chan_to_sock) == ({}, {})
-    assert ours.fileno() == -1  # the next fetch opens another
+    assert not poller.fds
+    channel.basic_ack(next(iter(channel.qos._delivered)))
+    channel.basic_publish(channel.prepare_message("2"), "", "orders")
+    channel.connection.client.drain_events(timeout=5)
 
 
-def test_the_loop_is_given_a_socket_that_it_does_not_watch_yet() -> None:
+def test_the_loop_is_given_a_socket_that_it_does_not_watch_yet(
+    full_worker: tuple[Any, ReliablePoller],
+) -> None:
     """A number may have been another socket's, which was closed: then its reader is another."""
-    ours, redis = socket.socketpair()
-    poller = ReliablePoller()
-    channel = _IdleChannel(ours, poller)
-    poller._register(channel, channel.client, "BRPOP")
-    assert list(poller.fds) == [ours.fileno()]
+    _, poller = full_worker
+    (fileno,) = poller.fds
     poller.loop, poller.on_ready = SimpleNamespace(readers={}), poller.on_readable
-    assert list(poller.fds) == [ours.fileno()]
-    poller.loop.readers[ours.fileno()] = (poller.on_readable, (ours.fileno(),))
+    assert list(poller.fds) == [fileno]
+    poller.loop.readers[fileno] = (poller.on_readable, (fileno,))
     assert list(poller.fds) == []
     assert poller.fds  # kombu before 5.7 looks whether there is any when a connection ends
-    poller.loop.readers[ours.fileno()] = (print, (ours.fileno(),))
-    assert list(poller.fds) == [ours.fileno()]
-    ours.close()
-    redis.close()
+    poller.loop.readers[fileno] = (print, (fileno,))
+    assert list(poller.fds) == [fileno]
+    poller.loop = None
 
 
 @pytest.fixture

@@ -114,14 +114,9 @@ def fetching(case: Case) -> Iterator[Finding]:
 def host(case: Case) -> Iterator[Finding]:
     """What this host lacks: packages, and a folder where letters can wait."""
     reports = case.dlq.app.conf.get("dlq_sentry") not in (None, "off")
-    wanted = {
-        "hiredis": "redis[hiredis]",
-        **({"sentry_sdk": "celery_dlq[sentry]"} if reports else {}),
-    }
-    for module, package in wanted.items():
-        if find_spec(module) is None:
-            text = f"The package {module} is not installed: pip install '{package}'."
-            yield finding("missing-package", text)
+    if reports and find_spec("sentry_sdk") is None:
+        text = "The package sentry_sdk is not installed: pip install 'celery_dlq[sentry]'."
+        yield finding("missing-package", text)
     if case.settings.spool_dir is not None:
         place = Path(case.settings.spool_dir).absolute()
         made = next(each for each in (place, *place.parents) if each.exists())

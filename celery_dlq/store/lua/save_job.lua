@@ -1,5 +1,5 @@
 -- Purpose: save or delete the state of a job; list it if it waits to be run.
--- KEYS: 1 jobs (hash)  2 waiting_jobs (zset)  3 cancel_requests (hash)
+-- KEYS: 1 jobs (hash)  2 waiting_jobs (zset)  3 cancel_requests (hash)  4 instructions (hash)
 -- ARGV: 1 job id
 --       2 the state that is to be there (text; empty = any)
 --       3 the new state (text; empty deletes the job)
@@ -19,5 +19,8 @@ if ARGV[4] == '' then
   redis.call('ZREM', KEYS[2], ARGV[1])
 else
   redis.call('ZADD', KEYS[2], ARGV[4], ARGV[1])
+  if tonumber(ARGV[4]) <= tonumber(redis.call('TIME')[1]) * 1000 then  -- workers notice
+    redis.call('HINCRBY', KEYS[4], 'revision', 1)
+  end
 end
 return {1, redis.call('HLEN', KEYS[1]), redis.call('HGET', KEYS[3], ARGV[1]) or ''}

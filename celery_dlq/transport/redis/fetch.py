@@ -47,10 +47,13 @@ _RESTORED_PER_CALL = 100
 class ReliableFetch(WatchedFetch):
     """Turns reliable fetch on for the connections of one worker's consumer."""
 
-    def __init__(self, settings: Settings, options: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, settings: Settings, options: Mapping[str, Any] | None, watched: Sequence[str] = ()
+    ) -> None:
         super().__init__()
         self._wanted = settings.reliable_fetch
-        self.leases = Leases(settings.lease_for(visibility_timeout("redis", options)))
+        self.leases = Leases(settings.lease_for(visibility_timeout("redis", options)), watched)
+        self.told = self.leases.watch.told
         self._keeper = LeaseKeeper(self.leases)
         self._emulates = bool((options or {}).get("ack_emulation", True))
         self._refusal: str | None = None
@@ -155,7 +158,7 @@ def _probe(run: Callable[..., Any], names: Sequence[str]) -> None:
     run("EVALSHA", fetch.digest, 6, *fetched, "probe", 60, '"probe"', "0none")
     run("EVALSHA", fetch.digest, 6, *fetched, "probe", 60, '"probe"', "1")
     run("EVAL", script_text("renew", SCRIPTS).text, 4, *all_keys[:4], 60, "probe")
-    run("EVAL", script_text("expired", SCRIPTS).text, 3, *keys[:3], 1)
+    run("EVAL", script_text("expired", SCRIPTS).text, 4, *keys[:3], duty, 1, "probe", 1)
     run("HGET", unacked, "probe")
     run("EVAL", script_text("restore", SCRIPTS).text, 5, *all_keys, "probe", "{}", 1, 0)
     run("ZREMRANGEBYSCORE", restored, 0, 0)
@@ -208,8 +211,11 @@ class LeaseKeeper(Keeper):
         if self._is_due("confirm", timing.current.lease_confirm):
             leases.confirm(self._call_all, broker)
         self.give_back(broker)
-        if self._is_due("look", min(timing.current.lease_max_look, lease / 6)):
-            self.restore_expired(broker)
+        every = min(timing.current.lease_max_look, lease / 6)
+        if self._is_due("look", every):
+            some = self._call("EXISTS", broker.leases)
+            if not self._holds_off() and some:
+                self.restore_expired(broker, every)
 
     def use(self, broker: Broker) -> None:
         """Be connected to this broker from now on."""
@@ -235,12 +241,13 @@ class LeaseKeeper(Keeper):
         finally:
             self._leases.return_later(tags)
 
-    def restore_expired(self, broker: Broker) -> None:
+    def restore_expired(self, broker: Broker, every: float) -> None:
         """Give back what belongs to workers that gave no sign of life until their leases ended."""
         script, restored, until = script_text("expired", SCRIPTS), 0, self._loop_until()
+        keys, pause = (*broker.keys, f"{broker.unacked}_look"), int(every * 1000)
         while not self.stopped:
             tags = self._call(
-                "EVAL", script.text, len(broker.keys), *broker.keys, _RESTORED_PER_CALL
+                "EVAL", script.text, 4, *keys, _RESTORED_PER_CALL, self._leases.name, pause
             )
             if self._holds_off():
                 break
@@ -306,15 +313,7 @@ class LeaseKeeper(Keeper):
                 setattr(self._connection, name, min(most, getattr(self._connection, name) or most))
         connection = self._connection
         connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-        replies, error = [], None
-        for _ in commands:
-            try:
-                replies.append(connection.read_response())
-            except ResponseError as exc:
-                error = exc
-        if error is not None:
-            raise error
-        return replies
+        return [connection.read_response() for _ in commands]  # an error ends the connection
 
     def disconnect(self) -> None:
         """Close the connection, if one is open."""

@@ -25,6 +25,7 @@ from celery_dlq.letters.printable import get_logger
 from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.transport.held import LOG_SECONDS, Held, seconds_since_boot
 from celery_dlq.transport.redis.broker import Broker, removals, renewal, restore
+from celery_dlq.transport.redis.wake import Watch
 
 logger = get_logger("celery_dlq.transport")
 
@@ -38,14 +39,16 @@ class Leases(Held):
     A tag is in exactly one of: requested (its fetch was sent), held, returning.
     """
 
-    def __init__(self, lease_seconds: float) -> None:
+    def __init__(self, lease_seconds: float, watched: Sequence[str] = ()) -> None:
         super().__init__()
         self.lease_seconds = lease_seconds
         self._found_gone = 0  # of them, not reported yet
         self.sends_in_turns = False  # or at once: solo runs tasks within a turn of the loop
         self.loop_thread: int | None = None
         self._unsent: deque[str] = deque()  # acknowledged in this turn
-        self._tags = f"{uuid4().hex}-"
+        self.name = uuid4().hex  # of the worker, for others
+        self.watch = Watch(watched)
+        self._tags = f"{self.name}-"
         self._tag_end = ""
         self._fetched = 0
         self._requested: dict[str, float] = {}  # tag to the time its fetch was sent

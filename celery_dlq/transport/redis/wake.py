@@ -1,15 +1,17 @@
-"""What wakes an idle worker, and waiting for several channels at once.
+"""What wakes an idle worker: a channel's connection, and waiting for several at once.
 
 Of all idle workers that consume the same lists, one is on duty. Redis tells it when a list changes
-(client-side caching, RESP3): ``EXISTS`` arms its wake connection and looks in one step; after that,
+(client-side caching, RESP3): ``EXISTS`` arms its connection and looks in one step; after that,
 Redis sends one message when any of the lists is written. Nothing is popped, and the message means
 no more than "look".
 
 The others wait in ``BRPOP`` for a bell, a list of at most four tokens that carry no message. The
 first fetch after a wake-up rings it if it leaves more in the lists, or if its worker gives up its
 duty; so a message costs the same with two idle workers and with a thousand, and a flood wakes four
-times as many in each step. A duty lapses after two seconds, and those who wait look every second
-and a half: whoever dies with a duty or a token delays messages, and loses none.
+times as many in each step. Those who wait look every second and a half, and ring if there is a
+message or nobody on duty: whoever dies with a duty or a token delays messages, and loses none.
+
+The same connection tells of changes to other keys, see `Watch`.
 
 Source: https://redis.io/docs/latest/develop/reference/client-side-caching/ and
 ``MultiChannelPoller`` in https://github.com/celery/kombu/blob/main/kombu/transport/redis.py
@@ -17,90 +19,143 @@ Source: https://redis.io/docs/latest/develop/reference/client-side-caching/ and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from ssl import SSLWantReadError
 from typing import Any
 
+import hiredis
 from kombu.transport import redis as kombu_redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
-
-try:
-    import hiredis
-except ImportError:  # optional, as for redis-py
-    hiredis = None  # type: ignore[assignment]
 
 LOOK_SECONDS = 1.0
-"""An idle worker looks this often, or half as often, even if nothing woke it.
+"""Between two calls of the timer.
 
-Servers and proxies that close idle connections do so after five seconds or more.
+Servers and proxies that close idle connections do so after five seconds or more; an idle worker
+asks something at least every two.
 """
+
+TRACKED = ("CLIENT", "CACHING", "YES"), b"OK"
+"""Asks that Redis tells when a key of the next command is written."""
+
+FETCH = "fetch"
+"""Stands for the command that fetches, whose reply is for the channel."""
 
 _CHUNK = 65536
 
 
-class WakeConnection:
-    """A connection that only arms and listens.
+class Watch:
+    """Keys of the store, on the broker's server, of whose changes a wake connection tells."""
 
-    redis-py connects and authenticates; its versions differ in how they read messages that are
-    no replies, so these are read here.
+    def __init__(self, keys: Sequence[str] = ()) -> None:
+        self.keys = tuple(keys)
+        self.tells = False
+        self._news = True
+
+    def told(self) -> bool:
+        """True if a change since the last call would have been told, and there was none."""
+        news, self._news = self._news, not self.tells
+        return not news
+
+    def set(self, *, tells: bool) -> None:
+        """Something changed, or may have until now."""
+        self.tells, self._news = tells, True
+
+
+class FetchConnection:
+    """A channel's connection that fetches, waits and listens.
+
+    redis-py connects; its versions differ in how they read messages that are no replies.
     """
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, make: Callable[..., Any], watch: Watch) -> None:
         self._make = make
-        self.connection: Any = None
+        self._watch = watch
+        self._asked: deque[tuple[str, object]] = deque()
         self._reader: Any = None
+        self.connection: Any = None
+        self.tracks = False  # Redis tells of what is written
 
-    def open(self) -> Any:
+    def open(self, *, tracks: bool) -> Any:
         """Connect and return the socket."""
-        if hiredis is None:
-            raise RedisError("hiredis is not installed")
-        connection = self._make()
+        connection = self._make(**({"protocol": 3} if tracks else {}))
         try:
             connection.connect()
-            connection.send_command("CLIENT", "TRACKING", "ON")
-            connection.read_response()
+            if tracks:
+                connection.send_command("CLIENT", "TRACKING", "ON", "OPTIN")
+                connection.read_response()
         except BaseException:
             connection.disconnect()
             raise
-        self._reader = hiredis.Reader(protocolError=RedisError, replyError=RedisError)
-        self.connection = connection
+        # Errors as redis-py reads them; the reader itself is not its own.
+        error = connection._parser.parse_error  # noqa: SLF001
+        self._reader = hiredis.Reader(protocolError=RedisConnectionError, replyError=error)
+        self.connection, self.tracks = connection, tracks
         return connection._sock  # noqa: SLF001 - as kombu registers its own
 
-    def ask(self, *command: object) -> None:
-        """Send a command; the reply comes with `read`."""
-        # Not redis-py's health check: it would read what is read here, and connect again unseen.
-        self.connection.send_command(*command, check_health=False)
+    def waits(self, name: str | None = None) -> bool:
+        """True until all replies, or those to one command, are read."""
+        return any(name in (None, asked) for asked, _ in self._asked)
 
-    def read(self) -> Iterator[bool | None]:
-        """What has arrived: if a reply to `ask` says yes; ``None`` means "look"."""
+    def fetch(self, packed: Sequence[bytes]) -> None:
+        """Send the command that fetches."""
+        self._asked.append((FETCH, None))
+        self._send(packed)
+
+    def ask(self, *questions: tuple[Sequence[object], object]) -> None:
+        """Send commands, each with the reply that is no news."""
+        if self._watch.keys and not self._watch.tells and not self._asked:
+            questions = (TRACKED, (("EXISTS", *self._watch.keys), self._watch), *questions)
+        self._asked += ((str(command[0]), expected) for command, expected in questions)
+        self._send(self.connection.pack_commands([command for command, _ in questions]))
+
+    def _send(self, packed: Sequence[bytes]) -> None:
+        # Not redis-py's health check: it would read what is read here, and connect again unseen.
+        self.connection.send_packed_command(packed, check_health=False)
+
+    def read(self, wait_seconds: float = 0.0) -> Iterator[tuple[str, Any, bool]]:
+        """What has arrived: a command, its reply, and if that is news; "" if a list was written."""
         sock = self.connection._sock  # noqa: SLF001
         timeout = sock.gettimeout()
         try:
-            sock.settimeout(0)  # TLS may have something to read that is nothing for us
+            sock.settimeout(wait_seconds)
             while True:
                 data = sock.recv(_CHUNK)
                 if not data:
                     raise RedisConnectionError("closed by Redis")
                 self._reader.feed(data)
-        except (BlockingIOError, SSLWantReadError):
+                sock.settimeout(0)  # TLS may have something to read that is nothing for us
+        except (BlockingIOError, SSLWantReadError, TimeoutError):
             pass
         except OSError as exc:
             raise RedisConnectionError(str(exc)) from exc
         finally:
             sock.settimeout(timeout)
         while (reply := self._reader.gets()) is not False:
-            if isinstance(reply, Exception):
+            if isinstance(reply, list) and reply[:1] == [b"invalidate"]:
+                yield from self._written(reply[1])
+                continue
+            name, expected = self._asked.popleft()
+            if isinstance(reply, Exception) and name != FETCH:
                 raise reply
-            is_push = isinstance(reply, list) and reply[0] == b"invalidate"
-            yield None if is_push else bool(reply)
+            if expected is self._watch:
+                self._watch.set(tells=True)
+            else:
+                yield name, reply, reply != expected
+
+    def _written(self, keys: Iterable[bytes] | None) -> Iterator[tuple[str, Any, bool]]:
+        """Redis tells of keys once, or of all."""
+        names = None if keys is None else {key.decode() for key in keys}
+        if names is None or names.intersection(self._watch.keys):
+            self._watch.set(tells=False)
+        if names is None or names.difference(self._watch.keys):
+            yield "", None, True
 
     def close(self) -> None:
         """Disconnect."""
-        connection, self.connection = self.connection, None
-        if connection is not None:
-            connection.disconnect()
+        self._watch.set(tells=False)
+        self.connection.disconnect()
 
 
 class ReliablePoller(kombu_redis.MultiChannelPoller):
@@ -128,13 +183,11 @@ class ReliablePoller(kombu_redis.MultiChannelPoller):
         return fds and (fd for fd in fds if watched.get(fd) != (call, (fd,)))
 
     def _register_BRPOP(self, channel: Any) -> None:  # noqa: N802 - kombu's name
-        if not channel.is_asleep() and not _is_open(channel._in_poll):  # noqa: SLF001
-            if channel.may_be_closed():
-                channel.look_at_idle_connection()
-            super()._register_BRPOP(channel)
+        channel.fetch()
 
     def _register_LISTEN(self, channel: Any) -> None:  # noqa: N802 - kombu's name
-        if not _is_open(channel._in_listen):  # noqa: SLF001
+        connection = channel._in_listen  # noqa: SLF001
+        if not connection or connection._sock is None:  # noqa: SLF001
             super()._register_LISTEN(channel)
 
     def on_readable(self, fileno: int) -> Any:
@@ -142,19 +195,13 @@ class ReliablePoller(kombu_redis.MultiChannelPoller):
         channel, kind = self._fd_to_chan.get(fileno, (None, None))
         if channel is None:  # kombu before 5.7 raises KeyError
             return None
-        if kind == "WAKE":
-            return channel.wake_read()  # whether it may consume or not
-        if kind == "BRPOP" and not channel.qos.can_consume():
-            if not channel._in_poll:  # noqa: SLF001
-                return channel.look_at_idle_connection()
-            if not hasattr(self, "_paused_brpop"):  # kombu before 5.7 reads nothing, and spins
-                return channel.handlers[kind]()
-        return super().on_readable(fileno)
+        # Whether it may consume or not.
+        return channel.read() if kind == FETCH else super().on_readable(fileno)
 
     def handle_event(self, fileno: int, event: int) -> Any:
-        """Call the channel; after waking nothing was received yet, so `get` goes on."""
+        """Call the channel; `get` goes on if no message was received."""
         channel, kind = self._fd_to_chan.get(fileno, (None, None))
-        return channel.wake_read() if kind == "WAKE" else super().handle_event(fileno, event)
+        return channel.read() if kind == FETCH else super().handle_event(fileno, event)
 
     def get(self, callback: Any, timeout: float | None = None) -> Any:
         """Wait for an event, without an event loop."""
@@ -166,26 +213,21 @@ class ReliablePoller(kombu_redis.MultiChannelPoller):
         for channel in tuple(self._channels):
             channel.tick()
 
-    def listen(self, channel: Any, wake: WakeConnection, sock: Any) -> None:
-        """Call the channel when its wake connection can be read."""
+    def listen(self, channel: Any, fetching: FetchConnection, sock: Any) -> None:
+        """Call the channel when its connection can be read."""
         fileno = sock.fileno()
-        self._fd_to_chan[fileno] = (channel, "WAKE")
-        self._chan_to_sock[channel, wake, "WAKE"] = sock
+        self._fd_to_chan[fileno] = (channel, FETCH)
+        self._chan_to_sock[channel, fetching, FETCH] = sock
         self.poller.register(sock, self.eventflags)
         if self.loop is not None:
             self.loop.add_reader(fileno, self.on_readable, fileno)
 
-    def forget(self, channel: Any, client: Any, kind: str = "WAKE") -> None:
+    def forget(self, channel: Any, fetching: FetchConnection) -> None:
         """Watch a socket no longer; it may be closed already."""
-        self._chan_to_sock.pop((channel, client, kind), None)
+        self._chan_to_sock.pop((channel, fetching, FETCH), None)
         for fileno, listener in list(self._fd_to_chan.items()):
-            if listener == (channel, kind):
+            if listener == (channel, FETCH):
                 del self._fd_to_chan[fileno]
                 with suppress(KeyError, ValueError, OSError):
                     remove = self.poller.unregister if self.loop is None else self.loop.remove
                     remove(fileno)
-
-
-def _is_open(connection: Any) -> bool:
-    """True for the open connection of a fetch, or of a subscription, that goes on."""
-    return bool(connection) and connection._sock is not None  # noqa: SLF001

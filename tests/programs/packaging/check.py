@@ -81,7 +81,7 @@ MORE_THAN_NEEDED = """
 from importlib.metadata import distributions, requires
 from pip._vendor.packaging.requirements import Requirement
 from pip._vendor.packaging.utils import canonicalize_name
-ours = ("celery", "kombu[redis]", "redis[hiredis]", "rich")
+ours = ("celery", "kombu[redis]", "redis[hiredis]", "hiredis", "rich")
 needed, todo = set(), [Requirement(text) for text in ours]
 while todo:
     requirement = todo.pop()

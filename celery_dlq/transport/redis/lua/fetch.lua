@@ -12,7 +12,7 @@
 -- Complexity: O(number of lists and of acknowledged tags)
 -- Begins with a removal or a pop, so it works on a full Redis: all later commands of the script
 -- are allowed.
-local DUTY_MILLIS, BELL_MILLIS, MOST_WOKEN = 2000, 1000, 4
+local DUTY_MILLIS, BELL_MILLIS, MOST_WOKEN = 3500, 1000, 4
 local mode, worker = tonumber(string.sub(ARGV[#ARGV], 1, 1)), string.sub(ARGV[1], 1, 32)
 for tag in string.gmatch(string.sub(ARGV[#ARGV], 2), '[^\n]+') do
   redis.call('HDEL', KEYS[1], tag)

@@ -44,7 +44,7 @@ class WorkerRegistry(Part):
 
     def workers(self, *, with_tasks: bool = True, some: int = 0) -> list[WorkerInfo]:
         """Return the infos of live workers, by host name, or of the last ``some``."""
-        live = self._client.zrange(self._keys.nodes(), -some, -1) if some else self.live()
+        live = self._client.zrange(self._keys.nodes(), -some, -1) if some else self._live()
         infos = self._client.hmget(self._keys.worker_infos(), live) if live else []
         tasks = self._client.hmget(self._keys.tasks(), live) if live and with_tasks else []
         found = (
@@ -77,8 +77,7 @@ class WorkerRegistry(Part):
         known, revision, jobs = self._written("node", *args)
         return HeartbeatReply(bool(known), int(revision), bool(jobs))
 
-    def live(self) -> list[bytes]:
-        """Return the names of live workers, sorted."""
+    def _live(self) -> list[bytes]:
         millis = to_micros(self.now()) // 1000 - int(timing.current.worker_silent * 1000)
         live = self._client.zrangebyscore(self._keys.nodes(), millis, "+inf")
         return sorted(live)
@@ -100,18 +99,19 @@ class MetricsStore(Part):
         pipe = self._client.pipeline(transaction=False)
         pipe.hgetall(self._keys.counts())
         pipe.hgetall(self._keys.gauges())
-        counts, gauges = pipe.execute()
+        pipe.zrange(self._keys.nodes(), 0, -1, withscores=True)
+        counts, gauges, nodes = pipe.execute()
         now, _ = self._client.time()
+        live = (name for name, at in nodes if at / 1000 >= now - timing.current.worker_silent)
         found = {}
         for series, count in counts.items():
             try:
                 found[tuple(map(str, json.loads(series)))] = int(count)
             except (ValueError, TypeError):  # for example from a later version
                 logger.debug("Skipped the count %r, which cannot be read", series)
-        workers = {name: WorkerGauges(worker=_text(name)) for name in self._store.workers.live()}
+        workers = {name: WorkerGauges(worker=_text(name)) for name in live}
         for name, text in gauges.items():
-            reported = _gauges(_text(name), text, now)
-            if reported is not None:
+            if reported := _gauges(_text(name), text, now):
                 workers[name] = reported
         return Measured(counts=found, workers=tuple(workers[name] for name in sorted(workers)))
 

@@ -58,6 +58,17 @@ def test_counts_of_several_processes_add_up(metrics: MetricsStore) -> None:
     assert measured.workers == (WorkerGauges(worker="celery@web-1", spool=7, waiting=0),)
 
 
+def test_a_live_worker_that_reported_nothing_has_nothing_to_report(parts: Store) -> None:
+    """So an idle worker writes no gauges, and is counted all the same."""
+    for name in ("celery@web-1", "celery@web-2"):
+        parts.workers.heartbeat(name)
+    Counts().flush(parts.metrics.add, WorkerGauges(worker="celery@web-2", spool=7))
+    assert parts.metrics.read().workers == (
+        WorkerGauges(worker="celery@web-1"),
+        WorkerGauges(worker="celery@web-2", spool=7),
+    )
+
+
 def test_label_values_beyond_the_bound_become_one(redis_url: str) -> None:
     """Queue names made up at run time fill neither a worker's memory nor Redis."""
     with redis_metrics(redis_url) as metrics:

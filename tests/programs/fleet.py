@@ -1,8 +1,9 @@
 """A fleet on one Redis: ``PYTHONPATH=tests:tests/programs python -m fleet --workers 20 100 1000``.
 
-A worker here is the real transport, its leases and their thread, and the real heartbeat; plain ones
-are kombu's transport. There is no pool: a message is acknowledged ten milliseconds after it was
-taken. A few processes play all workers, so latencies are upper bounds; what Redis pays is exact.
+A worker here is the real transport, its leases and their thread, the real counter and heartbeat;
+plain ones are kombu's transport. There is no pool: a message is acknowledged ten milliseconds after
+it was taken. A few processes play all workers, so latencies are upper bounds; what Redis pays is
+exact.
 Prints Markdown. Ends with an error if a message was lost, or was taken twice without a kill.
 """
 
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import kombu
+import redis
 from kombu.asynchronous import Hub
 from servers import RedisServer
 from waiting import poll
@@ -34,49 +36,105 @@ from waiting import poll
 QUEUE, WORK_SECONDS, LEASE_SECONDS = "orders", 0.01, 6.0
 LAPSE_SECONDS = 4.0  # the longest duty, a look, and a slow machine
 KINDS = ("plain", "guarded")
+AOF = ("--appendonly", "yes", "--appendfsync", "always")
 
 
 class Player:
-    """Workers of one process."""
+    """Workers of one process; a lost connection makes all of them connect again, as Celery does."""
 
     def __init__(self, url: str, kind: str, first: int, workers: int, taken: str) -> None:
         self.hub = Hub()
+        self.url, self.kind = url, kind
         self.taken = Path(taken).open("a", buffering=1)  # noqa: SIM115 - as long as it plays
-        self._keep: list[Any] = []
-        for number in range(first, first + workers):
-            self._join(url, kind, number)
+        make = Guarded if kind == "guarded" else Worker
+        self.workers = [make(self, number) for number in range(first, first + workers)]
 
-    def _join(self, url: str, kind: str, number: int) -> None:
-        connection = kombu.Connection(url, transport_options={"visibility_timeout": 3600})
-        if kind == "guarded":
-            self._guard(connection, url, number)
-        channel = connection.default_channel
+    def play(self) -> None:
+        """Work until a signal."""
+        signal.signal(signal.SIGTERM, lambda *_: self.hub.stop())
+        print("ready", flush=True)
+        while True:
+            try:
+                return self.hub.run_forever()
+            except SystemExit:
+                return None
+            except (redis.ConnectionError, redis.TimeoutError, OSError):
+                self._connect_again()
+
+    def _connect_again(self) -> None:
+        self.hub.reset()
+        self.hub.on_tick.clear()
+        for worker in self.workers:
+            worker.close()
+        client = redis.Redis.from_url(self.url)
+        poll(lambda: _answers(client), timeout_seconds=30, every_seconds=0.1)
+        for worker in self.workers:
+            worker.connect()
+
+
+def _answers(client: Any) -> bool:
+    with suppress(redis.RedisError, OSError):
+        return bool(client.ping())
+    return False
+
+
+class Worker:
+    """kombu's transport, and messages that are acknowledged a moment later."""
+
+    def __init__(self, player: Player, number: int) -> None:
+        self.player, self.number = player, number
+        self.connect()
+
+    def connect(self) -> None:
+        """Consume."""
+        options = {"visibility_timeout": 3600}
+        self.connection = kombu.Connection(self.player.url, transport_options=options)
+        self.prepare()
+        channel = self.connection.default_channel
         channel.basic_qos(0, 4, False)
-        consumer = kombu.Consumer(channel, [kombu.Queue(QUEUE)], on_message=self._take)
-        consumer.consume()
-        connection.register_with_event_loop(self.hub)
-        self._keep.append((connection, consumer))
+        self._consumer = kombu.Consumer(channel, [kombu.Queue(QUEUE)], on_message=self._take)
+        self._consumer.consume()
+        self.connection.register_with_event_loop(self.player.hub)
 
-    def _guard(self, connection: Any, url: str, number: int) -> None:
+    def prepare(self) -> None:
+        """Before it connects."""
+
+    def close(self) -> None:
+        """Give up a lost connection."""
+        with suppress(Exception):
+            self.connection.close()
+
+    def _take(self, message: Any) -> None:
+        key, at = json.loads(message.body)
+        self.player.taken.write(f"{key} {time.time() - at:.6f}\n")
+        self.begin(message, key)
+        self.player.hub.call_later(WORK_SECONDS, self.end, message, key)
+
+    def begin(self, message: Any, key: str) -> None:
+        """A task starts."""
+
+    def end(self, message: Any, _key: str) -> None:
+        """A task ends."""
+        with suppress(Exception):  # of plain Celery, with the connection
+            message.ack()
+
+
+class Guarded(Worker):
+    """The real transport, leases, counter and heartbeat, after the checks of a start."""
+
+    def __init__(self, player: Player, number: int) -> None:
         from celery_dlq.store.records import WorkerInfo
         from celery_dlq.store.store import Store
-        from celery_dlq.transport.redis.broker import broker_of
-        from celery_dlq.transport.redis.channel import reliable
         from celery_dlq.transport.redis.fetch import LeaseKeeper
         from celery_dlq.transport.redis.leases import Leases
         from celery_dlq.worker.heartbeat import Heartbeat
 
-        leases = Leases(LEASE_SECONDS)
-        leases.sends_in_turns = True
-        keeper = LeaseKeeper(leases)
-
-        def connected(channel: Any) -> None:
-            leases.connected(broker_of(channel))
-            keeper.connected(broker_of(channel))
-
-        transport = reliable(connection.get_transport_cls(), leases, connected)
-        connection.get_transport_cls = lambda: transport
-        store = Store(url)
+        store = Store(player.url)
+        store.check([f"{QUEUE}-DLQ"])
+        self._leases = Leases(LEASE_SECONDS, [store.keys.instructions()])
+        self._leases.sends_in_turns = True
+        self._keeper = LeaseKeeper(self._leases)
+        self._counter = store.counter
         info = WorkerInfo(
             hostname=f"w{number}@fleet",
             pid=number,
@@ -86,27 +144,68 @@ class Player:
             tasks=(),
             policies={},
         )
-        heartbeat = Heartbeat(store.workers, info, store.instructions, lambda _found, _now: None)
+        heartbeat = Heartbeat(
+            store.workers,
+            info,
+            store.instructions,
+            lambda _found, _now: None,
+            told=self._leases.watch.told,
+        )
 
         def beat() -> None:
             with suppress(Exception):
                 heartbeat.tick()
+                self._counter.heartbeat(["orders-DLQ"] if self._running else [])
+                self._counter.flush()
 
+        self._running: dict[str, tuple[Any, Any]] = {}
+        super().__init__(player, number)
         # Real workers do not beat in one instant.
-        self.hub.call_later(random.random(), lambda: self.hub.call_repeatedly(1.0, beat))  # noqa: S311
-        self._keep.append((leases, keeper, store))
+        player.hub.call_later(random.random(), lambda: player.hub.call_repeatedly(1.0, beat))  # noqa: S311
 
-    def _take(self, message: Any) -> None:
-        key, at = json.loads(message.body)
-        self.taken.write(f"{key} {time.time() - at:.6f}\n")
-        self.hub.call_later(WORK_SECONDS, message.ack)
+    def prepare(self) -> None:
+        """Fetch by script."""
+        from celery_dlq.transport.redis.broker import broker_of
+        from celery_dlq.transport.redis.channel import reliable
+        from celery_dlq.transport.redis.fetch import refusal
 
-    def play(self) -> None:
-        """Work until a signal."""
-        signal.signal(signal.SIGTERM, lambda *_: self.hub.stop())
-        print("ready", flush=True)
-        with suppress(SystemExit):
-            self.hub.run_forever()
+        def connected(channel: Any) -> None:
+            assert refusal(channel) is None
+            self._leases.connected(broker_of(channel))
+            self._keeper.connected(broker_of(channel))
+
+        transport = reliable(self.connection.get_transport_cls(), self._leases, connected)
+        self.connection.get_transport_cls = lambda: transport  # type: ignore[method-assign]
+
+    def begin(self, message: Any, key: str) -> None:
+        """Count the start."""
+        from celery_dlq.letters.record import Delivery
+        from celery_dlq.store.records import MessageKey
+
+        self._leases.begin(message.delivery_tag)
+        now = datetime.now(timezone.utc)
+        name = f"w{self.number}@fleet"
+        counted = (
+            MessageKey(
+                dead_letter_queue=f"{QUEUE}-DLQ", task_id=key, retries=0, redrives=0, nesting=0
+            ),
+            Delivery(
+                number=1,
+                retries=0,
+                started_at=now,
+                worker_hostname=name,
+                worker_pid=self.number,
+                release=None,
+            ),
+        )
+        self._running[key] = counted
+        self._counter.count_first(*counted)
+
+    def end(self, message: Any, key: str) -> None:
+        """Forget the count and acknowledge, also what an earlier connection fetched."""
+        self._counter.succeeded(*self._running.pop(key), first=True)
+        self._leases.acknowledge(message.delivery_tag)
+        super().end(message, key)
 
 
 @dataclass(slots=True)
@@ -170,6 +269,7 @@ class Fleet:
         for player in self.players:
             player.kill()
             player.wait()
+        self.players.clear()
 
 
 def _entry(key: str) -> str:
@@ -203,24 +303,61 @@ def measured(fleet: Fleet, seconds: float, messages: int) -> Iterator[list[str]]
     idle = (after[0] - before[0]) / took
     rate = (after[1] - before[1]) / took / workers
     name = f"{workers} {fleet.kind}"
-    yield [name, "idle", f"{idle / workers * 1000:.3f} ms/s a worker", f"{rate:.1f}/s", "", ""]
+    found, kib = client.info(), client.info("memory")["used_memory"] / 1024 / workers
+    clients = f"{(found['connected_clients'] - 1) / workers:.1f} connections, {kib:.0f} KiB"
+    yield [name, "idle", f"{idle / workers * 1000:.3f} ms/s", f"{rate:.1f}/s", clients, ""]
     phases = ("20 a second", messages, 0.05), ("300 a second", 6 * messages, 1 / 300)
-    for phase, number, every in (*phases, ("a burst", 5 * messages, 0.0)):
+    steady = "1,000 a second", 20 * messages, 1 / 1000
+    for phase, number, every in (*phases, steady, ("a burst", 5 * messages, 0.0)):
         before, begun = cpu(client), time.monotonic()
         waits = fleet.send(number, every)
         after, took = cpu(client), time.monotonic() - begun
         micros = (after[0] - before[0] - idle * took) / number * 1e6
         calls = (after[1] - before[1] - rate * workers * took) / number
-        median, p99 = statistics.median(waits) * 1000, waits[int(len(waits) * 0.99)] * 1000
-        yield [
-            name,
-            phase,
-            f"{micros:.0f} µs a message",
-            f"{calls:.0f}",
-            f"{median:.1f}",
-            f"{p99:.1f}",
-        ]
+        yield [name, phase, f"{micros:.0f} µs", f"{calls:.0f}", *_waited(waits)]
     fleet.check(killed=False)
+
+
+def _waited(waits: list[float]) -> list[str]:
+    median, p99 = statistics.median(waits), waits[int(len(waits) * 0.99)]
+    return [f"{median * 1000:.1f}", f"{p99 * 1000:.1f}"]
+
+
+def deploy(fleet: Fleet, processes: int, messages: int) -> list[str]:
+    """All workers end and others start at once; then they work."""
+    client = fleet.server.client()
+    client.config_set("slowlog-log-slower-than", 500)
+    client.slowlog_reset()
+    fleet.stop()
+    before, begun = cpu(client), time.monotonic()
+    fleet.start(processes)
+    after, took = cpu(client), time.monotonic() - begun
+    slow = max((one["duration"] for one in client.slowlog_get(128)), default=0)
+    fleet.send(messages, 0.01)
+    fleet.check(killed=True)
+    return [
+        f"{fleet.workers} {fleet.kind}",
+        f"a deploy of {took:.0f} s",
+        f"{(after[0] - before[0]) / fleet.workers * 1000:.1f} ms a worker",
+        f"{(after[1] - before[1]) / fleet.workers:.0f} a worker",
+        "",
+        f"slowest command {slow / 1000:.1f}",
+    ]
+
+
+def restart(fleet: Fleet, messages: int) -> list[str]:
+    """Redis is killed while messages wait and run, and comes back with its data."""
+    first = fleet.send(messages, 0.01)
+    client = fleet.server.client()
+    for _ in range(messages):
+        client.lpush(QUEUE, _entry(str(fleet.sent)))
+        fleet.sent += 1
+    fleet.server.kill()
+    time.sleep(0.5)
+    fleet.server.start()
+    fleet.send(messages, 0.01)
+    fleet.check(killed=True)
+    return [f"{fleet.workers} {fleet.kind}", "Redis killed", "", "", *_waited(first)]
 
 
 def fault(fleet: Fleet, messages: int) -> list[str]:
@@ -240,6 +377,11 @@ def fault(fleet: Fleet, messages: int) -> list[str]:
         f"{median:.1f}",
         f"longest {longest:.0f}",
     ]
+
+
+def show(row: list[str]) -> None:
+    """Print a row of the table."""
+    print(f"| {' | '.join(row)} |", flush=True)
 
 
 def main() -> None:
@@ -265,9 +407,16 @@ def main() -> None:
                 stack.callback(fleet.stop)
                 fleet.start(given.processes)
                 for row in measured(fleet, given.seconds, given.messages):
-                    print(f"| {' | '.join(row)} |", flush=True)
+                    show(row)
+                show(deploy(fleet, given.processes, given.messages))
                 if kind == "guarded":
-                    print(f"| {' | '.join(fault(fleet, given.messages))} |", flush=True)
+                    show(fault(fleet, given.messages))
+        with RedisServer(*AOF, "--maxclients", "9000") as server, ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fleet-")))
+            fleet = Fleet(server, "guarded", min(workers, 100), folder)
+            stack.callback(fleet.stop)
+            fleet.start(given.processes)
+            show(restart(fleet, given.messages))
 
 
 if __name__ == "__main__":

@@ -52,6 +52,11 @@ class Broker:
         return f"{self.unacked}_restored"
 
     @property
+    def look(self) -> str:
+        """String: some worker looks for messages whose lease ended; it expires."""
+        return f"{self.unacked}_look"
+
+    @property
     def keys(self) -> tuple[str, str, str]:
         """The keys of unacknowledged messages, in the order of the scripts."""
         return (self.unacked, self.index, self.leases)

@@ -44,7 +44,6 @@ from celery_dlq.transport.redis.wake import (
 logger = get_logger("celery_dlq.transport")
 
 _IDLE_SECONDS, _OVERDUE_SECONDS = 4 * LOOK_SECONDS, 30.0  # the latter as kombu 5.7 for BRPOP
-_AGAIN_SECONDS = 10.0
 _FIRST_POLL_SECONDS, _LAST_POLL_SECONDS = 0.05, 0.5
 _MAX_PLANS = 64  # orders of the queues, each with its keys
 _DUTY_MILLIS, _DUTY_SECONDS = 3500, 1.4 * LOOK_SECONDS  # so, every second call of the timer
@@ -338,7 +337,7 @@ class ReliableChannel(kombu_redis.Channel):
         return time.monotonic() - self._asked_at > _IDLE_SECONDS
 
     def _cannot_wake(self, exc: Exception) -> None:
-        self._track_after = time.monotonic() + _AGAIN_SECONDS
+        self._track_after = time.monotonic() + 10.0
         if self._polling_logged:
             return
         type(self)._polling_logged = True  # noqa: SLF001 - later channels know it, too

@@ -158,7 +158,7 @@ def _probe(run: Callable[..., Any], names: Sequence[str]) -> None:
     run("EVALSHA", fetch.digest, 6, *fetched, "probe", 60, '"probe"', "0none")
     run("EVALSHA", fetch.digest, 6, *fetched, "probe", 60, '"probe"', "1")
     run("EVAL", script_text("renew", SCRIPTS).text, 4, *all_keys[:4], 60, "probe")
-    run("EVAL", script_text("expired", SCRIPTS).text, 4, *keys[:3], duty, 1, "probe", 1)
+    run("EVAL", script_text("expired", SCRIPTS).text, 4, *keys[:3], duty, 1, 1)
     run("HGET", unacked, "probe")
     run("EVAL", script_text("restore", SCRIPTS).text, 5, *all_keys, "probe", "{}", 1, 0)
     run("ZREMRANGEBYSCORE", restored, 0, 0)
@@ -213,8 +213,8 @@ class LeaseKeeper(Keeper):
         self.give_back(broker)
         every = min(timing.current.lease_max_look, lease / 6)
         if self._is_due("look", every):
-            some = self._call("EXISTS", broker.leases)
-            if not self._holds_off() and some:
+            there = self._call("EXISTS", broker.leases, broker.look)
+            if not self._holds_off() and there == 1:  # and nobody looks
                 self.restore_expired(broker, every)
 
     def use(self, broker: Broker) -> None:
@@ -244,14 +244,12 @@ class LeaseKeeper(Keeper):
     def restore_expired(self, broker: Broker, every: float) -> None:
         """Give back what belongs to workers that gave no sign of life until their leases ended."""
         script, restored, until = script_text("expired", SCRIPTS), 0, self._loop_until()
-        keys, pause = (*broker.keys, f"{broker.unacked}_look"), int(every * 1000)
+        keys, pause = (*broker.keys, broker.look), int(every * 1000)
         while not self.stopped:
-            tags = self._call(
-                "EVAL", script.text, 4, *keys, _RESTORED_PER_CALL, self._leases.name, pause
-            )
+            tags = self._call("EVAL", script.text, 4, *keys, _RESTORED_PER_CALL, pause)
             if self._holds_off():
                 break
-            done = 0
+            done = pause = 0
             for tag in tags:
                 done += self._restored(broker, tag.decode())
                 if time.monotonic() > until:
@@ -260,6 +258,7 @@ class LeaseKeeper(Keeper):
             if not done or len(tags) < _RESTORED_PER_CALL:
                 break
             if time.monotonic() > until:
+                self._call("DEL", broker.look)
                 self._due.pop("look", None)
                 break
         if restored:
@@ -272,9 +271,8 @@ class LeaseKeeper(Keeper):
 
     def _loop_until(self) -> float:
         """When a loop goes on in the next tick: own leases come first."""
-        return time.monotonic() + min(
-            timing.current.lease_max_loop, self._leases.lease_seconds / 10
-        )
+        lease = self._leases.lease_seconds
+        return time.monotonic() + min(timing.current.lease_max_loop, lease / 10)
 
     def _restored(self, broker: Broker, tag: str) -> bool:
         try:

@@ -32,8 +32,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 LOOK_SECONDS = 1.0
 """Between two calls of the timer.
 
-Servers and proxies that close idle connections do so after five seconds or more; an idle worker
-asks something at least every two.
+An idle worker asks something every two: idle connections are closed after five or more.
 """
 
 TRACKED = ("CLIENT", "CACHING", "YES"), b"OK"

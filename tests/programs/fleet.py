@@ -33,7 +33,7 @@ from kombu.asynchronous import Hub
 from servers import RedisServer
 from waiting import poll
 
-QUEUE, WORK_SECONDS, LEASE_SECONDS = "orders", 0.01, 6.0
+QUEUE, WORK_SECONDS, LEASE_SECONDS = "orders", 0.01, 24.0
 LAPSE_SECONDS = 4.0  # the longest duty, a look, and a slow machine
 KINDS = ("plain", "guarded")
 AOF = ("--appendonly", "yes", "--appendfsync", "always")

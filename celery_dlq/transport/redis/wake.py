@@ -30,7 +30,7 @@ from kombu.transport import redis as kombu_redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 LOOK_SECONDS = 1.0
-"""Between two calls of the timer; idle connections, which others close after five, ask every two."""
+"""Between two calls of the timer; an idle connection, which others may close, asks every two."""
 
 TRACKED = ("CLIENT", "CACHING", "YES"), b"OK"
 """Asks that Redis tells when a key of the next command is written."""

@@ -158,7 +158,7 @@ def _probe(run: Callable[..., Any], names: Sequence[str]) -> None:
     run("EVALSHA", fetch.digest, 6, *fetched, "probe", 60, '"probe"', "0none")
     run("EVALSHA", fetch.digest, 6, *fetched, "probe", 60, '"probe"', "1")
     run("EVAL", script_text("renew", SCRIPTS).text, 4, *all_keys[:4], 60, "probe")
-    run("EVAL", script_text("expired", SCRIPTS).text, 4, *keys[:3], duty, 1, 1)
+    run("EVAL", script_text("expired", SCRIPTS).text, 4, *keys[:3], duty, 1, 0)
     run("HGET", unacked, "probe")
     run("EVAL", script_text("restore", SCRIPTS).text, 5, *all_keys, "probe", "{}", 1, 0)
     run("ZREMRANGEBYSCORE", restored, 0, 0)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-TASK_US = 97  # Redis's CPU for a guarded no-op; plain Celery: 86
+TASK_US = 84  # Redis's CPU for a guarded no-op; plain Celery: 92
 LETTER_US = 350  # Redis's CPU to store a letter
-BEAT_US = 360  # Redis's CPU for an idle worker, each second
-WAKE_US = 300  # Redis's CPU for a message that wakes an idle worker, however many are idle
+BEAT_US = 60  # Redis's CPU for an idle worker, each second
+WAKE_US = 500  # Redis's CPU for a message that wakes an idle worker, however many are idle
 TASK_BYTES = 2_375  # on the wire, both ways
-CONNECTIONS = 13  # of a worker to the broker's Redis
+CONNECTIONS = 12  # of a worker to the broker's Redis
 LETTER_BYTES = 3_533  # in Redis, for a body of 1 KB
 CUT_SHARE = 0.75  # of a letter without its traceback and history
 SPOOL_FILES = 100_000  # letters that wait on the disk of a host

@@ -42,7 +42,7 @@ _CHUNK = 65536
 
 
 class Watch:
-    """Keys of the store, on the broker's server, of whose changes a wake connection tells."""
+    """Keys of the store, on the broker's server, of whose changes a fetch connection tells."""
 
     def __init__(self, keys: Sequence[str] = ()) -> None:
         self.keys = tuple(keys)

@@ -82,6 +82,10 @@ def test_a_cold_shutdown_during_a_count_ends_and_nothing_starts(
 
     if pool == "prefork":
         assert sum(map(ran, keys)) == 0, worker.output
-    start_worker(conf, env=broker.env)
-    poll(lambda: all(ran(key) for key in keys), timeout_seconds=60)
+    second = start_worker(conf, env=broker.env)
+    try:
+        poll(lambda: all(ran(key) for key in keys), timeout_seconds=60)
+    except AssertionError as error:
+        lost = [key for key in keys if not ran(key)]
+        raise AssertionError(f"{lost} did not run\n{worker.output}\n{second.output}") from error
     assert not poison.dlq.queues()

@@ -28,7 +28,6 @@ from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.registry import features
 from celery_dlq.store.address import Kind
-from celery_dlq.store.keys import Keys
 from celery_dlq.store.metrics import Measuring
 from celery_dlq.store.records import Clock
 from celery_dlq.transport import default_delay
@@ -338,13 +337,12 @@ class Assembly:
         options = self.app.conf.broker_transport_options
         if self.app.connection_for_read().transport_cls == "sqs":
             return VisibilityRenewal(self.settings, options, self.app.connection_for_read)
-        address, prefix = self.settings.store_at(self.app.conf)
+        address, _prefix = self.settings.store_at(self.app.conf)
         conf = self.app.conf
         here = address.of_broker and conf.broker_read_url == conf.broker_write_url
         # With several servers, the broker may be another one than the store.
         one = len(address.urls) == 1 or address.kind is Kind.SENTINELS
-        watched = (Keys(prefix).instructions(),) if here and one else ()
-        return ReliableFetch(self.settings, options, watched)
+        return ReliableFetch(self.settings, options, self.backend if here and one else None)
 
     def outboxes(self) -> list[Any]:
         """What features record letters in before they are stored; see `Feature.outbox`."""

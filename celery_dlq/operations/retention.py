@@ -46,14 +46,14 @@ KEPT_IN_BIN = timedelta(hours=24)
 MAX_LETTERS_PER_PASS = 500
 """One pass over one queue trims at most this many letters for one cause."""
 
-QUEUES_READ_PER_TICK = 50
+QUEUES_READ_PER_TICK = 20
 """A worker reads the length and the oldest times of this many queues per tick."""
 
 QUEUES_PER_TICK = 3
 """A worker trims at most this many queues per tick."""
 
-PAUSE_TICKS, REST_TICKS = 2, 9
-"""A worker with nothing to trim skips this many ticks; after all queues more."""
+REST_TICKS = 9
+"""After all queues, a worker with nothing to trim skips this many ticks."""
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _REDIS_PORT = 6379
@@ -215,7 +215,7 @@ def _is_due(status: QueueStatus, policy: Policy | None) -> bool:
 
 
 class RetentionRound:
-    """Visits the dead-letter queues of an app in turn, some in every third tick."""
+    """Visits the dead-letter queues of an app in turn, some in a tick."""
 
     def __init__(
         self, retention: Retention, store: Letters, table: Callable[[], PolicyTable]
@@ -245,7 +245,7 @@ class RetentionRound:
             if self._retention.trim(name, policies[name], to_bin=to_bin):
                 self._more = [*due[number:], name]
                 break
-        self._pause = 0 if self._more else PAUSE_TICKS if self._names else REST_TICKS
+        self._pause = 0 if self._more or self._names else REST_TICKS
 
 
 class MemoryCheck:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -41,15 +41,20 @@ class Overviews(Part):
 
     def names(self) -> list[str]:
         """Return the names of all dead-letter queues that ever had a letter, sorted."""
-        return sorted(text_of(name) for name in self._client.smembers(self._keys.queues()))
+        return sorted(map(text_of, self._connection.call("SMEMBERS", self._keys.queues())))
 
     def queues(self) -> list[QueueSummary]:
         """Return all dead-letter queues with their size, age and reasons."""
         names, keys = self.names(), self._keys
         reasons = [f"reason:{reason.value}" for reason in Reason]
-        now = self.now()
-        found = self._looked_into(
+        now, status = self.now(), script_text("queue_status")
+        self._client.script_load(status.text)
+        found = of_each(
+            self._client,
             names,
+            lambda pipe, name: pipe.execute_command(
+                "EVALSHA", status.digest, 2, *keys.places(status.keys, name)
+            ),
             lambda pipe, name: pipe.hmget(keys.tally(name), reasons),
             lambda pipe, name: pipe.hgetall(keys.arrivals(name)),
         )
@@ -74,9 +79,9 @@ class Overviews(Part):
             raise
 
     def statuses(self, dead_letter_queues: Sequence[str]) -> list[QueueStatus]:
-        """Run one script per queue, many of them in one write."""
-        found = self._looked_into(dead_letter_queues)
-        return [_status(name, *reply) for name, (reply,) in found]
+        """Run one script per queue."""
+        names = dead_letter_queues
+        return [_status(name, *self._written("queue_status", queue=name)) for name in names]
 
     def ranked(
         self,
@@ -120,22 +125,6 @@ class Overviews(Part):
     def group(self, dead_letter_queue: str, fingerprint: str) -> Group | None:
         """Return the group of a fingerprint, or ``None``; see `groups`."""
         return next(iter(self.groups(dead_letter_queue, [fingerprint])), None)
-
-    def _looked_into(
-        self, names: Sequence[str], *asks: Callable[[Any, str], object]
-    ) -> Iterator[tuple[str, list[Any]]]:
-        """Yield each queue with the reply of ``queue_status.lua`` and the replies to ``asks``."""
-        keys, status = self._keys, script_text("queue_status")
-        if names:
-            self._client.script_load(status.text)
-        return of_each(
-            self._client,
-            names,
-            lambda pipe, name: pipe.execute_command(
-                "EVALSHA", status.digest, 2, *keys.places(status.keys, name)
-            ),
-            *asks,
-        )
 
 
 def moment(micros: bytes) -> datetime | None:

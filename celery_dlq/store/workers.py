@@ -54,6 +54,11 @@ class WorkerRegistry(Part):
         )
         return [info for info in found if info is not None]
 
+    def rest(self) -> None:
+        """Close pooled connections that are not in use: a healthy worker seldom needs one."""
+        if self._client.connection_pool is not None:  # a cluster has one for each node
+            self._client.connection_pool.disconnect(inuse_connections=False)
+
     def record(self, change: Change) -> None:
         """Add a change to the audit log, which keeps about the newest 10,000."""
         self._client.xadd(

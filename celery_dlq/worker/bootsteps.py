@@ -87,7 +87,7 @@ class TickStep(bootsteps.StartStopStep):
         self._requested = False
         worker = consumer.controller
         watch(consumer, worker.dead_letter_guard)
-        self._fetch = assembly_of(worker.app).reliable_fetch()
+        self._fetch = worker.dead_letter_guard.parts.dlq.reliable_fetch()
         if self._fetch is not None:
             self._fetch.dispatches = not starts_here(worker.pool_cls)
             self._fetch.watch(consumer)

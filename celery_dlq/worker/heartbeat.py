@@ -134,6 +134,8 @@ class Heartbeat:
         self._asks = self._beats = False  # at the end: what failed is done at the next tick
         if self._ticks % TICKS_PER_LOOK == 1:
             self._look()
+        elif not self._ticks % TICKS_PER_BEAT:
+            self._registry.rest()
 
     def close(self) -> None:
         """Deregister this worker; never raises."""

@@ -20,7 +20,7 @@ READINGS_OF_ROOM = 100
 
 _SMALLEST_STEP = 64 * 1024
 _LOG_SECONDS = 60.0
-_IDLE_SECONDS = 30.0  # between two readings of a worker that stores no letter
+_IDLE_SECONDS = 600.0  # between two readings of a worker that stores no letter
 _OLD_SECONDS = 2.0  # after which a letter asks first
 _CUT_CHARS = 200
 _OVERHEAD_BYTES = 1_000

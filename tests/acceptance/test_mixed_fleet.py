@@ -120,6 +120,26 @@ def test_a_plain_and_a_guarded_worker_share_a_queue(fleet: Fleet) -> None:
     assert {names[0].partition("-")[0] for names in ran} == set(KINDS)
 
 
+def test_a_guarded_worker_has_one_connection_more_than_a_plain_one(fleet: Fleet) -> None:
+    """That of the thread which renews leases; what a start or a letter opened is closed again."""
+    fleet.send("healthy", "first")
+    before, found = len(fleet.broker.client_list()), {}
+    for kind in KINDS:
+        worker = fleet.start(kind, alone=False)
+        for n in range(20):
+            fleet.send("healthy", f"{kind}-{n}")
+        fleet.send("unknown")  # guarded, it becomes a letter
+        fleet.send("healthy", f"{kind}-last")
+        poll(lambda kind=kind: fleet.ran(f"{kind}-last"), timeout_seconds=30)
+        if kind == "guarded":
+            poll(lambda: fleet.broker.keys("*orders-DLQ*"))
+            most = before + found["plain"] + 1
+            poll(lambda most=most: len(fleet.broker.client_list()) <= most, timeout_seconds=40)
+        found[kind] = len(fleet.broker.client_list()) - before
+        worker.stop()
+        poll(lambda: len(fleet.broker.client_list()) <= before)
+
+
 @pytest.mark.parametrize("beside", [True, False], ids=["beside", "after"])
 @pytest.mark.parametrize(("dead", "alive"), [KINDS, KINDS[::-1], KINDS[1:] * 2])
 def test_each_restores_what_a_killed_one_held(

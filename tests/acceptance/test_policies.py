@@ -115,7 +115,7 @@ def test_workers_with_different_policies_warn_each_other(
         {"dlq_queues": {"orders": {"max_deliveries": 4}}}, arguments=("--hostname", "two@here")
     )
     said = "have different policies: max_deliveries"
-    poll(lambda: said in first.output and said in second.output, timeout_seconds=40)
+    poll(lambda: said in first.output and said in second.output, timeout_seconds=90)
     assert "max_deliveries 3 and 4; each worker applies its own" in first.output
     assert "max_deliveries 4 and 3; each worker applies its own" in second.output
     assert said in " ".join(dlq("policies").stdout.split())

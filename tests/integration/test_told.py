@@ -37,7 +37,7 @@ def fleet(store: Store, redis_server: RedisServer) -> Iterator[Callable[[], list
     """Let idle workers, one of them on duty, look once; return who was told nothing, for sure."""
     connections, all_leases = [], []
     for _ in range(WORKERS):
-        leases = Leases(60, [store.keys.instructions()])
+        leases = Leases(60, store)
 
         def connected(channel: object, leases: Leases = leases) -> None:
             leases.connected(broker_of(channel))

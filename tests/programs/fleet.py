@@ -131,7 +131,7 @@ class Guarded(Worker):
 
         store = Store(player.url)
         store.check([f"{QUEUE}-DLQ"])
-        self._leases = Leases(LEASE_SECONDS, [store.keys.instructions()])
+        self._leases = Leases(LEASE_SECONDS, store)
         self._leases.sends_in_turns = True
         self._keeper = LeaseKeeper(self._leases)
         self._counter = store.counter

@@ -280,7 +280,6 @@ class ReliableChannel(kombu_redis.Channel):
             sock = own.open(tracks=False)
         self.connection.cycle.listen(self, own, sock)
         self._own = own
-        self.pool.disconnect(inuse_connections=False)  # of it, kombu would have taken one
         if self._polling_logged and tracks and own.tracks:
             type(self)._polling_logged = False  # noqa: SLF001
             logger.info("Redis wakes this worker again")

@@ -19,6 +19,7 @@ from celery_dlq.letters.printable import get_logger, url_without_secrets
 from celery_dlq.store.check import is_cluster_node, too_old
 from celery_dlq.store.metrics import LOST_LEASES, RESTORED, STORE_ERRORS, Metric
 from celery_dlq.store.scripts import script_text
+from celery_dlq.store.store import Store
 from celery_dlq.transport.held import Keeper, WatchedFetch, seconds_since_boot
 from celery_dlq.transport.redis.broker import (
     SCRIPTS,
@@ -48,11 +49,11 @@ class ReliableFetch(WatchedFetch):
     """Turns reliable fetch on for the connections of one worker's consumer."""
 
     def __init__(
-        self, settings: Settings, options: Mapping[str, Any] | None, watched: Sequence[str] = ()
+        self, settings: Settings, options: Mapping[str, Any] | None, store: Store | None = None
     ) -> None:
         super().__init__()
         self._wanted = settings.reliable_fetch
-        self.leases = Leases(settings.lease_for(visibility_timeout("redis", options)), watched)
+        self.leases = Leases(settings.lease_for(visibility_timeout("redis", options)), store)
         self.told = self.leases.watch.told
         self._keeper = LeaseKeeper(self.leases)
         self._emulates = bool((options or {}).get("ack_emulation", True))

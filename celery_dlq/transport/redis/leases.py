@@ -23,6 +23,7 @@ from kombu.utils.encoding import bytes_to_str
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.store.pipelined import PipelinedConnection
+from celery_dlq.store.store import Store
 from celery_dlq.transport.held import LOG_SECONDS, Held, seconds_since_boot
 from celery_dlq.transport.redis.broker import Broker, removals, renewal, restore
 from celery_dlq.transport.redis.wake import Watch
@@ -39,15 +40,16 @@ class Leases(Held):
     A tag is in exactly one of: requested (its fetch was sent), held, returning.
     """
 
-    def __init__(self, lease_seconds: float, watched: Sequence[str] = ()) -> None:
+    def __init__(self, lease_seconds: float, store: Store | None = None) -> None:
         super().__init__()
         self.lease_seconds = lease_seconds
+        self._shared = store and store.connection  # both are one server
         self._found_gone = 0  # of them, not reported yet
         self.sends_in_turns = False  # or at once: solo runs tasks within a turn of the loop
         self.loop_thread: int | None = None
         self._unsent: deque[str] = deque()  # acknowledged in this turn
         self.name = uuid4().hex  # of the worker, for others
-        self.watch = Watch(watched)
+        self.watch = Watch(() if store is None else (store.keys.instructions(),))
         self._tags = f"{self.name}-"
         self._tag_end = ""
         self._fetched = 0
@@ -67,10 +69,10 @@ class Leases(Held):
         """Use the broker of a new connection."""
         old, self._broker = self.connection, broker
         self._tag_end = broker.tag_end
-        self.connection = PipelinedConnection(
+        self.connection = self._shared or PipelinedConnection(
             broker.client, broker.url, failing="Acknowledgements wait in memory"
         )
-        if old is not None:
+        if old not in (None, self._shared):
             old.close()
 
     def new_tag(self) -> str:
@@ -222,7 +224,7 @@ class Leases(Held):
             left.pop()
         if left:
             logger.warning("%d messages return when their leases end", len(left))
-        if self.connection is not None:
+        if self.connection not in (None, self._shared):
             self.connection.close()
 
     def _confirm_here(self) -> bool:
@@ -362,6 +364,12 @@ class ReliableQoS(kombu_redis.QoS):
             del self._delivered[tag]
         self._leases.connection_closes(own)
         super().restore_unacked(client)
+
+    def restore_visible(self, *args: Any, **kwargs: Any) -> None:
+        """Restore what plain workers held, now and then; in between, nothing needs the pools."""
+        super().restore_visible(*args, **kwargs)
+        for pool in (self.channel.pool, self.channel.async_pool):
+            pool.disconnect(inuse_connections=False)
 
     def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:  # noqa: FBT001, FBT002
         """Restore what a dead worker fetched without a lease; a bad record ends no worker.

@@ -52,7 +52,7 @@ QUEUES_READ_PER_TICK = 20
 QUEUES_PER_TICK = 3
 """A worker trims at most this many queues per tick."""
 
-REST_TICKS = 9
+REST_TICKS = 19
 """After all queues, a worker with nothing to trim skips this many ticks."""
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})

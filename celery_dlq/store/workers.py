@@ -44,9 +44,10 @@ class WorkerRegistry(Part):
 
     def workers(self, *, with_tasks: bool = True, some: int = 0) -> list[WorkerInfo]:
         """Return the infos of live workers, by host name, or of the last ``some``."""
-        live = self._client.zrange(self._keys.nodes(), -some, -1) if some else self._live()
-        infos = self._client.hmget(self._keys.worker_infos(), live) if live else []
-        tasks = self._client.hmget(self._keys.tasks(), live) if live and with_tasks else []
+        call, keys = self._connection.call, self._keys
+        live = call("ZRANGE", keys.nodes(), -some, -1) if some else self._live()
+        infos = call("HMGET", keys.worker_infos(), *live) if live else []
+        tasks = call("HMGET", keys.tasks(), *live) if live and with_tasks else []
         found = (
             readable("what a worker said of itself", partial(_info, info, names or b"[]"))
             for info, names in zip_longest(infos, tasks)
@@ -84,8 +85,7 @@ class WorkerRegistry(Part):
 
     def _live(self) -> list[bytes]:
         millis = to_micros(self.now()) // 1000 - int(timing.current.worker_silent * 1000)
-        live = self._client.zrangebyscore(self._keys.nodes(), millis, "+inf")
-        return sorted(live)
+        return sorted(self._client.zrangebyscore(self._keys.nodes(), millis, "+inf"))
 
 
 class MetricsStore(Part):

@@ -47,7 +47,7 @@ _IDLE_SECONDS, _OVERDUE_SECONDS = 4 * LOOK_SECONDS, 30.0  # the latter as kombu 
 _FIRST_POLL_SECONDS, _LAST_POLL_SECONDS = 0.05, 0.5
 _MAX_PLANS = 64  # orders of the queues, each with its keys
 _DUTY_MILLIS, _DUTY_SECONDS = 3500, 1.4 * LOOK_SECONDS  # so, every second call of the timer
-_BELL_MILLIS, _BELL_SECONDS = 1000, 1.5 * LOOK_SECONDS
+_BELL_MILLIS, _BELL_SECONDS = 1000, 1.6 * LOOK_SECONDS
 _WOKEN, _LEAVES, _POLLS = 1, 2, 4  # see fetch.lua
 
 

@@ -63,7 +63,7 @@ class ReliableChannel(kombu_redis.Channel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._no_ack: set[str] = set()
         self._plans: dict[tuple[str, ...], _Plan] = {}
-        self._fetching: tuple[str, tuple[str, ...]] | None = None
+        self.fetching: tuple[str, tuple[str, ...]] | None = None
         self._by_digest = False
         self._sleeping = self._refused = self._woken = self._on_duty = False
         self._polls = 0
@@ -90,7 +90,7 @@ class ReliableChannel(kombu_redis.Channel):
 
     def fetch(self) -> None:
         """Send a fetch if it is time for one; called at each turn of the loop."""
-        if self._sleeping or self._fetching is not None:
+        if self._sleeping or self.fetching is not None:
             return
         queues = tuple(self._queue_cycle.consume(len(self.active_queues)))
         if not queues:
@@ -110,7 +110,7 @@ class ReliableChannel(kombu_redis.Channel):
             self._wait_for_writes(exc)
             return
         tag = self.dlq_leases.new_tag()
-        self._fetching = tag, queues
+        self.fetching = tag, queues
         last = f"{self._mode(own)}{self.dlq_leases.unsent()}"
         command = plan.fetch(own.connection, tag, last, by_digest=self._by_digest)
         self._by_digest, self._woken = True, False
@@ -158,9 +158,9 @@ class ReliableChannel(kombu_redis.Channel):
         return False
 
     def _fetched(self, reply: Any) -> bool:
-        if self._fetching is None:
+        if self.fetching is None:
             return False
-        (tag, queues), self._fetching = self._fetching, None
+        (tag, queues), self.fetching = self.fetching, None
         if not isinstance(reply, list):
             self.dlq_leases.drop(tag)
         if isinstance(reply, NoScriptError):
@@ -302,7 +302,7 @@ class ReliableChannel(kombu_redis.Channel):
         if self.closed:
             return LOOK_SECONDS
         if self._own is not None and self._own.waits():
-            overdue = _OVERDUE_SECONDS if self._fetching else REPLY_SECONDS
+            overdue = _OVERDUE_SECONDS if self.fetching else REPLY_SECONDS
             if now - self._asked_at > overdue:
                 self.read()  # this process was busy
             if now - self._asked_at > overdue:
@@ -320,7 +320,7 @@ class ReliableChannel(kombu_redis.Channel):
 
     def _lost(self, exc: Exception) -> None:
         """Give a connection up: kombu starts over if it was in use, as with its own."""
-        in_use = self._fetching is not None or (self._sleeping and not self._may_be_closed())
+        in_use = self.fetching is not None or (self._sleeping and not self._may_be_closed())
         self._drop()
         if refuses_for_now(exc):
             self._wait_for_writes(exc)
@@ -351,8 +351,8 @@ class ReliableChannel(kombu_redis.Channel):
 
     def _drop(self) -> None:
         """Disconnect; what a fetch may have taken goes back."""
-        own, fetching = self._own, self._fetching
-        self._own = self._fetching = None
+        own, fetching = self._own, self.fetching
+        self._own = self.fetching = None
         if fetching is not None:
             self.dlq_leases.interrupted(fetching[0])
         if own is not None:
@@ -362,13 +362,13 @@ class ReliableChannel(kombu_redis.Channel):
 
     def close(self) -> None:
         """Close; an entry whose reply is still on its way goes back to its list."""
-        if self._own is not None and self._fetching is not None:
-            tag, found, until = self._fetching[0], False, time.monotonic() + REPLY_SECONDS
+        if self._own is not None and self.fetching is not None:
+            tag, found, until = self.fetching[0], False, time.monotonic() + REPLY_SECONDS
             try:
                 while not found and (left := until - time.monotonic()) > 0:
                     found = FETCH in [name for name, *_ in self._own.read(left)]
                 if found and self.dlq_leases.restore_of_another(tag) is not False:
-                    self._fetching = None
+                    self.fetching = None
                     self.dlq_leases.drop(tag)
             except Exception as exc:  # noqa: BLE001 - whatever redis-py raises
                 logger.debug("A fetch was interrupted: %r", exc)

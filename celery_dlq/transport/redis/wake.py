@@ -162,11 +162,11 @@ class ReliablePoller(kombu_redis.MultiChannelPoller):
     send_acknowledgements: Any = None  # What a turn of the loop ends with
 
     def on_poll_start(self) -> None:
-        """Send a fetch if it is time for one, and what was acknowledged in this turn."""
+        """Send a fetch if it is time for one, and what was acknowledged if none soon takes it."""
         try:
             super().on_poll_start()
         finally:
-            if self.send_acknowledgements is not None:
+            if self.send_acknowledgements and not any(one.fetching for one in self._channels):
                 self.send_acknowledgements()
 
     @property

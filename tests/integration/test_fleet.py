@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from program_runs import run_program
 
-SIZE = ("--seconds", "2", "--messages", "40", "--processes", "2")
+SIZE = ("--seconds", "2", "--messages", "40", "--processes", "2", "--turns", "1")
 
 
 def rows(*options: str) -> dict[str, list[str]]:
@@ -16,8 +16,8 @@ def rows(*options: str) -> dict[str, list[str]]:
 
 
 def test_each_message_wakes_one_worker_however_many_wait() -> None:
-    """The books of the program balance, also when half of the workers are killed."""
+    """The books of the program balance, also when half of the workers hang or are killed."""
     few, many = rows("--workers", "4"), rows("--workers", "40")
     for phase in ("20 a second", "300 a second"):
         assert int(many[phase][4]) <= 1.5 * int(few[phase][4]) + 5, (few, many)
-    assert "half killed" in many
+    assert {"half stand still", "half killed", "Redis killed"} <= {*many}

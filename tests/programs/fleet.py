@@ -20,10 +20,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from waiting import poll
 QUEUE, WORK_SECONDS, LEASE_SECONDS = "orders", 0.01, 24.0
 LAPSE_SECONDS = 4.0  # the longest duty, a look, and a slow machine
 KINDS = ("plain", "guarded")
+TOGETHER = 200
 AOF = ("--appendonly", "yes", "--appendfsync", "always")
 
 
@@ -44,6 +46,8 @@ class Player:
 
     def __init__(self, url: str, kind: str, first: int, workers: int, taken: str) -> None:
         self.hub = Hub()
+        # Of a thousand timers, a turn of a real worker's loop would run ten.
+        self.hub.fire_timers = partial(self.hub.fire_timers, min_delay=0.1, max_timers=100_000)  # type: ignore[method-assign]
         self.url, self.kind = url, kind
         self.taken = Path(taken).open("a", buffering=1)  # noqa: SIM115 - as long as it plays
         make = Guarded if kind == "guarded" else Worker
@@ -293,32 +297,78 @@ def cpu(client: Any) -> tuple[float, int]:
     return used["used_cpu_user"] + used["used_cpu_sys"], calls
 
 
-def measured(fleet: Fleet, seconds: float, messages: int) -> Iterator[list[str]]:
-    """One row for each phase."""
-    client, workers = fleet.server.client(), fleet.workers
-    time.sleep(3 + workers / 200)
-    before, begun = cpu(client), time.monotonic()
-    time.sleep(seconds)
-    after, took = cpu(client), time.monotonic() - begun
-    idle = (after[0] - before[0]) / took
-    rate = (after[1] - before[1]) / took / workers
-    name = f"{workers} {fleet.kind}"
-    found, kib = client.info(), client.info("memory")["used_memory"] / 1024 / workers
-    clients = f"{(found['connected_clients'] - 1) / workers:.1f} connections, {kib:.0f} KiB"
-    yield [name, "idle", f"{idle / workers * 1000:.3f} ms/s", f"{rate:.1f}/s", clients, ""]
-    phases = ("20 a second", messages, 0.05), ("300 a second", 6 * messages, 1 / 300)
-    steady = "600 a second", 20 * messages, 1 / 600
-    for phase, number, every in (*phases, steady, ("a burst", 5 * messages, 0.0)):
+@dataclass
+class Phase:
+    """One rate of messages, at one size of the fleet: what each kind paid, a turn each."""
+
+    name: str
+    workers: int
+    messages: int
+    every: float
+    micros: dict[str, list[float]] = field(default_factory=dict)
+    calls: dict[str, list[float]] = field(default_factory=dict)
+    waits: dict[str, list[float]] = field(default_factory=dict)
+
+    def turn(self, fleet: Fleet, idle: tuple[float, float]) -> None:
+        """Send messages; what the workers cost while idle is not theirs."""
+        client, messages = fleet.server.client(), self.messages
         before, begun = cpu(client), time.monotonic()
-        waits = fleet.send(number, every)
+        waits = fleet.send(messages, self.every)
         after, took = cpu(client), time.monotonic() - begun
-        micros = (after[0] - before[0] - idle * took) / number * 1e6
-        calls = (after[1] - before[1] - rate * workers * took) / number
-        yield [name, phase, f"{micros:.0f} µs", f"{calls:.0f}", *_waited(waits)]
-    fleet.check(killed=False)
+        used, calls = after[0] - before[0] - idle[0] * took, after[1] - before[1] - idle[1] * took
+        self.micros.setdefault(fleet.kind, []).append(used / messages * 1e6)
+        self.calls.setdefault(fleet.kind, []).append(calls / messages)
+        self.waits.setdefault(fleet.kind, []).extend(waits)
+
+    def rows(self) -> Iterator[list[str]]:
+        """A row for each kind."""
+        plain = self.micros.get("plain")
+        for kind, micros in self.micros.items():
+            low, middle, high = _quartiles(micros)
+            shown = f"{middle:.0f} µs ({low:.0f} to {high:.0f})"
+            if plain and kind != "plain":
+                low, middle, high = _quartiles([a / b for a, b in zip(micros, plain, strict=True)])
+                shown += f", {middle:.2f} times ({low:.2f} to {high:.2f})"
+            calls = f"{statistics.median(self.calls[kind]):.0f}"
+            yield [f"{self.workers} {kind}", self.name, shown, calls, *_waited(self.waits[kind])]
+
+
+def _quartiles(values: list[float]) -> tuple[float, float, float]:
+    found = sorted(values)
+    return found[len(found) // 4], statistics.median(found), found[3 * len(found) // 4]
+
+
+def idle_of(fleets: Sequence[Fleet], seconds: float) -> dict[str, tuple[float, float]]:
+    """CPU seconds and commands that each fleet costs a second while nothing happens; shown, too."""
+    before, begun = {fleet.kind: cpu(fleet.server.client()) for fleet in fleets}, time.monotonic()
+    time.sleep(seconds)
+    rates: dict[str, tuple[float, float]] = {}
+    for fleet in fleets:
+        client, workers = fleet.server.client(), fleet.workers
+        took, after = time.monotonic() - begun, cpu(client)
+        used, calls = (b - a for a, b in zip(before[fleet.kind], after, strict=True))
+        rates[fleet.kind] = used / took, calls / took
+        found, kib = client.info(), client.info("memory")["used_memory"] / 1024 / workers
+        clients = f"{(found['connected_clients'] - 1) / workers:.1f} connections, {kib:.0f} KiB"
+        each = f"{used / took / workers * 1000:.3f} ms/s", f"{calls / took / workers:.1f}/s"
+        show([f"{workers} {fleet.kind}", "idle", *each, clients, ""])
+    return rates
+
+
+def measure(fleets: Sequence[Fleet], phases: Sequence[Phase], seconds: float, turns: int) -> None:
+    """Each phase in turns of the fleets that are alive; then the books must balance."""
+    time.sleep(5 + fleets[0].workers / 50)
+    for phase in phases:
+        idle = idle_of(fleets, seconds)
+        for turn in range(turns):
+            for fleet in fleets if turn % 2 else fleets[::-1]:
+                phase.turn(fleet, idle[fleet.kind])
+    for fleet in fleets:
+        fleet.check(killed=False)
 
 
 def _waited(waits: list[float]) -> list[str]:
+    waits = sorted(waits)
     median, p99 = statistics.median(waits), waits[int(len(waits) * 0.99)]
     return [f"{median * 1000:.1f}", f"{p99 * 1000:.1f}"]
 
@@ -360,18 +410,20 @@ def restart(fleet: Fleet, messages: int) -> list[str]:
     return [f"{fleet.workers} {fleet.kind}", "Redis killed", "", "", *_waited(first)]
 
 
-def fault(fleet: Fleet, messages: int) -> list[str]:
-    """Half of the processes are killed while messages arrive; the others take all."""
+def fault(fleet: Fleet, messages: int, how: signal.Signals) -> list[str]:
+    """Half of the processes stand still, or are killed, while messages arrive."""
     victims = fleet.players[::2]
     for player in victims:
-        player.send_signal(signal.SIGKILL)
+        player.send_signal(how)
     waits = fleet.send(messages, 0.02)
-    fleet.check(killed=True)
     assert waits[-1] < LAPSE_SECONDS, f"a message waited {waits[-1]:.1f} s for a worker that lives"
+    for player in victims:
+        player.send_signal(signal.SIGCONT)
+    fleet.check(killed=True)
     median, longest = statistics.median(waits) * 1000, waits[-1] * 1000
     return [
         f"{fleet.workers} {fleet.kind}",
-        "half killed",
+        "half killed" if how == signal.SIGKILL else "half stand still",
         "",
         "",
         f"{median:.1f}",
@@ -385,7 +437,7 @@ def show(row: list[str]) -> None:
 
 
 def main() -> None:
-    """Measure each size of the fleet, plain and guarded in turn."""
+    """Measure each size of the fleet."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--player", type=json.loads, help=argparse.SUPPRESS)
     options.add_argument("--workers", type=int, nargs="+", default=[20, 100, 1000])
@@ -393,30 +445,80 @@ def main() -> None:
     options.add_argument("--processes", type=int, default=4)
     options.add_argument("--seconds", type=float, default=10.0, help="of the idle phase")
     options.add_argument("--messages", type=int, default=100)
+    options.add_argument("--turns", type=int, default=9, help="of each kind in each phase")
+    options.add_argument("--chart", type=Path, help="write a picture, an SVG, to this file")
     given = options.parse_args()
     if given.player:
         Player(*given.player).play()
         return
     titles = ["workers", "phase", "CPU of Redis", "commands", "median ms", "p99 ms"]
     print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
+    every: list[Phase] = []
     for workers in given.workers:
-        for kind in given.kinds:
-            with RedisServer("--maxclients", "9000") as server, ExitStack() as stack:
-                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fleet-")))
-                fleet = Fleet(server, kind, workers, folder)
-                stack.callback(fleet.stop)
-                fleet.start(given.processes)
-                for row in measured(fleet, given.seconds, given.messages):
-                    show(row)
-                show(deploy(fleet, given.processes, given.messages))
-                if kind == "guarded":
-                    show(fault(fleet, given.messages))
-        with RedisServer(*AOF, "--maxclients", "9000") as server, ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fleet-")))
-            fleet = Fleet(server, "guarded", min(workers, 100), folder)
-            stack.callback(fleet.stop)
-            fleet.start(given.processes)
+        phases = [
+            Phase("20 a second", workers, given.messages, 0.05),
+            Phase("300 a second", workers, 6 * given.messages, 1 / 300),
+            Phase("a burst of 500", workers, 500, 0.0),
+        ]
+        # More of them keep the machine so busy that they see each message late.
+        together = [given.kinds] if workers <= TOGETHER else [[kind] for kind in given.kinds]
+        for kinds in together:
+            with ExitStack() as stack:
+                fleets = [started(stack, kind, workers, given.processes) for kind in kinds]
+                measure(fleets, phases, given.seconds, given.turns)
+                for fleet in fleets:
+                    show(deploy(fleet, given.processes, given.messages))
+                if fleets[-1].kind == "guarded":
+                    for how in (signal.SIGSTOP, signal.SIGKILL):
+                        show(fault(fleets[-1], given.messages, how))
+        for phase in phases:
+            for row in phase.rows():
+                show(row)
+        every += phases
+        with ExitStack() as stack:
+            fleet = started(stack, "guarded", min(workers, 100), given.processes, *AOF)
             show(restart(fleet, given.messages))
+    if given.chart:
+        chart(every, given.chart)
+
+
+def started(stack: ExitStack, kind: str, workers: int, processes: int, *options: str) -> Fleet:
+    """A fleet on a Redis of its own, until the stack ends."""
+    server = stack.enter_context(RedisServer("--maxclients", "20000", *options))
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fleet-")))
+    fleet = Fleet(server, kind, workers, folder)
+    stack.callback(fleet.stop)
+    fleet.start(processes)
+    return fleet
+
+
+def chart(phases: Sequence[Phase], path: Path) -> None:
+    """What a message costs Redis, by the number of workers that wait."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "celery_dlq"
+    from matplotlib import pyplot as plt
+
+    names = list(dict.fromkeys(phase.name for phase in phases))
+    figure, every = plt.subplots(1, len(names), figsize=(9, 3), sharey=True)
+    for axes, name in zip(every, names, strict=True):
+        sizes = [phase.workers for phase in phases if phase.name == name]
+        for kind in KINDS:
+            found = [_quartiles(phase.micros[kind]) for phase in phases if phase.name == name]
+            low, middle, high = zip(*found, strict=True)
+            (line,) = axes.plot(sizes, middle, marker="o", label=kind)
+            axes.fill_between(sizes, low, high, alpha=0.2, color=line.get_color())
+        axes.set_xscale("log")
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axes.minorticks_off()
+        axes.set_ylim(bottom=0)
+        axes.set_title(name, fontsize=9)
+        axes.set_xlabel("idle workers")
+    every[0].set_ylabel("µs of Redis a message")
+    every[0].legend()
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
 
 
 if __name__ == "__main__":

@@ -224,7 +224,7 @@ class Leases(Held):
             left.pop()
         if left:
             logger.warning("%d messages return when their leases end", len(left))
-        if self.connection not in (None, self._shared):
+        if self.connection is not None:
             self.connection.close()
 
     def _confirm_here(self) -> bool:

@@ -32,6 +32,7 @@ KOMBUS = "guarded, kombu's fetch"
 """What the rest of the plugin does while it is idle: heartbeat, policies."""
 
 QUEUES = (1, 12)
+WIRE_QUEUES = (1, 20)
 TURNS = 9
 
 
@@ -70,7 +71,8 @@ def work(options: dict[str, Any]) -> None:
         DeadLetters(app)
     app.Worker(
         hostname=f"{options['name']}@wake",
-        pool_cls="solo",
+        pool_cls=options["pool"],
+        concurrency=2,
         queues=",".join(options["queues"]),
         loglevel="WARNING",
         quiet=True,
@@ -83,7 +85,9 @@ def work(options: dict[str, Any]) -> None:
 class Node:
     """One idle worker."""
 
-    def __init__(self, url: str, kind: str, queues: Sequence[str], name: str, folder: Path) -> None:
+    def __init__(
+        self, url: str, kind: str, queues: Sequence[str], name: str, folder: Path, pool: str
+    ) -> None:
         self.kind = kind
         self.queues = queues
         self.starts = folder / f"{name}.starts"
@@ -93,6 +97,7 @@ class Node:
             "kind": kind,
             "queues": queues,
             "name": name,
+            "pool": pool,
             "starts": str(self.starts),
         }
         self._process = subprocess.Popen(
@@ -118,13 +123,13 @@ class Node:
 
 @contextmanager
 def nodes(
-    url: str, wanted: Sequence[tuple[str, Sequence[str]]], folder: Path
+    url: str, wanted: Sequence[tuple[str, Sequence[str]]], folder: Path, pool: str = "solo"
 ) -> Iterator[list[Node]]:
     """Workers that consume; each has run a task."""
     with ExitStack() as stack, redis.Redis.from_url(url) as client:
         made = []
         for number, (kind, queues) in enumerate(wanted):
-            made.append(Node(url, kind, queues, f"w{number}", folder))
+            made.append(Node(url, kind, queues, f"w{number}", folder, pool))
             stack.callback(made[-1].end)
         for queues in {tuple(node.queues) for node in made}:
             push(client, queues[0], "first")
@@ -268,37 +273,58 @@ def herd(size: Size, folder: Path) -> None:
 
 
 def wire(size: Size, folder: Path) -> None:
-    """What one task of a busy worker sends and asks; its message is in the queue before."""
-    head = "| worker | bytes to Redis | bytes from Redis | commands | Redis CPU µs |"
-    print(f"\n{head}\n|---|---|---|---|---|")
-    found: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
-    with (
-        RedisServer() as server,
-        nodes(server.url, [(kind, queues_of(kind, 1)) for kind in KINDS], folder) as made,
-        redis.Redis.from_url(server.url) as client,
-    ):
-        for turn in range(TURNS):
-            for node in made:
-                waiting = [f"t{turn}-{number}" for number in range(size.pushes)]
-                for key in waiting:
-                    push(client, "waiting", key)
-                before = _asked(server)
-                client.rename("waiting", node.queues[0])
-                push(client, node.queues[0], f"t{turn}-last")  # wakes it
-                wait_for([node], f"t{turn}-last")
-                wait_for([node], waiting[-1])
-                time.sleep(SETTLE_SECONDS)  # what it still has to say goes out with a tick
-                asked = zip(before, _asked(server), strict=True)
-                found[node.kind].append([(b - a) / (size.pushes + 1) for a, b in asked])
-    for kind, turns in found.items():
-        sent, received, calls, cpu = map(statistics.median, zip(*turns, strict=True))
-        print(f"| {kind} | {sent:,.0f} | {received:,.0f} | {calls:.1f} | {cpu:.0f} |", flush=True)
+    """What one task of a busy prefork worker sends and asks; its message is in the queue before."""
+    head = "queues | worker | bytes to Redis | bytes back | reads of a socket | commands | CPU µs"
+    print(f"\n| {head} |\n|{'---|' * (head.count('|') + 1)}")
+    for number in WIRE_QUEUES:
+        wanted = [(kind, queues_of(kind, number)) for kind in KINDS]
+        with (
+            RedisServer() as server,
+            nodes(server.url, wanted, folder, "prefork") as made,
+            redis.Redis.from_url(server.url) as client,
+        ):
+            found: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
+            for turn in range(TURNS):
+                for node in made:
+                    found[node.kind].append(_wired(server, client, node, turn, size.pushes))
+        for kind, turns in found.items():
+            sent, received, reads, calls, cpu = map(statistics.median, zip(*turns, strict=True))
+            shown = f"{sent:,.0f} | {received:,.0f} | {reads:.2f} | {calls:.1f} | {cpu:.0f}"
+            print(f"| {number} | {kind} | {shown} |", flush=True)
+        pairs = zip(*(found[kind] for kind in KINDS), strict=True)
+        ratios = sorted(guarded[-1] / plain[-1] for plain, guarded in pairs)
+        low, middle, high = (ratios[len(ratios) * part // 4] for part in (1, 2, 3))
+        print(f"| {number} | CPU, times plain |||||  {middle:.2f} ({low:.2f} to {high:.2f}) |")
+        for path in folder.iterdir():
+            path.unlink()
+
+
+def _wired(server: RedisServer, client: Any, node: Node, turn: int, pushes: int) -> list[float]:
+    """What a task took when so many waited, in all queues of a worker."""
+    each, names = -(-pushes // len(node.queues)), [f"waiting-{name}" for name in node.queues]
+    with client.pipeline() as pipe:
+        for name in names:
+            for number in range(each):
+                push(pipe, name, f"t{turn}-{name}-{number}")
+        pipe.execute()
+    before = _asked(server)
+    with client.pipeline() as pipe:
+        for name, queue in zip(names, node.queues, strict=True):
+            pipe.rename(name, queue)
+        pipe.execute()
+    push(client, node.queues[0], f"t{turn}-last")  # wakes it
+    for key in (f"t{turn}-last", *(f"t{turn}-{name}-{each - 1}" for name in names)):
+        wait_for([node], key)
+    time.sleep(SETTLE_SECONDS)  # what it still has to say goes out with a tick
+    tasks = each * len(names) + 1
+    return [(b - a) / tasks for a, b in zip(before, _asked(server), strict=True)]
 
 
 def _asked(server: RedisServer) -> list[float]:
-    """Bytes that Redis got and sent, commands, and its CPU in microseconds, so far."""
+    """Bytes that Redis got and sent, reads, commands, and its CPU in microseconds, so far."""
     stats = server.client().info("stats")
     sums = [stats["total_net_input_bytes"], stats["total_net_output_bytes"]]
+    sums.append(stats["total_reads_processed"])
     return [*sums, sum(commands(server).values()), _cpu(server) * 1e6]
 
 

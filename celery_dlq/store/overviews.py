@@ -41,7 +41,7 @@ class Overviews(Part):
 
     def names(self) -> list[str]:
         """Return the names of all dead-letter queues that ever had a letter, sorted."""
-        return sorted(map(text_of, self._connection.call("SMEMBERS", self._keys.queues())))
+        return sorted(map(text_of, self._ask("SMEMBERS", self._keys.queues())))
 
     def queues(self) -> list[QueueSummary]:
         """Return all dead-letter queues with their size, age and reasons."""

@@ -50,6 +50,11 @@ class Part:
         seconds, micros = self._client.time()
         return from_micros(seconds * 1_000_000 + micros)
 
+    def _ask(self, *command: Any) -> Any:
+        """Send one command on the connection that is open in a worker, which seldom has another."""
+        ask = self._connection.call if self._connection.is_open else self._client.execute_command
+        return ask(*command)
+
     def _call(self, name: str, *args: Any, queue: str | None = None, **keys: str) -> Any:
         """Run a script on the keys that its header names: of the app, of a queue, or given."""
         script = script_text(name, self.lua)

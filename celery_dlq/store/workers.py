@@ -44,10 +44,9 @@ class WorkerRegistry(Part):
 
     def workers(self, *, with_tasks: bool = True, some: int = 0) -> list[WorkerInfo]:
         """Return the infos of live workers, by host name, or of the last ``some``."""
-        call, keys = self._connection.call, self._keys
-        live = call("ZRANGE", keys.nodes(), -some, -1) if some else self._live()
-        infos = call("HMGET", keys.worker_infos(), *live) if live else []
-        tasks = call("HMGET", keys.tasks(), *live) if live and with_tasks else []
+        live = self._ask("ZRANGE", self._keys.nodes(), -some, -1) if some else self._live()
+        infos = self._ask("HMGET", self._keys.worker_infos(), *live) if live else []
+        tasks = self._ask("HMGET", self._keys.tasks(), *live) if live and with_tasks else []
         found = (
             readable("what a worker said of itself", partial(_info, info, names or b"[]"))
             for info, names in zip_longest(infos, tasks)

@@ -30,9 +30,7 @@ TICKS_PER_BEAT = 10
 TICKS_PER_LOOK, COMPARED = 60, 10
 """Ticks between two comparisons with the policies of those many whose heartbeat came last."""
 
-_MAX_WARNINGS = 1000
-
-_PAUSE_TICKS = 30
+_MAX_WARNINGS, _PAUSE_TICKS = 1000, 30
 
 
 class StartCheck:

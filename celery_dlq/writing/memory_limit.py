@@ -76,7 +76,7 @@ class MemoryLimit:
         """Read the memory; called once a second. A worker that stores nothing reads it seldom."""
         if self._share or self._warnings is not None:
             with self._lock:
-                if self._written or self._level() or self._age() >= _IDLE_SECONDS:
+                if self._written or self._logged or self._age() >= _IDLE_SECONDS:
                     self._read_now()
 
     def fit(self, letter: DeadLetter, *, whole: bool = False) -> DeadLetter:

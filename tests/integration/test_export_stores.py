@@ -374,11 +374,13 @@ def test_following_waits_for_a_redis_that_is_away(
     mine: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It says so once, and writes each letter once when Redis is back."""
-    store, stop = a_store(mine.url), threading.Event()
+    store, exported_store, stop = a_store(mine.url), a_store(mine.url), threading.Event()
     letters = put(store, 2)
-    export = ParquetExport(store, tmp_path, rolling=Rolling(seconds=0.1))
+    export = ParquetExport(exported_store, tmp_path, rolling=Rolling(seconds=0.1))
     found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(export.follow(store.names, stop)))
+    thread = threading.Thread(
+        target=lambda: found.append(export.follow(exported_store.names, stop))
+    )
     thread.start()
     try:
         poll(lambda: exported(tmp_path) == once(letters), timeout_seconds=20)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from threading import get_ident
 from typing import Any
@@ -132,8 +133,6 @@ class Leases(Held):
 
     def send_acknowledgements(self) -> None:
         """Send what no fetch took along; called at the end of a turn."""
-        if not self._unsent:
-            return
         tags, connection, broker = _taken(self._unsent), self.connection, self._broker
         if tags and connection is not None and broker is not None:
             connection.send_unanswered([("HDEL", broker.unacked, *tags)])
@@ -305,11 +304,9 @@ class Leases(Held):
 
 def _taken(tags: deque[str], most: int = _TAGS_PER_CALL) -> list[str]:
     taken: list[str] = []
-    while len(taken) < most:
-        try:
+    with suppress(IndexError):
+        while len(taken) < most:
             taken.append(tags.popleft())
-        except IndexError:
-            break
     return taken
 
 

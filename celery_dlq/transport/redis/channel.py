@@ -427,7 +427,9 @@ class ReliableTransport(kombu_redis.Transport):
     def establish_connection(self) -> Any:
         """Connect; acknowledgements and leases use this broker from now on."""
         connection = super().establish_connection()
-        self.dlq_connected(self._avail_channels[-1])
+        channel = self._avail_channels[-1]
+        self.dlq_connected(channel)
+        channel.async_pool.disconnect()  # later, kombu 5.4 would stop to poll
         return connection
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:

@@ -363,10 +363,9 @@ class ReliableQoS(kombu_redis.QoS):
         super().restore_unacked(client)
 
     def restore_visible(self, *args: Any, **kwargs: Any) -> None:
-        """Restore what plain workers held, now and then; in between, nothing needs the pools."""
+        """Restore what plain workers held, now and then; in between, nothing needs the pool."""
         super().restore_visible(*args, **kwargs)
-        for pool in (self.channel.pool, self.channel.async_pool):
-            pool.disconnect(inuse_connections=False)
+        self.channel.pool.disconnect(inuse_connections=False)
 
     def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:  # noqa: FBT001, FBT002
         """Restore what a dead worker fetched without a lease; a bad record ends no worker.

@@ -78,9 +78,8 @@ class Overviews(Part):
                 return {}
             raise
 
-    def statuses(self, dead_letter_queues: Sequence[str]) -> list[QueueStatus]:
+    def statuses(self, names: Sequence[str]) -> list[QueueStatus]:
         """Run one script per queue."""
-        names = dead_letter_queues
         return [_status(name, *self._written("queue_status", queue=name)) for name in names]
 
     def ranked(

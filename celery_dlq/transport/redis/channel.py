@@ -429,7 +429,7 @@ class ReliableTransport(kombu_redis.Transport):
         connection = super().establish_connection()
         channel = self._avail_channels[-1]
         self.dlq_connected(channel)
-        channel.async_pool.disconnect()  # later, kombu 5.4 would stop to poll
+        channel.async_pool.disconnect()  # of its ping; closed later, it ends kombu 5.4's polling
         return connection
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:

@@ -44,7 +44,7 @@ class Leases(Held):
     def __init__(self, lease_seconds: float, store: Store | None = None) -> None:
         super().__init__()
         self.lease_seconds = lease_seconds
-        self._shared = store and store.connection  # both are one server
+        self._shared = store and store.connection  # the store is on the broker's server
         self._found_gone = 0  # of them, not reported yet
         self.sends_in_turns = False  # or at once: solo runs tasks within a turn of the loop
         self.loop_thread: int | None = None
@@ -133,7 +133,8 @@ class Leases(Held):
 
     def send_acknowledgements(self) -> None:
         """Send what no fetch took along; called at the end of a turn."""
-        tags, connection, broker = _taken(self._unsent), self.connection, self._broker
+        tags = _taken(self._unsent) if self._unsent else ()  # most turns have none
+        connection, broker = self.connection, self._broker
         if tags and connection is not None and broker is not None:
             connection.send_unanswered([("HDEL", broker.unacked, *tags)])
 

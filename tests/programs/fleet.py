@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import base64
+import heapq
 import json
 import random
+import selectors
 import signal
 import statistics
 import subprocess
@@ -24,7 +26,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,43 +38,71 @@ from waiting import poll
 QUEUE, WORK_SECONDS, LEASE_SECONDS = "orders", 0.01, 24.0
 LAPSE_SECONDS = 4.0  # the longest duty, a look, and a slow machine
 KINDS = ("plain", "guarded")
-TOGETHER = 200
+TOGETHER = 1000
 AOF = ("--appendonly", "yes", "--appendfsync", "always")
 
 
+class Loop(Hub):
+    """The event loop of one worker. It does not wait: its player waits for the loops of all."""
+
+    due = 0.0  # its next turn without an event
+
+    def _create_poller(self) -> None:
+        super()._create_poller()
+        poll = self._poller.poll
+
+        def look(timeout: float) -> Any:
+            events = poll(0)
+            self.due = time.monotonic() + (0.0 if events else timeout)
+            return events
+
+        self._poller.poll = look
+
+    def fileno(self) -> int:
+        """To wait for."""
+        fileno: int = self._poller._epoll.fileno()
+        return fileno
+
+
 class Player:
-    """Workers of one process; a lost connection makes all of them connect again, as Celery does."""
+    """Workers of one process; each has its turn when something of it happens, as if alone."""
 
     def __init__(self, url: str, kind: str, first: int, workers: int, taken: str) -> None:
-        self.hub = Hub()
-        # Of a thousand timers, a turn of a real worker's loop would run ten.
-        self.hub.fire_timers = partial(self.hub.fire_timers, min_delay=0.1, max_timers=100_000)  # type: ignore[method-assign]
         self.url, self.kind = url, kind
         self.taken = Path(taken).open("a", buffering=1)  # noqa: SIM115 - as long as it plays
+        self._selector = selectors.DefaultSelector()
+        self._due: list[tuple[float, int]] = []  # a heap
         make = Guarded if kind == "guarded" else Worker
         self.workers = [make(self, number) for number in range(first, first + workers)]
 
     def play(self) -> None:
-        """Work until a signal."""
-        signal.signal(signal.SIGTERM, lambda *_: self.hub.stop())
+        """Work until the process is killed."""
+        for worker in self.workers:
+            self._plan(worker)
         print("ready", flush=True)
         while True:
-            try:
-                return self.hub.run_forever()
-            except SystemExit:
-                return None
-            except (redis.ConnectionError, redis.TimeoutError, OSError):
-                self._connect_again()
+            wait = max(0.0, self._due[0][0] - time.monotonic())
+            for key, _ in self._selector.select(wait):
+                self._turn(key.data)
+            now = time.monotonic()
+            while self._due[0][0] <= now:
+                at, number = heapq.heappop(self._due)
+                worker = self.workers[number - self.workers[0].number]
+                if at == worker.hub.due:
+                    self._turn(worker)
 
-    def _connect_again(self) -> None:
-        self.hub.reset()
-        self.hub.on_tick.clear()
-        for worker in self.workers:
-            worker.close()
-        client = redis.Redis.from_url(self.url)
-        poll(lambda: _answers(client), timeout_seconds=30, every_seconds=0.1)
-        for worker in self.workers:
-            worker.connect()
+    def _turn(self, worker: Worker) -> None:
+        try:
+            worker.hub.run_once()
+        except (redis.ConnectionError, redis.TimeoutError, OSError):
+            self._selector.unregister(worker.hub)
+            worker.connect_again()
+        self._plan(worker)
+
+    def _plan(self, worker: Worker) -> None:
+        if worker.hub not in self._selector.get_map():
+            self._selector.register(worker.hub, selectors.EVENT_READ, worker)
+        heapq.heappush(self._due, (worker.hub.due, worker.number))
 
 
 def _answers(client: Any) -> bool:
@@ -86,7 +115,7 @@ class Worker:
     """kombu's transport, and messages that are acknowledged a moment later."""
 
     def __init__(self, player: Player, number: int) -> None:
-        self.player, self.number = player, number
+        self.player, self.number, self.hub = player, number, Loop()
         self.connect()
 
     def connect(self) -> None:
@@ -98,21 +127,26 @@ class Worker:
         channel.basic_qos(0, 4, False)
         self._consumer = kombu.Consumer(channel, [kombu.Queue(QUEUE)], on_message=self._take)
         self._consumer.consume()
-        self.connection.register_with_event_loop(self.player.hub)
+        self.connection.register_with_event_loop(self.hub)
 
     def prepare(self) -> None:
         """Before it connects."""
 
-    def close(self) -> None:
-        """Give up a lost connection."""
+    def connect_again(self) -> None:
+        """Give a lost connection up, and connect as Celery does."""
+        self.hub.reset()
+        self.hub.on_tick.clear()
         with suppress(Exception):
             self.connection.close()
+        client = redis.Redis.from_url(self.player.url)
+        poll(lambda: _answers(client), timeout_seconds=30, every_seconds=0.1)
+        self.connect()
 
     def _take(self, message: Any) -> None:
         key, at = json.loads(message.body)
         self.player.taken.write(f"{key} {time.time() - at:.6f}\n")
         self.begin(message, key)
-        self.player.hub.call_later(WORK_SECONDS, self.end, message, key)
+        self.hub.call_later(WORK_SECONDS, self.end, message, key)
 
     def begin(self, message: Any, key: str) -> None:
         """A task starts."""
@@ -165,7 +199,7 @@ class Guarded(Worker):
         self._running: dict[str, tuple[Any, Any]] = {}
         super().__init__(player, number)
         # Real workers do not beat in one instant.
-        player.hub.call_later(random.random(), lambda: player.hub.call_repeatedly(1.0, beat))  # noqa: S311
+        self.hub.call_later(random.random(), lambda: self.hub.call_repeatedly(1.0, beat))  # noqa: S311
 
     def prepare(self) -> None:
         """Fetch by script."""

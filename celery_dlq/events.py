@@ -14,11 +14,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import Enum
 from typing import Any
 
 from celery_dlq.letters.printable import get_logger, one_line, shortened
-from celery_dlq.letters.record import DeadLetter, Recorded, check_aware
+from celery_dlq.letters.record import DeadLetter, Recorded, TextEnum, check_aware
 
 __all__ = [
     "Action",
@@ -75,7 +74,7 @@ class Redriven(Event):
     redrive_id: str
 
 
-class Action(str, Enum):
+class Action(TextEnum):
     """The kind of a change: a closed list, the same in events, metrics and ``dlq audit``."""
 
     REDRIVEN = "redriven"
@@ -97,9 +96,6 @@ class Action(str, Enum):
     CIRCUIT_CLOSED = "circuit_closed"
     DEMANDED = "demanded"
     DEMAND_WITHDRAWN = "demand_withdrawn"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

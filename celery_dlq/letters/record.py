@@ -45,7 +45,13 @@ LAST_MICROS = (datetime.max.replace(tzinfo=timezone.utc) - EPOCH) // _MICROSECON
 _LETTER_NAMESPACE = UUID("6f1f8f4e-2a0e-5f53-9d0c-6b1f6a2f5d11")
 
 
-class Reason(str, Enum):
+class TextEnum(str, Enum):
+    """Members are their values, as text too: `enum.StrEnum`, which Python 3.10 has not."""
+
+    __str__ = str.__str__
+
+
+class Reason(TextEnum):
     """Why a message died: a closed list, the same in Redis, Parquet, metrics and CLI."""
 
     MAX_DELIVERIES_EXCEEDED = "max_deliveries_exceeded"
@@ -63,11 +69,8 @@ class Reason(str, Enum):
     OPERATOR = "operator"
     HELD = "held"  # not a death: only of messages that wait in the queue of a hold
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class Outcome(str, Enum):
+class Outcome(TextEnum):
     """How one delivery ended."""
 
     FAILED = "failed"
@@ -78,9 +81,6 @@ class Outcome(str, Enum):
     WORKER_LOST = "worker_lost"
     SHUTDOWN = "shutdown"
     VANISHED = "vanished"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 class Kind(Enum):

@@ -13,6 +13,7 @@ from celery_dlq.letters.record import (
     DeadLetter,
     Delivery,
     Recorded,
+    TextEnum,
     check_aware,
     from_micros,
     letter_id,
@@ -86,16 +87,13 @@ KEPT_DAYS = 90
 """Notes and states are kept while their group has letters, and for this long after."""
 
 
-class GroupState(str, Enum):
+class GroupState(TextEnum):
     """What is to be done about a group: a closed list."""
 
     OPEN = "open"
     MUTED = "muted"
     RESOLVED = "resolved"
     REGRESSED = "regressed"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

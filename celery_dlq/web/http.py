@@ -11,11 +11,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, urlencode
 
 from celery_dlq.errors import DLQError, SettingsError
+from celery_dlq.letters.record import TextEnum
 
 if TYPE_CHECKING:
     from celery_dlq import DeadLetters
@@ -32,16 +32,13 @@ Fields = Mapping[str, Sequence[str]]
 """Values by name."""
 
 
-class Permission(str, Enum):
+class Permission(TextEnum):
     """What a user may do. Django's permissions have the same names."""
 
     VIEW = "view"
     REDRIVE = "redrive"  # also edit, restore, hold, release, note, and states of groups
     DISCARD = "discard"
     EDIT_POLICIES = "edit_policies"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+import intervals
 import pytest
 from kombu import Connection
 from kombu.transport.redis import Transport
@@ -33,8 +34,11 @@ def store(redis_url: str) -> Iterator[Store]:
 
 
 @pytest.fixture
-def fleet(store: Store, redis_server: RedisServer) -> Iterator[Callable[[], list[bool]]]:
+def fleet(
+    store: Store, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], list[bool]]]:
     """Let idle workers, one of them on duty, look once; return who was told nothing, for sure."""
+    intervals.change(monkeypatch, bell=1.0)
     connections, all_leases = [], []
     for _ in range(WORKERS):
         leases = Leases(60, store)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import gc
 import heapq
 import json
 import random
@@ -20,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -36,8 +38,9 @@ from servers import RedisServer
 from waiting import poll
 
 QUEUE, WORK_SECONDS, LEASE_SECONDS = "orders", 0.01, 24.0
-LAPSE_SECONDS = 4.0  # the longest duty, a look, and a slow machine
+LAPSE_SECONDS = 2.5  # a look each second, and a slow machine
 KINDS = ("plain", "guarded")
+KEPT_TOGETHER = 10
 TOGETHER = 1000
 AOF = ("--appendonly", "yes", "--appendfsync", "always")
 
@@ -79,6 +82,8 @@ class Player:
         """Work until the process is killed."""
         for worker in self.workers:
             self._plan(worker)
+        threading.Thread(target=self._keep, daemon=True).start()
+        gc.freeze()  # Else a collection of what hundreds of workers hold takes seconds
         print("ready", flush=True)
         while True:
             wait = max(0.0, self._due[0][0] - time.monotonic())
@@ -90,6 +95,16 @@ class Player:
                 worker = self.workers[number - self.workers[0].number]
                 if at == worker.hub.due:
                     self._turn(worker)
+
+    def _keep(self) -> None:
+        """Keep the leases of all workers, as the thread of each does: some at a time."""
+        from celery_dlq import timing
+
+        while True:
+            for first in range(0, len(self.workers), KEPT_TOGETHER):
+                time.sleep(timing.current.lease_tick * KEPT_TOGETHER / len(self.workers))
+                for worker in self.workers[first : first + KEPT_TOGETHER]:
+                    worker.keep()
 
     def _turn(self, worker: Worker) -> None:
         try:
@@ -132,6 +147,9 @@ class Worker:
     def prepare(self) -> None:
         """Before it connects."""
 
+    def keep(self) -> None:
+        """Keep what it holds."""
+
     def connect_again(self) -> None:
         """Give a lost connection up, and connect as Celery does."""
         self.hub.reset()
@@ -172,6 +190,8 @@ class Guarded(Worker):
         self._leases = Leases(LEASE_SECONDS, store)
         self._leases.sends_in_turns = True
         self._keeper = LeaseKeeper(self._leases)
+        self._keeper.start = lambda: None  # type: ignore[method-assign] - see Player
+        self.keep = self._keeper.tick  # type: ignore[method-assign]
         self._counter = store.counter
         info = WorkerInfo(
             hostname=f"w{number}@fleet",
@@ -198,8 +218,8 @@ class Guarded(Worker):
 
         self._running: dict[str, tuple[Any, Any]] = {}
         super().__init__(player, number)
-        # Real workers do not beat in one instant.
-        self.hub.call_later(random.random(), lambda: self.hub.call_repeatedly(1.0, beat))  # noqa: S311
+        # Real workers do not start, and beat, in one instant.
+        self.hub.call_later(10 * random.random(), lambda: self.hub.call_repeatedly(1.0, beat))  # noqa: S311
 
     def prepare(self) -> None:
         """Fetch by script."""
@@ -391,7 +411,7 @@ def idle_of(fleets: Sequence[Fleet], seconds: float) -> dict[str, tuple[float, f
 
 def measure(fleets: Sequence[Fleet], phases: Sequence[Phase], seconds: float, turns: int) -> None:
     """Each phase in turns of the fleets that are alive; then the books must balance."""
-    time.sleep(5 + fleets[0].workers / 50)
+    time.sleep(12 + fleets[0].workers / 50)
     for phase in phases:
         idle = idle_of(fleets, seconds)
         for turn in range(turns):

@@ -15,6 +15,7 @@ from math import ceil
 from typing import Any
 
 from celery_dlq.errors import SettingsError
+from celery_dlq.letters.record import TextEnum
 from celery_dlq.policies.checks import (
     Check,
     check_names,
@@ -33,25 +34,19 @@ BACKOFF_MAX_SECONDS = 600.0
 _MAX_DOUBLINGS = 64  # the number of retries comes over the wire
 
 
-class Action(str, Enum):
+class Action(TextEnum):
     """What happens to a message whose task raised the exception."""
 
     RETRY = "retry"
     DEAD_LETTER = "dead_letter"
     IGNORE = "ignore"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class Backoff(str, Enum):
+class Backoff(TextEnum):
     """How the wait grows from one retry to the next."""
 
     EXPONENTIAL = "exponential"
     FIXED = "fixed"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,6 @@ import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from enum import Enum
 from typing import Any
 from uuid import UUID, uuid4, uuid5
 
@@ -39,7 +38,7 @@ from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Action, Change, DeadLettered, Event
 from celery_dlq.letters.fingerprint import Raised, raised
 from celery_dlq.letters.printable import get_logger
-from celery_dlq.letters.record import DeadLetter, iso
+from celery_dlq.letters.record import DeadLetter, TextEnum, iso
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.policies.checks import one_of
 from celery_dlq.store.overviews import release_text
@@ -64,7 +63,7 @@ MOST_IDS = 10
 """Maximum number of letter ids in a report."""
 
 
-class Why(str, Enum):
+class Why(TextEnum):
     """Reason for reporting a letter; ``USED_UP`` if ``auto_redrive`` redrives it no more."""
 
     NEW = "new"
@@ -72,9 +71,6 @@ class Why(str, Enum):
     GREW = "grew"
     USED_UP = "used_up"
     REGRESSED = "regressed"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

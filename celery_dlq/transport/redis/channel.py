@@ -10,7 +10,6 @@ https://github.com/celery/kombu/blob/main/kombu/transport/redis.py
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -22,6 +21,7 @@ from kombu.transport import redis as kombu_redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from celery_dlq import timing
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.store.scripts import script_text
 from celery_dlq.transport.redis.broker import (
@@ -47,7 +47,6 @@ _IDLE_SECONDS, _OVERDUE_SECONDS = 4 * LOOK_SECONDS, 30.0  # the latter as kombu 
 _FIRST_POLL_SECONDS, _LAST_POLL_SECONDS = 0.05, 0.5
 _MAX_PLANS = 64  # orders of the queues, each with its keys
 _DUTY_MILLIS, _DUTY_SECONDS = 3500, 1.4 * LOOK_SECONDS  # so, every second call of the timer
-_BELL_MILLIS, _BELL_SECONDS = 1000, 1.6 * LOOK_SECONDS
 _WOKEN, _LEAVES, _POLLS = 1, 2, 4  # see fetch.lua
 
 
@@ -152,9 +151,7 @@ class ReliableChannel(kombu_redis.Channel):
                 self._on_duty = self._on_duty and "GETEX" not in news
                 self._get_up()
             elif "BRPOP" in replies:
-                self._fall_asleep(on_duty=False, look=True)
-            elif news:
-                self._ring()  # while this waits for the bell, it cannot fetch
+                self._fall_asleep(on_duty=False)
         return False
 
     def _fetched(self, reply: Any) -> bool:
@@ -219,33 +216,30 @@ class ReliableChannel(kombu_redis.Channel):
 
     # -- waiting ------------------------------------------------------------------
 
-    def _fall_asleep(self, *, on_duty: bool, look: bool = False) -> None:
+    def _fall_asleep(self, *, on_duty: bool) -> None:
         """Wait for a message on duty, or for the bell; poll if Redis forbids that."""
         self._sleeping, self._on_duty = True, on_duty
-        if not self._ask(look=look):
+        if not self._ask():
             self._call_in(min(_FIRST_POLL_SECONDS * 1.5**self._polls, _LAST_POLL_SECONDS))
         self._polls = min(self._polls + 1, 10)
 
     def _leave(self) -> None:
         """Give the duty up, if this is on duty: the bell wakes another."""
         plan = next(iter(self._plans.values()), None)
-        if self._on_duty and plan is not None:
-            self._ring(("DEL", plan.duty))
+        connection = self.dlq_leases.connection
+        if self._on_duty and plan is not None and connection is not None:
+            connection.send_unanswered([("DEL", plan.duty), plan.ring(plan.bell)])
         self._on_duty = False
-
-    def _ring(self, *before: tuple[Any, ...]) -> None:
-        plan, connection = next(iter(self._plans.values()), None), self.dlq_leases.connection
-        if plan is not None and connection is not None:
-            ring = ("LPUSH", plan.bell, 1), ("PEXPIRE", plan.bell, _BELL_MILLIS)
-            connection.send_unanswered([*before, *ring])
+        self.dlq_leases.waiting.pop(self, None)
 
     def _get_up(self) -> None:
+        self.dlq_leases.waiting.pop(self, None)
         self._sleeping, self._woken = False, True
         self._due = None
         if self.active_queues and self.qos.can_consume():
             self.connection.cycle._register_BRPOP(self)  # noqa: SLF001
 
-    def _ask(self, *, look: bool) -> bool:
+    def _ask(self) -> bool:
         """Arm and stay on duty, or wait for the bell; False if that is not possible."""
         self._due, self._asked_at = None, time.monotonic()
         plan = next(iter(self._plans.values()), None)  # all have the same lists
@@ -260,10 +254,8 @@ class ReliableChannel(kombu_redis.Channel):
                 stays = ("GETEX", plan.duty, "PX", _DUTY_MILLIS), self.dlq_leases.name.encode()
                 self._own.ask(TRACKED, (("EXISTS", *plan.lists), 0), stays)
             else:
-                # Those whom one flood woke look at different times from then on.
-                seconds = _BELL_SECONDS if self._polls else random.uniform(0.05, _BELL_SECONDS)  # noqa: S311
-                bell = ("BRPOP", plan.bell, f"{seconds:.2f}"), None
-                self._own.ask(*([plan.look] if look else []), bell)
+                self._own.ask((("BRPOP", plan.bell, plan.own_bell, timing.current.bell), None))
+                self.dlq_leases.waiting[self] = plan
         except (RedisError, OSError) as exc:
             self._lost(exc)
         return True
@@ -302,7 +294,7 @@ class ReliableChannel(kombu_redis.Channel):
         if self.closed:
             return LOOK_SECONDS
         if self._own is not None and self._own.waits():
-            overdue = _OVERDUE_SECONDS if self.fetching else REPLY_SECONDS
+            overdue = REPLY_SECONDS if self._on_duty else _OVERDUE_SECONDS
             if now - self._asked_at > overdue:
                 self.read()  # this process was busy
             if now - self._asked_at > overdue:
@@ -353,6 +345,7 @@ class ReliableChannel(kombu_redis.Channel):
         """Disconnect; what a fetch may have taken goes back."""
         own, fetching = self._own, self.fetching
         self._own = self.fetching = None
+        self.dlq_leases.waiting.pop(self, None)
         if fetching is not None:
             self.dlq_leases.interrupted(fetching[0])
         if own is not None:
@@ -394,6 +387,7 @@ class _Plan:
         broker = broker_of(channel)
         digest = sha256("\n".join(sorted(self.lists)).encode()).hexdigest()[:16]
         self.duty, self.bell = f"{broker.unacked}_duty:{digest}", f"{broker.unacked}_bell:{digest}"
+        self.own_bell, self._unacked = f"{self.bell}:{channel.dlq_leases.name}", broker.unacked
         # As often as no number of lists can be counted: so it is on duty, and no list exists.
         alone = len(self.lists) + 1
         self.look = ("EXISTS", *self.lists, *[self.duty] * alone), alone
@@ -402,6 +396,10 @@ class _Plan:
         names = ("" if name in channel._no_ack else record_end(name) for name in queues)  # noqa: SLF001
         self._rest = (channel.dlq_leases.lease_seconds, *names)
         self._packed: dict[bool, list[bytes]] = {}  # what is before and after the tag
+
+    def ring(self, bell: str) -> tuple[Any, ...]:
+        """The command that wakes one worker."""
+        return ("EVAL", script_text("ring", SCRIPTS).text, 2, self._unacked, bell)
 
     def fetch(self, connection: Any, tag: str, end: str, *, by_digest: bool) -> list[bytes]:
         """The packed command: only the tag is new, always as long, and the argument at the end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +21,7 @@ from celery_dlq.store.check import is_cluster_node, too_old
 from celery_dlq.store.metrics import LOST_LEASES, RESTORED, STORE_ERRORS, Metric
 from celery_dlq.store.scripts import script_text
 from celery_dlq.store.store import Store
-from celery_dlq.transport.held import Keeper, WatchedFetch, seconds_since_boot
+from celery_dlq.transport.held import Keeper, WatchedFetch, seconds_since_boot, sleep
 from celery_dlq.transport.redis.broker import (
     SCRIPTS,
     Broker,
@@ -43,6 +44,7 @@ _TRANSPORTS = tuple(
     if hasattr(kombu_redis, name)
 )
 _RESTORED_PER_CALL = 100
+_SHORT_SECONDS = 0.01  # for a fetch that is on its way
 
 
 class ReliableFetch(WatchedFetch):
@@ -160,6 +162,7 @@ def _probe(run: Callable[..., Any], names: Sequence[str]) -> None:
     run("EVALSHA", fetch.digest, 6, *fetched, "probe", 60, '"probe"', "1")
     run("EVAL", script_text("renew", SCRIPTS).text, 4, *all_keys[:4], 60, "probe")
     run("EVAL", script_text("expired", SCRIPTS).text, 4, *keys[:3], duty, 1, 0)
+    run("EVAL", script_text("ring", SCRIPTS).text, 2, unacked, bell)
     run("HGET", unacked, "probe")
     run("EVAL", script_text("restore", SCRIPTS).text, 5, *all_keys, "probe", "{}", 1, 0)
     run("ZREMRANGEBYSCORE", restored, 0, 0)
@@ -194,7 +197,8 @@ class LeaseKeeper(Keeper):
     def _pause_seconds(self) -> float:
         # Soon again after a failure: other workers take what is not renewed.
         if self._failures <= self.quiet_failures:
-            return timing.current.lease_tick
+            # Those who were suspended together do not look together from then on.
+            return timing.current.lease_tick * random.uniform(0.96, 1)  # noqa: S311
         return min(timing.current.lease_retry, self._leases.lease_seconds / 8)
 
     def _failed(self, exc: Exception) -> None:
@@ -212,6 +216,9 @@ class LeaseKeeper(Keeper):
         if self._is_due("confirm", timing.current.lease_confirm):
             leases.confirm(self._call_all, broker)
         self.give_back(broker)
+        if self._is_due("lists", timing.current.lease_wait):
+            for plan in tuple(leases.waiting.values()):
+                self._wake(plan)
         every = min(timing.current.lease_max_look, lease / 6)
         if self._is_due("look", every):
             there = self._call("EXISTS", broker.leases, broker.look)
@@ -231,6 +238,14 @@ class LeaseKeeper(Keeper):
             return False
         self._due[what] = now + every
         return True
+
+    def _wake(self, plan: Any) -> None:
+        """Wake a channel if whoever is on duty leaves a message in its lists, or nobody is."""
+        command, expected = plan.look
+        if self._call(*command) != expected:
+            sleep(_SHORT_SECONDS)
+            if self._call(*command) != expected:
+                self._call(*plan.ring(plan.own_bell))
 
     def give_back(self, broker: Broker) -> None:
         """Give back what this worker fetched and does not execute."""

@@ -61,6 +61,7 @@ class Leases(Held):
         self._returning: deque[str] = deque()
         self.acknowledged: deque[str] = deque()
         self.connection: PipelinedConnection | None = None
+        self.waiting: dict[Any, Any] = {}  # channel to how it waits, while it does, for the bell
         self._broker: Broker | None = None
         self._logged_at = -LOG_SECONDS
 

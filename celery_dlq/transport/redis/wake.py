@@ -8,8 +8,9 @@ no more than "look".
 The others wait in ``BRPOP`` for a bell, a list of at most four tokens that carry no message. The
 first fetch after a wake-up rings it if it leaves more in the lists, or if its worker gives up its
 duty; so a message costs the same with two idle workers and with a thousand, and a flood wakes four
-times as many in each step. Those who wait look every 1.6 seconds, and ring if there is a
-message or nobody on duty: whoever dies with a duty or a token delays messages, and loses none.
+times as many in each step. Each second, the thread of a worker that waits looks. It rings a bell
+of its own if nobody fetches a message, or is on duty: whoever hangs or dies with a duty or a token
+delays messages by a second, and loses none.
 
 The same connection tells of changes to other keys, see `Watch`.
 

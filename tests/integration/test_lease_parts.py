@@ -223,8 +223,8 @@ def test_a_message_whose_lease_ended_is_not_held_by_its_first_worker(
     assert client.zcard(broker.restored) == 1
 
 
-def test_leases_are_renewed_on_a_full_redis() -> None:
-    """Else its live workers would lose their messages to each other."""
+def test_leases_are_renewed_and_bells_ring_on_a_full_redis() -> None:
+    """Else its live workers would lose their messages to each other, or never learn of one."""
     with RedisServer() as server:
         client = server.client()
         broker = broker_on(client)
@@ -239,6 +239,8 @@ def test_leases_are_renewed_on_a_full_redis() -> None:
         leases.renew(call_on(client), broker)
 
         assert client.zscore("unacked_leases", tag) > before
+        client.eval(script_text("ring", SCRIPTS).text, 2, "unacked", "bell")
+        assert client.rpop("bell") == b"1"
 
 
 def test_many_messages_of_a_dead_worker_come_back_in_order(

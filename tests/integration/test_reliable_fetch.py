@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -169,6 +170,36 @@ def test_nothing_comes_beyond_the_prefetch_count(connect: Connect, broker: redis
         return [*seen, len(receiver.got), connection.default_channel._size("a")]
 
     assert both(connect, run) == [1, 3, 5, 5, 6, 10, 2]
+
+
+def test_who_takes_the_last_message_wakes_the_next_worker_when_it_is_full(
+    connect: Connect, broker: redis.Redis
+) -> None:
+    """Else a few workers are left alone with a flood that begins slowly. No thread looks here."""
+    then = {"1": ["2"], "2": ["3", "4"]}
+    connections, taken = [connect("reliable") for _ in range(3)], []
+
+    def take(body: str, _message: Any) -> None:
+        taken.append(body)
+        for following in then.get(body, ()):
+            publish(connections[0], "a", following)
+
+    def step() -> list[str]:
+        for connection in connections:
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=0.02)
+        return sorted(taken)
+
+    for connection in connections:
+        connection.default_channel.dlq_leases.sends_in_turns = True  # of a pool, unlike solo
+        consumer = connection.Consumer([queue("a")], callbacks=[take], auto_declare=False)
+        consumer.qos(prefetch_count=2)
+        consumer.consume()
+    poll(lambda: step() or broker.info("clients")["blocked_clients"] == 2)
+    for body in ("0", "1"):
+        publish(connections[0], "a", body)
+        poll(lambda body=body: body in step())
+    poll(lambda: step() == ["0", "1", "2", "3", "4"], timeout_seconds=5)
 
 
 def test_queues_that_are_added_and_cancelled_while_idle(connect: Connect) -> None:

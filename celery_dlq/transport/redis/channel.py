@@ -122,7 +122,7 @@ class ReliableChannel(kombu_redis.Channel):
 
     def _mode(self, own: FetchConnection) -> int:
         mode = _WOKEN if self._woken else 0
-        if self._on_duty:
+        if self._on_duty or self._woken:
             room = self.qos.can_consume_max_estimate()
             # A task that runs in the loop leaves nobody to look.
             if room == 1 or not self.dlq_leases.sends_in_turns:
@@ -170,13 +170,14 @@ class ReliableChannel(kombu_redis.Channel):
             self._fall_asleep(on_duty=reply == 1)
             return False
         self._polls = 0
-        queue = queues[(reply[0] - 1) % len(queues)]
+        number, entry, *duty = reply
+        queue, self._on_duty = queues[(number - 1) % len(queues)], self._on_duty or bool(duty)
         self._queue_cycle.rotate(queue)
         if queue not in self._no_ack:
             self.dlq_leases.received(tag)
         else:
             self.dlq_leases.drop(tag)
-        self.connection._deliver(Entry(reply[1], tag, queue), queue)  # noqa: SLF001
+        self.connection._deliver(Entry(entry, tag, queue), queue)  # noqa: SLF001
         return True
 
     def _poll_error(self, type: str, **options: Any) -> Any:  # noqa: A002 - kombu's name

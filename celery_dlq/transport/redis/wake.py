@@ -6,11 +6,11 @@ Redis sends one message when any of the lists is written. Nothing is popped, and
 no more than "look".
 
 The others wait in ``BRPOP`` for a bell, a list of at most four tokens that carry no message. The
-first fetch after a wake-up rings it if it leaves more in the lists, or if its worker gives up its
-duty; so a message costs the same with two idle workers and with a thousand, and a flood wakes four
-times as many in each step. Each second, the thread of a worker that waits looks. It rings a bell
-of its own if nobody fetches a message, or is on duty: whoever hangs or dies with a duty or a token
-delays messages by a second, and loses none.
+first fetch after a wake-up rings it if it leaves more in the lists; else its worker is on duty, if
+nobody is. Whose window is full gives the duty up, and rings. So a message costs the same with two
+idle workers and with a thousand, and a flood wakes up to four times as many in each step. Each
+second, the thread of a worker that waits looks, and rings a bell of its own if nobody fetches a
+message, or is on duty: whoever hangs or dies delays messages by a second, and loses none.
 
 The same connection tells of changes to other keys, see `Watch`.
 

@@ -6,9 +6,10 @@
 --       2 lease (seconds)
 --       3... queues (names as JSON text, in the order of the lists; an empty text: its consumer
 --       does not acknowledge, so nothing is recorded)
---       last: one digit (1 = woken, + 2 = gives its duty up with this entry, + 4 = takes none),
+--       last: one digit (1 = woken, + 2 = with an entry it cannot be on duty, + 4 = takes none),
 --       then acknowledged (tags of other deliveries, one a line)
--- Returns: a list: the number of the list from 1, and the entry; without one 1 = on duty, or 0
+-- Returns: a list: the number of the list from 1, the entry, and 1 if it is on duty from now on;
+--       without an entry 1 = on duty, or 0
 -- Complexity: O(number of lists and of acknowledged tags)
 -- Begins with a removal or a pop, so it works on a full Redis: all later commands of the script
 -- are allowed.
@@ -31,14 +32,20 @@ for i = 6, (woken and redis.call('EXISTS', unpack(KEYS, 6)) == 0) and 0 or #KEYS
     end
     local tokens = woken and math.min(redis.call('LLEN', KEYS[i]), MOST_WOKEN) or 0
     if woken and tokens == 0 then tokens = math.min(redis.call('EXISTS', unpack(KEYS, i)), 1) end
-    if mode % 4 > 1 and redis.call('GET', KEYS[4]) == worker then
-      tokens = math.max(tokens, redis.call('DEL', KEYS[4]))
+    local reply = {i - 5, entry}
+    if mode % 4 > 1 then
+      local holder = redis.call('GET', KEYS[4])
+      if holder == worker then redis.call('DEL', KEYS[4]) end
+      if not holder or holder == worker then tokens = math.max(tokens, 1) end
+    elseif mode == 1 and tokens == 0
+      and redis.call('SET', KEYS[4], worker, 'NX', 'PX', DUTY_MILLIS) then  -- whom it would wake
+      reply[3] = 1
     end
     if tokens > 0 and redis.call('LLEN', KEYS[5]) == 0 then  -- else nobody waits for it
       for _ = 1, tokens do redis.call('LPUSH', KEYS[5], '1') end
       redis.call('PEXPIRE', KEYS[5], BELL_MILLIS)
     end
-    return {i - 5, entry}
+    return reply
   end
 end
 local holder = redis.call('GET', KEYS[4])

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 TASK_US = 84  # Redis's CPU for a guarded no-op; plain Celery: 92
 LETTER_US = 350  # Redis's CPU to store a letter
-BEAT_US = 60  # Redis's CPU for an idle worker, each second
+BEAT_US = 70  # Redis's CPU for an idle worker, each second
 WAKE_US = 500  # Redis's CPU for a message that wakes an idle worker, however many are idle
 TASK_BYTES = 2_375  # on the wire, both ways
 CONNECTIONS = 11  # of a worker to the broker's Redis

@@ -564,7 +564,7 @@ def chart(phases: Sequence[Phase], path: Path) -> None:
             (line,) = axes.plot(sizes, middle, marker="o", label=kind)
             axes.fill_between(sizes, low, high, alpha=0.2, color=line.get_color())
         axes.set_xscale("log")
-        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=7)
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
         axes.set_title(name, fontsize=9)

@@ -100,13 +100,12 @@ class MetricsStore(Part):
 
     def read(self) -> Measured:
         """Return all counts, and the gauges of live workers: 0 of those who reported none."""
+        now, _ = self._client.time()
         pipe = self._client.pipeline(transaction=False)
         pipe.hgetall(self._keys.counts())
         pipe.hgetall(self._keys.gauges())
-        pipe.zrange(self._keys.nodes(), 0, -1, withscores=True)
-        counts, gauges, nodes = pipe.execute()
-        now, _ = self._client.time()
-        live = (name for name, at in nodes if at / 1000 >= now - timing.current.worker_silent)
+        pipe.zrangebyscore(self._keys.nodes(), (now - timing.current.worker_silent) * 1000, "+inf")
+        counts, gauges, live = pipe.execute()
         found = {}
         for series, count in counts.items():
             try:

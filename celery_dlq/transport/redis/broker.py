@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from redis import Redis
 from redis.exceptions import OutOfMemoryError, ReadOnlyError
 
 from celery_dlq.letters.printable import url_without_secrets
@@ -21,7 +23,6 @@ SCRIPTS = "celery_dlq.transport.redis"
 CONNECT_SECONDS = 5.0
 REPLY_SECONDS = 5.0
 """Maximum waits where the user has set none."""
-
 
 _FOR_NOW = (OutOfMemoryError, ReadOnlyError)
 _FOR_NOW_TEXTS = ("BUSY ", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY")
@@ -86,6 +87,14 @@ class _Connections:
     def make_connection(self) -> Any:
         """A new connection, connected: redis-py 8 asks Sentinel in ``connect`` only."""
         connection = new_connection(self._pool)
+        asked = getattr(connection, "connection_pool", None)
+        if asked is not None:  # Sentinel, on sockets of our own: gevent's belong to one thread
+            asked, manager = copy(asked), copy(asked.sentinel_manager)
+            asked.sentinel_manager, asked.connection_pool_ref = manager, lambda: None
+            pools = (one.connection_pool for one in manager.sentinels)
+            pools = (type(one)(one.connection_class, **one.connection_kwargs) for one in pools)
+            manager.sentinels = [Redis(connection_pool=one) for one in pools]
+            connection.connection_pool = asked
         connection.socket_timeout = connection.socket_timeout or REPLY_SECONDS
         connection.socket_connect_timeout = connection.socket_connect_timeout or CONNECT_SECONDS
         connection.connect()

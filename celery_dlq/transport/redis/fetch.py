@@ -22,13 +22,7 @@ from celery_dlq.store.metrics import LOST_LEASES, RESTORED, STORE_ERRORS, Metric
 from celery_dlq.store.scripts import script_text
 from celery_dlq.store.store import Store
 from celery_dlq.transport.held import Keeper, WatchedFetch, seconds_since_boot, sleep
-from celery_dlq.transport.redis.broker import (
-    SCRIPTS,
-    Broker,
-    broker_of,
-    refuses_for_now,
-    restore,
-)
+from celery_dlq.transport.redis.broker import SCRIPTS, Broker, broker_of, refuses_for_now, restore
 from celery_dlq.transport.redis.channel import reliable
 from celery_dlq.transport.redis.leases import Leases
 
@@ -197,8 +191,7 @@ class LeaseKeeper(Keeper):
     def _pause_seconds(self) -> float:
         # Soon again after a failure: other workers take what is not renewed.
         if self._failures <= self.quiet_failures:
-            # Those who were suspended together do not look together from then on.
-            return timing.current.lease_tick * random.uniform(0.96, 1)  # noqa: S311
+            return timing.current.lease_tick * random.uniform(0.96, 1)  # noqa: S311 - not in step
         return min(timing.current.lease_retry, self._leases.lease_seconds / 8)
 
     def _failed(self, exc: Exception) -> None:

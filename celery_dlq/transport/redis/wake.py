@@ -10,9 +10,8 @@ first fetch after a wake-up rings it if it leaves more in the lists; else its wo
 nobody is. Whose window is full gives the duty up, and rings. So a message costs the same with two
 idle workers and with a thousand, and a flood wakes up to four times as many in each step. Each
 second, the thread of a worker that waits looks, and rings a bell of its own if nobody fetches a
-message, or is on duty: whoever hangs or dies delays messages by a second, and loses none.
-
-The same connection tells of changes to other keys, see `Watch`.
+message, or is on duty: whoever hangs or dies delays messages by a second, and loses none. The
+connection tells of changes to other keys, too, see `Watch`.
 
 Source: https://redis.io/docs/latest/develop/reference/client-side-caching/ and
 ``MultiChannelPoller`` in https://github.com/celery/kombu/blob/main/kombu/transport/redis.py

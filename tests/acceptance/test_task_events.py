@@ -74,7 +74,7 @@ def test_a_receiver_of_celerys_events_learns_of_each_letter(
         expected = {failed.id: "failed", rejected.id: "rejected"}
         if pool == "prefork":
             expected[observed.killed.delay("c").id] = "max_deliveries_exceeded"
-        poll(lambda: len(ours(seen)) >= len(expected), timeout_seconds=15)
+        poll(lambda: len(ours(seen)) >= len(expected), timeout_seconds=40)
         poll(lambda: any(event["type"] == "task-failed" for event in seen), timeout_seconds=15)
     found = {event["uuid"]: event for event in ours(seen)}
     assert {task_id: event["reason"] for task_id, event in found.items()} == expected

@@ -29,8 +29,8 @@ class Timing:
     lease_retry: float = 1.0  # The same after a failure: others take what is not renewed
     lease_confirm: float = 1.0  # Between two confirmations of acknowledgements
     lease_wait: float = 0.73  # Between two looks whether messages wait for a worker that hangs
-    bell: float = 12.0  # Longest wait for the bell; a worker that hangs takes one token
-    lease_max_look: float = 4.0  # Between two looks for the dead; no idle connection is closed so
+    bell: float = 20.0  # Longest wait for the bell; a worker that hangs takes one token
+    lease_max_look: float = 3.6  # Between two looks for the dead; no idle connection is closed so
     lease_max_loop: float = 1.0  # Own leases come first: what is left goes on in the next round
     lease_max_hold_off: float = 10.0  # After a silence of Redis nobody is taken for dead so long
     lease_reply: float = 5.0  # A connection that hangs must not cost the leases

@@ -1,4 +1,4 @@
-"""A worker and its store: the check at the start, then a heartbeat every ten seconds.
+"""A worker and its store: the check at the start, then a heartbeat every twelve seconds.
 
 The heartbeat registers the worker, applies instructions, and warns of other workers' policies. Of
 new instructions Redis tells in between, or is asked once a second.
@@ -26,7 +26,7 @@ from celery_dlq.store.workers import WorkerRegistry
 
 logger = get_logger("celery_dlq.worker")
 
-TICKS_PER_BEAT = 10
+TICKS_PER_BEAT = 12
 TICKS_PER_LOOK, COMPARED = 60, 10
 """Ticks between two comparisons with the policies of those many whose heartbeat came last."""
 

@@ -390,8 +390,8 @@ class _Plan:
         self.duty, self.bell = f"{broker.unacked}_duty:{digest}", f"{broker.unacked}_bell:{digest}"
         self.own_bell, self._unacked = f"{self.bell}:{channel.dlq_leases.name}", broker.unacked
         # As often as no number of lists can be counted: so it is on duty, and no list exists.
-        alone = len(self.lists) + 1
-        self.look = ("EXISTS", *self.lists, *[self.duty] * alone), alone
+        self.alone = len(self.lists) + 1
+        self.look = ("EXISTS", *self.lists, *[self.duty] * self.alone)
         keys = (len(self.lists) + 5, *broker.keys, self.duty, self.bell, *self.lists)
         self._calls = ("EVAL", script.text, *keys), ("EVALSHA", script.digest, *keys)
         names = ("" if name in channel._no_ack else record_end(name) for name in queues)  # noqa: SLF001

@@ -209,13 +209,14 @@ class LeaseKeeper(Keeper):
         if self._is_due("confirm", timing.current.lease_confirm):
             leases.confirm(self._call_all, broker)
         self.give_back(broker)
-        if self._is_due("lists", timing.current.lease_wait):
-            for plan in tuple(leases.waiting.values()):
-                self._wake(plan)
         every = min(timing.current.lease_max_look, lease / 6)
-        if self._is_due("look", every):
-            there = self._call("EXISTS", broker.leases, broker.look)
-            if not self._holds_off() and there == 1:  # and nobody looks
+        if self._is_due("lists", min(timing.current.lease_wait, every)):
+            plans, dead = tuple(leases.waiting.values()), self._is_due("look", every)
+            looks = [*(plan.look for plan in plans), ("EXISTS", broker.leases, broker.look)]
+            there = self._call_all(looks if dead else looks[:-1])
+            for plan, found in zip(plans, there, strict=False):
+                self._wake(plan, found)
+            if dead and not self._holds_off() and there[-1] == 1:  # and nobody looks
                 self.restore_expired(broker, every)
 
     def use(self, broker: Broker) -> None:
@@ -232,12 +233,11 @@ class LeaseKeeper(Keeper):
         self._due[what] = now + every
         return True
 
-    def _wake(self, plan: Any) -> None:
+    def _wake(self, plan: Any, found: int) -> None:
         """Wake a channel if whoever is on duty leaves a message in its lists, or nobody is."""
-        command, expected = plan.look
-        if self._call(*command) != expected:
+        if found != plan.alone:
             sleep(_SHORT_SECONDS)
-            if self._call(*command) != expected:
+            if self._call(*plan.look) != plan.alone:
                 self._call(*plan.ring(plan.own_bell))
 
     def give_back(self, broker: Broker) -> None:
@@ -268,7 +268,7 @@ class LeaseKeeper(Keeper):
                 break
             if time.monotonic() > until:
                 self._call("DEL", broker.look)
-                self._due.pop("look", None)
+                self._due.clear()
                 break
         if restored:
             self.restored += restored

@@ -108,8 +108,8 @@ class Node:
 
     def started(self) -> dict[str, int]:
         """Nanoseconds of the start of each task so far."""
-        pairs = (line.split() for line in self.starts.read_text().splitlines())
-        return {key: int(at) for key, at in pairs}
+        text = self.starts.read_text().rpartition("\n")[0]  # a line may be half written
+        return {key: int(at) for key, at in map(str.split, text.splitlines())}
 
     def end(self) -> None:
         """End it."""

@@ -183,7 +183,7 @@ class Guarded(Worker):
         from celery_dlq.store.store import Store
         from celery_dlq.transport.redis.fetch import LeaseKeeper
         from celery_dlq.transport.redis.leases import Leases
-        from celery_dlq.worker.heartbeat import Heartbeat
+        from celery_dlq.worker.heartbeat import TICKS_PER_BEAT, Heartbeat
 
         store = Store(player.url)
         store.check([f"{QUEUE}-DLQ"])
@@ -219,7 +219,8 @@ class Guarded(Worker):
         self._running: dict[str, tuple[Any, Any]] = {}
         super().__init__(player, number)
         # Real workers do not start, and beat, in one instant.
-        self.hub.call_later(10 * random.random(), lambda: self.hub.call_repeatedly(1.0, beat))  # noqa: S311
+        later = TICKS_PER_BEAT * random.random()  # noqa: S311 - no secret
+        self.hub.call_later(later, lambda: self.hub.call_repeatedly(1.0, beat))
 
     def prepare(self) -> None:
         """Fetch by script."""

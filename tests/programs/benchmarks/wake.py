@@ -1,7 +1,8 @@
 """What workers ask of Redis: ``python -m benchmarks.wake [--quick]``.
 
-Commands a second while nothing happens, time from ``LPUSH`` to the start of the task, what a
-message costs the server while twenty workers wait, and what a task of a busy worker asks of it.
+Commands a second while nothing happens, what a dozen idle workers with Celery's heartbeats cost
+the server, time from ``LPUSH`` to the start of the task, what a message costs while twenty workers
+wait, and what a task of a busy worker asks.
 Guarded and plain workers are alive together, and take turns in one run. Prints Markdown.
 """
 
@@ -43,10 +44,12 @@ class Size:
     idle_seconds: float
     pushes: int
     workers: int
+    idle_workers: int
+    starts: int
 
 
-FULL = Size(idle_seconds=30.0, pushes=300, workers=20)
-QUICK = Size(idle_seconds=3.0, pushes=20, workers=2)
+FULL = Size(idle_seconds=30.0, pushes=300, workers=20, idle_workers=12, starts=9)
+QUICK = Size(idle_seconds=3.0, pushes=20, workers=2, idle_workers=2, starts=1)
 
 
 def work(options: dict[str, Any]) -> None:
@@ -78,7 +81,7 @@ def work(options: dict[str, Any]) -> None:
         quiet=True,
         without_mingle=True,
         without_gossip=True,
-        without_heartbeat=True,
+        without_heartbeat=not options["heartbeat"],
     ).start()
 
 
@@ -86,7 +89,14 @@ class Node:
     """One idle worker."""
 
     def __init__(
-        self, url: str, kind: str, queues: Sequence[str], name: str, folder: Path, pool: str
+        self,
+        url: str,
+        kind: str,
+        queues: Sequence[str],
+        name: str,
+        folder: Path,
+        pool: str,
+        heartbeat: bool,
     ) -> None:
         self.kind = kind
         self.queues = queues
@@ -98,6 +108,7 @@ class Node:
             "queues": queues,
             "name": name,
             "pool": pool,
+            "heartbeat": heartbeat,
             "starts": str(self.starts),
         }
         self._process = subprocess.Popen(
@@ -123,13 +134,18 @@ class Node:
 
 @contextmanager
 def nodes(
-    url: str, wanted: Sequence[tuple[str, Sequence[str]]], folder: Path, pool: str = "solo"
+    url: str,
+    wanted: Sequence[tuple[str, Sequence[str]]],
+    folder: Path,
+    pool: str = "solo",
+    *,
+    heartbeat: bool = False,
 ) -> Iterator[list[Node]]:
     """Workers that consume; each has run a task."""
     with ExitStack() as stack, redis.Redis.from_url(url) as client:
         made = []
         for number, (kind, queues) in enumerate(wanted):
-            made.append(Node(url, kind, queues, f"w{number}", folder, pool))
+            made.append(Node(url, kind, queues, f"w{number}", folder, pool, heartbeat))
             stack.callback(made[-1].end)
         for queues in {tuple(node.queues) for node in made}:
             push(client, queues[0], "first")
@@ -211,6 +227,38 @@ def idle(size: Size, folder: Path) -> None:
                 print(f"| {number} | {kind} | {sum(rates.values()):.2f} | {said} |", flush=True)
             for path in folder.iterdir():
                 path.unlink()
+
+
+def crowd(size: Size, folder: Path) -> None:
+    """Server CPU of idle workers, guarded and plain ones side by side, after each of many starts.
+
+    One start says little: plain workers cost less when Redis ends several ``BRPOP`` at once.
+    """
+    found = []
+    for start in range(size.starts):
+        with ExitStack() as stack:
+            servers = {}
+            for kind in KINDS[:: 1 if start % 2 else -1]:
+                own = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder)))
+                servers[kind] = stack.enter_context(RedisServer())
+                wanted = [(kind, ["idle"])] * size.idle_workers
+                stack.enter_context(nodes(servers[kind].url, wanted, own, heartbeat=True))
+            time.sleep(size.idle_seconds * 2 / 3)
+            spent = [(sum(commands(one).values()), _cpu(one)) for one in servers.values()]
+            time.sleep(size.idle_seconds * 2)
+            for (kind, one), (calls, cpu) in zip(servers.items(), spent, strict=True):
+                each = size.idle_seconds * 2 * size.idle_workers
+                rate = (sum(commands(one).values()) - calls) / each
+                found.append((kind, rate, (_cpu(one) - cpu) / each * 1e3))
+    print("\n| idle workers | commands/s of one | server CPU ms/s of one |\n|---|---|---|")
+    cpus = {kind: [cpu for of, _, cpu in found if of == kind] for kind in KINDS}
+    for kind in KINDS:
+        rate = statistics.median(rate for of, rate, _ in found if of == kind)
+        median = statistics.median(cpus[kind])
+        print(f"| {size.idle_workers} {kind} | {rate:.2f} | {median:.3f} |")
+    ratios = sorted(g / p for p, g in zip(*cpus.values(), strict=True))
+    low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+    print(f"| CPU, times plain || {statistics.median(ratios):.2f} ({low:.2f} to {high:.2f}) |")
 
 
 def latency(size: Size, folder: Path) -> None:
@@ -336,14 +384,16 @@ def _cpu(server: RedisServer) -> float:
 def main() -> None:
     """Measure what was named, or all."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.wake", description=__doc__)
-    parser.add_argument("names", nargs="*", help="of idle, latency, herd, wire; none for all")
+    parser.add_argument(
+        "names", nargs="*", help="of idle, crowd, latency, herd, wire; none for all"
+    )
     parser.add_argument("--quick", action="store_true", help="see that all works, in seconds")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         work(json.loads(options.worker))
         return
-    measures = {"idle": idle, "latency": latency, "herd": herd, "wire": wire}
+    measures = {"idle": idle, "crowd": crowd, "latency": latency, "herd": herd, "wire": wire}
     if unknown := set(options.names) - set(measures):
         parser.error(f"expected names of {', '.join(measures)}, got {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory(prefix="wake-") as folder:

@@ -30,7 +30,7 @@ from celery_dlq.registry import features
 from celery_dlq.store.address import Kind
 from celery_dlq.store.metrics import Measuring
 from celery_dlq.store.records import Clock
-from celery_dlq.transport import default_delay
+from celery_dlq.transport import default_delay, publications
 
 if TYPE_CHECKING:
     from celery_dlq.operations.api import Operations
@@ -118,6 +118,7 @@ class Assembly:
         self.app.steps["worker"].update(_WORKER_STEPS)
         self.app.steps["consumer"].update(_CONSUMER_STEPS)
         default_delay.install(self.app, self)
+        publications.install()
 
     @property
     def settings(self) -> Settings:

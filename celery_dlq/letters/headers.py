@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import zlib
+from datetime import datetime
+from hashlib import blake2b
 from typing import Any
 
 from celery_dlq.errors import CorruptLetter
-from celery_dlq.letters.record import DeadLetter, iso
+from celery_dlq.letters.record import DeadLetter, from_micros, iso
 
 __all__ = [
     "CONTENT_TYPE_OF_ENTRY",
@@ -20,6 +23,7 @@ __all__ = [
     "EDITED_HEADER",
     "HOLD_HEADER",
     "LETTER_HEADER",
+    "PUBLICATION_HEADER",
     "REASON_HEADER",
     "RECORD_HEADER",
     "REDRIVES_HEADER",
@@ -36,6 +40,11 @@ REDRIVE_HEADER = "dlq_redrive"
 
 LETTER_HEADER = "dlq_letter"
 """Id of the letter, or of the held message. Two messages with one id are one published twice."""
+
+PUBLICATION_HEADER = "dlq_publication"
+"""Names one publication of a message: microseconds since 1970 and a random number, hexadecimal.
+
+Two messages may have one task id; copies of one message have the same header."""
 
 HOLD_HEADER = "dlq_hold"
 """Id of the hold that the message was released from; this hold does not take it again."""
@@ -90,6 +99,38 @@ def whole_number(value: object) -> int:
     if not isinstance(value, (int, float)) or not value >= 0:
         return 0
     return int(min(value, MAX_COUNT))
+
+
+_PUBLICATION = re.compile("[0-9a-f]{8,16}(-[0-9a-f]{4})?")
+
+
+def publication(published_at_micros: int, number: int) -> str:
+    """The name of a publication; see `PUBLICATION_HEADER`."""
+    return f"{published_at_micros:x}-{number:04x}"
+
+
+def named_after(*parts: bytes) -> str:
+    """The name of a publication whose publisher did not name it, by what tells it from others."""
+    digest = blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def is_publication(value: object) -> bool:
+    """True for the name of a publication; anybody can publish headers."""
+    return isinstance(value, str) and _PUBLICATION.fullmatch(value) is not None
+
+
+def published_at(value: object) -> datetime | None:
+    """When a message was published, by its publisher's clock; ``None`` if that is not known."""
+    micros, _, number = value.partition("-") if isinstance(value, str) else ("", "", "")
+    if not number or not is_publication(value):
+        return None
+    try:
+        return from_micros(int(micros, 16))
+    except (ValueError, OverflowError):
+        return None
 
 
 DEATH_HEADERS = (

@@ -453,16 +453,21 @@ def field_kinds() -> dict[str, Kind]:
 
 
 def letter_id(
-    dead_letter_queue: str, task_id: str, retries: int, redrives: int, nesting: int = 0
+    dead_letter_queue: str,
+    task_id: str,
+    retries: int,
+    redrives: int,
+    nesting: int = 0,
+    publication: str = "",
 ) -> str:
     """The id of the letter of one message: the same message always gets the same id.
 
     A worker that dies between storing a letter and acknowledging the message
-    stores it a second time; the equal id makes that one letter.
+    stores it a second time; the equal id makes that one letter. Another message
+    with the same task id is another publication, and gets a letter of its own.
     """
-    key = json.dumps(
-        [dead_letter_queue, task_id, retries, redrives, *([nesting] if nesting else [])]
-    )
+    further = [nesting, publication] if publication else [nesting] if nesting else []
+    key = json.dumps([dead_letter_queue, task_id, retries, redrives, *further])
     return str(uuid5(_LETTER_NAMESPACE, key))
 
 

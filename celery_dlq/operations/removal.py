@@ -317,7 +317,7 @@ class Discard:
         free = (ClaimState.CLAIMED, ClaimState.RECLAIMED, ClaimState.PUBLISHED)
         ours = [key for key, state in states.items() if state in free]
         keep_seconds = 0.0 if self._options.forever else KEPT_IN_BIN.total_seconds()
-        self._store.remove(queue, ours, owner=owner, keep_seconds=keep_seconds)
+        self._store.remove(queue, ours, owner=owner, keep_seconds=keep_seconds, wanted=True)
         # Count what we claimed, not the reply: a removal may succeed and its reply be lost.
         self._report.removed += len(ours)
         self._report.skipped += len(keys) - len(ours)

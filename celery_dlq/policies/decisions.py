@@ -71,7 +71,9 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class LateCopy:
-    """A copy of a message whose letter is stored: acknowledge it, and end its task if need be."""
+    """A copy of a message whose letter is stored, or of one that was retried: acknowledge it."""
+
+    died: bool = True  # There is a letter: end its task if need be. Else its retry is under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +115,8 @@ def decide_start(policy: Policy, start: Start) -> Run | PutOff | LateCopy | Die:
         text = f"not executed as retry {start.retries}: max_retries is {policy.max_retries}"
     elif status in (CountStatus.UNCERTAIN, CountStatus.SUSPECT):
         return PutOff()
-    elif status is CountStatus.DEAD:
-        return LateCopy()
+    elif status in (CountStatus.DEAD, CountStatus.RETRIED):
+        return LateCopy(died=status is CountStatus.DEAD)
     elif status in (CountStatus.COUNTED, CountStatus.RUNNING):
         return Run()
     elif deliveries is not None and start.deliveries is not None and start.deliveries >= deliveries:

@@ -221,18 +221,14 @@ class RedriveCall:
 
 def _flat(key: MessageKey, deliveries: int, last: Delivery) -> list[str]:
     """Return the names and values of a seeded count, in turn."""
-    place = f"{key.retries}:{deliveries}"
+    place = f"{key.place}:{deliveries}"
     end = compact(last.to_json())
     start = f"{to_micros(last.started_at)}|{last.worker_pid or 0}@{last.worker_hostname}#0"
-    count = (f"count:{key.retries}", str(deliveries))
+    count = (f"count:{key.place}", str(deliveries))
     return [*count, f"start:{place}", start, f"end:{place}", end]
 
 
 def _outcome(names: Sequence[bytes]) -> RedriveOutcome:
     if not names:
         return RedriveOutcome.SUCCEEDED
-    return (
-        RedriveOutcome.DIED
-        if any(name.startswith(b"dead:") for name in names)
-        else RedriveOutcome.OPEN
-    )
+    return RedriveOutcome.DIED if b"died" in names else RedriveOutcome.OPEN

@@ -8,6 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from operator import attrgetter
 from urllib.parse import quote, unquote
 from uuid import uuid4
@@ -20,13 +21,17 @@ from celery_dlq.store.records import Count, CountStatus, MessageKey
 from celery_dlq.store.scripts import script_text
 
 HISTORY_LIMIT = 50
-"""Maximum number of deliveries kept per message, and of retry numbers kept per task."""
+"""Maximum number of deliveries kept per message, and of messages kept per task id."""
 
-SCRIPTS = ("count", "count_first", "ended", "forget", "heartbeat")
+RETRIED_KEPT_SECONDS = 600.0
+"""How long the late copy of a message that was retried is recognised after its retry ended."""
+
+SCRIPTS = ("count", "count_first", "died", "ended", "forget", "heartbeat")
 """The counter's scripts; they are sent over its connection."""
 
 _ORDER = attrgetter("started_at", "retries", "number")
 
+_RETRIED = 1  # the kind of an end: see ended.lua
 _Done = tuple[MessageKey, Delivery, bool]
 """A message that is done, its last delivery, and whether that was its first."""
 
@@ -46,6 +51,7 @@ class DeliveryCounter:
         self._beat_seconds = timing.current.counter_beat
         self._count = script_text("count")
         self._count_first = script_text("count_first")
+        self._died = script_text("died")
         self._ended = script_text("ended")
         self._forget = script_text("forget")
         self._heartbeat_script = script_text("heartbeat")
@@ -61,18 +67,12 @@ class DeliveryCounter:
     def count_first(self, key: MessageKey, delivery: Delivery) -> bool:
         """Write the start, and now and then the clean-ups of finished messages."""
         # No helpers: every task pays for this.
-        args = (
-            1,
-            self._keys.run(key),
-            key.retries,
-            self._start(delivery),
-            self._ttl,
-            HISTORY_LIMIT,
-        )
+        run, place, start = self._keys.run(key), key.place, self._start(delivery)
+        args = (1, run, place, start, self._ttl, HISTORY_LIMIT)
         if len(self._done) >= self._CLEAN_UPS_PER_WRITE:
             self._clean_up()
         self._show_life(key.dead_letter_queue)
-        again = ("EVAL", self._ended.text, 1, args[1], key.retries, 1, "", self._ttl, 2, args[3])
+        again = self._ended_command(key, place, 1, "", 2, start)
         return self.connection.send_unanswered([("EVAL", self._count_first.text, *args)], [again])
 
     def count(
@@ -85,13 +85,15 @@ class DeliveryCounter:
         here: bool = False,
         waited_seconds: float | None = None,
         alone: bool = True,
-        unless_dead: bool = False,
+        unless_late: bool = False,
     ) -> Count:
-        """Count a delivery and wait for the reply."""
+        """Count a delivery and wait for the reply, once Redis knows what is done here."""
+        self._forget_all()
         waited = -1 if waited_seconds is None else int(waited_seconds * 1000)
-        keys = [self._keys.run(key), self._keys.workers(key.dead_letter_queue)]
+        queue = key.dead_letter_queue
+        keys = [self._keys.run(key), self._keys.workers(queue), self._keys.late_copies(queue)]
         args = (
-            key.retries,
+            key.place,
             limit or 0,
             self._start(delivery),
             self._ttl,
@@ -100,13 +102,14 @@ class DeliveryCounter:
             waited,
             known,
             int(alone),
-            int(unless_dead),
+            int(unless_late),
             int(here),
+            key.letter_id,
         )
         state, number, suspect = self.connection.call_script(
             self._count, keys, *args, 0, again=(*args, 1)
         )
-        self._show_life(key.dead_letter_queue)
+        self._show_life(queue)
         return Count(CountStatus(state), number, bool(suspect))
 
     def ended(self, key: MessageKey, delivery: Delivery, *, charged: bool = True) -> None:
@@ -122,9 +125,10 @@ class DeliveryCounter:
         # A message that was retried does not come back: its run may be deleted by now.
         comes_back = charged and delivery.outcome is not Outcome.RETRIED
         kind = charged + comes_back
-        args = (key.retries, delivery.number, end, self._ttl, kind, self._start(delivery))
+        start = self._start(delivery)
+        command = self._ended_command(key, key.place, delivery.number, end, kind, start)
         self._unprobed.add(key.dead_letter_queue)
-        commands = [self._ended.command([self._keys.run(key)], *args)]
+        commands = [command]
         if comes_back and self.connection.probe_writes(commands):
             return
         self.connection.send_unanswered(commands, commands, keep=True)
@@ -160,27 +164,20 @@ class DeliveryCounter:
         # What it needs is made with many others: here every task would pay for it.
         self._done.append((key, delivery, first))
 
-    def forget(self, key: MessageKey) -> None:
-        """Delete the counts, or leave them to expiry if Redis does not answer."""
-        self.connection.send_unanswered([("UNLINK", self._keys.run(key))])
-
     def died(self, key: MessageKey) -> None:
-        """Delete the counts of the task and record that this message is dead. Never raises.
+        """Delete the counts of a message and record that it is dead. Never raises.
 
-        For a message whose letter is in another dead-letter queue than its counts.
+        For a message whose letter is elsewhere: in the spool, or in another dead-letter queue.
         """
-        run = self._keys.run(key)
-        commands: list[Command] = [
-            ("DEL", run),
-            ("HSET", run, f"dead:{key.retries}", 1),
-            ("PEXPIRE", run, self._ttl),
-        ]
+        keys = [self._keys.run(key), self._keys.late_copies(key.dead_letter_queue)]
+        commands = [self._died.command(keys, key.place, key.letter_id, self._ttl)]
         self._unprobed.add(key.dead_letter_queue)
         self.connection.send_unanswered(commands, commands, keep=True)
 
     def is_dead(self, key: MessageKey) -> bool:
         """True if a letter of this message was stored beside these counts, not long ago."""
-        return bool(self.connection.call("HEXISTS", self._keys.run(key), f"dead:{key.retries}"))
+        marks = self._keys.late_copies(key.dead_letter_queue)
+        return self.connection.call("ZSCORE", marks, key.letter_id) is not None
 
     def redrive_succeeded(self, redrive_id: str) -> None:
         """Count a success for a redrive; may be postponed until `flush`. Never raises."""
@@ -188,14 +185,13 @@ class DeliveryCounter:
             self._successes[redrive_id] += 1
 
     def history(self, key: MessageKey) -> tuple[Delivery, ...]:
-        """Return all recorded deliveries of the task, over its retries, oldest first."""
+        """Return all recorded deliveries of a task, over its retries, oldest first."""
         reply = self.connection.call("HGETALL", self._keys.run(key))
-        return _deliveries(dict(zip(reply[::2], reply[1::2], strict=True)))
+        return _deliveries(dict(zip(reply[::2], reply[1::2], strict=True)), key)
 
     def flush(self) -> None:
         """Send the clean-ups and heartbeats, and see if Redis accepts writes."""
-        while self._done and self._clean_up():
-            pass  # until none is left or Redis fails
+        self._forget_all()
         counts, self._successes = self._successes, Counter()
         if counts:  # successes of redrives since the last flush
             key = self._keys.successes()
@@ -219,6 +215,19 @@ class DeliveryCounter:
                 self._worker += f":{release}"
         return f"{to_micros(delivery.started_at)}|{self._worker}"
 
+    def _ended_command(
+        self, key: MessageKey, place: str, number: int, end: str, kind: int, start: str
+    ) -> Command:
+        retried = 0 if kind != _RETRIED else int(RETRIED_KEPT_SECONDS * 1000)
+        keys = [self._keys.run(key), self._keys.late_copies(key.dead_letter_queue)]
+        args = (place, number, end, self._ttl, kind, start, key.letter_id, retried)
+        return self._ended.command(keys, *args)
+
+    def _forget_all(self) -> None:
+        """Send the clean-ups, until none is left or Redis fails."""
+        while self._done and self._clean_up():
+            pass
+
     def _clean_up(self) -> bool:
         """Delete the counts of messages that are done, many with one command."""
         with self._lock:
@@ -236,29 +245,47 @@ class DeliveryCounter:
         args = [
             value
             for key, delivery, first in done
-            for value in (key.retries, self._start(delivery), int(first))
+            for value in (key.place, self._start(delivery), int(first))
         ]
         return self._forget.command(keys, *args)
 
 
-def _deliveries(fields: Mapping[bytes, bytes]) -> tuple[Delivery, ...]:
-    """Return the deliveries recorded in a run hash, oldest first."""
-    found: dict[tuple[int, int], Delivery] = {}
-    aside = []
+def _deliveries(fields: Mapping[bytes, bytes], key: MessageKey) -> tuple[Delivery, ...]:
+    """Return the deliveries recorded in a run hash of a message and what led to it, oldest first.
+
+    Of other messages with the task id, those of fewer retries may be its own earlier ones: of each
+    number the newest that was retried, else the newest.
+    """
+    found: dict[str, dict[int | str, Delivery]] = {}
     for name, value in fields.items():
         what, _, rest = name.decode().partition(":")
-        if what == "aside":  # interrupted; their numbers were assigned again
-            aside.append(Delivery.from_json(json.loads(value)))
-        if what not in ("start", "end"):
-            continue
-        retries, _, number = rest.partition(":")
-        place = (int(retries), int(number))
-        if what == "end":
+        place, _, number = rest.partition(":")
+        deliveries = found.setdefault(place, {})
+        if what == "aside":  # interrupted; its number was assigned again
+            deliveries[rest] = Delivery.from_json(json.loads(value))
+        elif what == "end":
             end = Delivery.from_json(json.loads(value))
-            found[place] = replace(end, number=place[1])
-        elif place not in found:
-            found[place] = _started(*place, value.decode())
-    return tuple(sorted([*found.values(), *aside], key=_ORDER))
+            deliveries[int(number)] = replace(end, number=int(number))
+        elif what == "start":
+            retries = int(place.partition(".")[0])
+            deliveries.setdefault(int(number), _started(retries, int(number), value.decode()))
+    mine: dict[int, list[Delivery]] = {}
+    for place, deliveries in found.items():
+        some = sorted(deliveries.values(), key=_ORDER)
+        retries = some[0].retries if some else key.retries
+        if place == key.place or (
+            retries < key.retries and _led_on(some) > _led_on(mine.get(retries, []))
+        ):
+            mine[retries] = some
+    return tuple(sorted(chain.from_iterable(mine.values()), key=_ORDER))
+
+
+def _led_on(deliveries: list[Delivery]) -> tuple[bool, float]:
+    """How likely a message led to the next retry of its task, to be compared."""
+    if not deliveries:
+        return (False, 0.0)
+    last = deliveries[-1]
+    return (last.outcome is Outcome.RETRIED, last.started_at.timestamp())
 
 
 def _started(retries: int, number: int, value: str) -> Delivery:

@@ -112,6 +112,10 @@ class Keys:
     )
     allowance = QueueKey("HASH: the number of reports that this queue may make now; expires.")
     workers = QueueKey("ZSET: workers that guard messages of this queue, by their last heartbeat.")
+    late_copies = QueueKey(
+        "ZSET: ids of the letters of messages of which no copy runs any more, because they died or "
+        "were retried (``retried:id``), by until when (milliseconds); expires."
+    )
 
     def queues(self) -> str:
         """SET: names of all dead-letter queues."""

@@ -79,7 +79,7 @@ class Letters(Part):
             letter.fingerprint,
             to_micros(letter.dead_lettered_at),
             json.dumps(facts),
-            key.retries,
+            key.place,
             self._ttl_millis,
             "" if end is None else to_micros(end),
             release_text(letter.release),
@@ -272,13 +272,15 @@ class Letters(Part):
         *,
         owner: str | None = None,
         keep_seconds: float = 0.0,
+        wanted: bool = False,
     ) -> int:
         """Remove letters and their claims; return the number of letters removed.
 
         With ``keep_seconds`` they are in the bin for so long. With ``owner`` only letters that it
-        has claimed, which makes a repetition harmless.
+        has claimed, which makes a repetition harmless. With ``wanted`` somebody wants them gone:
+        a late copy of a message runs, since there is no letter that it could be a copy of.
         """
-        args, removed = (owner or "", int(keep_seconds * 1000)), 0
+        args, removed = (owner or "", int(keep_seconds * 1000), int(wanted)), 0
         for some in chunks(list(letter_ids), _REMOVED_PER_CALL):
             removed += int(self._call("remove", *args, *some, queue=dead_letter_queue))
         return removed

@@ -26,19 +26,34 @@ Clock = Callable[[], datetime]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageKey:
-    """Identifies one message; the task id alone does not, since ``Task.retry()`` re-uses it."""
+    """Identifies one message; the task id alone does not.
+
+    ``Task.retry()`` uses it again, and so may whoever gives ids of their own.
+    """
 
     dead_letter_queue: str  # Where its letter would go; counters are kept beside the letters
     task_id: str  # The task's id
     retries: int = 0  # The message's `retries` header
     redrives: int = 0  # Number of times the message was redriven
     nesting: int = 0  # Number of times `Task.replace` passed the id on before
+    # What tells it from other messages with the same task id; empty if that is not known
+    publication: str = ""
+
+    @property
+    def place(self) -> str:
+        """The message among those of its task id, as its counts are named; without a colon."""
+        return f"{self.retries}.{self.publication}" if self.publication else str(self.retries)
 
     @property
     def letter_id(self) -> str:
         """The id of its letter; see `celery_dlq.letters.record.letter_id`."""
         return letter_id(
-            self.dead_letter_queue, self.task_id, self.retries, self.redrives, self.nesting
+            self.dead_letter_queue,
+            self.task_id,
+            self.retries,
+            self.redrives,
+            self.nesting,
+            self.publication,
         )
 
 
@@ -51,6 +66,7 @@ class CountStatus(Enum):
     UNCERTAIN = 3  # the worker of an earlier delivery may just have died; ask again
     SUSPECT = 4  # its last delivery vanished, and ``alone`` was false
     DEAD = 5  # its letter was stored before
+    RETRIED = 6  # it was retried before
 
 
 @dataclass(frozen=True, slots=True)

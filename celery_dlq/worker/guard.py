@@ -46,7 +46,7 @@ from celery_dlq.worker.housekeeping import Housekeeping
 from celery_dlq.worker.observer import FAILED, Ended, Observer, WorkerParts
 from celery_dlq.worker.observer import SUCCEEDED as RETURNED
 from celery_dlq.worker.starts import Starts
-from celery_dlq.writing.capture import Message, message_id
+from celery_dlq.writing.capture import Message, message_id, publication_of
 from celery_dlq.writing.failure import Failure, failure_of
 from celery_dlq.writing.letter import history_of, last_number
 from celery_dlq.writing.lifecycle import (
@@ -160,6 +160,7 @@ class Guard:
             retries=whole_number(headers.get("retries")),
             redrives=whole_number(headers.get(REDRIVES_HEADER)),
             nesting=whole_number(headers.get(REPLACED_TASK_NESTING)),
+            publication=publication_of(request.message),
         )
         delivery = Delivery(
             number=1,
@@ -299,6 +300,13 @@ class Guard:
             return
         self._close_delivery(request, in_flight, Outcome.SHUTDOWN)
         self._starts.uncharge(in_flight)
+
+    def retried(self, request: GuardedRequest, failure: Failure | None) -> None:
+        """Record a delivery after whose crash Celery has published a retry."""
+        in_flight = request.dlq_in_flight
+        if in_flight is not None:
+            self._close_delivery(request, in_flight, Outcome.RETRIED, failure)
+            self._starts.ended(in_flight)
 
     def crashed(self, request: GuardedRequest, failure: Failure) -> None:
         """Record the end of a delivery whose result stops the worker's main process."""

@@ -259,13 +259,22 @@ class DeadLetterRequest(_Base):
         if not self.dlq_starts_here:
             self.dlq_job = ENDED
         self.dlq_move(_S.DONE)
-        late = isinstance(verdict, LateCopy)
-        self._dlq_settle(self._dlq_unfinished() if late else None)
+        unfinished = self._dlq_unfinished(verdict) if isinstance(verdict, LateCopy) else None
+        self._dlq_settle(unfinished)
         return False
 
-    def _dlq_unfinished(self) -> Exception | None:
+    def _dlq_unfinished(self, late: LateCopy) -> Exception | None:
         """The end of the task of a late copy, if the worker died after it stored the letter."""
-        logger.info("Late copy of task %s dropped: its letter is stored", self.id)
+        in_flight = self.dlq_in_flight
+        key = None if in_flight is None else in_flight.key
+        logger.warning(
+            "Late copy of task %s dropped (publication %s): %s",
+            self.id,
+            key and key.publication,
+            f"its letter {key and key.letter_id} is stored" if late.died else "it was retried",
+        )
+        if not late.died:
+            return None
         try:
             if self.task.backend.get_state(self.id) in READY_STATES:
                 return None
@@ -594,6 +603,15 @@ class DeadLetterRequest(_Base):
         failure, self._dlq_failure = self._dlq_failure, None
         if failure is None:
             return True  # another thread is storing the letter right now
+        if leases_of(self.message) is not None and not is_held(self.message):
+            # Whoever has the message now has completed it, or says how it ends.
+            logger.warning(
+                "Task %s ended here after its message went to another worker: this end makes no "
+                "letter and does not count",
+                self.id,
+            )
+            self.dlq_move(_S.DONE)
+            return False
         if (
             requeued
             and failure.end
@@ -661,7 +679,10 @@ class DeadLetterRequest(_Base):
         if self.dlq_state is not _S.ENDING:
             return super()._retry_worker_lost(*args)
         self.dlq_move(_S.RUNNING)  # not a death, if the retry can be published
+        failure = self._dlq_failure
         retried = super()._retry_worker_lost(*args)
+        if retried:
+            self.dlq_guard.quietly("end", self.dlq_guard.retried, self, failure)
         self.dlq_move(_S.DONE if retried else _S.ENDING)
         return retried
 

@@ -123,7 +123,7 @@ class Starts:
                 ),
                 waited_seconds=waited,
                 alone=alone,
-                unless_dead=again,
+                unless_late=again,
             )
         except StoreUnavailable as exc:
             logger.debug("Delivery of %s is not counted: %s", key.task_id, exc)
@@ -170,7 +170,7 @@ class Starts:
         in_flight.charged = status is CountStatus.COUNTED
         if count.suspect and in_flight.charged:
             self._counts.count(DELIVERIES, queue, Outcome.VANISHED.value, task)
-        if status in (CountStatus.DEAD, CountStatus.RUNNING):
+        if status in (CountStatus.DEAD, CountStatus.RETRIED, CountStatus.RUNNING):
             self._counts.count(DUPLICATES, queue)
         if status is CountStatus.RUNNING:
             logger.warning(

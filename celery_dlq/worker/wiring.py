@@ -122,7 +122,7 @@ def _writer_of(own: Assembly, parts: WorkerParts) -> LetterWriter:
         Spool(settings.spool_dir, " ".join(map(str, settings.store_at(own.app.conf)))),
         limit=parts.limit,
         durable_spool=settings.spool_dir is not None,
-        forget=own.backend.counter.forget,
+        forget=own.backend.counter.died,
         change=change,
         events=own.events,
         counts=parts.counts,

@@ -14,12 +14,21 @@ from kombu.compression import compress
 from kombu.exceptions import KombuError
 
 from celery_dlq.letters import json_codec
-from celery_dlq.letters.headers import REDRIVES_HEADER, REPLACED_TASK_NESTING, whole_number
+from celery_dlq.letters.headers import (
+    PUBLICATION_HEADER,
+    REDRIVES_HEADER,
+    REPLACED_TASK_NESTING,
+    is_publication,
+    named_after,
+    published_at,
+    whole_number,
+)
 from celery_dlq.store.records import MessageKey
 
 _JSON_TYPES = ("application/json",)
 _DECODER = json.JSONDecoder()
 _PARTS = ((re.compile(r"\s*\[\s*"), list), (re.compile(r"\s*,\s*"), dict))  # args and kwargs
+_TOLD_APART = ("eta", "expires", "origin", "root_id", "parent_id", "group", "timelimit")  # headers
 _MAX_JSON_BYTES = 1024 * 1024  # in larger bodies, args and kwargs are not stored separately
 
 
@@ -32,6 +41,8 @@ class Message:
     retries: int
     redrives: int
     nesting: int
+    publication: str
+    published_at: datetime | None
     exchange: str
     routing_key: str
     content_type: str
@@ -68,6 +79,8 @@ class Message:
             retries=whole_number(request.get("retries")),
             redrives=whole_number(headers.get(REDRIVES_HEADER)),
             nesting=whole_number(request.get(REPLACED_TASK_NESTING)),
+            publication=publication_of(message),
+            published_at=published_at(headers.get(PUBLICATION_HEADER)),
             exchange=_text(delivery.get("exchange")) or "",
             routing_key=_text(delivery.get("routing_key")) or "",
             content_type=content_type,
@@ -95,6 +108,7 @@ class Message:
             retries=self.retries,
             redrives=self.redrives,
             nesting=self.nesting,
+            publication=self.publication,
         )
 
 
@@ -104,6 +118,25 @@ def message_id(message: Any, request: Mapping[str, Any]) -> str:
     known = request.get("id") or properties.get("correlation_id") or properties.get("message_id")
     # In kombu's envelopes the tag stays with the message; AMQP has none there.
     return str(known or sqs_id(message) or properties.get("delivery_tag") or uuid4())
+
+
+def publication_of(message: Any) -> str:
+    """What tells a message from others with its task id; the same for each of its deliveries.
+
+    Its publisher says it, if that has the plugin; else the broker, if the message keeps its id
+    there; else the content: two equal messages of a plain publisher on RabbitMQ are one.
+    """
+    headers = message.headers if isinstance(message.headers, Mapping) else {}
+    given = headers.get(PUBLICATION_HEADER)
+    if is_publication(given):
+        return str(given)
+    properties = message.properties or {}
+    known = sqs_id(message) or properties.get("delivery_tag")
+    if isinstance(known, str):
+        return named_after(known.encode("utf-8", "backslashreplace"))
+    told_apart = [properties.get("message_id"), *map(headers.get, _TOLD_APART)]
+    content = wire_body(message.body, None, message.content_encoding)
+    return named_after(content, repr(told_apart).encode("utf-8", "backslashreplace"))
 
 
 def sqs_id(message: Any) -> str | None:

@@ -371,6 +371,28 @@ def fails_late(key: str, seconds: float) -> None:
     raise LookupError("no price")
 
 
+@app.task
+def fails_first(key: str, seconds: float) -> str:
+    """Fail late at the first start, and succeed at the second."""
+    with redis.Redis.from_url(f"{URL}/2") as client:
+        if client.rpush(f"ran:{key}", os.getpid()) > 1:
+            return key
+    time.sleep(seconds)
+    raise LookupError("no price")
+
+
+@app.task(bind=True, max_retries=1)
+def retries_when_told(self: Any, key: str) -> str:
+    """Retry once, when the test says so."""
+    trace("ran", key)
+    if self.request.retries:
+        return key
+    with redis.Redis.from_url(f"{URL}/2") as client:
+        while not client.exists("retry"):
+            time.sleep(0.01)
+    raise self.retry(countdown=0)
+
+
 @app.task(resultrepr_maxsize=1 << 20)
 def returns_much(key: str) -> str:
     """Stop the worker, and this process while it reports its result through a full pipe."""

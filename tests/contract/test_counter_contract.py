@@ -8,6 +8,7 @@ a counter with several workers makes of the second case is in
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -42,6 +43,12 @@ def delivered(counter: DeliveryCounter, key: MessageKey, limit: int | None = Non
     return answer
 
 
+def two_messages() -> tuple[MessageKey, MessageKey]:
+    """Two messages with one task id."""
+    first = a_key(publication="a")
+    return first, replace(first, publication="b")
+
+
 def an_end(start: Delivery, number: int, **changes: Any) -> Delivery:
     """The end of a delivery that was counted."""
     values = {"number": number, "retries": start.retries, "started_at": start.started_at}
@@ -66,7 +73,7 @@ def test_a_message_whose_letter_is_elsewhere_is_dead_here(counter: DeliveryCount
     assert counter.is_dead(key)
     assert not counter.is_dead(other)
     assert counter.history(key) == ()
-    assert counter.count(key, a_start(), None, unless_dead=True).status is CountStatus.DEAD
+    assert counter.count(key, a_start(), None, unless_late=True).status is CountStatus.DEAD
     assert counter.count(key, a_start(), None) == Count(CountStatus.COUNTED, 1)
     assert not counter.is_dead(key)
 
@@ -339,10 +346,9 @@ def test_history_goes_over_retries_oldest_first(counter: DeliveryCounter) -> Non
     delivered(counter, first)
     delivered(counter, first)
     counter.count(second, a_start(retries=1), None)
-    for key in (first, second):
-        assert starts(counter, key) == [(0, 1), (0, 2), (1, 1)]
-        times = [delivery.started_at for delivery in counter.history(key)]
-        assert times == sorted(times)
+    assert starts(counter, second) == [(0, 1), (0, 2), (1, 1)]
+    times = [delivery.started_at for delivery in counter.history(second)]
+    assert times == sorted(times)
     outcomes = [delivery.outcome for delivery in counter.history(second)]
     assert outcomes == [Outcome.FAILED, Outcome.FAILED, None]
 
@@ -363,7 +369,7 @@ def test_deliveries_of_one_moment_are_in_the_order_of_their_numbers(
     for key in (second, first):
         for _ in range(12):
             counter.count(key, a_delivery(started_at=NOW, retries=key.retries), None)
-    assert starts(counter, first) == [(r, n) for r in (0, 1) for n in range(1, 13)]
+    assert starts(counter, second) == [(r, n) for r in (0, 1) for n in range(1, 13)]
 
 
 def test_history_of_a_redrive_begins_anew(counter: DeliveryCounter) -> None:
@@ -381,7 +387,9 @@ def test_history_of_a_redrive_begins_anew(counter: DeliveryCounter) -> None:
 def test_a_message_that_succeeded_is_forgotten_after_a_flush(counter: DeliveryCounter) -> None:
     """The clean-up may be put off, but not forever; it covers all retries of the task."""
     first, second = a_key(task_id="t"), a_key(task_id="t", retries=1)
-    delivered(counter, first)
+    retried = a_start()
+    counter.count(first, retried, None)
+    counter.ended(first, an_end(retried, 1, outcome=Outcome.RETRIED))
     start = a_start(retries=1)
     counter.count(second, start, None)
     counter.succeeded(second, start)
@@ -411,6 +419,77 @@ def test_success_forgets_no_other_message(counter: DeliveryCounter) -> None:
     assert number(counter, redriven) == 1
 
 
+def test_a_message_is_counted_apart_from_others_with_its_task_id(counter: DeliveryCounter) -> None:
+    """Somebody gave one id to two messages: neither is charged for the other's starts."""
+    first, second = two_messages()
+    for _ in range(2):
+        delivered(counter, first)
+    assert delivered(counter, second, 1) == Count(CountStatus.COUNTED, 1)
+    assert delivered(counter, first, 3) == Count(CountStatus.COUNTED, 3)
+    assert starts(counter, second) == [(0, 1)]
+    assert starts(counter, first) == [(0, 1), (0, 2), (0, 3)]
+
+
+def test_success_leaves_other_messages_with_the_task_id_their_counts(
+    counter: DeliveryCounter,
+) -> None:
+    """Also one whose worker died a while ago, and that waits to be delivered again."""
+    first, second = two_messages()
+    delivered(counter, first)
+    start = a_start()
+    counter.count_first(second, start)
+    counter.succeeded(second, start, first=True)
+    counter.flush()
+    assert (number(counter, first), number(counter, second)) == (1, 0)
+    again = a_start()
+    counter.count(first, again, None)
+    counter.succeeded(first, again)
+    counter.flush()
+    assert counter.connection.call("KEYS", "*:run:*") == []
+
+
+def test_what_is_done_here_is_told_before_a_count(counter: DeliveryCounter) -> None:
+    """A copy that comes before the next flush is no second start: the first one succeeded."""
+    key, start = a_key(), a_start()
+    counter.count_first(key, start)
+    counter.succeeded(key, start, first=True)
+    assert counter.count(key, a_start(), 1) == Count(CountStatus.COUNTED, 1)
+
+
+def test_a_death_is_the_death_of_one_message(counter: DeliveryCounter) -> None:
+    """Another one with its task id is no late copy of it, and keeps its counts."""
+    first, second = two_messages()
+    delivered(counter, second)
+    counter.died(first)
+    assert counter.count(first, a_start(), None, unless_late=True).status is CountStatus.DEAD
+    assert counter.count(second, a_start(), None, unless_late=True).number == 2
+
+
+def test_the_copy_of_a_message_that_was_retried_is_late(counter: DeliveryCounter) -> None:
+    """Also when its retry has succeeded; another message with its task id is not meant."""
+    key, other = two_messages()
+    start, retry = a_start(), a_key(task_id=key.task_id, retries=1, publication="c")
+    counter.count_first(key, start)
+    counter.ended(key, an_end(start, 1, outcome=Outcome.RETRIED))
+    for _ in range(2):
+        copy = counter.count(key, a_start(), 1, unless_late=True)
+        assert copy.status is CountStatus.RETRIED
+        counter.count_first(retry, again := a_start(retries=1))
+        counter.succeeded(retry, again, first=True)
+        counter.flush()
+    assert counter.count(other, a_start(), 1, unless_late=True).number == 1
+
+
+def test_the_messages_of_one_task_id_are_bounded(counter: DeliveryCounter) -> None:
+    """Some vanish and never come back: the oldest go. Their id may be in use for years."""
+    keys = [a_key(task_id="nightly", publication=f"{n:08x}") for n in range(2 * HISTORY_LIMIT)]
+    for key in keys:
+        counter.count_first(key, a_start())
+    counter.flush()
+    found = [number(counter, key) for key in keys]
+    assert found == [0] * HISTORY_LIMIT + [1] * HISTORY_LIMIT
+
+
 def test_an_end_after_forgetting_does_not_bring_a_message_back(counter: DeliveryCounter) -> None:
     """A late report must not leave a history that nobody cleans up."""
     key, start = a_key(), a_start()
@@ -438,7 +517,7 @@ def test_counts_that_are_forgotten_begin_anew(counter: DeliveryCounter) -> None:
         delivered(counter, key, 2)
         delivered(counter, other, 2)
     assert delivered(counter, key, 2).status is CountStatus.LIMIT_REACHED
-    counter.forget(key)
+    counter.died(key)
     assert delivered(counter, key, 2) == Count(CountStatus.COUNTED, 1)
     assert number(counter, other) == 2
 

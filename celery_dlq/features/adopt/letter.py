@@ -38,7 +38,7 @@ from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.records import MessageKey
-from celery_dlq.writing.capture import Message, wire_body
+from celery_dlq.writing.capture import Message, publication_of, wire_body
 from celery_dlq.writing.letter import LetterMaker, history_of_adopted
 
 logger = get_logger("celery_dlq.worker")
@@ -136,6 +136,7 @@ class Adoption:
             retries=letter.retries,
             redrives=letter.redrives,
             nesting=whole_number(_mapping(letter.decoded("headers")).get(REPLACED_TASK_NESTING)),
+            publication=publication_of(message),
         )
 
     def letter(self, message: Any, identity: Identity) -> tuple[DeadLetter, MessageKey, MessageKey]:

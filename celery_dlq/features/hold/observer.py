@@ -17,8 +17,8 @@ from typing import Any
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.features.hold.operations import Holds
-from celery_dlq.letters import conditions
-from celery_dlq.letters.headers import HOLD_HEADER
+from celery_dlq.letters import conditions, json_codec
+from celery_dlq.letters.headers import HOLD_HEADER, PUBLICATION_HEADER
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import Reason, to_micros
 from celery_dlq.operations.redrive.publisher import broker_name
@@ -27,6 +27,7 @@ from celery_dlq.policies.decisions import Die, PutOff, Taken, Verdict
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.store.instructions import OPEN, Hold, Instruction
 from celery_dlq.store.metrics import HELD_MESSAGES, STORE_ERRORS
+from celery_dlq.store.records import Stored
 from celery_dlq.worker.housekeeping import LongTask, Task
 from celery_dlq.worker.observer import Observer, WorkerParts
 from celery_dlq.writing.capture import Message
@@ -159,7 +160,20 @@ class HoldObserver(Observer):
         if hold.circuit is not None and released is not None:
             # Held once more: the entry of the first time may not be removed yet.
             letter = replace(letter, id=replace(key, dead_letter_queue=str(released)).letter_id)
-        self._store.dead_letter(self._parts.limit.fit(letter, whole=True), key)
+        if not message.published_at:  # its release is a copy of this very message
+            headers = {**json_codec.loads(letter.headers), PUBLICATION_HEADER: message.publication}
+            letter = replace(letter, headers=json_codec.dumps(headers))
+        if (
+            self._store.dead_letter(self._parts.limit.fit(letter, whole=True), key)
+            is Stored.ALREADY_THERE
+        ):
+            logger.warning(
+                "A copy of task %s is dropped (publication %s): %s has it, as %s",
+                message.task_id,
+                message.publication,
+                hold.id,
+                letter.id,
+            )
         counted_at, length = self.lengths.get(hold.id, (float("-inf"), 0))
         self.lengths[hold.id] = counted_at, length + 1
 

@@ -16,8 +16,11 @@ from celery_dlq.letters.headers import (
     DELAY_SOURCE_HEADER,
     HOLD_HEADER,
     LETTER_HEADER,
+    PUBLICATION_HEADER,
     REDRIVE_HEADER,
     REDRIVES_HEADER,
+    is_publication,
+    named_after,
 )
 from celery_dlq.letters.packed import INLINE
 from celery_dlq.letters.record import from_micros
@@ -209,10 +212,13 @@ def outgoing(
         kept = False
     if options.new_id:
         task_id, kept = _rename(headers, unchanged["properties"], letter_id), False
-    headers[REDRIVES_HEADER] = redrives
-    headers[REDRIVE_HEADER] = redrive_id
-    headers[LETTER_HEADER] = letter_id
-    text = _marked(text, redrives, redrive_id, letter_id) if kept else ""
+    marks = {REDRIVES_HEADER: redrives, REDRIVE_HEADER: redrive_id, LETTER_HEADER: letter_id}
+    if not is_publication(headers.get(PUBLICATION_HEADER)):
+        # Named after its letter: what a crash makes another run publish again is a copy.
+        kept = kept and PUBLICATION_HEADER not in headers
+        marks[PUBLICATION_HEADER] = named_after(letter_id.encode("utf-8", "backslashreplace"))
+    headers |= marks
+    text = _marked(text, marks) if kept else ""
     return Outgoing(
         letter_id=letter_id,
         task_id=task_id,
@@ -311,12 +317,9 @@ def _clean(text: str) -> tuple[dict[str, Any], bool]:
     return cleaned, kept
 
 
-def _marked(text: str, redrives: int, redrive_id: str, letter_id: str) -> str:
+def _marked(text: str, marks: Mapping[str, Any]) -> str:
     """JSON text of headers, not empty, with our markers added."""
-    return (
-        f'{text.rstrip()[:-1]}, "{REDRIVES_HEADER}": {redrives}, '
-        f'"{REDRIVE_HEADER}": {_quoted(redrive_id)}, "{LETTER_HEADER}": {_quoted(letter_id)}}}'
-    )
+    return f"{text.rstrip()[:-1]}, {_quoted(marks)[1:]}"
 
 
 def _delay(headers: dict[str, Any], letter_id: str, eta: datetime) -> None:

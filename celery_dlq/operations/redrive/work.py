@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import CorruptLetter, DLQError, RedriveError
 from celery_dlq.events import Redriven, whoami
-from celery_dlq.letters.headers import REPLACED_TASK_NESTING, whole_number
+from celery_dlq.letters.headers import PUBLICATION_HEADER, REPLACED_TASK_NESTING, whole_number
 from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.letters.record import Delivery, from_micros
 from celery_dlq.operations.edit import Edit, edited
@@ -177,6 +177,7 @@ class Work:
             task_id=message.task_id,
             redrives=message.redrives,
             nesting=whole_number(message.headers.get(REPLACED_TASK_NESTING)),
+            publication=str(message.headers.get(PUBLICATION_HEADER, "")),
         )
 
     def held(self, messages: Sequence[tuple[MessageKey, Outgoing]]) -> list[str]:

@@ -1,12 +1,13 @@
 -- Purpose: store a letter, index and tally it, and delete the message's counters.
 -- KEYS: 1 letters (stream)  2 arrivals (hash)  3 tally (hash)  4 run (hash)  5 groups (zset)
 --       6 ids (hash)  7 ends (zset)  8 newest_groups (zset)  9 states (hash)
+--       10 late_copies (zset)
 -- ARGV: 1 letter id
 --       2 reason
 --       3 fingerprint
 --       4 dead_lettered_at (microseconds since 1970)
 --       5 facts of the group (JSON text: task_name, reason, exception_type)
---       6 retries (header of the message)
+--       6 place (of the message among those of its task id)
 --       7 ttl (milliseconds for which late copies of the message are recognised)
 --       8 end (microseconds since 1970 when its message expires; empty = never)
 --       9 release (of the code that failed, without "," and "|"; empty = unknown)
@@ -19,18 +20,21 @@ local MINUTE_MILLIS = 60000
 -- include: arrival
 -- include: group
 -- include: state
+-- include: publication
+-- include: late_copy
 local id, fingerprint, at = ARGV[1], ARGV[3], ARGV[4]
-local dead = 'dead:' .. ARGV[6]
 local function forget(reply)
-  redis.call('DEL', KEYS[4])
-  -- A late copy of the message must not run with a fresh count.
-  redis.call('HSET', KEYS[4], dead, reply .. '|' .. ARGV[10])
-  redis.call('PEXPIRE', KEYS[4], ARGV[7])
+  note_death(4, ARGV[6], redis.call('HEXISTS', KEYS[4], 'watched'), ARGV[7])
+  note_late_copy(10, id, tonumber(ARGV[7]))  -- a late copy must not run with a fresh count
+  note_late_copy(10, reply .. '|' .. ARGV[10], tonumber(ARGV[7]))
+  redis.call('PEXPIRE', KEYS[10], ARGV[7])
   return reply
 end
 if redis.call('HEXISTS', KEYS[6], id) == 1 then
-  local reply, attempt = string.match(redis.call('HGET', KEYS[4], dead) or '', '^(%d)|(.*)$')
-  return attempt == ARGV[10] and tonumber(reply) or forget(0)
+  for reply = 1, 2 do
+    if redis.call('ZSCORE', KEYS[10], reply .. '|' .. ARGV[10]) then return reply end
+  end
+  return forget(0)
 end
 local entry = redis.call('XADD', KEYS[1], '*', unpack(ARGV, 11))
 redis.call('HSET', KEYS[6], id, entry)

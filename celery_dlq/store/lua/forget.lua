@@ -1,42 +1,42 @@
 -- Purpose: delete the counts of messages that are done; other messages of a task id keep theirs.
 -- KEYS: 1... runs (hashes)
--- ARGV: in turn for each run: retries (header of the message); start (of its last delivery);
---       first (1 = that was its first delivery, so earlier counts belong to another message;
---       0 = it was not)
--- Returns: the number of runs deleted
+-- ARGV: in turn for each run: place (of the message among those of its task id); start (of its last
+--       delivery); first (1 = that was its first delivery, so earlier counts belong to an equal
+--       message; 0 = it was not)
+-- Returns: the number of runs deleted, or cleared of their message
 -- Complexity: O(number of runs and of their deliveries)
 local gone = 0
+-- include: publication
 for i = 1, #KEYS do
-  local retries, start, first = ARGV[3 * i - 2], ARGV[3 * i - 1], ARGV[3 * i] == '1'
+  local place, start, first = ARGV[3 * i - 2], ARGV[3 * i - 1], ARGV[3 * i] == '1'
   local own, others = nil, false
-  if redis.call('HLEN', KEYS[i]) == 2 and redis.call('HGET', KEYS[i], 'start:' .. retries .. ':1') == start then
-    own = 1  -- the usual case: one delivery and its count
+  if redis.call('HLEN', KEYS[i]) == 2 and redis.call('HGET', KEYS[i], 'start:' .. place .. ':1') == start then
+    gone = gone + redis.call('UNLINK', KEYS[i])  -- the usual case: one delivery and its count
   else
-    local fields, flat = {}, redis.call('HGETALL', KEYS[i])
-    for n = 1, #flat, 2 do fields[flat[n]] = flat[n + 1] end
-    for n = 1, tonumber(fields['count:' .. retries] or '0') do
-      if fields['start:' .. retries .. ':' .. n] == start then own = n end
+    local last = tonumber(redis.call('HGET', KEYS[i], 'count:' .. place) or '0')
+    local function at(what, n) return redis.call('HGET', KEYS[i], what .. place .. ':' .. n) end
+    for n = 1, last do
+      if at('start:', n) == start then own = n end
     end
-    for name, value in pairs(fields) do
-      local r, n = string.match(name, '^start:(%d+):(%d+)$')
-      if r and value ~= start and not fields['end:' .. r .. ':' .. n] then
-        local same, later = r == retries, tonumber(r) > tonumber(retries)
-        others = others or not own or later or (same and (first or tonumber(n) > own))
+    for n = 1, last do  -- copies of the message that run elsewhere
+      local value = at('start:', n)
+      if value and value ~= start and not at('end:', n) then
+        others = others or not own or first or n > own
       end
     end
     if own and others then
-      local last = tonumber(fields['count:' .. retries])
-      redis.call('HDEL', KEYS[i], 'start:' .. retries .. ':' .. own, 'end:' .. retries .. ':' .. own)
-      redis.call('HINCRBY', KEYS[i], 'count:' .. retries, -1)
+      redis.call('HDEL', KEYS[i], 'start:' .. place .. ':' .. own, 'end:' .. place .. ':' .. own)
+      redis.call('HINCRBY', KEYS[i], 'count:' .. place, -1)
       for _, what in ipairs({'start:', 'end:'}) do  -- the last one takes the freed number
-        local moved = own < last and fields[what .. retries .. ':' .. last]
+        local moved = own < last and at(what, last)
         if moved then
-          redis.call('HSET', KEYS[i], what .. retries .. ':' .. own, moved)
-          redis.call('HDEL', KEYS[i], what .. retries .. ':' .. last)
+          redis.call('HSET', KEYS[i], what .. place .. ':' .. own, moved)
+          redis.call('HDEL', KEYS[i], what .. place .. ':' .. last)
         end
       end
+    elseif not others then
+      gone = gone + forget_message(i, place)
     end
   end
-  if not others then gone = gone + redis.call('UNLINK', KEYS[i]) end
 end
 return gone

@@ -1,10 +1,11 @@
 -- Purpose: remove letters with their index, tally and claims: to the bin, or for good.
 -- KEYS: 1 letters (stream)  2 ids (hash)  3 tally (hash)  4 claims (hash)  5 groups (zset)
 --       6 ends (zset)  7 newest_groups (zset)  8 gone_groups (stream)  9 bin (stream)
---       10 binned (hash)
+--       10 binned (hash)  11 late_copies (zset)
 -- ARGV: 1 owner (only letters that it has claimed; empty = all)
 --       2 keep (milliseconds in the bin; 0 = for good)
---       3... letter ids, or stream positions of entries that are not letters (at most 500)
+--       3 wanted (1 = somebody wants them gone: what comes of their messages later may run; 0 = not)
+--       4... letter ids, or stream positions of entries that are not letters (at most 500)
 -- Returns: the number of letters removed
 -- Complexity: O(number of ids and of overdue letters in the bin, at most 200)
 local MAX_OVERDUE = 200  -- so the bin empties faster than it fills
@@ -19,7 +20,7 @@ if keep > 0 then
     redis.call('XDEL', KEYS[9], entry[1])
   end
 end
-for i = 3, #ARGV do
+for i = 4, #ARGV do
   local id, claim = ARGV[i], redis.call('HGET', KEYS[4], ARGV[i])
   if owner == '' or (claim and string.match(claim, '^%a+|(.*)|%d+$') == owner) then
     local indexed = redis.call('HGET', KEYS[2], id)
@@ -39,6 +40,7 @@ for i = 3, #ARGV do
     elseif not found then
       ids[#ids + 1] = id
     end
+    if ARGV[3] == '1' then redis.call('ZREM', KEYS[11], id) end
     claims[#claims + 1] = id
   end
 end

@@ -147,13 +147,17 @@ setup(
         "celery_dlq.web": ["static/*", "templates/*.html"],
     },
     install_requires=[
-        # Each kombu works with some versions of redis-py only: its extra says with which. Celery
-        # 5.4 has a bound of its own.
-        "celery[redis]>=5.4,<5.8",
+        # Without the extras `redis` of Celery and kombu: kombu 5.6 wants redis-py below 6.5, and
+        # kombu 5.7 one version of packaging, but both work with others, which apps have. A worker
+        # refuses the pairs that kombu refuses.
+        "celery>=5.4,<5.8",
         "click>=8.1",
         "hiredis>=2.2",
-        "kombu[redis]>=5.4",
-        "redis[hiredis]>=5.0",
+        "kombu>=5.4",
+        # kombu's Redis transport imports it, and asks for it in its extra only.
+        "packaging>=21",
+        # As kombu's extra: 5.0.2 has a fault.
+        "redis[hiredis]>=5.0,!=5.0.2",
         "rich>=13",
     ],
     extras_require={

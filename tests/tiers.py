@@ -54,6 +54,7 @@ FULL_TIER = (
     "tests/examples/test_containers.py::test_a_worker_runs_as_it_is_described",
     "tests/integration/test_benchmarks.py",
     "tests/integration/test_fleet.py",
+    "tests/integration/test_installing.py",
     "tests/integration/test_breaker_recovery.py::test_workers_that_are_killed",
     "tests/integration/test_export_kill.py::test_killed_at_any_step_each_letter_is_in_the_files_once[trim",
     "tests/integration/test_export_kill.py::test_killed_at_any_step_each_letter_is_in_the_files_once[back",

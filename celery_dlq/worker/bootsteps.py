@@ -12,10 +12,11 @@ from celery import bootsteps, signals
 from celery.worker import state
 
 from celery_dlq import timing
-from celery_dlq.errors import DLQError
+from celery_dlq.errors import BrokerUnavailable, DLQError
 from celery_dlq.events import DeadLettered, Event
 from celery_dlq.letters.printable import get_logger, shortened
 from celery_dlq.transport.amqp import read_ahead
+from celery_dlq.transport.redis.broker import UPGRADE, mismatch
 from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, read_on, starts_here
 from celery_dlq.worker.dropped import read_leniently, watch
 from celery_dlq.worker.guard import Guard
@@ -48,6 +49,7 @@ class GuardStep(bootsteps.StartStopStep):
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         try:
+            _refuse_a_mismatch(worker.app)
             self.guard: Guard = guard_of(
                 assembly_of(worker.app),
                 hostname=worker.hostname,
@@ -280,6 +282,12 @@ def _quietly(act: Callable[..., None], *args: Any) -> None:
 
 def _driver_type(worker: Any) -> str:
     return str(worker.app.connection_for_read().transport.driver_type)
+
+
+def _refuse_a_mismatch(app: Any) -> None:
+    why = mismatch(app.connection_for_read().get_transport_cls())
+    if why is not None:
+        raise BrokerUnavailable(f"{why}. Run: {UPGRADE}")
 
 
 def refuse_to_start(exc: DLQError) -> NoReturn:

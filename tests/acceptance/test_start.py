@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,7 +16,7 @@ from celery import Celery
 from servers import RedisServer
 from tcp_proxy import TcpProxy
 from waiting import poll
-from workers import Worker
+from workers import HERE, Worker
 
 from celery_dlq import DeadLetter, DeadLetters
 from celery_dlq.errors import StoreUnavailable
@@ -272,6 +273,17 @@ def test_a_node_of_a_cluster_ends_the_start(start_worker: Start) -> None:
     with RedisServer("--cluster-enabled", "yes") as node:
         worker = start_worker(conf_of(node.url), wait=False)
         assert "redis+cluster://" in refuses(worker)
+
+
+def test_a_redis_py_that_kombu_refuses_ends_the_start(start_worker: Start, tmp_path: Path) -> None:
+    """One line, not a traceback of kombu's; pip allows the pair: no package excludes it."""
+    (tmp_path / "old_redis_py.py").write_text(
+        "import redis\nredis.VERSION = (3, 1, 0)\nfrom poison_app import app\n"
+    )
+    env = {"PYTHONPATH": f"{HERE}{os.pathsep}{tmp_path}"}
+    line = refuses(start_worker(app="old_redis_py", env=env, wait=False))
+    assert "expected a redis-py that kombu" in line
+    assert "pip install --upgrade redis" in line
 
 
 def test_a_worker_that_must_have_its_store_waits_and_then_ends(

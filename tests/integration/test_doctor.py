@@ -13,10 +13,12 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import kombu
 import pytest
 from builders import DLQ, a_letter, an_app, key_of
 from click.testing import CliRunner
 from kombu import Queue
+from kombu.transport import pyamqp
 from rabbit import RabbitServer
 from servers import RedisServer
 from waiting import poll
@@ -29,6 +31,7 @@ from celery_dlq.operations.redrive.message import RedriveOptions
 from celery_dlq.store.metrics import WorkerGauges
 from celery_dlq.store.records import WorkerInfo
 from celery_dlq.store.store import Store
+from celery_dlq.transport.redis.broker import mismatch
 
 SOUND = {
     "task_default_queue": "orders",
@@ -178,6 +181,15 @@ def test_a_package_that_is_missing(shop: Make, monkeypatch: pytest.MonkeyPatch) 
         lambda name: None if name == "sentry_sdk" else object(),
     )
     assert "celery_dlq[sentry]" in one(dlq, "missing-package").sentence
+
+
+def test_a_redis_py_that_kombu_refuses(shop: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says both versions; RabbitMQ needs no redis-py of kombu's choice."""
+    dlq = shop()
+    monkeypatch.setattr("redis.VERSION", (3, 1, 0))
+    sentence = one(dlq, "redis-py").sentence
+    assert sentence.startswith(f"expected a redis-py that kombu {kombu.__version__} works with")
+    assert mismatch(pyamqp.Transport) is None
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from celery_dlq.features.doctor import server_checks, settings_checks
 from celery_dlq.features.doctor.finding import Finding, Guarantee, finding
 from celery_dlq.features.doctor.settings_checks import Case
 from celery_dlq.letters.printable import error_without_secrets
+from celery_dlq.transport.redis.broker import mismatch
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
@@ -65,6 +66,9 @@ class Examination:
             return [finding for check in server_checks.CHECKS for finding in check(case)]
 
     def _broker(self) -> list[Finding]:
+        why = mismatch(Case(self._dlq).transport)
+        if why is not None:
+            return [finding("redis-py", f"{why}.")]
         connection = self._dlq.app.connection_for_read(connect_timeout=_CONNECT_SECONDS)
         with connection:
             connection.connect()

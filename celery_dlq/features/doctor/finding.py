@@ -51,6 +51,10 @@ KINDS = {
         "A part of celery_dlq does nothing, or is slow.",
         "Install the package in the environment of the workers.",
     ),
+    "redis-py": (
+        "Workers do not start, and nothing can be published.",
+        "Install a redis-py that kombu works with: pip install --upgrade redis",
+    ),
     "spool-not-writable": (
         "While the store is away, letters wait in memory only.",
         "Let the user of the workers write to dlq_spool_dir.",

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import kombu
+import redis
+from kombu.exceptions import VersionMismatch
+from kombu.transport import redis as kombu_redis
 from redis import Redis
 from redis.exceptions import OutOfMemoryError, ReadOnlyError
 
@@ -23,6 +27,9 @@ SCRIPTS = "celery_dlq.transport.redis"
 CONNECT_SECONDS = 5.0
 REPLY_SECONDS = 5.0
 """Maximum waits where the user has set none."""
+
+UPGRADE = "pip install --upgrade redis"
+"""The mend of a `mismatch`."""
 
 _FOR_NOW = (OutOfMemoryError, ReadOnlyError)
 _FOR_NOW_TEXTS = ("BUSY ", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY")
@@ -159,6 +166,26 @@ def removals(broker: Broker, tags: Sequence[str]) -> list[tuple[Any, ...]]:
         ("ZREM", broker.index, *tags),
         ("ZREM", broker.leases, *tags),
     ]
+
+
+def mismatch(transport: type) -> str | None:
+    """Why kombu does not work with the installed redis-py; ``None`` if it does.
+
+    kombu itself looks only when a channel connects: there, it ends a worker with a traceback.
+
+    Source: ``Channel._get_client`` in
+    https://github.com/celery/kombu/blob/main/kombu/transport/redis.py
+    """
+    if not issubclass(transport, kombu_redis.Transport):
+        return None
+    try:
+        object.__new__(transport.Channel)._get_client()  # noqa: SLF001
+    except VersionMismatch as exc:
+        return (
+            f"expected a redis-py that kombu {kombu.__version__} works with, "
+            f"got {redis.__version__}: {str(exc).rstrip('.')}"
+        )
+    return None
 
 
 def refuses_for_now(exc: Exception) -> bool:

@@ -30,12 +30,12 @@ ENTRY_POINTS = (
     "celery-dlq = celery_dlq.__main__:main",
     "dlq = celery_dlq.cli.commands:dlq",
 )
-# The bounds of redis-py are those of the kombu and the Celery that are installed with it.
 METADATA = (
     "License-Expression: Apache-2.0",
     "License-File: LICENSE",
-    "Requires-Dist: celery[redis]",
-    "Requires-Dist: kombu[redis]",
+    "Requires-Dist: celery<5.8,>=5.4",
+    "Requires-Dist: kombu>=5.4",
+    "Requires-Dist: packaging>=21",
     "Requires-Dist: redis[hiredis]",
 )
 # As GitHub names the repository to its runners; the links of the README lead there.
@@ -81,7 +81,7 @@ MORE_THAN_NEEDED = """
 from importlib.metadata import distributions, requires
 from pip._vendor.packaging.requirements import Requirement
 from pip._vendor.packaging.utils import canonicalize_name
-ours = ("celery", "kombu[redis]", "redis[hiredis]", "hiredis", "rich")
+ours = ("celery", "kombu", "packaging", "redis[hiredis]", "hiredis", "rich")
 needed, todo = set(), [Requirement(text) for text in ours]
 while todo:
     requirement = todo.pop()

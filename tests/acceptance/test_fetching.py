@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import redis
+from celery import Celery
 from servers import RedisServer
 from tls import TlsServer
 from waiting import poll
 from watched import WatchedServers
-from workers import Worker
+from workers import HERE, Worker
 
 Start = Callable[..., Worker]
 Ran = Callable[[str], int]
@@ -253,3 +254,50 @@ def test_a_flush_does_not_leave_a_worker_asleep(
     send(broker, "flushed")
     works(worker, ran, "flushed")
     assert NOT_WOKEN not in worker.output
+
+
+MANY = """
+import os
+from celery import Celery
+from kombu import Queue
+from celery_dlq import DeadLetters
+
+url, queues, steps = os.environ["POISON_REDIS"], *map(int, os.environ["MANY"].split())
+app = Celery("many", broker=f"{url}/0", backend=f"{url}/1", set_as_current=False)
+app.conf.task_queues = [Queue(f"tenant-{number:04d}") for number in range(queues)]
+app.conf.broker_transport_options = {"priority_steps": list(range(steps))}
+app.conf.dlq_queues = {"*": {"max_deliveries": 3}}
+app.conf.broker_connection_retry_on_startup = True
+DeadLetters(app)
+
+@app.task(name="many.echo")
+def echo(text):
+    return text
+"""
+
+
+@pytest.mark.parametrize(("queues", "steps"), [(2100, 4), (800, 10)])
+def test_a_worker_of_thousands_of_queues_runs_their_tasks(
+    start_worker: Start, tmp_path: Path, redis_url: str, queues: int, steps: int
+) -> None:
+    """With 8,400 and 8,000 lists: when it starts, and each time that it is woken."""
+    (tmp_path / "many_app.py").write_text(MANY)
+    path, names = f"{HERE}{os.pathsep}{tmp_path}", [f"tenant-{n:04d}" for n in range(queues)]
+    worker = start_worker(
+        env={"PYTHONPATH": path, "MANY": f"{queues} {steps}"},
+        arguments=("--queues", ",".join(names)),
+        app="many_app",
+        pool="threads",
+        wait=False,
+    )
+    poll(lambda: "ready." in worker.output, timeout_seconds=120)
+    base = redis_url.rpartition("/")[0]
+    with Celery("sends", broker=f"{base}/0", backend=f"{base}/1", set_as_current=False) as app:
+        app.conf.broker_transport_options = {"priority_steps": list(range(steps))}
+        for chosen in (names[-1:], names[:: queues // 20], names[:1] * 3):
+            sent = [
+                app.send_task("many.echo", (name,), queue=name, priority=steps - 1)
+                for name in chosen
+            ]
+            assert [one.get(timeout=60) for one in sent] == list(chosen), worker.output
+    assert worker.process.poll() is None

@@ -152,6 +152,22 @@ def test_order_fairness_and_priorities_are_kombus(
     assert len(both(connect, run, **options)) == 4 * 4 * 4 + 4
 
 
+def test_messages_of_8100_lists_come(connect: Connect) -> None:
+    """Lua takes no more than 8,000 of them at once: while it looks, and when it is woken."""
+    names = [f"tenant-{number:03d}" for number in range(810)]
+    connection = connect("reliable", {"priority_steps": list(range(10))})
+    receiver = Receiver(connection, names)
+    drain(connection)
+    for number in (809, 0, 404, 809):  # each wakes a receiver that is idle
+        for priority in (9, 0):
+            publish(connection, names[number], str(priority), priority=priority)
+        drain(connection)
+        assert sorted(receiver.got) == [(names[number], "0"), (names[number], "9")]
+        receiver.got.clear()
+    assert {len(plan.lists) for plan in connection.default_channel._plans.values()} == {8100}
+    assert len(connection.default_channel._plans) <= 2
+
+
 def test_nothing_comes_beyond_the_prefetch_count(connect: Connect, broker: redis.Redis) -> None:
     """Also when it grows and shrinks while messages are held."""
 

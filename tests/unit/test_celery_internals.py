@@ -7,6 +7,7 @@ import pickle
 import re
 import socket
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import amqp
@@ -107,6 +108,9 @@ def test_kombus_redis_channel_is_written_to_in_the_steps_that_a_redrive_does_its
     for step in STEPS:
         assert callable(getattr(kombu_redis.Channel, step)), step
     assert parameters(kombu_redis.Channel._q_for_pri) == ["self", "queue", "pri"]
+    lists = kombu_redis.Channel._q_for_pri  # of a fetch: the queue's name, and the same end
+    channel = SimpleNamespace(priority=int, sep=":")
+    assert [lists(channel, "q", n) for n in (0, 3)] == ["q" + lists(channel, "", n) for n in (0, 3)]
     assert parameters(kombu_redis.Channel._get_message_priority) == ["self", "message", "reverse"]
     assert parameters(kombu_redis.Channel.encode_body) == ["self", "body", "encoding"]
     assert parameters(Producer._delivery_details)[:3] == ["self", "exchange", "delivery_mode"]

@@ -45,7 +45,8 @@ logger = get_logger("celery_dlq.transport")
 
 _IDLE_SECONDS, _OVERDUE_SECONDS = 4 * LOOK_SECONDS, 30.0  # the latter as kombu 5.7 for BRPOP
 _FIRST_POLL_SECONDS, _LAST_POLL_SECONDS = 0.05, 0.5
-_MAX_PLANS = 64  # orders of the queues, each with its keys
+# Orders of the queues; each has all their lists, at 130 bytes a list.
+_MIN_PLANS, _MAX_PLANS, _MAX_LISTS = 2, 64, 16384
 _DUTY_MILLIS, _DUTY_SECONDS = 3500, 1.4 * LOOK_SECONDS  # so, every second call of the timer
 _WOKEN, _LEAVES, _POLLS = 1, 2, 4  # see fetch.lua
 
@@ -96,7 +97,8 @@ class ReliableChannel(kombu_redis.Channel):
             return
         plan = self._plans.get(queues)
         if plan is None:
-            if len(self._plans) >= _MAX_PLANS:
+            lists = len(queues) * len(self.priority_steps)
+            if len(self._plans) >= min(_MAX_PLANS, max(_MIN_PLANS, _MAX_LISTS // lists)):
                 self._plans.clear()
             plan = self._plans[queues] = _Plan(self, queues)
         if self._own is not None and self._own.waits("BRPOP"):
@@ -379,12 +381,10 @@ class _Plan:
 
     def __init__(self, channel: Any, queues: tuple[str, ...]) -> None:
         script = script_text("fetch", SCRIPTS)
-        steps = channel.priority_steps
-        self.lists: Sequence[str] = [
-            channel.global_keyprefix + channel._q_for_pri(queue, step)  # noqa: SLF001
-            for step in steps
-            for queue in queues
-        ]
+        # kombu asks for each list, which takes three times as long where there are thousands.
+        ends = [channel._q_for_pri("", step) for step in channel.priority_steps]  # noqa: SLF001
+        prefix = channel.global_keyprefix
+        self.lists: Sequence[str] = [f"{prefix}{queue}{end}" for end in ends for queue in queues]
         broker = broker_of(channel)
         digest = sha256("\n".join(sorted(self.lists)).encode()).hexdigest()[:16]
         self.duty, self.bell = f"{broker.unacked}_duty:{digest}", f"{broker.unacked}_bell:{digest}"

@@ -11,15 +11,18 @@
 -- Returns: a list: the number of the list from 1, the entry, and 1 if it is on duty from now on;
 --       without an entry 1 = on duty, or 0
 -- Complexity: O(number of lists and of acknowledged tags)
--- Begins with a removal or a pop, so it works on a full Redis: all later commands of the script
--- are allowed.
+-- Begins with a removal or a pop, so it works on a full Redis: all later commands are allowed.
 local DUTY_MILLIS, BELL_MILLIS, MOST_WOKEN = 3500, 1000, 4
+local BLOCK = 100  -- keys that unpack takes, at most 8,000; with more, EXISTS finds the list
 local mode, worker = tonumber(string.sub(ARGV[#ARGV], 1, 1)), string.sub(ARGV[1], 1, 32)
-for tag in string.gmatch(string.sub(ARGV[#ARGV], 2), '[^\n]+') do
-  redis.call('HDEL', KEYS[1], tag)
-end
+for tag in string.gmatch(string.sub(ARGV[#ARGV], 2), '[^\n]+') do redis.call('HDEL', KEYS[1], tag) end
 local woken, queues = mode % 2 == 1, #ARGV - 3
-for i = 6, (woken and redis.call('EXISTS', unpack(KEYS, 6)) == 0) and 0 or #KEYS do
+local function skip_empty(i)  -- to the first block from there with an entry, or beyond the last
+  local last = math.min(i + BLOCK - 1, #KEYS)
+  local found = i > #KEYS or redis.call('EXISTS', unpack(KEYS, i, last)) > 0
+  return found and i or skip_empty(last + 1)
+end
+for i = (woken or #KEYS > BLOCK) and skip_empty(6) or 6, #KEYS do
   local entry = redis.call('RPOP', KEYS[i])
   if entry then
     local queue = ARGV[3 + (i - 6) % queues]
@@ -31,7 +34,7 @@ for i = 6, (woken and redis.call('EXISTS', unpack(KEYS, 6)) == 0) and 0 or #KEYS
       redis.call('HSET', KEYS[1], ARGV[1], '[' .. entry .. ',"",' .. queue .. ']')
     end
     local tokens = woken and math.min(redis.call('LLEN', KEYS[i]), MOST_WOKEN) or 0
-    if woken and tokens == 0 then tokens = math.min(redis.call('EXISTS', unpack(KEYS, i)), 1) end
+    if woken and tokens == 0 and skip_empty(i) <= #KEYS then tokens = 1 end
     local reply = {i - 5, entry}
     if mode % 4 > 1 then
       local holder = redis.call('GET', KEYS[4])

@@ -13,6 +13,7 @@ from rich.console import Console
 from celery_dlq import DeadLetters
 from celery_dlq.cli.options import letter_filter
 from celery_dlq.cli.table import letters_text, say
+from celery_dlq.letters.arguments import unread_text
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import json_text, one_line
 from celery_dlq.policies.queue_names import did_you_mean
@@ -113,6 +114,12 @@ def none_matched(
         known = {one.task_name for one in dead_letters.groups(queue, limit=_MOST_GROUPS)}
         hint = "" if task in known else did_you_mean(task, known)
     return click.ClickException(f"no letter of {queue!r} matches the filter{hint}")
+
+
+def say_unread(count: int, what: str, consequence: str) -> None:
+    """Say on stderr that the arguments of some messages could not be read, and what that means."""
+    if count:
+        click.echo(unread_text(count, what, consequence), err=True)
 
 
 def answer(ctx: click.Context, made: Any, text: str, *, as_json: bool) -> None:

@@ -19,6 +19,7 @@ from celery_dlq.cli.context import (
     none_matched,
     print_lines,
     ready_for_many,
+    say_unread,
 )
 from celery_dlq.cli.options import StartAt, json_option
 from celery_dlq.cli.table import Cell, age, counting, letters_text, line, say, table, utc
@@ -177,9 +178,11 @@ class JobRequest:
         """Its job, and what it would do, without a change of anything."""
         operations = self.dead_letters.assembly.operations()
         with counting(self.console, "scanned", quiet=self.as_json) as scanned:
-            return operations.prepare(
+            run, seen = operations.prepare(
                 self.kind, self.queue, self.where, self.how, scanned=scanned, **more
             )
+        say_unread(seen.unread, "letter", "left out")
+        return run, seen
 
     def _count(self) -> int | None:
         return known_count(self.dead_letters, self.queue, self.where, self.how["limit"])

@@ -12,7 +12,13 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from celery_dlq.cli.context import console_of, dead_letters_of, none_matched, print_lines
+from celery_dlq.cli.context import (
+    console_of,
+    dead_letters_of,
+    none_matched,
+    print_lines,
+    say_unread,
+)
 from celery_dlq.cli.options import filter_options, json_option, letter_filter
 from celery_dlq.cli.table import (
     Cell,
@@ -32,6 +38,7 @@ from celery_dlq.letters.links import WHEN, links_of
 from celery_dlq.letters.printable import shortened
 from celery_dlq.letters.record import DeadLetter, Delivery
 from celery_dlq.letters.redaction import Redaction
+from celery_dlq.operations.redrive.select import matcher
 
 if TYPE_CHECKING:
     from celery_dlq.operations.redrive.select import RawEntry
@@ -82,19 +89,25 @@ def list_(
 ) -> None:
     """List the letters of QUEUE, newest first."""
     dead_letters, console = dead_letters_of(ctx), console_of(ctx)
-    where = letter_filter(options)
+    where, unread = letter_filter(options), list[int]()
     with counting(console, "scanned", quiet=as_json or not where) as scanned:
         entries: Iterable[RawEntry]
         if discarded:
-            binned = dead_letters.discarded(queue)
-            entries = (found for found in binned if where.matches_fields(found.fields))
+            matching = matcher(where, unread.append)
+            binned = (matching(one.position, one.fields) for one in dead_letters.discarded(queue))
+            entries = filter(None, binned)
         else:
             entries = dead_letters.entries(
-                queue, where, newest_first=not oldest_first, scanned=scanned
+                queue,
+                where,
+                newest_first=not oldest_first,
+                scanned=scanned,
+                unread=unread.append,
             )
         page_of = islice(entries, (page - 1) * limit, page * limit)
         found = (_readable(entry, dead_letters.redaction) for entry in page_of)
         shown = print_lines(map(_json, found)) if as_json else letters(console, queue, found)
+    say_unread(sum(unread), "letter", "not listed")
     if where and not shown:
         raise none_matched(dead_letters, queue, where)
     if as_json:

@@ -22,8 +22,8 @@ times. ``~`` holds for a text that contains the value.
 
 Times, UUIDs, decimals and bytes, which JSON tags (``__type__``), are compared as the text in the
 tag. Only ``args_json``, ``kwargs_json`` and ``headers`` are looked at. A condition on arguments
-does not hold, not even with ``!=``, for a letter without them: its body is no plain JSON, or is
-larger than 1 MiB.
+does not hold, not even with ``!=``, for a letter without them: its body is no JSON of
+Celery, or is larger than 1 MiB.
 """
 
 from __future__ import annotations
@@ -107,14 +107,25 @@ def checked(texts: str | Sequence[str]) -> tuple[str, ...]:
 
 def all_hold(texts: tuple[str, ...], text_of: Callable[[str], str]) -> bool:
     """True if all conditions hold for a letter."""
+    return judged(texts, text_of) is True
+
+
+def judged(texts: tuple[str, ...], text_of: Callable[[str], str]) -> bool | None:
+    """Whether all conditions hold for a letter; ``None`` if its arguments would have to be known.
+
+    Neither a match nor a miss: whoever asks counts it, and says so.
+    """
+    known = True
     for field, conditions in _by_field(texts):
         try:
             value = _decode(text_of(field) or "null")
         except (ValueError, RecursionError):
+            value = None
+        if value is None and field != "headers":
+            known = False
+        elif value is None or not all(condition.holds(value) for condition in conditions):
             return False
-        if value is None or not all(condition.holds(value) for condition in conditions):
-            return False
-    return True
+    return True if known else None
 
 
 @lru_cache(maxsize=64)

@@ -14,6 +14,7 @@ from celery_dlq.letters import conditions, json_codec
 from celery_dlq.letters.record import DeadLetter, Reason, check_aware, from_micros, iso, to_micros
 
 _MAX_SHOWN_CHARS = 40
+_GREPPED = (b"body", b"args_json", b"kwargs_json")
 MAX_GREP_CHARS = 1000
 
 
@@ -50,7 +51,7 @@ class LetterFilter:
         since: Dead-lettered at or after this aware time.
         until: Dead-lettered before this aware time.
         grep: Text of at most 1,000 characters to find in the description, the exception's message
-            or the body, however JSON spells it there.
+            or the body, however JSON spells it there; of a compressed body, in the arguments.
         release: Version of the code that saw the death, exact.
         root_id: Id of the first task of the workflow, exact.
         group_id: Id of the group, exact.
@@ -109,11 +110,15 @@ class LetterFilter:
 
     def matches_fields(self, entry: Mapping[bytes, bytes]) -> bool:
         """Like `matches`, for a letter's storage form; reads only the fields it needs."""
+        return self.judged(entry) is True
+
+    def judged(self, entry: Mapping[bytes, bytes]) -> bool | None:
+        """Like `matches_fields`; ``None`` if its arguments, which cannot be read, would decide."""
 
         def text_of(name: str) -> str:
             return entry.get(name.encode(), b"").decode("utf-8", "replace")
 
-        return (
+        matches = (
             (self.ids is None or text_of("id") in self.ids)
             and (self.reason is None or text_of("reason") == str(self.reason))
             and (self.task_name is None or text_of("task_name") == self.task_name)
@@ -133,10 +138,13 @@ class LetterFilter:
                 self.grep is None
                 or self.grep in text_of("description")
                 or self.grep in text_of("exception_message")
-                or _in_body(self.grep, entry.get(b"body", b""))
+                # Of a compressed body, only the arguments are known.
+                or any(_in_body(self.grep, entry.get(name, b"")) for name in _GREPPED)
             )
-            and (self.conditions is None or conditions.all_hold(self.conditions, text_of))
         )
+        if not matches or self.conditions is None:
+            return matches
+        return conditions.judged(self.conditions, text_of)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping of the fields that are set; times in microseconds since 1970."""

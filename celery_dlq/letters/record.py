@@ -356,9 +356,11 @@ class DeadLetter:
         Kind.BYTES, "The body, byte by byte as it was received; may be pickle.", PLAIN, default=b""
     )
     args_json: str | None = _text(
-        "Positional arguments, if the body is JSON.", REPEATS, within="body"
+        "Positional arguments, if the body is JSON, compressed or not.", REPEATS, within="body"
     )
-    kwargs_json: str | None = _text("Keyword arguments, if the body is JSON.", within="body")
+    kwargs_json: str | None = _text(
+        "Keyword arguments, if the body is JSON, compressed or not.", within="body"
+    )
     argsrepr: str | None = _text(
         "Celery's description of the positional arguments; cut by Celery.",
         REPEATS,

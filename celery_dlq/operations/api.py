@@ -239,11 +239,19 @@ class Operations:
         """Make a dry run; from then on the job has only letters that this has counted."""
         job, where, limit, last = run.job, run.where, run.options.limit, run.job.until
         keys: set[str] = set()
+        unread: list[int] = []
         redrives = isinstance(run.options, RedriveOptions)
 
         def matching(check: Progress) -> Iterator[RawEntry]:
             nonlocal last
-            found = select(self._store, job.queue, where, until=job.until, scanned=check)
+            found = select(
+                self._store,
+                job.queue,
+                where,
+                until=job.until,
+                scanned=check,
+                unread=unread.append,
+            )
             for one in islice(found, limit):
                 yield one if run.change is None else self._edited(one, run.change, run.options)
                 last = one.position  # it was counted in time
@@ -252,7 +260,8 @@ class Operations:
 
         targets = targets_of(self._jobs, run.options.to_queue) if redrives else None
         seen = dry_run(matching, targets, seconds=seconds, scanned=scanned)
-        seen = replace(seen, waits_for={**_too_late(run.options), **seen.waits_for})
+        waits_for = {**_too_late(run.options), **seen.waits_for}
+        seen = replace(seen, waits_for=waits_for, unread=sum(unread))
         letters = seen.letters + seen.corrupt
         if limit is not None and not seen.exact:
             run.tell(note=_cut(letters, limit, seconds))
@@ -311,5 +320,5 @@ def _refuse_lost(job: Job) -> None:
 
 
 def _arguments(message: Outgoing) -> dict[str, Any]:
-    args, kwargs, _links = arguments(message.content_type, message.body, message.headers)
-    return {"args": args, "kwargs": kwargs}
+    found = arguments(message.content_type, message.body, message.headers)
+    return {"args": found.args, "kwargs": found.kwargs}

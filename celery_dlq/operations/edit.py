@@ -10,7 +10,11 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
+from kombu.compression import compress
+from kombu.exceptions import KombuError
+
 from celery_dlq.errors import DLQError, RedriveError
+from celery_dlq.letters.arguments import Arguments
 from celery_dlq.letters.conditions import Path, path_of
 from celery_dlq.letters.headers import EDITED_HEADER
 from celery_dlq.letters.printable import shortened
@@ -20,7 +24,6 @@ from celery_dlq.operations.redrive.message import Outgoing
 
 __all__ = ["Edit"]
 
-_JSON_TYPES = ("application/json",)
 MAX_EDITS = 20
 MAX_SHOWN_CHARS = 2000
 MAX_DESCRIBED_CHARS = 1024
@@ -95,28 +98,15 @@ class Edit:
         return cls(**json.loads(text))
 
 
-def arguments(
-    content_type: str, body: bytes, headers: Mapping[str, Any]
-) -> tuple[list[Any], dict[str, Any], Any]:
-    """The parts of a message's body: args, kwargs and the links of its workflow."""
-    found = None
-    if content_type in _JSON_TYPES and not headers.get("compression"):
-        try:
-            found = json.loads(body)
-        except (ValueError, RecursionError):
-            found = None
-    if (
-        not isinstance(found, list)
-        or len(found) != 3  # noqa: PLR2004 - args, kwargs, links
-        or not isinstance(found[0], list)
-        or not isinstance(found[1], dict)
-    ):
+def arguments(content_type: str, body: bytes, headers: Mapping[str, Any]) -> Arguments:
+    """The parts of a message's body: args, kwargs, and what else it has."""
+    try:
+        return Arguments.of(content_type, body, headers.get("compression"))
+    except ValueError as exc:
         raise DLQError(
-            f"expected a plain JSON message of Celery's protocol 2 to edit, got a body of type "
-            f"{content_type or 'unknown'!r}; signed, compressed, pickled and foreign bodies "
-            f"cannot be edited"
-        )
-    return found[0], found[1], found[2]
+            f"expected a JSON message of Celery to edit, got {exc}; signed, encrypted, pickled and "
+            f"foreign bodies cannot be edited, nor compressed ones of more than 1 MiB"
+        ) from exc
 
 
 def edited(
@@ -138,10 +128,10 @@ def edited(
 def _apply(
     edit: Edit, message: Outgoing, *, actor: str, now: datetime, redaction: Redaction
 ) -> Outgoing:
-    args, kwargs, links = arguments(message.content_type, message.body, message.headers)
+    given = arguments(message.content_type, message.body, message.headers)
     new: dict[str, Any] = {
-        "args": list(args if edit.args is None else edit.args),
-        "kwargs": dict(kwargs if edit.kwargs is None else edit.kwargs),
+        "args": list(given.args if edit.args is None else edit.args),
+        "kwargs": dict(given.kwargs if edit.kwargs is None else edit.kwargs),
     }
     paths = {path: path_of(path) for path in edit.assign}
     own = _own_headers(message, paths.values(), redaction)
@@ -149,14 +139,9 @@ def _apply(
     for path, (root, below) in paths.items():
         _assign(new[root], below, edit.assign[path], path)
     # Once more, because `_assign` may have changed the others.
-    old_args, old_kwargs, _ = arguments(message.content_type, message.body, message.headers)
-    new_args, new_kwargs = redaction.restored((old_args, old_kwargs), (new["args"], new["kwargs"]))
-    try:
-        body = json.dumps([new_args, new_kwargs, links]).encode()
-    except (TypeError, ValueError, RecursionError) as exc:
-        raise DLQError(
-            f"expected arguments that JSON can encode, got {type(exc).__name__}: {exc}"
-        ) from exc
+    old = arguments(message.content_type, message.body, message.headers)
+    new_args, new_kwargs = redaction.restored((old.args, old.kwargs), (new["args"], new["kwargs"]))
+    body = _body(old, new_args, new_kwargs, message.headers.get("compression"))
     if message.headers.get("argsrepr") is not None:
         message.headers["argsrepr"] = _described(tuple(new_args))
     if message.headers.get("kwargsrepr") is not None:
@@ -166,7 +151,7 @@ def _apply(
         {
             "at": iso(now),
             "actor": actor,
-            "from": _shown(*redaction.arguments(old_args, old_kwargs), own),
+            "from": _shown(*redaction.arguments(old.args, old.kwargs), own),
             "to": _shown(
                 *redaction.arguments(new_args, new_kwargs), redaction.headers(new["headers"])
             ),
@@ -176,6 +161,22 @@ def _apply(
     message.headers[EDITED_HEADER] = json.dumps(trail[-MAX_EDITS:])
     message.body, message.content_encoding, message.headers_text = body, "utf-8", ""
     return message
+
+
+def _body(old: Arguments, args: list[Any], kwargs: dict[str, Any], compression: Any) -> bytes:
+    """The new body, compressed as the headers say, which stay."""
+    try:
+        body = old.body(args, kwargs)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise DLQError(
+            f"expected arguments that JSON can encode, got {type(exc).__name__}: {exc}"
+        ) from exc
+    if not compression:
+        return body
+    try:
+        return bytes(compress(body, compression)[0])  # type: ignore[no-untyped-call]
+    except (KeyError, KombuError, ValueError) as exc:
+        raise DLQError(f"expected a compression that kombu has here, got {compression!r}") from exc
 
 
 def _own_headers(

@@ -36,6 +36,7 @@ class LetterPage:
         complete: False if the deadline ended the search before the page was full. ``older`` (or
             ``newer``, on the way back) goes on from there.
         scanned: Number of entries read.
+        unread: Of these, how many match but for a condition on arguments, which cannot be read.
         arrived: Number of letters that were stored since the first page was read and are on none
             of its pages; ``None`` if there are some, and the store does not know how many.
     """
@@ -45,6 +46,7 @@ class LetterPage:
     older: str | None = None
     complete: bool = True
     scanned: int = 0
+    unread: int = 0
     arrived: int | None = 0
 
 
@@ -100,7 +102,8 @@ class Search:
         # Without a filter, a page is what is read first.
         self._ends = time.monotonic() + (seconds if where else float("inf"))
         # `_pages` has looked at the ids
-        self._matching = matcher(where if where.ids is None else LetterFilter())
+        self._matching = matcher(where if where.ids is None else LetterFilter(), self._pass_over)
+        self._unread = 0
         self._entries: list[RawEntry] = []
         self._last: str | None = None  # the position up to which all was seen
         self._full, self._complete, self._scanned = False, True, 0
@@ -186,6 +189,9 @@ class Search:
                 self._complete = False
                 return
 
+    def _pass_over(self, letters: int) -> None:
+        self._unread += letters
+
     def _found(self, start: _Cursor, *, newer: str | None, older: str | None) -> LetterPage:
         return LetterPage(
             entries=tuple(self._entries),
@@ -193,6 +199,7 @@ class Search:
             older=older and str(replace(start, older=True, position=older)),
             complete=self._complete,
             scanned=self._scanned,
+            unread=self._unread,
             arrived=self._arrived(start),
         )
 
@@ -203,7 +210,8 @@ class Search:
         store, queue, where = self._store, self._queue, self._where
         if where.ids is not None:
             low, high = ordered(after) if after else (-1, 0), ordered(until) if until else None
-            found = [(entry.position, entry.fields) for entry in select(store, queue, where)]
+            named = select(store, queue, where, unread=self._pass_over)
+            found = [(entry.position, entry.fields) for entry in named]
             found.sort(key=lambda entry: ordered(entry[0]), reverse=newest_first)
             places = [(ordered(entry[0]), entry) for entry in found]
             return [[entry for at, entry in places if low < at and (not high or at <= high)]]

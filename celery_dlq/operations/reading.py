@@ -78,15 +78,22 @@ class Reading:
         newest_first: bool = False,
         limit: int | None = None,
         scanned: Progress | None = None,
+        unread: Progress | None = None,
         **fields: Unpack[FilterFields],
     ) -> Iterator[DeadLetter]:
         """The letters of a queue, streamed, oldest first; reading changes nothing.
 
         Leaves out letters that arrive while you iterate, and entries that are no letters
-        (`entries` returns those too).
+        (`entries` returns those too). Calls ``unread(1)`` for each letter that it leaves out
+        because a condition asks for its arguments, which cannot be read.
         """
         found = self.entries(
-            dead_letter_queue, where, newest_first=newest_first, scanned=scanned, **fields
+            dead_letter_queue,
+            where,
+            newest_first=newest_first,
+            scanned=scanned,
+            unread=unread,
+            **fields,
         )
         return islice(_readable(found), limit)
 
@@ -99,13 +106,19 @@ class Reading:
         newest_first: bool = False,
         limit: int | None = None,
         scanned: Progress | None = None,
+        unread: Progress | None = None,
         **fields: Unpack[FilterFields],
     ) -> Iterator[RawEntry]:
         """Like `letters`, but raw, with positions, and with entries that are no letters."""
         where = filter_of(where, fields)
         self.check_queue(dead_letter_queue)
         found = select(
-            self._store, dead_letter_queue, where, newest_first=newest_first, scanned=scanned
+            self._store,
+            dead_letter_queue,
+            where,
+            newest_first=newest_first,
+            scanned=scanned,
+            unread=unread,
         )
         return islice(found, limit)
 
@@ -297,10 +310,8 @@ class Reading:
         What ``dlq_redact`` masks is ``[redacted]``; `edit` puts the values back.
         """
         letter = self.get(letter_id, dead_letter_queue)
-        args, kwargs, _links = arguments(
-            letter.content_type, letter.body, letter.decoded("headers") or {}
-        )
-        return self._redaction.arguments(args, kwargs)
+        found = arguments(letter.content_type, letter.body, letter.decoded("headers") or {})
+        return self._redaction.arguments(found.args, found.kwargs)
 
     def check_queue(self, name: str) -> None:
         """Check that a dead-letter queue exists."""

@@ -102,6 +102,8 @@ class HeldMessages:
     state: str
     held: int  # Number of its messages
     oldest_at: datetime | None = None  # When it took the oldest of them
+    # Messages that ran because their arguments, for which it asks, cannot be read
+    unread: int = 0
 
     def shown(self, redaction: Redaction) -> HeldMessages:
         """These as people may see them: the hold's conditions and reason may quote messages."""
@@ -121,7 +123,7 @@ class HeldMessages:
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping: the attributes of the hold, and these."""
         others = {"state": self.state, "held": self.held, "oldest_at": iso(self.oldest_at)}
-        return {**self.hold.to_json(), **others}
+        return {**self.hold.to_json(), **others, "unread": self.unread}
 
 
 class HeldQueues:

@@ -64,6 +64,10 @@ class Keys:
     jobs = AppKey("HASH: job id to its state, as JSON; bounded.")
     waiting_jobs = AppKey("ZSET: ids of jobs that wait, by when they may start (milliseconds).")
     cancel_requests = AppKey("HASH: job id to ``cancel``; bounded like jobs.")
+    unread = AppKey(
+        "HASH: hold to the number of messages that it could not read; bounded; expires.",
+        "unread_by_holds",
+    )
     successes = AppKey(
         "HASH: id of a redrive to the number of its messages that succeeded; bounded like jobs."
     )

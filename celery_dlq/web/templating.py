@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from celery_dlq.letters.arguments import unread_text
 from celery_dlq.letters.printable import one_line, printable, shortened
 from celery_dlq.letters.record import Reason
 from celery_dlq.registry import features
@@ -62,6 +63,7 @@ class Templates:
             "reasons": _REASONS,
             "style": self.static["style.css"],
             "script": self.static["page.js"],
+            "unread_text": unread_text,
             "icon": self.static["icon.svg"],
         }
 

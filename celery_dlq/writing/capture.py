@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -14,6 +12,7 @@ from kombu.compression import compress
 from kombu.exceptions import KombuError
 
 from celery_dlq.letters import json_codec
+from celery_dlq.letters.arguments import hides_nothing, json_parts
 from celery_dlq.letters.headers import (
     PUBLICATION_HEADER,
     REDRIVES_HEADER,
@@ -25,11 +24,7 @@ from celery_dlq.letters.headers import (
 )
 from celery_dlq.store.records import MessageKey
 
-_JSON_TYPES = ("application/json",)
-_DECODER = json.JSONDecoder()
-_PARTS = ((re.compile(r"\s*\[\s*"), list), (re.compile(r"\s*,\s*"), dict))  # args and kwargs
 _TOLD_APART = ("eta", "expires", "origin", "root_id", "parent_id", "group", "timelimit")  # headers
-_MAX_JSON_BYTES = 1024 * 1024  # in larger bodies, args and kwargs are not stored separately
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +61,15 @@ class Message:
         """Capture a message; ``request`` has Celery's fields, in the form of protocol 2."""
         delivery = message.delivery_info or {}
         headers = dict(message.headers) if isinstance(message.headers, Mapping) else {}
-        # A body that could not be decompressed is still compressed.
-        compression = None if message.errors else headers.get("compression")
-        body = wire_body(message.body, compression, message.content_encoding)
+        compression = headers.get("compression")
+        body = plain = wire_body(message.body, None, message.content_encoding)
         content_type = _text(message.content_type) or ""
         args_json, kwargs_json = (None, None)
-        if not headers.get("compression"):
-            args_json, kwargs_json = json_parts(body, content_type)
+        # kombu has decompressed it, or has noted that it could not.
+        if not (compression and message.errors):
+            body = compressed(plain, compression)
+            if hides_nothing(compression):
+                args_json, kwargs_json = json_parts(plain, content_type)
         return cls(
             task_id=message_id(message, request),
             task_name=_text(request.get("task")) or "",
@@ -150,6 +147,11 @@ def sqs_id(message: Any) -> str | None:
 def wire_body(body: Any, compression: str | None, encoding: Any = "utf-8") -> bytes:
     """The body as sent: py-amqp decodes it on arrival and kombu decompresses it; undo both."""
     data = _encoded(body, encoding) if isinstance(body, str) else bytes(body or b"")
+    return compressed(data, compression)
+
+
+def compressed(data: bytes, compression: str | None) -> bytes:
+    """The data as kombu compresses it; as it is, if it cannot."""
     if not compression:
         return data
     try:
@@ -163,25 +165,6 @@ def _encoded(body: str, encoding: Any) -> bytes:
         return body.encode(encoding)
     except (LookupError, TypeError, ValueError):  # it is no encoding, or no text of it
         return body.encode("utf-8", "surrogatepass")
-
-
-def json_parts(body: bytes, content_type: str) -> tuple[str | None, str | None]:
-    """Cut the texts of args and kwargs out of a JSON body, without encoding them again."""
-    if content_type not in _JSON_TYPES or len(body) > _MAX_JSON_BYTES:
-        return None, None
-    parts: list[str] = []
-    end = 0
-    try:
-        text = body.decode("utf-8")
-        for before, kind in _PARTS:
-            start = before.match(text, end)
-            value, end = _DECODER.raw_decode(text, start.end() if start else len(text))
-            if not (start and isinstance(value, kind)):
-                return None, None
-            parts.append(text[start.end() : end])
-    except (ValueError, RecursionError):
-        return None, None
-    return parts[0], parts[1]
 
 
 def _text(value: object) -> str | None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import IntEnum
+from typing import Any
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import get_logger, shortened
@@ -151,19 +152,33 @@ class MemoryLimit:
 def without_text(letter: DeadLetter) -> DeadLetter:
     """Cut what describes a death: the traceback, the history, long messages; never the message.
 
-    The arguments stay: their texts are parts of the message, and are stored as places in it.
+    The arguments stay, which are stored as places in the body, but not those of a compressed one.
     """
     message = letter.exception_message
+    long = (name for name, text in _outside(letter).items() if len(text) > _CUT_CHARS)
+    outside: dict[str, Any] = dict.fromkeys(long)
     return replace(
         letter,
         description=shortened(letter.description, _CUT_CHARS),
         exception_message=None if message is None else shortened(message, _CUT_CHARS),
         traceback=None,
         history=(),
+        **outside,
     )
 
 
 def _size(letter: DeadLetter) -> int:
     """Roughly the bytes of a letter in the store: the texts are compressed there."""
     parts = (letter.body, letter.headers, letter.properties, letter.traceback, letter.description)
-    return _OVERHEAD_BYTES + sum(len(part) for part in parts if part)
+    texts = (*parts, *_outside(letter).values())
+    return _OVERHEAD_BYTES + sum(len(part) for part in texts if part)
+
+
+def _outside(letter: DeadLetter) -> dict[str, str]:
+    """The arguments that are no part of the body as it is stored."""
+    texts = {"args_json": letter.args_json, "kwargs_json": letter.kwargs_json}
+    return {
+        name: text
+        for name, text in texts.items()
+        if text and text.encode("utf-8", "backslashreplace") not in letter.body
+    }

@@ -106,13 +106,29 @@ def test_a_body_that_is_not_celerys_json_has_no_parts(body: bytes) -> None:
     assert json_parts(body, "application/json") == (None, None)
 
 
-def test_the_body_of_protocol_1_has_no_parts() -> None:
-    """It is one object with everything in it."""
-    app = an_app(task_protocol=1)
-    message = sent_message(app, "shop.charge", (1,), {"a": 2})
+@pytest.mark.parametrize("how", [{}, {"compression": "zlib"}, {"compression": "lzma"}])
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_the_arguments_of_any_message_of_celery_are_known(
+    protocol: int, how: dict[str, Any]
+) -> None:
+    """Protocol 1 has one object with everything in it; kombu has decompressed what arrived."""
+    app = an_app(task_protocol=protocol)
+    message = sent_message(app, "shop.charge", (1,), {"a": 2}, **how)
     letter = Message.of(message, a_request())
-    assert (letter.args_json, letter.kwargs_json) == (None, None)
-    assert json.loads(letter.body)["args"] == [1]
+    assert (letter.args_json, letter.kwargs_json) == ("[1]", '{"a": 2}')
+
+
+def test_the_arguments_of_what_is_not_decompressed_are_not_known() -> None:
+    """Another compression of the user's own may be a cipher; what it hides stays hidden."""
+    headers = {**a_request(), "compression": "application/x-cipher"}
+    broken = a_message(headers=headers, body=b"[[1], {}, {}]")
+    assert broken.errors
+    plain = a_message(body=b"[[1], {}, {}]")
+    plain.headers["compression"] = "application/x-cipher"  # as if that were registered
+    for message in (broken, plain):
+        letter = Message.of(message, message.headers)
+        assert (letter.args_json, letter.kwargs_json) == (None, None)
+        assert letter.body == b"[[1], {}, {}]"
 
 
 @pytest.mark.parametrize(

@@ -335,3 +335,23 @@ def test_any_text_is_a_condition_or_refused(text: str) -> None:
         return
     where.matches(LETTER)
     assert conditions.checked(text) == (text,)
+
+
+def test_arguments_that_decide_and_are_not_known_are_neither_a_match_nor_a_miss() -> None:
+    """Whoever asks counts them; a condition on a header that fails decides alone."""
+    known = {"args_json": "[1]", "kwargs_json": "{}", "headers": '{"x": 1}'}
+    for texts, field, judged in (
+        (("args[0]=1",), "", True),
+        (("args[0]!=1",), "", False),
+        (("args[0]!=1",), "args_json", None),
+        (("args[0]=1", "headers.x=1"), "args_json", None),
+        (("args[0]=1", "headers.x=2"), "args_json", False),
+        (("args[0]=2", "kwargs.a=1"), "kwargs_json", False),
+        (("headers.x=1",), "args_json", True),
+        (("headers.x=1",), "headers", False),
+    ):
+        text_of = {**known, field: ""}.get
+        assert conditions.judged(texts, lambda name, get=text_of: get(name) or "") is judged, texts
+        assert conditions.all_hold(texts, lambda name, get=text_of: get(name) or "") is (
+            judged is True
+        )

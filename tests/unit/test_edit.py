@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from typing import Any
 
 import pytest
 from builders import NOW, a_letter, a_request
 from hypothesis import example, given
 from hypothesis import strategies as st
+from kombu.compression import compress, decompress
 
 from celery_dlq import DeadLetter, DLQError, LetterFilter
 from celery_dlq.errors import RedriveError
@@ -24,10 +26,10 @@ KWARGS = {"tenant": 42, "a.b": {"c d": "deep"}, "lines": [{"sku": "A1"}], "0": "
 OWN = {"x-tenant": "acme", "stamp": {"by": ["me"]}}
 
 
-def message(**headers: Any) -> Outgoing:
+def message(body: bytes = b"", **headers: Any) -> Outgoing:
     """The message of a letter with arguments of all kinds."""
     letter = a_letter(
-        body=json.dumps([ARGS, KWARGS, {"callbacks": None}]).encode(),
+        body=body or json.dumps([ARGS, KWARGS, {"callbacks": None}]).encode(),
         headers=json.dumps({**a_request(), **OWN, **headers}),
     )
     fields = {name.encode(): value for name, value in letter.to_fields().items()}
@@ -183,3 +185,36 @@ def test_a_header_that_is_masked_is_neither_changed_nor_in_the_trail() -> None:
     sent = changed("headers.new=secret", redaction=redaction)
     assert sent.headers["new"] == "secret"
     assert "secret" not in sent.headers["dlq_edited"]
+
+
+@pytest.mark.parametrize("compression", ["application/x-gzip", "application/x-bz2", "xz"])
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_an_edited_body_is_compressed_as_before(protocol: int, compression: str) -> None:
+    """Its headers say how; whoever receives it must be able to read it."""
+    links = {"callbacks": None}
+    body: Any = (
+        {"id": "i", "args": ARGS, "kwargs": KWARGS} if protocol == 1 else [ARGS, KWARGS, links]
+    )
+    given = bytes(compress(json.dumps(body), compression)[0])
+    edit = Edit(assign=dict(map(assignment, ["args[0]=8", "kwargs.tenant=43"])))
+    sent = edited(edit, actor="ann", now=NOW)(message(given, compression=compression))
+    assert sent.headers["compression"] == compression
+    found = json.loads(decompress(sent.body, compression))
+    args, kwargs = [8, *ARGS[1:]], {**KWARGS, "tenant": 43}
+    assert found == (
+        {"id": "i", "args": args, "kwargs": kwargs} if protocol == 1 else [args, kwargs, links]
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "compression"),
+    [
+        (zlib.compress(json.dumps([["x" * 2_000_000], {}, {}]).encode()), "gzip"),
+        (b"[[1], {}, {}]", "gzip"),
+        (b"[[1], {}, {}]", "application/x-cipher"),
+    ],
+)
+def test_a_body_that_cannot_be_decompressed_is_not_edited(body: bytes, compression: str) -> None:
+    """Nor is one that is too large when it is decompressed: it may be a bomb."""
+    with pytest.raises(RedriveError, match="expected a JSON message of Celery to edit"):
+        edited(Edit(args=[1]), actor="ann", now=NOW)(message(body, compression=compression))

@@ -12,9 +12,11 @@ import pytest
 from celery.exceptions import TaskRevokedError
 from celery.worker import state
 from guarded_worker import Pool, Worker
+from waiting import poll
 
 from celery_dlq import DeadLetter, Reason
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.features.hold.unread import Unread
 from celery_dlq.store.instructions import Hold
 from celery_dlq.store.metrics import DELIVERIES, HELD_MESSAGES, INTERNAL_ERRORS, STORE_ERRORS
 from celery_dlq.writing.lifecycle import DeliveryState
@@ -260,3 +262,34 @@ def test_a_hold_of_another_broker_is_ignored(worker: Worker) -> None:
     one = hold(worker)
     worker.observer("hold").instructed([replace(one, broker="amqp /other")], one.since)
     assert dispatch(worker).dlq_state is DeliveryState.DISPATCHED
+
+
+def test_a_message_that_cannot_be_read_runs_and_is_counted_once(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A thread pool asks before it queues the task and when it starts; another hold is another."""
+    first = hold(worker, conditions=["kwargs.tenant=42"])
+    hold(worker, conditions=["headers.x-tenant=7", "args[0]=1"])  # readable, and does not match
+    request = worker.receive()
+    request.message.body = b"\x80\x04N."
+    for _ in range(2):
+        assert worker.guard.stops(request) is None
+    other = worker.receive()
+    other.message.body = b"\x80\x04N."
+    assert worker.guard.stops(other) is None
+    worker.guard.tick()
+    poll(lambda: {one.hold.id: one.unread for one in worker.dlq.holds()}[first.id] == 2)
+    assert sum(one.unread for one in worker.dlq.holds()) == 2
+    assert caplog.text.count("its arguments cannot be read") == 1
+
+
+def test_the_count_of_a_hold_that_is_gone_is_forgotten(worker: Worker) -> None:
+    """Nobody asks for it again."""
+    one = hold(worker, conditions=["kwargs.tenant=42"])
+    counts = worker.dlq.assembly.backend.part(Unread)
+    counts.add(one.id)
+    counts.add("hold-of-before")
+    counts.flush()
+    poll(lambda: counts.all() == {one.id: 1, "hold-of-before": 1})
+    hold(worker)  # tidies
+    assert counts.all() == {one.id: 1}

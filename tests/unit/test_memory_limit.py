@@ -197,3 +197,14 @@ def test_the_log_says_when_letters_are_cut_wait_and_are_whole_again(
         (logging.ERROR, "letters wait outside of it"),
         (logging.WARNING, "letters are stored whole again"),
     ]
+
+
+def test_long_arguments_of_a_compressed_body_are_room_too() -> None:
+    """They are no part of it: a megabyte of arguments beside ten kilobytes of message."""
+    text = f'["{"x" * 500_000}"]'
+    letter = replace(large(), body=b"compressed", args_json=text, kwargs_json="{}")
+    cut = without_text(letter)
+    assert (cut.args_json, cut.kwargs_json) == (None, "{}")
+    assert limit_of(Server(89_800_000)).fit(replace(letter, args_json=None)) is not None
+    with pytest.raises(MemoryLimitReached):
+        limit_of(Server(89_800_000)).fit(letter)

@@ -6,7 +6,13 @@ from typing import Any
 
 import click
 
-from celery_dlq.cli.context import console_of, dead_letters_of, none_matched, print_lines
+from celery_dlq.cli.context import (
+    console_of,
+    dead_letters_of,
+    none_matched,
+    print_lines,
+    say_unread,
+)
 from celery_dlq.cli.options import filter_options, json_option, letter_filter
 from celery_dlq.cli.table import letters_text, line, say, table
 
@@ -29,6 +35,7 @@ def differences(ctx: click.Context, /, queue: str, *, as_json: bool, **options: 
     found = dead_letters.differences(queue, where, deadline_seconds=_DEADLINE_SECONDS)
     if where and not found.letters and not found.cut:
         raise none_matched(dead_letters, queue, where)
+    say_unread(found.unread, "letter", "compared without arguments")
     if as_json:
         print_lines([found.to_json()])
         return

@@ -68,6 +68,7 @@ class Differences:
         others: Other letters that were read.
         successes: Sampled successes of the same tasks.
         cut: True if time or room for more ran out: older letters were not read.
+        unread: How many of all these letters were compared without arguments, which cannot be read.
         findings: The most telling first, at most 10; empty if nothing stands out.
     """
 
@@ -76,6 +77,7 @@ class Differences:
     others: int
     successes: int
     cut: bool
+    unread: int = 0
     findings: tuple[Finding, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -136,6 +138,7 @@ class Comparison:
             others=len(others),
             successes=len(successes),
             cut=reader.cut,
+            unread=reader.unread,
             findings=distinct(found, [*letters, *others, *successes], len(letters)),
         )
 
@@ -172,6 +175,7 @@ class _Reader:
         self._known: dict[Pair, Pair] = {}
         self._fixed = fixed_by(where.to_json())
         self.cut = False
+        self.unread = 0
 
     def letters(
         self, store: Letters, most: int, *, until: float
@@ -185,6 +189,7 @@ class _Reader:
                 side = not self._where.matches_fields(entry.fields)
                 if entry.is_letter and len(sides[side]) < enough[side]:
                     sides[side].append(self._message(entry))
+                    self.unread += not {b"args_json", b"kwargs_json"} <= entry.fields.keys()
                 if len(sides[1]) < enough[1]:
                     continue
                 if len(sides[0]) >= enough[0]:

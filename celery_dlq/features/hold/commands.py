@@ -21,6 +21,7 @@ from celery_dlq.cli.options import DURATION, RATE, conditions_option, json_optio
 from celery_dlq.cli.table import about_hold, age, counting, line, say, table, utc
 from celery_dlq.errors import DLQError
 from celery_dlq.features.hold.operations import Holds
+from celery_dlq.letters.arguments import unread_text
 from celery_dlq.letters.printable import one_line
 from celery_dlq.operations.redrive.work import RedriveReport
 from celery_dlq.operations.release import HeldMessages
@@ -77,7 +78,8 @@ def hold(
 def holds(ctx: click.Context, *, as_json: bool) -> None:
     """Show holds and how many messages they have.
 
-    A hold that has ended is shown while it has messages.
+    A hold that has ended is shown while it has messages. Messages run if a hold asks for
+    arguments, and theirs cannot be read; they are counted.
     """
     dead_letters = dead_letters_of(ctx)
     found = [one.shown(dead_letters.redaction) for one in dead_letters.holds()]
@@ -155,6 +157,10 @@ def show_holds(console: Console, found: Sequence[HeldMessages]) -> None:
     columns = ("!id\nstate", "task, queue, reason, by", ">held", "!oldest\nuntil")
     if not table(console, "Holds", columns, rows):
         say(console, "Nothing is held.")
+    for one in found:
+        if one.unread:
+            text = unread_text(one.unread, "message", "not held")
+            say(console, f"{one.hold.id}: {text}.", "yellow")
 
 
 def show_released(console: Console, hold_id: str, report: RedriveReport) -> None:

@@ -14,9 +14,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.features.hold.operations import Holds
+from celery_dlq.features.hold.unread import Unread
 from celery_dlq.letters import conditions, json_codec
 from celery_dlq.letters.headers import HOLD_HEADER, PUBLICATION_HEADER
 from celery_dlq.letters.printable import get_logger
@@ -46,6 +48,10 @@ class HoldObserver(Observer):
     def __init__(self, parts: WorkerParts) -> None:
         self._parts = parts
         self._store = parts.backend.held
+        self._unread = parts.backend.part(Unread)
+        # The holds that could not read a message: a thread pool asks twice before it starts
+        self._passed_over: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+        self._noted: set[str] = set()
         self._broker = broker_name(parts.app)
         self._make = replace(parts.make, release=None)  # it was not executed
         self.most = MOST_HELD
@@ -67,8 +73,11 @@ class HoldObserver(Observer):
     @property
     def tasks(self) -> Sequence[Task | LongTask]:
         """Release the messages of holds that ended; one worker of many does the work."""
-        due = partial(getattr, self, "ended")
-        return [LongTask(name="releases", every=_RELEASE_TICKS, is_due=due, work=self._release)]
+        due, flush = partial(getattr, self, "ended"), self._unread.flush
+        return [
+            LongTask(name="releases", every=_RELEASE_TICKS, is_due=due, work=self._release),
+            Task(name="unread", work=flush, close=flush),
+        ]
 
     def _release(self, stopping: Callable[[], bool]) -> None:
         with self._parts.separate() as own:
@@ -82,6 +91,7 @@ class HoldObserver(Observer):
         self.ended = tuple(hold for hold in holds if not hold.in_force(now))
         self.holds = tuple(hold for hold in holds if hold.in_force(now))
         self.lengths.clear()
+        self._noted.intersection_update(before)
         for hold in self.holds:
             if hold.id not in before:
                 logger.warning(
@@ -138,9 +148,29 @@ class HoldObserver(Observer):
         for hold in self.holds:
             if not hold.admits(released) and hold.covers(request.task.name, queue):
                 message = message or Message.of(request.message, request.request_dict)
-                if not hold.where or _meets(hold.where, message):
+                meets = _meets(hold.where, message)
+                if meets:
                     return hold, message
+                if meets is None:
+                    self._pass_over(hold, request)
         return None, None
+
+    def _pass_over(self, hold: Hold, request: GuardedRequest) -> None:
+        """Count a message that runs, because nobody can say whether the hold means it."""
+        holds = self._passed_over.setdefault(request, set())
+        if hold.id in holds:
+            return
+        holds.add(hold.id)
+        self._unread.add(hold.id)
+        if hold.id not in self._noted:
+            self._noted.add(hold.id)
+            logger.warning(
+                "Task %s[%s] runs: its arguments cannot be read, so %s does not hold it. `dlq "
+                "holds` counts such messages",
+                request.task.name,
+                request.id,
+                hold.id,
+            )
 
     def _is_below(self, hold: Hold) -> bool:
         """True if a hold has room for more messages, by a count of this second."""
@@ -221,5 +251,5 @@ class HoldObserver(Observer):
             return True
 
 
-def _meets(texts: tuple[str, ...], message: Message) -> bool:
-    return conditions.all_hold(texts, lambda name: getattr(message, name) or "")
+def _meets(texts: tuple[str, ...], message: Message) -> bool | None:
+    return conditions.judged(texts, lambda name: getattr(message, name) or "")

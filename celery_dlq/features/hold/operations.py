@@ -12,6 +12,7 @@ from uuid import uuid4
 from celery_dlq import timing
 from celery_dlq.errors import DLQError
 from celery_dlq.events import Action, on_behalf_of, whoami
+from celery_dlq.features.hold.unread import Unread
 from celery_dlq.letters import conditions
 from celery_dlq.letters.printable import get_logger, shortened
 from celery_dlq.operations.instructions import Audit, reason_of
@@ -41,6 +42,7 @@ class Holds:
     def __init__(self, assembly: Assembly) -> None:
         self._store = assembly.backend.instructions
         self._held = assembly.held()
+        self._unread = assembly.backend.part(Unread)
         self._names = assembly.names()
         self._jobs = assembly.jobs()
         self._audit = Audit(assembly.backend.workers, assembly.events)
@@ -100,7 +102,10 @@ class Holds:
 
     def holds(self) -> list[HeldMessages]:
         """The holds that are in force, and those that have ended and still have messages."""
-        return self._held.all()
+        found = self._held.all()
+        asking = any(one.hold.where for one in found)
+        unread = self._unread.all() if asking else {}
+        return [replace(one, unread=unread.get(one.hold.id, 0)) for one in found]
 
     def release(
         self,
@@ -224,6 +229,7 @@ class Holds:
                 and not self._held.length(hold)
             ):
                 self._store.replace(hold, None)
+        self._unread.keep_only({hold.id for hold in self._store.of(Hold)})
 
 
 def _left(job: Job) -> int:

@@ -53,6 +53,8 @@ class DryRun:
     Attributes:
         letters: Number of letters that it would publish or remove.
         corrupt: Number of entries that are no letters; a redrive would skip them.
+        unread: Number of letters that it would leave, because a condition asks for their
+            arguments, which cannot be read.
         bytes: Total size of the bodies.
         queues: The queues that it would publish to.
         tasks: The tasks that would run.
@@ -68,6 +70,7 @@ class DryRun:
 
     letters: int = 0
     corrupt: int = 0
+    unread: int = 0
     bytes: int = 0
     queues: Sequence[Check] = ()
     tasks: Sequence[Check] = ()

@@ -82,18 +82,19 @@ def select(
     until: str | None = None,
     newest_first: bool = False,
     scanned: Progress | None = None,
+    unread: Progress | None = None,
 ) -> Iterator[RawEntry]:
     """The entries that match a filter, behind one position and up to another.
 
     Entries that are no letters match only an empty filter, or a filter with their position as
-    an id.
+    an id. ``unread`` is called for a letter whose arguments decide and cannot be read.
     """
     if where.ids is not None:
-        yield from _named(store, queue, where)
+        yield from _named(store, queue, where, unread)
         return
     if where.since is not None:
         after = later(after, position_at(where.since - CLOCK_SKEW))
-    matching, size = matcher(where), _ENTRIES_PER_PAGE if where else _CHOSEN_PER_PAGE
+    matching, size = matcher(where, unread), _ENTRIES_PER_PAGE if where else _CHOSEN_PER_PAGE
     for page in store.fields(
         queue, after=after, until=until, page_size=size, newest_first=newest_first
     ):
@@ -105,16 +106,21 @@ def select(
             scanned(len(page))
 
 
-def matcher(where: LetterFilter) -> Callable[[str, Mapping[bytes, bytes]], RawEntry | None]:
+def matcher(
+    where: LetterFilter, unread: Progress | None = None
+) -> Callable[[str, Mapping[bytes, bytes]], RawEntry | None]:
     """Make what returns an entry if it matches a filter without ids; see `select`."""
     if not where:
         return RawEntry
 
     def matching(position: str, fields: Mapping[bytes, bytes]) -> RawEntry | None:
-        if where.matches_fields(fields):
+        judged = where.judged(fields)
+        if judged is not False:
             found = RawEntry(position, fields)
-            if found.is_letter:
+            if found.is_letter and judged:
                 return found
+            if found.is_letter and unread is not None:
+                unread(1)
         return None
 
     return matching
@@ -156,12 +162,17 @@ def later(one: str | None, other: str) -> str:
     return other if one is None or ordered(other) > ordered(one) else one
 
 
-def _named(store: Letters, queue: str, where: LetterFilter) -> Iterator[RawEntry]:
+def _named(
+    store: Letters, queue: str, where: LetterFilter, unread: Progress | None
+) -> Iterator[RawEntry]:
     others = replace(where, ids=None)
     for letter_id in sorted(where.ids or ()):
         entry = store.entry(queue, letter_id)
         if entry is None:
             continue
         found = RawEntry(*entry)
-        if found.key == letter_id and others.matches_fields(found.fields):
+        judged = others.judged(found.fields)
+        if found.key == letter_id and judged:
             yield found
+        elif found.key == letter_id and judged is None and found.is_letter and unread is not None:
+            unread(1)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 from builders import a_letter
 from chaos.books import Balance, Books
-from chaos.facts import Ended, Facts, Logged, Mark, Published, Spell
+from chaos.facts import Ended, Facts, Logged, Mark, Published, Spell, name_of, task_id_of
+from chaos.publish import RAW, WEIGHTS, mix
 
-from celery_dlq import Reason
+from celery_dlq import Delivery, Outcome, Reason
 
 TASK, WORKER, OTHER = "task", 100, 200
 AGAIN = "again: its result could not be stored, so Celery never ended it"
@@ -22,14 +27,12 @@ def at(*times: float, worker: int = WORKER, pid: int = 101) -> list[Mark]:
 
 
 def balance(kind: str, starts: Sequence[Mark], ends: Sequence[Mark] = (), **more: Any) -> Books:
-    """The books of a run with one message and a limit of 3."""
+    """The books of a run with one message, at a limit of 3 if no other is given."""
     letters = more.pop("letters", [])
-    if not ends and "letters" not in more:
-        letters = letters or [
-            a_letter(task_id=TASK, reason=Reason.MAX_DELIVERIES_EXCEEDED, deliveries=3)
-        ]
+    if not (ends or letters):
+        letters = [a_letter(task_id=TASK, reason=Reason.MAX_DELIVERIES_EXCEEDED, deliveries=3)]
     facts = Facts(
-        max_deliveries=3,
+        max_deliveries=more.pop("limit", 3),
         published={TASK: Published(kind, 1, confirmed=True)},
         starts=[*starts],
         ends=[*ends],
@@ -147,3 +150,95 @@ def test_a_message_whose_task_was_retried_is_over() -> None:
     starts = [*at(1.0, 2.0, 3.0, 4.0), Mark(TASK, 1, 101, WORKER, 5.0)]
     assert not faults(balance("fails", starts))
     assert faults(balance("fails", starts[:-1]))
+
+
+@pytest.mark.parametrize(
+    ("pool", "more", "found"),
+    [
+        ("prefork", {}, "its success"),
+        ("prefork", {"died_at": 4.0}, "a start that still ran"),
+        ("prefork", {"ended": Ended(WORKER, 6.0, 6.0, cold=False, how=-9)}, ""),
+        ("prefork", {"spell": Spell("stop", "w1", 2.0, 4.0)}, ""),
+        ("prefork", {"spell": Spell("stop", "w2", 2.0, 4.0)}, "its success"),
+        ("prefork", {"spell": Spell("store is slow", "w1", 2.0, 4.0)}, ""),
+        ("prefork", {"spell": Spell("broker is away", "w1", 2.0, 4.0)}, "its success"),
+        ("solo", {}, ""),
+    ],
+)
+def test_a_healthy_task_is_charged_for_the_death_of_its_worker_only(
+    pool: str, more: dict[str, Any], found: str
+) -> None:
+    """It ran from 1 to 5.5 in a worker, and a letter at 8 says that this start vanished."""
+    letter = the_letter_of_a_start_at(1.0, more.get("died_at", 8.0))
+    books = balance(
+        "long",
+        at(1.0),
+        at(5.5),
+        letters=[letter],
+        limit=1,
+        pool=pool,
+        ended=[more["ended"]] if "ended" in more else [Ended(OTHER, 7.0, 7.0, cold=False, how=-9)],
+        spells=[more["spell"]] if "spell" in more else [],
+    )
+    assert faults(books) == ({f"a healthy task was charged for {found}"} if found else set())
+
+
+@pytest.mark.parametrize("group", [False, True])
+def test_a_deploy_charges_nothing_though_its_signal_reaches_the_pool(group: bool) -> None:
+    """Without a signal to the pool, the worker was killed at last."""
+    ended = Ended(WORKER, 2.0, 2.5, cold=False, how=0 if group else -9, asked=True, group=group)
+    books = balance(
+        "slow", at(1.0), letters=[the_letter_of_a_start_at(1.0, 4.0)], limit=1, ended=[ended]
+    )
+    shutdown = "a healthy task was charged for a shutdown of its whole process group"
+    assert faults(books) == ({shutdown} if group else set())
+
+
+def the_letter_of_a_start_at(started_at: float, died_at: float) -> Any:
+    """A letter at a limit of 1."""
+    return replace(
+        a_letter(task_id=TASK, reason=Reason.MAX_DELIVERIES_EXCEEDED, deliveries=1),
+        dead_lettered_at=datetime.fromtimestamp(died_at, timezone.utc),
+        history=(
+            Delivery(
+                number=1,
+                started_at=datetime.fromtimestamp(started_at, timezone.utc),
+                worker_hostname="w1@chaos",
+                worker_pid=WORKER,
+                outcome=Outcome.VANISHED,
+            ),
+        ),
+    )
+
+
+@pytest.mark.parametrize("after", ["alive", "letter", "success"])
+def test_each_publication_of_a_task_id_has_an_end_of_its_own(after: str) -> None:
+    """The success of the first one is none of the second one."""
+    again = name_of(TASK, 2)
+    assert (again, task_id_of(again), name_of(TASK, 1)) == (f"{TASK}#2", TASK, TASK)
+    published = {
+        TASK: Published("quick", 1, confirmed=True),
+        again: Published("quick", 1, confirmed=True, after=after),
+    }
+    facts = Facts(1, published, at(1.0), at(1.0), [])
+    assert faults(Balance(facts)()) == {f"lost, its task id used before: {after}"}
+    second = [replace(mark, task_id=again) for mark in at(2.0)]
+    facts.starts += second
+    facts.ends += second
+    assert not faults(Balance(facts)())
+
+
+def test_what_is_published_uses_some_task_ids_again() -> None:
+    """At once or after the end of the one before; each publication has a name of its own."""
+    plan = mix(random.Random(7), 1000, WEIGHTS, 0.2)  # noqa: S311
+    assert len({planned.name for planned in plan}) == 1000
+    used = Counter(planned.task_id for planned in plan)
+    again = [planned for planned in plan if planned.before]
+    assert len(again) == 1000 - len(used)
+    assert 100 < len(again) < 250
+    assert {planned.at_once for planned in again} == {True, False}
+    assert not any(planned.kind in RAW for planned in again)
+    so_far: set[str] = set()
+    for planned in plan:
+        assert not planned.before or planned.before in so_far
+        so_far.add(planned.name)

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-UNACKED = b"unacked"
+from chaos.facts import HEADER, Key
 
-Key = tuple[str, int]
-"""Task id and retries."""
+UNACKED = b"unacked"
 
 
 @dataclass(slots=True)
@@ -79,7 +78,8 @@ def _list(
 def _identity(message: dict[str, Any]) -> tuple[str, Key]:
     headers = message["headers"]
     retries = headers.get("retries") or 0
-    return message["properties"]["delivery_tag"], (headers["id"], int(retries))
+    name = headers.get(HEADER) or headers["id"]
+    return message["properties"]["delivery_tag"], (name, int(retries))
 
 
 def commands(folder: Path) -> Iterator[list[bytes]]:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import signal
+import sqlite3
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,8 @@ from typing import Any
 import billiard.pool
 from celery import Celery
 from celery.exceptions import Ignore, Reject
+from celery.signals import after_setup_logger
+from chaos.facts import HEADER
 from kombu import Exchange, Queue
 
 from celery_dlq import DeadLetters, RejectToDLQ
@@ -92,18 +97,44 @@ if QUEUE_TYPE == "quorum":
 dlq = None if PLAIN else DeadLetters(app)
 
 
+# Opened here: a process that has no file descriptor left makes its marks all the same.
+MARKS = {
+    name: os.open(FOLDER / name, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+    for name in ("starts", "ends")
+}
+
+
+class MainThreadOnly(logging.Handler):
+    """A home-made log handler, to a database say, that works in its own thread only."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Fail as sqlite3 does; only at lines of the plugin, else Celery's own threads fail."""
+        ours = record.name.startswith("celery_dlq")
+        if ours and threading.current_thread() is not threading.main_thread():
+            raise sqlite3.ProgrammingError("SQLite objects can only be used in their own thread")
+
+
+if os.environ.get("CHAOS_RAISING_LOG"):
+
+    @after_setup_logger.connect(weak=False)
+    def add_handler(logger: logging.Logger, **_: Any) -> None:
+        """The last one, so that the others have written the line."""
+        logger.addHandler(MainThreadOnly())
+
+
+def name_of(request: Any) -> str:
+    """The name of the publication; a task id may be used again."""
+    return str(request.get(HEADER) or request.id)
+
+
 def mark(name: str, request: Any) -> None:
-    """Add one line to a file: task id, retries, process, worker, time; whole or not at all.
+    """Add one line to a file: publication, retries, process, worker, time; whole or not at all.
 
     The runner makes each worker the leader of a group, so the group's id is the worker's.
     """
     at = time.time() - SKEW_SECONDS
-    line = f"{request.id} {int(request.retries or 0)} {os.getpid()} {os.getpgrp()} {at:.6f}\n"
-    handle = os.open(FOLDER / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        os.write(handle, line.encode())
-    finally:
-        os.close(handle)
+    what = f"{name_of(request)} {int(request.retries or 0)}"
+    os.write(MARKS[name], f"{what} {os.getpid()} {os.getpgrp()} {at:.6f}\n".encode())
 
 
 def begin(request: Any) -> None:
@@ -111,7 +142,8 @@ def begin(request: Any) -> None:
     mark("starts", request)
     if not PLAIN:
         return
-    starts = (FOLDER / "starts").read_text("ascii").count(f"{request.id} {request.retries} ")
+    marks = os.pread(MARKS["starts"], os.fstat(MARKS["starts"]).st_size, 0).decode("ascii")
+    starts = f"\n{marks}".count(f"\n{name_of(request)} {request.retries} ")
     if starts >= MAX_DELIVERIES:
         mark("ends", request)
         raise Ignore
@@ -130,51 +162,58 @@ def quick(self: Any, *_: Any) -> None:
 
 
 @app.task(bind=True)
-def later(self: Any) -> None:
+def later(self: Any, *_: Any) -> None:
     mark("starts", self.request)
     mark("ends", self.request)
 
 
 @app.task(bind=True)
-def slow(self: Any, seconds: float) -> None:
+def slow(self: Any, seconds: float, *_: Any) -> None:
     mark("starts", self.request)
     time.sleep(seconds)
     mark("ends", self.request)
 
 
 @app.task(bind=True)
-def killed(self: Any) -> None:
+def long(self: Any, seconds: float, *_: Any) -> None:
+    mark("starts", self.request)
+    time.sleep(seconds)
+    mark("ends", self.request)
+
+
+@app.task(bind=True)
+def killed(self: Any, *_: Any) -> None:
     begin(self.request)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @app.task(bind=True)
-def segfault(self: Any) -> None:
+def segfault(self: Any, *_: Any) -> None:
     begin(self.request)
     ctypes.string_at(0)
 
 
 @app.task(bind=True)
-def exits(self: Any) -> None:
+def exits(self: Any, *_: Any) -> None:
     begin(self.request)
     os._exit(7)
 
 
 @app.task(bind=True)
-def requeues(self: Any) -> None:
+def requeues(self: Any, *_: Any) -> None:
     begin(self.request)
     raise Reject("not now", requeue=True)
 
 
 @app.task(bind=True)
-def fails(self: Any) -> None:
+def fails(self: Any, *_: Any) -> None:
     mark("starts", self.request)
     ends_here(self.request)
     raise LookupError("no price")
 
 
 @app.task(bind=True, autoretry_for=(LookupError,), max_retries=MAX_RETRIES, default_retry_delay=0)
-def autoretries(self: Any) -> None:
+def autoretries(self: Any, *_: Any) -> None:
     mark("starts", self.request)
     if self.request.retries == MAX_RETRIES:
         ends_here(self.request)
@@ -182,7 +221,7 @@ def autoretries(self: Any) -> None:
 
 
 @app.task(bind=True, max_retries=MAX_RETRIES, default_retry_delay=0)
-def retries(self: Any) -> None:
+def retries(self: Any, *_: Any) -> None:
     mark("starts", self.request)
     if self.request.retries < SOON_ENOUGH:
         raise self.retry()
@@ -190,21 +229,21 @@ def retries(self: Any) -> None:
 
 
 @app.task(bind=True)
-def to_dlq(self: Any) -> None:
+def to_dlq(self: Any, *_: Any) -> None:
     mark("starts", self.request)
     ends_here(self.request)
     raise Reject("no such order", requeue=False) if PLAIN else RejectToDLQ("no such order")
 
 
 @app.task(bind=True, time_limit=1)
-def too_long(self: Any) -> None:
+def too_long(self: Any, *_: Any) -> None:
     mark("starts", self.request)
     ends_here(self.request)
     time.sleep(60)
 
 
 @app.task(bind=True)
-def kills_worker(self: Any) -> None:
+def kills_worker(self: Any, *_: Any) -> None:
     begin(self.request)
     if os.getpgrp() in (os.getpid(), os.getppid()):  # a worker that the runner started
         os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from chaos.evidence import HELD, Evidence
-from chaos.facts import Facts, Key, Mark, Published
+from chaos.facts import Facts, Key, Mark, Published, name_of
 
 from celery_dlq import DeadLetter, Reason
 
@@ -22,6 +22,7 @@ Ends = Reason | frozenset[Reason] | None
 EXPECTED: dict[str, Ends] = {
     "quick": None,
     "slow": None,
+    "long": None,
     "later": None,
     "retries": None,
     "killed": Reason.MAX_DELIVERIES_EXCEEDED,
@@ -55,7 +56,7 @@ class Books:
 
     Attributes:
         counts: What happened, in numbers.
-        faults: What must not be; task ids with details, by kind of fault.
+        faults: What must not be; publications with details, by kind of fault.
         explained: What at-least-once and the documented exceptions allow, in the same form.
     """
 
@@ -109,6 +110,12 @@ class Balance(Evidence):
         again = "started again though it can succeed"
         self.books.counts = {
             "published": sum(p.confirmed for p in facts.published.values()),
+            **{
+                f"its task id was used before: {after}": sum(
+                    p.after == after for p in facts.published.values()
+                )
+                for after in ("alive", "letter", "success")
+            },
             "maybe published": sum(not p.confirmed for p in facts.published.values()),
             "published in several attempts": sum(p.attempts > 1 for p in facts.published.values()),
             "executions": len(facts.starts),
@@ -144,17 +151,20 @@ class Balance(Evidence):
 
     def _nothing(self, task_id: str, published: Published) -> None:
         where = f"{task_id} {published.kind}: {self._marks_of(task_id)}"
+        again = f", its task id used before: {published.after}" if published.after else ""
+        if not again and name_of(task_id, 2) in self.facts.published:
+            again = ", its task id used again"
         gone = [key for key in self.facts.vanished if key[0] == task_id]
         if task_id in self.facts.left:
             self.books.explained["still queued or unacknowledged"].append(where)
         elif self.facts.plain:
-            self.books.explained["plain Celery: lost"].append(where)
+            self.books.explained[f"plain Celery: lost{again}"].append(where)
         elif not published.confirmed:
             self.books.explained["never published"].append(where)
         elif gone:
             self.books.explained["lost by the broker between its list and its hash"].append(where)
         else:
-            self.books.faults["lost"].append(where)
+            self.books.faults[f"lost{again}"].append(where)
 
     def _letters_once(self) -> None:
         keys = Counter((x.task_id, x.retries, x.redrives) for x in self.facts.letters)
@@ -283,9 +293,13 @@ class Balance(Evidence):
             seldom = expected is None and len(starts) < letter.deliveries
             if letter.deliveries == 1:  # that once, the process died between count and start
                 seldom = seldom and not all(self._killed(d) for d in letter.history)
-            where = self.books.explained if fair and not seldom else self.books.faults
+            why = self._why_not_due(letter) if expected is None else ""
+            due = fair and not seldom and not why
+            where = self.books.explained if due else self.books.faults
             name = "its workers ended under it"
-            if not fair:
+            if why:
+                name = f"a healthy task was charged for {why}"
+            elif not fair:
                 name = "dead-lettered without its fault"
             elif seldom:
                 name = "a bystander was dead-lettered, and had not even started each time"

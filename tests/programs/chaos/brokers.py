@@ -9,6 +9,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 import redis
+from chaos.facts import HEADER
 from rabbit import RabbitServer
 from servers import RedisServer
 from sqs import SqsServer
@@ -32,12 +33,12 @@ class Broker:
         raise NotImplementedError
 
     def ids(self, app: ModuleType) -> set[str]:
-        """The task ids of what is left when the workers have ended; takes it away."""
+        """The publications that are left when the workers have ended; takes them away."""
         found: set[str] = set()
         with app.app.connection_for_read() as connection:
             queue = app.app.amqp.queues[app.QUEUE](connection.default_channel)
             while message := queue.get(no_ack=True):
-                found.add(str(message.headers.get("id")))
+                found.add(_publication(message.headers))
         return found
 
 
@@ -65,7 +66,11 @@ class Redis(Broker):
         with redis.Redis.from_url(self._server.url) as client:
             entries = [json.loads(entry) for entry in client.lrange(app.QUEUE, 0, -1)]
             entries += [json.loads(record)[0] for record in client.hvals("unacked")]
-        return {str(entry["headers"]["id"]) for entry in entries}
+        return {_publication(entry["headers"]) for entry in entries}
+
+
+def _publication(headers: Mapping[str, Any]) -> str:
+    return str(headers.get(HEADER) or headers.get("id"))
 
 
 class Rabbit(Broker):

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from signal import SIGKILL
 from typing import Any
 
-from chaos.facts import Ended, Facts, Key, Mark
+from chaos.facts import Ended, Facts, Key, Mark, task_id_of
 
-from celery_dlq import DeadLetter, Outcome
+from celery_dlq import DeadLetter, Delivery, Outcome
 
 NEAR_SECONDS = 15.0  # a death so soon after a start may have ended it
 ACKNOWLEDGED_SECONDS = 3.0  # so long after its end a task's message is acknowledged
@@ -23,12 +23,13 @@ REFUSING = SILENT | {"redis refuses"}
 NOT_HEARD = REFUSING | {"redis drops", "store loses replies"}
 """What a result, or a count, may be lost in."""
 
-LOST_CONNECTIONS = frozenset({"broker drops", "broker loses replies"})
+LOST_CONNECTIONS = frozenset({"broker drops", "broker loses replies", "broker is away"})
 RENEWING = frozenset({"redis", "sqs"})
 """Brokers whose messages a worker renews: it may lose its connection, and must not stand still."""
 
-LASTING = frozenset({"slow", "too_long"})
-LASTING_SECONDS, QUICK_SECONDS = 3.0, 0.3
+LASTING_SECONDS = {"slow": 3.0, "too_long": 3.0, "long": 9.0}
+QUICK_SECONDS = 0.3
+SIGN_SECONDS = 4.0  # without a sign of life, and others may call a worker dead
 
 NOT_STORED = "its result could not be stored, so Celery never ended it"
 HELD = "its result could not be stored, and its worker kept it for longer than leases"
@@ -70,7 +71,7 @@ class Evidence:
             ended = self.ended.get(earlier.worker)
             if (
                 ended is not None
-                and (ended.how != 0 or ended.cold)
+                and (ended.how != 0 or ended.cold or ended.alone)
                 and self._began_to_end(ended) <= min(last + ACKNOWLEDGED_SECONDS, start.at)
             ):
                 return "its worker ended"
@@ -98,7 +99,8 @@ class Evidence:
                 if s.meets(earlier.at - ago, start.at)
             ):
                 return "its worker stood still for longer than its lease"
-            logged_at = self._logged_success.get((earlier.task_id, earlier.worker), start.at)
+            logged_as = (task_id_of(earlier.task_id), earlier.worker)
+            logged_at = self._logged_success.get(logged_as, start.at)
             if logged_at >= start.at and any(spell.what in NOT_HEARD for spell in spells):
                 return HELD if self._was_held(earlier) else NOT_STORED
         return ""
@@ -121,7 +123,7 @@ class Evidence:
             [
                 line.at
                 for line in self.facts.received
-                if line.task_id == start.task_id and line.at > last
+                if line.task_id == task_id_of(start.task_id) and line.at > last
             ],
             default=last,
         )
@@ -136,7 +138,7 @@ class Evidence:
     def _inside_pool(self, key: Key, starts: Sequence[Mark]) -> int:
         """Number of starts in a worker for which it had received no message."""
         return sum(
-            max(0, count - len(self._received[key[0], worker]))
+            max(0, count - len(self._received[task_id_of(key[0]), worker]))
             for worker, count in Counter(mark.worker for mark in starts).items()
         )
 
@@ -150,7 +152,9 @@ class Evidence:
         if not died:
             return 0
         # One that died while the store was silent is stored later, as the worker's log says.
-        stored = [at for at in self.facts.stored.get(key[0], []) if at >= died[0] - 0.01]
+        stored = [
+            at for at in self.facts.stored.get(task_id_of(key[0]), []) if at >= died[0] - 0.01
+        ]
         then = min(stored, default=died[0])
         return sum(mark.at > then and not self._is_silent(mark.at) for mark in starts)
 
@@ -180,7 +184,8 @@ class Evidence:
     def _taken_as_often(self, letter: DeadLetter) -> bool:
         """Workers took the message as often as it is charged, and once before an outage ended."""
         died = letter.dead_lettered_at.timestamp()
-        times = [line.at for line in self.facts.received if line.task_id == letter.task_id]
+        task_id = task_id_of(letter.task_id)
+        times = [line.at for line in self.facts.received if line.task_id == task_id]
         often = len([at for at in times if at <= died]) >= letter.deliveries + letter.retries
         return often and any(
             spell.begin <= died and any(at <= spell.end + REST_SECONDS for at in times)
@@ -244,7 +249,7 @@ class Evidence:
             for spell in self.facts.spells
             if spell.what in ("pause", "stop") and spell.slot == slot and spell.meets(mark.at, at)
         )
-        lasts = LASTING_SECONDS if kind in LASTING else QUICK_SECONDS
+        lasts = LASTING_SECONDS.get(kind, QUICK_SECONDS)
         return not gone and at - mark.at < lasts + stood
 
     def _ends_of(self, start: Mark) -> list[float]:
@@ -274,25 +279,66 @@ class Evidence:
         """It waited in its worker for so long that Redis gave the message to another one."""
         if self.facts.visibility_seconds is None:
             return False
-        times = [at for at in self._received[start.task_id, start.worker] if at <= start.at + 0.5]
+        received = self._received[task_id_of(start.task_id), start.worker]
+        times = [at for at in received if at <= start.at + 0.5]
         return any(start.at - at > self.facts.visibility_seconds - 0.5 for at in times[-1:])
 
     def _unmatched(self, letter: DeadLetter, starts: Sequence[Mark]) -> list[Any]:
         """Deliveries in a letter's history without a mark."""
-        left = [mark.at for mark in starts]
-        missing = []
+        return [delivery for delivery, mark in self._matched(letter, starts) if mark is None]
+
+    def _matched(
+        self, letter: DeadLetter, starts: Sequence[Mark]
+    ) -> list[tuple[Delivery, Mark | None]]:
+        """The charged deliveries in a letter's history, each with the mark of its start."""
+        left, matched = [*starts], []
         # The latest first: it has the least choice. A letter's own order is that of its workers'
         # clocks, of which one is wrong.
         for delivery in sorted(letter.history, key=lambda d: d.started_at, reverse=True):
             if delivery.retries != letter.retries or delivery.outcome is Outcome.SHUTDOWN:
                 continue
             began = delivery.started_at.timestamp()
-            found = next((at for at in left if began - 0.05 <= at <= began + NEAR_SECONDS), None)
-            if found is None:
-                missing.append(delivery)
-            else:
+            found = next((m for m in left if began - 0.05 <= m.at <= began + NEAR_SECONDS), None)
+            matched.append((delivery, found))
+            if found is not None:
                 left.remove(found)
-        return missing
+        return matched
+
+    def _why_not_due(self, letter: DeadLetter) -> str:
+        """What a healthy task was charged for though its worker had not died; nothing if it had."""
+        starts = self.starts.get((letter.task_id, letter.retries), [])
+        charged = [
+            self._why_not_charged(letter, mark)
+            for delivery, mark in self._matched(letter, starts)
+            if mark is not None and delivery.outcome is not Outcome.REQUEUED
+        ]
+        return next(filter(None, charged), "")
+
+    def _why_not_charged(self, letter: DeadLetter, mark: Mark) -> str:
+        """The worker lived and was heard: Celery itself ran the task to its end, or runs it again.
+
+        Nothing if the worker may have been called dead with a reason.
+        """
+        slot, ended = self.facts.slots.get(mark.worker), self.ended.get(mark.worker)
+        over = self._ends_of(mark)
+        until = min([*over, letter.dead_lettered_at.timestamp()])
+        asked = ended is not None and ended.group and not ended.hung
+        if ended is not None and asked and mark.at <= ended.asked_at <= until and not over:
+            return "a shutdown of its whole process group"
+        if ended is not None and self._began_to_end(ended) <= until + ACKNOWLEDGED_SECONDS:
+            return ""
+        unheard = [
+            spell
+            for spell in self.facts.spells
+            if spell.slot in ("", slot)
+            and spell.what in NOT_HEARD | {"pause", "stop", "store is slow", "descriptors"}
+            and spell.meets(mark.at - AT_ONCE_SECONDS, until + ACKNOWLEDGED_SECONDS)
+        ]
+        if unheard or (self.facts.pool == "solo" and until - mark.at > SIGN_SECONDS):
+            return ""
+        if (mark.task_id, mark.retries + 1) in self.starts:
+            return "a start that was retried"
+        return "its success" if over and over[0] <= until else "a start that still ran"
 
     def _died_near(self, delivery: Any) -> bool:
         """Its worker ended soon after the delivery was counted."""

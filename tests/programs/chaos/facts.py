@@ -9,12 +9,30 @@ from dataclasses import dataclass, field
 from celery_dlq import DeadLetter
 
 Key = tuple[str, int]
-"""Task id and retries."""
+"""Publication and retries."""
+
+HEADER = "chaos_publication"
+"""Names the publication that a message comes from; its retries and its letter have it, too."""
+
+_AND = "#"  # between a task id and the number of its publication, from the second on
+
+
+def name_of(task_id: str, number: int) -> str:
+    """The name of a publication: the task id, with a number once the id is used again."""
+    return f"{task_id}{_AND}{number}" if number > 1 else task_id
+
+
+def task_id_of(publication: str) -> str:
+    """The task id in a publication's name, as logs have it."""
+    return publication.partition(_AND)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One line that a task left: which execution, in which process of which worker, when."""
+    """One line that a task left: which execution, in which process of which worker, when.
+
+    Its ``task_id`` is the publication's name, as everywhere in the books.
+    """
 
     task_id: str
     retries: int
@@ -24,17 +42,26 @@ class Mark:
 
     @property
     def key(self) -> Key:
-        """The limited unit: task id and retries."""
+        """The limited unit: publication and retries."""
         return self.task_id, self.retries
 
 
 @dataclass(slots=True)
 class Published:
-    """A message the runner published: its kind, how often it tried, whether it was confirmed."""
+    """A message the runner published.
+
+    Attributes:
+        kind: Which task.
+        attempts: How often it tried.
+        confirmed: Whether the broker has it for certain.
+        after: What the publication before it with the same task id was when this one was
+            published: ``alive``, ``letter`` or ``success``; nothing for the first of its id.
+    """
 
     kind: str
     attempts: int = 0
     confirmed: bool = False
+    after: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +86,7 @@ class Ended:
         alone: Nobody outside asked for it.
         asked: It was asked to end, so it had time to give back.
         hung: It was asked, and did not until it was killed.
+        group: Its whole process group was asked.
     """
 
     worker: int
@@ -69,6 +97,7 @@ class Ended:
     alone: bool = False
     asked: bool = False
     hung: bool = False
+    group: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +127,7 @@ class Facts:
     pool: str = "prefork"
     lease_seconds: float = 8.0
     plain: bool = False
-    left: set[str] = field(default_factory=set)  # task ids of queued and unacknowledged messages
+    left: set[str] = field(default_factory=set)  # what is queued or unacknowledged
     received: list[Logged] = field(default_factory=list)
     succeeded: list[Logged] = field(default_factory=list)
     doubles: Counter[str] = field(default_factory=Counter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import resource
 import signal
 import threading
 import time
@@ -24,6 +25,8 @@ WEIGHTS = {
     "stop": 2,
     "cold": 3,
     "warm": 3,
+    "group": 3,
+    "descriptors": 3,
     "redis hangs": 3,
     "redis dies": 3,
     "redis drops": 3,
@@ -33,12 +36,16 @@ WEIGHTS = {
     "store is slow": 2,
     "broker loses replies": 4,
     "broker is slow": 2,
+    "broker is away": 3,
     "broker drops": 4,
     "broker blocks": 2,
 }
 REFUSES_SECONDS = 2.0
 IMPATIENT_SECONDS, MOST_IDLE_SECONDS = 12.0, 5
 SLOW_SECONDS = 0.25
+AWAY_SECONDS = 10.0  # longer than a worker may give no sign of life
+LONG_TASKS = 2  # are published right before
+USED_UP_SECONDS = 6.0
 KILL_GAP_SECONDS = 4.0  # between those of --kills
 AGAIN_SECONDS = 0.2  # after a misfortune that had to be left out
 
@@ -50,8 +57,10 @@ def possible(broker: str, pool: str, only: Sequence[str] | None) -> list[str]:
         "sqs": {"broker blocks"},
     }.get(broker, set())
     if pool != "prefork":
-        impossible |= {"behead"}  # is a kill there
-    return [what for what in only or WEIGHTS if what not in impossible]
+        impossible |= {"behead", "group"}  # is a kill there, and a warm shutdown
+    if not hasattr(resource, "prlimit"):
+        impossible |= {"descriptors"}
+    return [what for what in (WEIGHTS if only is None else only) if what not in impossible]
 
 
 class Chaos:
@@ -64,10 +73,12 @@ class Chaos:
         rabbit: The RabbitMQ, if that is the broker.
         slots: The workers.
         tell: Gets a line for everything that is done.
+        want: Asks for so many long tasks.
         lease_seconds: How long a worker may stand still.
         gap_seconds: Between two misfortunes, on average.
         deploy_seconds: How often one of the workers is deployed; 0 for never.
         kills: How many workers are killed besides, one every 4 s.
+        times: How often each kind happens at least.
     """
 
     def __init__(
@@ -78,17 +89,20 @@ class Chaos:
         rabbit: RabbitServer | None,
         slots: list[Slot],
         tell: Callable[[str], None],
+        want: Callable[[int], None],
         *,
         lease_seconds: float,
         gap_seconds: float,
         deploy_seconds: float,
         kills: int,
+        times: int,
     ) -> None:
         self._rng = rng
         self._server = server
         self._rabbit = rabbit
         self._slots = slots
         self._tell = tell
+        self._want = want
         self._lease_seconds = lease_seconds
         self._gap_seconds = gap_seconds
         self._next_at = time.monotonic() + 4.0  # after the workers' start
@@ -97,8 +111,10 @@ class Chaos:
         self._kills = kills
         self._kill_at = self._next_at if kills else math.inf
         self._weights = [WEIGHTS[what] for what in kinds]
-        self.owed = rng.sample(kinds, len(kinds))  # each happens once, at first
+        self._must = kinds * times
+        self.owed = rng.sample(self._must, len(self._must))  # each happens so often, at first
         self._later: list[tuple[float, Callable[[], None]]] = []
+        self._coming: list[tuple[float, Callable[[], None]]] = []
         self._busy: set[str] = set()  # what a misfortune has befallen that is not over
         self._controls: list[threading.Thread] = []
         self.spells: list[Spell] = []
@@ -113,24 +129,26 @@ class Chaos:
 
     def share(self) -> float:
         """How much of what must happen has happened, or is next."""
-        return 1.0 - max(0, len(self.owed) - 1) / len(self.done)
+        return 1.0 - max(0, len(self.owed) - 1) / max(1, len(self._must))
 
     def tick(self) -> None:
         """Do what is due."""
         now = time.monotonic()
-        for item in [item for item in self._later if item[0] <= now]:
-            self._later.remove(item)
-            item[1]()
+        for due in (self._later, self._coming):
+            for item in [item for item in due if item[0] <= now]:
+                due.remove(item)
+                item[1]()
         if now >= self._deploy_at:
             self._deploy_at = now + (self._deploy_seconds if self._deploy() else AGAIN_SECONDS)
         if now >= self._kill_at and self.kills < self._kills:
             self._kill_at = now + (KILL_GAP_SECONDS if self._kill() else AGAIN_SECONDS)
-        if now >= self._next_at:
+        if now >= self._next_at and self.done:
             gap = self._rng.expovariate(1 / self._gap_seconds)
             self._next_at = now + (gap if self._strike() else AGAIN_SECONDS)
 
     def end(self) -> None:
-        """Let everything go on."""
+        """Let everything go on; what was to begin does not."""
+        self._coming.clear()
         for _, undo in sorted(self._later, key=lambda item: item[0]):
             undo()
         self._later.clear()
@@ -146,7 +164,7 @@ class Chaos:
         whom, _, how = what.partition(" ")
         if whom == "redis":
             struck = self._redis(what, how, luck)
-        elif how in ("loses replies", "is slow"):
+        elif how in ("loses replies", "is slow", "is away"):
             struck = self._line(what, slot, whom, how, luck)
         elif whom == "broker":
             struck = self._broker(what, how, luck)
@@ -195,10 +213,21 @@ class Chaos:
             line.delay_seconds = SLOW_SECONDS
             undo = lambda: setattr(line, "delay_seconds", 0.0)  # noqa: E731
             self._spell(what, name, 2.0 + 3.0 * luck, undo, slot.name)
+        elif how == "is away":
+            self._want(LONG_TASKS)
+            self._busy.add(name)
+            self._soon(1.0, partial(self._shut, what, name, slot, luck))
         else:
             line.loses_replies = True
             self._spell(what, name, 0.1 + 1.5 * luck, line.cut, slot.name)
         return True
+
+    def _shut(self, what: str, name: str, slot: Slot, luck: float) -> None:
+        """On Redis and SQS for less than a lease: nobody could renew it."""
+        line = slot.lines["broker"]
+        most = AWAY_SECONDS if self._rabbit else 0.8 * self._lease_seconds
+        line.shut()
+        self._spell(what, name, 0.5 + most * luck, line.open, slot.name)
 
     def _broker(self, what: str, how: str, luck: float) -> bool:
         rabbit = self._rabbit
@@ -240,9 +269,26 @@ class Chaos:
             "behead": slot.behead,
             "cold": lambda: slot.ask(signal.SIGQUIT),
             "warm": lambda: slot.ask(signal.SIGTERM),
+            "group": lambda: slot.ask(signal.SIGTERM, group=True),
+            "descriptors": lambda: self._descriptors(slot, luck),
         }[what]()
         self._tell(f"{what} {slot.name}")
         return True
+
+    def _descriptors(self, slot: Slot, luck: float) -> None:
+        """Of a worker that has done something, or of a new one that has not."""
+        if luck > 0.5:
+            slot.ask(signal.SIGTERM)
+        self._soon(0.1, partial(self._use_up, slot, slot.process, luck))
+
+    def _use_up(self, slot: Slot, before: object, luck: float) -> None:
+        new = slot.process is not before
+        if not slot.is_ready or slot.paused or (luck > 0.5 and not new):
+            self._soon(0.1, partial(self._use_up, slot, before, luck))
+            return
+        slot.use_up_descriptors()
+        undo = slot.free_descriptors
+        self._spell("descriptors", f"descriptors of {slot.name}", USED_UP_SECONDS, undo, slot.name)
 
     def _deploy(self) -> bool:
         """End the worker whose turn it is in order; its slot starts it again."""
@@ -281,5 +327,8 @@ class Chaos:
         self._tell(f"{what} {slot}")
         self.spells.append(Spell(what, slot, time.time(), time.time() + seconds))
 
-    def _after(self, seconds: float, act: Callable[[], None]) -> None:
-        self._later.append((time.monotonic() + seconds, act))
+    def _after(self, seconds: float, undo: Callable[[], None]) -> None:
+        self._later.append((time.monotonic() + seconds, undo))
+
+    def _soon(self, seconds: float, begin: Callable[[], None]) -> None:
+        self._coming.append((time.monotonic() + seconds, begin))

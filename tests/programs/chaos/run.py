@@ -28,7 +28,7 @@ from typing import Any
 from chaos import brokers, misfortunes, publish
 from chaos.aof import traffic
 from chaos.books import Balance, Books
-from chaos.facts import Facts, read_marks
+from chaos.facts import HEADER, Facts, read_marks
 from chaos.misfortunes import Chaos
 from chaos.publish import Publisher
 from chaos.stage import Said, Slot, environment, said, until
@@ -73,6 +73,7 @@ class Run:
         self._begun = time.monotonic()
         self._slots: list[Slot] = []
         self._settled_at = (0.0, 0)
+        self._ended_at: tuple[float, dict[str, str]] = (0.0, {})
 
     def __call__(self) -> tuple[Books, dict[str, Any]]:
         """Publish, break, drain, balance."""
@@ -122,7 +123,10 @@ class Run:
         broker: brokers.Broker,
         env: dict[str, str],
     ) -> Slot:
-        """A worker behind proxies of its own; the second's clock is wrong, its processes retire."""
+        """A worker behind proxies of its own.
+
+        The first one's log raises; the second's clock is wrong, its processes retire.
+        """
         lines = {"store": stack.enter_context(TcpProxy(server.port))}
         lines["broker"] = (
             stack.enter_context(TcpProxy(broker.port)) if broker.port else lines["store"]
@@ -137,6 +141,7 @@ class Run:
                 **env,
                 "CHAOS_REDIS": f"redis://127.0.0.1:{lines['store'].port}",
                 "CHAOS_BROKER": broker.url(lines["broker"].port),
+                "CHAOS_RAISING_LOG": "1" if self._options.raising_log and number == 1 else "",
             },
             self._options.skew if number == 2 and broker.may_have_wrong_clocks else 0.0,
             pool,
@@ -153,6 +158,7 @@ class Run:
         self, app: ModuleType, server: RedisServer, broker: brokers.Broker
     ) -> tuple[Publisher, Chaos]:
         options = self._options
+        want = lambda number: setattr(publisher, "wanted", number)  # noqa: E731
         mix, luck = (random.Random(f"{what} {options.seed}") for what in ("mix", "luck"))  # noqa: S311
         chaos = Chaos(
             luck,
@@ -161,16 +167,26 @@ class Run:
             broker.rabbit,
             self._slots,
             self._tell,
+            want,
             lease_seconds=options.visibility,
             gap_seconds=options.gap,
             deploy_seconds=options.deploys,
             kills=options.kills,
+            times=options.times,
         )
         weights = publish.WEIGHTS | (publish.IN_PROCESS if options.pool != "prefork" else {})
         weights |= dict.fromkeys({*options.without, *broker.without}, 0)
         weights = {kind: weight for kind, weight in weights.items() if weight}
-        settled = lambda: self._settled(app)  # noqa: E731
-        publisher = Publisher(app, mix, options.tasks, settled, chaos.share, weights)
+        publisher = Publisher(
+            app,
+            mix,
+            options.tasks,
+            lambda: self._settled(app),
+            lambda name: self._ended(app).get(name, ""),
+            chaos.share,
+            weights,
+            options.reuse,
+        )
         publisher.start()
         deadline = time.monotonic() + options.duration
         while (publisher.is_alive() or chaos.goes_on) and time.monotonic() < deadline:
@@ -187,7 +203,7 @@ class Run:
             slot.tend()
 
     def _settled(self, app: ModuleType) -> int:
-        """Number of tasks that have ended; it is read often, so refreshed twice a second."""
+        """Number of publications that have ended; read often, so refreshed twice a second."""
         at, count = self._settled_at
         if time.monotonic() - at > 0.5:
             with suppress(Exception):  # the store is down just now
@@ -195,6 +211,16 @@ class Run:
                 count = letters + len({m.task_id for m in self._marks("ends")})
             self._settled_at = (time.monotonic(), count)
         return count
+
+    def _ended(self, app: ModuleType) -> dict[str, str]:
+        """How publications ended; refreshed once in two seconds, for it reads every letter."""
+        at, ended = self._ended_at
+        if time.monotonic() - at > 2.0:
+            with suppress(Exception):  # the store is down just now
+                ended = {letter.task_id: "letter" for letter in self._letters(app)}
+                ended |= {mark.task_id: "success" for mark in self._marks("ends")}
+            self._ended_at = (time.monotonic(), ended)
+        return ended
 
     def _marks(self, name: str) -> list[Any]:
         path = self._folder / name
@@ -241,7 +267,7 @@ class Run:
             queue.name == app.DEAD_LETTER_QUEUE for queue in app.dlq.queues()
         ):
             return []
-        return list(app.dlq.letters(app.DEAD_LETTER_QUEUE))
+        return [_named(letter) for letter in app.dlq.letters(app.DEAD_LETTER_QUEUE)]
 
     # -- the books ------------------------------------------------------------------
 
@@ -315,6 +341,13 @@ class Run:
 
     def _tell(self, text: str) -> None:
         self._console.log(f"{time.time():.2f} {text}", highlight=False)
+
+
+def _named(letter: DeadLetter) -> DeadLetter:
+    """The letter with its publication's name for a task id, as all the books have it."""
+    headers = letter.decoded("headers")
+    name = headers.get(HEADER) if isinstance(headers, dict) else None
+    return replace(letter, task_id=name) if isinstance(name, str) else letter
 
 
 def _on_time(letter: DeadLetter, skew_seconds: float) -> DeadLetter:
@@ -429,7 +462,22 @@ def main(arguments: list[str] | None = None) -> int:
         help="kinds of messages to leave out",
     )
     parser.add_argument(
-        "--only", nargs="+", choices=list(misfortunes.WEIGHTS), help="misfortunes that happen"
+        "--only",
+        nargs="*",
+        choices=list(misfortunes.WEIGHTS),
+        help="misfortunes that happen; none at all if none is named",
+    )
+    parser.add_argument(
+        "--times", type=int, default=1, help="how often each misfortune happens at least"
+    )
+    parser.add_argument(
+        "--reuse", type=float, default=0.1, help="how many task ids are used again, as a share of 1"
+    )
+    parser.add_argument(
+        "--raising-log",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="let one worker's log handler raise outside of the main thread",
     )
     parser.add_argument("--report", type=Path, help="write the report to this JSON file")
     parser.add_argument(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 
 from chaos.facts import Ended, Logged
@@ -23,6 +24,7 @@ TESTS = Path(__file__).parents[1]
 CLOCK = Path(__file__).with_name("clock")
 PATIENCE_SECONDS = 15.0  # for a worker that was asked to end
 MOST_FALSE_STARTS = 10  # in a row
+MOST_DESCRIPTORS = 1024  # the usual limit
 
 _RECEIVED = re.compile(
     r"^\[([\d-]+ [\d:]+,\d+): INFO/\w+\] Task \S+\[([0-9a-f-]{36})\] received$", re.MULTILINE
@@ -48,6 +50,11 @@ def _as_a_shell_would() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _limit(pid: int, descriptors: int) -> None:
+    _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (descriptors, hard))
 
 
 @dataclass(slots=True)
@@ -77,6 +84,7 @@ class Slot:
     asked_at: float | None = None  # when it was asked to end
     cold: bool = False
     hung: bool = False
+    group: bool = False  # its whole group was asked
     asked_to_end: bool = False  # and not killed
     paused: bool = False
     false_starts: int = 0
@@ -113,10 +121,11 @@ class Slot:
                 asked is None,
                 self.asked_to_end,
                 self.hung,
+                self.group,
             )
         )
         self.process, self.asked_at = None, None
-        self.cold = self.hung = self.asked_to_end = self.paused = False
+        self.cold = self.hung = self.asked_to_end = self.paused = self.group = False
 
     def _ended_by_itself(self) -> None:
         """It ended by itself: an error of the worker, which may come again at every start."""
@@ -158,14 +167,39 @@ class Slot:
             self.paused = False
             self._signal_group(signal.SIGCONT)
 
-    def ask(self, number: signal.Signals) -> None:
-        """SIGTERM: a warm shutdown; SIGQUIT: a cold one."""
+    def ask(self, number: signal.Signals, *, group: bool = False) -> None:
+        """SIGTERM: a warm shutdown; SIGQUIT: a cold one; to its whole group, as some deploys do."""
         if self.process is not None and self.asked_at is None:
             self.asked_at = time.time()
             self.cold = number is signal.SIGQUIT
             self.asked_to_end = True
+            self.group = group
+            if group:
+                self._signal_group(number)
+                return
             with suppress(ProcessLookupError):
                 self.process.send_signal(number)
+
+    @property
+    def is_ready(self) -> bool:
+        """True once its process takes messages."""
+        return self.process is not None and b"ready." in self.logs[self.process.pid].read_bytes()
+
+    def use_up_descriptors(self) -> None:
+        """Leave the main process no file descriptor: those that it has go on."""
+        if self.process is not None:
+            with suppress(ProcessLookupError, FileNotFoundError):
+                used = {int(name.name) for name in Path(f"/proc/{self.process.pid}/fd").iterdir()}
+                _limit(self.process.pid, next(n for n in count() if n not in used))
+
+    def free_descriptors(self) -> None:
+        """Let it open files again, and the children that it made meanwhile."""
+        if self.process is not None:
+            pid = self.process.pid
+            with suppress(ProcessLookupError, FileNotFoundError):
+                children = Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii")
+                for each in (pid, *map(int, children.split())):
+                    _limit(each, MOST_DESCRIPTORS)
 
     def finish(self) -> None:
         """End it in order, the hard way if that takes too long."""

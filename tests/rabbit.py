@@ -21,7 +21,19 @@ _ROOM = 4 * 1024**3
 
 
 def rabbitmq_executable() -> str | None:
-    """The path of ``rabbitmq-server``; Debian puts it outside of most people's PATH."""
+    """The path of ``rabbitmq-server``; Debian puts it outside of most people's PATH.
+
+    ``CELERY_DLQ_TEST_RABBITMQ`` is the path of another one, with its ``rabbitmqctl`` beside it.
+
+    Raises:
+        LookupError: There is none: any other server would make the run say something it has not
+            seen.
+    """
+    asked = os.environ.get("CELERY_DLQ_TEST_RABBITMQ", "")
+    if asked:
+        if not (os.access(asked, os.X_OK) and os.access(_beside(asked), os.X_OK)):
+            raise LookupError(f"expected rabbitmq-server and rabbitmqctl at {asked!r}; found none")
+        return asked
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/lib/rabbitmq/bin"
     return shutil.which("rabbitmq-server", path=path)
 
@@ -38,8 +50,14 @@ def _quick_folder() -> str | None:
     return str(memory) if roomy else None
 
 
+def _beside(executable: str) -> str:
+    return str(Path(executable).with_name("rabbitmqctl"))
+
+
 def _inner(executable: str) -> str:
     """The wrappers of Debian change users and need a service; the scripts inside do not."""
+    if os.environ.get("CELERY_DLQ_TEST_RABBITMQ"):
+        return executable
     inner = Path("/usr/lib/rabbitmq/bin") / Path(executable).name
     return str(inner if inner.exists() else executable)
 
@@ -209,9 +227,8 @@ class RabbitServer:
         raise RuntimeError(f"rabbitmq-server did not come up: {output}")
 
     def _control(self, *arguments: str) -> None:
-        executable = Path(rabbitmq_executable() or "").with_name("rabbitmqctl")
         subprocess.run(
-            [_inner(str(executable)), *arguments],
+            [_inner(_beside(rabbitmq_executable() or "")), *arguments],
             env=self._env,
             check=True,
             capture_output=True,

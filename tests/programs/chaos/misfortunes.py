@@ -44,7 +44,7 @@ REFUSES_SECONDS = 2.0
 IMPATIENT_SECONDS, MOST_IDLE_SECONDS = 12.0, 5
 SLOW_SECONDS = 0.25
 AWAY_SECONDS = 10.0  # longer than a worker may give no sign of life
-LONG_TASKS = 2  # are published right before
+LONG_TASKS, LONG_BEFORE_SECONDS = 2, 1.0  # are published so long before
 USED_UP_SECONDS = 6.0
 KILL_GAP_SECONDS = 4.0  # between those of --kills
 AGAIN_SECONDS = 0.2  # after a misfortune that had to be left out
@@ -216,7 +216,7 @@ class Chaos:
         elif how == "is away":
             self._want(LONG_TASKS)
             self._busy.add(name)
-            self._soon(1.0, partial(self._shut, what, name, slot, luck))
+            self._soon(LONG_BEFORE_SECONDS, partial(self._shut, what, name, slot, luck))
         else:
             line.loses_replies = True
             self._spell(what, name, 0.1 + 1.5 * luck, line.cut, slot.name)
@@ -269,11 +269,16 @@ class Chaos:
             "behead": slot.behead,
             "cold": lambda: slot.ask(signal.SIGQUIT),
             "warm": lambda: slot.ask(signal.SIGTERM),
-            "group": lambda: slot.ask(signal.SIGTERM, group=True),
+            "group": lambda: self._group(slot),
             "descriptors": lambda: self._descriptors(slot, luck),
         }[what]()
         self._tell(f"{what} {slot.name}")
         return True
+
+    def _group(self, slot: Slot) -> None:
+        """While long tasks run: a deploy must not charge them."""
+        self._want(LONG_TASKS)
+        self._soon(LONG_BEFORE_SECONDS, partial(slot.ask, signal.SIGTERM, group=True))
 
     def _descriptors(self, slot: Slot, luck: float) -> None:
         """Of a worker that has done something, or of a new one that has not."""

@@ -40,6 +40,7 @@ WEIGHTS = {
     "broker drops": 4,
     "broker blocks": 2,
 }
+OF_READY_WORKERS = frozenset({"group", "descriptors", "broker is away"})
 REFUSES_SECONDS = 2.0
 IMPATIENT_SECONDS, MOST_IDLE_SECONDS = 12.0, 5
 SLOW_SECONDS = 0.25
@@ -161,6 +162,8 @@ class Chaos:
         anything = rng.choices(list(self.done), self._weights)[0]
         what = self.owed[-1] if self.owed else anything
         slot, luck = rng.choice(self._slots), rng.random()
+        if what in OF_READY_WORKERS and not slot.is_ready:
+            return False
         whom, _, how = what.partition(" ")
         if whom == "redis":
             struck = self._redis(what, how, luck)
@@ -255,7 +258,8 @@ class Chaos:
             self.spells.append(Spell(what, "", begin, time.time()))
 
     def _worker(self, what: str, slot: Slot, luck: float) -> bool:
-        if slot.process is None or slot.asked_at is not None or slot.paused:
+        ends = slot.process is None or slot.asked_at is not None
+        if ends or slot.paused or slot.name in self._busy:
             return False
         if what in ("pause", "stop"):
             slot.pause()
@@ -278,7 +282,13 @@ class Chaos:
     def _group(self, slot: Slot) -> None:
         """While long tasks run: a deploy must not charge them."""
         self._want(LONG_TASKS)
-        self._soon(LONG_BEFORE_SECONDS, partial(slot.ask, signal.SIGTERM, group=True))
+        self._busy.add(slot.name)
+
+        def begin() -> None:
+            self._busy.discard(slot.name)
+            slot.ask(signal.SIGTERM, group=True)
+
+        self._soon(LONG_BEFORE_SECONDS, begin)
 
     def _descriptors(self, slot: Slot, luck: float) -> None:
         """Of a worker that has done something, or of a new one that has not."""

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from uuid import UUID
 
@@ -130,7 +130,8 @@ class Publisher(threading.Thread):
         self._settled = settled
         self._end_of = end_of
         self._share = share
-        self._plan = mix(rng, tasks, weights, reuse)
+        self._plan = deque(mix(rng, tasks, weights, reuse))
+        self._tasks = tasks
         self._used: list[Planned] = []  # their task ids are used already, by what is alive
         self._long: deque[Planned] = deque()  # published when one is wanted, or at the end
         self.wanted = 0
@@ -141,7 +142,8 @@ class Publisher(threading.Thread):
     def run(self) -> None:
         """Publish all, or what is possible until asked to stop."""
         try:
-            for planned in self._plan:
+            while self._plan:
+                planned = self._plan.popleft()
                 while self._waits() and not (planned.before and planned.at_once):
                     self._special()
                     if self.stopped.wait(0.05):
@@ -159,7 +161,7 @@ class Publisher(threading.Thread):
 
     def _waits(self) -> bool:
         sent = len(self.published)
-        early = sent >= len(self._plan) * self._share()
+        early = sent >= self._tasks * self._share()
         return early or sent - self._settled() > MOST_OUTSTANDING
 
     def _take(self, planned: Planned) -> None:
@@ -175,8 +177,14 @@ class Publisher(threading.Thread):
         """Publish the long tasks that are wanted, and under ids whose publications have ended."""
         while self.wanted > 0:
             self.wanted -= 1
-            if self._long:
-                self._publish(self._long.popleft())
+            if not self._long:  # a quick one becomes long
+                quick = next((p for p in self._plan if p.kind == "quick" and not p.before), None)
+                if quick is None:
+                    break
+                self._plan.remove(quick)
+                seconds = LONG_SECONDS + quick.seconds
+                self._long.append(replace(quick, kind="long", seconds=seconds))
+            self._publish(self._long.popleft())
         for planned in [*self._used]:
             if at_once or self._end_of(planned.before):
                 self._used.remove(planned)

@@ -89,7 +89,10 @@ class RabbitServer:
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none",
         }
         (self._folder / "plugins").write_text("[].\n")
-        (self._folder / "rabbitmq.conf").write_text("loopback_users = none\n")
+        # RabbitMQ 4 takes 16 MiB by default, a version before it 128 MiB, as here.
+        (self._folder / "rabbitmq.conf").write_text(
+            "loopback_users = none\nmax_message_size = 134217728\n"
+        )
 
     def __enter__(self) -> RabbitServer:
         try:

@@ -194,6 +194,16 @@ def test_a_deploy_charges_nothing_though_its_signal_reaches_the_pool(group: bool
     assert faults(books) == ({shutdown} if group else set())
 
 
+def test_what_a_signal_to_the_whole_group_ended_starts_again() -> None:
+    """It is not charged, so at a limit of 1 there are two starts."""
+    ended = Ended(WORKER, 2.0, 2.5, cold=False, how=0, asked=True, group=True)
+    starts, ends = at(1.0) + at(9.0, worker=OTHER), at(10.0, worker=OTHER)
+    assert not faults(balance("slow", starts, ends, limit=1, ended=[ended]))
+    alone = replace(ended, group=False)
+    again = "started again without a cause"
+    assert faults(balance("slow", starts, ends, limit=3, ended=[alone])) == {again}
+
+
 def the_letter_of_a_start_at(started_at: float, died_at: float) -> Any:
     """A letter at a limit of 1."""
     return replace(

@@ -191,7 +191,7 @@ class Balance(Evidence):
                 self._is_forgotten(mark) for mark in starts
             ),
             "its count was lost, and its worker, at once": int(self._is_unsent(starts[0])),
-            "a cold shutdown": sum(self._shut_down(mark) for mark in starts),
+            "a shutdown": sum(self._shut_down(mark) for mark in starts),
             "a copy older than the visibility timeout": sum(self._is_stale(m) for m in starts),
         }
         line = f"{key[0]} retry {key[1]}: {extra} more than {most}; {self._marks_of(key[0])}"

@@ -16,8 +16,8 @@ ACKNOWLEDGED_SECONDS = 3.0  # so long after its end a task's message is acknowle
 AT_ONCE_SECONDS = 1.0  # a worker sends again once a second what may be lost
 REST_SECONDS = 4.0  # so long after an outage workers may leave the store alone
 
-SILENT = frozenset({"redis hangs", "redis dies"})
-"""While the store is silent each worker counts alone."""
+SILENT = frozenset({"redis hangs", "redis dies", "descriptors"})
+"""While the store is silent each worker counts alone; one without a descriptor cannot reach it."""
 
 REFUSING = SILENT | {"redis refuses"}
 NOT_HEARD = REFUSING | {"redis drops", "store loses replies"}
@@ -71,7 +71,7 @@ class Evidence:
             ended = self.ended.get(earlier.worker)
             if (
                 ended is not None
-                and (ended.how != 0 or ended.cold or ended.alone)
+                and (ended.how != 0 or ended.cold or ended.alone or ended.group)
                 and self._began_to_end(ended) <= min(last + ACKNOWLEDGED_SECONDS, start.at)
             ):
                 return "its worker ended"
@@ -261,9 +261,9 @@ class Evidence:
         ][:1]
 
     def _shut_down(self, start: Mark) -> bool:
-        """A cold shutdown ended this start."""
+        """A cold shutdown ended this start, or one that was asked of the whole process group."""
         ended = self.ended.get(start.worker)
-        if ended is None or not ended.cold or start.at > ended.at + 0.5:
+        if ended is None or not (ended.cold or ended.group) or start.at > ended.at + 0.5:
             return False
         if self._ends_of(start) or start.at < ended.asked_at - NEAR_SECONDS:
             return False
@@ -331,7 +331,7 @@ class Evidence:
             spell
             for spell in self.facts.spells
             if spell.slot in ("", slot)
-            and spell.what in NOT_HEARD | {"pause", "stop", "store is slow", "descriptors"}
+            and spell.what in NOT_HEARD | {"pause", "stop", "store is slow"}
             and spell.meets(mark.at - AT_ONCE_SECONDS, until + ACKNOWLEDGED_SECONDS)
         ]
         if unheard or (self.facts.pool == "solo" and until - mark.at > SIGN_SECONDS):

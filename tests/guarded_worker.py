@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import uuid4
 
+from billiard.einfo import ExceptionInfo
 from builders import a_message, a_request, an_app
 from celery.worker.request import create_request_cls
 from fresh import fresh_conf, fresh_store, shared
@@ -15,6 +16,14 @@ from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.request import guarded_request_class
 from celery_dlq.worker.wiring import guard_of
 from celery_dlq.writing.lifecycle import DeliveryState
+
+
+def an_error(exc: BaseException) -> ExceptionInfo:
+    """As the pool reports it."""
+    try:
+        raise exc
+    except type(exc):
+        return ExceptionInfo()
 
 
 class Pool:

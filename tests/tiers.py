@@ -33,6 +33,7 @@ DEFAULT_TIER = (
     "tests/acceptance/test_shutdowns.py::test_a_cold_shutdown_during_a_count_ends_and_nothing_starts[classic-prefork-quit",
     "tests/acceptance/test_start.py::test_a_worker_starts_without_its_store_and_is_whole_when_it_comes_back[refused",
     "tests/acceptance/test_store_down.py",
+    "tests/acceptance/test_worn_out.py::test_without_a_file_descriptor_the_first_death_becomes_a_letter[threads",
     "tests/acceptance/test_unreported_ends.py::test_a_job_that_went_to_a_process_that_retires_runs_once[orders",
     # Of the pages in a browser: that there is one.
     "tests/browser/test_every_page.py::test_the_first_page_loads_without_a_complaint",

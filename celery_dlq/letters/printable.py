@@ -2,7 +2,8 @@ r"""Text of any origin, made safe to print: it can neither control a terminal no
 
 Task names, ids, queue names and texts of exceptions come from anyone who can publish. Unsafe
 characters are escaped as in Python source (``\x1b``, ``\u202e``), so that different names stay
-different. Loggers of `get_logger` escape the arguments and the traceback of each record.
+different. Loggers of `get_logger` escape the arguments and the traceback of each record, and raise
+no error of a handler.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from textwrap import indent
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -109,16 +112,31 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 _TRACEBACKS = logging.Formatter()
+_HANDLER = logging.Handler()
 _MOST_CHARS = 200
 _Read = TypeVar("_Read")
 
 
 def get_logger(name: str) -> logging.Logger:
-    """A logger by name, whose records are escaped before any handler sees them."""
+    """A logger by name, whose records are escaped before any handler sees them.
+
+    A handler that raises (one that writes to a database, say) raises to whoever logs: to a thread,
+    which would end, or between a letter and the acknowledgement of its message.
+    """
     logger = logging.getLogger(name)
     if _CLEAN not in logger.filters:
         logger.addFilter(_CLEAN)
+        vars(logger)["handle"] = partial(_handled, logger.handle)
     return logger
+
+
+def _handled(handle: Callable[[logging.LogRecord], None], record: logging.LogRecord) -> None:
+    """Handle a record; an error is printed, as `logging` does for its own handlers."""
+    try:
+        handle(record)
+    except Exception:  # noqa: BLE001 - whatever a handler raises
+        with suppress(Exception):
+            _HANDLER.handleError(record)
 
 
 def readable(what: str, read: Callable[[], _Read]) -> _Read | None:

@@ -1,5 +1,8 @@
 """The Lua scripts: read once from the package.
 
+A worker reads all when it starts (`read_all`): when its first message dies, it may have no file
+descriptor left, or the package may be another version's.
+
 The header of a script declares its keys by their names in `celery_dlq.store.keys`, and the
 numbers that it replies, which are those of an enumeration; a unit test compares both.
 """
@@ -7,7 +10,7 @@ numbers that it replies, which are those of an enumeration; a unit test compares
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -66,6 +69,16 @@ def script_text(name: str, package: str = "celery_dlq.store") -> Script:
     declared = _KEYS.search(made)
     keys = tuple(re.findall(r"\d+ (\w+) \(", declared[1])) if declared else ()
     return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest(), keys)
+
+
+def read_all(packages: Iterable[str]) -> None:
+    """Read all scripts of some packages, and keep them."""
+    for package in packages:
+        folder = files(package) / "lua"
+        names = [one.name for one in folder.iterdir()] if folder.is_dir() else []
+        for name in names:
+            if name.endswith(".lua"):
+                script_text(name.removesuffix(".lua"), package)
 
 
 def chunks(letter_ids: Sequence[str], size: int = MOST_IDS) -> Iterator[list[str]]:

@@ -167,30 +167,43 @@ class _Dropped:
 
     def dies(self, body: Any, reason: Reason, exc: Exception | None) -> bool:
         """Store the letter, then let Celery drop the message; False leaves it to Celery."""
-        message = self.message
+        decide = partial(self._decide, body, reason, exc)
         try:
-            keep_bytes = getattr(message, "dlq_keep_bytes", None)  # of reliable fetch
-            known = reason is not Reason.UNKNOWN_TASK
-            if keep_bytes is not None and known and keep_bytes():
-                reason = Reason.UNDECODABLE_MESSAGE
-            headers = _headers(message, body)
-            failure = dropped_failure(exc, "not a Celery task message")
-            if reason is Reason.UNKNOWN_TASK:
-                text = f"no worker here knows the task {headers.get('task')!r}"
-                failure = dropped_failure(None, text)
-            state = self._guard.dropped(message, headers, reason, failure, self)
-        except Exception:
-            self._guard.failed("drop")
-            logger.critical("A dropped message is left to Celery, without a letter", exc_info=True)
-            return False
+            state = decide()
+        except Exception as problem:  # noqa: BLE001 - an error of ours
+            state = self._guard.undecided(self, partial(self._again, decide), problem)
         if state is DeliveryState.STORED:
             self._settle()
         return state is not DeliveryState.DONE
 
-    def dlq_wait_is_over(self, state: DeliveryState) -> None:
-        """Let Celery drop the message: its letter is stored, or cannot be stored."""
-        if state is DeliveryState.STORED or is_held(self.message):
+    def _decide(self, body: Any, reason: Reason, exc: Exception | None) -> DeliveryState:
+        message = self.message
+        keep_bytes = getattr(message, "dlq_keep_bytes", None)  # of reliable fetch
+        known = reason is not Reason.UNKNOWN_TASK
+        if keep_bytes is not None and known and keep_bytes():
+            reason = Reason.UNDECODABLE_MESSAGE
+        headers = _headers(message, body)
+        failure = dropped_failure(exc, "not a Celery task message")
+        if reason is Reason.UNKNOWN_TASK:
+            text = f"no worker here knows the task {headers.get('task')!r}"
+            failure = dropped_failure(None, text)
+        return self._guard.dropped(message, headers, reason, failure, self)
+
+    def _again(self, decide: Callable[[], DeliveryState]) -> None:
+        state = decide()
+        if state is DeliveryState.DONE:
+            self._go_on()
+        elif state is DeliveryState.STORED:
             self._settle()
+
+    def dlq_wait_is_over(self, state: DeliveryState) -> None:
+        """Let Celery drop the message if its letter is stored; else give it back."""
+        if state is DeliveryState.STORED:
+            self._settle()
+        elif is_held(self.message):
+            self.message.reject_log_error(
+                get_logger("celery.worker"), self._consumer.connection_errors, requeue=True
+            )
 
     def _settle(self) -> None:
         """Let Celery drop it, and acknowledge where Celery rejects.

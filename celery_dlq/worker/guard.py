@@ -16,13 +16,14 @@ The life of a message in a worker, as Celery's hooks (`celery_dlq.worker.request
    the letter waits in memory and the message at the broker, or both wait on disk.
 7. The observers see the end (`Observer.after_end`): a circuit breaker counts, a sample is taken.
 
-An error in this module is logged; it neither fails a task nor acknowledges a message.
+An error in this module is logged; it neither fails a task nor acknowledges a message. On the way
+from a death to its letter it is treated as a store that is away: the message waits (`undecided`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +56,7 @@ from celery_dlq.writing.lifecycle import (
     InFlight,
     WaitsForStore,
 )
-from celery_dlq.writing.writer import LetterWriter, PendingLetter
+from celery_dlq.writing.writer import LetterWriter, PendingLetter, Waiting
 
 logger = get_logger("celery_dlq.worker")
 
@@ -330,13 +331,25 @@ class Guard:
 
     # -- the death ----------------------------------------------------------------
 
+    def undecided(
+        self, owner: WaitsForStore, again: Callable[[], object], exc: Exception
+    ) -> DeliveryState:
+        """Let a message wait whose death an error of ours left undecided, until ``again`` works."""
+        self.failed("end")
+        headers = owner.message.headers
+        named = headers if isinstance(headers, Mapping) else {}
+        task = f"{named.get('task')}[{named.get('id')}]"
+        acknowledged = bool(getattr(owner, "acknowledged", False))
+        self._writer.wait(Waiting(task, again, owner, acknowledged), exc)
+        return DeliveryState.WAITING_FOR_STORE
+
     def dead_letter(
         self, request: GuardedRequest, verdict: Die, failure: Failure | None = None
     ) -> DeliveryState:
         """Store the letter, if the policy keeps one; the request then settles the message.
 
         ``failure`` is the end of the delivery that led to the death, if one did. Returns
-        ``STORED``, ``WAITING_FOR_STORE``, or ``DONE`` if no letter can be made.
+        ``STORED`` or ``WAITING_FOR_STORE``.
         """
         in_flight = self._in_flight(request)
         if failure is not None and failure.end is not None:
@@ -409,10 +422,11 @@ class Guard:
 
     def tick(self) -> None:
         """Send a heartbeat, buffered counts and waiting letters; called once a second."""
+        for act in (self._beat, self.counter.flush, self._writer.tick, self.housekeeping.tick):
+            self.quietly("tick", act)
+
+    def _beat(self) -> None:
         self.counter.heartbeat({one.key.dead_letter_queue for one in self._running()})
-        self.counter.flush()
-        self._writer.tick()
-        self.housekeeping.tick()
 
     def start_later(self, consumer: Any) -> None:
         """Hand the requests that were put off to the pool again; called once a second."""

@@ -39,6 +39,7 @@ from celery_dlq.worker.dispatched import ENDED, drop_failed, is_closed
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.shutdown_signals import is_stopping, nothing_starts
 from celery_dlq.writing.failure import (
+    UNDESCRIBED,
     Failure,
     dropped_failure,
     failure_of,
@@ -123,6 +124,7 @@ class DeadLetterRequest(_Base):
         if self._already_revoked and self.dlq_state in DEAD:
             return None  # terminated by an operator, and its letter is made
         failure = self.dlq_guard.quietly("end", failure_of, exc_info, tuple(self.task.throws or ()))
+        failure = failure or UNDESCRIBED
         return self._dlq_while_ending(failure, super().on_failure, exc_info, *args, **kwargs)
 
     def on_timeout(self, soft: bool, timeout: Any) -> Any:  # noqa: FBT001 - Celery's signature
@@ -133,7 +135,7 @@ class DeadLetterRequest(_Base):
     def acknowledge(self) -> None:
         """Acknowledge; if the message died, only after its letter is stored."""
         if self.dlq_state is _S.ENDING:
-            if not self._dlq_ended(super().acknowledge):
+            if not self._dlq_ended(super().acknowledge, super().acknowledge):
                 super().acknowledge()
         elif self.dlq_state not in HELD:
             super().acknowledge()
@@ -145,17 +147,19 @@ class DeadLetterRequest(_Base):
         A rejection would copy the message to the broker's own dead-letter exchange,
         and on SQS it would not remove it.
         """
+        leave = partial(super().reject, requeue)
         if self.dlq_state is _S.ENDING:
             settle = super().acknowledge
             if requeue and self.acknowledged:  # early: it dies, and Celery stores no result
                 settle = partial(self._dlq_settle, Reject("not requeued", requeue))
-            if not self._dlq_ended(settle, requeued=requeue):
-                super().reject(requeue)
+            if not self._dlq_ended(settle, leave, requeued=requeue):
+                leave()
         elif self.dlq_state not in HELD:
             seen = self.time_start is not None or hasattr(self.message, "dlq_is_dispatched")
             # If not seen, Celery drops it before its start, e.g. for an eta out of range.
-            if seen or requeue or not self.dlq_refuse(InvalidTaskError("cannot be scheduled")):
-                super().reject(requeue)
+            exc = InvalidTaskError("cannot be scheduled")
+            if seen or requeue or not self.dlq_refuse(exc, leave):
+                leave()
 
     # -- the one way to end: first the letter is stored, then the message is settled -----
 
@@ -163,24 +167,20 @@ class DeadLetterRequest(_Base):
         self,
         decide: Callable[[], DeliveryState],
         settle: Callable[[], Any],
-        *,
-        otherwise: DeliveryState | None = _S.DONE,
+        leave: Callable[[], Any] | None = None,
     ) -> bool:
         """Let the guard decide and store the letter; then settle the message, now or later.
 
-        False if this is no death, or no letter can be made: the state becomes ``otherwise``, and
-        the caller settles the message.
+        False if this is no death: the caller settles the message, as Celery does. An error of ours
+        lets it wait; if it is found to be no death later, ``leave`` settles it, or it goes back.
         """
         try:
             state = decide()
-        except Exception:
-            # A bug of ours would recur: the message must not wait for it forever.
-            self.dlq_guard.failed("end")
-            logger.critical("The end of task %s is left to Celery", self.id, exc_info=True)
-            state = _S.DONE
+        except Exception as exc:  # noqa: BLE001 - an error of ours
+            again = partial(self._dlq_end_again, decide, leave)
+            state = self.dlq_guard.undecided(self, again, exc)
         if state is _S.DONE:
-            if otherwise is not None:
-                self.dlq_move(otherwise)
+            self.dlq_move(state)
             return False
         if state is _S.STORED:
             self.dlq_move(state)
@@ -194,18 +194,32 @@ class DeadLetterRequest(_Base):
             self.dlq_move(state)
         return True
 
-    def dlq_die(self, verdict: Die, failure: Failure | None = None) -> bool:
-        """Dead-letter a message that does not run, or was terminated; False if that failed.
+    def _dlq_end_again(
+        self, decide: Callable[[], DeliveryState], leave: Callable[[], Any] | None
+    ) -> None:
+        """Decide a message that waits because of an error of ours."""
+        state = decide()
+        if state is _S.DONE and leave is not None:
+            self.dlq_move(state)
+            self.__dict__.pop("_dlq_let_go", None)
+            leave()
+        elif state is not _S.WAITING_FOR_STORE:
+            self.dlq_wait_is_over(state)
+
+    def dlq_die(self, verdict: Die, failure: Failure | None = None) -> None:
+        """Dead-letter a message that does not run, or was terminated.
 
         The result becomes a failure, so that callers stop waiting for it; errbacks run,
         and a chord or chain fails as usual in Celery.
         """
         if not self.dlq_starts_here:
             self.dlq_job = ENDED  # the pool never gets it
-        where = self.dlq_guard.dead_letter_queue_of(self)
-        error = refusal_error(f"{self.name}[{self.id}]", verdict, where)
-        decide = partial(self.dlq_guard.dead_letter, self, verdict, failure)
-        return self._dlq_end(decide, partial(self._dlq_settle, error), otherwise=None)
+
+        def settle() -> None:
+            where = self.dlq_guard.dead_letter_queue_of(self)
+            self._dlq_settle(refusal_error(f"{self.name}[{self.id}]", verdict, where))
+
+        self._dlq_end(partial(self.dlq_guard.dead_letter, self, verdict, failure), settle)
 
     def _dlq_settle(self, error: Exception | None = None) -> None:
         """Acknowledge a message that ends here; its task fails, if there is an error.
@@ -248,14 +262,8 @@ class DeadLetterRequest(_Base):
                 (verdict.keep or self.dlq_guard.later.append)(self)
             return False
         if isinstance(verdict, Die):
-            if self.dlq_die(verdict):
-                return False
-            logger.critical(
-                "Task %s is executed once more: %s, but no letter can be made",
-                self.id,
-                verdict.description,
-            )
-            return True
+            self.dlq_die(verdict)
+            return False
         if not self.dlq_starts_here:
             self.dlq_job = ENDED
         self.dlq_move(_S.DONE)
@@ -384,7 +392,10 @@ class DeadLetterRequest(_Base):
 
     def dlq_end_waiting(self, verdict: Die) -> bool:
         """Dead-letter a message that waits for its ETA; True if that was done."""
-        return self.dlq_state is _S.NEW and self._dlq_is_ours() and self.dlq_die(verdict)
+        if self.dlq_state is not _S.NEW or not self._dlq_is_ours():
+            return False
+        self.dlq_die(verdict)
+        return True
 
     def dlq_terminate(self, pool: Any) -> None:
         """Terminate a running task, or one that a prefork pool was given."""
@@ -408,11 +419,8 @@ class DeadLetterRequest(_Base):
         end = End(outcome=Outcome.WORKER_LOST, text=verdict.description)
         self._already_revoked = True
         self.dlq_move(_S.ENDING)
-        text = f"terminated; {verdict.description}"
-        if self.dlq_die(verdict, Failure(end, None, text, None)):
-            return True
-        self.dlq_move(_S.RUNNING)
-        return False
+        self.dlq_die(verdict, Failure(end, None, f"terminated; {verdict.description}", None))
+        return True
 
     def dlq_give_back(self) -> None:
         """Return a message to the head of its queue, if the broker can: its hold is full."""
@@ -519,7 +527,7 @@ class DeadLetterRequest(_Base):
         if not self.dlq_counted:
             self.dlq_move(_S.RUNNING)
 
-    def dlq_refuse(self, exc: Exception) -> bool:
+    def dlq_refuse(self, exc: Exception, leave: Callable[[], Any] | None = None) -> bool:
         """Dead-letter a message that Celery cannot read and that would stop the worker."""
         failure = dropped_failure(exc, "not a Celery task message")
 
@@ -528,7 +536,7 @@ class DeadLetterRequest(_Base):
                 self.message, self.request_dict, Reason.INVALID_MESSAGE, failure, self
             )
 
-        return self._dlq_end(decide, self._dlq_settle)
+        return self._dlq_end(decide, self._dlq_settle, leave)
 
     def dlq_not_started(self, pool: Any, exc: Exception) -> bool:
         """End a delivery that the pool could not take; the message may be tried again."""
@@ -542,10 +550,11 @@ class DeadLetterRequest(_Base):
         failure = replace(dropped_failure(exc, text), end=end)
         again = in_flight.resolved.policy.max_deliveries is not None
         decide = partial(self.dlq_guard.end, self, failure, requeued=again)
+        leave = partial(super().reject, requeue=again)
         self.dlq_move(_S.ENDING)
-        if not self._dlq_end(decide, partial(self._dlq_settle, exc)):
+        if not self._dlq_end(decide, partial(self._dlq_settle, exc), leave):
             task_ready(self)
-            super().reject(requeue=again)
+            leave()
         return True
 
     def _dlq_fail(self, exc: Exception) -> None:
@@ -582,11 +591,13 @@ class DeadLetterRequest(_Base):
         try:
             result = handle(*args, **kwargs)
             if self.acknowledged and self.dlq_state is _S.ENDING:
-                self._dlq_ended(super().acknowledge)  # early: only the letter is missing
+                # Early: only the letter is missing.
+                self._dlq_ended(super().acknowledge, super().acknowledge)
         except BaseException:
             # E.g. a MemoryError, which stops the worker, or a result that cannot be stored.
             if self.acknowledged and self.dlq_state is _S.ENDING:
-                self.dlq_guard.quietly("end", self._dlq_ended, super().acknowledge)
+                acknowledge = super().acknowledge
+                self.dlq_guard.quietly("end", self._dlq_ended, acknowledge, acknowledge)
             elif self.dlq_state not in OVER:
                 self.dlq_guard.quietly("end", self.dlq_guard.crashed, self, failure)
             raise
@@ -598,7 +609,9 @@ class DeadLetterRequest(_Base):
             if self.dlq_state is _S.ENDING:  # it was not an end
                 self.dlq_move(_S.RUNNING)
 
-    def _dlq_ended(self, settle: Callable[[], Any], *, requeued: bool = False) -> bool:
+    def _dlq_ended(
+        self, settle: Callable[[], Any], leave: Callable[[], Any], *, requeued: bool = False
+    ) -> bool:
         """Handle the end that Celery reported, once; True if the message died of it."""
         failure, self._dlq_failure = self._dlq_failure, None
         if failure is None:
@@ -623,7 +636,7 @@ class DeadLetterRequest(_Base):
             self.dlq_move(_S.RELEASED)
             return False
         decide = partial(self.dlq_guard.end, self, failure, requeued=requeued)
-        return self._dlq_end(decide, settle)
+        return self._dlq_end(decide, settle, leave)
 
     def _announce_revoked(self, reason: Any, terminated: Any, signum: Any, expired: Any) -> None:
         """Celery revokes a task and acknowledges its message; expiry is a death."""
@@ -633,7 +646,7 @@ class DeadLetterRequest(_Base):
         if self.dlq_state is _S.WAITING_FOR_STORE:
             return  # dead already
         if expired:
-            if self._dlq_end(partial(self.dlq_guard.expired, self), announce):
+            if self._dlq_end(partial(self.dlq_guard.expired, self), announce, announce):
                 return
         elif self.dlq_state not in DECIDED:
             self.dlq_guard.succeeded(self)

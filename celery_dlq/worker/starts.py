@@ -30,7 +30,14 @@ from celery_dlq.policies.decisions import (
 )
 from celery_dlq.policies.policy import CrashLimit, Policy
 from celery_dlq.store.counter import DeliveryCounter
-from celery_dlq.store.metrics import DELIVERIES, DUPLICATES, STORE_ERRORS, UNCOUNTED, Counts
+from celery_dlq.store.metrics import (
+    DELIVERIES,
+    DUPLICATES,
+    INTERNAL_ERRORS,
+    STORE_ERRORS,
+    UNCOUNTED,
+    Counts,
+)
 from celery_dlq.store.records import Clock, Count, CountStatus, MessageKey
 from celery_dlq.writing.lifecycle import OVER, GuardedRequest, InFlight
 
@@ -78,7 +85,12 @@ class Starts:
         # Thread pools must not start two suspects at once either.
         with self._one_at_a_time if asks else nullcontext():
             if asks:
-                start = self._facts(policy, in_flight, request)
+                try:
+                    start = self._facts(policy, in_flight, request)
+                except Exception:
+                    self._counts.count(INTERNAL_ERRORS, "start")
+                    logger.exception("Delivery of %s is not counted", in_flight.key.task_id)
+                    start = self._unknown(in_flight)
             verdict = decide_start(policy, start)
             if isinstance(verdict, Run) and start.status is not None and in_flight.suspect:
                 self._suspect = ref(request)
@@ -140,6 +152,18 @@ class Starts:
         else:
             self._note(in_flight, count, request.task.name)
         return Start(retries=retries, status=count.status, deliveries=count.number, crashes=crashes)
+
+    def _unknown(self, in_flight: InFlight) -> Start:
+        """The facts while an error of ours hides them: the same as in an outage of the store.
+
+        It may be poison at its limit, which must not start again.
+        """
+        retries = in_flight.key.retries
+        if not self._outage_is_old():
+            return Start(retries=retries, status=CountStatus.UNCERTAIN)
+        known = self._known.get(in_flight.key, 0)
+        in_flight.delivery = replace(in_flight.delivery, number=known + 1)
+        return Start(retries=retries, deliveries=known)
 
     def _outage_is_old(self) -> bool:
         """Note that the store did not count; True if it has not for some time."""

@@ -17,6 +17,7 @@ from celery_dlq.policies.table import NOTHING_GUARDED
 from celery_dlq.registry import features
 from celery_dlq.store.instructions import Instruction, Override
 from celery_dlq.store.metrics import INTERNAL_ERRORS, WorkerGauges
+from celery_dlq.store.scripts import read_all
 from celery_dlq.worker import masked_log
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.heartbeat import Heartbeat, StartCheck, worker_info
@@ -32,10 +33,13 @@ if TYPE_CHECKING:
 
 logger = get_logger("celery_dlq")
 
+_SCRIPTS = ("celery_dlq.store", "celery_dlq.transport.redis")
+
 
 def guard_of(dlq: Assembly, *, hostname: str, pid: int, flags_redelivery: bool) -> Guard:
     """Make the guard of one worker, and check its settings and its store."""
     dlq.validate()
+    read_all(_SCRIPTS + tuple(f"celery_dlq.features.{one.name}" for one in features()))
     own, settings = dlq.separated(), dlq.settings  # with connections of this worker
     check = StartCheck(
         partial(own.backend.check, own.dead_letter_queues()),

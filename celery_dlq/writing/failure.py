@@ -68,6 +68,10 @@ class Failure:
     sentry_trace: str | None = None
 
 
+UNDESCRIBED = Failure(End(outcome=Outcome.FAILED, text="its error could not be described"))
+"""A failure that an error of ours keeps from being described; its message dies all the same."""
+
+
 def failure_of(exc_info: Any, throws: tuple[type, ...]) -> Failure:
     """Describe a failure that a pool reported."""
     exc = unwrapped(exc_info.exception)

@@ -159,7 +159,9 @@ def _recorded(counter: DeliveryCounter, key: MessageKey) -> tuple[Delivery, ...]
         return counter.history(key)
     except StoreUnavailable as exc:
         logger.warning("The history of %s is missing: %s", key.task_id, exc)
-        return ()
+    except Exception:  # another version wrote it, say: the letter is worth more
+        logger.exception("The history of %s is missing", key.task_id)
+    return ()
 
 
 def _closed(delivery: Delivery, key: MessageKey) -> Delivery:

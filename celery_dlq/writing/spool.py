@@ -47,6 +47,8 @@ class Spool:
         self._may_hold = True
         self._adds_left = 0
         self._found: deque[str] = deque()
+        self._failed: set[str] = set()  # by an error of ours; tried again after a while
+        self._failed_at = 0.0
 
     def add(self, letter: DeadLetter, key: MessageKey) -> None:
         """Write a letter durably."""
@@ -77,9 +79,11 @@ class Spool:
             return 0
         self._looked_at, stored = now, 0
         try:
+            if now - self._failed_at >= _LOOK_SECONDS:
+                self._failed.clear()
             if not self._found:
-                self._found.extend(sorted(self._names()))
-            self._may_hold = bool(self._found)
+                self._found.extend(sorted(set(self._names()) - self._failed))
+            self._may_hold = bool(self._found or self._failed)
             while self._found and time.monotonic() - now < _FLUSH_SECONDS:
                 stored += self._flush_one(self.folder / self._found[0], save)
                 self._found.popleft()
@@ -121,9 +125,11 @@ class Spool:
         except (StoreUnavailable, OSError):
             raise
         except Exception:
-            # A bug of ours, which would recur with every flush.
-            logger.exception("%s cannot be stored, renamed to .broken", path)
-            path.replace(path.with_suffix(".broken"))
+            # An error of ours: it may recur, and the letters behind it must not wait.
+            if not self._failed:
+                logger.critical("%s cannot be stored yet", path, exc_info=True)
+            self._failed.add(path.name)
+            self._failed_at = time.monotonic()
             return 0
         with suppress(FileNotFoundError):
             path.unlink()

@@ -5,10 +5,13 @@ One that is not acknowledged yet stays so while the store is down: its letter wa
 store without room may stay so for days, and unacknowledged messages would fill the worker's
 prefetch window and its broker. So its letter waits in the spool too, and the message is
 acknowledged, if ``dlq_spool_dir`` names a folder: temporary files may vanish with the host.
+
+An error of ours on the way of a letter is treated as a store that is away: it settles no message.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,7 +40,7 @@ from celery_dlq.writing.spool import Spool
 
 logger = get_logger("celery_dlq.worker")
 
-_MAX_WAITING_LETTERS = 10_000
+_MAX_WAITING = 10_000
 _NO_TASK = {
     Reason.ADOPTED,
     Reason.UNKNOWN_TASK,
@@ -54,6 +57,16 @@ class PendingLetter:
     key: MessageKey  # The message's identity
     waits: WaitsForStore  # The message's owner; called when a letter that had to wait is stored
     acknowledged: bool = False  # True if the broker no longer has the message
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A death that waits in memory."""
+
+    task: str  # The name and the id of its task, for the log
+    again: Callable[[], object]  # Another attempt; raises whatever keeps it from succeeding
+    waits: WaitsForStore
+    acknowledged: bool
 
 
 class LetterStore:
@@ -82,12 +95,16 @@ class LetterStore:
             return self._save(letter, key)
         except StoreUnavailable:
             raise
-        except Exception:
-            self._counts.count(INTERNAL_ERRORS, "letter")
-            logger.exception(
-                "The letter of task %s is stored without details of its death", letter.task_id
-            )
-            return self._save(plain(letter), key)
+        except Exception as exc:  # noqa: BLE001 - an error of ours
+            problem = exc
+        stored = self._save(plain(letter), key)
+        self._counts.count(INTERNAL_ERRORS, "letter")
+        logger.error(
+            "The letter of task %s is stored without details of its death",
+            letter.task_id,
+            exc_info=problem,
+        )
+        return stored
 
     def _save(self, letter: DeadLetter, key: MessageKey) -> Stored:
         """Let observers record the letter, store it, emit the event; the caller settles.
@@ -145,54 +162,63 @@ class LetterWriter(LetterStore):
         self._forget = forget
         self._spooled_now: list[MessageKey] = []
         self._spooled_before: list[MessageKey] = []
-        self._waiting: deque[PendingLetter] = deque()
+        self._waiting: deque[Waiting] = deque()
 
     def write(self, pending: PendingLetter) -> DeliveryState:
-        """Store a letter, or let it wait; ``DONE`` if an error of ours left it to Celery."""
+        """Store a letter, or let it wait."""
         try:
-            return self._stored(pending)
-        except StoreUnavailable as exc:
-            self._wait(pending, exc)
+            self._store_or_spool(pending)
+        except Exception as exc:  # noqa: BLE001 - the store is away, or an error of ours
+            letter = pending.letter
+            if not isinstance(exc, StoreUnavailable):
+                self._counts.count(INTERNAL_ERRORS, "letter")
+            waiting = Waiting(
+                f"{letter.task_name}[{letter.task_id}]",
+                partial(self._store_again, pending),
+                pending.waits,
+                pending.acknowledged,
+            )
+            self.wait(waiting, exc)
             return DeliveryState.WAITING_FOR_STORE
+        return DeliveryState.STORED
 
-    def _stored(self, pending: PendingLetter) -> DeliveryState:
+    def _store_or_spool(self, pending: PendingLetter) -> None:
         """Store a letter, in the spool if it may wait there; raises if it must wait in memory."""
         try:
             self.store(pending.letter, pending.key)
-        except StoreUnavailable as exc:
+        except Exception as exc:
             if not self._spooled(pending, exc):
                 raise
-        except Exception as exc:
-            self._counts.count(INTERNAL_ERRORS, "letter")
-            logger.critical(
-                "Task %s died and is left to Celery, without a letter",
-                pending.letter.task_id,
-                exc_info=exc,
-            )
-            return DeliveryState.DONE
-        return DeliveryState.STORED
+
+    def _store_again(self, pending: PendingLetter) -> None:
+        self._store_or_spool(pending)
+        try:
+            pending.waits.dlq_wait_is_over(DeliveryState.STORED)
+        except Exception:
+            logger.exception("Task %s was dead-lettered, but not settled", pending.letter.task_id)
 
     def tick(self) -> None:
-        """Retry waiting letters until the store fails."""
+        """Retry waiting letters until one fails."""
         self._forget_spooled()
         for _ in range(len(self._waiting)):
-            pending = self._waiting[0]
-            if pending.acknowledged or is_held(pending.waits.message):
+            waiting = self._waiting[0]
+            if waiting.acknowledged or is_held(waiting.waits.message):
                 try:
-                    state = self._stored(pending)
+                    waiting.again()
                 except StoreUnavailable:
                     return
+                except Exception:  # noqa: BLE001 - it is in the log, once
+                    self._waiting.rotate(-1)  # it may be of this letter alone
+                    break
             else:
                 # Its next delivery decides: it may succeed, and a letter would be redriven.
                 logger.warning(
-                    "The letter of task %s[%s] is dropped: it waited for the store, and its "
-                    "message went back to its queue meanwhile",
-                    pending.letter.task_name,
-                    pending.letter.task_id,
+                    "The letter of task %s is dropped: it waited for the store, and its message "
+                    "went back to its queue meanwhile",
+                    waiting.task,
                 )
-                state = DeliveryState.DONE
+                waiting.waits.dlq_wait_is_over(DeliveryState.DONE)
             self._waiting.popleft()
-            _finish(pending, state)
         # The text of a letter on disk takes no memory: it waits until all of it may be stored.
         self._spool.flush(partial(self.store, whole=True))
 
@@ -205,7 +231,7 @@ class LetterWriter(LetterStore):
         """The number of letters on disk."""
         return len(self._spool)
 
-    def _spooled(self, pending: PendingLetter, exc: StoreUnavailable) -> bool:
+    def _spooled(self, pending: PendingLetter, exc: Exception) -> bool:
         """Put a letter into the spool, if it may wait there; raises if the spool is full."""
         no_room = isinstance(exc, MemoryLimitReached)
         if not (pending.acknowledged or (no_room and self._durable_spool)):
@@ -236,31 +262,28 @@ class LetterWriter(LetterStore):
             for key in done:
                 self._forget(key)
 
-    def _wait(self, pending: PendingLetter, exc: StoreUnavailable) -> None:
-        if len(self._waiting) >= _MAX_WAITING_LETTERS:
+    def wait(self, waiting: Waiting, exc: Exception) -> None:
+        """Keep a death in memory until it is settled; the broker keeps its message."""
+        if len(self._waiting) >= _MAX_WAITING:
             # Not acknowledged, the broker redelivers it, and it dies again.
             logger.critical(
                 "Task %s %s: too many letters wait in memory, and the spool takes none: %s",
-                pending.letter.task_id,
+                waiting.task,
                 "was acknowledged and has no letter"
-                if pending.acknowledged
+                if waiting.acknowledged
                 else "stays unacknowledged without a letter",
                 exc,
             )
             return
-        self._waiting.append(pending)
-        logger.error(
-            "Task %s[%s] is not dead-lettered yet and %s: %s (%d wait)",
-            pending.letter.task_name,
-            pending.letter.task_id,
-            "kept in memory" if pending.acknowledged else "not acknowledged",
+        self._waiting.append(waiting)
+        ours = None if isinstance(exc, StoreUnavailable) else exc
+        logger.log(
+            logging.ERROR if ours is None else logging.CRITICAL,
+            "Task %s is not dead-lettered yet%s and %s: %s (%d wait)",
+            waiting.task,
+            "" if ours is None else ", by an error of celery_dlq,",
+            "kept in memory" if waiting.acknowledged else "not acknowledged",
             exc,
             len(self._waiting),
+            exc_info=ours,
         )
-
-
-def _finish(pending: PendingLetter, state: DeliveryState) -> None:
-    try:
-        pending.waits.dlq_wait_is_over(state)
-    except Exception:
-        logger.exception("Task %s was dead-lettered, but not settled", pending.letter.task_id)

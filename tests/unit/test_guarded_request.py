@@ -13,14 +13,13 @@ from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
-from billiard.einfo import ExceptionInfo
 from billiard.exceptions import Terminated, WorkerLostError
 from celery.concurrency import prefork
 from celery.concurrency.base import BasePool
 from celery.exceptions import Ignore, Reject, TaskRevokedError
 from celery.worker import state
 from celery.worker.request import Request
-from guarded_worker import Pool, Worker
+from guarded_worker import Pool, Worker, an_error
 
 from celery_dlq.letters.headers import REDRIVE_HEADER
 from celery_dlq.letters.record import Outcome, Reason, to_micros
@@ -41,14 +40,6 @@ def clean() -> Iterator[None]:
 def worker(tmp_path: Any) -> Worker:
     """A worker whose queue allows one delivery."""
     return Worker(tmp_path)
-
-
-def an_error(exc: BaseException) -> ExceptionInfo:
-    """As the pool reports it."""
-    try:
-        raise exc
-    except type(exc):
-        return ExceptionInfo()
 
 
 def give_up(request: Any) -> None:
@@ -156,7 +147,7 @@ def test_a_message_past_its_limit_waits_for_the_store_too(worker: Worker) -> Non
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_a_waiting_letter_that_cannot_be_stored_gives_its_message_back(
+def test_a_waiting_letter_that_cannot_be_stored_waits_on(
     worker: Worker, monkeypatch: pytest.MonkeyPatch, refused: bool
 ) -> None:
     """An error of our own acknowledges nothing: without its letter the message would be lost."""
@@ -171,7 +162,7 @@ def test_a_waiting_letter_that_cannot_be_stored_gives_its_message_back(
     assert request.dlq_state is DeliveryState.WAITING_FOR_STORE
     monkeypatch.setattr(worker.dlq.store, "dead_letter", lambda *_: 1 / 0)
     worker.guard.tick()
-    assert (worker.said, request.dlq_state) == (["reject True"], DeliveryState.DONE)
+    assert (worker.said, request.dlq_state) == ([], DeliveryState.WAITING_FOR_STORE)
 
 
 def test_a_revoked_task_whose_result_cannot_be_stored_is_no_letter(
@@ -338,17 +329,15 @@ def test_a_dead_message_is_not_run_because_it_could_not_be_settled(
     assert "could not be ended" in caplog.text
 
 
-@pytest.mark.parametrize("act", ["begin", "end"])
-def test_an_error_of_our_own_leaves_the_message_to_celery(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch, act: str
+def test_a_start_that_an_error_of_our_own_keeps_from_being_counted_happens(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is counted; the task runs, and is acknowledged."""
-    monkeypatch.setattr(worker.guard, act, broken)
+    """It is counted as an error; the task runs."""
+    monkeypatch.setattr(worker.guard, "begin", broken)
     request = worker.start()
     request.on_failure(an_error(ValueError("x")), return_ok=True)
-    assert worker.said[-1] == "ack"
-    operation = {"begin": "start"}.get(act, act)
-    assert worker.counted(INTERNAL_ERRORS) == {(operation,): 1}
+    assert worker.said == ["letter", "ack"]
+    assert worker.counted(INTERNAL_ERRORS) == {("start",): 1}
 
 
 def broken(*_: Any, **__: Any) -> None:

@@ -1,21 +1,26 @@
-"""Errors of the plugin itself: logged, counted, and no message waits forever."""
+"""Errors of the plugin itself: logged, counted, and no message is settled or started by one."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from builders import a_message, a_request, an_app
+from celery.exceptions import Reject, TaskRevokedError
 from fresh import fresh_conf, shared
-from guarded_worker import Pool, Worker
+from guarded_worker import Pool, Worker, an_error
 
 from celery_dlq import DeadLetters
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.record import Outcome
 from celery_dlq.policies.decisions import End
 from celery_dlq.store.metrics import INTERNAL_ERRORS
+from celery_dlq.worker import request as request_module
+from celery_dlq.worker import starts
+from celery_dlq.worker.dropped import watch
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.wiring import guard_of
 from celery_dlq.writing import letter as letter_module
@@ -144,38 +149,149 @@ def test_an_observer_that_fails_harms_no_message(
     assert errors(dlq, guard, "dead_letter") >= 1
 
 
-def test_a_message_whose_letter_cannot_be_made_at_all_is_left_to_celery(
+def test_a_letter_that_cannot_be_stored_waits_as_in_an_outage(
     dlq: DeadLetters,
     guard: Guard,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It does not stay unacknowledged for the life of its worker."""
-    monkeypatch.setattr(dlq.store, "dead_letter", failing(99, dlq.store.dead_letter))
+    """Its message is not settled meanwhile; one line says so, however often it is tried."""
+    monkeypatch.setattr(dlq.store, "dead_letter", failing(8, dlq.store.dead_letter))
     request = a_begun(guard)
-    assert guard.end(request, FAILED, requeued=False) is DeliveryState.DONE
-    assert "is left to Celery, without a letter" in caplog.text
-    assert errors(dlq, guard, "letter") == 2
+    assert guard.end(request, FAILED, requeued=False) is DeliveryState.WAITING_FOR_STORE
+    for _ in range(3):  # each tries twice: whole, and without details
+        guard.tick()
+    assert request.waited == []
+    assert [record.levelname for record in caplog.records if "t-1" in record.getMessage()] == [
+        "CRITICAL"
+    ]
+    guard.tick()
+    assert request.waited == [DeliveryState.STORED]
+    assert [letter.task_id for letter in dlq.letters("orders-DLQ")] == ["t-1"]
+    assert errors(dlq, guard, "letter") == 1
 
 
-def test_a_message_past_its_limit_is_run_by_celery_if_no_letter_can_be_made(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_message_past_its_limit_does_not_run_if_no_letter_can_be_made(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is neither lost nor kept back forever, and it is logged."""
+    """It may be what killed its worker; it waits, and is settled once its letter is stored."""
     worker = Worker(tmp_path)
     worker.start()
-    monkeypatch.setattr(worker.dlq.store, "dead_letter", failing(99, worker.dlq.store.dead_letter))
+    store = worker.dlq.store.dead_letter
+    monkeypatch.setattr(worker.dlq.store, "dead_letter", failing(2, store))
     request = worker.receive(redelivered=True)
+    with pytest.raises(TaskRevokedError):
+        request.execute_using_pool(Pool())
+    assert (worker.said, request.dlq_state) == ([], DeliveryState.WAITING_FOR_STORE)
+    worker.guard.tick()
+    assert (worker.said, request.dlq_state) == (["letter", "ack"], DeliveryState.STORED)
+
+
+def test_a_message_whose_count_an_error_of_ours_hides_waits_as_in_an_outage(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be what killed its worker. Then what this worker knows decides."""
+    worker = Worker(tmp_path)
+    worker.start()
+    monkeypatch.setattr(worker.guard.counter, "count", failing(99, print))
+    request = worker.receive(redelivered=True)
+    with pytest.raises(TaskRevokedError):
+        request.execute_using_pool(Pool())
+    assert (list(worker.later), worker.said) == ([request], [])
+    assert worker.counted(INTERNAL_ERRORS) == {("start",): 1}
+    monkeypatch.setattr(starts, "OUTAGE_WAIT_SECONDS", -1.0)
     request.execute_using_pool(Pool())
     assert request.dlq_state is DeliveryState.DISPATCHED
+
+
+def test_an_end_that_cannot_be_decided_is_decided_later(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither is it acknowledged, nor is it a letter, before that is known."""
+    worker = Worker(tmp_path)
+    monkeypatch.setattr(worker.guard, "end", failing(2, worker.guard.end))
+    request = worker.start()
+    request.on_failure(an_error(ValueError("x")), return_ok=True)
+    worker.guard.tick()
+    assert (worker.said, request.dlq_state) == ([], DeliveryState.WAITING_FOR_STORE)
+    worker.guard.tick()
+    assert (worker.said, request.dlq_state) == (["letter", "ack"], DeliveryState.STORED)
+    assert worker.counted(INTERNAL_ERRORS) == {("end",): 1}
+
+
+@pytest.mark.parametrize("requeue", [False, True])
+def test_an_end_that_turns_out_to_be_no_death_is_settled_as_by_celery(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, requeue: bool
+) -> None:
+    """An expected error is acknowledged, and what the task requeues is requeued."""
+    worker = Worker(tmp_path)
+    worker.task.throws = (KeyError,)
+    monkeypatch.setattr(worker.guard, "end", failing(1, worker.guard.end))
+    request = worker.start()
+    error = Reject("later", requeue=True) if requeue else KeyError("as planned")
+    request.on_failure(an_error(error), return_ok=True)
     assert worker.said == []
-    assert "is executed once more" in caplog.text
+    worker.guard.tick()
+    said = ["reject True"] if requeue else ["ack"]
+    assert (worker.said, request.dlq_state) == (said, DeliveryState.DONE)
 
 
-def test_a_letter_that_waits_and_then_cannot_be_stored_holds_up_no_other(
+def test_a_failure_that_cannot_be_described_is_a_letter(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery would acknowledge it."""
+    worker = Worker(tmp_path)
+    monkeypatch.setattr(request_module, "failure_of", failing(1, print))
+    request = worker.start()
+    request.on_failure(an_error(ValueError("x")), return_ok=True)
+    (letter,) = worker.dlq.letters("orders-DLQ")
+    assert (worker.said, letter.description) == (
+        ["letter", "ack"],
+        "its error could not be described",
+    )
+
+
+def test_a_history_that_cannot_be_read_keeps_no_letter_waiting(
     dlq: DeadLetters, guard: Guard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is let go after two tries, and the next one is stored."""
+    """Another version may have written it: the letter comes without."""
+    request = a_begun(guard, redelivered=True)
+    monkeypatch.setattr(guard.counter, "history", failing(9, print))
+    assert guard.end(request, FAILED, requeued=False) is DeliveryState.STORED
+    (letter,) = dlq.letters("orders-DLQ")
+    assert [one.number for one in letter.history] == [1]
+
+
+def test_a_dropped_message_whose_letter_cannot_be_made_waits(
+    dlq: DeadLetters, guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery would acknowledge it, or drop it at the broker."""
+    said: list[str] = []
+    consumer = SimpleNamespace(
+        on_unknown_message=lambda *_: said.append("dropped"),
+        on_unknown_task=None,
+        on_invalid_task=None,
+        on_decode_error=None,
+        create_task_handler=None,
+        on_close=None,
+        blueprint=SimpleNamespace(),
+        connection_errors=(),
+    )
+    watch(consumer, guard)
+    message = a_message(delivery_info={"exchange": "", "routing_key": "orders"})
+    monkeypatch.setattr(guard, "dropped", failing(2, guard.dropped))
+    consumer.on_unknown_message("no task", message)
+    guard.tick()
+    assert said == []
+    guard.tick()
+    assert said == ["dropped"]
+    assert len(list(dlq.letters("orders-DLQ"))) == 1
+
+
+def test_a_letter_that_an_error_of_ours_keeps_waiting_holds_up_no_other(
+    dlq: DeadLetters, guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again and again, after those behind it."""
     store, down = dlq.store.dead_letter, [True]
 
     def dead_letter(letter: Any, key: Any) -> Any:
@@ -197,6 +313,30 @@ def test_a_letter_that_waits_and_then_cannot_be_stored_holds_up_no_other(
         assert ended is DeliveryState.WAITING_FOR_STORE
         requests.append(request)
     down[0] = False
-    guard.tick()
-    assert [r.waited for r in requests] == [[DeliveryState.DONE], [DeliveryState.STORED]]
+    for _ in range(3):
+        guard.tick()
+    assert [r.waited for r in requests] == [[], [DeliveryState.STORED]]
     assert [letter.task_id for letter in dlq.letters("orders-DLQ")] == ["t-2"]
+
+
+def test_a_handler_of_the_log_that_raises_raises_to_nobody(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would come between a letter and the acknowledgement of its message."""
+
+    class Raising(logging.Handler):
+        """Fails as one that writes to a database does."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            raise ValueError("not in this thread")
+
+    raising = Raising()
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    logging.getLogger("celery_dlq").addHandler(raising)
+    try:
+        worker = Worker(tmp_path)
+        request = worker.start()
+        request.on_failure(an_error(ValueError("x")), return_ok=True)
+    finally:
+        logging.getLogger("celery_dlq").removeHandler(raising)
+    assert worker.said == ["letter", "ack"]

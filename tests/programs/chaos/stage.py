@@ -281,6 +281,7 @@ _COMPLAINTS = (
     "could not be dead-lettered",
     "could not be made",
     "is not guarded this time",
+    "by an error of celery_dlq",
     "but not settled",
     "but its result is not stored",
     "Deliveries are not counted now",

@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import zlib
+from collections.abc import Mapping
 from datetime import datetime
 from hashlib import blake2b
 from typing import Any
@@ -26,6 +27,7 @@ __all__ = [
     "PUBLICATION_HEADER",
     "REASON_HEADER",
     "RECORD_HEADER",
+    "REDRIVEN_AT_HEADER",
     "REDRIVES_HEADER",
     "REDRIVE_HEADER",
     "RETRIES_HEADER",
@@ -37,6 +39,9 @@ REDRIVES_HEADER = "dlq_redrives"
 
 REDRIVE_HEADER = "dlq_redrive"
 """Id of the redrive that published the message."""
+
+REDRIVEN_AT_HEADER = "dlq_redriven_at"
+"""Time of that redrive by the clock of Redis: ISO 8601. A task that was revoked before it runs."""
 
 LETTER_HEADER = "dlq_letter"
 """Id of the letter, or of the held message. Two messages with one id are one published twice."""
@@ -131,6 +136,15 @@ def published_at(value: object) -> datetime | None:
         return from_micros(int(micros, 16))
     except (ValueError, OverflowError):
         return None
+
+
+def redriven_at(headers: Mapping[str, Any]) -> datetime | None:
+    """When a message was redriven; ``None`` if it was not, or nobody can read when."""
+    try:
+        found = datetime.fromisoformat(headers[REDRIVEN_AT_HEADER])
+    except (KeyError, ValueError, TypeError):
+        return None
+    return None if found.tzinfo is None else found
 
 
 DEATH_HEADERS = (

@@ -68,6 +68,10 @@ class Keys:
         "HASH: hold to the number of messages that it could not read; bounded; expires.",
         "unread_by_holds",
     )
+    revoked = AppKey(
+        "ZSET: ``id:…`` of a task, or ``stamp:name=value``, by when an operator revoked it "
+        "(microseconds); bounded; expires."
+    )
     successes = AppKey(
         "HASH: id of a redrive to the number of its messages that succeeded; bounded like jobs."
     )

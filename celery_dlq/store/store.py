@@ -21,6 +21,7 @@ from celery_dlq.store.notes import GroupNotes
 from celery_dlq.store.part import Part
 from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.store.records import ServerMemory
+from celery_dlq.store.revoked import RevokedTasks
 from celery_dlq.store.slots import pipelined
 from celery_dlq.store.workers import MetricsStore, WorkerRegistry
 
@@ -89,6 +90,7 @@ class Store:
     metrics = cached_property(MetricsStore)  # metrics of all processes
     notes = cached_property(GroupNotes)  # notes of operators on groups of letters
     instructions = cached_property(Instructions)  # what operators require of all workers
+    revoked = cached_property(RevokedTasks)  # tasks that operators revoked, and when
 
     def memory(self) -> ServerMemory | None:
         """The memory of Redis; of a cluster, that of its fullest master; ``None`` if unknown.

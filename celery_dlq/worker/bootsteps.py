@@ -21,6 +21,7 @@ from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, read_on, 
 from celery_dlq.worker.dropped import read_leniently, watch
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.request import guarded_request_class
+from celery_dlq.worker.revoked import listen
 from celery_dlq.worker.shutdown_signals import install
 from celery_dlq.worker.wiring import guard_of
 
@@ -66,6 +67,7 @@ class GuardStep(bootsteps.StartStopStep):
             read_leniently()
         signals.worker_shutdown.connect(self._close, sender=worker, weak=False)
         install()
+        listen()
 
     def terminate(self, worker: Any) -> None:  # noqa: ARG002 - Celery's signature
         """Uncharge running tasks at a cold shutdown, before the pool is terminated."""

@@ -38,7 +38,7 @@ from celery_dlq.letters.headers import (
 )
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import Delivery, Outcome, Reason
-from celery_dlq.policies.decisions import Die, Run, Verdict, decide_drop, decide_end
+from celery_dlq.policies.decisions import Die, End, Run, Verdict, decide_drop, decide_end
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.store.metrics import DELIVERIES, INTERNAL_ERRORS, SUCCEEDED
 from celery_dlq.store.records import MessageKey
@@ -46,6 +46,7 @@ from celery_dlq.worker.dispatched import AtWork
 from celery_dlq.worker.housekeeping import Housekeeping
 from celery_dlq.worker.observer import FAILED, Ended, Observer, WorkerParts
 from celery_dlq.worker.observer import SUCCEEDED as RETURNED
+from celery_dlq.worker.revoked import Revocations
 from celery_dlq.worker.starts import Starts
 from celery_dlq.writing.capture import Message, message_id, publication_of
 from celery_dlq.writing.failure import Failure, failure_of
@@ -62,6 +63,14 @@ logger = get_logger("celery_dlq.worker")
 
 _RUN = Run()
 _MAX_REDRIVE_ID_CHARS = 64
+
+
+def sent_by_us(request: GuardedRequest) -> str:
+    """Describe the revocation of a message that an operator sent; empty of any other one."""
+    headers = request.request_dict
+    if whole_number(headers.get(REDRIVES_HEADER)):
+        return "revoked after it was redriven"
+    return "revoked; it was released from a hold" if HOLD_HEADER in headers else ""
 
 
 class Guard:
@@ -88,6 +97,7 @@ class Guard:
         self.guards_all = parts.policies.may_guard(None)
         self._policies = parts.policies
         self.counter = parts.backend.counter
+        self.revocations = Revocations(parts.backend.revoked)
         self._writer = writer
         self._flags_redelivery = flags_redelivery
         self._starts = Starts(
@@ -275,6 +285,21 @@ class Guard:
         if verdict is None:
             return DeliveryState.DONE
         return self.dead_letter(request, verdict)
+
+    def revoked(self, request: GuardedRequest, *, terminated: bool = False) -> DeliveryState:
+        """Decide a message that an operator revoked; returns as `end` does.
+
+        Celery drops it, and so do we. But what we sent becomes a letter: a report counts it.
+        """
+        text = sent_by_us(request)
+        if not text:
+            self.succeeded(request)
+            return DeliveryState.DONE
+        failure = None
+        if terminated:
+            end = End(outcome=Outcome.WORKER_LOST, text=text)
+            failure = Failure(end, exception_message=f"terminated; {text}")
+        return self.dead_letter(request, Die(Reason.OPERATOR, text), failure)
 
     def dropped(
         self,

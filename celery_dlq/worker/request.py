@@ -32,11 +32,12 @@ from celery.utils.imports import symbol_by_name
 from celery.worker.state import task_ready
 
 from celery_dlq.errors import MaxDeliveriesExceeded
+from celery_dlq.letters.headers import REDRIVEN_AT_HEADER
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import Outcome, Reason
 from celery_dlq.policies.decisions import Die, End, LateCopy, PutOff, Run, Verdict
 from celery_dlq.worker.dispatched import ENDED, drop_failed, is_closed
-from celery_dlq.worker.guard import Guard
+from celery_dlq.worker.guard import Guard, sent_by_us
 from celery_dlq.worker.shutdown_signals import is_stopping, nothing_starts
 from celery_dlq.writing.failure import (
     UNDESCRIBED,
@@ -355,12 +356,23 @@ class DeadLetterRequest(_Base):
             if not self.dlq_starts_here:  # the pool would fail on one that is not a number
                 [float(limit) for limit in limits if limit]
             _hard, _soft = limits
-            return bool(super().revoked())
+            return self.revoked()
         except Exception as exc:
             # Not NEW: Celery has revoked it, and the result backend, say, did not take that.
             if self.dlq_state is not _S.NEW or not self.dlq_refuse(exc):
                 raise
             return True
+
+    def revoked(self) -> bool:
+        """Check for expiry and revocation; what was redriven after its revocation is not revoked.
+
+        Celery's check makes the end of a revoked message known, and acknowledges it.
+        """
+        if REDRIVEN_AT_HEADER in self.request_dict and not self._already_revoked:
+            expired = self.expires and self.maybe_expire()
+            if not expired and self.dlq_guard.revocations.are_older(self):
+                return False
+        return bool(super().revoked())
 
     def dlq_begin(self) -> bool:
         """Count the start; return True if it may happen."""
@@ -639,19 +651,38 @@ class DeadLetterRequest(_Base):
         return self._dlq_end(decide, settle, leave)
 
     def _announce_revoked(self, reason: Any, terminated: Any, signum: Any, expired: Any) -> None:
-        """Celery revokes a task and acknowledges its message; expiry is a death."""
+        """Celery revokes a task and acknowledges its message; expiry is a death.
+
+        So is a revocation, of what an operator redrove or released.
+        """
         if terminated and self._dlq_end_terminated():
             return
         announce = partial(super()._announce_revoked, reason, terminated, signum, expired)
         if self.dlq_state is _S.WAITING_FOR_STORE:
             return  # dead already
-        if expired:
-            if self._dlq_end(partial(self.dlq_guard.expired, self), announce, announce):
+        if self.dlq_state is _S.RELEASED and sent_by_us(self):
+            return  # it comes back, and is revoked then
+        if self.dlq_state not in DECIDED:
+            decide = partial(self.dlq_guard.revoked, self)
+            if expired:
+                decide = partial(self.dlq_guard.expired, self)
+            elif terminated:
+                decide = partial(decide, terminated=True)
+                self._already_revoked = True  # what the pool reports is no other end
+                if self.dlq_state is _S.RUNNING:
+                    self.dlq_move(_S.ENDING)
+            if self._dlq_end(decide, announce, announce):
                 return
-        elif self.dlq_state not in DECIDED:
-            self.dlq_guard.succeeded(self)
-            self.dlq_move(_S.DONE)
         announce()
+
+    def terminate(self, pool: Any, signal: Any = None) -> Any:
+        """An operator ends a running task; a greenlet ends in here, as in `cancel`."""
+        before, self._dlq_cancelled = self._dlq_cancelled, self.time_start is not None
+        try:
+            return super().terminate(pool, signal)
+        except NotImplementedError:  # threads cannot be ended
+            self._dlq_cancelled = before
+            raise
 
     def cancel(self, *args: Any, **kwargs: Any) -> Any:
         """A lost connection or a shutdown ends a running task; a greenlet ends in here.

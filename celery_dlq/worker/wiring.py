@@ -170,6 +170,7 @@ def _housekeeping_of(
     trim = RetentionRound(retention, backend.letters, lambda: policies.policies)
     return [
         Task(name="heartbeat", work=heartbeat.tick, close=heartbeat.close),
+        Task(name="revocations", work=guard.revocations.send),
         *(task for one in guard.observers for task in one.tasks),
         Task(name="metrics", work=own.measuring.tick, close=own.measuring.close),
         Task(name="memory limit", work=parts.limit.tick),

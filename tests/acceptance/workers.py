@@ -71,6 +71,7 @@ class Worker:
         pool: Celery's name of the pool.
         app: The module of the app.
         python: The command that starts Python.
+        mingles: Ask other workers at the start what was revoked.
     """
 
     def __init__(
@@ -83,6 +84,8 @@ class Worker:
         pool: str = "prefork",
         app: str = "poison_app",
         python: tuple[str, ...] = (sys.executable,),
+        *,
+        mingles: bool = False,
     ) -> None:
         if pool in GREEN:
             pytest.importorskip(pool)
@@ -101,7 +104,7 @@ class Worker:
             "--loglevel",
             "INFO",
             "--without-gossip",
-            "--without-mingle",
+            *([] if mingles else ["--without-mingle"]),
             *arguments,
         ]
         conf = {"dlq_spool_dir": str(log.parent / "spool"), **(conf or {})}

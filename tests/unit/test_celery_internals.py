@@ -33,6 +33,8 @@ from celery.worker import control, loops, state
 from celery.worker.consumer.consumer import Consumer
 from celery.worker.consumer.events import Events
 from celery.worker.consumer.tasks import Tasks
+from celery.worker.control import Panel
+from celery.worker.pidbox import Pidbox
 from celery.worker.request import Request, create_request_cls
 from celery.worker.strategy import default
 from celery.worker.worker import WorkController
@@ -41,6 +43,7 @@ from kombu import Connection, Producer
 from kombu.asynchronous import Hub
 from kombu.exceptions import VersionMismatch
 from kombu.message import Message
+from kombu.pidbox import Node
 from kombu.transport import pyamqp, virtual
 from kombu.transport import redis as kombu_redis
 from kombu.utils.scheduling import round_robin_cycle
@@ -130,6 +133,24 @@ def test_hooks_that_only_newer_versions_have_are_there() -> None:
     if VERSION >= (5, 7):
         assert callable(Request._retry_worker_lost)
         assert callable(Request._success_was_stored)
+
+
+def test_commands_that_revoke_are_found_by_their_names_and_take_ids_and_stamps() -> None:
+    """`Panel.data` is what a worker's mailbox calls, with the command's arguments by name."""
+    assert parameters(Panel.data["revoke"])[:2] == ["state", "task_id"]
+    assert parameters(Panel.data["terminate"])[:3] == ["state", "signal", "task_id"]
+    assert parameters(Panel.data["revoke_by_stamped_headers"])[:2] == ["state", "headers"]
+    assert "handlers=control.Panel.data" in inspect.getsource(Pidbox)
+    assert "(self.state, **arguments)" in inspect.getsource(Node.handle)
+
+
+def test_celery_asks_a_request_whether_it_is_revoked_at_its_receipt_and_its_start() -> None:
+    """An id in the set, and expiry, which adds the id to the set; no time of a revocation."""
+    assert "req.revoked()" in inspect.getsource(default)
+    assert "self.revoked()" in inspect.getsource(create_request_cls)
+    assert "revoked_tasks.add(self.id)" in inspect.getsource(Request.maybe_expire)
+    assert "self.id in revoked_tasks" in inspect.getsource(Request.revoked)
+    assert "_announce_revoked(" in inspect.getsource(Request.revoked)
 
 
 def test_the_worker_skips_a_request_that_says_it_is_revoked() -> None:

@@ -21,8 +21,7 @@ from celery.worker import state
 from celery.worker.request import Request
 from guarded_worker import Pool, Worker, an_error
 
-from celery_dlq.letters.headers import REDRIVE_HEADER
-from celery_dlq.letters.record import Outcome, Reason, to_micros
+from celery_dlq.letters.record import Outcome, Reason, iso
 from celery_dlq.store.instructions import Demand
 from celery_dlq.store.metrics import DELIVERIES, INTERNAL_ERRORS
 from celery_dlq.worker.dispatched import ENDED
@@ -434,15 +433,12 @@ def test_a_task_that_celery_terminates_is_no_death(worker: Worker) -> None:
 
 
 def test_a_redrive_after_the_demand_runs(worker: Worker) -> None:
-    """Its job began later; one that began before does not count."""
+    """One that was earlier does not count."""
     demand(worker)
-    jobs = worker.dlq.assembly.backend.jobs
-    at = to_micros(worker.observer("dead_letter").known[worker.id].since)
-    jobs.write("earlier", {"started_at": at - 1})
-    jobs.write("later", {"started_at": at + 1})
-    worker.start(**{REDRIVE_HEADER: "later", "dlq_redrives": 1})
+    at, moment = worker.observer("dead_letter").known[worker.id].since, timedelta(microseconds=1)
+    worker.start(dlq_redriven_at=iso(at + moment), dlq_redrives=1)
     with pytest.raises(TaskRevokedError):
-        worker.receive(**{REDRIVE_HEADER: "earlier"}).execute_using_pool(Pool())
+        worker.receive(dlq_redriven_at=iso(at - moment)).execute_using_pool(Pool())
 
 
 def test_a_task_that_succeeds_in_spite_of_a_demand_has_succeeded(worker: Worker) -> None:

@@ -36,7 +36,8 @@ class AutoRedrive(KeyValue):
         after: Seconds that a letter waits before its first redrive.
         times: A message is redriven at most this often; redrives by operators count, too.
         backoff: After each redrive a letter waits this many times as long; 1 or more.
-        reasons: Only letters with these reasons; ``None`` for all.
+        reasons: Only letters with these reasons; ``None`` for all but ``operator``: what an
+            operator does not want to run is not redriven without one.
         canary: First redrive this many letters, and watch them; the others wait for another
             ``after`` if one of them dies again. ``None``: no canary.
     """
@@ -60,9 +61,11 @@ class AutoRedrive(KeyValue):
         """Seconds that a letter waits whose message was redriven this often."""
         return min(self.after * self.backoff ** min(redrives, MOST_TIMES), MAX_WAIT.total_seconds())
 
-    def keeps(self, reason: Reason) -> bool:
+    def keeps(self, reason: str) -> bool:
         """True if letters with this reason are redriven."""
-        return self.reasons is None or reason in self.reasons
+        if self.reasons is None:
+            return reason != Reason.OPERATOR
+        return reason in self.reasons
 
     def due(self, redrives: int) -> dict[str, Any]:
         """The letters that a job takes: those of messages that were redriven so often."""
@@ -74,7 +77,7 @@ class AutoRedrive(KeyValue):
         return (
             found.is_letter
             and found.fields.get(b"redrives", b"0") == b"%d" % redrives
-            and (self.reasons is None or found.text("reason") in self.reasons)
+            and self.keeps(found.text("reason"))
         )
 
     def chooses(self, due: Mapping[str, Any] | None) -> Callable[[RawEntry], bool] | None:

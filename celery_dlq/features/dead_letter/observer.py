@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
 from celery.worker import state
 
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.letters.headers import REDRIVE_HEADER
+from celery_dlq.letters.headers import redriven_at
 from celery_dlq.letters.printable import get_logger
-from celery_dlq.letters.record import Reason, to_micros
+from celery_dlq.letters.record import Reason
 from celery_dlq.policies.decisions import Die
 from celery_dlq.store.instructions import Demand, Instruction, Instructions
-from celery_dlq.store.jobs import JobStore
 from celery_dlq.worker.observer import Ended, Observer, WorkerParts
 from celery_dlq.writing.lifecycle import GuardedRequest, InFlight
 
@@ -25,7 +24,7 @@ _MAX_LOGGED = 10
 
 def observer(parts: WorkerParts) -> Observer:
     """The observer of a worker."""
-    return Demands(parts.backend.instructions, parts.backend.jobs)
+    return Demands(parts.backend.instructions)
 
 
 class Demands(Observer):
@@ -34,9 +33,8 @@ class Demands(Observer):
     A demand stays until its message was acknowledged: a worker may be killed before that.
     """
 
-    def __init__(self, store: Instructions, jobs: JobStore) -> None:
+    def __init__(self, store: Instructions) -> None:
         self._store = store
-        self._jobs = jobs
         self.known: dict[str, Demand] = {}
         self._new: list[str] = []
         self._met_now: list[Demand] = []
@@ -79,7 +77,7 @@ class Demands(Observer):
             demand = self._store.get(Demand, demand.id)
             if demand is None:  # met, or withdrawn
                 del self.known[request.id]
-            elif self._redriven_after(demand, request.request_dict.get(REDRIVE_HEADER)):
+            elif (redriven := redriven_at(request.request_dict)) and redriven > demand.since:
                 return None
         except StoreUnavailable:  # its letter will wait
             pass
@@ -116,12 +114,6 @@ class Demands(Observer):
             logger.debug("Demands that were met are forgotten later: %s", exc)
             return
         self._met_before, self._met_now = self._met_now, []
-
-    def _redriven_after(self, demand: Demand, redrive: object) -> bool:
-        if not isinstance(redrive, str):
-            return False
-        job: Mapping[str, Any] = self._jobs.read(redrive) or {}
-        return int(job.get("started_at") or 0) > to_micros(demand.since)
 
 
 def _waiting(timer: Any) -> Iterator[tuple[Any, Any]]:

@@ -18,12 +18,13 @@ from celery_dlq.letters.headers import (
     LETTER_HEADER,
     PUBLICATION_HEADER,
     REDRIVE_HEADER,
+    REDRIVEN_AT_HEADER,
     REDRIVES_HEADER,
     is_publication,
     named_after,
 )
 from celery_dlq.letters.packed import INLINE
-from celery_dlq.letters.record import from_micros
+from celery_dlq.letters.record import from_micros, iso
 from celery_dlq.operations.job import JobOptions
 from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.store.records import Seed
@@ -39,7 +40,7 @@ _STALE_PREFIXES = (
 )
 _STALE = ("redelivered", HOLD_HEADER, DELAY_HEADER, DELAY_SOURCE_HEADER)  # a redrive is immediate
 # A text of headers with one of these cannot be kept.
-_CHANGED = frozenset({*_STALE, REDRIVES_HEADER, REDRIVE_HEADER, LETTER_HEADER})
+_CHANGED = frozenset({*_STALE, REDRIVES_HEADER, REDRIVE_HEADER, REDRIVEN_AT_HEADER, LETTER_HEADER})
 # kombu sets these for each publish.
 _TRANSPORT_PROPERTIES = frozenset(
     {
@@ -55,7 +56,7 @@ _TRANSPORT_PROPERTIES = frozenset(
 
 _MAX_CANARY = 1000
 
-_quoted = json.JSONEncoder().encode
+_encoded = json.JSONEncoder().encode
 _decode = json.JSONDecoder().raw_decode
 
 
@@ -180,12 +181,18 @@ class Outgoing:
 
 
 def outgoing(
-    found: RawEntry, options: RedriveOptions, *, redrive_id: str, now: datetime
+    found: RawEntry,
+    options: RedriveOptions,
+    *,
+    redrive_id: str,
+    now: datetime,
+    redriven_at: datetime | None = None,
 ) -> Outgoing:
     """The message of a letter.
 
     Body bytes, id, callbacks, chain, chord and group are the original's. Deliveries and
-    retries are counted from 0 again; marker headers name the redrive and the letter.
+    retries are counted from 0 again; marker headers name the redrive and the letter. That is
+    ``redriven_at`` by the clock of Redis, ``now`` by this machine's.
     """
     raw = found.fields
     if not found.is_letter:
@@ -212,20 +219,20 @@ def outgoing(
         kept = False
     if options.new_id:
         task_id, kept = _rename(headers, unchanged["properties"], letter_id), False
-    marks = {REDRIVES_HEADER: redrives, REDRIVE_HEADER: redrive_id, LETTER_HEADER: letter_id}
+    markers = {REDRIVES_HEADER: redrives, REDRIVE_HEADER: redrive_id, LETTER_HEADER: letter_id}
+    markers[REDRIVEN_AT_HEADER] = iso(redriven_at or now)
     if not is_publication(headers.get(PUBLICATION_HEADER)):
         # Named after its letter: what a crash makes another run publish again is a copy.
         kept = kept and PUBLICATION_HEADER not in headers
-        marks[PUBLICATION_HEADER] = named_after(letter_id.encode("utf-8", "backslashreplace"))
-    headers |= marks
-    text = _marked(text, marks) if kept else ""
+        markers[PUBLICATION_HEADER] = named_after(letter_id.encode("utf-8", "backslashreplace"))
+    headers.update(markers)
     return Outgoing(
         letter_id=letter_id,
         task_id=task_id,
         redrives=redrives,
         queue=queue,
         headers=headers,
-        headers_text=text,
+        headers_text=_marked(text, markers) if kept else "",
         **unchanged,
     )
 
@@ -317,9 +324,9 @@ def _clean(text: str) -> tuple[dict[str, Any], bool]:
     return cleaned, kept
 
 
-def _marked(text: str, marks: Mapping[str, Any]) -> str:
+def _marked(text: str, markers: Mapping[str, Any]) -> str:
     """JSON text of headers, not empty, with our markers added."""
-    return f"{text.rstrip()[:-1]}, {_quoted(marks)[1:]}"
+    return f"{text.rstrip()[:-1]}, {_encoded(markers)[1:]}"
 
 
 def _delay(headers: dict[str, Any], letter_id: str, eta: datetime) -> None:

@@ -252,7 +252,10 @@ class LettersWork(Work):
 
     def message(self, found: RawEntry, now: datetime) -> Outgoing:
         """The original message, perhaps edited."""
-        message = outgoing(found, self.options, redrive_id=self.run.job.id, now=now)
+        job = self.run.job  # its last heartbeat was by the clock of Redis, just now
+        message = outgoing(
+            found, self.options, redrive_id=job.id, redriven_at=job.updated_at, now=now
+        )
         return message if self._edited is None else self._edited(message)
 
     def loss(self, found: RawEntry) -> str:

@@ -57,6 +57,14 @@ class Claims(Sent):
             if state is ClaimState.HELD:
                 self.lost.add(letter_id)
 
+    def count_again(self, messages: int) -> None:
+        """Save the number first: after a crash, nobody could tell how many copies there are."""
+        super().count_again(messages)
+        report = self._work.report
+        report.maybe_twice += messages
+        if self.doubtful:  # of those that were reclaimed, the store knows
+            self._work.run.beat(report.counts(), now=True)
+
     def _claimed(self, letter_ids: Sequence[str]) -> dict[str, ClaimState]:
         self._claimed_at = time.monotonic()  # before the store's clock starts the lease
         return self._work.run.claimed(self._work.store, letter_ids, timing.current.claim)
@@ -118,7 +126,6 @@ class Claimed:
         work, over = self._work, [*finished, *sent.confirmed]
         report, queue, owner = work.report, work.run.job.queue, work.run.owner
         report.published += len(sent.confirmed)
-        report.maybe_twice += len(sent.again.union(sent.reclaimed) & sent.confirmed_set)
         report.doubtful += len(sent.doubtful)
         report.skipped += len(sent.lost - sent.confirmed_set)
         for letter_id, error in (*sent.refused.items(), *sent.doubtful.items()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -46,8 +46,10 @@ class Sent:
     refused: dict[str, str] = field(default_factory=dict)
     # Ids of letters whose message the broker may have, with the error
     doubtful: dict[str, str] = field(default_factory=dict)
-    # Ids of confirmed ones whose message an earlier attempt may have published, too
-    again: set[str] = field(default_factory=set)
+    # Number of messages that were published although the broker may have had them
+    again: int = 0
+    # Ids of letters whose message an interrupted operation may have published
+    reclaimed: Collection[str] = ()
 
     def keep(self, waiting_for: str = "") -> None:
         """Renew the right to publish; called before each message, and in every wait."""
@@ -55,6 +57,16 @@ class Sent:
     def has(self, letter_id: str) -> bool:  # noqa: ARG002 - of one that shares the right
         """False if another operation has taken the letter over."""
         return True
+
+    def publishes(self, letter_id: str) -> None:
+        """Note that the broker may have a message from now on, perhaps once more."""
+        if letter_id in self.doubtful or letter_id in self.reclaimed:
+            self.count_again(1)
+        self.doubtful.setdefault(letter_id, _INTERRUPTED)
+
+    def count_again(self, messages: int) -> None:
+        """Count messages that were published once more, before they are; or take that back."""
+        self.again += messages
 
     @property
     def confirmed_set(self) -> frozenset[str]:
@@ -129,14 +141,16 @@ class Publisher:
             return
         sent.keep()
         ours = [message for message in messages if sent.has(message.letter_id)]
+        sent.count_again(sum(message.letter_id in sent.reclaimed for message in ours))
         sent.doubtful.update({message.letter_id: _INTERRUPTED for message in ours})
         try:
             with self.producer.batch(max_size=max(1, len(ours))):
                 for message in ours:
                     try:
-                        self._put(message)
+                        self.publish_once(message)
                     except (TypeError, ValueError, RedriveError) as exc:  # it cannot be encoded
                         del sent.doubtful[message.letter_id]
+                        sent.count_again(-(message.letter_id in sent.reclaimed))
                         sent.refused[message.letter_id] = not_published(message, exc)
         except self.errors as exc:
             sent.doubtful.update(
@@ -161,7 +175,8 @@ class Publisher:
     def _until_known(self, message: Outgoing, sent: Sent) -> Exception | None:
         """Publish a message, again if the connection is lost; return why the broker is away.
 
-        The client's own retries would tell nobody that the message may be there twice.
+        Once again at most if the broker may have it: a letter that stays does less harm than many
+        copies. The client's own retries would tell nobody that the message may be there twice.
         """
         letter_id, failure = message.letter_id, None
         for attempt in range(_ATTEMPTS):
@@ -170,15 +185,15 @@ class Publisher:
                 sent.keep()
             if not sent.has(letter_id):
                 break
-            earlier = letter_id in sent.doubtful
+            earlier, again = letter_id in sent.doubtful, sent.again
             failure = self._failure(message, sent)
             if failure is None:
                 sent.confirmed.append(letter_id)
-                if earlier:
-                    sent.again.add(letter_id)
+            elif not failure.maybe:
+                sent.count_again(again - sent.again)
             if failure is None or not (earlier or failure.maybe):
                 sent.doubtful.pop(letter_id, None)
-            if failure is None or not failure.again:
+            if failure is None or not failure.again or (earlier and failure.maybe):
                 break
         if failure is None:
             return None
@@ -210,8 +225,8 @@ class Publisher:
         if self._confirms is not None:
             self._confirms.ready(self._connection, sent.keep)
         self.declare({message.queue}, retry=False)
-        sent.doubtful.setdefault(message.letter_id, _INTERRUPTED)
-        self._put(message, mandatory=self._confirms is not None)
+        sent.publishes(message.letter_id)
+        self.publish_once(message, mandatory=self._confirms is not None)
         if self._confirms is not None:
             self._confirms.wait(self.producer.channel, sent.keep)
 
@@ -225,7 +240,8 @@ class Publisher:
         lost = lost and not isinstance(exc, FrameSyntaxError)  # py-amqp cannot encode it
         return lost, lost
 
-    def _put(self, message: Outgoing, **options: Any) -> None:
+    def publish_once(self, message: Outgoing, **options: Any) -> None:
+        """Write a message to the connection."""
         properties = message.properties
         if self._is_sqs:
             properties = renamed(message.queue, properties, message.letter_id)

@@ -49,9 +49,10 @@ class RedriveReport:
             message.
         published: Published, then removed.
         finished: Published by an interrupted redrive; now only removed.
-        maybe_twice: Of those published, how many may be there twice: an interrupted redrive may
-            have published them before, or the broker's reply to an earlier attempt was lost.
-            Their header ``dlq_letter`` identifies the second copy.
+        maybe_twice: Number of messages that may be there once more than the other numbers say:
+            they were published although an interrupted redrive may have published them before, or
+            the broker's reply to an earlier attempt was lost. Their header ``dlq_letter``
+            identifies the copies.
         skipped: Claimed by another operator, or gone.
         corrupt: Entries that are no letters; skipped.
         failed: Errors by letter id, for letters whose message the broker did not take; they

@@ -144,6 +144,10 @@ class DeliveryCounter:
             # Forgets queues whose messages no longer run here.
             self._alive_at = dict.fromkeys(names, time.monotonic())
 
+    def heartbeats(self, dead_letter_queues: Iterable[str]) -> list[Command]:
+        """Return the commands of such a heartbeat, to send them over another connection."""
+        return [self._heartbeat(name) for name in dead_letter_queues] if self._worker else []
+
     def _show_life(self, dead_letter_queue: str) -> None:
         """Write a heartbeat if due: without one, the start would look like a dead worker's."""
         self._unprobed.add(dead_letter_queue)

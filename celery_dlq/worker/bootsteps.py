@@ -88,6 +88,7 @@ class TickStep(bootsteps.StartStopStep):
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self._entry: Any = None
+        self._connection: Any = None  # whose ticks these are
         self._requested = False
         worker = consumer.controller
         watch(consumer, worker.dead_letter_guard)
@@ -105,6 +106,7 @@ class TickStep(bootsteps.StartStopStep):
     def start(self, consumer: Any) -> None:
         """Tick with the consumer's timer; called again after a lost connection."""
         guard = consumer.controller.dead_letter_guard
+        connection = self._connection = consumer.connection
         guard.connected()
         self._requested = False  # the loop of a lost connection may have forgotten
         if not self._warned:
@@ -112,10 +114,11 @@ class TickStep(bootsteps.StartStopStep):
             _quietly(assembly_of(consumer.app).warn_of_low_limits, consumer.connection)
 
         def tick() -> None:
+            if self._connection is not connection:
+                return  # the last one of a greenlet whose connection is lost
             if consumer.task_consumer is not None:
                 # Not `consume_from` of the app: before Celery 5.7 that has all it published to.
                 guard.queues = tuple(sorted(one.name for one in consumer.task_consumer.queues))
-            _quietly(guard.look_for_missing_ends, consumer.pool)
             if self._fetch is not None:
                 _quietly(self._fetch.count, guard.counts)
             _quietly(guard.tick)
@@ -127,6 +130,7 @@ class TickStep(bootsteps.StartStopStep):
             # The timer may have a greenlet or a thread of its own: there, a read from the broker
             # takes the consumer's, and a pool without room stops the heartbeat.
             self._requested = False
+            _quietly(guard.look_for_missing_ends, consumer.pool)
             _quietly(consumer.controller.dead_letter_tasks.more, consumer)
             _quietly(guard.start_later, consumer)
             _quietly(guard.in_loop, consumer)
@@ -139,9 +143,16 @@ class TickStep(bootsteps.StartStopStep):
         self._entry = consumer.timer.call_repeatedly(timing.current.tick, tick)
 
     def stop(self, consumer: Any) -> None:
-        """Stop ticking, after a last tick."""
+        """Stop ticking, after a last tick.
+
+        Green timers return the first greenlet; what repeats is the entry that it has.
+
+        Source: ``Timer._enter`` in
+        https://github.com/celery/celery/blob/main/celery/concurrency/gevent.py
+        """
+        self._connection = None
         if self._entry is not None:
-            self._entry.cancel()
+            getattr(self._entry, "entry", self._entry).cancel()
             self._entry = None
             _quietly(consumer.controller.dead_letter_guard.tick)
 

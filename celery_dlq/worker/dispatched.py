@@ -14,6 +14,7 @@ https://github.com/celery/celery/blob/main/celery/concurrency/base.py
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -23,6 +24,7 @@ from typing import Any
 from celery import VERSION
 from celery.concurrency import prefork
 
+from celery_dlq import timing
 from celery_dlq.writing.lifecycle import DeliveryState
 
 RUN, TERMINATE = 0, 2  # billiard.pool.RUN and TERMINATE
@@ -84,6 +86,7 @@ class AtWork:
     def __init__(self) -> None:
         self._requests: set[Any] = set()
         self._missed: set[Any] = set()
+        self._looked_at = float("-inf")
         self.add = self._requests.add  # every task pays for these two
         self.over = self._requests.discard
 
@@ -121,8 +124,13 @@ class AtWork:
     def missed(self, pool: Any) -> list[Any]:
         """Forget and return requests that their pool has no more, though nobody settled them.
 
-        Found twice in a row: where another thread reads results, it may be settling one now.
+        Found twice in a row, a tick apart: another thread, which reads results, may be settling
+        one now.
         """
+        now = time.monotonic()
+        if now - self._looked_at < timing.current.tick / 2:
+            return []  # a busy loop catches up
+        self._looked_at = now
         if getattr(getattr(pool, "_pool", None), "_state", RUN) != RUN:
             return []  # a shutdown gives all back
         found = set()

@@ -41,6 +41,7 @@ from celery.worker.worker import WorkController
 from kombu import VERSION as KOMBU
 from kombu import Connection, Producer
 from kombu.asynchronous import Hub
+from kombu.asynchronous.timer import Timer
 from kombu.exceptions import VersionMismatch
 from kombu.message import Message
 from kombu.pidbox import Node
@@ -616,6 +617,17 @@ def test_a_timer_has_the_requests_that_wait_for_their_eta() -> None:
     assert Hub().timer.schedule.queue == []
     consumed = inspect.getsource(Consumer.apply_eta_task)
     assert "self.qos.decrement_eventually()" in consumed
+
+
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+def test_a_green_timer_repeats_the_entry_that_its_greenlet_has(pool: str) -> None:
+    """The tick is ended by it; the greenlet of the first call is over by then."""
+    timer = pytest.importorskip(f"celery.concurrency.{pool}").Timer
+    assert "g.entry = entry" in inspect.getsource(timer._enter)
+    repeating = inspect.getsource(Timer.call_repeatedly)
+    assert "if not tref.canceled" in repeating
+    assert "self.enter_after(next, tref, priority)" in repeating
+    assert not hasattr(Timer().call_repeatedly(1, print), "entry")
 
 
 def test_a_terminated_request_is_announced_as_such() -> None:

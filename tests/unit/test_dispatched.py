@@ -18,6 +18,7 @@ from billiard.pool import ApplyResult
 from billiard.queues import _SimpleQueue
 from celery.concurrency import prefork, solo
 from celery.concurrency.asynpool import AsynPool, ResultHandler
+from intervals import change
 
 from celery_dlq.worker.bootsteps import read_before_put_back
 from celery_dlq.worker.dispatched import (
@@ -173,8 +174,11 @@ def test_a_pool_knows_what_it_still_has() -> None:
     assert not has(pool, requests[2])
 
 
-def test_a_request_whose_end_nobody_reports_is_found_at_the_second_look() -> None:
+def test_a_request_whose_end_nobody_reports_is_found_at_the_second_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Not one that was settled, whose end is handled right now, or whose letter waits."""
+    change(monkeypatch, tick=0)
     at_work, pool = AtWork(), SimpleNamespace(_pool=None)
     missed, settled, ending, waiting = (a_request(ENDED) for _ in range(4))
     settled.acknowledged = True

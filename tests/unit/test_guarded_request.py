@@ -20,6 +20,7 @@ from celery.exceptions import Ignore, Reject, TaskRevokedError
 from celery.worker import state
 from celery.worker.request import Request
 from guarded_worker import Pool, Worker, an_error
+from intervals import change
 
 from celery_dlq.letters.record import Outcome, Reason, iso
 from celery_dlq.store.instructions import Demand
@@ -451,9 +452,10 @@ def test_a_task_that_succeeds_in_spite_of_a_demand_has_succeeded(worker: Worker)
 
 
 def test_a_message_whose_end_celery_does_not_report_is_given_back_charged_and_counted(
-    worker: Worker, caplog: pytest.LogCaptureFixture
+    worker: Worker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its delivery vanished; the error of its thread, which nobody else has seen, is in the log."""
+    change(monkeypatch, tick=0)
     request = worker.start()
     request.dlq_job = future = Future[None]()
     future.set_exception(ConnectionError("the result backend is away"))
@@ -471,9 +473,10 @@ def test_a_message_whose_end_celery_does_not_report_is_given_back_charged_and_co
 
 
 def test_a_cancelled_message_is_given_back_without_a_word(
-    worker: Worker, caplog: pytest.LogCaptureFixture
+    worker: Worker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Celery has said that it is cancelled."""
+    change(monkeypatch, tick=0)
     request = worker.start()
     give_up(request)
     request.dlq_job = ENDED

@@ -22,6 +22,7 @@ from a death to its letter it is treated as a store that is away: the message wa
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -44,6 +45,7 @@ from celery_dlq.store.metrics import DELIVERIES, INTERNAL_ERRORS, SUCCEEDED
 from celery_dlq.store.records import MessageKey
 from celery_dlq.worker.dispatched import AtWork
 from celery_dlq.worker.housekeeping import Housekeeping
+from celery_dlq.worker.life import LifeKeeper
 from celery_dlq.worker.observer import FAILED, Ended, Observer, WorkerParts
 from celery_dlq.worker.observer import SUCCEEDED as RETURNED
 from celery_dlq.worker.revoked import Revocations
@@ -98,6 +100,7 @@ class Guard:
         self._policies = parts.policies
         self.counter = parts.backend.counter
         self.revocations = Revocations(parts.backend.revoked)
+        self.life = LifeKeeper(parts.backend, self._queues_at_work)
         self._writer = writer
         self._flags_redelivery = flags_redelivery
         self._starts = Starts(
@@ -451,7 +454,8 @@ class Guard:
             self.quietly("tick", act)
 
     def _beat(self) -> None:
-        self.counter.heartbeat({one.key.dead_letter_queue for one in self._running()})
+        self.life.beat_at = time.monotonic()
+        self.counter.heartbeat(self._queues_at_work())
 
     def start_later(self, consumer: Any) -> None:
         """Hand the requests that were put off to the pool again; called once a second."""
@@ -465,6 +469,7 @@ class Guard:
     def connected(self) -> None:
         """The consumer has a new connection; the broker redelivers what was put off."""
         self.later.clear()
+        self.life.start()
         self._each("connected")
 
     def in_loop(self, consumer: Any) -> None:
@@ -473,6 +478,7 @@ class Guard:
 
     def close(self) -> None:
         """Tick a last time, then close connections."""
+        self.life.stop()
         self.tick()
         self.housekeeping.close()
         self._each("close")
@@ -486,6 +492,9 @@ class Guard:
         """The messages that run, or are about to run, on this worker."""
         found = (request.dlq_in_flight for request in self.at_work.requests())
         return [one for one in found if one is not None]
+
+    def _queues_at_work(self) -> set[str]:
+        return {one.key.dead_letter_queue for one in self._running()}
 
     # -- our own errors -------------------------------------------------------------
 

@@ -9,7 +9,7 @@ heartbeat pauses counts as gone.
 Long work (a job, a release, copies to a slow broker) must not delay the heartbeat. It runs in a
 thread that the tick starts when the work is due and that ends with it, at most one for each task,
 with connections of its own; a task that failed pauses alone, longer each time. So a worker in which
-nothing is due has no thread of ours.
+nothing is due has no such thread.
 """
 
 from __future__ import annotations

@@ -47,6 +47,7 @@ from celery_dlq.writing.failure import (
     missing_end_failure,
     result_not_stored,
     time_limit_failure,
+    unwrapped,
 )
 from celery_dlq.writing.lifecycle import (
     DEAD,
@@ -130,8 +131,23 @@ class DeadLetterRequest(_Base):
 
     def on_timeout(self, soft: bool, timeout: Any) -> Any:  # noqa: FBT001 - Celery's signature
         """A soft or hard time limit was exceeded; only the hard one ends the delivery."""
+        left_by = sys.exc_info()[1] if self.dlq_starts_here else None
+        if left_by is not None and getattr(left_by, "seconds", timeout) != timeout:
+            return self._dlq_left(left_by)  # by gevent's time limit of its own
         failure = None if soft else time_limit_failure(timeout)
         return self._dlq_while_ending(failure, super().on_timeout, soft, timeout)
+
+    def _dlq_left(self, exc: BaseException) -> Any:
+        """In this process, a task left by what is no ``Exception``; a prefork pool reports it so.
+
+        What ends a process there is a crash.
+        """
+        info = lost = ExceptionInfo((type(exc), exc, exc.__traceback__))
+        failure = self.dlq_guard.quietly("end", failure_of, info, tuple(self.task.throws or ()))
+        if isinstance(exc, (SystemExit, KeyboardInterrupt)):
+            error = WorkerLostError(repr(exc))
+            lost = ExceptionInfo((WorkerLostError, error, exc.__traceback__))
+        return self._dlq_while_ending(failure, super().on_failure, lost)
 
     def acknowledge(self) -> None:
         """Acknowledge; if the message died, only after its letter is stored."""
@@ -788,13 +804,19 @@ def _silent_exit() -> type[BaseException]:
 def _forgetting(on_success: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``on_success``: forget the counts of a message whose task succeeded.
 
-    A greenlet that a cancellation kills reports a success, of its own form: that is none.
+    A greenlet that a cancellation kills reports a success, of its own form: that is none. Nor is
+    what pools of this process report of a task that was left by what is no ``Exception``.
+
     Source: ``_make_killable_target`` in
-    https://github.com/celery/celery/blob/main/celery/concurrency/gevent.py
+    https://github.com/celery/celery/blob/main/celery/concurrency/gevent.py and ``apply_target`` in
+    https://github.com/celery/celery/blob/main/celery/concurrency/base.py
     """
 
     @wraps(on_success)
     def wrapper(self: Any, failed__retval__runtime: Any, **kwargs: Any) -> Any:
+        if isinstance(failed__retval__runtime, ExceptionInfo):
+            lost = unwrapped(failed__retval__runtime.exception)
+            return self._dlq_left(lost.__context__ or lost)
         failed = failed__retval__runtime[0]
         if self._dlq_cancelled and self.dlq_starts_here and failed is False:
             return None

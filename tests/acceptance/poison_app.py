@@ -7,6 +7,8 @@ of the test that starts it, see ``intervals.py`` in the folder above.
 
 from __future__ import annotations
 
+import asyncio
+import builtins
 import ctypes
 import importlib
 import json
@@ -159,6 +161,35 @@ def segfault(key: str) -> None:
 def exits(key: str) -> None:
     trace("ran", key)
     os._exit(7)
+
+
+def _leaving(how: str) -> BaseException:
+    if how == "group":
+        kind = vars(builtins)["BaseExceptionGroup"]  # Python 3.11
+        return kind("two", [KeyboardInterrupt(), SystemExit(1)])
+    made: dict[str, BaseException] = {
+        "exit": SystemExit("config is broken"),
+        "exit 0": SystemExit(0),
+        "interrupt": KeyboardInterrupt("by hand"),
+        "cancelled": asyncio.CancelledError("by its loop"),
+        "generator": GeneratorExit("closed"),
+    }
+    return made[how]
+
+
+@app.task
+def leaves(key: str) -> None:
+    """Leave in a way that no ``except Exception`` sees."""
+    trace("ran", key)
+    raise _leaving(key)
+
+
+@app.task(time_limit=60)
+def leaves_by_timeout(key: str) -> None:
+    """Use gevent's own time limit, below Celery's, which gevent's raises too."""
+    trace("ran", key)
+    with importlib.import_module("gevent").Timeout(0.1):
+        time.sleep(60)
 
 
 @app.task

@@ -27,7 +27,7 @@ from celery.concurrency.asynpool import AsynPool
 from celery.concurrency.base import apply_target
 from celery.events.dispatcher import EventDispatcher, group_from
 from celery.events.state import TASK_EVENT_TO_STATE
-from celery.exceptions import Ignore, Reject, Retry, TaskPredicate
+from celery.exceptions import Ignore, Reject, Retry, TaskPredicate, WorkerLostError
 from celery.local import PromiseProxy
 from celery.worker import control, loops, state
 from celery.worker.consumer.consumer import Consumer
@@ -208,6 +208,22 @@ def test_pools_of_this_process_say_that_a_task_starts_right_before_it_does() -> 
     """And an exception in there keeps the task from starting."""
     source = inspect.getsource(apply_target)
     assert source.index("accept_callback(") < source.index("try:") < source.index("target(*args")
+
+
+def test_pools_of_this_process_report_what_no_task_handles_as_a_success() -> None:
+    """What a task was left by is the context of the error that Celery makes of it."""
+    reported: list[Any] = []
+
+    def leave() -> None:
+        raise SystemExit("config is broken")
+
+    apply_target(leave, callback=reported.append)
+    (info,) = reported
+    error = info.exception.exc
+    assert isinstance(error, WorkerLostError)
+    assert isinstance(error.__context__, SystemExit)
+    gevent = pytest.importorskip("celery.concurrency.gevent")
+    assert "return timeout_callback(False, timeout)" in inspect.getsource(gevent.apply_timeout)
 
 
 def test_the_consumer_is_called_when_it_closes() -> None:

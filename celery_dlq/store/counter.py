@@ -8,6 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from operator import attrgetter
 from urllib.parse import quote, unquote
@@ -72,7 +73,7 @@ class DeliveryCounter:
         if len(self._done) >= self._CLEAN_UPS_PER_WRITE:
             self._clean_up()
         self._show_life(key.dead_letter_queue)
-        again = self._ended_command(key, place, 1, "", 2, start)
+        again = partial(self._ended_command, key, place, 1, "", 2, start)
         return self.connection.send_unanswered([("EVAL", self._count_first.text, *args)], [again])
 
     def count(

@@ -33,6 +33,9 @@ from celery_dlq.store.scripts import Script
 logger = get_logger("celery_dlq.store")
 
 Command = tuple[Any, ...]
+Repetition = Command | Callable[[], Command]
+"""A command that is seldom sent: made when it is, where making it costs a task something."""
+
 ELSEWHERE = (AskError, ClusterDownError, TryAgainError)  # a node refused; MOVED is an AskError
 _NO_REPLY: Command = ("CLIENT", "REPLY", "SKIP")  # to the command that follows
 _NO_REPLY_PACKED = pack_command(_NO_REPLY)
@@ -82,6 +85,11 @@ class Breaker:
             self._pause = self._first_pause
 
 
+def commands_of(repetitions: Sequence[Repetition]) -> list[Command]:
+    """Make the commands that are made when they are sent."""
+    return [one() if callable(one) else one for one in repetitions]
+
+
 class PipelinedConnection:
     """One connection on which commands are written, most of them without a reply.
 
@@ -119,8 +127,8 @@ class PipelinedConnection:
         self._lock = threading.RLock()
         self._connection: Any = None
         self.skips_replies: bool | None = None  # True if CLIENT REPLY is allowed
-        self.unconfirmed: deque[Command] = deque(maxlen=4 * self._MAX_UNCONFIRMED)
-        self.kept: deque[Command] = deque(maxlen=4 * self._MAX_UNCONFIRMED)
+        self.unconfirmed: deque[Repetition] = deque(maxlen=4 * self._MAX_UNCONFIRMED)
+        self.kept: deque[Repetition] = deque(maxlen=4 * self._MAX_UNCONFIRMED)
         self._in_doubt = False  # what is unconfirmed may have been refused
         self._logged_at = -self._LOG_SECONDS
         self.is_replicated = isinstance(client.connection_pool, SentinelConnectionPool)
@@ -128,7 +136,7 @@ class PipelinedConnection:
         self.errors = 0
 
     def send_unanswered(
-        self, commands: Sequence[Command], again: Sequence[Command] = (), *, keep: bool = False
+        self, commands: Sequence[Command], again: Sequence[Repetition] = (), *, keep: bool = False
     ) -> bool:
         """Write commands to which Redis does not reply. Never raises.
 
@@ -159,7 +167,7 @@ class PipelinedConnection:
                     self.probe_writes(again[-1:])
             return True
 
-    def probe_writes(self, commands: Sequence[Command]) -> bool:
+    def probe_writes(self, commands: Sequence[Repetition]) -> bool:
         """Write commands and wait; log a failure and return False. Never raises.
 
         What Redis may have refused before is written first.
@@ -260,7 +268,7 @@ class PipelinedConnection:
             self.drop()
 
     def _awaited(
-        self, commands: Sequence[Command], again: Sequence[Command], pending: deque[Command]
+        self, commands: Sequence[Command], again: Sequence[Repetition], pending: deque[Repetition]
     ) -> bool:
         """Read the replies to commands that should have none; True if Redis did not refuse."""
         try:
@@ -286,8 +294,9 @@ class PipelinedConnection:
         self.kept.clear()
         self._in_doubt = False
 
-    def _accept(self, commands: Sequence[Command]) -> None:
+    def _accept(self, repetitions: Sequence[Repetition]) -> None:
         """Write commands and wait; raise if Redis refuses one."""
+        commands = commands_of(repetitions)
         for reply in self._replies_to(commands, commands) if commands else ():
             # Refused for ever: another program made a key of that name.
             if isinstance(reply, ResponseError) and "WRONGTYPE" not in str(reply):
@@ -332,7 +341,7 @@ class PipelinedConnection:
             self._connection.connect()
             self.skips_replies = None
             if self.unconfirmed or self.kept:
-                again = [*self.unconfirmed, *self.kept]
+                again = commands_of([*self.unconfirmed, *self.kept])
                 self._in_doubt = True  # until Redis, which may be read-only or loading, takes them
                 self._send(again, reply=False)
                 if not self.skips_replies:

@@ -10,7 +10,14 @@ import redis
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.store.connect import LazyCluster, new_connection
-from celery_dlq.store.pipelined import ELSEWHERE, Breaker, Command, PipelinedConnection
+from celery_dlq.store.pipelined import (
+    ELSEWHERE,
+    Breaker,
+    Command,
+    PipelinedConnection,
+    Repetition,
+    commands_of,
+)
 
 _MOST_CONNECTIONS = 256
 
@@ -40,11 +47,11 @@ class ClusterConnection(PipelinedConnection):
         self._slots: OrderedDict[str, _SlotConnection] = OrderedDict()
 
     def send_unanswered(
-        self, commands: Sequence[Command], again: Sequence[Command] = (), *, keep: bool = False
+        self, commands: Sequence[Command], again: Sequence[Repetition] = (), *, keep: bool = False
     ) -> bool:
         """Write commands, each to its slot; see `PipelinedConnection.send_unanswered`."""
         slots: dict[str, tuple[list[Command], list[Command]]] = {}
-        for which, some in enumerate((commands, again)):
+        for which, some in enumerate((commands, commands_of(again))):
             for command in some:
                 slots.setdefault(_key(command), ([], []))[which].append(command)
         written = True
@@ -52,10 +59,10 @@ class ClusterConnection(PipelinedConnection):
             written &= self._send_to(self._slot(key), now, later, keep=keep)
         return written
 
-    def probe_writes(self, commands: Sequence[Command]) -> bool:
+    def probe_writes(self, commands: Sequence[Repetition]) -> bool:
         """Write each command to its slot and wait; see `PipelinedConnection.probe_writes`."""
         accepted = []
-        for command in commands:
+        for command in commands_of(commands):
             slot = self._slot(_key(command))
             accepted.append(slot.probe_writes([command]) or self._found_again(slot, [command]))
         return all(accepted)

@@ -22,6 +22,7 @@ from kombu import Queue
 from waiting import poll
 
 from celery_dlq import DeadLetters
+from celery_dlq.letters.headers import PUBLICATION_HEADER, publication
 from celery_dlq.policies.decisions import Run
 from celery_dlq.store.counter import SCRIPTS
 from celery_dlq.store.scripts import script_text
@@ -306,6 +307,7 @@ def a_message(guard: Guard) -> Any:
         task=SimpleNamespace(name="cost.noop", max_retries=3, app=APP),
         delivery_info={"exchange": "", "routing_key": "orders", "redelivered": False},
         request_dict={"retries": 0},
+        message=SimpleNamespace(headers={PUBLICATION_HEADER: publication(0x6414F7A3D3A7C, 7)}),
         dlq_in_flight=None,
     )
 

@@ -203,8 +203,7 @@ def outgoing(
         unchanged = _unchanged(raw)
         task_id, queue = _text(raw, b"task_id"), options.to_queue or _text(raw, b"source_queue")
         redrives = int(raw.get(b"redrives", b"0")) + 1
-        expires = raw.get(b"expires")
-        if expires is not None and "expires" in headers and from_micros(int(expires)) <= now:
+        if "expires" in headers and _is_over(raw.get(b"expires"), now):
             headers["expires"], kept = None, False  # else the worker would discard it as expired
     except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as exc:
         raise CorruptLetter(f"the dead letter at {found.position} cannot be read: {exc!r}") from exc
@@ -221,10 +220,7 @@ def outgoing(
         task_id, kept = _rename(headers, unchanged["properties"], letter_id), False
     markers = {REDRIVES_HEADER: redrives, REDRIVE_HEADER: redrive_id, LETTER_HEADER: letter_id}
     markers[REDRIVEN_AT_HEADER] = iso(redriven_at or now)
-    if not is_publication(headers.get(PUBLICATION_HEADER)):
-        # Named after its letter: what a crash makes another run publish again is a copy.
-        kept = kept and PUBLICATION_HEADER not in headers
-        markers[PUBLICATION_HEADER] = named_after(letter_id.encode("utf-8", "backslashreplace"))
+    markers.update(_publication(headers, letter_id))
     headers.update(markers)
     return Outgoing(
         letter_id=letter_id,
@@ -235,6 +231,20 @@ def outgoing(
         headers_text=_marked(text, markers) if kept else "",
         **unchanged,
     )
+
+
+def _is_over(expires: bytes | None, now: datetime) -> bool:
+    return expires is not None and from_micros(int(expires)) <= now
+
+
+def _publication(headers: dict[str, Any], letter_id: str) -> dict[str, str]:
+    """The marker of a message whose publisher did not name its publication.
+
+    Named after its letter: what a crash makes another run publish again is a copy.
+    """
+    if is_publication(headers.get(PUBLICATION_HEADER)):
+        return {}
+    return {PUBLICATION_HEADER: named_after(letter_id.encode("utf-8", "backslashreplace"))}
 
 
 def released(found: RawEntry, marker: str = "") -> Outgoing:
@@ -316,6 +326,9 @@ def _clean(text: str) -> tuple[dict[str, Any], bool]:
         for name in [name for name in cleaned if name.startswith(_STALE_PREFIXES)]:
             del cleaned[name]
             kept = False
+    if not is_publication(cleaned.get(PUBLICATION_HEADER, "0" * 8)):
+        del cleaned[PUBLICATION_HEADER]
+        kept = False
     retries = cleaned.get("retries", 0)
     if retries or type(retries) is not int:
         cleaned["retries"], kept = 0, False

@@ -26,7 +26,7 @@ try('ZINCRBY', KEYS[2], 1, 'm')
 for _, command in ipairs({'ZSCORE', 'ZMSCORE'}) do try(command, KEYS[2], 'm') end
 try('ZCARD', KEYS[2])
 for _, command in ipairs({'ZRANGE', 'ZREVRANGE', 'ZRANGEBYSCORE'}) do try(command, KEYS[2], 0, 1) end
-try('ZREMRANGEBYSCORE', KEYS[2], 0, 0)
+for _, command in ipairs({'ZREMRANGEBYRANK', 'ZREMRANGEBYSCORE'}) do try(command, KEYS[2], 0, 0) end
 try('ZREM', KEYS[2], 'm')
 try('XADD', KEYS[3], '*', 'f', 'v')
 try('XLEN', KEYS[3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 
 from celery import Celery
 from kombu.common import Broadcast
@@ -29,3 +30,9 @@ dlq = DeadLetters(app)
 @app.task
 def refresh() -> None:
     raise LookupError("nothing to refresh")
+
+
+@app.task
+def dies() -> None:
+    print("dies here", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)

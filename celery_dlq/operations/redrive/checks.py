@@ -241,6 +241,8 @@ class Targets:
         return [info for info in self._workers if queue in info.queues]
 
     def _find(self, name: str) -> Finding:
+        if is_broadcast(self._app, name):
+            return False, _BROADCAST
         consumers = self._consumers(name)
         if consumers:
             return True, f"consumed by {consumers[0].hostname}"
@@ -259,6 +261,26 @@ class Targets:
         known = self._configured.union(self._guarded, *(info.queues for info in self._workers))
         why = "neither on the broker, nor declared by the app, nor consumed by a live worker"
         return False, f"{why}{did_you_mean(name, known)}"
+
+
+_BROADCAST = (
+    "a broadcast, of which each worker has a queue of its own that a redrive cannot reach: call "
+    "the task again, then all workers run it; or redrive to the queue of one worker (to_queue)"
+)
+
+
+def is_broadcast(app: Any, name: str) -> bool:
+    """True for the name that workers' own queues of a broadcast share, by the app's declarations.
+
+    On Redis also for another queue of a fanout exchange: workers subscribe to the exchange, and
+    read no list. Source: ``basic_consume`` in
+    https://github.com/celery/kombu/blob/main/kombu/transport/redis.py
+    """
+    queues = app.amqp.queues
+    found = queues.aliases.get(name) or dict.get(queues, name)
+    if found is None or found.exchange is None or found.exchange.type != "fanout":
+        return False
+    return found.name != name or broker_name(app).startswith("redis ")
 
 
 class _LateError(Exception):
@@ -402,7 +424,8 @@ def on_broker(app: Any, name: str) -> tuple[bool | None, bool]:
                 # Not EXISTS, which kombu sends without `global_keyprefix`. The set lists the
                 # queues of an exchange: a worker makes it, and an empty queue has no other key.
                 bound = channel.client.smembers(channel.keyprefix_queue % name)
-                return bool(bound or channel._size(name)), True  # noqa: SLF001 - kombu's virtual transports have no other way
+                there = any(one.endswith(channel.sep.encode() + name.encode()) for one in bound)
+                return bool(there or channel._size(name)), True  # noqa: SLF001 - kombu's virtual transports have no other way
             if is_sqs(connection):
                 return queue_exists(channel, name), False
             return bool(channel._has_queue(name)), True  # noqa: SLF001 - the same

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
 from functools import partial
@@ -22,7 +22,12 @@ from celery_dlq.events import Events
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.policies.checks import shown
-from celery_dlq.policies.delivery_limits import LowLimit, default_limit, low_limits
+from celery_dlq.policies.delivery_limits import (
+    LowLimit,
+    default_limit,
+    low_limits,
+    low_receive_counts,
+)
 from celery_dlq.policies.policy import task_policies
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
@@ -31,6 +36,7 @@ from celery_dlq.store.address import Kind
 from celery_dlq.store.metrics import Measuring
 from celery_dlq.store.records import Clock
 from celery_dlq.transport import default_delay, publications
+from celery_dlq.transport.sqs.aws import redrive_policies
 
 if TYPE_CHECKING:
     from celery_dlq.operations.api import Operations
@@ -305,7 +311,7 @@ class Assembly:
         return default_limit(self._server or {})
 
     def warn_of_low_limits(self, connection: Any) -> None:
-        """Warn of limits of RabbitMQ, when a worker has connected."""
+        """Warn of limits of RabbitMQ and of Amazon SQS, when a worker has connected."""
         server = getattr(connection.connection, "server_properties", {})
         tasks: Mapping[str, str] = {}
         with suppress(Exception):  # a route of the user's may take no call without arguments
@@ -313,6 +319,18 @@ class Assembly:
         table, queues = self.policy_table(), self.app.amqp.queues
         for low in self._low_limits(table, lambda: default_limit(server), queues, tasks):
             logger.warning("A message may vanish: %s", low.text)
+        if self.app.connection_for_read().transport_cls == "sqs":
+            for text in self.low_receive_counts(connection.default_channel, queues, tasks):
+                logger.warning("A message may make no letter: %s", text)
+
+    def low_receive_counts(
+        self, channel: Any, queues: Iterable[str], tasks: Mapping[str, str]
+    ) -> Iterator[str]:
+        """What is wrong with the redrive policies of Amazon SQS's queues, as it tells them."""
+        table, adopted = self.policy_table(), self.settings.of("adopt") or {}
+        guarded = [name for name in queues if table.resolve(name) is not None]
+        policies = redrive_policies(channel, guarded)
+        return low_receive_counts(table, policies, tasks, adopted=adopted)
 
     def memory_check(self) -> MemoryCheck:
         """Finds what endangers letters in the memory of Redis."""

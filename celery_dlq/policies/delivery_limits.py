@@ -1,4 +1,4 @@
-"""The delivery limits of RabbitMQ's quorum queues, beside ``max_deliveries``.
+"""The limits of RabbitMQ's quorum queues, and of queues of Amazon SQS, beside ``max_deliveries``.
 
 A quorum queue counts each return of a message, also of one that was only prefetched by a worker
 that lost its connection or was stopped. Above its limit RabbitMQ drops the message, or sends it
@@ -8,12 +8,15 @@ Twice ``max_deliveries`` leaves as many returns without a start as there are sta
 Only the arguments that the app declares are known here. AMQP tells neither the arguments of a
 queue that somebody else declared nor a ``delivery-limit`` that a policy of RabbitMQ sets.
 
-Source: https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling
+Amazon SQS counts receipts in the same way, where a queue has a redrive policy.
+
+Source: https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling and
+https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-dead-letter-queues.html
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,9 +58,7 @@ def low_limits(
         arguments = queue.queue_arguments or {}
         if arguments.get("x-queue-type") != "quorum":
             continue
-        here = [None, *(task for task, place in task_queues.items() if place == name)]
-        limits = [table.explain(name, task)["max_deliveries"] for task in here]
-        most = max(limits, key=lambda sourced: sourced.value or 0)
+        most = _most_deliveries(table, name, task_queues)
         needed = 2 * (most.value or 0)
         limit = arguments.get("x-delivery-limit")
         if limit is None and needed > _DEFAULT_LIMIT:
@@ -76,6 +77,34 @@ def low_limits(
             f"or let what RabbitMQ ends become letters: x-dead-letter-exchange and dlq_adopt",
             vanishes=declared and limit <= (most.value or 0) and exchange is None and not adopts,
         )
+
+
+def low_receive_counts(
+    table: PolicyTable,
+    policies: Mapping[str, tuple[int, str]],
+    task_queues: Mapping[str, str],
+    *,
+    adopted: Container[str],
+) -> Iterator[str]:
+    """Compare the redrive policies of SQS's queues with an app's: what is wrong, and the mend."""
+    for name, (limit, target) in policies.items():
+        most = _most_deliveries(table, name, task_queues)
+        needed = 2 * (most.value or 0)
+        if limit < needed and target not in adopted:
+            yield (
+                f"expected the redrive policy of queue {name!r} to have a maxReceiveCount of at "
+                f"least {needed}, twice max_deliveries ({most.source}), got {limit}: SQS counts "
+                "each receipt, also of a message that was only prefetched, and then moves it to "
+                f"{target!r}, where nothing makes a letter of it. Raise maxReceiveCount, or lower "
+                f"max_deliveries; dlq import {target} makes letters of what is there"
+            )
+
+
+def _most_deliveries(table: PolicyTable, queue: str, task_queues: Mapping[str, str]) -> Any:
+    """The highest limit of a queue and its tasks, with its source."""
+    here = [None, *(task for task, place in task_queues.items() if place == queue)]
+    limits = [table.explain(queue, task)["max_deliveries"] for task in here]
+    return max(limits, key=lambda sourced: sourced.value or 0)
 
 
 def _end(exchange: str | None) -> str:

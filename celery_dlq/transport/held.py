@@ -122,6 +122,7 @@ class Keeper:
 
     what = ""  # What is not done while it fails
     expected_errors: tuple[type[Exception], ...] = ()
+    refusals: tuple[type[Exception], ...] = ()  # After these, the connection goes on
     quiet_failures = 0  # So many in a row are not logged
 
     def __init__(self) -> None:
@@ -173,7 +174,8 @@ class Keeper:
         raise NotImplementedError
 
     def _failed(self, exc: Exception) -> None:
-        self.disconnect()
+        if not isinstance(exc, self.refusals):
+            self.disconnect()
         self.errors += 1
         self._failures += 1
         now = seconds_since_boot()

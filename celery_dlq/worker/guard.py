@@ -108,6 +108,7 @@ class Guard:
             parts.clock,
             parts.counts,
             flags_redelivery=flags_redelivery,
+            driver_type=str(parts.app.connection_for_read().transport.driver_type),
             running=self._running,
         )
         self._hooked = {

@@ -53,6 +53,19 @@ OUTAGE_WAIT_SECONDS = 10.0
 """How long a message that was delivered before waits in an outage of the store, to be counted."""
 
 
+REPEATS = {
+    "redis": "A live worker keeps its messages with dlq_reliable_fetch; without it, "
+    "visibility_timeout must be longer than your longest task and delay: see "
+    "docs/how-to/long-tasks.md",
+    "sqs": "A live worker keeps its messages with dlq_reliable_fetch, for 12 hours at most; "
+    "without it, the queue's visibility timeout must be longer than your longest task and delay: "
+    "see docs/how-to/sqs.md#how-long-a-message-belongs-to-its-worker",
+    "amqp": "RabbitMQ gives a message to another worker when the connection of the first one is "
+    "closed: see docs/how-to/rabbitmq.md#what-a-closed-connection-repeats",
+}
+"""Why a message comes again while it runs, by broker, and the page that says more."""
+
+
 class Starts:
     """Counts the starts of one worker."""
 
@@ -63,12 +76,14 @@ class Starts:
         counts: Counts,
         *,
         flags_redelivery: bool,
+        driver_type: str = "",
         running: Callable[[], Iterable[InFlight]] = tuple,
     ) -> None:
         self._counter = counter
         self._clock = clock
         self._counts = counts
         self._flags_redelivery = flags_redelivery
+        self._driver_type = driver_type
         self._running = running
         self._suspect: ref[GuardedRequest] | None = None
         self._one_at_a_time = Lock()
@@ -198,12 +213,11 @@ class Starts:
             self._counts.count(DUPLICATES, queue)
         if status is CountStatus.RUNNING:
             logger.warning(
-                "Task %s is delivered again while delivery %d of it still runs on another worker. "
-                "This delivery does not count. On Redis and Amazon SQS, a live worker keeps its "
-                "messages if dlq_reliable_fetch is on (on SQS up to 12 hours). If it is off, "
-                "visibility_timeout must be longer than your longest task and delay",
+                "Task %s is delivered again while delivery %d of it still runs, here or on another "
+                "worker. This delivery does not count. %s",
                 in_flight.key.task_id,
                 count.number,
+                REPEATS.get(self._driver_type, "See docs/how-to/long-tasks.md"),
             )
 
     def forget(self, key: MessageKey) -> None:

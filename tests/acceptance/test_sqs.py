@@ -10,6 +10,9 @@ import json
 import signal
 import time
 from collections.abc import Callable
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from types import ModuleType
 from typing import Any
 
@@ -194,6 +197,113 @@ def test_a_lost_connection_neither_doubles_what_runs_nor_loses_its_end(
     assert (ran("ends"), ran("runs")) == (1, 1)
     assert "sleeps-runs-12] succeeded" in worker.output
     assert "Unrecoverable error" not in worker.output
+
+
+class Denying:
+    """A proxy of SQS that denies DeleteMessage, as AWS does after a change of permissions."""
+
+    def __init__(self, port: int) -> None:
+        self.denied = 0
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.headers.get("X-Amz-Target", "").endswith(".DeleteMessage") and proxy.denies:
+                    proxy.denied += 1
+                    error = {"__type": "AccessDenied", "message": "no sqs:DeleteMessage"}
+                    self._answer(403, json.dumps(error).encode(), "application/x-amz-json-1.0")
+                    return
+                connection = HTTPConnection("127.0.0.1", port)
+                connection.request("POST", self.path, body, dict(self.headers.items()))
+                reply = connection.getresponse()
+                self._answer(reply.status, reply.read(), reply.headers["Content-Type"])
+                connection.close()
+
+            def _answer(self, status: int, body: bytes, kind: str) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None: ...
+
+        self.denies = True
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_port
+        Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        """End."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_denied_deletion_is_made_later_and_the_message_does_not_run_again(
+    poison: ModuleType, sqs_server: SqsServer, start_worker: Start, ran: Ran, pool: str
+) -> None:
+    """For longer than the visibility timeout; the worker lives, and says what it needs."""
+    url = sqs_server.queue("orders", VisibilityTimeout=str(SHORT))
+    proxy = Denying(sqs_server.port)
+    try:
+        env = environment(sqs_server)
+        env["POISON_BROKER"] = env["POISON_BROKER"].replace(str(sqs_server.port), str(proxy.port))
+        worker = start_worker(env=env, pool=pool)
+        send(sqs_server, "healthy", "ends")
+        begun = time.monotonic()
+        poll(
+            lambda: proxy.denied > 1 and time.monotonic() > begun + 2.5 * SHORT, timeout_seconds=40
+        )
+        assert not is_empty(sqs_server, url)
+        proxy.denies = False
+        poll(lambda: is_empty(sqs_server, url), timeout_seconds=40)
+    finally:
+        proxy.close()
+    assert worker.process.poll() is None
+    assert "is deleted later" in worker.output
+    assert "Workers need sqs:DeleteMessage" in worker.output
+    assert "Unrecoverable error" not in worker.output
+    assert ran("ends") == 1, worker.output
+
+
+def test_a_killed_task_of_a_queue_with_kombus_backoff_policy_does_not_end_the_worker(
+    poison: ModuleType, sqs_server: SqsServer, start_worker: Start, letters: Letters, ran: Ran
+) -> None:
+    """Its policy asks what kombu has forgotten of a message that it gave back."""
+    names = ("orders", "slow", "patient", "unguarded")
+    policy = {"backoff_policy": {1: 1, 2: 1, 3: 1}, "backoff_tasks": ["poison_app.killed"]}
+    predefined = {
+        name: {"url": sqs_server.queue(name, VisibilityTimeout="30"), **policy} for name in names
+    }
+    worker = start_worker(env=environment(sqs_server, predefined_queues=predefined))
+    send(sqs_server, "killed", "x")
+
+    (letter,) = letters(timeout_seconds=60)
+
+    assert (letter.reason, letter.deliveries, ran("x")) == (MAX, 3, 3)
+    assert worker.process.poll() is None
+    assert "goes back without kombu's backoff_policy" in worker.output
+
+
+def test_a_redrive_policy_below_twice_max_deliveries_is_warned_of(
+    poison: ModuleType, sqs_server: SqsServer, start_worker: Start
+) -> None:
+    """SQS would move a message before it has died here, and nobody makes a letter of it."""
+    dead = sqs_server.attributes(sqs_server.queue("dead"))["QueueArn"]
+    policy = {"deadLetterTargetArn": dead, "maxReceiveCount": 5}
+    sqs_server.queue("orders", RedrivePolicy=policy)
+    sqs_server.queue("slow", RedrivePolicy={**policy, "maxReceiveCount": 1000})
+    env = environment(sqs_server)
+    worker = start_worker(env=env)
+    poll(lambda: "A message may make no letter" in worker.output, timeout_seconds=30)
+    (line,) = [one for one in worker.output.splitlines() if "may make no letter" in one]
+    assert "queue 'orders' to have a maxReceiveCount of at least 6" in line
+    assert "then moves it to 'dead'" in line
+    adopting = start_worker({"dlq_adopt": {"dead": "orders-DLQ"}}, env=env)
+    poll(lambda: "renews the visibility" in adopting.output, timeout_seconds=30)
+    assert "may make no letter" not in adopting.output
 
 
 FOREIGN = {
@@ -438,4 +548,4 @@ def test_with_predefined_queues_and_another_region_all_is_as_without(
 
     assert letter.task_id == "fails-price"
     assert ran("busy") == 1
-    assert "is not renewed" not in worker.output
+    assert "are not renewed" not in worker.output

@@ -21,6 +21,7 @@ from kombu import Queue
 from kombu.transport import pyamqp
 from rabbit import RabbitServer
 from servers import RedisServer
+from sqs import SqsServer
 from waiting import poll
 
 from celery_dlq import DeadLetters
@@ -362,6 +363,19 @@ def test_rabbitmq(shop: Make, rabbit_server: RabbitServer, server: RedisServer) 
     one(shop(**{**rabbit, "broker_transport_options": {}}), "publisher-confirms")
     queues = [Queue("orders", queue_arguments=quorum)]
     assert "'orders'" in one(shop(**rabbit, task_queues=queues), "delivery-limit").sentence
+
+
+def test_a_redrive_policy_of_sqs(shop: Make, sqs_server: SqsServer, server: RedisServer) -> None:
+    """SQS moves a message before it has died here; an app may adopt what is moved."""
+    dead = sqs_server.attributes(sqs_server.queue("dead"))["QueueArn"]
+    sqs_server.queue("orders", RedrivePolicy={"deadLetterTargetArn": dead, "maxReceiveCount": 5})
+    conf = {
+        "broker_url": sqs_server.url,
+        "dlq_url": server.url,
+        "broker_transport_options": sqs_server.options,
+    }
+    assert "maxReceiveCount of at least 6" in one(shop(**conf), "redrive-policy").sentence
+    assert shop(**conf, dlq_adopt={"dead": "orders-DLQ"}).doctor() == []
 
 
 def shown(dlq: DeadLetters, *arguments: str, exit_code: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,12 @@ from kombu import Queue
 
 from celery_dlq import DeadLetters, dead_letter_policy
 from celery_dlq.errors import SettingsError
-from celery_dlq.policies.delivery_limits import LowLimit, default_limit, low_limits
+from celery_dlq.policies.delivery_limits import (
+    LowLimit,
+    default_limit,
+    low_limits,
+    low_receive_counts,
+)
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
 
@@ -100,6 +106,23 @@ def test_only_rabbitmq_4_and_later_have_a_default(
 ) -> None:
     """As the server names itself."""
     assert default_limit({"product": product, "version": version}) == expected
+
+
+@pytest.mark.parametrize(("receives", "adopted", "low"), [(5, (), 1), (6, (), 0), (5, ["dead"], 0)])
+def test_a_redrive_policy_below_twice_max_deliveries_is_found(
+    receives: int, adopted: Sequence[str], low: int
+) -> None:
+    """Unless a worker adopts what SQS moves."""
+    table = PolicyTable(
+        {"ord*": Policy(max_deliveries=2)}, {"shop.charge": Policy(max_deliveries=3)}
+    )
+    policies = {"orders": (receives, "dead"), "mails": (1, "dead")}
+    tasks = {"shop.charge": "orders"}
+    found = [*low_receive_counts(table, policies, tasks, adopted=adopted)]
+    assert len(found) == low
+    for text in found:
+        assert "'orders' to have a maxReceiveCount of at least 6" in text
+        assert "dead_letter_policy of shop.charge" in text
 
 
 def an_app(broker: str, **conf: Any) -> Celery:

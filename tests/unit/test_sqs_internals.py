@@ -50,6 +50,11 @@ def parameters(function: Any) -> list[str]:
         (SQS.QoS, "ack", ["self", "delivery_tag"]),
         (SQS.QoS, "reject", ["self", "delivery_tag", "requeue"]),
         (SQS.QoS, "restore_unacked", ["self"]),
+        (
+            SQS.QoS,
+            "apply_backoff_policy",
+            ["self", "routing_key", "delivery_tag", "backoff_policy", "backoff_tasks"],
+        ),
     ],
 )
 def test_kombus_sqs_transport_has_what_ours_overrides_and_calls(
@@ -151,7 +156,8 @@ def test_what_aws_refuses_is_an_error_of_the_broker() -> None:
 
 
 @pytest.mark.parametrize(
-    "refusal", ["Throttling", "InternalError", "ServiceUnavailable", "RequestThrottled"]
+    "refusal",
+    ["Throttling", "InternalError", "ServiceUnavailable", "RequestThrottled", "AccessDenied"],
 )
 def test_a_deletion_that_sqs_refuses_for_now_is_made_later(refusal: str) -> None:
     """The task has ended: left to kombu, its message would come back and run again."""

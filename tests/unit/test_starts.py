@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -19,10 +20,12 @@ from celery_dlq.policies.policy import CrashLimit, Policy
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.metrics import Counts
+from celery_dlq.store.records import Count, CountStatus
 from celery_dlq.worker import starts as module
-from celery_dlq.worker.starts import Starts, crashes_of
+from celery_dlq.worker.starts import REPEATS, Starts, crashes_of
 from celery_dlq.writing.lifecycle import DeliveryState, InFlight
 
+ROOT = Path(__file__).parents[2]
 POLICY = Policy(max_deliveries=2)
 C = TypeVar("C", bound=DeliveryCounter)
 
@@ -117,6 +120,30 @@ def test_what_a_worker_started_counts_for_it_in_an_outage(now: list[float]) -> N
         verdict = starts.decide(Policy(max_deliveries=1), again.dlq_in_flight, again)
         now[0] += 2
     assert isinstance(verdict, Die)
+
+
+class RunningCounter(DeliveryCounter):
+    """The message runs elsewhere."""
+
+    def count(self, *_: Any, **__: Any) -> Any:
+        return Count(CountStatus.RUNNING, 1)
+
+
+@pytest.mark.parametrize("driver", REPEATS)
+def test_a_second_delivery_of_a_running_message_names_a_page_of_its_broker(
+    driver: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Redis and SQS speak of visibility, RabbitMQ of connections; the page has the heading."""
+    counter = a_counter(RunningCounter)
+    starts = Starts(counter, lambda: NOW, Counts(), flags_redelivery=True, driver_type=driver)
+    request = a_redelivered_message()
+    starts.decide(POLICY, request.dlq_in_flight, request)
+    (text,) = caplog.messages
+    assert ("visibility" in text) == (driver != "amqp")
+    page, _, heading = text.rpartition("see ")[2].partition("#")
+    text = (ROOT / page).read_text("utf-8")
+    slugs = [line.strip("# ").lower().replace(" ", "-") for line in text.splitlines()]
+    assert not heading or heading in slugs
 
 
 def a_message_that_crashed(policy: Policy, counter: DeliveryCounter, times: int) -> Any:

@@ -35,6 +35,7 @@ class Sqs:
     def __init__(self) -> None:
         self.changes: list[tuple[str, dict[str, int]]] = []
         self.deleted: list[str] = []
+        self.denies_deletions = False
         self.failing: dict[str, Exception] = {}  # by URL
         self.refusing: dict[str, str] = {}  # the code by receipt handle
         self.during: Any = None  # called in the middle of a call
@@ -60,6 +61,8 @@ class Sqs:
 
     def delete_message(self, *, QueueUrl: str, ReceiptHandle: str) -> None:  # noqa: N803
         self._fail(QueueUrl)
+        if self.denies_deletions:
+            raise ClientError({"Error": {"Code": "AccessDenied"}}, "DeleteMessage")
         self.deleted.append(ReceiptHandle)
 
     def connect(self) -> None:
@@ -290,7 +293,7 @@ def test_while_sqs_does_not_answer_a_round_asks_once(
     assert len(calls) == 1
     del sqs._fail  # type: ignore[method-assign]
     keeper.tick()
-    assert (len(sqs.renewed()), sqs.deleted) == (30, ["done"])
+    assert (len(sqs.renewed()), sqs.deleted) == (31, ["done"])
 
 
 def test_a_queue_that_does_not_answer_keeps_no_other_queue_waiting(
@@ -307,7 +310,7 @@ def test_a_queue_that_does_not_answer_keeps_no_other_queue_waiting(
     assert receipt is not None
     receipts.settle_later("done", receipt, delete=True)
     keeper.tick()
-    assert (sqs.renewed(), sqs.deleted) == ({"b": TIMEOUT}, ["done"])
+    assert (sqs.renewed(), sqs.deleted) == ({"b": TIMEOUT, "done": TIMEOUT}, ["done"])
     assert attributes == [URL, OTHER, OTHER]
     clock.now += TIMEOUT / 2
     keeper.tick()
@@ -328,6 +331,26 @@ def test_a_deletion_is_tried_until_its_receipt_has_ended(
     keeper.tick()
     assert list(receipts.to_settle()) == ["a"]
     clock.now += LONGEST_SECONDS + 1
+    assert not receipts.to_settle()
+
+
+def test_what_is_to_be_deleted_stays_invisible_until_it_is(
+    receipts: Receipts, keeper: VisibilityKeeper, sqs: Sqs, clock: Clock
+) -> None:
+    """It has been executed; a deletion may be denied for longer than the visibility timeout."""
+    receive(receipts, clock, "a")
+    receipt = receipts.receipt("a")
+    assert receipt is not None
+    receipts.settle_later("a", receipt, delete=True)
+    receipts.drop("a")
+    sqs.denies_deletions = True
+    for _ in range(4):
+        keeper.tick()
+        assert sqs.renewed() == {"a": TIMEOUT}
+        clock.now += TIMEOUT / 2
+    sqs.denies_deletions = False
+    keeper.tick()
+    assert sqs.deleted == ["a"]
     assert not receipts.to_settle()
 
 

@@ -131,6 +131,10 @@ KINDS = {
         "The body of a chord never runs.",
         "Publish the whole chord again: a redrive of a member does not run the body.",
     ),
+    "redrive-policy": (
+        "Amazon SQS moves a message to another queue before it becomes a letter.",
+        "Raise maxReceiveCount in the redrive policy of the queue, or lower max_deliveries.",
+    ),
     "delivery-limit": (
         "RabbitMQ drops a message before it becomes a letter.",
         "Declare the queue anew with a higher x-delivery-limit, or lower max_deliveries.",

@@ -117,8 +117,12 @@ def broker(case: Case, channel: Any) -> Iterator[Finding]:
         reason = ReliableFetch(case.settings, options).unsupported(case.transport)
         if reason := reason or refusal(channel):
             yield finding("fetch", f"Reliable fetch is off: {reason}.")
-    for low in case.dlq.low_limits(case.table, task_queues(case.dlq.app)):
+    tasks = task_queues(case.dlq.app)
+    for low in case.dlq.low_limits(case.table, tasks):
         yield finding("delivery-limit", f"{low.text}.")
+    if case.transport.driver_type == "sqs":
+        for text in case.dlq.low_receive_counts(channel, case.dlq.app.amqp.queues, tasks):
+            yield finding("redrive-policy", f"{text}.")
 
 
 CHECKS = (memory, clock, workers, stopped, letters)

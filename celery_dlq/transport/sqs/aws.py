@@ -5,7 +5,9 @@ Source: https://github.com/celery/kombu/blob/main/kombu/transport/SQS/__init__.p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from importlib import import_module  # only users of SQS have boto3
 from typing import Any
@@ -69,6 +71,26 @@ def queue_exists(channel: Any, queue: str) -> bool:
     except _no_such_queue():
         return False
     return True
+
+
+def redrive_policies(channel: Any, queues: Iterable[str]) -> dict[str, tuple[int, str]]:
+    """The most receipts of a message of each queue, and where SQS moves it then.
+
+    Queues without a redrive policy, and those of which SQS tells nothing, are left out.
+    """
+    found: dict[str, tuple[int, str]] = {}
+    for name in queues:
+        with suppress(
+            *broker_errors(channel.connection.client), LookupError, ValueError, TypeError
+        ):
+            reply = channel.sqs(queue=channel.canonical_queue_name(name)).get_queue_attributes(
+                QueueUrl=channel._resolve_queue_url(name),  # noqa: SLF001 - there is no public API
+                AttributeNames=["RedrivePolicy"],
+            )
+            policy = json.loads(reply["Attributes"]["RedrivePolicy"])
+            target = str(policy["deadLetterTargetArn"]).rpartition(":")[2]
+            found[name] = int(policy["maxReceiveCount"]), target
+    return found
 
 
 def _no_such_queue() -> tuple[type[Exception], ...]:

@@ -37,6 +37,9 @@ _OFF = (
 )
 
 
+_DENIED: type[Exception] = vars(SQS)["AccessDeniedQueueException"]  # where it is, versions differ
+
+
 class SqsEntry(Entry):
     """A received message: kombu's envelope, or empty if the message has another form."""
 
@@ -102,6 +105,16 @@ class ReceiptQoS(SQS.QoS):
         elif not self._receipts.settle(delivery_tag, delete=False):
             self._receipts.released(delivery_tag)
             super().reject(delivery_tag, requeue=requeue)
+
+    def apply_backoff_policy(self, *args: Any, **kwargs: Any) -> None:
+        """Apply the policy of kombu's predefined queues; its error must not end the worker.
+
+        kombu has forgotten the receive count of a message that it gave back: kombu#1824.
+        """
+        try:
+            super().apply_backoff_policy(*args, **kwargs)
+        except (LookupError, TypeError, ClientError) as exc:
+            logger.warning("A message goes back without kombu's backoff_policy: %r", exc)
 
     def restore_unacked(self) -> Any:
         """Give back what the channel delivered, but for tasks at work: they go on."""
@@ -194,10 +207,11 @@ class ReceiptChannel(SQS.Channel):
             self.dlq_deleting[delivery_tag] = receipt
         try:
             return super().basic_ack(delivery_tag, multiple)
-        except (BotoCoreError, OSError) as exc:
+        except (BotoCoreError, OSError, _DENIED) as exc:
             if receipt is None:
                 raise
-            logger.warning("A message is deleted later: %s", exc)
+            need = ". Workers need sqs:DeleteMessage" if isinstance(exc, _DENIED) else ""
+            logger.warning("A message is deleted later: %s%s", exc, need)
             self.dlq_leases.settle_later(delivery_tag, receipt, delete=True)
             self.qos.ack(delivery_tag)
             return None

@@ -163,9 +163,13 @@ class Receipts(Held):
         found: dict[str, dict[str, Receipt]] = defaultdict(dict)
         urgent: set[str] = set()
         lost: list[Receipt] = []
-        for tag, receipt in list(self.held.items()):
+        # What could not be deleted yet stays invisible: it has been executed.
+        ended = {tag: one for tag, (one, delete) in list(self._to_settle.items()) if delete}
+        for tag, receipt in [*self.held.items(), *ended.items()]:
             third = self.timeouts[receipt.url] / 3
             if now >= receipt.until:
+                if tag in ended:
+                    continue
                 if not receipt.lost:
                     receipt.lost = True
                     lost.append(receipt)
@@ -237,8 +241,13 @@ class Receipts(Held):
 class VisibilityKeeper(Keeper):
     """Renews receipts."""
 
-    what = "The visibility of messages is not renewed (workers need sqs:ChangeMessageVisibility)"
+    what = (
+        "Messages are not renewed, deleted or given back (workers need "
+        "sqs:ChangeMessageVisibility and sqs:DeleteMessage)"
+    )
     expected_errors = (ClientError, BotoCoreError, KombuError, OSError, RenewalError)
+    # A client of boto3 takes long to make: renewals would be late while something is denied.
+    refusals = (ClientError, RenewalError)
 
     def __init__(self, receipts: Receipts, connect: Callable[[], Any]) -> None:
         super().__init__()

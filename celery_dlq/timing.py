@@ -24,6 +24,7 @@ class Timing:
     start_look: float = 1.0  # Between two attempts to reach a store that is away at the start
     signal_again: float = 0.01  # Until a signal that interrupted our code is sent again
     signal_wait: float = 30.0  # Then it interrupts us; all we wait for has a shorter time-out
+    signal_follows: float = 0.25  # A pool process dies so long before the main one gets the signal
     # Leases of fetched messages; each is shorter where `dlq_lease` is short
     lease_tick: float = 0.24  # Between two rounds: renew, confirm, give back, look for the dead
     lease_retry: float = 1.0  # The same after a failure: others take what is not renewed

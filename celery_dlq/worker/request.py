@@ -38,7 +38,7 @@ from celery_dlq.letters.record import Outcome, Reason
 from celery_dlq.policies.decisions import Die, End, LateCopy, PutOff, Run, Verdict
 from celery_dlq.worker.dispatched import ENDED, drop_failed, is_closed
 from celery_dlq.worker.guard import Guard, sent_by_us
-from celery_dlq.worker.shutdown_signals import is_stopping, nothing_starts
+from celery_dlq.worker.shutdown_signals import ended_by_shutdown, is_stopping, nothing_starts
 from celery_dlq.writing.failure import (
     UNDESCRIBED,
     Failure,
@@ -657,7 +657,7 @@ class DeadLetterRequest(_Base):
             requeued
             and failure.end
             and failure.end.outcome is Outcome.WORKER_LOST
-            and is_stopping()
+            and (is_stopping() or ended_by_shutdown(failure.end.text))
         ):
             # Celery before 5.5 ends the pool first and sees its children as lost.
             self.dlq_guard.quietly("end", self.dlq_guard.interrupted, self)

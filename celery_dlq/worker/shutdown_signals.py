@@ -13,6 +13,7 @@ https://github.com/celery/celery/blob/main/celery/apps/worker.py
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +29,8 @@ from celery_dlq import timing
 from celery_dlq.transport.held import sleep, start_thread
 
 _SHUTDOWNS = frozenset({"SIGINT", "SIGTERM", "SIGQUIT"})
+
+_OF_SHUTDOWNS = re.compile(r"\bsignal (1|2|3|15)\b")  # SIGHUP restarts a worker
 
 _WHOLE = ("celery_dlq.", "amqp.method_framing")
 
@@ -68,6 +71,29 @@ def nothing_starts() -> bool:
 def is_stopping() -> bool:
     """True during a cold shutdown; Celery's flag is an exit code, which may be 0."""
     return state.should_terminate is not None and state.should_terminate is not False
+
+
+def ended_by_shutdown(text: str) -> bool:
+    """True if a pool process, lost with this text, died of the signal that ends this worker.
+
+    Supervisors and terminals send it to the whole process group. A process may die of it before
+    this one is told, so a shutdown is waited for, in the main thread, where handlers run.
+
+    Source: ``Pool.mark_as_worker_lost`` in
+    https://github.com/celery/billiard/blob/main/billiard/pool.py
+    """
+    if not _OF_SHUTDOWNS.search(text):
+        return False
+    until = time.monotonic() + timing.current.signal_follows
+    while not _shuts_down() and time.monotonic() < until:
+        time.sleep(timing.current.signal_again)
+    return _shuts_down()
+
+
+def _shuts_down() -> bool:
+    """True from the signal of any shutdown on; Celery's flags are exit codes, which may be 0."""
+    warm = state.should_stop is not None and state.should_stop is not False
+    return warm or is_stopping() or bool(_pending)
 
 
 class _AfterUs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
+import signal
 import socket
 import sys
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import amqp
 import billiard.pool
 import pytest
 from amqp.transport import TCPTransport
+from billiard.common import human_status
 from billiard.pool import ApplyResult
 from billiard.pool import Pool as BilliardPool
 from celery import VERSION, Celery, shared_task, signals
@@ -329,6 +331,14 @@ def test_the_state_of_a_cold_shutdown_is_where_we_look() -> None:
     """``None`` or ``False`` while the worker runs, an exit code once it stops."""
     assert not state.should_terminate
     assert hasattr(state, "active_requests")
+
+
+def test_the_state_of_a_shutdown_and_the_text_of_a_lost_process_are_as_we_read_them() -> None:
+    """A process that dies of the signal that ends its worker is interrupted."""
+    assert "\nshould_stop = None\n" in inspect.getsource(state)
+    assert "'Warm': 'should_stop'" in inspect.getsource(celery_apps_worker._shutdown_handler)
+    assert "human_status(exitcode)" in inspect.getsource(BilliardPool.mark_as_worker_lost)
+    assert human_status(-signal.SIGTERM).startswith("signal 15")
 
 
 def test_handlers_of_shutdowns_are_installed_through_celerys_signals() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
@@ -118,3 +120,28 @@ def test_other_handlers_are_left_alone(said: list[str]) -> None:
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_process_that_dies_of_a_signal_is_interrupted_by_a_shutdown_only(
+    said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the shutdown's own signal: one that runs out of memory meanwhile is a crash."""
+    intervals.change(monkeypatch, signal_follows=0.02)
+    terminated = "Worker exited prematurely: signal 15 (SIGTERM) Job: 3."
+    assert not shutdown_signals.ended_by_shutdown(terminated)
+    monkeypatch.setattr(state, "should_stop", 0)
+    assert shutdown_signals.ended_by_shutdown(terminated)
+    assert not shutdown_signals.ended_by_shutdown(terminated.replace("15 (SIGTERM)", "9 (SIGKILL)"))
+    assert not said
+
+
+def test_a_shutdown_whose_signal_comes_later_is_waited_for(
+    said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process of the pool was faster."""
+    intervals.change(monkeypatch, signal_follows=20)
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    names: dict[str, Any] = {"__name__": "celery_dlq.worker.x", "ended": shutdown_signals}
+    exec("found = ended.ended_by_shutdown('signal 15 (SIGTERM)')", names)  # noqa: S102
+    assert names["found"]
+    poll(lambda: said == [HANDLED])

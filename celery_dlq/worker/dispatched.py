@@ -14,6 +14,7 @@ https://github.com/celery/celery/blob/main/celery/concurrency/base.py
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -21,12 +22,15 @@ from contextlib import suppress
 from inspect import isgenerator
 from typing import Any
 
+from billiard.pool import EX_OK, EX_RECYCLE
 from celery import VERSION
 from celery.concurrency import prefork
 
 from celery_dlq import timing
+from celery_dlq.worker.shutdown_signals import SHUTDOWN_SIGNALS
 from celery_dlq.writing.lifecycle import DeliveryState
 
+_LEFT = frozenset({EX_OK, EX_RECYCLE})  # e.g. after its last task
 RUN, TERMINATE = 0, 2  # billiard.pool.RUN and TERMINATE
 _BEING_SETTLED = (DeliveryState.ENDING, DeliveryState.WAITING_FOR_STORE)
 
@@ -147,6 +151,25 @@ class AtWork:
     def all_dispatched(self) -> list[Any]:
         """Those that no process has accepted."""
         return [one for one in self.requests() if one.dlq_state is DeliveryState.DISPATCHED]
+
+
+def has_crashed(request: Any) -> bool:
+    """True if the pool process that runs a request was killed, or left with an error.
+
+    Its end is left to the pool to read. A signal of a shutdown is left to it, too.
+
+    Source: https://docs.python.org/3/library/os.html#os.waitid
+    """
+    if request.dlq_starts_here or request.worker_pid is None:
+        return False
+    try:
+        found = os.waitid(os.P_PID, request.worker_pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except (OSError, AttributeError):  # the pool has read it; Windows, older macOS
+        return False
+    if found is None:
+        return False
+    how = found.si_status
+    return how not in (_LEFT if found.si_code == os.CLD_EXITED else SHUTDOWN_SIGNALS)
 
 
 def has(pool: Any, request: Any) -> bool:

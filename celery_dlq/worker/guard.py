@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
+from weakref import WeakSet
 
 from billiard.einfo import ExceptionInfo
 
@@ -43,7 +44,7 @@ from celery_dlq.policies.decisions import Die, End, Run, Verdict, decide_drop, d
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.store.metrics import DELIVERIES, INTERNAL_ERRORS, SUCCEEDED
 from celery_dlq.store.records import MessageKey
-from celery_dlq.worker.dispatched import AtWork
+from celery_dlq.worker.dispatched import AtWork, has_crashed
 from celery_dlq.worker.housekeeping import Housekeeping
 from celery_dlq.worker.life import LifeKeeper
 from celery_dlq.worker.observer import FAILED, Ended, Observer, WorkerParts
@@ -100,7 +101,8 @@ class Guard:
         self._policies = parts.policies
         self.counter = parts.backend.counter
         self.revocations = Revocations(parts.backend.revoked)
-        self.life = LifeKeeper(parts.backend, self._queues_at_work)
+        self.life = LifeKeeper(parts.backend, self._queues_at_work, self._note_crashes)
+        self._crashed: WeakSet[GuardedRequest] = WeakSet()
         self._writer = writer
         self._flags_redelivery = flags_redelivery
         self._starts = Starts(
@@ -496,6 +498,22 @@ class Guard:
 
     def _queues_at_work(self) -> set[str]:
         return {one.key.dead_letter_queue for one in self._running()}
+
+    def _note_crashes(self) -> None:
+        """Record the ends of processes that the pool does not read while the tick is late.
+
+        The worker shows that it lives. So each copy of a message that killed its process here would
+        start, uncharged, as a copy of one that runs.
+        """
+        for request in self.at_work.requests():
+            found = request.dlq_in_flight
+            if found is None or not found.charged or request in self._crashed:
+                continue
+            if has_crashed(request):
+                self._crashed.add(request)
+                end = {"ended_at": self.parts.clock(), "worker_pid": request.worker_pid}
+                delivery = replace(found.delivery, outcome=Outcome.WORKER_LOST, **end)
+                self.counter.ended(found.key, delivery)
 
     # -- our own errors -------------------------------------------------------------
 

@@ -25,12 +25,15 @@ class LifeKeeper(Keeper):
     expected_errors = (DLQError,)
     quiet_failures = 1  # the first may only mean that Redis closed the connection
 
-    def __init__(self, store: Store, running: Callable[[], Collection[str]]) -> None:
+    def __init__(
+        self, store: Store, running: Callable[[], Collection[str]], note_crashes: Callable[[], None]
+    ) -> None:
         super().__init__()
         self.beat_at = time.monotonic()  # by the tick, or here
         self._counter = store.counter
         self._store = store.separate()
         self._running = running  # The dead-letter queues of the messages that run
+        self._note_crashes = note_crashes  # Of those that do not run any more
 
     def _pause_seconds(self) -> float:
         return timing.current.counter_beat / 4
@@ -38,6 +41,7 @@ class LifeKeeper(Keeper):
     def _tick(self) -> None:
         if time.monotonic() - self.beat_at < _LATE_BEATS * timing.current.counter_beat:
             return
+        self._note_crashes()
         for command in self._counter.heartbeats(self._running()):
             self.beat_at = time.monotonic()
             self._store.connection.call(*command)

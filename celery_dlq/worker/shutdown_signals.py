@@ -30,7 +30,10 @@ from celery_dlq.transport.held import sleep, start_thread
 
 _SHUTDOWNS = frozenset({"SIGINT", "SIGTERM", "SIGQUIT"})
 
-_OF_SHUTDOWNS = re.compile(r"\bsignal (1|2|3|15)\b")  # SIGHUP restarts a worker
+SHUTDOWN_SIGNALS = frozenset({1, 2, 3, 15})
+"""SIGHUP, which restarts a worker, SIGINT, SIGQUIT, SIGTERM."""
+
+_OF_SHUTDOWNS = re.compile(rf"\bsignal ({'|'.join(map(str, sorted(SHUTDOWN_SIGNALS)))})\b")
 
 _WHOLE = ("celery_dlq.", "amqp.method_framing")
 

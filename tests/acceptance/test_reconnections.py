@@ -15,7 +15,9 @@ from raw import JSON, headers, publish
 from tcp_proxy import TcpProxy
 from test_counting import runs
 from waiting import poll
-from workers import Place, Worker
+from workers import QUEUES, Place, Worker
+
+from celery_dlq import DeadLetter, Outcome
 
 POOLS = ("prefork", "threads", "gevent", "eventlet", "solo")
 EACH = [("quorum", "prefork"), *(("classic", pool) for pool in POOLS)]
@@ -62,6 +64,29 @@ def test_what_runs_on_a_worker_that_reconnects_is_not_dead(
     assert runs(redis_url)["long"]["count:0"] == "1"
     assert "still runs on another worker" in second.output
     assert not poison.dlq.queues()
+
+
+def test_what_kills_its_process_meanwhile_starts_once_more_at_most(
+    start_worker: Callable[..., Worker],
+    letters: Callable[..., list[DeadLetter]],
+    ran: Callable[[str], int],
+    rabbit_server: RabbitServer,
+    way: TcpProxy,
+) -> None:
+    """The worker that reconnects lives, the process that ran the message does not."""
+    rabbit_server.delete_queues(*QUEUES.split(","))
+    place = Place("classic", {"POISON_BROKER": rabbit_server.url})
+    conf = {"dlq_queues": {"orders": {"max_deliveries": 1}}}
+    start_worker(conf, env=through(way, place, rabbit_server))
+    body = json.dumps([["killer"], {}, {}]).encode()
+    publish(rabbit_server.url, body, headers=headers("poison_app.killed_later", "killer"), **JSON)
+    poll(lambda: ran("killer") == 1)
+    way.shut()
+
+    second = start_worker(conf, env=place.env)
+    (letter,) = letters(timeout_seconds=40)
+    assert ran("killer") <= 2, second.output
+    assert letter.history[0].outcome is Outcome.WORKER_LOST
 
 
 CUTS = 5

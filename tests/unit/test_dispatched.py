@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import struct
+import subprocess
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -19,6 +20,7 @@ from billiard.queues import _SimpleQueue
 from celery.concurrency import prefork, solo
 from celery.concurrency.asynpool import AsynPool, ResultHandler
 from intervals import change
+from waiting import poll
 
 from celery_dlq.worker.bootsteps import read_before_put_back
 from celery_dlq.worker.dispatched import (
@@ -27,6 +29,7 @@ from celery_dlq.worker.dispatched import (
     drop_failed,
     flush_queues,
     has,
+    has_crashed,
     is_closed,
     read_on,
     starts_here,
@@ -362,3 +365,25 @@ def test_a_result_is_read_on_after_the_event_loop_forgot_its_beginning(
     dead.report(message("last"))
     assert next(receive(), "whole") == "whole"
     assert dead.read[1:] == ["last"]
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [("kill -9 $$", True), ("exit 7", True), ("exit 0", False), ("exit 155", False)]
+    + [(f"kill -{name} $$", False) for name in ("TERM", "QUIT", "INT", "HUP")],
+)
+def test_a_process_that_crashed_is_known_before_its_pool_reads_it(
+    script: str, expected: bool
+) -> None:
+    """Not one that retired, or that a shutdown may have ended; the pool still reads its end."""
+    with subprocess.Popen(
+        ["/bin/sh", "-c", f"read line; {script}"], stdin=subprocess.PIPE
+    ) as child:
+        request = SimpleNamespace(dlq_starts_here=False, worker_pid=child.pid)
+        assert not has_crashed(request)
+        assert child.stdin is not None
+        child.stdin.close()
+        poll(lambda: os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT))
+        assert has_crashed(request) is expected
+        assert child.wait() != 0 or script == "exit 0"
+        assert not has_crashed(request)

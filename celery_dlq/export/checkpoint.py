@@ -45,6 +45,7 @@ from celery_dlq.export.destination import NOTES, Destination
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import get_logger, readable
 from celery_dlq.letters.record import from_micros, iso, to_micros
+from celery_dlq.store.endless import repeat
 from celery_dlq.store.records import ordered
 
 if TYPE_CHECKING:
@@ -113,7 +114,10 @@ class ExportLeases:
                 lease.release()
 
     def _keep(self) -> None:
-        while not self._ended.wait(self._seconds / 3):
+        repeat(self._renew, self._ended.is_set, "The leases of an export are not renewed")
+
+    def _renew(self) -> None:
+        if not self._ended.wait(self._seconds / 3):
             for lease in list(self._held.values()):
                 with suppress(StoreUnavailable):  # the next `note` finds out
                     lease.renew()

@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -112,7 +114,6 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 _TRACEBACKS = logging.Formatter()
-_HANDLER = logging.Handler()
 _MOST_CHARS = 200
 _Read = TypeVar("_Read")
 
@@ -131,12 +132,13 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def _handled(handle: Callable[[logging.LogRecord], None], record: logging.LogRecord) -> None:
-    """Handle a record; an error is printed, as `logging` does for its own handlers."""
+    """Handle a record; print an error of a handler, not through one, as Celery's stderr does."""
     try:
         handle(record)
     except Exception:  # noqa: BLE001 - whatever a handler raises
         with suppress(Exception):
-            _HANDLER.handleError(record)
+            if logging.raiseExceptions:
+                traceback.print_exc(file=sys.__stderr__)
 
 
 def readable(what: str, read: Callable[[], _Read]) -> _Read | None:

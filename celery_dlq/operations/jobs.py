@@ -50,6 +50,7 @@ from celery_dlq.operations.job import (
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.redrive.publisher import broker_name
 from celery_dlq.operations.redrive.select import MOST_SEARCHED, Progress, died_again
+from celery_dlq.store.endless import repeat
 from celery_dlq.store.metrics import Measuring
 from celery_dlq.store.records import Clock, position_at
 from celery_dlq.store.store import Store
@@ -444,6 +445,9 @@ class Runner:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _work(self) -> None:
+        repeat(self._run_waiting, self._closing.is_set, "Jobs that wait are not run")
+
+    def _run_waiting(self) -> None:
         with self._make() as jobs:
             while not self._closing.is_set():
                 if not run_next(jobs, self._closing.is_set):

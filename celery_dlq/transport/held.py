@@ -7,7 +7,8 @@ atomic step. So nothing starts that goes back, and nothing goes back that starts
 
 A thread of the operating system renews what is held while the worker's event loop is busy, in
 every pool. gevent and eventlet replace `threading`: there, a thread is a greenlet, and waits for
-the others.
+the others. No error ends it. Should it be gone, or stand still for a quarter of the lease, the
+worker's tick lets another one take its place (`WatchedFetch.look_after`).
 """
 
 from __future__ import annotations
@@ -20,14 +21,13 @@ from importlib import import_module
 from typing import Any
 
 from celery_dlq.letters.printable import get_logger
-from celery_dlq.store.metrics import Counts, Metric
+from celery_dlq.store.endless import LOG_SECONDS, repeat
+from celery_dlq.store.metrics import INTERNAL_ERRORS, Counts, Metric
 
 logger = get_logger("celery_dlq.transport")
 
-LOG_SECONDS = 10.0
-"""Interval of log lines about a failure that lasts."""
-
 _CLOSE_SECONDS = 5.0
+_MOST_STANDING = 5
 
 
 def start_thread(run: Callable[[], None]) -> None:
@@ -128,37 +128,68 @@ class Keeper:
     def __init__(self) -> None:
         self.errors = 0
         self._failures = 0  # in a row
-        self._started = self.stopped = self._ended = False
+        self._started = self.stopped = self.ended = False
         self._logged_at = -LOG_SECONDS
+        self._lived_at = seconds_since_boot()
+        self._looked_at = float("-inf")  # what `_lived_at` was at the last look
 
     def start(self) -> None:
         """Start the thread; a second call changes nothing."""
         if not self._started:
             self._started = True
+            self.lives()
             start_thread(self._run)
 
     def stop(self) -> None:
         """End the thread; waits at most 5 seconds for it."""
         self.stopped = True
         deadline = time.monotonic() + _CLOSE_SECONDS
-        while self._started and not self._ended and time.monotonic() < deadline:
+        while self._started and not self.ended and time.monotonic() < deadline:
             time.sleep(0.01)
 
+    def successor(self) -> Keeper:
+        """Another one with connections of its own, to take the place of this one."""
+        raise NotImplementedError
+
+    def patience(self) -> float:
+        """Seconds of silence after which another one takes its place."""
+        raise NotImplementedError
+
+    def lives(self) -> None:
+        """Give a sign of life: in each round, and in between where a round has slow steps."""
+        self._lived_at = seconds_since_boot()
+
+    def silent_seconds(self) -> float:
+        """For how long the thread stands still, or is gone; 0 if it lives.
+
+        Twice in a row the same sign of life: both threads stand still together, with their process.
+        """
+        lived_at, before = self._lived_at, self._looked_at
+        self._looked_at = lived_at
+        silent = seconds_since_boot() - lived_at
+        gone = self.ended or (lived_at == before and silent > self.patience())
+        return silent if self._started and not self.stopped and gone else 0.0
+
     def tick(self) -> None:
-        """Do what is due; nothing may end the thread."""
+        """Do what is due."""
         try:
             self._tick()
             self._failures = 0
-        except Exception as exc:  # noqa: BLE001
+        except BaseException as exc:  # noqa: BLE001 - nothing may end the thread
             self._failed(exc)
 
     def _run(self) -> None:
-        while not self.stopped:
-            sleep(self._pause_seconds())
-            self.tick()
-        self._end()
-        self.disconnect()
-        self._ended = True
+        repeat(self._round, lambda: self.stopped, self.what, sleep)
+        try:
+            self._end()
+            self.disconnect()
+        finally:
+            self.ended = True
+
+    def _round(self) -> None:
+        self.lives()
+        sleep(self._pause_seconds())
+        self.tick()
 
     def _pause_seconds(self) -> float:
         raise NotImplementedError
@@ -173,7 +204,7 @@ class Keeper:
         """Close the connection of its own; the next call opens another."""
         raise NotImplementedError
 
-    def _failed(self, exc: Exception) -> None:
+    def _failed(self, exc: BaseException) -> None:
         if not isinstance(exc, self.refusals):
             self.disconnect()
         self.errors += 1
@@ -191,7 +222,9 @@ class WatchedFetch:
     dispatches = False  # True if tasks run in other processes, after a turn of the event loop
     told: Callable[[], bool] = staticmethod(bool)  # True if the broker tells of instructions
 
-    def __init__(self) -> None:
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._standing: list[Keeper] = []  # replaced, and not ended yet
         self._counted: Mapping[Metric, int] = {}
         self._logged: set[tuple[Any, ...]] = set()
 
@@ -226,6 +259,29 @@ class WatchedFetch:
             if more:
                 counts.count(metric, *("lease" for _ in metric.labels), by=more)
         self._counted = totals
+
+    def look_after(self, counts: Counts) -> None:
+        """Let another thread take the place of one that is gone or stands still."""
+        old = self._keeper
+        silent = old.silent_seconds()
+        if not silent:
+            return
+        standing = [one for one in self._standing if not one.ended]
+        if len(standing) == _MOST_STANDING:
+            text = "%s: %d threads stand still"
+            self._log_once(text, old.what, _MOST_STANDING, level=logging.CRITICAL)
+            return
+        self._standing = [*standing, old]
+        counts.count(INTERNAL_ERRORS, "lease")
+        logger.critical(
+            "%s: their thread %s for %.1f s, another one takes its place",
+            old.what,
+            "is gone" if old.ended else "stands still",
+            silent,
+        )
+        self._keeper = old.successor()
+        old.stopped = True
+        self._keeper.start()
 
     def close(self) -> None:
         """End what runs in the background."""

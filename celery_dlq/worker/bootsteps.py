@@ -120,6 +120,7 @@ class TickStep(bootsteps.StartStopStep):
                 # Not `consume_from` of the app: before Celery 5.7 that has all it published to.
                 guard.queues = tuple(sorted(one.name for one in consumer.task_consumer.queues))
             if self._fetch is not None:
+                _quietly(self._fetch.look_after, guard.counts)
                 _quietly(self._fetch.count, guard.counts)
             _quietly(guard.tick)
             if not self._requested:

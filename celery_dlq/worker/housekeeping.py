@@ -162,7 +162,7 @@ class _Thread:
             self.task.work(self._stop.is_set)
         except DLQError as exc:
             logger.warning("%s is put off: %s", self.task.name, exc)
-        except Exception:
+        except BaseException:  # it would end the thread, without a pause before the next one
             logger.exception("%s failed", self.task.name)
         else:
             self._backoff.worked()

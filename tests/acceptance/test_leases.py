@@ -398,3 +398,23 @@ def test_a_worker_with_a_lease_that_cannot_work_does_not_start(
     assert worker.process.wait(60) == 1
     assert said in worker.output
     assert "Traceback" not in worker.output
+
+
+def test_a_handler_of_the_log_that_raises_costs_no_lease(
+    poison: ModuleType, start_worker: Start, ran: Ran
+) -> None:
+    """The thread that renews says that Redis is away; the error of the handler is not its end."""
+    with RedisServer() as server:
+        env = {"POISON_BROKER": server.url}
+        worker = start_worker(SHORT, app="raising_log_app", env=env)
+        server.pause()
+        poll(lambda: "Leases are not renewed" in worker.output, timeout_seconds=30)
+        server.resume()
+        with celery.Celery(broker=server.url) as app:
+            for number in range(2):
+                app.send_task("poison_app.sleeps", (f"long-{number}", 10.0), queue="orders")
+        poll(lambda: ran("long-0") and ran("long-1"), timeout_seconds=30)
+        start_worker(SHORT, env=env)
+        client = server.client()
+        poll(lambda: not client.exists("unacked", "orders"), timeout_seconds=60)
+    assert (ran("long-0"), ran("long-1")) == (1, 1)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import intervals
@@ -16,7 +17,7 @@ from servers import RedisServer
 from waiting import poll
 
 from celery_dlq.store.scripts import script_text
-from celery_dlq.transport.redis.broker import SCRIPTS, Broker
+from celery_dlq.transport.redis.broker import SCRIPTS, Broker, _Connections
 from celery_dlq.transport.redis.fetch import LeaseKeeper
 from celery_dlq.transport.redis.leases import Leases
 
@@ -38,7 +39,10 @@ def broker(client: redis.Redis) -> Broker:
 
 def broker_on(client: redis.Redis) -> Broker:
     return Broker(
-        client=client,
+        client=SimpleNamespace(
+            connection_pool=_Connections(client.connection_pool),
+            execute_command=client.execute_command,
+        ),
         url="redis://",
         unacked="unacked",
         index="unacked_index",
@@ -176,8 +180,7 @@ def test_a_message_whose_owner_is_unknown_neither_starts_nor_is_acknowledged(
     publish(client, "one")
     tag = fetch(leases, broker)
     lease_ends(client)
-    nowhere = redis.Redis(port=1)
-    leases.connected(replace(broker, client=nowhere))
+    leases.connected(broker_on(redis.Redis(port=1)))
 
     assert not leases.still_holds(tag)
     leases.connected(broker)

@@ -91,8 +91,11 @@ class _Connections:
     def __init__(self, pool: Any) -> None:
         self._pool = pool
 
-    def make_connection(self) -> Any:
-        """A new connection, connected: redis-py 8 asks Sentinel in ``connect`` only."""
+    def make_connection(self, most_seconds: float = float("inf")) -> Any:
+        """A new connection, connected: redis-py 8 asks Sentinel in ``connect`` only.
+
+        It waits at most so long for a reply; what is set afterwards changes nothing.
+        """
         connection = new_connection(self._pool)
         asked = getattr(connection, "connection_pool", None)
         if asked is not None:  # Sentinel, on sockets of our own: gevent's belong to one thread
@@ -102,8 +105,9 @@ class _Connections:
             pools = (type(one)(one.connection_class, **one.connection_kwargs) for one in pools)
             manager.sentinels = [Redis(connection_pool=one) for one in pools]
             connection.connection_pool = asked
-        connection.socket_timeout = connection.socket_timeout or REPLY_SECONDS
-        connection.socket_connect_timeout = connection.socket_connect_timeout or CONNECT_SECONDS
+        own, connects = connection.socket_timeout, connection.socket_connect_timeout
+        connection.socket_timeout = min(most_seconds, own or REPLY_SECONDS)
+        connection.socket_connect_timeout = min(most_seconds, connects or CONNECT_SECONDS)
         connection.connect()
         return connection
 

@@ -47,11 +47,11 @@ class ReliableFetch(WatchedFetch):
     def __init__(
         self, settings: Settings, options: Mapping[str, Any] | None, store: Store | None = None
     ) -> None:
-        super().__init__()
-        self._wanted = settings.reliable_fetch
         self.leases = Leases(settings.lease_for(visibility_timeout("redis", options)), store)
+        self._keeper: LeaseKeeper
+        super().__init__(LeaseKeeper(self.leases))
+        self._wanted = settings.reliable_fetch
         self.told = self.leases.watch.told
-        self._keeper = LeaseKeeper(self.leases)
         self._emulates = bool((options or {}).get("ack_emulation", True))
         self._refusal: str | None = None
 
@@ -188,13 +188,23 @@ class LeaseKeeper(Keeper):
         self._broker = broker
         self.start()
 
+    def successor(self) -> LeaseKeeper:
+        """Another one, for the same broker."""
+        made = LeaseKeeper(self._leases)
+        made._broker, made.restored, made.errors = self._broker, self.restored, self.errors
+        return made
+
+    def patience(self) -> float:
+        """A quarter of the lease, or longer than a call may take that has to connect first."""
+        return max(self._leases.lease_seconds / 4, 3 * timing.current.lease_retry)
+
     def _pause_seconds(self) -> float:
         # Soon again after a failure: other workers take what is not renewed.
         if self._failures <= self.quiet_failures:
             return timing.current.lease_tick * random.uniform(0.96, 1)  # noqa: S311 - not in step
         return min(timing.current.lease_retry, self._leases.lease_seconds / 8)
 
-    def _failed(self, exc: Exception) -> None:
+    def _failed(self, exc: BaseException) -> None:
         super()._failed(exc)
         self._due.clear()
         self._hold_off()
@@ -312,12 +322,12 @@ class LeaseKeeper(Keeper):
         return self._call_all([command])[0]
 
     def _call_all(self, commands: Sequence[Any]) -> list[Any]:
+        self.lives()
         if self._connection is None and self._connected_to is not None:
-            self._connection = self._connected_to.client.connection_pool.make_connection()
             # A connection that hangs must not cost the leases.
-            most = min(timing.current.lease_reply, max(1.0, self._leases.lease_seconds / 4))
-            for name in ("socket_timeout", "socket_connect_timeout"):
-                setattr(self._connection, name, min(most, getattr(self._connection, name) or most))
+            most = min(timing.current.lease_reply, max(1.0, self._leases.lease_seconds / 8))
+            self._connection = self._connected_to.client.connection_pool.make_connection(most)
+            self.lives()
         connection = self._connection
         connection.send_packed_command(connection.pack_commands(commands), check_health=False)
         return [connection.read_response() for _ in commands]  # an error ends the connection

@@ -23,9 +23,10 @@ from kombu.utils.encoding import bytes_to_str
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import get_logger
+from celery_dlq.store.endless import LOG_SECONDS
 from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.store.store import Store
-from celery_dlq.transport.held import LOG_SECONDS, Held, seconds_since_boot
+from celery_dlq.transport.held import Held, seconds_since_boot
 from celery_dlq.transport.redis.broker import Broker, removals, renewal, restore
 from celery_dlq.transport.redis.wake import Watch
 

@@ -20,11 +20,16 @@ from celery_dlq.letters.printable import get_logger
 from celery_dlq.store.metrics import LOST_LEASES, STORE_ERRORS, Metric
 from celery_dlq.transport.held import WatchedFetch, seconds_since_boot
 from celery_dlq.transport.redis.entries import Entry, EntryMessage
-from celery_dlq.transport.sqs.visibility import Receipt, Receipts, VisibilityKeeper, timeout_of
+from celery_dlq.transport.sqs.visibility import (
+    CALL_SECONDS,
+    Receipt,
+    Receipts,
+    VisibilityKeeper,
+    timeout_of,
+)
 
 logger = get_logger("celery_dlq.transport")
 
-_CALL_SECONDS = 5  # a call that hangs must not cost the other receipts
 _ATTRIBUTES = {"ApproximateReceiveCount", "DeadLetterQueueSourceArn", "MessageGroupId"}
 _ON = (
     "Amazon SQS: this worker renews the visibility of its messages while their tasks run and "
@@ -241,14 +246,13 @@ class VisibilityRenewal(WatchedFetch):
         options: Mapping[str, Any] | None,
         connect: Callable[..., Any],
     ) -> None:
-        super().__init__()
+        self.receipts = Receipts()
+        super().__init__(VisibilityKeeper(self.receipts, self._connection))
         self._wanted = settings.reliable_fetch
         self._client_config = dict((options or {}).get("client-config") or {})
         self._connect_anew = connect
-        self.receipts = Receipts()
         timeout = int(visibility_timeout("sqs", options) or 0) if self._wanted else 0
         self._transport = receiving(self.receipts, timeout)
-        self._keeper = VisibilityKeeper(self.receipts, self._connection)
 
     def close(self) -> None:
         """Give back what lost connections delivered, and stop renewing."""
@@ -273,8 +277,8 @@ class VisibilityRenewal(WatchedFetch):
     def _connection(self) -> Any:
         """A connection for the thread, of which no call takes long."""
         config = {
-            "connect_timeout": _CALL_SECONDS,
-            "read_timeout": _CALL_SECONDS,
+            "connect_timeout": CALL_SECONDS,
+            "read_timeout": CALL_SECONDS,
             **self._client_config,
             "retries": {"total_max_attempts": 1},
         }

@@ -27,6 +27,9 @@ logger = get_logger("celery_dlq.transport")
 LONGEST_SECONDS = 12 * 3600 - 60
 """SQS's limit for one receipt, without the minute by which our clocks may differ."""
 
+CALL_SECONDS = 5
+"""Longest wait for a connection, and for a reply: one that hangs must not cost other receipts."""
+
 _PER_CALL = 10  # SQS takes no more
 _TICK_SECONDS = 0.25
 _MAX_RETRY_SECONDS = 10.0
@@ -256,6 +259,16 @@ class VisibilityKeeper(Keeper):
         self._connection: Any = None
         self._silent: set[str] = set()  # the queues that did not answer in the last round
 
+    def successor(self) -> VisibilityKeeper:
+        """Another one, for the same receipts."""
+        made = VisibilityKeeper(self._receipts, self._connect)
+        made.errors = self.errors
+        return made
+
+    def patience(self) -> float:
+        """A quarter of the shortest visibility timeout, or as long as a call may take."""
+        return max(self._shortest() / 4, 2 * CALL_SECONDS)
+
     def _pause_seconds(self) -> float:
         longest = max(_TICK_SECONDS, self._shortest() / 6)
         return min(_TICK_SECONDS * 2.0 ** min(self._failures, _MAX_DOUBLINGS), longest)
@@ -269,6 +282,7 @@ class VisibilityKeeper(Keeper):
         for url, act in self._in_turn():
             if url in silent:
                 continue  # each call would wait for its timeout
+            self.lives()
             try:  # no queue keeps another one waiting
                 act()
             except Exception as exc:  # noqa: BLE001

@@ -186,8 +186,9 @@ class Settings:
         None,
         text,
         "Folder where letters wait: of early-acknowledged messages while the store is down, of "
-        "all messages while it has no room (see dlq_memory_limit). Without this setting, messages "
-        "that are not acknowledged yet stay with the broker instead. Unit: path. "
+        "all messages once it has been down for a minute, or while it has no room (see "
+        "dlq_memory_limit). Without this setting, messages that are not acknowledged yet stay "
+        "with the broker instead. Unit: path. "
         "Defaults to a private folder among the system's temporary files.",
     )
     memory_limit: float = _setting(

@@ -25,6 +25,8 @@ class Timing:
     signal_again: float = 0.01  # Until a signal that interrupted our code is sent again
     signal_wait: float = 30.0  # Then it interrupts us; all we wait for has a shorter time-out
     signal_follows: float = 0.25  # A pool process dies so long before the main one gets the signal
+    spool_after: float = 60.0  # A letter waits in memory so long, then in `dlq_spool_dir`
+    consumer_timeout: float = 1800.0  # RabbitMQ's, by default; nothing waits half so long
     # Leases of fetched messages; each is shorter where `dlq_lease` is short
     lease_tick: float = 0.24  # Between two rounds: renew, confirm, give back, look for the dead
     lease_retry: float = 1.0  # The same after a failure: others take what is not renewed

@@ -173,6 +173,20 @@ class RabbitServer:
             self._control("eval", "catch exit(whereis(closing), kill).")
 
     @contextlib.contextmanager
+    def closing_what_waits(self, seconds: float) -> Iterator[None]:
+        """Close channels, made in the block, with a message that was not acknowledged for so long.
+
+        That is RabbitMQ's ``consumer_timeout``; it looks every two seconds.
+        """
+        for name, value in (("consumer_timeout", seconds), ("channel_tick_interval", 2)):
+            self._control("eval", f"application:set_env(rabbit, {name}, {round(value * 1000)}).")
+        try:
+            yield
+        finally:
+            for name, value in (("consumer_timeout", 1800), ("channel_tick_interval", 60)):
+                self._control("eval", f"application:set_env(rabbit, {name}, {value * 1000}).")
+
+    @contextlib.contextmanager
     def blocking_publishers(self) -> Iterator[None]:
         """Block all connections that publish, as RabbitMQ does when memory or disk run out."""
         limit = "{{resource_limit, memory, node()}, []}"

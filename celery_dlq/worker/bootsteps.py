@@ -56,6 +56,7 @@ class GuardStep(bootsteps.StartStopStep):
                 hostname=worker.hostname,
                 pid=os.getpid(),
                 flags_redelivery=_driver_type(worker) in FLAGS_REDELIVERY,
+                gives_back=_driver_type(worker) == "amqp",
             )
         except DLQError as exc:
             refuse_to_start(exc)

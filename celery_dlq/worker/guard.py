@@ -93,7 +93,7 @@ class Guard:
         # Requests that the next tick hands to the pool again: a redelivered message may still run
         # on a live worker, or its worker may just have died. Bounded by the prefetch count, as they
         # are not acknowledged. A deque: thread pools add while the timer takes.
-        self.later: deque[GuardedRequest] = deque()
+        self.later: deque[Any] = deque()
         self.housekeeping = Housekeeping()
         self.queues: tuple[str, ...] | None = None  # those consumed now; not known before a tick
         self.told: Callable[[], bool] = bool  # that no instruction has changed
@@ -371,7 +371,8 @@ class Guard:
         named = headers if isinstance(headers, Mapping) else {}
         task = f"{named.get('task')}[{named.get('id')}]"
         acknowledged = bool(getattr(owner, "acknowledged", False))
-        self._writer.wait(Waiting(task, again, owner, acknowledged), exc)
+        waiting = Waiting(task=task, again=again, waits=owner, acknowledged=acknowledged)
+        self._writer.wait(waiting, exc)
         return DeliveryState.WAITING_FOR_STORE
 
     def dead_letter(
@@ -407,9 +408,15 @@ class Guard:
             pid=in_flight.delivery.worker_pid,
         )
         key = replace(in_flight.key, dead_letter_queue=resolved.dead_letter_queue)
-        state = self._writer.write(
-            PendingLetter(letter, key, waits=request, acknowledged=bool(request.acknowledged))
+        ran = in_flight.delivery.ended_at if failure is not None else None
+        pending = PendingLetter(
+            letter,
+            key,
+            waits=request,
+            acknowledged=bool(request.acknowledged),
+            ran_seconds=(ran - in_flight.delivery.started_at).total_seconds() if ran else 0.0,
         )
+        state = self._writer.write(pending)
         if state is DeliveryState.STORED:
             self._starts.forget(in_flight.key)
             if key != in_flight.key:
@@ -467,7 +474,11 @@ class Guard:
                 request = self.later.popleft()
             except IndexError:
                 return  # the connection was lost in the meantime
-            self.quietly("start", consumer.on_task_request, request)
+            if request.dlq_waits_since + self._writer.patience() > time.monotonic():
+                self.quietly("start", consumer.on_task_request, request)
+            else:  # else its broker would close the channel
+                logger.info("Task %s goes back to its queue: it waited for its count", request.id)
+                self.quietly("start", request.dlq_give_back)
 
     def connected(self) -> None:
         """The consumer has a new connection; the broker redelivers what was put off."""

@@ -11,6 +11,7 @@ Source: https://github.com/celery/celery/blob/main/celery/worker/request.py
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -80,6 +81,7 @@ class DeadLetterRequest(_Base):
     dlq_starts_here = False
     dlq_state = DeliveryState.NEW
     dlq_in_flight: InFlight | None = None  # The guarded message, from its start on
+    dlq_waits_since = 0.0  # Time it was first put off, in monotonic seconds
     dlq_job: Any = None  # What the pool made of it; see `celery_dlq.worker.dispatched.has`
 
     _dlq_cancelled = False  # by a lost connection or a shutdown
@@ -276,6 +278,7 @@ class DeadLetterRequest(_Base):
             return True
         if isinstance(verdict, PutOff):
             if self.dlq_put_off():
+                self.dlq_waits_since = self.dlq_waits_since or time.monotonic()
                 (verdict.keep or self.dlq_guard.later.append)(self)
             return False
         if isinstance(verdict, Die):
@@ -451,7 +454,7 @@ class DeadLetterRequest(_Base):
         return True
 
     def dlq_give_back(self) -> None:
-        """Return a message to the head of its queue, if the broker can: its hold is full."""
+        """Return a message to the head of its queue, if the broker can; it waited, or cannot."""
         put_first = getattr(getattr(self.message.channel, "qos", None), "put_first", None)
         if put_first is not None and put_first(self.message.delivery_tag):
             self.acknowledged = True

@@ -36,7 +36,14 @@ logger = get_logger("celery_dlq")
 _SCRIPTS = ("celery_dlq.store", "celery_dlq.transport.redis")
 
 
-def guard_of(dlq: Assembly, *, hostname: str, pid: int, flags_redelivery: bool) -> Guard:
+def guard_of(
+    dlq: Assembly,
+    *,
+    hostname: str,
+    pid: int,
+    flags_redelivery: bool,
+    gives_back: bool = False,
+) -> Guard:
     """Make the guard of one worker, and check its settings and its store."""
     dlq.validate()
     read_all(_SCRIPTS + tuple(f"celery_dlq.features.{one.name}" for one in features()))
@@ -55,7 +62,8 @@ def guard_of(dlq: Assembly, *, hostname: str, pid: int, flags_redelivery: bool) 
         if made is not None:
             made.name = feature.name
             parts.made[feature.name] = made
-    guard = Guard(parts, _writer_of(own, parts), flags_redelivery=flags_redelivery)
+    writer = _writer_of(own, parts, gives_back=gives_back)
+    guard = Guard(parts, writer, flags_redelivery=flags_redelivery)
     guard.housekeeping.add(
         Task(name="start_check", work=check.tick), *_housekeeping_of(dlq, own, parts, guard)
     )
@@ -106,7 +114,7 @@ def _parts_of(
     )
 
 
-def _writer_of(own: Assembly, parts: WorkerParts) -> LetterWriter:
+def _writer_of(own: Assembly, parts: WorkerParts, *, gives_back: bool) -> LetterWriter:
     settings = own.settings
 
     def change(letter: DeadLetter) -> DeadLetter:
@@ -126,6 +134,7 @@ def _writer_of(own: Assembly, parts: WorkerParts) -> LetterWriter:
         Spool(settings.spool_dir, " ".join(map(str, settings.store_at(own.app.conf)))),
         limit=parts.limit,
         durable_spool=settings.spool_dir is not None,
+        gives_back=gives_back,
         forget=own.backend.counter.died,
         change=change,
         events=own.events,

@@ -1,10 +1,15 @@
 """Stores letters, and keeps them while the store is down or has no room.
 
 A message that was acknowledged early is no longer at the broker: its letter waits in the spool.
-One that is not acknowledged yet stays so while the store is down: its letter waits in memory. A
-store without room may stay so for days, and unacknowledged messages would fill the worker's
-prefetch window and its broker. So its letter waits in the spool too, and the message is
-acknowledged, if ``dlq_spool_dir`` names a folder: temporary files may vanish with the host.
+One that is not acknowledged yet stays so while the store is down: its letter waits in memory, for
+an outage is short. Unacknowledged messages fill the worker's prefetch window and its broker, and
+RabbitMQ closes the channel of one that waits for long, which ends the worker. So after a minute, or
+at once if the store has no room, the letter waits in the spool too, and the message is
+acknowledged, if ``dlq_spool_dir`` names a folder: temporary files may vanish with the host. Where
+there is none, a message of RabbitMQ goes back to its queue after some minutes, and its letter is
+dropped: it dies again. How often that happens is bounded by the same minutes.
+
+Source: https://www.rabbitmq.com/docs/consumers#acknowledgement-timeout
 
 An error of ours on the way of a letter is treated as a store that is away: it settles no message.
 """
@@ -12,12 +17,14 @@ An error of ours on the way of a letter is treated as a store that is away: it s
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from celery_dlq import timing
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import DeadLettered, Events
 from celery_dlq.letters.printable import get_logger
@@ -41,6 +48,7 @@ from celery_dlq.writing.spool import Spool
 logger = get_logger("celery_dlq.worker")
 
 _MAX_WAITING = 10_000
+_MOST_SECONDS = 0.25  # a quarter of the time between two ticks: each file is synced
 _NO_TASK = {
     Reason.ADOPTED,
     Reason.UNKNOWN_TASK,
@@ -57,9 +65,10 @@ class PendingLetter:
     key: MessageKey  # The message's identity
     waits: WaitsForStore  # The message's owner; called when a letter that had to wait is stored
     acknowledged: bool = False  # True if the broker no longer has the message
+    ran_seconds: float = 0.0  # How long the message was held while its task ran
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Waiting:
     """A death that waits in memory."""
 
@@ -67,6 +76,9 @@ class Waiting:
     again: Callable[[], object]  # Another attempt; raises whatever keeps it from succeeding
     waits: WaitsForStore
     acknowledged: bool
+    spool: Callable[[], object] | None = None  # The same, with the spool instead of the store
+    ran_seconds: float = 0.0
+    since: float = field(default_factory=time.monotonic)
 
 
 class LetterStore:
@@ -153,12 +165,14 @@ class LetterWriter(LetterStore):
         spool: Spool,
         *,
         durable_spool: bool = False,
+        gives_back: bool = False,
         forget: Callable[[MessageKey], None] | None = None,
         **how: Any,
     ) -> None:
         super().__init__(letters, **how)
         self._spool = spool
         self._durable_spool = durable_spool
+        self._gives_back = gives_back  # the broker closes the channel of what waits for long
         self._forget = forget
         self._spooled_now: list[MessageKey] = []
         self._spooled_before: list[MessageKey] = []
@@ -173,10 +187,12 @@ class LetterWriter(LetterStore):
             if not isinstance(exc, StoreUnavailable):
                 self._counts.count(INTERNAL_ERRORS, "letter")
             waiting = Waiting(
-                f"{letter.task_name}[{letter.task_id}]",
-                partial(self._store_again, pending),
-                pending.waits,
-                pending.acknowledged,
+                task=f"{letter.task_name}[{letter.task_id}]",
+                again=partial(self._again, pending, self._store_or_spool),
+                spool=partial(self._again, pending, self._spool_after_all),
+                waits=pending.waits,
+                acknowledged=pending.acknowledged,
+                ran_seconds=pending.ran_seconds,
             )
             self.wait(waiting, exc)
             return DeliveryState.WAITING_FOR_STORE
@@ -190,8 +206,11 @@ class LetterWriter(LetterStore):
             if not self._spooled(pending, exc):
                 raise
 
-    def _store_again(self, pending: PendingLetter) -> None:
-        self._store_or_spool(pending)
+    def _spool_after_all(self, pending: PendingLetter) -> None:
+        self._to_spool(pending, StoreUnavailable("it has waited for the store for a while"))
+
+    def _again(self, pending: PendingLetter, keep: Callable[[PendingLetter], None]) -> None:
+        keep(pending)
         try:
             pending.waits.dlq_wait_is_over(DeliveryState.STORED)
         except Exception:
@@ -200,6 +219,7 @@ class LetterWriter(LetterStore):
     def tick(self) -> None:
         """Retry waiting letters until one fails."""
         self._forget_spooled()
+        self._end_long_waits()
         for _ in range(len(self._waiting)):
             waiting = self._waiting[0]
             if waiting.acknowledged or is_held(waiting.waits.message):
@@ -211,16 +231,51 @@ class LetterWriter(LetterStore):
                     self._waiting.rotate(-1)  # it may be of this letter alone
                     break
             else:
-                # Its next delivery decides: it may succeed, and a letter would be redriven.
-                logger.warning(
-                    "The letter of task %s is dropped: it waited for the store, and its message "
-                    "went back to its queue meanwhile",
-                    waiting.task,
-                )
-                waiting.waits.dlq_wait_is_over(DeliveryState.DONE)
+                self._drop(waiting)
             self._waiting.popleft()
         # The text of a letter on disk takes no memory: it waits until all of it may be stored.
         self._spool.flush(partial(self.store, whole=True))
+
+    def patience(self, ran_seconds: float = 0.0) -> float:
+        """Seconds that a message may wait unacknowledged, after it was held for so long already.
+
+        A third of what its broker leaves: it may have been prefetched long before it ran.
+        """
+        left = timing.current.consumer_timeout - ran_seconds
+        return max(0.0, left / 3) if self._gives_back else float("inf")
+
+    def _end_long_waits(self) -> None:
+        """Put letters into the spool, or messages back into their queues, that wait for long."""
+        now, takes = time.monotonic(), self._durable_spool
+        for waiting in tuple(self._waiting):
+            waits = now - waiting.since
+            if waiting.acknowledged or time.monotonic() - now > _MOST_SECONDS:
+                continue
+            kept = takes and waits >= timing.current.spool_after
+            if kept and waiting.spool is not None and is_held(waiting.waits.message):
+                try:
+                    waiting.spool()
+                except Exception as exc:  # noqa: BLE001 - it is full, or an error of ours
+                    logger.debug("The spool takes nothing: %s", exc)
+                    takes = kept = False
+            else:
+                kept = False
+            if not kept and waits < self.patience(waiting.ran_seconds):
+                continue
+            if not kept:
+                self._drop(waiting)
+            self._waiting.remove(waiting)
+
+    def _drop(self, waiting: Waiting) -> None:
+        """Drop a letter: the next delivery decides. It may succeed; a letter would be redriven."""
+        went = "goes" if is_held(waiting.waits.message) else "went"
+        logger.warning(
+            "The letter of task %s is dropped: it waited for the store, and its message %s back to "
+            "its queue meanwhile",
+            waiting.task,
+            went,
+        )
+        waiting.waits.dlq_wait_is_over(DeliveryState.DONE)
 
     def __len__(self) -> int:
         """The number of letters in memory."""
@@ -236,11 +291,15 @@ class LetterWriter(LetterStore):
         no_room = isinstance(exc, MemoryLimitReached)
         if not (pending.acknowledged or (no_room and self._durable_spool)):
             return False
+        self._to_spool(pending, exc, forgets=no_room)
+        return True
+
+    def _to_spool(self, pending: PendingLetter, exc: Exception, *, forgets: bool = False) -> None:
         try:
             self._spool.add(pending.letter, pending.key)
         except OSError as problem:
             raise StoreUnavailable(f"{exc}; the spool takes nothing: {problem}") from problem
-        if no_room and not pending.key.redrives:  # a redrive may watch the counts
+        if forgets and not pending.key.redrives:  # a redrive may watch the counts
             self._spooled_now.append(pending.key)
         logger.error(
             "Task %s[%s] is dead-lettered to the spool %s for now: %s",
@@ -249,7 +308,6 @@ class LetterWriter(LetterStore):
             self._spool.folder,
             exc,
         )
-        return True
 
     def _forget_spooled(self) -> None:
         """Delete the counts of messages that are acknowledged: many would fill the store, too.

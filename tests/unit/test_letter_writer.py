@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import intervals
 import pytest
 from builders import a_letter, key_of
 from fresh import fresh_store
@@ -61,11 +62,11 @@ class Said:
         return SimpleNamespace(channel=SimpleNamespace(connection=self if self.held else None))
 
 
-def a_writer(said: Said, tmp_path: Path) -> LetterWriter:
+def a_writer(said: Said, tmp_path: Path, **more: Any) -> LetterWriter:
     """The letter writer of a worker."""
     events = Events()
     events.subscribe(lambda _event: said.note("event"))
-    return LetterWriter(said, Spool(str(tmp_path), "x"), change=said.change, events=events)
+    return LetterWriter(said, Spool(str(tmp_path), "x"), change=said.change, events=events, **more)
 
 
 def written(writer: LetterWriter, said: Said, *, acknowledged: bool = False) -> DeliveryState:
@@ -266,3 +267,68 @@ def test_counts_of_letters_in_the_spool_are_deleted_when_their_messages_are_gone
     writer.tick()
     writer.tick()
     assert forgotten == [key_of(letter)]  # a redrive watches the counts of the other
+
+
+@pytest.mark.parametrize("away", ["entry", "letter"])
+def test_a_letter_that_has_waited_for_a_minute_goes_to_the_spool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: str
+) -> None:
+    """An exchange that does not confirm its copy is waited for in the same way."""
+    said = Said()
+    said.down = {away}
+    writer = a_writer(said, tmp_path, durable_spool=True)
+    written(writer, said)
+    writer.tick()
+    assert (len(writer), writer.spooled) == (1, 0)
+    intervals.change(monkeypatch, spool_after=0.0)
+    writer.tick()
+    assert (len(writer), writer.spooled, said.said.count("settle stored")) == (0, 1, 1)
+    said.down.clear()
+    writer.tick()
+    assert (writer.spooled, said.said[-3:]) == (0, ["entry", "letter", "event"])
+
+
+@pytest.mark.parametrize(("ran_seconds", "goes"), [(0.0, False), (1800.0, True), (9000.0, True)])
+def test_a_message_goes_back_before_its_broker_closes_the_channel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran_seconds: float, goes: bool
+) -> None:
+    """A third of what is left: a task that ran for long has less."""
+    said = Said()
+    said.down = {"letter"}
+    writer, letter = a_writer(said, tmp_path, gives_back=True), a_letter()
+    assert writer.patience() == 600
+    writer.write(PendingLetter(letter, key_of(letter), said, ran_seconds=ran_seconds))
+    writer.tick()
+    assert (len(writer) == 0) is goes
+    intervals.change(monkeypatch, consumer_timeout=0.0)
+    writer.tick()
+    assert (len(writer), said.said) == (0, ["entry"] * (2 - goes) + ["settle done"])
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_without_a_timeout_of_its_broker_a_message_waits_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool
+) -> None:
+    """A lease is renewed; and a full spool takes nothing."""
+    intervals.change(monkeypatch, consumer_timeout=0.0, spool_after=0.0)
+    monkeypatch.setattr(spool, "MAX_FILES", 0)
+    said = Said()
+    said.down = {"letter"}
+    writer = a_writer(said, tmp_path, durable_spool=full)
+    written(writer, said)
+    writer.tick()
+    assert (len(writer), writer.spooled) == (1, 0)
+
+
+def test_a_message_that_went_back_is_not_put_into_the_spool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next delivery decides."""
+    intervals.change(monkeypatch, spool_after=0.0)
+    said = Said()
+    said.down = {"letter"}
+    writer = a_writer(said, tmp_path, durable_spool=True)
+    written(writer, said)
+    said.held = False
+    writer.tick()
+    assert (len(writer), writer.spooled, said.said[-1]) == (0, 0, "settle done")

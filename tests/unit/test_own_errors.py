@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import intervals
 import pytest
 from builders import a_message, a_request, an_app
 from celery.exceptions import Reject, TaskRevokedError
@@ -340,3 +341,30 @@ def test_a_handler_of_the_log_that_raises_raises_to_nobody(
     finally:
         logging.getLogger("celery_dlq").removeHandler(raising)
     assert worker.said == ["letter", "ack"]
+
+
+def test_what_waits_for_long_goes_back_to_its_queue(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RabbitMQ would close the channel: of a death that is undecided, of a start not counted."""
+    worker = Worker(tmp_path)
+    monkeypatch.setattr(worker.guard, "end", failing(9, print))
+    died = worker.start()
+    died.on_failure(an_error(ValueError("x")), return_ok=True)
+    monkeypatch.setattr(worker.guard.counter, "count", failing(9, print))
+    put_off = worker.receive(redelivered=True)
+    with pytest.raises(TaskRevokedError):
+        put_off.execute_using_pool(Pool())
+    started: list[Any] = []
+    consumer = SimpleNamespace(on_task_request=started.append)
+    worker.guard.tick()
+    worker.guard.start_later(consumer)
+    assert (worker.said, started) == ([], [put_off])
+    worker.later.append(put_off)
+    monkeypatch.setattr(worker.guard._writer, "_gives_back", True)
+    intervals.change(monkeypatch, consumer_timeout=0.0)
+    worker.guard.tick()
+    assert (worker.said, died.dlq_state) == (["reject True"], DeliveryState.DONE)
+    worker.guard.start_later(consumer)
+    assert (worker.said, put_off.dlq_state) == (["reject True"] * 2, DeliveryState.DONE)
+    assert started == [put_off]

@@ -38,12 +38,16 @@ class Pool:
 class Worker:
     """A worker's main process, as far as one request goes."""
 
-    def __init__(self, tmp_path: Any, pool: Any = None, **policy: Any) -> None:
+    def __init__(
+        self, tmp_path: Any, pool: Any = None, *, gives_back: bool = False, **policy: Any
+    ) -> None:
         orders = policy or {"max_deliveries": 1}
         conf: dict[str, Any] = {**fresh_conf(), "dlq_queues": {"orders": orders}}
         self.app = app = an_app(**conf, dlq_spool_dir=str(tmp_path), task_default_queue="orders")
         self.dlq: DeadLetters = shared(DeadLetters(app))
-        self.guard: Guard = guard_of(self.dlq.assembly, hostname="w", pid=1, flags_redelivery=True)
+        self.guard: Guard = guard_of(
+            self.dlq.assembly, hostname="w", pid=1, flags_redelivery=True, gives_back=gives_back
+        )
         self.id = str(uuid4())  # Celery remembers what is revoked
         self.said: list[str] = []
         self.later = self.guard.later

@@ -13,7 +13,7 @@ logger = get_logger("celery_dlq.store")
 LOG_SECONDS = 10.0
 """Interval of log lines about a failure that lasts."""
 
-_PAUSE_SECONDS = 1.0
+PAUSE_SECONDS = 1.0
 
 
 def repeat(
@@ -37,4 +37,4 @@ def repeat(
                     logged_at = time.monotonic()
                     logger.exception("%s; it goes on", what)
             with suppress(BaseException):
-                sleep(_PAUSE_SECONDS)
+                sleep(PAUSE_SECONDS)

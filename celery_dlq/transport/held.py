@@ -17,6 +17,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -27,7 +28,7 @@ from celery_dlq.store.metrics import INTERNAL_ERRORS, Counts, Metric
 logger = get_logger("celery_dlq.transport")
 
 _CLOSE_SECONDS = 5.0
-_MOST_STANDING = 5
+MOST_STANDING = 5
 
 
 def start_thread(run: Callable[[], None]) -> None:
@@ -181,8 +182,9 @@ class Keeper:
     def _run(self) -> None:
         repeat(self._round, lambda: self.stopped, self.what, sleep)
         try:
-            self._end()
-            self.disconnect()
+            with suppress(Exception):
+                self._end()
+                self.disconnect()
         finally:
             self.ended = True
 
@@ -267,9 +269,9 @@ class WatchedFetch:
         if not silent:
             return
         standing = [one for one in self._standing if not one.ended]
-        if len(standing) == _MOST_STANDING:
+        if len(standing) == MOST_STANDING:
             text = "%s: %d threads stand still"
-            self._log_once(text, old.what, _MOST_STANDING, level=logging.CRITICAL)
+            self._log_once(text, old.what, MOST_STANDING, level=logging.CRITICAL)
             return
         self._standing = [*standing, old]
         counts.count(INTERNAL_ERRORS, "lease")

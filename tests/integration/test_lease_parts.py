@@ -17,7 +17,7 @@ from servers import RedisServer
 from waiting import poll
 
 from celery_dlq.store.scripts import script_text
-from celery_dlq.transport.redis.broker import SCRIPTS, Broker, _Connections
+from celery_dlq.transport.redis.broker import SCRIPTS, Broker, Connections
 from celery_dlq.transport.redis.fetch import LeaseKeeper
 from celery_dlq.transport.redis.leases import Leases
 
@@ -40,7 +40,7 @@ def broker(client: redis.Redis) -> Broker:
 def broker_on(client: redis.Redis) -> Broker:
     return Broker(
         client=SimpleNamespace(
-            connection_pool=_Connections(client.connection_pool),
+            connection_pool=Connections(client.connection_pool),
             execute_command=client.execute_command,
         ),
         url="redis://",

@@ -60,7 +60,7 @@ def made() -> Iterator[list[Beating]]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Go on at once after an error."""
-    monkeypatch.setattr(endless, "_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(endless, "PAUSE_SECONDS", 0.001)
 
 
 def raising(exc: BaseException) -> Act:
@@ -89,7 +89,7 @@ def test_an_error_while_an_error_is_handled_does_not_end_it_either(
 ) -> None:
     """It is in the log once, and the thread goes on."""
     keeper = Beating(raising(ValueError("x")), made)
-    monkeypatch.setattr(keeper, "_failed", lambda _exc: raising(MemoryError())())
+    monkeypatch.setattr(keeper, "disconnect", raising(MemoryError()))
     keeper.start()
     poll(lambda: keeper.rounds > 3)
     assert caplog.text.count("Nothing is kept; it goes on") == 1
@@ -136,7 +136,7 @@ def test_threads_that_stand_still_are_few(
     made: list[Beating], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each would stand still for the same cause."""
-    monkeypatch.setattr(held, "_MOST_STANDING", 2)
+    monkeypatch.setattr(held, "MOST_STANDING", 2)
     stands = threading.Event()
     fetch = WatchedFetch(Beating(stands.wait, made))
     made[0].start()

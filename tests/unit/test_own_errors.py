@@ -347,7 +347,7 @@ def test_what_waits_for_long_goes_back_to_its_queue(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RabbitMQ would close the channel: of a death that is undecided, of a start not counted."""
-    worker = Worker(tmp_path)
+    worker = Worker(tmp_path, gives_back=True)
     monkeypatch.setattr(worker.guard, "end", failing(9, print))
     died = worker.start()
     died.on_failure(an_error(ValueError("x")), return_ok=True)
@@ -361,7 +361,6 @@ def test_what_waits_for_long_goes_back_to_its_queue(
     worker.guard.start_later(consumer)
     assert (worker.said, started) == ([], [put_off])
     worker.later.append(put_off)
-    monkeypatch.setattr(worker.guard._writer, "_gives_back", True)
     intervals.change(monkeypatch, consumer_timeout=0.0)
     worker.guard.tick()
     assert (worker.said, died.dlq_state) == (["reject True"], DeliveryState.DONE)

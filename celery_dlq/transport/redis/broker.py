@@ -85,7 +85,7 @@ class Broker:
         return tag_end(self.sep, self.steps)
 
 
-class _Connections:
+class Connections:
     """A channel's connections to Redis, with bounded waits."""
 
     def __init__(self, pool: Any) -> None:
@@ -114,14 +114,14 @@ class _Connections:
 
 @dataclass(frozen=True, slots=True)
 class _Client:
-    connection_pool: _Connections
+    connection_pool: Connections
 
 
 def broker_of(channel: Any) -> Broker:
     """The Redis of a channel, as the worker's leases use it; see `Broker`."""
     prefix = channel.global_keyprefix
     return Broker(
-        client=_Client(_Connections(channel.pool)),
+        client=_Client(Connections(channel.pool)),
         url=url_without_secrets(str(channel.connection.client.as_uri())),
         unacked=prefix + channel.unacked_key,
         index=prefix + channel.unacked_index_key,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime
 from threading import Lock
@@ -174,6 +174,8 @@ class Starts:
         It may be poison at its limit, which must not start again.
         """
         retries = in_flight.key.retries
+        with suppress(Exception):  # it may be counted: the next attempt is another one
+            self._counter.ended(in_flight.key, in_flight.delivery, charged=False)
         if not self._outage_is_old():
             return Start(retries=retries, status=CountStatus.UNCERTAIN)
         known = self._known.get(in_flight.key, 0)

@@ -32,7 +32,7 @@ FREE_SHARE = 0.05
 
 _ADDS_PER_COUNT = 1_000  # counting reads the whole folder
 _FLUSH_SECONDS = 0.25  # a quarter of the time between two ticks: the tasks wait
-_LOOK_SECONDS = 30.0
+LOOK_SECONDS = 30.0
 
 Save = Callable[[DeadLetter, MessageKey], object]
 
@@ -43,7 +43,7 @@ class Spool:
     def __init__(self, parent: str | None, store: str) -> None:
         place = Path(parent or Path(tempfile.gettempdir()) / f"celery-dlq-{os.getuid()}")
         self.folder = place / hashlib.sha256(store.encode()).hexdigest()[:12]
-        self._looked_at = -_LOOK_SECONDS
+        self._looked_at = -LOOK_SECONDS
         self._may_hold = True
         self._adds_left = 0
         self._found: deque[str] = deque()
@@ -75,11 +75,11 @@ class Spool:
     def flush(self, save: Save) -> int:
         """Store waiting letters, oldest first, and remove their files; never raises."""
         now = time.monotonic()
-        if not self._may_hold and now - self._looked_at < _LOOK_SECONDS:
+        if not self._may_hold and now - self._looked_at < LOOK_SECONDS:
             return 0
         self._looked_at, stored = now, 0
         try:
-            if now - self._failed_at >= _LOOK_SECONDS:
+            if now - self._failed_at >= LOOK_SECONDS:
                 self._failed.clear()
             if not self._found:
                 self._found.extend(sorted(set(self._names()) - self._failed))

@@ -113,3 +113,25 @@ def test_a_file_that_nobody_here_may_read_keeps_no_other_waiting(
     assert stored == [ours]
     assert [path.name for path in spool.folder.glob("*.broken")]
     assert caplog.text.count("Permission denied") == 1
+
+
+def test_a_letter_that_an_error_of_ours_keeps_from_being_stored_stays_in_the_spool(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is the only copy of its message. It is tried again after a while; others go before."""
+    odd, good = add(spool), add(spool)
+    stored: list[DeadLetter] = []
+
+    def save(letter: DeadLetter, _key: object) -> None:
+        if letter.id == odd.id and not stored[1:]:
+            raise TypeError("odd")
+        stored.append(letter)
+
+    for _ in range(3):
+        spool.flush(save)
+    assert (stored, len(spool)) == ([good], 1)
+    assert caplog.text.count("cannot be stored yet") == 1
+    stored.append(good)  # from now on it can be stored
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.0)
+    spool.flush(save)
+    assert (stored[2:], len(spool)) == ([odd], 0)

@@ -8,6 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from itertools import chain
 from operator import attrgetter
@@ -193,6 +194,14 @@ class DeliveryCounter:
         """Return all recorded deliveries of a task, over its retries, oldest first."""
         reply = self.connection.call("HGETALL", self._keys.run(key))
         return _deliveries(dict(zip(reply[::2], reply[1::2], strict=True)), key)
+
+    def last_sign(self, key: MessageKey, delivery: Delivery) -> datetime | None:
+        """When the worker that started a delivery last gave a sign of life; ``None``: unknown."""
+        place = f"start:{key.place}:{delivery.number}"
+        start = self.connection.call("HGET", self._keys.run(key), place) or b""
+        workers = self._keys.workers(key.dead_letter_queue)
+        millis = self.connection.call("ZSCORE", workers, start.partition(b"|")[2])
+        return None if millis is None else from_micros(int(float(millis) * 1000))
 
     def flush(self) -> None:
         """Send the clean-ups and heartbeats, and see if Redis accepts writes."""

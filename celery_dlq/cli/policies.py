@@ -21,7 +21,7 @@ from celery_dlq.policies.checks import check_names
 from celery_dlq.policies.policy import policy_keys
 from celery_dlq.policies.table import NOTHING_GUARDED, PolicyTable, of_whole_queues
 
-_IN_SECONDS = {"default_delay", "dead_letter_ttl"}
+_IN_SECONDS = {"crash_delay", "default_delay", "dead_letter_ttl"}
 
 
 @click.group(invoke_without_command=True, short_help="Show the policies of queues and tasks.")

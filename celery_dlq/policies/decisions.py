@@ -6,12 +6,14 @@ carries the verdict out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import takewhile
 from typing import Any, TypeAlias
 
-from celery_dlq.letters.record import Outcome, Reason
-from celery_dlq.policies.policy import CrashLimit, Policy
+from celery_dlq.letters.record import Delivery, Outcome, Reason
+from celery_dlq.policies.policy import MAX_CRASH_DELAY_SECONDS, CrashLimit, Policy
 from celery_dlq.store.records import CountStatus
 
 CRASHES = {
@@ -19,7 +21,10 @@ CRASHES = {
     Outcome.VANISHED: Reason.WORKER_LOST,
     Outcome.TIME_LIMIT: Reason.TIME_LIMIT_EXCEEDED,
 }
-"""The outcomes that ``max_crashes`` counts, and the reason if the last one is the last straw."""
+"""The outcomes that ``max_crashes`` counts, and the reason if the last one is the last straw.
+
+After one of them, ``crash_delay`` lets the message wait.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +38,7 @@ class Start:
     deliveries: int | None = None
     # The outcomes of those that crashed and count for `max_crashes`, oldest first
     crashes: tuple[Outcome, ...] = ()
+    wait_seconds: float = 0.0  # What is left of its wait after the last crash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +64,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class PutOff:
-    """Not now: the message starts again in a moment."""
+    """Not now: the message starts again in a moment, or after some seconds."""
 
+    seconds: float = 0.0
     # Keeps the request until then; by default, the next tick hands it to the pool again
     keep: Callable[[Any], None] | None = None
 
@@ -89,6 +96,8 @@ class Die:
 Verdict: TypeAlias = Run | PutOff | Taken | LateCopy | Die
 """What happens to a message at its start; at its end it dies, or is left to Celery (``None``)."""
 
+_VANISHED = Outcome.VANISHED  # what a delivery without a recorded end is
+_MOST_DOUBLINGS = 30
 _REASON_OF_OUTCOME = {
     Outcome.FAILED: Reason.FAILED,
     Outcome.REJECTED: Reason.REJECTED,
@@ -125,9 +134,26 @@ def decide_start(policy: Policy, start: Start) -> Run | PutOff | LateCopy | Die:
     elif (limit := CrashLimit.of(policy.max_crashes)) and len(start.crashes) >= limit.times:
         reason = CRASHES[start.crashes[-1]]
         text = f"not executed again: max_crashes is {limit}"
+    elif status is CountStatus.LIMIT_REACHED and start.wait_seconds > 0:
+        return PutOff(start.wait_seconds)
     else:
         return Run()
     return Die(reason, text, kept=policy.keeps(reason))
+
+
+def starts_again_at(policy: Policy, retries: int, history: Iterable[Delivery]) -> datetime | None:
+    """When a message may start again whose last deliveries crashed; ``None`` if now.
+
+    The wait doubles with each crash in a row. ``history`` is the oldest first, and the last one has
+    an end.
+    """
+    mine = [each for each in history if each.retries == retries]
+    crashes = [*takewhile(lambda one: (one.outcome or _VANISHED) in CRASHES, reversed(mine))]
+    first = policy.crash_delay
+    if not first or not crashes or crashes[0].ended_at is None:
+        return None
+    doubled = first * 2.0 ** min(len(crashes) - 1, _MOST_DOUBLINGS)
+    return crashes[0].ended_at + timedelta(seconds=min(doubled, MAX_CRASH_DELAY_SECONDS))
 
 
 def decide_end(policy: Policy | None, end: End) -> Die | None:

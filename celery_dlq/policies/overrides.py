@@ -21,6 +21,7 @@ logger = get_logger("celery_dlq")
 _CORE = (
     "max_deliveries",
     "max_crashes",
+    "crash_delay",
     "max_retries",
     "reasons",
     "dead_letter_ttl",

@@ -42,6 +42,7 @@ class PolicyKeys(TypedDict, total=False):
 
     max_deliveries: int | Off | None
     max_crashes: int | Mapping[str, Any] | Off | None
+    crash_delay: float | timedelta | Off | None
     max_retries: int | Off | None
     dead_letter_queue: str | Off | None
     default_delay: float | timedelta | Mapping[str, Any] | Off | None
@@ -140,6 +141,10 @@ class Policy:
             ``max_deliveries`` allows more. 1 to 50, or a mapping of ``times`` and ``within``: only
             crashes of the last so many seconds (or timedelta) count. Unset: only
             ``max_deliveries`` counts.
+        crash_delay: Seconds (or timedelta) that a message waits before it starts again, if its last
+            delivery ended by a crash, as ``max_crashes`` counts them; twice as long after each
+            further crash in a row. The wait is not charged. 0 to 300, which is also the longest
+            wait. Unset: 0, it starts again at once.
         max_retries: A message that ``Task.retry()`` published is executed at most up
             to this retry number; the next one is dead-lettered. 0 or more. Unset:
             only the task's own ``max_retries`` counts.
@@ -158,6 +163,7 @@ class Policy:
 
     max_deliveries: int | None = None
     max_crashes: int | CrashLimit | None = None
+    crash_delay: float | None = None
     max_retries: int | None = None
     dead_letter_queue: str | None = None
     default_delay: float | DefaultDelay | None = None
@@ -261,6 +267,14 @@ def _crashes(where: str, value: object) -> int | CrashLimit:
     return limit if limit.within else limit.times
 
 
+def _crash_delay(where: str, value: object) -> float:
+    found = seconds(where, value)
+    if found > MAX_CRASH_DELAY_SECONDS:
+        most = f"at most {MAX_CRASH_DELAY_SECONDS} seconds, the longest wait after a crash"
+        raise expected(where, most, value)
+    return found
+
+
 def _delay(where: str, value: object) -> float | DefaultDelay:
     if isinstance(value, DefaultDelay):
         value = value.to_json()
@@ -292,6 +306,8 @@ def _checked(where: str, key: str, value: object) -> Any:
 
 
 MAX_CRASHES = 50
+MAX_CRASH_DELAY_SECONDS = 300
+"""A waiting message is unacknowledged: RabbitMQ closes the channel after half an hour of that."""
 MAX_DELAY_SECONDS = 2**28 - 1
 """Of RabbitMQ's native delays, in Celery."""
 _GONE = {
@@ -304,6 +320,7 @@ _GONE = {
 _CHECKS: dict[str, Check[Any]] = {
     "max_deliveries": integer(1),
     "max_crashes": _crashes,
+    "crash_delay": _crash_delay,
     "max_retries": integer(0),
     "dead_letter_queue": queue_name,
     "default_delay": _delay,

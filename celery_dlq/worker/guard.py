@@ -6,7 +6,8 @@ The life of a message in a worker, as Celery's hooks (`celery_dlq.worker.request
 2. Celery is about to start it. `stops` asks the observers: an operator may want it dead, a hold may
    take it.
 3. `begin` counts the start and decides by the policy (`celery_dlq.worker.starts`). A `Run` runs; a
-   `PutOff` comes again in a second; a `Die` goes to 6; a copy of a dead message is acknowledged.
+   `PutOff` comes again in a second, after a crash later (`celery_dlq.worker.delayed`); a `Die`
+   goes to 6; a copy of a dead message is acknowledged.
 4. The pool runs it, or drops it unseen: `never_started` takes the count back. A shutdown that gives
    it back is recorded and not charged (`interrupted`).
 5. It ends. `returned`: its counts are deleted. `end`: the policy decides whether this is a death;
@@ -26,6 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -40,10 +42,11 @@ from celery_dlq.letters.headers import (
 )
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import Delivery, Outcome, Reason
-from celery_dlq.policies.decisions import Die, End, Run, Verdict, decide_drop, decide_end
+from celery_dlq.policies.decisions import Die, End, PutOff, Run, Verdict, decide_drop, decide_end
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.store.metrics import DELIVERIES, INTERNAL_ERRORS, SUCCEEDED
 from celery_dlq.store.records import MessageKey
+from celery_dlq.worker.delayed import Delayed
 from celery_dlq.worker.dispatched import AtWork, has_crashed
 from celery_dlq.worker.housekeeping import Housekeeping
 from celery_dlq.worker.life import LifeKeeper
@@ -94,6 +97,7 @@ class Guard:
         # on a live worker, or its worker may just have died. Bounded by the prefetch count, as they
         # are not acknowledged. A deque: thread pools add while the timer takes.
         self.later: deque[Any] = deque()
+        self.delayed = Delayed()
         self.housekeeping = Housekeeping()
         self.queues: tuple[str, ...] | None = None  # those consumed now; not known before a tick
         self.told: Callable[[], bool] = bool  # that no instruction has changed
@@ -158,7 +162,10 @@ class Guard:
         if resolved.policy is None:
             return _RUN
         in_flight = self._in_flight(request, resolved)
-        return self._starts.decide(resolved.policy, in_flight, request)
+        verdict = self._starts.decide(resolved.policy, in_flight, request)
+        if isinstance(verdict, PutOff) and verdict.seconds:
+            return replace(verdict, keep=partial(self.delayed.keep, verdict.seconds))
+        return verdict
 
     def _in_flight(
         self, request: GuardedRequest, resolved: ResolvedPolicy | None = None
@@ -198,6 +205,7 @@ class Guard:
     def pool_flushes(self, pool: Any, flush: Callable[[], None]) -> None:
         """Let Celery drop what no process was given: the pool closes, or the connection is lost."""
         self.later.clear()
+        self.quietly("flush", self.delayed.clear)
         jobs = self.quietly("flush", self.at_work.keep, pool)
         try:
             flush()
@@ -479,11 +487,13 @@ class Guard:
             else:  # else its broker would close the channel
                 logger.info("Task %s goes back to its queue: it waited for its count", request.id)
                 self.quietly("start", request.dlq_give_back)
+        self.quietly("start", self.delayed.give_to_timer, consumer)
 
     def connected(self) -> None:
         """The consumer has a new connection; the broker redelivers what was put off."""
         self.later.clear()
         self.life.start()
+        self.quietly("start", self.delayed.clear)
         self._each("connected")
 
     def in_loop(self, consumer: Any) -> None:

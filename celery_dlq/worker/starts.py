@@ -6,6 +6,7 @@ facts are gathered (its count, and what it did before), and `decide_start` decid
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
@@ -22,13 +23,15 @@ from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import Delivery, Outcome
 from celery_dlq.policies.decisions import (
     CRASHES,
+    PutOff,
     Run,
     Start,
     Verdict,
     decide_start,
     exceeds_retries,
+    starts_again_at,
 )
-from celery_dlq.policies.policy import CrashLimit, Policy
+from celery_dlq.policies.policy import MAX_CRASH_DELAY_SECONDS, CrashLimit, Policy
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.metrics import (
     DELIVERIES,
@@ -107,6 +110,9 @@ class Starts:
                     logger.exception("Delivery of %s is not counted", in_flight.key.task_id)
                     start = self._unknown(in_flight)
             verdict = decide_start(policy, start)
+            if isinstance(verdict, PutOff) and verdict.seconds:
+                in_flight.seen_at = None  # afterwards, what runs elsewhere is looked at anew
+                in_flight.due_at = time.monotonic() + verdict.seconds
             if isinstance(verdict, Run) and start.status is not None and in_flight.suspect:
                 self._suspect = ref(request)
         if not isinstance(verdict, Run) or start.status is not None:
@@ -130,7 +136,6 @@ class Starts:
         again = self._flags_redelivery or bool(request.delivery_info.get("redelivered"))
         alone = self._no_suspect_runs() or (waited or 0.0) > MAX_SUSPECT_WAIT_SECONDS
         try:
-            history = self._counter.history(key) if policy.max_crashes else ()
             # A letter in a queue that `exceptions` names is on another hash slot than its counts,
             # so the worker may have been killed in between.
             if again and any(
@@ -138,7 +143,7 @@ class Starts:
                 for name in policy.other_dead_letter_queues
             ):
                 return Start(retries=retries, status=CountStatus.DEAD)
-            crashes, limit = crashes_of(policy, retries, history, in_flight.delivery.started_at)
+            start, limit = self._crashes(policy, in_flight, delays=again)
             count = self._counter.count(
                 key,
                 in_flight.delivery,
@@ -166,7 +171,40 @@ class Starts:
             in_flight.seen_at = now if in_flight.seen_at is None else in_flight.seen_at
         else:
             self._note(in_flight, count, request.task.name)
-        return Start(retries=retries, status=count.status, deliveries=count.number, crashes=crashes)
+        return replace(start, status=count.status, deliveries=count.number)
+
+    def _crashes(
+        self, policy: Policy, in_flight: InFlight, *, delays: bool
+    ) -> tuple[Start, int | None]:
+        """The crashes that count and what is left of the wait; and the limit of this count."""
+        retries = in_flight.key.retries
+        delays = delays and bool(policy.crash_delay)
+        if not policy.max_crashes and not delays:
+            return Start(retries=retries), policy.max_deliveries
+        history = self._counter.history(in_flight.key)
+        crashes, limit = crashes_of(policy, retries, history, in_flight.delivery.started_at)
+        wait = self._wait_after_crash(policy, in_flight, history) if delays and history else 0.0
+        if wait:  # the count then only tells if the last delivery still runs
+            limit = min(limit or sys.maxsize, _started(history, retries))
+        return Start(retries=retries, crashes=crashes, wait_seconds=wait), limit
+
+    def _wait_after_crash(
+        self, policy: Policy, in_flight: InFlight, history: tuple[Delivery, ...]
+    ) -> float:
+        """The seconds that a message has to wait until it may start again.
+
+        It waits once: clocks of workers differ, and a worker whose record of the end was lost may
+        live on. Of a delivery that vanished, the last sign of its worker is the end.
+        """
+        if in_flight.due_at is not None:
+            return max(0.0, in_flight.due_at - time.monotonic())
+        last, retries = history[-1], in_flight.key.retries
+        if last.outcome is None and last.retries == retries:
+            sign = self._counter.last_sign(in_flight.key, last) or last.started_at
+            history = (*history[:-1], replace(last, ended_at=sign))
+        due = starts_again_at(policy, retries, history)
+        left = 0.0 if due is None else (due - self._clock()).total_seconds()
+        return min(max(0.0, left), MAX_CRASH_DELAY_SECONDS)
 
     def _unknown(self, in_flight: InFlight) -> Start:
         """The facts while an error of ours hides them: the same as in an outage of the store.
@@ -279,5 +317,11 @@ def crashes_of(
     if len(crashes) < limit.times:
         return crashes, policy.max_deliveries
     # The last one may still run on a live worker: only the count can tell.
-    reached = max(each.number for each in mine if each.outcome is not Outcome.SHUTDOWN)
+    reached = _started(mine, retries)
     return crashes, min(reached, policy.max_deliveries or reached)
+
+
+def _started(history: Iterable[Delivery], retries: int) -> int:
+    """The number of the last delivery that counts; there is one."""
+    mine = (each for each in history if each.retries == retries)
+    return max(each.number for each in mine if each.outcome is not Outcome.SHUTDOWN)

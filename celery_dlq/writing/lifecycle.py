@@ -96,6 +96,7 @@ class InFlight:
     # it; not if the message already runs elsewhere
     charged: bool = False
     seen_at: float | None = None  # Time it was first put off, in monotonic seconds
+    due_at: float | None = None  # After a crash, when it may start again, in monotonic seconds
     suspect: bool = False  # True if its last delivery vanished: it may have killed its worker
 
 

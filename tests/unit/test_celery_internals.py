@@ -656,6 +656,27 @@ def test_a_green_timer_repeats_the_entry_that_its_greenlet_has(pool: str) -> Non
     assert not hasattr(Timer().call_repeatedly(1, print), "entry")
 
 
+def test_a_message_that_waits_is_put_into_the_timer_as_celery_does_it() -> None:
+    """After a crash it waits like one with an ETA, which takes no place of another."""
+    waits = inspect.getsource(default)
+    assert "consumer.qos.increment_eventually()" in waits
+    assert "priority=6" in waits
+    starts = inspect.getsource(Consumer.apply_eta_task)
+    for part in ("task_reserved(task)", "self.on_task_request(task)", "qos.decrement_eventually()"):
+        assert part in starts
+    assert parameters(Hub().timer.call_after)[:3] == ["secs", "fun", "args"]
+    assert parameters(Consumer.cancel_task_queue)[1] == "queue"
+    assert parameters(Consumer.add_task_queue)[1] == "queue"
+
+
+@pytest.mark.skipif(VERSION < (5, 5), reason="Celery 5.4 cannot consume quorum queues")
+def test_with_quorum_queues_prefetch_counts_are_fixed() -> None:
+    """A change counts for later consumers only, so a queue is consumed anew."""
+    source = inspect.getsource(Tasks.qos_global)
+    assert "detect_quorum_queues(" in source
+    assert "qos_global = False" in source
+
+
 def test_a_terminated_request_is_announced_as_such() -> None:
     """A demand of an operator makes a letter of it there, before Celery acknowledges it."""
     source = inspect.getsource(Request.terminate)

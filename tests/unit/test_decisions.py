@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from builders import NOW, a_delivery
 
 from celery_dlq.features.exceptions.policy import Action, ExceptionPolicy, ExceptionRule
 from celery_dlq.letters.record import Outcome, Reason
@@ -20,6 +22,7 @@ from celery_dlq.policies.decisions import (
     decide_drop,
     decide_end,
     decide_start,
+    starts_again_at,
 )
 from celery_dlq.policies.policy import CrashLimit, Policy
 from celery_dlq.store.records import CountStatus
@@ -295,3 +298,62 @@ def test_a_rule_for_its_exception_decides_on_a_failure(
     assert (decided.reason if isinstance(decided, Die) else None) is verdict
     if isinstance(decided, Die) and policy.of("exceptions").rules[0][1] is ELSEWHERE:
         assert decided.rule is ELSEWHERE
+
+
+LOST, LIMIT, VANISHED = Outcome.WORKER_LOST, Outcome.TIME_LIMIT, Outcome.VANISHED
+
+
+@pytest.mark.parametrize(
+    ("delay", "outcomes", "waits"),
+    [
+        (10.0, [LOST], 10),
+        (10.0, [LIMIT], 10),
+        (10.0, [VANISHED], 10),
+        (10.0, [LOST, LIMIT], 20),
+        (10.0, [LOST, None, LOST], 40),
+        (10.0, [LOST] * 9, 300),
+        (10.0, [LOST] * 50, 300),
+        (300.0, [LOST], 300),
+        (10.0, [LOST, Outcome.REQUEUED], None),
+        (10.0, [LOST, Outcome.SHUTDOWN], None),
+        (10.0, [Outcome.REQUEUED, LOST], 10),
+        (10.0, [LOST, Outcome.SHUTDOWN, LOST], 10),
+        (10.0, [], None),
+        (0.0, [LOST], None),
+        (None, [LOST], None),
+    ],
+)
+def test_a_message_waits_after_a_crash_twice_as_long_each_time(
+    delay: float | None, outcomes: list[Outcome | None], waits: int | None
+) -> None:
+    """From the end of the last one; only crashes in a row make it longer, five minutes at most."""
+    history = [
+        a_delivery(number=n, started_at=NOW, ended_at=NOW, outcome=one)
+        for n, one in enumerate(outcomes, 1)
+    ]
+    others = [a_delivery(number=1, retries=1, outcome=LOST, ended_at=NOW)]
+    due = starts_again_at(Policy(crash_delay=delay), 0, [*others, *history])
+    assert due == (None if waits is None else NOW + timedelta(seconds=waits))
+
+
+@pytest.mark.parametrize(
+    ("policy", "start", "verdict"),
+    [
+        (Policy(max_deliveries=3), {"deliveries": 1}, PutOff(7.0)),
+        (Policy(), {"deliveries": 1}, PutOff(7.0)),
+        (Policy(max_deliveries=3), {"deliveries": 3}, Reason.MAX_DELIVERIES_EXCEEDED),
+        (Policy(max_crashes=1), {"deliveries": 1, "crashes": (LOST,)}, Reason.WORKER_LOST),
+        (Policy(max_deliveries=3), {"deliveries": 1, "status": CountStatus.COUNTED}, Run()),
+        (Policy(max_deliveries=3), {"deliveries": 1, "status": CountStatus.RUNNING}, Run()),
+        (Policy(max_deliveries=3), {"deliveries": 1, "status": CountStatus.UNCERTAIN}, PutOff()),
+        (Policy(max_deliveries=3), {"deliveries": 1, "status": CountStatus.DEAD}, LateCopy()),
+        (Policy(max_deliveries=3), {"deliveries": 1, "status": None}, Run()),
+    ],
+)
+def test_only_what_would_start_waits(
+    policy: Policy, start: dict[str, Any], verdict: Verdict | Reason
+) -> None:
+    """What is at its limit dies at once, and an outage of the store lets it run."""
+    facts = {"retries": 0, "status": CountStatus.LIMIT_REACHED, "wait_seconds": 7.0, **start}
+    found = decide_start(policy, Start(**facts))
+    assert (found.reason if isinstance(found, Die) else found) == verdict

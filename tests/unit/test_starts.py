@@ -235,3 +235,54 @@ def test_only_crashes_within_the_window_count() -> None:
     assert crashes_of(policy, 0, history, NOW) == ((vanished, vanished), 4)
     longer = replace(policy, max_crashes=CrashLimit(2, 61.0))
     assert len(crashes_of(longer, 0, history, NOW)[0]) == 4
+
+
+def test_a_message_that_crashed_waits_and_is_not_charged(now: list[float]) -> None:
+    """Until its time, however often it is asked for; then it starts, as one delivery more."""
+    policy, clock = Policy(max_deliveries=9, crash_delay=90), [NOW]
+    counter = a_counter()
+    request = a_message_that_crashed(policy, counter, 1)  # a minute ago
+    starts = Starts(counter, lambda: clock[0], Counts(), flags_redelivery=True)
+
+    def decide() -> Any:
+        return starts.decide(policy, request.dlq_in_flight, request)
+
+    assert decide() == PutOff(30.0)
+    now[0] += 20
+    clock[0] -= seconds(999)  # of a machine whose clock was set: it waits once
+    assert decide() == PutOff(10.0)
+    assert len(counter.history(request.dlq_in_flight.key)) == 1
+    now[0] += 10
+    assert decide() == Run()
+    assert request.dlq_in_flight.delivery.number == 2
+
+
+def test_a_message_that_vanished_waits_from_the_last_sign_of_its_worker() -> None:
+    """Whoever asks, and however often its worker is replaced while it waits."""
+    policy, request = Policy(crash_delay=60), a_redelivered_message()
+    key = request.dlq_in_flight.key
+    store = fresh_store()
+    dead = strict_counter(store.connection, store.keys)
+    started_at = store.workers.now()
+    dead.count(key, Delivery(number=1, started_at=started_at, worker_hostname="dead"), None)
+    for _ in range(2):
+        again = a_redelivered_message()
+        again.dlq_in_flight.key = key
+        counter = strict_counter(store.connection, store.keys)
+        later = started_at + seconds(20)
+        starts = Starts(counter, lambda at=later: at, Counts(), flags_redelivery=True)  # type: ignore[misc]
+        verdict = starts.decide(policy, again.dlq_in_flight, again)
+        assert isinstance(verdict, PutOff)
+        assert verdict.seconds == pytest.approx(40, abs=2)
+    assert len(counter.history(key)) == 1
+
+
+def test_without_a_delay_nobody_asks_for_the_history() -> None:
+    """Of a queue without `crash_delay` and `max_crashes`; nor of a first delivery on SQS."""
+    counter = a_counter()
+    counter.history = lambda *_: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+    request = a_redelivered_message()
+    request.delivery_info = {}
+    for policy, flags in ((POLICY, True), (Policy(crash_delay=9), False)):
+        starts = Starts(counter, lambda: NOW, Counts(), flags_redelivery=flags)
+        assert isinstance(starts.decide(policy, request.dlq_in_flight, request), Run)

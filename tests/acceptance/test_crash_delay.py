@@ -1,0 +1,144 @@
+"""After a crash a message waits: uncharged, without the place of a healthy one, and never lost."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+import pytest
+import redis
+from test_brokers import publish
+from waiting import poll
+from workers import Place, Worker, run_python
+
+from celery_dlq import DeadLetter, Outcome
+
+Start = Callable[..., Worker]
+Letters = Callable[..., list[DeadLetter]]
+Ran = Callable[[str], int]
+
+PUBLISH = """
+import json, sys, poison_app as p
+for name, key in json.loads(sys.argv[1]):
+    p.app.send_task(f"poison_app.{name}", (key,))
+"""
+
+
+def conf(**policy: Any) -> dict[str, Any]:
+    """Settings of a worker with a prefetch window of two messages."""
+    return {"dlq_queues": {"orders": policy}, "dlq_lease": 5, "worker_prefetch_multiplier": 1}
+
+
+def send(redis_url: str, place: Place, *sent: tuple[str, str]) -> None:
+    """Publish tasks: name and key of each."""
+    done = run_python(redis_url, "-c", PUBLISH, json.dumps(sent), **place.env)
+    assert done.returncode == 0, done.stderr
+
+
+def gaps(letter: DeadLetter) -> list[timedelta]:
+    """The time between each end of a delivery and the next start; of a vanished one, its start."""
+    before, after = letter.history[:-1], letter.history[1:]
+    pairs = zip(before, after, strict=True)
+    return [later.started_at - (one.ended_at or one.started_at) for one, later in pairs]
+
+
+def test_each_wait_is_twice_as_long_and_none_is_charged(
+    poison: ModuleType, redis_url: str, start_worker: Start, letters: Letters, ran: Ran
+) -> None:
+    """Three starts of three, as without a delay, over more than four seconds."""
+    start_worker(conf(max_deliveries=3, crash_delay=1.5))
+    publish(redis_url, Place("redis"), ["killed", "requeues"])
+    found = {one.task_name.rpartition(".")[2]: one for one in letters(count=2)}
+    crashed = found["killed"]
+    assert [one.outcome for one in crashed.history] == [Outcome.WORKER_LOST] * 3
+    assert (crashed.deliveries, ran("killed")) == (3, 3)
+    first, second = gaps(crashed)
+    assert timedelta(seconds=1.4) <= first <= timedelta(seconds=8)
+    assert timedelta(seconds=2.9) <= second <= timedelta(seconds=12)
+    # What was given back on purpose did not crash.
+    assert max(gaps(found["requeues"])) < timedelta(seconds=1.4)
+
+
+def test_healthy_neighbours_run_while_many_wait(
+    poison: ModuleType, redis_url: str, start_worker: Start, ran: Ran, place: Place
+) -> None:
+    """Five wait, and the window has two places."""
+    start_worker(conf(max_deliveries=2, crash_delay=90), env=place.env)
+    poisoned = [f"poison-{n}" for n in range(5)]
+    send(redis_url, place, *(("killed", key) for key in poisoned))
+    poll(lambda: all(ran(key) for key in poisoned), timeout_seconds=30)
+    healthy = [f"healthy-{n}" for n in range(20)]
+    send(redis_url, place, *(("healthy", key) for key in healthy))
+    poll(lambda: all(ran(key) == 1 for key in healthy), timeout_seconds=30)
+    assert {ran(key) for key in poisoned} == {1}
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_message_that_waits_survives_its_worker(
+    poison: ModuleType,
+    redis_url: str,
+    start_worker: Start,
+    letters: Letters,
+    ran: Ran,
+    place: Place,
+    how: signal.Signals,
+) -> None:
+    """The next worker waits for the rest, and starts it as often as its limit says."""
+    if place.name == "sqs":
+        pytest.skip("its visibility timeout is longer than the wait")
+    first = start_worker(conf(max_deliveries=2, crash_delay=9), env=place.env)
+    send(redis_url, place, ("killed", "x"))
+    poll(lambda: "starts again in" in first.output, timeout_seconds=20)
+    first.process.send_signal(how)
+    first.process.wait(15)
+    first.kill()
+    start_worker(conf(max_deliveries=2, crash_delay=9), env=place.env)
+    (letter,) = letters(timeout_seconds=40)
+    assert (letter.deliveries, ran("x")) == (2, 2)
+    assert timedelta(seconds=8.9) <= gaps(letter)[0] <= timedelta(seconds=25)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+@pytest.mark.parametrize("place", ["redis", "classic"], indirect=True)
+def test_a_message_that_took_its_worker_down_waits(
+    poison: ModuleType,
+    redis_url: str,
+    start_worker: Start,
+    letters: Letters,
+    ran: Ran,
+    place: Place,
+    pool: str,
+) -> None:
+    """Nobody recorded the end; the last sign of life of its worker is it."""
+    how: dict[str, Any] = {"env": place.env, "pool": pool}
+    worker = start_worker(conf(max_deliveries=2, crash_delay=30), **how)
+    send(redis_url, place, ("kills_worker" if pool == "prefork" else "killed", "x"))
+    worker.process.wait(20)
+    worker.kill()
+    second = start_worker(conf(max_deliveries=2, crash_delay=30), **how)
+    poll(lambda: "starts again in" in second.output, timeout_seconds=20)
+    send(redis_url, place, ("healthy", "beside"))
+    poll(lambda: ran("beside") == 1, timeout_seconds=10)
+    assert ran("x") == 1
+    second.process.wait(60)
+    second.kill()
+    start_worker(conf(max_deliveries=2, crash_delay=30), **how)
+    (letter,) = letters(timeout_seconds=30)
+    assert (letter.deliveries, ran("x")) == (2, 2)
+    assert gaps(letter)[0] >= timedelta(seconds=28)  # signs are a second apart, or more
+
+
+def test_a_message_at_its_limit_does_not_wait(
+    poison: ModuleType, redis_url: str, start_worker: Start, letters: Letters, ran: Ran
+) -> None:
+    """It becomes a letter at once, and its prefetch place is free."""
+    start_worker(conf(max_deliveries=1, crash_delay=300))
+    publish(redis_url, Place("redis"), ["killed"])
+    (letter,) = letters(timeout_seconds=20)
+    assert (letter.deliveries, ran("killed")) == (1, 1)
+    with redis.Redis.from_url(redis_url) as client:
+        poll(lambda: not client.hlen("unacked"), timeout_seconds=10)

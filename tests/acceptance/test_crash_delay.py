@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import redis
+from rabbit import RabbitServer
 from test_brokers import publish
 from waiting import poll
 from workers import Place, Worker, run_python
@@ -142,3 +143,44 @@ def test_a_message_at_its_limit_does_not_wait(
     assert (letter.deliveries, ran("killed")) == (1, 1)
     with redis.Redis.from_url(redis_url) as client:
         poll(lambda: not client.hlen("unacked"), timeout_seconds=10)
+
+
+@pytest.mark.parametrize("place", ["classic", "quorum"], indirect=True)
+def test_a_lost_connection_neither_loses_nor_doubles_what_waits(
+    poison: ModuleType,
+    redis_url: str,
+    start_worker: Start,
+    letters: Letters,
+    ran: Ran,
+    place: Place,
+    rabbit_server: RabbitServer,
+) -> None:
+    """The broker redelivers it; the copy waits for the rest, and the first one does not start."""
+    worker = start_worker(conf(max_deliveries=2, crash_delay=30), env=place.env)
+    send(redis_url, place, ("killed", "x"))
+    poll(lambda: "starts again in" in worker.output, timeout_seconds=20)
+    rabbit_server.close_connections()
+    poll(lambda: worker.output.count("starts again in") == 2, timeout_seconds=25)
+    (letter,) = letters(timeout_seconds=60)
+    assert (letter.deliveries, ran("x")) == (2, 2)
+    assert gaps(letter)[0] >= timedelta(seconds=29.9)
+
+
+def test_an_operator_sees_what_waits_and_may_want_it_dead(
+    poison: ModuleType, redis_url: str, start_worker: Start, letters: Letters, ran: Ran
+) -> None:
+    """It is with what waits for its ETA, and a demand does not wait for its start."""
+    worker = start_worker(conf(max_deliveries=3, crash_delay=300))
+    sent = poison.killed.delay("x")
+    poll(lambda: "starts again in" in worker.output, timeout_seconds=20)
+
+    def scheduled() -> list[str]:
+        found = poison.app.control.inspect(timeout=1).scheduled() or {}
+        return [one["request"]["id"] for several in found.values() for one in several]
+
+    poll(lambda: scheduled() == [sent.id], timeout_seconds=20)
+    poison.dlq.dead_letter(sent.id)
+    (letter,) = letters(timeout_seconds=20)
+    assert (letter.reason.value, letter.deliveries, ran("x")) == ("operator", 1, 1)
+    poison.healthy.delay("beside")
+    poll(lambda: ran("beside") == 1, timeout_seconds=20)

@@ -131,6 +131,23 @@ def read_ahead(consumer: Any) -> None:
         consumer.hub.add_reader(connection.sock, frames.on_readable)
 
 
+def restore_in_loop(consumer: Any) -> None:
+    """Let the event loop raise the prefetch count again after a lost connection.
+
+    Celery does so in the thread or greenlet that acknowledges, and reads the reply there, while the
+    loop reads the same socket: the worker receives nothing more, and does not end.
+
+    Source: ``Consumer._restore_prefetch_count_after_connection_restart`` in
+    https://github.com/celery/celery/blob/main/celery/worker/consumer/consumer.py
+    """
+    restore = consumer._restore_prefetch_count_after_connection_restart  # noqa: SLF001
+
+    def later(*args: Any) -> None:
+        consumer.call_soon(restore, *args)
+
+    consumer._restore_prefetch_count_after_connection_restart = later  # noqa: SLF001
+
+
 class Frames:
     """The frames that arrive on a connection."""
 

@@ -15,7 +15,7 @@ from celery_dlq import timing
 from celery_dlq.errors import BrokerUnavailable, DLQError
 from celery_dlq.events import DeadLettered, Event
 from celery_dlq.letters.printable import get_logger, shortened
-from celery_dlq.transport.amqp import read_ahead
+from celery_dlq.transport.amqp import read_ahead, restore_in_loop
 from celery_dlq.transport.redis.broker import UPGRADE, mismatch
 from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, read_on, starts_here
 from celery_dlq.worker.dropped import read_leniently, watch
@@ -93,6 +93,7 @@ class TickStep(bootsteps.StartStopStep):
         self._requested = False
         worker = consumer.controller
         watch(consumer, worker.dead_letter_guard)
+        restore_in_loop(consumer)
         self._fetch = worker.dead_letter_guard.parts.dlq.reliable_fetch()
         if self._fetch is not None:
             self._fetch.dispatches = not starts_here(worker.pool_cls)

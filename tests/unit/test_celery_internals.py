@@ -579,6 +579,16 @@ def test_py_amqp_and_kombu_read_frames_as_we_do_in_their_place() -> None:
         hub.close()
 
 
+def test_the_prefetch_count_is_restored_where_a_message_is_acknowledged() -> None:
+    """The handler of messages looks the method up for each, and the method waits for a reply."""
+    restore = Consumer._restore_prefetch_count_after_connection_restart
+    assert "self.qos.set(self.qos.value)" in inspect.getsource(restore)
+    assert "self._restore_prefetch_count_after_connection_restart" in inspect.getsource(
+        Consumer.create_task_handler
+    )
+    assert list(inspect.signature(Consumer.call_soon).parameters)[:2] == ["self", "p"]
+
+
 def test_a_pool_can_be_asked_for_what_it_was_given() -> None:
     """A prefork pool by its cache, threads by a future, greenlets by the greenlet itself."""
     made = inspect.getsource(create_request_cls)

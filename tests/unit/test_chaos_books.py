@@ -194,6 +194,15 @@ def test_a_deploy_charges_nothing_though_its_signal_reaches_the_pool(group: bool
     assert faults(books) == ({shutdown} if group else set())
 
 
+def test_a_long_task_ends_with_its_worker_long_after_its_start() -> None:
+    """It began at 1, and its worker was killed at 7; a quick one was over by then."""
+    died = Ended(WORKER, 7.0, 7.0, cold=False, how=-9)
+    starts = at(1.0) + at(9.0, worker=OTHER, pid=201)
+    ends = at(15.0, worker=OTHER, pid=201)
+    assert not faults(balance("long", starts, ends, ended=[died]))
+    assert faults(balance("quick", starts, ends, ended=[died])) == {"started again without a cause"}
+
+
 def test_what_a_signal_to_the_whole_group_ended_starts_again() -> None:
     """It is not charged, so at a limit of 1 there are two starts."""
     ended = Ended(WORKER, 2.0, 2.5, cold=False, how=0, asked=True, group=True)

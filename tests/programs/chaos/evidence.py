@@ -67,7 +67,9 @@ class Evidence:
         """Why a message was given out again after some starts; nothing if that is not known."""
         for earlier in reversed(before):
             slot = self.facts.slots.get(earlier.worker, "")
-            last = max([earlier.at, *self._ends_of(earlier)])
+            published = self.facts.published.get(earlier.task_id)
+            lasts = LASTING_SECONDS.get(published.kind if published else "", 0.0)
+            last = max(self._ends_of(earlier), default=earlier.at + lasts)
             ended = self.ended.get(earlier.worker)
             if (
                 ended is not None

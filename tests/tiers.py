@@ -30,6 +30,8 @@ DEFAULT_TIER = (
     "tests/acceptance/test_operations.py",
     "tests/acceptance/test_own_parts.py",
     "tests/acceptance/test_redrive.py",
+    "tests/acceptance/test_revoked.py::test_an_expired_message_runs_when_it_is_redriven[redis-prefork",
+    "tests/acceptance/test_revoked.py::test_what_is_revoked_before_its_redrive_runs_and_what_is_revoked_later_is_a_letter[redis-prefork",
     "tests/acceptance/test_shutdowns.py::test_a_cold_shutdown_during_a_count_ends_and_nothing_starts[classic-prefork-quit",
     "tests/acceptance/test_start.py::test_a_worker_starts_without_its_store_and_is_whole_when_it_comes_back[refused",
     "tests/acceptance/test_store_down.py",

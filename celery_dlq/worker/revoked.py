@@ -88,7 +88,8 @@ def listen() -> None:
 def _noted(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def noted(control: Any, *args: Any, **kwargs: Any) -> Any:
-        guard = getattr(control.consumer.controller, "dead_letter_guard", None)
+        worker = getattr(getattr(control, "consumer", None), "controller", None)
+        guard = getattr(worker, "dead_letter_guard", None)
         if guard is not None:
             guard.quietly("revoke", guard.revocations.note, kwargs)
         return command(control, *args, **kwargs)

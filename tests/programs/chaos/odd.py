@@ -24,6 +24,7 @@ RUNS = (
     (("headers", "dlq_redrives"), "x"),
     (("headers", "dlq_redrives"), True),
     (("headers", "dlq_redrive"), {}),
+    (("headers", "dlq_redriven_at"), 5),
     (("headers", "dlq_letter"), [1]),
     (("headers", "dlq_default_delay"), "x"),
     (("headers", "lang"), 5),

@@ -69,6 +69,7 @@ HEADERS = (
     "priority",
     "dlq_redrives",
     "dlq_redrive",
+    "dlq_redriven_at",
     "dlq_letter",
     "dlq_default_delay",
     "dlq_default_delay_source",

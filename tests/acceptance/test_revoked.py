@@ -27,19 +27,15 @@ PAST = (datetime.now(timezone.utc) - timedelta(seconds=5)).isoformat()
 DLQ = "orders-DLQ"
 REVOKED = "revoked after it was redriven"
 
-everywhere = pytest.mark.parametrize(
-    ("place", "pool"),
-    [
-        ("redis", "prefork"),
-        ("redis", "threads"),
-        ("redis", "gevent"),
-        ("redis", "eventlet"),
-        ("redis", "solo"),
-        ("quorum", "prefork"),
-        ("classic", "threads"),
-    ],
-    indirect=["place"],
-)
+EVERYWHERE = [
+    ("redis", "prefork"),
+    ("redis", "threads"),
+    ("redis", "gevent"),
+    ("redis", "eventlet"),
+    ("redis", "solo"),
+    ("quorum", "prefork"),
+    ("classic", "threads"),
+]
 
 
 @pytest.fixture
@@ -80,7 +76,7 @@ def expire(redis_url: str, place: Place, *ids: str) -> None:
         publish(broker, BODY, headers=sent, **JSON)
 
 
-@everywhere
+@pytest.mark.parametrize(("place", "pool"), [*EVERYWHERE, ("sqs", "prefork")], indirect=["place"])
 def test_an_expired_message_runs_when_it_is_redriven(
     start_worker: Start,
     letters: Letters,
@@ -139,7 +135,7 @@ def test_an_expired_message_runs_when_a_policy_redrives_it(
     assert letters(count=0) == []
 
 
-@everywhere
+@pytest.mark.parametrize(("place", "pool"), EVERYWHERE, indirect=["place"])
 def test_what_is_revoked_before_its_redrive_runs_and_what_is_revoked_later_is_a_letter(
     poison: ModuleType,
     start_worker: Start,

@@ -240,3 +240,11 @@ def test_what_is_no_start_is_a_usage_error(text: str) -> None:
     """An age is a time of the past."""
     with pytest.raises(click.UsageError, match="expected a time such as 09:00"):
         START_TIME.convert(text, None, None)
+
+
+def test_without_reasons_it_leaves_what_an_operator_ended() -> None:
+    """Who ended or revoked a task does not want it back by itself; a policy may name the reason."""
+    rule = AutoRedrive(after=1, times=1)
+    assert [rule.keeps(reason) for reason in (Reason.FAILED, Reason.OPERATOR)] == [True, False]
+    named = AutoRedrive(after=1, times=1, reasons=frozenset({Reason.OPERATOR}))
+    assert named.keeps(Reason.OPERATOR)

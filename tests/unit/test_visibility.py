@@ -115,6 +115,18 @@ def receive(receipts: Receipts, clock: Clock, *tags: str, url: str = URL) -> Non
         receipts.received(tag, "orders", url, clock.now, 0)
 
 
+def test_who_takes_the_place_of_a_thread_that_stands_still_renews_the_same(
+    receipts: Receipts, keeper: VisibilityKeeper, sqs: Sqs, clock: Clock
+) -> None:
+    """Within a third of the visibility timeout, or what a call may take."""
+    receive(receipts, clock, "a")
+    keeper.errors = 3
+    successor = keeper.successor()
+    successor.tick()
+    assert (sqs.renewed(), successor.errors) == ({"a": TIMEOUT}, 3)
+    assert keeper.patience() <= TIMEOUT / 3
+
+
 def test_a_receipt_is_renewed_each_third_of_its_time(
     receipts: Receipts, keeper: VisibilityKeeper, sqs: Sqs, clock: Clock
 ) -> None:

@@ -327,9 +327,10 @@ class Assembly:
         self, channel: Any, queues: Iterable[str], tasks: Mapping[str, str]
     ) -> Iterator[str]:
         """What is wrong with the redrive policies of Amazon SQS's queues, as it tells them."""
-        table, adopted = self.policy_table(), self.settings.of("adopt") or {}
-        guarded = [name for name in queues if table.resolve(name) is not None]
+        table, adopts = self.policy_table(), self.settings.of("adopt") or {}
+        guarded = [name for name in queues if table.tasks or table.resolve(name) is not None]
         policies = redrive_policies(channel, guarded)
+        adopted = [channel.entity_name(name) for name in adopts]
         return low_receive_counts(table, policies, tasks, adopted=adopted)
 
     def memory_check(self) -> MemoryCheck:

@@ -21,7 +21,7 @@ from botocore.exceptions import (
 from kombu.transport import SQS, virtual
 
 from celery_dlq.letters.headers import CONTENT_TYPE_OF_ENTRY
-from celery_dlq.transport.sqs.aws import broker_errors, fate, only_once, renamed
+from celery_dlq.transport.sqs.aws import broker_errors, fate, only_once, redrive_policies, renamed
 from celery_dlq.transport.sqs.channel import ReceiptChannel, SqsEntry, SqsMessage, receiving
 from celery_dlq.transport.sqs.visibility import Receipts
 from celery_dlq.writing.capture import Message
@@ -45,6 +45,7 @@ def parameters(function: Any) -> list[str]:
         (CHANNEL, "_new_queue", ["self", "queue", "kwargs"]),
         (CHANNEL, "_resolve_queue_url", ["self", "queue"]),
         (CHANNEL, "canonical_queue_name", ["self", "queue_name"]),
+        (CHANNEL, "entity_name", ["self", "name", "table"]),
         (CHANNEL, "sqs", ["self", "queue"]),
         (SQS.QoS, "append", ["self", "message", "delivery_tag"]),
         (SQS.QoS, "ack", ["self", "delivery_tag"]),
@@ -77,6 +78,7 @@ def test_all_that_is_received_and_given_back_goes_through_the_overrides() -> Non
     assert "self._restore(message)" in inspect.getsource(virtual.Channel._restore_at_beginning)
     assert "restore = self.channel._restore" in inspect.getsource(virtual.QoS.restore_unacked)
     assert CHANNEL._optional_b64_decode is not None
+    assert CHANNEL.queue_name_prefix is not None
     assert SQS.Transport.Channel is CHANNEL
     assert receiving().Channel.__mro__[1:3] == (ReceiptChannel, CHANNEL)  # type: ignore[attr-defined]
 
@@ -153,6 +155,27 @@ def test_what_aws_refuses_is_an_error_of_the_broker() -> None:
     connection = SimpleNamespace(transport=SQS.Transport)
     names = {kind.__name__ for kind in broker_errors(connection)}
     assert {"ClientError", "BotoCoreError", "UndefinedQueueException"} <= names
+
+
+def test_a_redrive_policy_is_read_as_celery_names_its_queues() -> None:
+    """Without the prefix; a queue of which SQS tells nothing is left out."""
+
+    def attributes(*, QueueUrl: str, AttributeNames: list[str]) -> Any:  # noqa: N803 - AWS's names
+        assert AttributeNames == ["RedrivePolicy"]
+        if QueueUrl == "url-of-secret":
+            raise ClientError({"Error": {"Code": "AccessDenied"}}, "GetQueueAttributes")
+        policy = {"deadLetterTargetArn": "arn:aws:sqs:eu:1:shop-dead", "maxReceiveCount": 5}
+        return {"Attributes": {"RedrivePolicy": json.dumps(policy)}} if QueueUrl[-1] == "s" else {}
+
+    channel = SimpleNamespace(
+        connection=SimpleNamespace(client=SimpleNamespace(transport=SQS.Transport)),
+        sqs=lambda queue: SimpleNamespace(get_queue_attributes=attributes),  # noqa: ARG005
+        canonical_queue_name=str,
+        queue_name_prefix="shop-",
+        _resolve_queue_url="url-of-{}".format,
+    )
+    found = redrive_policies(channel, ["orders", "secret", "mail"])
+    assert found == {"orders": (5, "dead")}
 
 
 @pytest.mark.parametrize(

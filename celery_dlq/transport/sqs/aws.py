@@ -89,6 +89,7 @@ def redrive_policies(channel: Any, queues: Iterable[str]) -> dict[str, tuple[int
             )
             policy = json.loads(reply["Attributes"]["RedrivePolicy"])
             target = str(policy["deadLetterTargetArn"]).rpartition(":")[2]
+            target = target.removeprefix(channel.queue_name_prefix)
             found[name] = int(policy["maxReceiveCount"]), target
     return found
 

@@ -162,7 +162,7 @@ def test_a_message_whose_task_was_retried_is_over() -> None:
         ("prefork", {"spell": Spell("stop", "w2", 2.0, 4.0)}, "its success"),
         ("prefork", {"spell": Spell("store is slow", "w1", 2.0, 4.0)}, ""),
         ("prefork", {"spell": Spell("broker is away", "w1", 2.0, 4.0)}, "its success"),
-        ("solo", {}, ""),
+        ("solo", {}, "its success"),
     ],
 )
 def test_a_healthy_task_is_charged_for_the_death_of_its_worker_only(

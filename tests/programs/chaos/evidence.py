@@ -29,7 +29,6 @@ RENEWING = frozenset({"redis", "sqs"})
 
 LASTING_SECONDS = {"slow": 3.0, "too_long": 3.0, "long": 9.0}
 QUICK_SECONDS = 0.3
-SIGN_SECONDS = 4.0  # without a sign of life, and others may call a worker dead
 
 NOT_STORED = "its result could not be stored, so Celery never ended it"
 HELD = "its result could not be stored, and its worker kept it for longer than leases"
@@ -336,7 +335,7 @@ class Evidence:
             and spell.what in NOT_HEARD | {"pause", "stop", "store is slow"}
             and spell.meets(mark.at - AT_ONCE_SECONDS, until + ACKNOWLEDGED_SECONDS)
         ]
-        if unheard or (self.facts.pool == "solo" and until - mark.at > SIGN_SECONDS):
+        if unheard:
             return ""
         if (mark.task_id, mark.retries + 1) in self.starts:
             return "a start that was retried"

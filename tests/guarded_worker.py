@@ -80,9 +80,9 @@ class Worker:
             on_reject=lambda _log, _errors, requeue: self.said.append(f"reject {requeue}"),
         )
 
-    def start(self, **headers: Any) -> Any:
+    def start(self, *, redelivered: bool = False, **headers: Any) -> Any:
         """A request that a process has accepted."""
-        request = self.receive(**headers)
+        request = self.receive(redelivered=redelivered, **headers)
         request.execute_using_pool(Pool())
         assert request.dlq_state is DeliveryState.DISPATCHED
         request.on_accepted(4711, 0.0)

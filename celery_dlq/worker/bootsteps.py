@@ -157,6 +157,7 @@ class TickStep(bootsteps.StartStopStep):
         if self._entry is not None:
             getattr(self._entry, "entry", self._entry).cancel()
             self._entry = None
+            consumer.controller.dead_letter_guard.disconnected()
             _quietly(consumer.controller.dead_letter_guard.tick)
 
     def shutdown(self, consumer: Any) -> None:

@@ -98,6 +98,7 @@ class Guard:
         # are not acknowledged. A deque: thread pools add while the timer takes.
         self.later: deque[Any] = deque()
         self.delayed = Delayed()
+        self._tick_rests = False  # from the end of a connection to the next one
         self.housekeeping = Housekeeping()
         self.queues: tuple[str, ...] | None = None  # those consumed now; not known before a tick
         self.told: Callable[[], bool] = bool  # that no instruction has changed
@@ -260,6 +261,8 @@ class Guard:
             )
             if isinstance(redrive_id, str) and len(redrive_id) <= _MAX_REDRIVE_ID_CHARS:
                 self.counter.redrive_succeeded(redrive_id)
+            if self._tick_rests:
+                self.quietly("flush", self.counter.flush)
 
     def end(self, request: GuardedRequest, failure: Failure, *, requeued: bool) -> DeliveryState:
         """Decide a delivery that ended without success and that Celery is about to settle."""
@@ -491,10 +494,15 @@ class Guard:
 
     def connected(self) -> None:
         """The consumer has a new connection; the broker redelivers what was put off."""
+        self._tick_rests = False
         self.later.clear()
         self.life.start()
         self.quietly("start", self.delayed.clear)
         self._each("connected")
+
+    def disconnected(self) -> None:
+        """The consumer has none, and no tick tells what ends: others soon have the messages."""
+        self._tick_rests = True
 
     def in_loop(self, consumer: Any) -> None:
         """Let observers talk to the broker; called once a second in the consumer's loop."""

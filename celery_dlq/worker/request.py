@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from datetime import datetime, timezone
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -751,6 +752,8 @@ class DeadLetterRequest(_Base):
 
     def _success_was_stored(self) -> Any:
         meta = super()._success_was_stored()
+        if meta and is_of_an_earlier_message(meta, self.dlq_in_flight):
+            return False
         if meta and self.dlq_state not in DECIDED:
             self.dlq_guard.succeeded(self)
             self.dlq_move(_S.DONE)
@@ -774,6 +777,23 @@ _RESULTS: dict[Reason, type[Exception]] = {
     Reason.MAX_RETRIES_EXCEEDED: MaxRetriesExceededError,
     Reason.OPERATOR: TaskRevokedError,
 }
+
+
+def is_of_an_earlier_message(result: Mapping[str, Any], in_flight: InFlight | None) -> bool:
+    """True if a result was stored before the first delivery of a message began.
+
+    A task id may be used again, and Celery finds the result by the id: it would acknowledge a
+    message whose process was lost.
+    """
+    if in_flight is None or not in_flight.first:
+        return False
+    done = result.get("date_done")
+    try:
+        at: Any = datetime.fromisoformat(done) if isinstance(done, str) else done
+        at = at if at.tzinfo else at.replace(tzinfo=timezone.utc)  # of a database
+        return bool(at < in_flight.delivery.started_at)
+    except (AttributeError, TypeError, ValueError):  # unknown
+        return False
 
 
 def refusal_error(task: str, verdict: Die, dead_letter_queue: str) -> Exception:

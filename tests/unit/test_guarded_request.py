@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -101,6 +101,34 @@ def test_what_was_acknowledged_before_it_ran_becomes_a_letter(
     assert letter.reason is reason
     failed = worker.task.backend.mark_as_failure
     assert [type(call.args[1]) for call in failed.mock_calls] == [ended] * (ended is not None)
+
+
+@pytest.mark.parametrize("rests", [True, False])
+def test_a_success_is_told_at_once_while_the_consumer_has_no_connection(
+    worker: Worker, rests: bool
+) -> None:
+    """Another worker has the message soon, and nothing runs here that shows life; else it waits."""
+    request = worker.start()
+    if rests:
+        worker.guard.disconnected()
+    request.on_success((False, None, 0.1))
+    assert len(worker.guard.counter.history(request.dlq_in_flight.key)) == (0 if rests else 1)
+
+
+@pytest.mark.skipif(not hasattr(Request, "_success_was_stored"), reason="new in Celery 5.7")
+@pytest.mark.parametrize("form", [str, datetime.isoformat, lambda at: at, lambda _: None])
+@pytest.mark.parametrize(("seconds", "redelivered"), [(-5, False), (-5, True), (5, False)])
+def test_the_result_of_an_earlier_message_with_this_id_is_no_success_of_this_one(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, form: Any, seconds: int, redelivered: bool
+) -> None:
+    """Its process was lost; that of a redelivered one may have succeeded before."""
+    at = form(datetime.now(timezone.utc) + timedelta(seconds=seconds))
+    meta = {"status": "SUCCESS", "date_done": at, "result": None}
+    monkeypatch.setattr(Request, "_success_was_stored", lambda _: meta)
+    request = worker.start(redelivered=redelivered)
+    request.on_failure(an_error(WorkerLostError("SIGKILL")))
+    lost = seconds < 0 and not redelivered and at is not None
+    assert worker.said == (["letter", "ack"] if lost else ["ack"])
 
 
 def test_a_message_is_not_acknowledged_while_its_letter_is_being_stored(worker: Worker) -> None:

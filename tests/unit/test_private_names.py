@@ -20,6 +20,7 @@ THEIRS = frozenset(
         # celery.worker.request.Request
         *("_announce_cancelled", "_announce_revoked"),
         *("_retry_worker_lost", "_success_was_stored"),
+        "_restore_prefetch_count_after_connection_restart",
         # celery.app.base.Celery, and its default app
         *("_tasks", "_tls", "_state"),
         # billiard.pool

@@ -195,6 +195,16 @@ class DeliveryCounter:
         reply = self.connection.call("HGETALL", self._keys.run(key))
         return _deliveries(dict(zip(reply[::2], reply[1::2], strict=True)), key)
 
+    def shares_id(self, key: MessageKey) -> bool:
+        """True if another message with its task id is under way, or was beside this one."""
+        reply = self.connection.call("HGETALL", self._keys.run(key))
+        fields = dict(zip(reply[::2], reply[1::2], strict=True))
+        return b"shared" in fields or any(
+            not (some and some[-1].outcome is Outcome.RETRIED)
+            for place, some in _by_place(fields).items()
+            if place not in ("", key.place)
+        )
+
     def last_sign(self, key: MessageKey, delivery: Delivery) -> datetime | None:
         """When the worker that started a delivery last gave a sign of life; ``None``: unknown."""
         place = f"start:{key.place}:{delivery.number}"
@@ -270,6 +280,18 @@ def _deliveries(fields: Mapping[bytes, bytes], key: MessageKey) -> tuple[Deliver
     Of other messages with the task id, those of fewer retries may be its own earlier ones: of each
     number the newest that was retried, else the newest.
     """
+    mine: dict[int, list[Delivery]] = {}
+    for place, some in _by_place(fields).items():
+        retries = some[0].retries if some else key.retries
+        if place == key.place or (
+            retries < key.retries and _led_on(some) > _led_on(mine.get(retries, []))
+        ):
+            mine[retries] = some
+    return tuple(sorted(chain.from_iterable(mine.values()), key=_ORDER))
+
+
+def _by_place(fields: Mapping[bytes, bytes]) -> dict[str, list[Delivery]]:
+    """Return the deliveries in a run hash, of each message the oldest first."""
     found: dict[str, dict[int | str, Delivery]] = {}
     for name, value in fields.items():
         what, _, rest = name.decode().partition(":")
@@ -283,15 +305,7 @@ def _deliveries(fields: Mapping[bytes, bytes], key: MessageKey) -> tuple[Deliver
         elif what == "start":
             retries = int(place.partition(".")[0])
             deliveries.setdefault(int(number), _started(retries, int(number), value.decode()))
-    mine: dict[int, list[Delivery]] = {}
-    for place, deliveries in found.items():
-        some = sorted(deliveries.values(), key=_ORDER)
-        retries = some[0].retries if some else key.retries
-        if place == key.place or (
-            retries < key.retries and _led_on(some) > _led_on(mine.get(retries, []))
-        ):
-            mine[retries] = some
-    return tuple(sorted(chain.from_iterable(mine.values()), key=_ORDER))
+    return {place: sorted(some.values(), key=_ORDER) for place, some in found.items()}
 
 
 def _led_on(deliveries: list[Delivery]) -> tuple[bool, float]:

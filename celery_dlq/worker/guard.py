@@ -33,6 +33,7 @@ from weakref import WeakSet
 
 from billiard.einfo import ExceptionInfo
 
+from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.headers import (
     HOLD_HEADER,
     REDRIVE_HEADER,
@@ -343,6 +344,14 @@ class Guard:
             return
         self._close_delivery(request, in_flight, Outcome.SHUTDOWN)
         self._starts.uncharge(in_flight)
+
+    def shares_id(self, request: GuardedRequest) -> bool:
+        """True if a result under its task id may be another message's."""
+        in_flight = request.dlq_in_flight
+        try:
+            return in_flight is not None and self.counter.shares_id(in_flight.key)
+        except StoreUnavailable:  # as with Celery alone
+            return False
 
     def retried(self, request: GuardedRequest, failure: Failure | None) -> None:
         """Record a delivery after whose crash Celery has published a retry."""

@@ -752,8 +752,10 @@ class DeadLetterRequest(_Base):
 
     def _success_was_stored(self) -> Any:
         meta = super()._success_was_stored()
-        if meta and is_of_an_earlier_message(meta, self.dlq_in_flight):
-            return False
+        if meta and self.dlq_in_flight is not None:
+            shares_id = self.dlq_guard.quietly("end", self.dlq_guard.shares_id, self)
+            if shares_id or is_of_an_earlier_message(meta, self.dlq_in_flight):
+                return False  # else Celery would acknowledge a message that did not succeed
         if meta and self.dlq_state not in DECIDED:
             self.dlq_guard.succeeded(self)
             self.dlq_move(_S.DONE)
@@ -779,13 +781,12 @@ _RESULTS: dict[Reason, type[Exception]] = {
 }
 
 
-def is_of_an_earlier_message(result: Mapping[str, Any], in_flight: InFlight | None) -> bool:
+def is_of_an_earlier_message(result: Mapping[str, Any], in_flight: InFlight) -> bool:
     """True if a result was stored before the first delivery of a message began.
 
-    A task id may be used again, and Celery finds the result by the id: it would acknowledge a
-    message whose process was lost.
+    A task id may be used again, and Celery finds the result by the id.
     """
-    if in_flight is None or not in_flight.first:
+    if not in_flight.first:
         return False
     done = result.get("date_done")
     try:

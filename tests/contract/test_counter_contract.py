@@ -456,6 +456,32 @@ def test_what_is_done_here_is_told_before_a_count(counter: DeliveryCounter) -> N
     assert counter.count(key, a_start(), 1) == Count(CountStatus.COUNTED, 1)
 
 
+def test_who_shares_a_task_id_is_known_also_after_the_other_succeeded(
+    counter: DeliveryCounter,
+) -> None:
+    """Celery finds results by the id: one of them may be the other message's."""
+    first, second = two_messages()
+    start = a_start()
+    counter.count_first(first, start)
+    assert not counter.shares_id(first)
+    delivered(counter, second)
+    assert counter.shares_id(first)
+    assert counter.shares_id(second)
+    counter.succeeded(first, start, first=True)
+    counter.flush()
+    assert counter.shares_id(second)
+
+
+def test_the_retries_of_a_task_do_not_share_its_id(counter: DeliveryCounter) -> None:
+    """They are one after the other."""
+    key = a_key(publication="a")
+    retry, start = replace(key, retries=1, publication="b"), a_start()
+    counter.count_first(key, start)
+    counter.ended(key, an_end(start, 1, outcome=Outcome.RETRIED))
+    counter.count_first(retry, a_start(retries=1))
+    assert not counter.shares_id(retry)
+
+
 def test_a_death_is_the_death_of_one_message(counter: DeliveryCounter) -> None:
     """Another one with its task id is no late copy of it, and keeps its counts."""
     first, second = two_messages()

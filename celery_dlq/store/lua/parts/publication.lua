@@ -21,7 +21,11 @@ local function forget_message(run, place)
     end
   end
   if not others and not earlier then return redis.call('UNLINK', KEYS[run]) end
-  if not others then redis.call('PEXPIRE', KEYS[run], KEPT_MILLIS) end
+  if others then
+    redis.call('HSET', KEYS[run], 'shared', 1)
+  else
+    redis.call('PEXPIRE', KEYS[run], KEPT_MILLIS)
+  end
   return #own > 0 and math.min(1, redis.call('HDEL', KEYS[run], unpack(own))) or 0
 end
 local function note_death(run, place, is_watched, ttl)  -- watched by a redrive's canary

@@ -149,7 +149,7 @@ setup(
     install_requires=[
         # Without the extras `redis` of Celery and kombu: kombu 5.6 wants redis-py below 6.5, and
         # kombu 5.7 one version of packaging, but both work with others, which apps have. A worker
-        # refuses the pairs that kombu refuses.
+        # refuses the one pair that does not work.
         "celery>=5.4,<5.8",
         "click>=8.1",
         "hiredis>=2.2",

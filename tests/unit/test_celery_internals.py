@@ -40,11 +40,9 @@ from celery.worker.pidbox import Pidbox
 from celery.worker.request import Request, create_request_cls
 from celery.worker.strategy import default
 from celery.worker.worker import WorkController
-from kombu import VERSION as KOMBU
 from kombu import Connection, Producer
 from kombu.asynchronous import Hub
 from kombu.asynchronous.timer import Timer
-from kombu.exceptions import VersionMismatch
 from kombu.message import Message
 from kombu.pidbox import Node
 from kombu.transport import pyamqp, virtual
@@ -482,18 +480,6 @@ def test_a_fetch_is_sent_where_brpop_is() -> None:
     assert "self._queue_cycle.rotate(dest)" in read
     assert "self.connection._deliver(loads(bytes_to_str(item)), dest)" in read
     assert "channel._in_listen = False" in inspect.getsource(POLLER._register_LISTEN)
-
-
-def test_kombu_refuses_a_redis_py_without_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`mismatch` asks it at the worker's start; kombu 5.7 works from redis-py 6.1 on."""
-    channel = object.__new__(CHANNEL)
-    assert callable(channel._get_client())
-    oldest = (6, 1, 0) if KOMBU >= (5, 7) else (3, 2, 0)
-    monkeypatch.setattr("redis.VERSION", oldest)
-    assert callable(channel._get_client())
-    monkeypatch.setattr("redis.VERSION", (oldest[0], oldest[1] - 1, 9))
-    with pytest.raises(VersionMismatch):
-        channel._get_client()
 
 
 def test_a_message_of_a_cancelled_queue_goes_back_by_its_own_tag() -> None:

@@ -648,7 +648,7 @@ class DeadLetterRequest(_Base):
         failure, self._dlq_failure = self._dlq_failure, None
         if failure is None:
             return True  # another thread is storing the letter right now
-        if leases_of(self.message) is not None and not is_held(self.message):
+        if self._dlq_has_another_owner():
             # Whoever has the message now has completed it, or says how it ends.
             logger.warning(
                 "Task %s ended here after its message went to another worker: this end makes no "
@@ -669,6 +669,10 @@ class DeadLetterRequest(_Base):
             return False
         decide = partial(self.dlq_guard.end, self, failure, requeued=requeued)
         return self._dlq_end(decide, settle, leave)
+
+    def _dlq_has_another_owner(self) -> bool:
+        leased = leases_of(self.message) is not None and not self.acknowledged
+        return leased and not is_held(self.message)
 
     def _announce_revoked(self, reason: Any, terminated: Any, signum: Any, expired: Any) -> None:
         """Celery revokes a task and acknowledges its message; expiry is a death.

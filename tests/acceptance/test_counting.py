@@ -117,7 +117,8 @@ def test_a_second_delivery_of_a_running_message_is_not_charged(
     output = first.output + second.output
     assert "of it still runs, here or on another worker" in output
     assert "how-to/long-tasks.md" in output
-    assert runs(redis_url)[sent.id]["count:0"] == "1"
+    counts = {k: v for k, v in runs(redis_url)[sent.id].items() if k.startswith("count:0.")}
+    assert list(counts.values()) == ["1"]
     assert not poison.dlq.queues()
 
 

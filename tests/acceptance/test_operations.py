@@ -223,7 +223,7 @@ def test_signed_and_foreign_bodies_are_not_edited(
 ) -> None:
     """Refused in one sentence; the letter is not even claimed."""
     letter = put(poison, **changes)
-    with pytest.raises(RedriveError, match="expected a plain JSON message"):
+    with pytest.raises(RedriveError, match="expected a JSON message of Celery"):
         poison.dlq.edit(letter.id, Edit(assign={"kwargs.a": 1}))
     assert left(poison) == [letter.id]
 

@@ -23,7 +23,7 @@ from celery_dlq.store.records import Count, CountStatus, MessageKey
 from celery_dlq.store.scripts import script_text
 
 HISTORY_LIMIT = 50
-"""Maximum number of deliveries kept per message, and of messages kept per task id."""
+"""Maximum number of deliveries kept per message; of a task id, the newest messages are kept."""
 
 RETRIED_KEPT_SECONDS = 600.0
 """How long the late copy of a message that was retried is recognised after its retry ended."""

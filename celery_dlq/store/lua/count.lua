@@ -4,7 +4,7 @@
 --       2 limit (max_deliveries; 0 = no limit)
 --       3 start (microseconds since 1970, "|", "pid@hostname#token:release")
 --       4 ttl (milliseconds, sliding)
---       5 kept (maximum of starts per message, and of messages)
+--       5 kept (maximum of starts per message; about four times as many fields per task id)
 --       6 stale (milliseconds after which a silent worker counts as dead; 0 = do not check)
 --       7 waited (milliseconds since this delivery was first postponed; -1 = never)
 --       8 known (deliveries that the worker knows of; they count if fewer are on record)

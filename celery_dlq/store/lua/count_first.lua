@@ -3,7 +3,7 @@
 -- ARGV: 1 place (of the message among those of its task id)
 --       2 start (microseconds since 1970, "|", "pid@hostname#token:release")
 --       3 ttl (milliseconds, sliding)
---       4 kept (maximum of starts per message, and of messages)
+--       4 kept (maximum of starts per message; about four times as many fields per task id)
 -- Returns: the number of the delivery
 -- Complexity: O(1)
 local place, start, kept = ARGV[1], ARGV[2], tonumber(ARGV[4])

@@ -32,7 +32,7 @@ SHUTDOWNS: dict[str, tuple[signal.Signals, dict[str, Any], dict[str, str]]] = {
 @pytest.mark.parametrize("place", ["redis", "quorum"], indirect=True)
 @pytest.mark.parametrize("first", ["all at once", "pool first"])
 @pytest.mark.parametrize("how", SHUTDOWNS)
-def test_a_signal_to_the_whole_group_interrupts_and_charges_nothing(
+def test_a_signal_to_the_whole_group_charges_nothing(
     poison: ModuleType,
     redis_url: str,
     start_worker: Callable[..., Worker],

@@ -25,7 +25,7 @@ DEFAULT_TIER = (
     "tests/acceptance/test_dropped.py::test_every_form_of_message",
     "tests/acceptance/test_dropped.py::test_nothing_is_kept",
     "tests/acceptance/test_any_entry.py::test_an_operator_sees_exports_and_discards_such_a_letter",
-    "tests/acceptance/test_group_signals.py::test_a_signal_to_the_whole_group_charges_nothing[warm-pool first-redis",
+    "tests/acceptance/test_group_signals.py::test_a_signal_to_the_whole_group_charges_nothing[warm-pool",
     "tests/acceptance/test_ids_used_again.py::test_a_copy_is_dropped",
     "tests/acceptance/test_ids_used_again.py::test_each_message_that_dies_is_a_letter_of_its_own[redis",
     "tests/acceptance/test_ids_used_again.py::test_the_copy_of_a_message",

@@ -49,7 +49,7 @@ LETTER_HEADER = "dlq_letter"
 PUBLICATION_HEADER = "dlq_publication"
 """Names one publication of a message: microseconds since 1970 and a random number, hexadecimal.
 
-Two messages may have one task id; copies of one message have the same header."""
+Two messages may have one task id. Copies and retries of one message have the same header."""
 
 HOLD_HEADER = "dlq_hold"
 """Id of the hold that the message was released from; this hold does not take it again."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from urllib.parse import quote, unquote
 from uuid import uuid4
 
@@ -202,7 +202,7 @@ class DeliveryCounter:
         return b"shared" in fields or any(
             not (some and some[-1].outcome is Outcome.RETRIED)
             for place, some in _by_place(fields).items()
-            if place not in ("", key.place)
+            if place and place.partition(".")[2] != key.publication
         )
 
     def last_sign(self, key: MessageKey, delivery: Delivery) -> datetime | None:
@@ -277,17 +277,21 @@ class DeliveryCounter:
 def _deliveries(fields: Mapping[bytes, bytes], key: MessageKey) -> tuple[Delivery, ...]:
     """Return the deliveries recorded in a run hash of a message and what led to it, oldest first.
 
-    Of other messages with the task id, those of fewer retries may be its own earlier ones: of each
-    number the newest that was retried, else the newest.
+    What led to it has the name of its publication. Where a plain publisher named none, it may be
+    any message of fewer retries: of each number the newest that was retried, else the newest.
     """
-    mine: dict[int, list[Delivery]] = {}
+    found: dict[int, tuple[tuple[bool, bool, float], list[Delivery]]] = {}
     for place, some in _by_place(fields).items():
-        retries = some[0].retries if some else key.retries
-        if place == key.place or (
-            retries < key.retries and _led_on(some) > _led_on(mine.get(retries, []))
-        ):
-            mine[retries] = some
-    return tuple(sorted(chain.from_iterable(mine.values()), key=_ORDER))
+        if not some or some[0].retries > key.retries:
+            continue
+        is_same = place.partition(".")[2] == key.publication
+        last = some[-1]
+        rank = (is_same, last.outcome is Outcome.RETRIED, last.started_at.timestamp())
+        if is_same or some[0].retries < key.retries:
+            found[some[0].retries] = max(
+                found.get(some[0].retries, (rank, some)), (rank, some), key=itemgetter(0)
+            )
+    return tuple(sorted(chain.from_iterable(one for _, one in found.values()), key=_ORDER))
 
 
 def _by_place(fields: Mapping[bytes, bytes]) -> dict[str, list[Delivery]]:
@@ -306,14 +310,6 @@ def _by_place(fields: Mapping[bytes, bytes]) -> dict[str, list[Delivery]]:
             retries = int(place.partition(".")[0])
             deliveries.setdefault(int(number), _started(retries, int(number), value.decode()))
     return {place: sorted(some.values(), key=_ORDER) for place, some in found.items()}
-
-
-def _led_on(deliveries: list[Delivery]) -> tuple[bool, float]:
-    """How likely a message led to the next retry of its task, to be compared."""
-    if not deliveries:
-        return (False, 0.0)
-    last = deliveries[-1]
-    return (last.outcome is Outcome.RETRIED, last.started_at.timestamp())
 
 
 def _started(retries: int, number: int, value: str) -> Delivery:

@@ -15,7 +15,7 @@ from typing import Any
 
 from celery import signals
 
-from celery_dlq.letters.headers import PUBLICATION_HEADER, publication
+from celery_dlq.letters.headers import PUBLICATION_HEADER, is_publication, publication
 
 
 def install() -> None:
@@ -26,6 +26,13 @@ def install() -> None:
 
 
 def name_publication(headers: Any = None, **_: Any) -> None:
-    """Name a message that is about to be published; a retry has the headers of its message."""
-    if isinstance(headers, dict):
+    """Name a message that is about to be published.
+
+    A retry has the headers of its message, and keeps the name: a message that is delivered twice
+    and retried twice has one retry, and its history is found by the name.
+    """
+    if not isinstance(headers, dict):
+        return
+    is_retry = headers.get("retries") and is_publication(headers.get(PUBLICATION_HEADER))
+    if not is_retry:
         headers[PUBLICATION_HEADER] = publication(time.time_ns() // 1000, random.getrandbits(16))

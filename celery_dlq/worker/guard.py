@@ -27,6 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -344,6 +345,10 @@ class Guard:
             return
         self._close_delivery(request, in_flight, Outcome.SHUTDOWN)
         self._starts.uncharge(in_flight)
+
+    def now(self) -> datetime:
+        """The time by this machine's clock."""
+        return self.parts.clock()
 
     def shares_id(self, request: GuardedRequest) -> bool:
         """True if a result under its task id may be another message's."""

@@ -758,7 +758,7 @@ class DeadLetterRequest(_Base):
         meta = super()._success_was_stored()
         if meta and self.dlq_in_flight is not None:
             shares_id = self.dlq_guard.quietly("end", self.dlq_guard.shares_id, self)
-            if shares_id or is_of_an_earlier_message(meta, self.dlq_in_flight):
+            if shares_id or not is_stored_by(self.dlq_in_flight, meta, self.dlq_guard.now()):
                 return False  # else Celery would acknowledge a message that did not succeed
         if meta and self.dlq_state not in DECIDED:
             self.dlq_guard.succeeded(self)
@@ -785,20 +785,20 @@ _RESULTS: dict[Reason, type[Exception]] = {
 }
 
 
-def is_of_an_earlier_message(result: Mapping[str, Any], in_flight: InFlight) -> bool:
-    """True if a result was stored before the first delivery of a message began.
+def is_stored_by(in_flight: InFlight, result: Mapping[str, Any], now: datetime) -> bool:
+    """True if a result was stored while a delivery ran here; its process has this machine's clock.
 
     A task id may be used again, and Celery finds the result by the id.
     """
-    if not in_flight.first:
-        return False
-    done = result.get("date_done")
+    done, began = result.get("date_done"), in_flight.delivery.started_at
     try:
         at: Any = datetime.fromisoformat(done) if isinstance(done, str) else done
         at = at if at.tzinfo else at.replace(tzinfo=timezone.utc)  # of a database
-        return bool(at < in_flight.delivery.started_at)
-    except (AttributeError, TypeError, ValueError):  # unknown
-        return False
+        if not at.microsecond:  # which may keep whole seconds
+            began = began.replace(microsecond=0)
+        return bool(began <= at <= now)
+    except (AttributeError, TypeError, ValueError):  # unknown: as with Celery alone
+        return True
 
 
 def refusal_error(task: str, verdict: Die, dead_letter_queue: str) -> Exception:

@@ -1,19 +1,22 @@
 -- Part of forget.lua, dead_letter.lua and died.lua: delete what is recorded of one message.
 -- KEYS: run, as in those scripts; its number is given
--- Other messages of the task id keep theirs, but for those that were retried: their history ends
--- with the message that they led to. That one of fewer retries was retried may be recorded late.
+-- And of what led to it: its retries have the name of its publication. Other messages of the task id
+-- keep theirs, but for those that were retried: where a plain publisher named none, they may have led
+-- to this one; that one of fewer retries was retried may be recorded late.
 local RETRIED, KEPT_MILLIS = '"outcome":"retried"', 600000
 local function forget_message(run, place)
   local fields, flat, own, others, earlier = {}, redis.call('HGETALL', KEYS[run]), {}, false, false
-  local retries = tonumber(string.match(place, '^%d+'))
+  local retries, publication = string.match(place, '^(%d+)(.*)$')
   for n = 1, #flat, 2 do fields[flat[n]] = flat[n + 1] end
   for name in pairs(fields) do
     local what, where, number = string.match(name, '^(%a+):([^:]+):?(%d*)$')
-    if where == place then
+    local before, same = string.match(where or '', '^(%d+)(.*)$')
+    local is_fewer = before and tonumber(before) < tonumber(retries)
+    if where == place or (is_fewer and same == publication) then
       own[#own + 1] = name
     elseif what == 'start' and number == fields['count:' .. where] then
       local ended = fields['end:' .. where .. ':' .. number]
-      if not ended and tonumber(string.match(where, '^%d+')) < retries then
+      if not ended and is_fewer then
         earlier = true
       elseif not ended or not string.find(ended, RETRIED, 1, true) then
         others = true

@@ -524,7 +524,7 @@ class Guard:
 
     def close(self) -> None:
         """Tick a last time, then close connections."""
-        self.life.stop()
+        self.life.stopped = True  # not `stop`: its thread may wait for a store that hangs
         self.tick()
         self.housekeeping.close()
         self._each("close")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ from builders import a_message, a_request, an_app
 from celery.exceptions import Reject, TaskRevokedError
 from fresh import fresh_conf, shared
 from guarded_worker import Pool, Worker, an_error
+from waiting import poll
 
 from celery_dlq import DeadLetters
 from celery_dlq.errors import StoreUnavailable
@@ -367,3 +370,27 @@ def test_what_waits_for_long_goes_back_to_its_queue(
     worker.guard.start_later(consumer)
     assert (worker.said, put_off.dlq_state) == (["reject True"] * 2, DeliveryState.DONE)
     assert started == [put_off]
+
+
+def test_signs_of_life_that_hang_do_not_hold_up_the_workers_end(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their thread waits for a store that does not answer; it holds nothing, and ends later."""
+    guard = Worker(tmp_path).guard
+    hangs, answers = threading.Event(), threading.Event()
+
+    def tick() -> None:
+        hangs.set()
+        answers.wait(20)
+
+    monkeypatch.setattr(guard.life, "_tick", tick)
+    guard.life.start()
+    try:
+        assert hangs.wait(5)
+        begun = time.monotonic()
+        guard.close()
+        assert time.monotonic() - begun < 4
+        assert not guard.life.ended
+    finally:
+        answers.set()
+    poll(lambda: guard.life.ended)

@@ -137,9 +137,9 @@ class Keeper:
     def start(self) -> None:
         """Start the thread; a second call changes nothing."""
         if not self._started:
-            self._started = True
             self.lives()
-            start_thread(self._run)
+            start_thread(self._run)  # may fail, and is tried again with the next connection
+            self._started = True
 
     def stop(self) -> None:
         """End the thread; waits at most 5 seconds for it."""

@@ -510,7 +510,7 @@ class Guard:
         """The consumer has a new connection; the broker redelivers what was put off."""
         self._tick_rests = False
         self.later.clear()
-        self.life.start()
+        self.quietly("start", self.life.start)
         self.quietly("start", self.delayed.clear)
         self._each("connected")
 

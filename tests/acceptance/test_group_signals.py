@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 from celery import VERSION
-from test_counting import runs
+from test_counting import count_of, runs
 from test_holds import publish
 from waiting import poll
 from workers import Place, Worker
@@ -66,6 +66,6 @@ def test_a_signal_to_the_whole_group_charges_nothing(
 
     assert not poison.dlq.queues()
     counts = runs(redis_url)
-    assert [found["count:0"] for found in counts.values()] == ["1", "1"]
+    assert [count_of(found) for found in counts.values()] == ["1", "1"]
     for found in counts.values():
         assert Outcome.SHUTDOWN.value in "".join(v for k, v in found.items() if "aside" in k)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 from uuid import uuid4
@@ -134,6 +134,18 @@ def publication_of(message: Any) -> str:
     told_apart = [properties.get("message_id"), *map(headers.get, _TOLD_APART)]
     content = wire_body(message.body, None, message.content_encoding)
     return named_after(content, repr(told_apart).encode("utf-8", "backslashreplace"))
+
+
+def is_named_after_content(message: Any) -> bool:
+    """True if neither its publisher nor its broker tells a message from an equal one."""
+    headers = message.headers if isinstance(message.headers, Mapping) else {}
+    known = sqs_id(message) or (message.properties or {}).get("delivery_tag")
+    return not is_publication(headers.get(PUBLICATION_HEADER)) and not isinstance(known, str)
+
+
+def another(message: Message) -> Message:
+    """The same, as a publication of its own."""
+    return replace(message, publication=named_after(uuid4().bytes))
 
 
 def sqs_id(message: Any) -> str | None:

@@ -136,6 +136,47 @@ def test_messages_with_one_id_are_held_and_released_each(
     assert len(letters()) == 1
 
 
+PLAIN = """
+import json, sys, poison_app as p
+from celery import signals
+signals.before_task_publish.disconnect(dispatch_uid="celery_dlq.publication")
+for name, args, options in json.loads(sys.argv[1]):
+    p.app.send_task(f"poison_app.{name}", args, headers={"origin": "gen1@web"}, **options)
+"""
+
+
+@pytest.mark.parametrize("place", ["classic", "quorum"], indirect=True)
+def test_equal_messages_of_a_plain_publisher_are_held_and_released_each(
+    poison: ModuleType,
+    redis_url: str,
+    start_worker: Start,
+    letters: Letters,
+    ran: Ran,
+    place: Place,
+) -> None:
+    """Nothing tells them apart but that RabbitMQ delivers each for the first time."""
+
+    def publish_plainly(*sent: tuple[str, list[Any], dict[str, Any]]) -> None:
+        done = run_python(redis_url, "-c", PLAIN, json.dumps(sent), **place.env)
+        assert done.returncode == 0, done.stderr
+
+    worker = start_worker(env=place.env)
+    again = ("fails", ["same"], {"task_id": "order-7"})
+    publish_plainly(again)
+    letters()
+    hold = "import poison_app as p; print(p.dlq.hold('poison_app.fails').id)"
+    hold_id = run_python(redis_url, "-c", hold, **place.env).stdout.strip()
+    poll(lambda: "holds tasks" in worker.output)
+    publish_plainly(again, again)
+    poll(lambda: sum(one.held for one in poison.dlq.holds()) == 2)
+    release = "import sys, poison_app as p; print(p.dlq.release(sys.argv[1]).to_json())"
+    done = run_python(redis_url, "-c", release, hold_id, **place.env)
+    assert done.returncode == 0, done.stderr
+
+    poll(lambda: ran("same") == 3, timeout_seconds=20)
+    assert len(letters(count=3)) == 3
+
+
 def test_a_copy_is_dropped_with_a_warning_and_runs_once_its_letter_is_purged(
     poison: ModuleType,
     redis_url: str,

@@ -20,7 +20,7 @@ from celery_dlq.errors import StoreUnavailable
 from celery_dlq.features.hold.operations import Holds
 from celery_dlq.features.hold.unread import Unread
 from celery_dlq.letters import conditions, json_codec
-from celery_dlq.letters.headers import HOLD_HEADER, PUBLICATION_HEADER
+from celery_dlq.letters.headers import HOLD_HEADER, PUBLICATION_HEADER, named_after
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import Reason, to_micros
 from celery_dlq.operations.redrive.publisher import broker_name
@@ -32,7 +32,7 @@ from celery_dlq.store.metrics import HELD_MESSAGES, STORE_ERRORS
 from celery_dlq.store.records import Stored
 from celery_dlq.worker.housekeeping import LongTask, Task
 from celery_dlq.worker.observer import Observer, WorkerParts
-from celery_dlq.writing.capture import Message
+from celery_dlq.writing.capture import Message, another, is_named_after_content
 from celery_dlq.writing.lifecycle import GuardedRequest
 from celery_dlq.writing.memory_limit import MemoryLimitReached
 
@@ -121,7 +121,9 @@ class HoldObserver(Observer):
                     return go_back
                 request.request_dict[HOLD_HEADER] = marker
                 return None
-            self._put(hold, message, resolved, request.request_dict.get(HOLD_HEADER))
+            if not self._put(hold, message, resolved, request):
+                # Its broker delivers it for the first time: an equal one is held already.
+                self._put(hold, another(message), resolved, request)
         except MemoryLimitReached:
             return go_back
         except StoreUnavailable as exc:
@@ -182,21 +184,29 @@ class HoldObserver(Observer):
         return length < self.most
 
     def _put(
-        self, hold: Hold, message: Message, resolved: ResolvedPolicy, released: object
-    ) -> None:
-        key = message.key(hold.id)
+        self, hold: Hold, message: Message, resolved: ResolvedPolicy, request: GuardedRequest
+    ) -> bool:
+        """Hold a message; False if what is held already may be another one."""
+        key, released = message.key(hold.id), request.request_dict.get(HOLD_HEADER)
         verdict = Die(Reason.HELD, hold.reason or f"held by {hold.actor}")
         letter = self._make(message, replace(resolved, dead_letter_queue=hold.id), verdict)
         if hold.circuit is not None and released is not None:
             # Held once more: the entry of the first time may not be removed yet.
             letter = replace(letter, id=replace(key, dead_letter_queue=str(released)).letter_id)
+        again = request.delivery_info.get("redelivered") or released is not None
+        is_new = is_named_after_content(request.message) and not again
         if not message.published_at:  # its release is a copy of this very message
-            headers = {**json_codec.loads(letter.headers), PUBLICATION_HEADER: message.publication}
+            name = message.publication
+            if is_new:  # and not of an equal one, which may be dead
+                name = named_after(hold.id.encode(), name.encode())
+            headers = {**json_codec.loads(letter.headers), PUBLICATION_HEADER: name}
             letter = replace(letter, headers=json_codec.dumps(headers))
         if (
             self._store.dead_letter(self._parts.limit.fit(letter, whole=True), key)
             is Stored.ALREADY_THERE
         ):
+            if is_new:
+                return False
             logger.warning(
                 "A copy of task %s is dropped (publication %s): %s has it, as %s",
                 message.task_id,
@@ -206,6 +216,7 @@ class HoldObserver(Observer):
             )
         counted_at, length = self.lengths.get(hold.id, (float("-inf"), 0))
         self.lengths[hold.id] = counted_at, length + 1
+        return True
 
     # -- while a hold is full -------------------------------------------------------
 

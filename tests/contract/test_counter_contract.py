@@ -714,3 +714,37 @@ def test_a_start_whose_worker_vanished_keeps_its_release(
     written = release and release.encode("utf-8", "backslashreplace").decode()
     assert found.release in (release, written)
     assert found.worker_hostname == "celery@web#1"
+
+
+def test_a_retry_that_is_done_leaves_another_message_its_counts_for_as_long_as_before(
+    redis_counter: DeliveryCounter, redis_server: RedisServer
+) -> None:
+    """One of fewer retries may be another message that runs for an hour."""
+    first, second = two_messages()
+    retry, start = replace(second, retries=1), a_start(retries=1)
+    redis_counter.count(first, a_start(), None)
+    redis_counter.count(retry, start, None)
+    redis_counter.succeeded(retry, start)
+    redis_counter.flush()
+    assert number(redis_counter, first) == 1
+    assert redis_server.client().pttl(Keys().run(first)) > 600_000
+
+
+def test_a_full_redis_forgets_what_is_done_beside_another_message(
+    redis_counter: DeliveryCounter, redis_server: RedisServer
+) -> None:
+    """It refuses to note that they shared an id only before the first thing was deleted."""
+    first, second = two_messages()
+    start, server = a_start(), redis_server.client()
+    neighbour = replace(first, task_id="neighbour")
+    for key in (first, second, neighbour):
+        redis_counter.count(key, start, None)
+    server.config_set("maxmemory", "1mb")
+    try:
+        for key in (first, neighbour):
+            redis_counter.succeeded(key, start, first=True)
+        redis_counter.flush()
+        assert redis_counter.history(first) == ()
+    finally:
+        server.config_set("maxmemory", 0)
+    assert redis_server.client().exists(Keys().run(neighbour)) == 0

@@ -9,7 +9,7 @@ https://docs.celeryq.dev/en/stable/userguide/signals.html#before-task-publish
 
 from __future__ import annotations
 
-import random
+import os
 import time
 from typing import Any
 
@@ -35,4 +35,6 @@ def name_publication(headers: Any = None, **_: Any) -> None:
         return
     is_retry = headers.get("retries") and is_publication(headers.get(PUBLICATION_HEADER))
     if not is_retry:
-        headers[PUBLICATION_HEADER] = publication(time.time_ns() // 1000, random.getrandbits(16))
+        # Not from `random`, whose seed is the user's.
+        number = int.from_bytes(os.urandom(2), "big")
+        headers[PUBLICATION_HEADER] = publication(time.time_ns() // 1000, number)

@@ -27,10 +27,10 @@ from celery import VERSION
 from celery.concurrency import prefork
 
 from celery_dlq import timing
-from celery_dlq.worker.shutdown_signals import SHUTDOWN_SIGNALS
+from celery_dlq.worker.shutdown_signals import LEFT_BY_SIGNAL, SHUTDOWN_SIGNALS
 from celery_dlq.writing.lifecycle import DeliveryState
 
-_LEFT = frozenset({EX_OK, EX_RECYCLE})  # e.g. after its last task
+_LEFT = frozenset({EX_OK, EX_RECYCLE, LEFT_BY_SIGNAL})  # e.g. after its last task
 RUN, TERMINATE = 0, 2  # billiard.pool.RUN and TERMINATE
 _BEING_SETTLED = (DeliveryState.ENDING, DeliveryState.WAITING_FOR_STORE)
 

@@ -33,7 +33,12 @@ _SHUTDOWNS = frozenset({"SIGINT", "SIGTERM", "SIGQUIT"})
 SHUTDOWN_SIGNALS = frozenset({1, 2, 3, 15})
 """SIGHUP, which restarts a worker, SIGINT, SIGQUIT, SIGTERM."""
 
-_OF_SHUTDOWNS = re.compile(rf"\bsignal ({'|'.join(map(str, sorted(SHUTDOWN_SIGNALS)))})\b")
+LEFT_BY_SIGNAL = 70
+"""Exit code of billiard's own handler of a signal, which Celery leaves in place for SIGQUIT."""
+
+_OF_SHUTDOWNS = re.compile(
+    rf"\bsignal ({'|'.join(map(str, sorted(SHUTDOWN_SIGNALS)))})\b|\bexitcode {LEFT_BY_SIGNAL}\b"
+)
 
 _WHOLE = ("celery_dlq.", "amqp.method_framing")
 
@@ -83,7 +88,8 @@ def ended_by_shutdown(text: str) -> bool:
     this one is told, so a shutdown is waited for, in the main thread, where handlers run.
 
     Source: ``Pool.mark_as_worker_lost`` in
-    https://github.com/celery/billiard/blob/main/billiard/pool.py
+    https://github.com/celery/billiard/blob/main/billiard/pool.py and ``_shutdown_cleanup`` in
+    https://github.com/celery/billiard/blob/main/billiard/common.py
     """
     if not _OF_SHUTDOWNS.search(text):
         return False

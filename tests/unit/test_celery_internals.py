@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import amqp
+import billiard.common
 import billiard.pool
 import pytest
 from amqp.transport import TCPTransport
@@ -54,6 +55,7 @@ from celery_dlq.transport.default_delay import MERGES_OPTIONS, PARAMETERS
 from celery_dlq.transport.redis.entries import STEPS
 from celery_dlq.transport.redis.leases import ReliableQoS
 from celery_dlq.worker.dispatched import FLUSHES_QUEUES, RUN, TERMINATE
+from celery_dlq.worker.shutdown_signals import LEFT_BY_SIGNAL
 
 
 class Pool:
@@ -671,6 +673,12 @@ def test_with_quorum_queues_prefetch_counts_are_fixed() -> None:
     source = inspect.getsource(Tasks.qos_global)
     assert "detect_quorum_queues(" in source
     assert "qos_global = False" in source
+
+
+def test_billiard_leaves_by_its_own_code_after_a_signal() -> None:
+    """A process that dies of SIGQUIT says so by an exit code."""
+    assert billiard.common.EX_SOFTWARE == LEFT_BY_SIGNAL
+    assert "os._exit(EX_SOFTWARE)" in inspect.getsource(billiard.common._shutdown_cleanup)
 
 
 def test_a_terminated_request_is_announced_as_such() -> None:

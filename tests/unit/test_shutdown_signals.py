@@ -131,7 +131,9 @@ def test_a_process_that_dies_of_a_signal_is_interrupted_by_a_shutdown_only(
     assert not shutdown_signals.ended_by_shutdown(terminated)
     monkeypatch.setattr(state, "should_stop", 0)
     assert shutdown_signals.ended_by_shutdown(terminated)
+    assert shutdown_signals.ended_by_shutdown("Worker exited prematurely: exitcode 70 Job: 3.")
     assert not shutdown_signals.ended_by_shutdown(terminated.replace("15 (SIGTERM)", "9 (SIGKILL)"))
+    assert not shutdown_signals.ended_by_shutdown("Worker exited prematurely: exitcode 1 Job: 3.")
     assert not said
 
 

@@ -383,7 +383,7 @@ def test_signs_of_life_that_hang_do_not_hold_up_the_workers_end(
         hangs.set()
         answers.wait(20)
 
-    monkeypatch.setattr(guard.life, "_tick", tick)
+    monkeypatch.setattr(guard.life, "tick", tick)
     guard.life.start()
     try:
         assert hangs.wait(5)

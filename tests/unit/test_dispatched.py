@@ -369,8 +369,14 @@ def test_a_result_is_read_on_after_the_event_loop_forgot_its_beginning(
 
 @pytest.mark.parametrize(
     ("script", "expected"),
-    [("kill -9 $$", True), ("exit 7", True), ("exit 0", False), ("exit 155", False)]
-    + [("kill -TERM $$", False), ("exit 70", False)],  # a shell in the background ignores others
+    [
+        ("kill -9 $$", True),
+        ("exit 7", True),
+        ("exit 0", False),
+        ("exit 155", False),
+        ("exit 70", False),
+        ("kill -TERM $$", False),  # a shell in the background ignores others
+    ],
 )
 def test_a_process_that_crashed_is_known_before_its_pool_reads_it(
     script: str, expected: bool

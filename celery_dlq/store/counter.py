@@ -192,13 +192,11 @@ class DeliveryCounter:
 
     def history(self, key: MessageKey) -> tuple[Delivery, ...]:
         """Return all recorded deliveries of a task, over its retries, oldest first."""
-        reply = self.connection.call("HGETALL", self._keys.run(key))
-        return _deliveries(dict(zip(reply[::2], reply[1::2], strict=True)), key)
+        return _deliveries(self._fields(key), key)
 
     def shares_id(self, key: MessageKey) -> bool:
         """True if another message with its task id is under way, or was beside this one."""
-        reply = self.connection.call("HGETALL", self._keys.run(key))
-        fields = dict(zip(reply[::2], reply[1::2], strict=True))
+        fields = self._fields(key)
         return b"shared" in fields or any(
             not (some and some[-1].outcome is Outcome.RETRIED)
             for place, some in _by_place(fields).items()
@@ -238,6 +236,10 @@ class DeliveryCounter:
                 release = quote(delivery.release, safe="", errors="backslashreplace")
                 self._worker += f":{release}"
         return f"{to_micros(delivery.started_at)}|{self._worker}"
+
+    def _fields(self, key: MessageKey) -> dict[bytes, bytes]:
+        reply = self.connection.call("HGETALL", self._keys.run(key))
+        return dict(zip(reply[::2], reply[1::2], strict=True))
 
     def _ended_command(
         self, key: MessageKey, place: str, number: int, end: str, kind: int, start: str

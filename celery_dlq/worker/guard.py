@@ -27,7 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -346,17 +346,17 @@ class Guard:
         self._close_delivery(request, in_flight, Outcome.SHUTDOWN)
         self._starts.uncharge(in_flight)
 
-    def now(self) -> datetime:
-        """The time by this machine's clock."""
-        return self.parts.clock()
-
-    def shares_id(self, request: GuardedRequest) -> bool:
-        """True if a result under its task id may be another message's."""
+    def owns_result(self, request: GuardedRequest, result: Mapping[str, Any]) -> bool:
+        """False if a stored result is of another message, which may have the same task id."""
         in_flight = request.dlq_in_flight
-        try:
-            return in_flight is not None and self.counter.shares_id(in_flight.key)
-        except StoreUnavailable:  # as with Celery alone
+        if in_flight is None:
+            return True
+        if not is_stored_by(in_flight, result, self.parts.clock()):
             return False
+        try:
+            return not self.counter.shares_id(in_flight.key)
+        except StoreUnavailable:  # as with Celery alone
+            return True
 
     def retried(self, request: GuardedRequest, failure: Failure | None) -> None:
         """Record a delivery after whose crash Celery has published a retry."""
@@ -572,3 +572,19 @@ class Guard:
             self.failed(operation)
             logger.exception("The dead-letter guard failed (%s); the task goes on", operation)
             return None
+
+
+def is_stored_by(in_flight: InFlight, result: Mapping[str, Any], now: datetime) -> bool:
+    """True if a result was stored while a delivery ran here; its process has this machine's clock.
+
+    A task id may be used again, and Celery finds the result by the id.
+    """
+    done, began = result.get("date_done"), in_flight.delivery.started_at
+    try:
+        at: Any = datetime.fromisoformat(done) if isinstance(done, str) else done
+        at = at if at.tzinfo else at.replace(tzinfo=timezone.utc)  # of a database
+        if not at.microsecond:  # which may keep whole seconds
+            began = began.replace(microsecond=0)
+        return bool(began <= at <= now)
+    except (AttributeError, TypeError, ValueError):  # unknown: as with Celery alone
+        return True

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from datetime import datetime, timezone
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -756,10 +755,8 @@ class DeadLetterRequest(_Base):
 
     def _success_was_stored(self) -> Any:
         meta = super()._success_was_stored()
-        if meta and self.dlq_in_flight is not None:
-            shares_id = self.dlq_guard.quietly("end", self.dlq_guard.shares_id, self)
-            if shares_id or not is_stored_by(self.dlq_in_flight, meta, self.dlq_guard.now()):
-                return False  # else Celery would acknowledge a message that did not succeed
+        if meta and self.dlq_guard.quietly("end", self.dlq_guard.owns_result, self, meta) is False:
+            return False  # else Celery would acknowledge a message that did not succeed
         if meta and self.dlq_state not in DECIDED:
             self.dlq_guard.succeeded(self)
             self.dlq_move(_S.DONE)
@@ -783,22 +780,6 @@ _RESULTS: dict[Reason, type[Exception]] = {
     Reason.MAX_RETRIES_EXCEEDED: MaxRetriesExceededError,
     Reason.OPERATOR: TaskRevokedError,
 }
-
-
-def is_stored_by(in_flight: InFlight, result: Mapping[str, Any], now: datetime) -> bool:
-    """True if a result was stored while a delivery ran here; its process has this machine's clock.
-
-    A task id may be used again, and Celery finds the result by the id.
-    """
-    done, began = result.get("date_done"), in_flight.delivery.started_at
-    try:
-        at: Any = datetime.fromisoformat(done) if isinstance(done, str) else done
-        at = at if at.tzinfo else at.replace(tzinfo=timezone.utc)  # of a database
-        if not at.microsecond:  # which may keep whole seconds
-            began = began.replace(microsecond=0)
-        return bool(began <= at <= now)
-    except (AttributeError, TypeError, ValueError):  # unknown: as with Celery alone
-        return True
 
 
 def refusal_error(task: str, verdict: Die, dead_letter_queue: str) -> Exception:

@@ -159,13 +159,7 @@ class Starts:
             )
         except StoreUnavailable as exc:
             logger.debug("Delivery of %s is not counted: %s", key.task_id, exc)
-            if not self._outage_is_old():
-                # The reply was lost, perhaps, and not the count; the next one is another.
-                self._counter.ended(key, in_flight.delivery, charged=False)
-                return Start(retries=retries, status=CountStatus.UNCERTAIN)
-            known = self._known.get(key, 0)
-            in_flight.delivery = replace(in_flight.delivery, number=known + 1)
-            return Start(retries=retries, deliveries=known)
+            return self._unknown(in_flight)
         self._failed_at = -OUTAGE_WAIT_SECONDS
         if count.status in (CountStatus.UNCERTAIN, CountStatus.SUSPECT):
             in_flight.seen_at = now if in_flight.seen_at is None else in_flight.seen_at
@@ -207,14 +201,15 @@ class Starts:
         return min(max(0.0, left), MAX_CRASH_DELAY_SECONDS)
 
     def _unknown(self, in_flight: InFlight) -> Start:
-        """The facts while an error of ours hides them: the same as in an outage of the store.
+        """The facts while an outage of the store hides them, or an error of ours.
 
         It may be poison at its limit, which must not start again.
         """
         retries = in_flight.key.retries
-        with suppress(Exception):  # it may be counted: the next attempt is another one
-            self._counter.ended(in_flight.key, in_flight.delivery, charged=False)
         if not self._outage_is_old():
+            # The reply was lost, perhaps, and not the count; the next one is another.
+            with suppress(Exception):
+                self._counter.ended(in_flight.key, in_flight.delivery, charged=False)
             return Start(retries=retries, status=CountStatus.UNCERTAIN)
         known = self._known.get(in_flight.key, 0)
         in_flight.delivery = replace(in_flight.delivery, number=known + 1)

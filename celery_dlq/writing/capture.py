@@ -123,24 +123,30 @@ def publication_of(message: Any) -> str:
     Its publisher says it, if that has the plugin; else the broker, if the message keeps its id
     there; else the content: two equal messages of a plain publisher on RabbitMQ are one.
     """
+    given = _given_publication(message)
+    if given is not None:
+        return given
     headers = message.headers if isinstance(message.headers, Mapping) else {}
-    given = headers.get(PUBLICATION_HEADER)
-    if is_publication(given):
-        return str(given)
-    properties = message.properties or {}
-    known = sqs_id(message) or properties.get("delivery_tag")
-    if isinstance(known, str):
-        return named_after(known.encode("utf-8", "backslashreplace"))
-    told_apart = [properties.get("message_id"), *map(headers.get, _TOLD_APART)]
+    message_id = (message.properties or {}).get("message_id")
+    told_apart = [message_id, *map(headers.get, _TOLD_APART)]
     content = wire_body(message.body, None, message.content_encoding)
     return named_after(content, repr(told_apart).encode("utf-8", "backslashreplace"))
 
 
 def is_named_after_content(message: Any) -> bool:
     """True if neither its publisher nor its broker tells a message from an equal one."""
+    return _given_publication(message) is None
+
+
+def _given_publication(message: Any) -> str | None:
     headers = message.headers if isinstance(message.headers, Mapping) else {}
+    given = headers.get(PUBLICATION_HEADER)
+    if is_publication(given):
+        return str(given)
     known = sqs_id(message) or (message.properties or {}).get("delivery_tag")
-    return not is_publication(headers.get(PUBLICATION_HEADER)) and not isinstance(known, str)
+    if isinstance(known, str):
+        return named_after(known.encode("utf-8", "backslashreplace"))
+    return None
 
 
 def another(message: Message) -> Message:

@@ -75,6 +75,7 @@ def test_without_a_file_descriptor_for_the_store_a_death_waits(
     conf = {"dlq_url": other_redis.url, "worker_prefetch_multiplier": 8}
     worker = start_worker(conf)
     assert poison.healthy.delay("before").get(timeout=10) == "before"
+    poll(lambda: unacknowledged(redis_url) == 0)
     use_up_descriptors(worker.process.pid)
     other_redis.close_connections()
     sent = {poison.fails.delay(f"dies-{n}").id for n in range(3)}

@@ -24,6 +24,7 @@ class Timing:
     start_look: float = 1.0  # Between two attempts to reach a store that is away at the start
     signal_again: float = 0.01  # Until a signal that interrupted our code is sent again
     signal_wait: float = 30.0  # Then it interrupts us; all we wait for has a shorter time-out
+    last_try: float = 3.0  # A worker that ends tells a store that is away for so long
     signal_follows: float = 0.25  # A pool process dies so long before the main one gets the signal
     spool_after: float = 60.0  # A letter waits in memory so long, then in `dlq_spool_dir`
     consumer_timeout: float = 1800.0  # RabbitMQ's, by default; nothing waits half so long

@@ -260,11 +260,17 @@ class PipelinedConnection:
                 return (state["ip"], state["port"]) != here or "failover" in str(state["flags"])
         return False
 
+    def confirm(self) -> bool:
+        """Wait until Redis has executed everything; False if it does not. Never raises."""
+        with self._lock:
+            if self.unconfirmed or self.kept:
+                return self.probe_writes([*self.unconfirmed][-1:])
+            return True
+
     def close(self) -> None:
         """Wait until Redis has executed everything, and disconnect. Never raises."""
         with self._lock:
-            if self.unconfirmed or self.kept:
-                self.probe_writes([*self.unconfirmed][-1:])
+            self.confirm()
             self.drop()
 
     def _awaited(

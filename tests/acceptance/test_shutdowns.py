@@ -1,7 +1,8 @@
-"""Cold shutdowns: they end, nothing starts while they last, and nothing is lost by them."""
+"""Shutdowns: they end, nothing starts while they last, and nothing is lost or charged by them."""
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -88,4 +89,35 @@ def test_a_cold_shutdown_during_a_count_ends_and_nothing_starts(
     except AssertionError as error:
         lost = [key for key in keys if not ran(key)]
         raise AssertionError(f"{lost} did not run\n{worker.output}\n{second.output}") from error
+    assert not poison.dlq.queues()
+
+
+@pytest.mark.parametrize("place", ["classic", "quorum"], indirect=True)
+def test_a_store_that_fails_over_in_a_deploy_learns_what_the_deploy_ended(
+    poison: ModuleType,
+    redis_server: RedisServer,
+    redis_url: str,
+    start_worker: Start,
+    ran: Ran,
+    place: Place,
+) -> None:
+    """At a limit of one start: the store takes no writes when the worker gives its tasks back."""
+    conf = {"dlq_queues": {"orders": {"max_deliveries": 1}}}
+    worker = start_worker(conf, env=place.env)
+    publish(redis_url, place, ("sleeps", "one", {"kwargs": {"seconds": 40}}))
+    poll(lambda: ran("one"), timeout_seconds=20)
+    seen = time.monotonic() + 2
+    poll(lambda: time.monotonic() > seen)
+    redis_server.client().replicaof("127.0.0.1", "1")
+    os.killpg(worker.process.pid, signal.SIGTERM)
+    try:
+        poll(lambda: "read only replica" in worker.output, timeout_seconds=20)
+        later = time.monotonic() + 2
+        poll(lambda: time.monotonic() > later or worker.process.poll() is not None)
+    finally:
+        redis_server.client().replicaof("NO", "ONE")
+    worker.process.wait(30)
+
+    start_worker(conf, env=place.env)
+    poll(lambda: ran("one") == 2, timeout_seconds=60)
     assert not poison.dlq.queues()

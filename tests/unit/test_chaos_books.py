@@ -194,6 +194,43 @@ def test_a_deploy_charges_nothing_though_its_signal_reaches_the_pool(group: bool
     assert faults(books) == ({shutdown} if group else set())
 
 
+@pytest.mark.parametrize(("away_until", "excused"), [(4.0, False), (6.0, True)])
+def test_a_store_that_is_away_as_a_worker_ends_is_not_told_what_the_deploy_ended(
+    away_until: float, excused: bool
+) -> None:
+    """The worker tries for three seconds."""
+    ended = Ended(WORKER, 2.0, 2.5, cold=False, how=0, asked=True, group=True)
+    away = [Spell("redis dies", "", 1.9, away_until)]
+    letter = the_letter_of_a_start_at(1.0, 9.0)
+    books = balance("slow", at(1.0), letters=[letter], limit=1, ended=[ended], spells=away)
+    assert (not faults(books)) == excused
+
+
+@pytest.mark.parametrize(
+    ("what", "slot", "excused"),
+    [
+        ("broker is away", "w1", True),
+        ("broker is away", "w2", False),
+        ("store is slow", "w1", False),
+    ],
+)
+def test_a_warm_shutdown_acknowledges_nothing_while_the_broker_is_away(
+    what: str, slot: str, excused: bool
+) -> None:
+    """A task ended at 2, right before the signal; its message came back after the worker's end."""
+    ended = Ended(WORKER, 2.1, 8.0, cold=False, how=0, asked=True)
+    starts = at(1.0) + at(9.0, worker=OTHER, pid=201)
+    books = balance(
+        "quick",
+        starts,
+        at(2.0) + at(9.1, worker=OTHER, pid=201),
+        ended=[ended],
+        spells=[Spell(what, slot, 2.2, 6.0)],
+        broker="redis",
+    )
+    assert (not faults(books)) == excused
+
+
 def test_a_long_task_ends_with_its_worker_long_after_its_start() -> None:
     """It began at 1, and its worker was killed at 7; a quick one was over by then."""
     died = Ended(WORKER, 7.0, 7.0, cold=False, how=-9)

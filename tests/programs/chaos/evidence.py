@@ -14,6 +14,7 @@ from celery_dlq import DeadLetter, Delivery, Outcome
 NEAR_SECONDS = 15.0  # a death so soon after a start may have ended it
 ACKNOWLEDGED_SECONDS = 3.0  # so long after its end a task's message is acknowledged
 AT_ONCE_SECONDS = 1.0  # a worker sends again once a second what may be lost
+LAST_TRY_SECONDS = 2.5  # so long a worker that ends tries to tell the store, at least
 REST_SECONDS = 4.0  # so long after an outage workers may leave the store alone
 
 SILENT = frozenset({"redis hangs", "redis dies", "descriptors"})
@@ -70,10 +71,12 @@ class Evidence:
             lasts = LASTING_SECONDS.get(published.kind if published else "", 0.0)
             last = max(self._ends_of(earlier), default=earlier.at + lasts)
             ended = self.ended.get(earlier.worker)
+            by, soon = self._acknowledged_by(slot, last), last + ACKNOWLEDGED_SECONDS
             if (
                 ended is not None
-                and (ended.how != 0 or ended.cold or ended.alone or ended.group)
-                and self._began_to_end(ended) <= min(last + ACKNOWLEDGED_SECONDS, start.at)
+                # A warm shutdown waits for its tasks, and not for a broker that is away.
+                and (ended.how != 0 or ended.cold or ended.alone or ended.group or by > soon)
+                and self._began_to_end(ended) <= min(by, start.at)
             ):
                 return "its worker ended"
             spells = [
@@ -105,6 +108,17 @@ class Evidence:
             if logged_at >= start.at and any(spell.what in NOT_HEARD for spell in spells):
                 return HELD if self._was_held(earlier) else NOT_STORED
         return ""
+
+    def _acknowledged_by(self, slot: str, last: float) -> float:
+        """When the end of a task has reached the broker: soon, or soon after that is back."""
+        away = LOST_CONNECTIONS | (
+            REFUSING | {"redis drops"} if self.facts.broker == "redis" else frozenset()
+        )
+        by = last + ACKNOWLEDGED_SECONDS
+        for spell in sorted(self.facts.spells, key=lambda spell: spell.begin):
+            if spell.what in away and spell.slot in ("", slot) and spell.meets(last, by):
+                by = max(by, spell.end + ACKNOWLEDGED_SECONDS)
+        return by
 
     def _began_to_end(self, ended: Ended) -> float:
         """When it was asked, or killed; by its own task it was right after that began."""
@@ -325,7 +339,9 @@ class Evidence:
         until = min([*over, letter.dead_lettered_at.timestamp()])
         asked = ended is not None and ended.group and not ended.hung
         if ended is not None and asked and mark.at <= ended.asked_at <= until and not over:
-            return "a shutdown of its whole process group"
+            # What the store has not taken when the worker has tried for three seconds is lost.
+            silent = self._silent_for(slot, ended.asked_at, ended.at + AT_ONCE_SECONDS)
+            return "" if silent > LAST_TRY_SECONDS else "a shutdown of its whole process group"
         if ended is not None and self._began_to_end(ended) <= until + ACKNOWLEDGED_SECONDS:
             return ""
         unheard = [
@@ -340,6 +356,15 @@ class Evidence:
         if (mark.task_id, mark.retries + 1) in self.starts:
             return "a start that was retried"
         return "its success" if over and over[0] <= until else "a start that still ran"
+
+    def _silent_for(self, slot: str | None, begin: float, end: float) -> float:
+        """The longest time in which the store did not hear a worker, of what meets a period."""
+        met = [
+            spell.end - spell.begin
+            for spell in self.facts.spells
+            if spell.slot in ("", slot) and spell.what in NOT_HEARD and spell.meets(begin, end)
+        ]
+        return max(met, default=0.0)
 
     def _died_near(self, delivery: Any) -> bool:
         """Its worker ended soon after the delivery was counted."""

@@ -17,6 +17,7 @@ import amqp
 from servers import _free_port
 
 _START_SECONDS = 60.0
+_MOST_PORTS = 3
 _ROOM = 4 * 1024**3
 
 
@@ -66,6 +67,10 @@ class RabbitServer:
     """A RabbitMQ node; a context manager that ends it and its port mapper."""
 
     def __init__(self) -> None:
+        self._choose()
+
+    def _choose(self) -> None:
+        """Choose ports that are free just now, and a folder."""
         self.port = _free_port()
         self._folder = Path(tempfile.mkdtemp(prefix="rabbit-", dir=_quick_folder()))
         self._process: subprocess.Popen[bytes] | None = None
@@ -95,11 +100,17 @@ class RabbitServer:
         )
 
     def __enter__(self) -> RabbitServer:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
+        for left in reversed(range(_MOST_PORTS)):
+            try:
+                self.start()
+                break
+            except BaseException as exc:
+                # Somebody else took a port between our look and the node's start.
+                taken = isinstance(exc, RuntimeError) and "eaddrinuse" in str(exc)
+                self.close()
+                if not (taken and left):
+                    raise
+                self._choose()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -240,7 +251,7 @@ class RabbitServer:
                     return
             except (OSError, amqp.AMQPError):
                 time.sleep(0.2)
-        output = (self._folder / "output").read_text()[-2000:]
+        output = (self._folder / "output").read_text()[-8000:]
         raise RuntimeError(f"rabbitmq-server did not come up: {output}")
 
     def _control(self, *arguments: str) -> None:

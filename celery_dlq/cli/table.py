@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from celery_dlq.store.instructions import Hold
 
 _CLOCK_SKEW_SECONDS = 2
+_FOLDED_WIDTH = 16  # a name that is folded at less cannot be read
 
 Cell = str | int | Text | Sequence[str | Text] | None
 """What a table shows in one place: a line, a number, styled text, or several lines."""
@@ -65,8 +67,44 @@ def table(
 ) -> int:
     """Print a table, if it has rows; returns how many.
 
-    A column whose name begins with ``!`` is not folded, one with ``>`` is of numbers.
+    A column whose name begins with ``!`` is not folded, one with ``>`` is of numbers. Where the
+    columns do not fit beside each other, each row is a block of lines.
     """
+    cells = [[*map(_shown, row)] for row in rows]
+    if _least_width(columns, cells) > console.width:
+        _print_blocks(console, title, columns, cells)
+    elif cells:
+        console.print(_grid(title, columns, cells))
+    return len(cells)
+
+
+def _least_width(columns: Sequence[str], cells: Sequence[Sequence[Text]]) -> int:
+    """What a table needs to be read; below that, rich leaves columns out."""
+    width = 0
+    for name, *column in zip(map(Text, columns), *cells, strict=False):
+        folded = name.plain[:1] not in ("!", ">")
+        longest = max(cell_len(part) for cell in (name, *column) for part in cell.plain.split("\n"))
+        width += 2 + (min(longest, _FOLDED_WIDTH) if folded else longest)
+    return width
+
+
+def _print_blocks(
+    console: Console, title: str, columns: Sequence[str], cells: Sequence[Sequence[Text]]
+) -> None:
+    """Print each row as lines, one for each column that has something."""
+    if title:
+        console.print(line(title, "bold"))
+    for row in cells:
+        for name, cell in zip(columns, row, strict=False):
+            if cell.plain:
+                label = ", ".join(name.lstrip("!>").split("\n"))
+                shown = Text(", ").join(cell.split("\n"))
+                console.print(Text(f"{label}: " if label else "", "dim") + shown, overflow="fold")
+        console.print()
+
+
+def _grid(title: str, columns: Sequence[str], cells: Sequence[Sequence[Text]]) -> Table:
+    """The table that rich draws."""
     made = Table(
         title=line(title, "bold"),
         title_justify="left",
@@ -82,11 +120,9 @@ def table(
             no_wrap=name[:1] == "!",
             overflow="fold",
         )
-    for row in rows:
-        made.add_row(*map(_shown, row))
-    if made.row_count:
-        console.print(made)
-    return made.row_count
+    for row in cells:
+        made.add_row(*row)
+    return made
 
 
 def facts(

@@ -35,6 +35,27 @@ def text_on(console: Console) -> str:
     return console.file.getvalue()
 
 
+@pytest.mark.parametrize("width", [20, 30, 50, 60, 72, 80])
+def test_no_column_is_left_out_of_a_narrow_terminal(width: int) -> None:
+    """Without blocks, rich leaves out the number of letters first, and says nothing."""
+    console = Console(file=StringIO(), width=width, highlight=False)
+    columns = ("!fingerprint, state", ">letters", "task, cause", "!oldest\nnewest")
+    cells = (
+        ("0f9f2b1e7d61", "open"),
+        5632,
+        ("shop.orders.charge", "failed"),
+        ("268 d ago", "8 min ago"),
+    )
+    assert table(console, "orders-DLQ by cause", columns, [cells, cells]) == 2
+    text = text_on(console)
+    assert all(len(line.rstrip()) <= width for line in text.splitlines())
+    shown = "".join(text.split())
+    for word in ("fingerprint", "state", "letters", "cause", "0f9f2b1e7d61", "5,632", "268dago"):
+        assert word in shown, text
+    assert "8minago" in shown
+    assert "shop.orders.charge" in shown
+
+
 def drawn() -> str:
     """Every screen of letters, with texts that would forge a line or steer the terminal."""
     console = a_screen()
@@ -122,16 +143,16 @@ def test_tables_fit_80_columns() -> None:
 
 def test_cells_are_folded_at_spaces_and_names_with_a_mark_are_kept_whole() -> None:
     """A column that never wraps keeps its words whole, the others give way."""
-    console = Console(file=StringIO(), width=31)
-    row = ("0123456789", 1234, block("one two three\nfour " + "x" * 12))
+    console = Console(file=StringIO(), width=40)
+    row = ("0123456789", 1234, block("one two three four\nfive " + "x" * 20))
     assert table(console, "", ("!id", ">letters", "said"), [row]) == 1
 
     assert [line.rstrip() for line in text_on(console).splitlines()][3:-1] == [
-        " 0123456789    1,234  one two",
-        "                      three",
+        " 0123456789    1,234  one two three",
         "                      four",
-        "                      xxxxxxxx",
-        "                      xxxx",
+        "                      five",
+        "                      xxxxxxxxxxxxxxxxx",
+        "                      xxx",
     ]
 
 

@@ -263,9 +263,9 @@ class PipelinedConnection:
     def confirm(self) -> bool:
         """Wait until Redis has executed everything; False if it does not. Never raises."""
         with self._lock:
-            if self.unconfirmed or self.kept:
-                return self.probe_writes([*self.unconfirmed][-1:])
-            return True
+            # All in order: the last start alone would come after what took it back.
+            self._in_doubt = self._in_doubt or bool(self.unconfirmed)
+            return self.probe_writes([])
 
     def close(self) -> None:
         """Wait until Redis has executed everything, and disconnect. Never raises."""

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -376,6 +377,25 @@ def test_what_is_taken_back_in_a_moment_without_writes_is_taken_back(
     counter.ended(key, an_ended_delivery(), charged=False)
     accept(server)
     counter.flush()
+    assert count_of(server, key) == 0
+
+
+def test_what_was_taken_back_in_a_moment_without_writes_stays_so_when_the_worker_ends(
+    own: Parts, server: RedisServer
+) -> None:
+    """Its last start was sent once more, after what took it back: charged, and nobody runs it."""
+    counter, key = own.counter(own.connection()), a_key()
+    counter.count_first(a_key(), a_delivery())
+    counter.flush()
+    refuse(server)
+    counter.count_first(key, a_delivery())
+    counter.ended(key, replace(an_ended_delivery(), outcome=Outcome.SHUTDOWN), charged=False)
+    refused = counter.connection.errors
+    closing = threading.Thread(target=counter.close)
+    closing.start()
+    poll(lambda: counter.connection.errors > refused + 1)  # it tries again, until it is told
+    accept(server)
+    closing.join(10)
     assert count_of(server, key) == 0
 
 

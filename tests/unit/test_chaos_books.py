@@ -161,7 +161,12 @@ def test_a_message_whose_task_was_retried_is_over() -> None:
         ("prefork", {"spell": Spell("stop", "w1", 2.0, 4.0)}, ""),
         ("prefork", {"spell": Spell("stop", "w2", 2.0, 4.0)}, "its success"),
         ("prefork", {"spell": Spell("store is slow", "w1", 2.0, 4.0)}, ""),
-        ("prefork", {"spell": Spell("broker is away", "w1", 2.0, 4.0)}, "its success"),
+        ("prefork", {"spell": Spell("broker is away", "w1", 2.0, 4.0)}, ""),
+        (
+            "prefork",
+            {"spell": Spell("broker is away", "w1", 2.0, 4.0), "broker": "quorum"},
+            "its success",
+        ),
         ("solo", {}, "its success"),
     ],
 )
@@ -177,10 +182,47 @@ def test_a_healthy_task_is_charged_for_the_death_of_its_worker_only(
         letters=[letter],
         limit=1,
         pool=pool,
+        broker=more.get("broker", "redis"),
         ended=[more["ended"]] if "ended" in more else [Ended(OTHER, 7.0, 7.0, cold=False, how=-9)],
         spells=[more["spell"]] if "spell" in more else [],
     )
     assert faults(books) == ({f"a healthy task was charged for {found}"} if found else set())
+
+
+@pytest.mark.parametrize(("pool", "excused"), [("solo", True), ("prefork", False)])
+def test_solo_acknowledges_after_the_tasks_that_follow_at_once(pool: str, excused: bool) -> None:
+    """A quick task, then a long one in the same turn of the loop, then the connection is lost."""
+    neighbour = "long"
+    after = [Mark(neighbour, 0, 101, WORKER, 2.1)], [Mark(neighbour, 0, 101, WORKER, 7.0)]
+    facts = Facts(
+        max_deliveries=3,
+        published={
+            TASK: Published("quick", 1, confirmed=True),
+            neighbour: Published("long", 1, confirmed=True),
+        },
+        starts=[*at(2.0), *after[0], *at(9.0, worker=OTHER, pid=201)],
+        ends=[*at(2.0), *after[1], *at(9.0, worker=OTHER, pid=201)],
+        letters=[],
+        slots={WORKER: "w1", OTHER: "w2"},
+        pool=pool,
+        broker="quorum",
+        spells=[Spell("broker drops", "", 6.0, 6.5)],
+    )
+    assert (not faults(Balance(facts)())) == excused
+
+
+@pytest.mark.parametrize(("attempts", "fault"), [(1, True), (2, False)])
+def test_what_was_published_twice_may_be_two_letters(attempts: int, fault: bool) -> None:
+    """Each attempt of the publisher is a message of its own."""
+    letter = a_letter(task_id=TASK, reason=Reason.FAILED)
+    facts = Facts(
+        max_deliveries=3,
+        published={TASK: Published("fails", attempts, confirmed=True)},
+        starts=at(1.0, 2.0),
+        ends=[],
+        letters=[letter, replace(letter, id="another")],
+    )
+    assert ("two letters of one message" in faults(Balance(facts)())) == fault
 
 
 @pytest.mark.parametrize("group", [False, True])

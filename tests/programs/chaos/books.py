@@ -146,8 +146,10 @@ class Balance(Evidence):
         if len(letters) > 1:
             said = ", ".join(_described(letter) for letter in letters)
             twice = published.kind in RETRYING and len({x.retries for x in letters}) == len(letters)
-            where = self.books.explained if twice else self.books.faults
-            where["letters of several retries of one task"].append(f"{task_id}: {said}")
+            again = len(letters) <= published.attempts
+            where = self.books.explained if twice or again else self.books.faults
+            name = "of what was published again" if again else "of several retries of one task"
+            where[f"letters {name}"].append(f"{task_id}: {said}")
 
     def _nothing(self, task_id: str, published: Published) -> None:
         where = f"{task_id} {published.kind}: {self._marks_of(task_id)}"
@@ -169,8 +171,13 @@ class Balance(Evidence):
     def _letters_once(self) -> None:
         keys = Counter((x.task_id, x.retries, x.redrives) for x in self.facts.letters)
         self.books.faults["two letters of one message"].extend(
-            f"{key}" for key, count in keys.items() if count > 1
+            f"{key}" for key, count in keys.items() if count > self._published(key[0])
         )
+
+    def _published(self, task_id: str) -> int:
+        """How often the publisher published a message: each time is a message of its own."""
+        published = self.facts.published.get(task_id)
+        return published.attempts if published else 1
 
     def _bound(self, key: Key, starts: Sequence[Mark]) -> None:
         """At most max_deliveries starts, apart from the documented exceptions."""
@@ -193,9 +200,13 @@ class Balance(Evidence):
             "its count was lost, and its worker, at once": int(self._is_unsent(starts[0])),
             "a shutdown": sum(self._shut_down(mark) for mark in starts),
             "a copy older than the visibility timeout": sum(self._is_stale(m) for m in starts),
+            "its worker stood still, with the message in its socket": sum(
+                self._stood_still(mark) for mark in starts
+            ),
         }
         line = f"{key[0]} retry {key[1]}: {extra} more than {most}; {self._marks_of(key[0])}"
-        if self._after_letter(key, starts) > causes["several messages with one key"]:
+        late = self._after_letter(key, starts) - causes["several messages with one key"]
+        if late > causes["its worker stood still, with the message in its socket"]:
             self.books.faults["executed again after its letter was stored"].append(line)
             return
         free = causes["the message succeeded before"] + causes["several messages with one key"]

@@ -44,6 +44,8 @@ class Evidence:
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
+        # A Redis is broker, store and result backend, over one line.
+        self._not_heard = NOT_HEARD | ({"broker is away"} if facts.broker == "redis" else set())
         self.starts: dict[Key, list[Mark]] = defaultdict(list)
         for mark in sorted(facts.starts, key=lambda m: m.at):
             self.starts[mark.key].append(mark)
@@ -70,6 +72,8 @@ class Evidence:
             published = self.facts.published.get(earlier.task_id)
             lasts = LASTING_SECONDS.get(published.kind if published else "", 0.0)
             last = max(self._ends_of(earlier), default=earlier.at + lasts)
+            if self.facts.pool == "solo":
+                last = self._turn_ends(earlier.worker, last)
             ended = self.ended.get(earlier.worker)
             by, soon = self._acknowledged_by(slot, last), last + ACKNOWLEDGED_SECONDS
             if (
@@ -105,9 +109,20 @@ class Evidence:
                 return "its worker stood still for longer than its lease"
             logged_as = (task_id_of(earlier.task_id), earlier.worker)
             logged_at = self._logged_success.get(logged_as, start.at)
-            if logged_at >= start.at and any(spell.what in NOT_HEARD for spell in spells):
+            if logged_at >= start.at and any(spell.what in self._not_heard for spell in spells):
                 return HELD if self._was_held(earlier) else NOT_STORED
         return ""
+
+    def _turn_ends(self, worker: int, last: float) -> float:
+        """When a solo worker's loop turns after a task: not before those that follow at once."""
+        for mark in sorted(
+            (m for m in self.facts.starts if m.worker == worker), key=lambda m: m.at
+        ):
+            if last <= mark.at <= last + AT_ONCE_SECONDS:
+                published = self.facts.published.get(mark.task_id)
+                lasts = LASTING_SECONDS.get(published.kind if published else "", QUICK_SECONDS)
+                last = max(self._ends_of(mark), default=mark.at + lasts)
+        return last
 
     def _acknowledged_by(self, slot: str, last: float) -> float:
         """When the end of a task has reached the broker: soon, or soon after that is back."""
@@ -239,7 +254,7 @@ class Evidence:
             and any(
                 spell.meets(first.at - AT_ONCE_SECONDS, first.at + AT_ONCE_SECONDS)
                 for spell in self.facts.spells
-                if spell.what in NOT_HEARD
+                if spell.what in self._not_heard
             )
         )
 
@@ -274,6 +289,19 @@ class Evidence:
             for mark in self._end_marks[start.key]
             if mark.pid == start.pid and mark.at >= start.at
         ][:1]
+
+    def _stood_still(self, start: Mark) -> bool:
+        """Its worker had stood still, and read on right before; RabbitMQ had given it up.
+
+        A first delivery is not waited for, so its worker does not hear that it died elsewhere.
+        """
+        slot = self.facts.slots.get(start.worker)
+        return self.facts.broker in ("classic", "quorum") and any(
+            spell.what == "stop"
+            and spell.slot == slot
+            and 0 <= start.at - spell.end <= AT_ONCE_SECONDS
+            for spell in self.facts.spells
+        )
 
     def _shut_down(self, start: Mark) -> bool:
         """A cold shutdown ended this start, or one that was asked of the whole process group."""
@@ -348,7 +376,7 @@ class Evidence:
             spell
             for spell in self.facts.spells
             if spell.slot in ("", slot)
-            and spell.what in NOT_HEARD | {"pause", "stop", "store is slow"}
+            and spell.what in self._not_heard | {"pause", "stop", "store is slow"}
             and spell.meets(mark.at - AT_ONCE_SECONDS, until + ACKNOWLEDGED_SECONDS)
         ]
         if unheard:
@@ -362,7 +390,9 @@ class Evidence:
         met = [
             spell.end - spell.begin
             for spell in self.facts.spells
-            if spell.slot in ("", slot) and spell.what in NOT_HEARD and spell.meets(begin, end)
+            if spell.slot in ("", slot)
+            and spell.what in self._not_heard
+            and spell.meets(begin, end)
         ]
         return max(met, default=0.0)
 
@@ -390,7 +420,8 @@ class Evidence:
     def _disturbed(self, delivery: Any) -> bool:
         """Something happened to the delivery that is not the task's doing."""
         return delivery.outcome in (Outcome.SHUTDOWN, Outcome.WORKER_LOST, Outcome.RETRIED) or (
-            self._died_near(delivery) or self._is_silent(delivery.started_at.timestamp(), NOT_HEARD)
+            self._died_near(delivery)
+            or self._is_silent(delivery.started_at.timestamp(), self._not_heard)
         )
 
     def _marks_of(self, task_id: str) -> str:

@@ -24,14 +24,16 @@ from celery_dlq import DeadLetters
 
 EXAMPLE = Path(__file__).parents[1] / "examples/django"
 PAGES = "/admin/celery_dlq/deadletters"
-VIEW, REDRIVE, DISCARD, EDIT_POLICIES = "view", "redrive", "discard", "edit_policies"
+VIEW, REDRIVE, DISCARD, HOLD = "view", "redrive", "discard", "hold"
+EDIT_POLICIES = "edit_policies"
 USERS: dict[str, set[str]] = {
     "staff": set(),
     "viewer": {VIEW},
     "operator": {VIEW, REDRIVE},
     "remover": {VIEW, DISCARD},
+    "holder": {VIEW, HOLD},
     "lawgiver": {VIEW, EDIT_POLICIES},
-    "root": {VIEW, REDRIVE, DISCARD, EDIT_POLICIES},
+    "root": {VIEW, REDRIVE, DISCARD, HOLD, EDIT_POLICIES},
 }
 """Names of users of staff, and what they may do; ``root`` is a superuser."""
 

@@ -33,11 +33,15 @@ Fields = Mapping[str, Sequence[str]]
 
 
 class Permission(TextEnum):
-    """What a user may do. Django's permissions have the same names."""
+    """What a user may do. Django's permissions have the same names.
+
+    Each route says what it does with one of them: `celery_dlq.web.site.allowed`.
+    """
 
     VIEW = "view"
-    REDRIVE = "redrive"  # also edit, restore, hold, release, note, and states of groups
+    REDRIVE = "redrive"
     DISCARD = "discard"
+    HOLD = "hold"
     EDIT_POLICIES = "edit_policies"
 
 
@@ -48,8 +52,8 @@ class User:
     name: str = ""  # For the audit; empty for somebody who did not log in
     # What they may do, as `Permission` or its text; by default, to look
     permissions: Iterable[Permission | str] = frozenset({Permission.VIEW})
-    # Sentence for a page that offers what they may not do
-    why_not: str = "You may look, but not change anything."
+    # Sentence for a page that offers what they may not do; by default, what they may
+    why_not: str = ""
 
     def __post_init__(self) -> None:
         try:
@@ -58,6 +62,17 @@ class User:
             known = ", ".join(Permission)
             raise SettingsError(f"expected permissions of {known}, got {exc}") from exc
         object.__setattr__(self, "permissions", found)
+        if not self.why_not:
+            names = " and ".join(one for one in Permission if one in found - {Permission.VIEW})
+            why_not = f"You have the permissions view and {names}; this needs another."
+            if self.reads_only:
+                why_not = "You may look, but not change anything."
+            object.__setattr__(self, "why_not", why_not)
+
+    @property
+    def reads_only(self) -> bool:
+        """True if they may change nothing."""
+        return frozenset(self.permissions) <= {Permission.VIEW}
 
     def may(self, permission: Permission) -> bool:
         """True if they may do it."""
@@ -96,6 +111,7 @@ class Route:
     page: Callable[[Call], Page]  # Answers it
     seconds: float  # Longest wait for the answer; 0 for what asks no store
     tab: str = ""  # Its name on every page, if all pages lead to it
+    does: str = ""  # What its permission is given for, in words
 
     def link(self, root: str, parts: Mapping[str, Any], query: Mapping[str, Any] = {}) -> str:
         """The path; names in it are encoded twice.
@@ -124,9 +140,11 @@ def get(
     return Route(name or page.__name__, "GET", pattern, permission, page, seconds, tab)
 
 
-def post(pattern: str, page: Callable[[Call], Page], permission: Permission) -> Route:
-    """A route that changes something."""
-    return Route(page.__name__, "POST", pattern, permission, page, seconds=30.0)
+def post(
+    pattern: str, page: Callable[[Call], Page], permission: Permission, does: str = ""
+) -> Route:
+    """A route that changes something; ``does`` says what, to who gives the permission."""
+    return Route(page.__name__, "POST", pattern, permission, page, seconds=30.0, does=does)
 
 
 class Site:

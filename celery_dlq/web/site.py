@@ -93,21 +93,21 @@ ROUTES = (
     get(f"{_LETTER}/body", letters.body),
     get(f"{_QUEUE}/export/{{format}}", letters.export, seconds=30.0),
     get(f"{_QUEUE}/redrive", changes.redrive_form),
-    post(f"{_QUEUE}/redrive", changes.plan_redrive, REDRIVE),
+    post(f"{_QUEUE}/redrive", changes.plan_redrive, REDRIVE, "redrive letters"),
     get(f"{_QUEUE}/discard", changes.discard_form),
-    post(f"{_QUEUE}/discard", changes.plan_discard, DISCARD),
+    post(f"{_QUEUE}/discard", changes.plan_discard, DISCARD, "discard letters"),
     get(f"{_QUEUE}/discarded", queues.discarded),
-    post(f"{_QUEUE}/discarded", queues.restore, REDRIVE),
+    post(f"{_QUEUE}/discarded", queues.restore, REDRIVE, "restore discarded ones"),
     get(f"{_LETTER}/edit", changes.edit_form),
-    post(f"{_LETTER}/edit", changes.plan_edit, REDRIVE),
+    post(f"{_LETTER}/edit", changes.plan_edit, REDRIVE, "edit letters"),
     get("/jobs", changes.jobs, tab="Jobs"),
     get("/jobs/{job}", changes.job),
     post("/jobs/{job}/start", changes.start, VIEW),
     post("/jobs/{job}/cancel", changes.cancel, VIEW),
     post("/jobs/{job}/resume", changes.resume, VIEW),
     get("/policies", policies.policies, tab="Policies"),
-    post("/policies", policies.set_policy, EDIT_POLICIES),
-    post("/policies/unset", policies.unset_policy, EDIT_POLICIES),
+    post("/policies", policies.set_policy, EDIT_POLICIES, "override policies"),
+    post("/policies/unset", policies.unset_policy, EDIT_POLICIES, "end overrides"),
     get("/audit", policies.audit, tab="Audit"),
     get("/events/poll", poll),
     get("/static/{hash}/{file}", static, None, seconds=0),
@@ -120,6 +120,12 @@ def all_routes() -> tuple[Route, ...]:
     """The pages of the core and of the features that are plugged in."""
     more = (feature.load(feature.pages) for feature in features() if feature.pages)
     return (*ROUTES, *(route for routes in more for route in routes))
+
+
+def allowed(permission: Permission) -> str:
+    """What a permission lets users do, in words of its routes: for who gives it."""
+    does = (one.does for one in all_routes() if one.does and one.permission is permission)
+    return ", ".join(dict.fromkeys(does)) or "look at letters, their arguments and the audit"
 
 
 def handle(

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import logging
+import re
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
-from web_pages import ALL, SAME_SITE, SECRET, Pages, cookie_of, form_of, get, pages, post
+from web_pages import (
+    ALL,
+    SAME_SITE,
+    SECRET,
+    Pages,
+    cookie_of,
+    form_of,
+    get,
+    pages,
+    post,
+    recorded,
+)
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.web.access import (
@@ -20,6 +33,7 @@ from celery_dlq.web.access import (
     networks,
 )
 from celery_dlq.web.http import Permission, User
+from celery_dlq.web.site import all_routes, allowed
 
 TOKEN = "a token of these tests"
 ASKED = f"token={TOKEN.replace(' ', '+')}"
@@ -179,3 +193,33 @@ def test_a_user_is_made_of_plain_words() -> None:
     assert not user.may(Permission.DISCARD)
     with pytest.raises(SettingsError, match="expected permissions of view"):
         User(permissions={"fly"})
+
+
+def test_each_permission_says_what_it_is_given_for() -> None:
+    """Who could redrive could also hold a queue, and nobody who gave it knew."""
+    guide = (Path(__file__).parents[2] / "docs" / "how-to" / "web.md").read_text("utf-8")
+    table = dict(re.findall(r"^\| `(\w+)` \| (.+?)(?:;.*)? \|$", guide, re.MULTILINE))
+    assert table == {str(one): allowed(one) for one in Permission}
+    assert "hold" not in allowed(Permission.REDRIVE)
+    unsaid = [one.name for one in all_routes() if one.method == "POST" and not one.does]
+    assert unsaid == ["start", "cancel", "resume"], "a job's page asks for the job's permission"
+
+
+@pytest.mark.parametrize(("given", "holds"), [("redrive", False), ("hold", True)])
+def test_only_the_permission_to_hold_holds_and_releases(given: str, holds: bool) -> None:
+    """It is the switch that stops production."""
+    web = pages(access=lambda _: User(name="vera", permissions={"view", given}))
+    reached = recorded(web)
+    for path in ("/holds", "/holds/end"):
+        cookie, token = form_of()
+        answer = web.handle(post(path, cookie, token, headers=SAME_SITE))
+        assert answer.status == (200 if holds else 403)
+    assert reached == (["hold", "end_hold"] if holds else [])
+
+
+def test_who_may_something_reads_what_is_missing() -> None:
+    """And not that nothing can be changed."""
+    assert "may look" in User().why_not
+    assert User(permissions={"view", "edit_policies"}).why_not == (
+        "You have the permissions view and edit_policies; this needs another."
+    )

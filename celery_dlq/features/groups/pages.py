@@ -56,6 +56,6 @@ def set_state(call: Call) -> Page:
 
 _GROUP = "/queues/{queue}/groups/{fingerprint}"
 ROUTES = (
-    post(f"{_GROUP}/notes", add_note, Permission.REDRIVE),
-    post(f"{_GROUP}/state", set_state, Permission.REDRIVE),
+    post(f"{_GROUP}/notes", add_note, Permission.REDRIVE, "note"),
+    post(f"{_GROUP}/state", set_state, Permission.REDRIVE, "resolve, mute and reopen causes"),
 )

@@ -90,6 +90,6 @@ def _page(call: Call, error: str = "") -> Page:
 
 ROUTES = (
     get("/holds", holds, tab="Holds"),
-    post("/holds", hold, Permission.REDRIVE),
-    post("/holds/end", end_hold, Permission.REDRIVE),
+    post("/holds", hold, Permission.HOLD, "hold messages before they start"),
+    post("/holds/end", end_hold, Permission.HOLD, "release them"),
 )

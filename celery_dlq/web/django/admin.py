@@ -18,15 +18,9 @@ from django.middleware.csrf import get_token
 from django.urls import path, re_path, reverse
 
 from celery_dlq import DeadLetters as Plugin
-from celery_dlq.errors import MissingExtra
-from celery_dlq.web.django.models import PERMISSIONS, DeadLetters
-
-try:
-    from celery_dlq.web.http import Call, Page, Site, User
-    from celery_dlq.web.site import all_routes, handle
-except ModuleNotFoundError as exc:
-    raise MissingExtra("celery_dlq.web.django", exc.name or "jinja2", "django") from exc
-
+from celery_dlq.web.django.models import DeadLetters
+from celery_dlq.web.http import Call, Page, Permission, Site, User
+from celery_dlq.web.site import all_routes, handle
 
 _WHY_NOT = "Somebody who administers users of this site can give you more permissions."
 _making = threading.Lock()
@@ -74,7 +68,7 @@ class DeadLettersAdmin(admin.ModelAdmin):
         # Not from `request.path`: below FORCE_SCRIPT_NAME, ASGI servers leave that out of it.
         root = unquote(self._path("celery_dlq_deadletters_changelist")).rstrip("/")
         user: Any = request.user
-        may = [name for name in PERMISSIONS if user.has_perm(f"celery_dlq.{name}_deadletters")]
+        may = [name for name in Permission if user.has_perm(f"celery_dlq.{name}_deadletters")]
         call = Call(
             site=site,
             method=request.method or "GET",

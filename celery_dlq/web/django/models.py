@@ -6,13 +6,13 @@ from typing import ClassVar
 
 from django.db import models
 
-PERMISSIONS = {
-    "view": "view",
-    "redrive": "redrive, edit, restore and note",
-    "discard": "discard",
-    "edit_policies": "edit policies of",
-}
-"""What a user may do with dead letters, by the permission of the pages."""
+from celery_dlq.errors import MissingExtra
+
+try:
+    from celery_dlq.web.http import Permission
+    from celery_dlq.web.site import allowed
+except ModuleNotFoundError as exc:
+    raise MissingExtra("celery_dlq.web.django", exc.name or "jinja2", "django") from exc
 
 
 class DeadLetters(models.Model):  # noqa: DJ008 - there are no rows to describe
@@ -26,6 +26,5 @@ class DeadLetters(models.Model):  # noqa: DJ008 - there are no rows to describe
         verbose_name = "dead letters"
         verbose_name_plural = "dead letters"
         permissions: ClassVar = [
-            (f"{name}_deadletters", f"Can {what} dead letters")
-            for name, what in PERMISSIONS.items()
+            (f"{name}_deadletters", f"Can {allowed(name)}") for name in Permission
         ]

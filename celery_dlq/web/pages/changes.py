@@ -206,6 +206,8 @@ def _changed(call: Call, change: Callable[[str], object], *, typed: bool = False
 
 def _needed(found: Job) -> Permission:
     """What one must be allowed to do to start, cancel or resume a job."""
+    if found.kind == "release":
+        return Permission.HOLD
     return Permission.DISCARD if found.kind in REMOVALS else Permission.REDRIVE
 
 

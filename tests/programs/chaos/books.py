@@ -200,13 +200,13 @@ class Balance(Evidence):
             "its count was lost, and its worker, at once": int(self._is_unsent(starts[0])),
             "a shutdown": sum(self._shut_down(mark) for mark in starts),
             "a copy older than the visibility timeout": sum(self._is_stale(m) for m in starts),
-            "its worker stood still, with the message in its socket": sum(
-                self._stood_still(mark) for mark in starts
+            "its worker had the message before another one got it": sum(
+                self._had_it_before(mark) for mark in starts
             ),
         }
         line = f"{key[0]} retry {key[1]}: {extra} more than {most}; {self._marks_of(key[0])}"
         late = self._after_letter(key, starts) - causes["several messages with one key"]
-        if late > causes["its worker stood still, with the message in its socket"]:
+        if late > causes["its worker had the message before another one got it"]:
             self.books.faults["executed again after its letter was stored"].append(line)
             return
         free = causes["the message succeeded before"] + causes["several messages with one key"]

@@ -90,6 +90,8 @@ class Evidence:
                 and spell.meets(earlier.at - 1.0, min(last + ACKNOWLEDGED_SECONDS, start.at))
             ]
             renewed = self.facts.broker in RENEWING and not self.facts.plain
+            if self._had_it_before(start):
+                return "its connection was lost"
             # A worker may notice late that its connection is lost, and run what it had read.
             not_settled = self.facts.not_settled.get(earlier.worker, ())
             if not renewed and (
@@ -290,17 +292,20 @@ class Evidence:
             if mark.pid == start.pid and mark.at >= start.at
         ][:1]
 
-    def _stood_still(self, start: Mark) -> bool:
-        """Its worker had stood still, and read on right before; RabbitMQ had given it up.
+    def _had_it_before(self, start: Mark) -> bool:
+        """Its worker had the message before RabbitMQ gave it to another one, and did not know.
 
-        A first delivery is not waited for, so its worker does not hear that it died elsewhere.
+        It stood still, and the message lay in its socket; or its connection was lost while the
+        message waited for its turn. A first delivery starts without asking if it died elsewhere.
         """
         slot = self.facts.slots.get(start.worker)
+        received = self._received[task_id_of(start.task_id), start.worker]
+        since = max((at for at in received if at <= start.at + 0.5), default=start.at)
         return self.facts.broker in ("classic", "quorum") and any(
-            spell.what == "stop"
-            and spell.slot == slot
-            and 0 <= start.at - spell.end <= AT_ONCE_SECONDS
+            (spell.what == "stop" and 0 <= start.at - spell.end <= AT_ONCE_SECONDS)
+            or (spell.what in LOST_CONNECTIONS and spell.meets(since, start.at))
             for spell in self.facts.spells
+            if spell.slot in ("", slot)
         )
 
     def _shut_down(self, start: Mark) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -65,9 +65,15 @@ class Reading:
         self._redaction = redaction
         self._notes = notes
 
-    def queues(self) -> list[QueueSummary]:
-        """All dead-letter queues: name, number of letters, ages, letters by reason."""
-        return self._store.overviews.queues()
+    def queues(self, names: Sequence[str] | None = None) -> list[QueueSummary]:
+        """All dead-letter queues, or some: name, number of letters, ages, letters by reason."""
+        return self._store.overviews.queues(names)
+
+    def busiest(self) -> dict[str, tuple[int, int]]:
+        """Letters of each queue, and those of the last hour; the busiest of the last hour first."""
+        overviews = self._store.overviews
+        found = overviews.counts(overviews.names()).items()
+        return dict(sorted(found, key=lambda one: (-one[1][1], -one[1][0], one[0])))
 
     def letters(
         self,
@@ -243,8 +249,9 @@ class Reading:
         limit: int | None = None,
         by: GroupOrder = "letters",
         state: GroupState | str | None = None,
+        offset: int = 0,
     ) -> list[Group]:
-        """The letters of a queue by fingerprint."""
+        """The letters of a queue by fingerprint, after the first ``offset`` of this order."""
         if by not in get_args(GroupOrder):
             raise DLQError(f"expected by to be letters or newest, got {by!r}")
         known = [one.value for one in GroupState]
@@ -253,12 +260,13 @@ class Reading:
         self.check_queue(dead_letter_queue)
         queue, overviews, notes = dead_letter_queue, self._store.overviews, self._notes
         states = {} if state is None or notes is None else notes.states(queue)
+        end = None if limit is None else offset + limit
         if state is None or state == GroupState.OPEN:
-            names = overviews.ranked(queue, by, most=None if limit is None else limit + len(states))
-            names = [name for name in names if name not in states][:limit]
+            names = overviews.ranked(queue, by, most=None if end is None else end + len(states))
+            names = [name for name in names if name not in states][offset:end]
         else:
             wanted = [name for name, one in states.items() if one == state]
-            names = overviews.ranked(queue, by, most=limit, of=wanted)
+            names = overviews.ranked(queue, by, most=end, of=wanted)[offset:]
         statuses = {} if notes is None else notes.statuses(queue, names)
         found = {name: _empty(name, status) for name, status in statuses.items()}
         found |= {one.fingerprint: one for one in overviews.groups(queue, names)}

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import readable
 from celery_dlq.letters.record import Reason, from_micros, to_micros
-from celery_dlq.store.connect import is_refusal
+from celery_dlq.store.connect import LazyCluster, is_refusal
 from celery_dlq.store.keys import spelled
 from celery_dlq.store.part import Part, of_each
 from celery_dlq.store.records import (
@@ -32,6 +32,7 @@ _MAX_RELEASE_CHARS = 100
 _MINUTE, _SPAN = 60, 300  # seconds
 _HOURS, _MINUTES = 24, 60
 _SPANS_PER_HOUR = 12  # in parts/group.lua
+_QUEUES_PER_SCRIPT, _SIZES_PER_WRITE = 100, 200
 _SAMPLES = 50
 """Nodes of a stream that Redis weighs; the others are taken to be like them."""
 
@@ -43,9 +44,22 @@ class Overviews(Part):
         """Return the names of all dead-letter queues that ever had a letter, sorted."""
         return sorted(map(text_of, self._ask("SMEMBERS", self._keys.queues())))
 
-    def queues(self) -> list[QueueSummary]:
-        """Return all dead-letter queues with their size, age and reasons."""
-        names, keys = self.names(), self._keys
+    def counts(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """Return the letters of each queue, and those of the last hour, in one write."""
+        script, keys = script_text("counts"), self._keys
+        size = 1 if isinstance(self._client, LazyCluster) else _QUEUES_PER_SCRIPT
+        parts = [names[start : start + size] for start in range(0, len(names), size)]
+        self._client.script_load(script.text)
+        pipe = self._client.pipeline(transaction=False)
+        for some in parts:
+            places = [place for name in some for place in (keys.letters(name), keys.arrivals(name))]
+            pipe.execute_command("EVALSHA", script.digest, len(places), *places)
+        found = [count for counts in pipe.execute() for count in counts]
+        return dict(zip(names, zip(found[::2], found[1::2], strict=True), strict=True))
+
+    def queues(self, names: Sequence[str] | None = None) -> list[QueueSummary]:
+        """Return dead-letter queues, by default all, with their size, age and reasons."""
+        names, keys = self.names() if names is None else names, self._keys
         reasons = [f"reason:{reason.value}" for reason in Reason]
         now, status = self.now(), script_text("queue_status")
         self._client.script_load(status.text)
@@ -71,6 +85,7 @@ class Overviews(Part):
                 names,
                 lambda pipe, name: pipe.memory_usage(keys.letters(name), samples=_SAMPLES),
                 lambda pipe, name: pipe.memory_usage(keys.bin(name), samples=_SAMPLES),
+                at_once=_SIZES_PER_WRITE,
             )
             return {name: sum(size or 0 for size in sizes) for name, sizes in found}
         except StoreUnavailable as exc:

@@ -15,6 +15,7 @@ A feature's own part lies in its folder, with its keys and scripts::
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -29,7 +30,8 @@ from celery_dlq.store.scripts import script_text
 if TYPE_CHECKING:
     from celery_dlq.store.store import Store
 
-_QUEUES_PER_WRITE = 25
+_CLOCK_SECONDS = 1.0
+_QUEUES_PER_WRITE = 50
 """Few, so that Redis serves others in between: it may read two large letters per queue."""
 
 
@@ -46,9 +48,14 @@ class Part:
         self._keys = keys or store.keys
 
     def now(self) -> datetime:
-        """Return the time of Redis, the clock that all machines share."""
-        seconds, micros = self._client.time()
-        return from_micros(seconds * 1_000_000 + micros)
+        """Return the time of Redis, the clock that all machines share; asked once a second."""
+        asked_at, micros = self._store.clock
+        passed = time.monotonic() - asked_at
+        if passed > _CLOCK_SECONDS:
+            seconds, rest = self._client.time()
+            micros, passed = seconds * 1_000_000 + rest, 0.0
+            self._store.clock = time.monotonic(), micros
+        return from_micros(micros + int(passed * 1e6))
 
     def _ask(self, *command: Any) -> Any:
         """Send one command on the connection that is open in a worker, which seldom has another."""
@@ -86,11 +93,14 @@ class Part:
 
 
 def of_each(
-    client: Any, names: Sequence[str], *commands: Callable[[Any, str], object]
+    client: Any,
+    names: Sequence[str],
+    *commands: Callable[[Any, str], object],
+    at_once: int = _QUEUES_PER_WRITE,
 ) -> Iterator[tuple[str, list[Any]]]:
     """Send the same commands for many queues, in pipelines."""
-    for start in range(0, len(names), _QUEUES_PER_WRITE):
-        some = names[start : start + _QUEUES_PER_WRITE]
+    for start in range(0, len(names), at_once):
+        some = names[start : start + at_once]
         pipe = client.pipeline(transaction=False)
         for name in some:
             for command in commands:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property
@@ -46,6 +47,7 @@ class Store:
         self.keys = Keys(prefix)
         self._timeout = timeout_seconds
         self.count_ttl = count_ttl_seconds
+        self.clock = -math.inf, 0  # that of Redis, and when it was asked; see `Part.now`
         self._parts: dict[type[Part], Any] = {}
         self._knows_no_memory = False
 

@@ -10,9 +10,10 @@ import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from celery_dlq.errors import DLQError, StoreUnavailable
@@ -21,7 +22,7 @@ from celery_dlq.letters.record import iso
 
 if TYPE_CHECKING:
     from celery_dlq import DeadLetters
-    from celery_dlq.store.records import QueueSummary, WorkerInfo
+    from celery_dlq.store.records import WorkerInfo
 
 _Value = TypeVar("_Value")
 
@@ -139,15 +140,11 @@ class Status:
         return json.dumps({"at": self._changed_at, **found}, separators=(",", ":")).encode()
 
 
-def busiest_first(queues: Iterable[QueueSummary]) -> list[QueueSummary]:
-    """Those with the most letters in the last hour come first."""
-    return sorted(queues, key=lambda queue: (-queue.last_hour, -queue.letters, queue.name))
-
-
 def numbers_of(dlq: DeadLetters) -> dict[str, Any]:
     """The letters of each queue, and the jobs that changed lately."""
     # The overview shows those too; names as templates print them.
-    shown = {printable(one.name): one for one in busiest_first(dlq.queues())[:MAX_QUEUES]}
+    busiest = islice(dlq.assembly.reading().busiest().items(), MAX_QUEUES)
+    shown = {printable(name): counts for name, counts in busiest}
     now = datetime.now(timezone.utc)
     jobs = [
         job
@@ -155,8 +152,8 @@ def numbers_of(dlq: DeadLetters) -> dict[str, Any]:
         if job.state in _LIVE_STATES or (now - job.updated_at).total_seconds() < _ENDED_SECONDS
     ]
     return {
-        "letters": {name: queue.letters for name, queue in shown.items()},
-        "hour": {name: queue.last_hour for name, queue in shown.items()},
+        "letters": {name: letters for name, (letters, _) in shown.items()},
+        "hour": {name: hour for name, (_, hour) in shown.items()},
         "jobs": {
             job.id: {
                 "state": job.state,

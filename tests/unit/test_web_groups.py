@@ -126,3 +126,24 @@ def test_a_cause_that_was_mended_keeps_its_page_after_its_letters() -> None:
     assert sent(web, "state=resolved") == 303
     assert "state resolved" in shown(web, PAGE)
     assert web.handle(get(PAGE.replace(GROUP, "ffffffffffffffff"))).status == 404
+
+
+def test_causes_beyond_the_first_page_are_found_by_page_and_by_name() -> None:
+    """A hundred are shown; the others were nowhere."""
+    web = pages()
+    for number in range(130):
+        stored(web, fingerprint=f"{number:016x}", task_name=f"shop.task{number:03d}")
+    first, second = shown(web, GROUPS, by="letters"), shown(web, GROUPS, by="letters", page="2")
+    found = [{*re.findall(r"shop\.task\d+", text)} for text in (first, second)]
+    assert [*map(len, found)] == [100, 30]
+    assert len(found[0] | found[1]) == 130
+    assert "100 causes on this page" in first
+    assert "Page 2 →" in first
+    assert "← Page 1" in second
+    for text in ("TASK017", f"{17:016x}"):
+        named = shown(web, GROUPS, q=text)
+        assert {*re.findall(r"shop\.task\d+", named)} == {"shop.task017"}
+        assert "Redrive all" not in named, "it would be of more than what is seen"
+    assert "No cause has “nobody” in its names" in shown(web, GROUPS, q="nobody")
+    assert "There are not so many pages" in shown(web, GROUPS, page="3")
+    assert web.handle(get(GROUPS, query="page=0")).status == 400

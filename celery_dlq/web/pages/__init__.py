@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _Value = TypeVar("_Value")
 
 MAX_TICKED = 200
+MOST_PAGES = 10_000
 MAX_LINES_CHARS = 200_000
 
 
@@ -86,6 +87,14 @@ def span_of(call: Call) -> timedelta | None:
     if text and not seconds:
         raise RequestError(400, f"expected a time such as 30m, 2h or 7d, got {text[:80]!r}")
     return timedelta(seconds=seconds) if seconds else None
+
+
+def page_of(call: Call) -> int:
+    """The number of the page that is asked for."""
+    text = call.typed("page") or "1"
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:10]) <= MOST_PAGES):
+        raise RequestError(400, f"expected a page from 1 to {MOST_PAGES:,}, got {text[:80]!r}")
+    return int(text)
 
 
 def filter_of(call: Call) -> LetterFilter:

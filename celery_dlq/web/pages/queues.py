@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from celery_dlq.errors import NotFound
 from celery_dlq.store.records import GroupState
 from celery_dlq.web.http import Call, Page
-from celery_dlq.web.pages import Row, confirm, frames_of, gone, suppressed
-from celery_dlq.web.status import MAX_QUEUES, busiest_first
+from celery_dlq.web.pages import Row, confirm, frames_of, gone, page_of, suppressed
+from celery_dlq.web.status import MAX_QUEUES
 
 if TYPE_CHECKING:
     from celery_dlq.operations.job import Job
@@ -23,30 +23,37 @@ Columns = Sequence[tuple[str, Mapping[str, int]]]
 """Letters by reason for each part of a time, for bars."""
 
 MAX_GROUPS = 100
+MOST_SEARCHED, _SEARCHED_AT_ONCE = 20_000, 2_000
 MINUTES_PER_BAR = 2
 MAX_DISCARDED_SHOWN = 100
 MAX_DISCARDED_SCANNED = 10_000
 
 
 def overview(call: Call) -> Page:
-    """Show all dead-letter queues."""
-    queues = busiest_first(call.dlq.queues())
+    """Show the busiest dead-letter queues, a page of them, or those whose names have a text."""
+    text, number = call.typed("q"), page_of(call)
+    known = call.dlq.assembly.reading().busiest()
+    names = [name for name in known if text.casefold() in name.casefold()]
+    shown = names[(number - 1) * MAX_QUEUES : number * MAX_QUEUES]
+    queues = {queue.name: queue for queue in call.dlq.queues(shown)}
     fleet = call.site.status.fleet()
     jobs: dict[str, list[Job]] = defaultdict(list)
     for job in call.dlq.jobs():
         if job.state in ("running", "waiting", "interrupted"):
             jobs[job.queue].append(job)
-    problems = list(fleet.problems)
-    if (more := len(queues) - MAX_QUEUES) > 0:
-        problems.append(f"{more:,} queues with fewer letters are not shown; `dlq queues` has all.")
     return call.page(
         "overview.html",
         title="Dead-letter queues",
-        queues=queues[:MAX_QUEUES],
+        queues=[queues[name] for name in shown if name in queues],
+        known=len(known),
+        found=len(names),
+        most=MAX_QUEUES,
+        text=text,
+        number=number,
         columns=_columns_of_hour,
         jobs=jobs,
         fleet=fleet,
-        problems=problems,
+        problems=fleet.problems,
     )
 
 
@@ -68,7 +75,15 @@ def groups(call: Call) -> Page:
     queue = call.parts["queue"]
     by: GroupOrder = "letters" if call.value("by") == "letters" else "newest"
     state = call.value("state") or None
-    found = call.dlq.groups(queue, limit=MAX_GROUPS, by=by, state=state)
+    text, number = call.typed("q"), page_of(call)
+    some = partial(call.dlq.groups, queue, by=by, state=state)
+    first = (number - 1) * MAX_GROUPS
+    if text:
+        found = [*islice(_named(some, text.casefold()), first, first + MAX_GROUPS + 1)]
+        more, found = len(found) > MAX_GROUPS, found[:MAX_GROUPS]
+    else:
+        found = some(limit=MAX_GROUPS, offset=first)
+        more = len(found) == MAX_GROUPS and bool(some(limit=1, offset=first + MAX_GROUPS))
     if by == "newest":
         found = sorted(found, key=lambda group: (-group.last_hour, -group.letters))
     return call.page(
@@ -79,9 +94,24 @@ def groups(call: Call) -> Page:
         state=state or "",
         states=[one.value for one in GroupState],
         columns=_columns_of_day,
-        most=MAX_GROUPS,
+        text=text,
+        number=number,
+        more=more,
+        searched=MOST_SEARCHED,
         length=call.dlq.store.length(queue),
     )
+
+
+def _named(some: Callable[..., list[Group]], text: str) -> Iterator[Group]:
+    """The causes that have a text in what names them, among the first of an order."""
+    for offset in range(0, MOST_SEARCHED, _SEARCHED_AT_ONCE):
+        groups = some(limit=_SEARCHED_AT_ONCE, offset=offset)
+        for one in groups:
+            names = (one.task_name, one.exception_type, one.reason, one.fingerprint)
+            if any(text in name.casefold() for name in (*names, *one.releases) if name):
+                yield one
+        if len(groups) < _SEARCHED_AT_ONCE:
+            return
 
 
 def group(call: Call) -> Page:

@@ -211,6 +211,36 @@ def test_solo_acknowledges_after_the_tasks_that_follow_at_once(pool: str, excuse
     assert (not faults(Balance(facts)())) == excused
 
 
+@pytest.mark.parametrize(
+    ("more", "fault"),
+    [
+        ({}, True),
+        ({"spells": [Spell("stop", "w2", 1.0, 8.5)]}, False),
+        ({"spells": [Spell("stop", "w1", 1.0, 8.5)]}, True),
+        ({"not_settled": {OTHER: [9.2]}}, False),
+        ({"not_settled": {OTHER: [2.0]}}, True),
+        ({"spells": [Spell("broker drops", "", 6.0, 6.5)], "received": 5.0}, False),
+        ({"spells": [Spell("broker drops", "", 4.0, 4.5)], "received": 5.0}, True),
+    ],
+)
+def test_a_worker_may_have_had_a_message_before_another_one_got_it(
+    more: dict[str, Any], fault: bool
+) -> None:
+    """RabbitMQ gave it on; it died there at 2, and starts here at 9."""
+    received = more.pop("received", 9.0)
+    letter = the_letter_of_a_start_at(1.0, 2.0)
+    books = balance(
+        "fails",
+        at(1.0) + at(9.0, worker=OTHER, pid=201),
+        letters=[replace(letter, reason=Reason.FAILED)],
+        limit=1,
+        broker="quorum",
+        received=[Logged(TASK, OTHER, received)],
+        **more,
+    )
+    assert ("executed again after its letter was stored" in faults(books)) == fault
+
+
 @pytest.mark.parametrize(("attempts", "fault"), [(1, True), (2, False)])
 def test_what_was_published_twice_may_be_two_letters(attempts: int, fault: bool) -> None:
     """Each attempt of the publisher is a message of its own."""

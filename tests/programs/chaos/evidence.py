@@ -301,7 +301,12 @@ class Evidence:
         slot = self.facts.slots.get(start.worker)
         received = self._received[task_id_of(start.task_id), start.worker]
         since = max((at for at in received if at <= start.at + 0.5), default=start.at)
-        return self.facts.broker in ("classic", "quorum") and any(
+        if self.facts.broker not in ("classic", "quorum"):
+            return False
+        failed = self.facts.not_settled.get(start.worker, ())
+        if any(start.at <= at <= start.at + ACKNOWLEDGED_SECONDS for at in failed):
+            return True
+        return any(
             (spell.what == "stop" and 0 <= start.at - spell.end <= AT_ONCE_SECONDS)
             or (spell.what in LOST_CONNECTIONS and spell.meets(since, start.at))
             for spell in self.facts.spells

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from fnmatch import fnmatchcase
 from typing import Any
 
 from celery_dlq.errors import NotFound
 from celery_dlq.events import Action, Change, Events, whoami
 from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.policies.queue_names import did_you_mean
+from celery_dlq.store.instructions import fits
 from celery_dlq.store.records import MAX_TASKS
 from celery_dlq.store.workers import WorkerRegistry
 
@@ -70,7 +70,7 @@ class KnownNames:
         queues = {*self._queues(), *(one for info in workers for one in info.queues)}
         found = []
         for kind, name, known in (("task", task, tasks), ("queue", queue, queues)):
-            fit = sorted(one for one in known if fnmatchcase(one, name or "*"))
+            fit = sorted(one for one in known if fits(name or "*", one))
             if name is not None and not fit and (listed or kind != "task"):
                 raise NotFound(
                     f"expected a {kind} that the app or a live worker knows, got {name!r}"
@@ -86,6 +86,6 @@ class KnownNames:
         tasks = {one for info in workers for one in info.tasks}
         if task is None or not workers or not listed:
             return ""
-        if any(fnmatchcase(one, task) for one in tasks):
+        if any(fits(task, one) for one in tasks):
             return ""
         return f"No live worker has registered a task {task!r}; only the app knows it."

@@ -37,6 +37,11 @@ _ANY = "*"
 _REVISION = b"revision"
 
 
+def fits(pattern: str, name: str) -> bool:
+    """True for the name itself, also if it has signs of a pattern, and for what a pattern fits."""
+    return name == pattern or fnmatchcase(name, pattern)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction(Recorded):
     """What an operator, or a circuit breaker, tells all workers."""
@@ -103,7 +108,7 @@ class Hold(Instruction):
 
     def covers(self, task: str, queue: str) -> bool:
         """True for the messages of a task in a queue; ``where`` may leave some of them out."""
-        return fnmatchcase(task, self.task) and fnmatchcase(queue, self.queue)
+        return fits(self.task, task) and fits(self.queue, queue)
 
     @property
     def marker(self) -> str:

@@ -78,9 +78,12 @@ def check_host(host: str, known: Collection[str]) -> None:
     """Refuse a name that is not ours: another site may point its own at our address."""
     with suppress(ValueError):
         name = urlsplit(f"//{host}").hostname or ""
-        if name not in known:
-            ip_address(name)  # no other site can point an address at us
-        return
+        # Python reads "[::1].evil.example" as the address in its brackets.
+        rest = host.rpartition("]")[2] if host.startswith("[") else ""
+        if rest.startswith(":") or not rest:
+            if name not in known:
+                ip_address(name)  # no other site can point an address at us
+            return
     raise RequestError(
         421,
         f"expected an IP address or one of the hosts {', '.join(sorted(known))}, got "
@@ -134,10 +137,18 @@ class ProxyUser:
                 f"expected a request from a trusted proxy, got one from {peer or 'nowhere'}; name "
                 f"the proxy's address with --trusted-proxy",
             )
-        name = request.headers.get(self._header, "").strip()
+        name = _name_in(request.headers.get(self._header, "")).strip()
         if not name or len(name) > _LONGEST_NAME:
             raise RequestError(401, f"expected the proxy to name a user in {self._header}")
         return replace(self._user, name=name)
+
+
+def _name_in(header: str) -> str:
+    """A header's text: proxies send UTF-8, and Starlette reads every header as Latin-1."""
+    try:
+        return header.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        return header
 
 
 def networks(addresses: Iterable[str]) -> list[IPv4Network | IPv6Network]:

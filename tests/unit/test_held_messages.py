@@ -35,6 +35,24 @@ def worker(tmp_path: Any) -> Worker:
     return Worker(tmp_path, max_deliveries=3)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "held", "not_held"),
+    [
+        ("[bold]", "[bold]", "orders"),
+        ("a*b", "a*b", "b"),
+        ("a[*]b", "a*b", "a-b"),
+        ("shop.*", "shop.eu", "shop"),
+    ],
+)
+def test_a_hold_covers_the_name_itself_and_what_a_pattern_fits(
+    pattern: str, held: str, not_held: str
+) -> None:
+    """A queue of that very name was not known, and could not be held."""
+    made = Hold(id="h", queue=pattern)
+    assert made.covers("shop.charge", held)
+    assert not made.covers("shop.charge", not_held)
+
+
 def hold(worker: Worker, task: str | None = "shop.charge", **options: Any) -> Hold:
     """Make a hold, and let the worker notice."""
     made = worker.dlq.hold(task, **options)

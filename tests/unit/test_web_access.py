@@ -152,6 +152,10 @@ def test_a_user_header_counts_from_a_trusted_proxy_only() -> None:
     page = web.handle(get("/jobs", headers=headers, client="8.8.8.8", peer="10.0.0.7"))
     assert page.status == 200
     assert b"<span>alice</span>" in page.body
+    utf8 = {"x-forwarded-user": "däna".encode().decode("latin-1")}  # as Starlette reads it
+    assert (
+        "<span>däna</span>".encode() in web.handle(get("/jobs", headers=utf8, peer="10.0.0.7")).body
+    )
     for peer in ("10", "9.9.9.9", "", "10.0.0.7.example"):
         refused = web.handle(get("/jobs", headers=headers, client="10.0.0.7", peer=peer))
         assert refused.status == 403

@@ -282,7 +282,18 @@ def test_names_of_this_app_are_answered(host: str) -> None:
     assert ask(unchecked, "GET", "/", headers={"host": "any.example"}).status_code == 200
 
 
-@pytest.mark.parametrize("host", ["", "localhost.evil.example", "127.0.0.1.example", "[", ":80"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        "localhost.evil.example",
+        "127.0.0.1.example",
+        "[",
+        ":80",
+        "[::1].evil.example",
+        "[::1]x:80",
+    ],
+)
 def test_a_name_that_looks_like_ours_is_not_ours(host: str) -> None:
     """Nor is none at all."""
     celery = Celery("mounted", broker="memory://")

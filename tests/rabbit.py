@@ -254,14 +254,20 @@ class RabbitServer:
         output = (self._folder / "output").read_text()[-8000:]
         raise RuntimeError(f"rabbitmq-server did not come up: {output}")
 
-    def _control(self, *arguments: str) -> None:
-        subprocess.run(
+    def state(self) -> str:
+        """What the node itself says of its queues and consumers: for the message of a test."""
+        columns = ("name", "messages_ready", "messages_unacknowledged", "consumers")
+        return self._control("list_queues", *columns) + self._control("list_consumers")
+
+    def _control(self, *arguments: str) -> str:
+        return subprocess.run(
             [_inner(_beside(rabbitmq_executable() or "")), *arguments],
             env=self._env,
             check=True,
             capture_output=True,
+            text=True,
             timeout=2 * _START_SECONDS,  # Erlang takes its time on a busy machine
-        )
+        ).stdout
 
     def close(self) -> None:
         """End the node, its port mapper, and remove its folder."""

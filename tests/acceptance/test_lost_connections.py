@@ -65,9 +65,10 @@ def test_no_message_starts_too_often_and_no_neighbour_dies_of_it(
     try:
         poll(all_ran, timeout_seconds=60)
     except AssertionError as error:
-        raise AssertionError(f"{missing} did not run\n{worker.output}") from error
+        said = f"{missing} did not run\n{rabbit_server.state()}\n{worker.output}"
+        raise AssertionError(said) from error
 
     starts = {key: ran(key) for key, task in sent.items() if task == "killed_later"}
-    assert max(starts.values()) <= limit, (starts, worker.output[-3000:])
+    assert max(starts.values()) <= limit, f"{starts}\n{worker.output}"
     assert {letter.task_id for letter in found} == {*starts}
     assert {letter.reason for letter in found} == {Reason.MAX_DELIVERIES_EXCEEDED}

@@ -79,12 +79,9 @@ BENCH = [
     "rq>=2",
 ]
 DOCS = [
-    *PARQUET,  # the reference shows the types of columns
     "sphinx>=8",
     "furo>=2024.8.6",
     "myst-parser>=4",
-    "sphinx-click>=6",
-    "pytest>=8",  # the fixture's reference imports it
 ]
 LINT = [
     # Whose types mypy looks at: all that the package imports, and nothing that only tests need.

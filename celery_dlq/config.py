@@ -217,11 +217,11 @@ class Settings:
     redact: tuple[str, ...] = _setting(
         (),
         _redact,
-        "What nobody may see: paths of arguments and names of headers (kwargs.card.number, "
-        "args[0].token, kwargs.*.password, **.password, headers.authorization), whole texts of "
-        "a letter (description, exception_message, traceback), and patterns (re: and a regular "
-        "expression). Shown as [redacted] by the commands, in the descriptive fields of "
-        "letters, in logs and in Sentry; the message itself stays whole. "
+        "What nobody may see: paths of arguments and names of headers (``kwargs.card.number``, "
+        "``args[0].token``, ``kwargs.*.password``, ``**.password``, ``headers.authorization``), "
+        "whole texts of a letter (description, exception_message, traceback), and patterns (re: "
+        "and a regular expression). Shown as [redacted] by the commands, in the descriptive fields "
+        "of letters, in logs and in Sentry; the message itself stays whole. "
         "Unit: list of texts. Special value: an empty list masks nothing. "
         "Defaults to [].",
     )

@@ -17,27 +17,14 @@ version = release = __version__
 
 extensions = [
     "myst_parser",
-    "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
-    "sphinx_click",
-    "celery_dlq_reference",
+    "celery_dlq_pages",
 ]
 exclude_patterns = ["_build"]
 
-# Pages are Markdown that GitHub shows as well; generated parts are in fences `{dlq-…}`.
-myst_enable_extensions = ["colon_fence"]
+# Pages are plain Markdown; tests/programs/reference.py writes what they say of the code.
 myst_heading_anchors = 3
 
 smartquotes = False  # else --all becomes –all
-default_role = "py:obj"  # one back quote in a docstring names a thing of this package
-autodoc_member_order = "bysource"
-autodoc_typehints = "description"
-autodoc_typehints_description_target = "documented_params"
-autodoc_mock_imports = ["pyspark"]  # signatures and docstrings need no Java
-napoleon_google_docstring = True
-napoleon_numpy_docstring = False
-napoleon_use_rtype = False
-napoleon_attr_annotations = True
 
 html_theme = "furo"
 html_title = f"celery_dlq {release}"

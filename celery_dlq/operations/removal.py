@@ -212,7 +212,7 @@ class Removal:
         return [change for changes in trimmed for change in changes]
 
     def effect(self, queue: str, keys: frozenset[str], after: PolicyTable) -> PolicyEffect:
-        """What a change of a queue's policy would do to its letters; see `PolicyAdmin.after`."""
+        """What a change of a queue's policy would do to its letters; see `policies_after`."""
         name, removed, redriven = after.dead_letter_queue_of(queue), 0, 0
         policy = after.of_dead_letter_queue(name) or Policy()
         if not keys.isdisjoint(RETENTION):

@@ -15,6 +15,8 @@ PAGES = [
 ]
 
 _FENCE = re.compile(r"^( *)```(\S.*)?$")
+_MADE = re.compile(r"<!-- made: (.+) -->")
+"""Begins what `reference` writes: signatures, and files of examples/, which have tests."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ def blocks(page: Path) -> Iterator[Block]:
     """All fenced blocks of a page, in order."""
     lines = iter(enumerate(page.read_text("utf-8").splitlines(), 1))
     for number, line in lines:
+        if made := _MADE.match(line):
+            next(each for each in lines if each[1] == f"<!-- end of {made[1]} -->")
         begins = _FENCE.match(line)
         if begins is None:
             continue

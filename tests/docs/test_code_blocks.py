@@ -22,8 +22,6 @@ from tiers import DEFAULT_TIER, in_default_tier
 from celery_dlq import Reason
 from celery_dlq.store.store import Store
 
-BUILT = re.compile(r"\{[\w-]+\}.*")
-"""Fences that Sphinx carries out when it builds the pages; `tox -e docs` fails if it cannot."""
 SHOWN = {"text"}
 """Languages that nothing can be done with."""
 IN_OWN_PROCESS = {"docs/how-to/triage.md"}
@@ -35,8 +33,7 @@ WITH_SQS = {"docs/how-to/sqs.md"}
 
 CODE: dict[str, list[Block]] = {}
 for _page in PAGES:
-    _found = [b for b in blocks(_page) if not BUILT.fullmatch(b.language)]
-    if _found:
+    if _found := [*blocks(_page)]:
         CODE[page_name(_page)] = _found
 
 

@@ -1,17 +1,25 @@
-"""The texts that the reference is made from leave nothing out; the README is a first page."""
+"""The reference is what the code says, in plain Markdown; the README is a first page."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
+import reference
+from reference import ROOT
 
 from celery_dlq import registry
 from celery_dlq.config import Settings
 from celery_dlq.letters.record import record_fields
 from celery_dlq.policies.policy import Policy, policy_keys
 
-README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+DOCS = ROOT / "docs"
+README = (ROOT / "README.md").read_text("utf-8")
+NEEDS = {"api.md": "pyspark", "record.md": "pyarrow"}
+"""Pages that are made with packages of an extra."""
 
 
 def texts_of_settings() -> dict[str, str]:
@@ -42,3 +50,36 @@ def test_every_field_says_what_it_is() -> None:
     for key in policy_keys():
         text = features[key][1].doc if key in features else documented
         assert f"{key}: " in text or " Unset: " in text, key
+
+
+@pytest.mark.parametrize("page", reference.pages(), ids=lambda page: page.name)
+def test_a_page_says_what_the_code_says(page: Path) -> None:
+    """Whoever reads the repository, or a site that shows it, sees every setting and command."""
+    if (package := NEEDS.get(page.name)) and find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    changed = page.read_text("utf-8") != reference.rewritten(page)
+    assert not changed, "run `python tests/programs/reference.py`, and commit the pages"
+
+
+def test_all_that_is_made_is_on_a_page() -> None:
+    """A table that no page has is one that nobody can read."""
+    names = [name for page in reference.pages() for name in reference.names_in(page)]
+    assert sorted(names) == sorted(reference.MADE)
+
+
+def test_pages_need_no_sphinx_to_be_read() -> None:
+    """A directive of Sphinx is an empty box in the repository and on a hosting site."""
+    for page in [ROOT / "README.md", *DOCS.rglob("*.md")]:
+        if "_build" not in page.parts:
+            text = page.read_text("utf-8")
+            assert not re.findall(r"^(?:```|:::)\{.*|^\{\w+\}`", text, re.MULTILINE), page
+
+
+def test_each_page_is_in_a_list_of_links() -> None:
+    """The side bar of the site is made of these lists."""
+    listed = set()
+    for index in DOCS.rglob("index.md"):
+        links = re.findall(r"^- \[.*?\]\(([^)#]+\.md)\)", index.read_text("utf-8"), re.MULTILINE)
+        listed |= {(index.parent / link).resolve() for link in links}
+    pages = {page for page in DOCS.rglob("*.md") if "_build" not in page.parts}
+    assert pages - listed == {DOCS / "index.md"}

@@ -325,7 +325,9 @@ class DeadLetter:
     )
     dead_lettered_at: datetime = _time("When it died.", PLAIN | FILTERED, default=_REQUIRED)
     published_at: datetime | None = _time(
-        "When it was published. Empty so far: neither Celery nor its brokers say it.", FILTERED
+        "When its task was first published, by the publisher's clock; retries and redrives keep "
+        "it. Empty if the publisher has no celery_dlq.",
+        FILTERED,
     )
     first_delivered_at: datetime | None = _time("When its first delivery began.", FILTERED)
     deliveries: int = _integer("How often it was delivered.", FILTERED, default=0)

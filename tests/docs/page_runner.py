@@ -7,7 +7,8 @@
 - ``celery … worker`` runs until the page is over, or until the page starts it once more.
 - ``export NAME=VALUE`` is for all that follows on the page.
 - JSON, TOML, INI and YAML are read.
-- The id of a hold on the page stands for the one that ``dlq hold`` has printed last.
+- The id of a hold on the page stands for the one that ``dlq hold`` has printed last; the id of a
+  letter for that in the same row of a list.
 
 A page without a ``shop.py`` of its own has that of this folder, and some letters.
 """
@@ -47,10 +48,14 @@ _READS = re.compile(
 )
 _FILE = re.compile(r"# ([\w./-]+\.\w+)\n")
 _HOLD = re.compile(r"\bhold-[0-9a-f]{8}\b")
+_LETTER = re.compile(r"^ ([0-9a-f]{8})(?=  )")
+_UUID = r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"
 _SECONDS = 40.0
 
 # What differs from run to run, in the order in which it is looked for.
 _VARIES = (
+    (_LETTER.pattern, "LETTER"),
+    (_UUID, "UUID"),
     (r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)?", "TIME"),
     (r"\b\d\d-\d\d \d\d:\d\d:\d\d\b", "TIME"),
     (r"\b\d{8}-\d{9}-[0-9a-f]{6}\b", "JOB"),
@@ -86,6 +91,7 @@ class PageRunner:
         self._python_process: subprocess.Popen[str] | None = None
         self._workers: dict[str, subprocess.Popen[bytes]] = {}
         self._hold: str | None = None
+        self._letters: dict[str, str] = {}
         # This Python's `celery`, also where it is not installed beside it.
         celery = folder / ".bin" / "celery"
         celery.parent.mkdir()
@@ -177,6 +183,7 @@ class PageRunner:
             command = self._placed(re.sub(r"\s+# .*", "", line))
             if self._hold is not None:
                 command = _HOLD.sub(self._hold, command)
+            command = re.sub(r"(?<= )[0-9a-f]{6,8}\b", self._letter, command)
             if self._exempt(block.page, command):
                 continue
             if command.startswith("export "):
@@ -204,6 +211,14 @@ class PageRunner:
             self._hold = hold[0]
         missing = _missing(wanted, printed)
         assert not missing, f"{command}\nexpected {missing!r} in\n{printed}"
+        for row in filter(_LETTER.match, expected):
+            came = next(line for line in printed.splitlines() if _plain(row) in _plain(line))
+            self._letters[row.split()[0]] = came.split()[0]
+
+    def _letter(self, shown: re.Match[str]) -> str:
+        """The beginning of a letter's id, which the page shows as another."""
+        ids = (own for page, own in self._letters.items() if page.startswith(shown[0]))
+        return next(ids, shown[0])[: len(shown[0])]
 
     def _shell(self, command: str) -> tuple[int, str]:
         done = subprocess.run(

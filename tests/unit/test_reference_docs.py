@@ -40,6 +40,27 @@ def test_the_readme_is_read_in_minutes() -> None:
     assert len(README.splitlines()) <= 110
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "(LICENSE)",
+        "beta",
+        "(.github/SECURITY.md)",
+        "(docs/compatibility.md)",
+        "(docs/compatibility.md#uninstall)",
+        "(docs/performance.md)",
+        "(docs/how-to/redact.md)",
+        "dlq_url",
+        "default_delay",
+        "Parquet",
+        "PySpark",
+    ],
+)
+def test_the_readme_answers_what_is_asked_before_an_installation(answer: str) -> None:
+    """Licence, state, costs, what is stored, how to leave: one click away at most."""
+    assert answer in README
+
+
 def test_every_field_says_what_it_is() -> None:
     """The reference of settings and of the record is these texts."""
     for name, text in texts_of_settings().items():

@@ -1,4 +1,4 @@
-"""The tests that `tox` runs, in about three minutes on two cores; others are marked `full`."""
+"""The tests that `tox` runs; others are marked `full`. CONTRIBUTING.md says how long they take."""
 
 from __future__ import annotations
 

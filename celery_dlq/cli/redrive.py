@@ -46,8 +46,10 @@ _message_options = options(
     click.option(
         "--delay", type=DURATION, default=0, help="Run the tasks this much later, e.g. 5m."
     ),
-    click.option("--new-id", is_flag=True, help="Give each task a new ID."),
-    click.option("--keep-count", is_flag=True, help="Do not set the count of deliveries to 0."),
+    click.option("--new-id", is_flag=True, help="Give each task a new ID; its old result stays."),
+    click.option(
+        "--keep-count", is_flag=True, help="Count earlier deliveries instead of starting at 0."
+    ),
     click.option("--force", is_flag=True, help="Also publish what --dry-run says would be lost."),
     click.option("--edit", "in_editor", is_flag=True, help="First edit one letter in $EDITOR."),
     click.option(

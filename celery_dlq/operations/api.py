@@ -100,9 +100,10 @@ class Operations:
         - ``rate``: at most this many letters a second.
         - ``to_queue``: publish to this queue instead of each message's own.
         - ``delay``: seconds, or a `timedelta`, before the messages may run.
-        - ``new_id``: give each task a new id.
-        - ``keep_count``: go on with the count of deliveries instead of starting at 0.
-        - ``force``: publish also what would be lost.
+        - ``new_id``: give each task a new id; its old result stays.
+        - ``keep_count``: count earlier deliveries instead of starting at 0. A letter whose message
+          has no delivery left stays.
+        - ``force``: publish also what would be lost; with ``keep_count``, for one more delivery.
         - ``canary``: first redrive so many letters, spread over the groups, and watch how they
           end, for ``canary_wait`` seconds (default 60). The others follow if at most
           ``max_failures`` (default 0) of them die again or do not end.

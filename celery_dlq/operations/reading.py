@@ -161,7 +161,7 @@ class Reading:
         """The number of letters that match a filter, counted from the newest.
 
         Without a filter, or with nothing but a whole fingerprint, no letter is read and the
-        number is exact. A queue on the broker is always read, and to its end.
+        number is exact.
         """
         where = filter_of(where, fields)
         self.check_queue(dead_letter_queue)
@@ -293,7 +293,7 @@ class Reading:
         """The group of one fingerprint; also one whose letters are gone, while it is known.
 
         It is known by a state or a note for 90 days, and by its letters for 90 days after the last
-        one left, unless those were on the broker.
+        one left.
         """
         self.check_queue(dead_letter_queue)
         status = OPEN_GROUP

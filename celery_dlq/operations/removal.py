@@ -55,7 +55,7 @@ class DiscardReport:
     Attributes:
         job_id: Id of its job.
         removed: Removed from their queue.
-        kept_until: Time until which the bin keeps them, ISO 8601; ``None`` if it does not.
+        kept_until: Time until which the bin keeps them, ISO 8601; ``None`` after a purge.
         skipped: Claimed by another operator, or gone.
         state: ``done``, ``cancelled`` or ``interrupted`` (another process goes on with the job).
     """
@@ -192,7 +192,7 @@ class Removal:
         """Remove letters past ``dead_letter_ttl`` or over ``dead_letter_max_length`` now.
 
         Workers trim on their own; call this for queues that no worker consumes. For 24 hours
-        `restore` brings the letters back, if the store has a bin.
+        `restore` brings the letters back.
         """
         for name in dead_letter_queues:
             self._reading.check_queue(name)

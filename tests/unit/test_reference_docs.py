@@ -104,3 +104,14 @@ def test_each_page_is_in_a_list_of_links() -> None:
         listed |= {(index.parent / link).resolve() for link in links}
     pages = {page for page in DOCS.rglob("*.md") if "_build" not in page.parts}
     assert pages - listed == {DOCS / "index.md"}
+
+
+def test_the_map_has_the_floors_of_the_import_contract() -> None:
+    """Import-linter checks the one; readers see the other."""
+    contract = (ROOT / ".importlinter").read_text("utf-8").partition("\nlayers =\n")[2]
+    layers = [set(line.strip().split(" : ")) for line in contract.splitlines() if line.strip()]
+    page = (DOCS / "explanation/internals.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d+) \| (.*?) \|", page, re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(len(layers), 0, -1))
+    assert [set(re.findall(r"`(\w+)/?`", rooms)) for _, rooms in rows] == layers
+    assert f"from floor {len(layers)} to floor 1" in page

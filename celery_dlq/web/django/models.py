@@ -16,7 +16,7 @@ except ModuleNotFoundError as exc:
 
 
 class DeadLetters(models.Model):  # noqa: DJ008 - there are no rows to describe
-    """The letters are in Redis, or on the broker; Django's database has nothing of them."""
+    """The letters are in Redis; Django's database has nothing of them."""
 
     class Meta:
         """No table, no rows: only permissions."""

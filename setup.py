@@ -49,6 +49,7 @@ TEST = [
     "gevent>=24",
     "httpx>=0.27",  # asks the pages
     "hypothesis>=6.100",
+    "jedi>=0.19",  # shows signatures, as editors do
     # Its extra "server" brings every service of AWS along; these two are what S3 and SQS need.
     "flask>=3",
     "flask-cors>=5",

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from functools import partial, wraps
 from inspect import signature
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from celery.loaders.app import AppLoader
 from celery.local import Proxy
@@ -55,23 +55,19 @@ def utc_now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-if not TYPE_CHECKING:
-    globals().update(LATER)
-
-
 class _Operation:
     """A method that delegates to a part of the assembly; made when it is first looked up."""
 
-    def __init__(
-        self, part: Callable[[Assembly], Any], find: Callable[[], Callable[..., Any]]
-    ) -> None:
-        self._part, self._find = part, find
+    part: Callable[[Assembly], Any]
+
+    def __init__(self, find: Callable[[], Callable[..., Any]]) -> None:
+        self._find = find
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._owner, self._name = owner, name
 
     def __get__(self, instance: DeadLetters | None, owner: type) -> Any:
-        part, method = self._part, self._find()
+        part, method = self.part, self._find()
         known = _keywords(method)
 
         @wraps(method)
@@ -84,12 +80,37 @@ class _Operation:
         return call if instance is None else MethodType(call, instance)
 
 
-def _of(
+class _Methods:
+    """Stands for a class that is imported when one of its methods is first looked up."""
+
+    def __init__(self, imported: Any) -> None:
+        self._imported = imported
+
+    def __getattr__(self, name: str) -> _Operation:
+        return _Operation(getattr(self._imported, name))
+
+
+if not TYPE_CHECKING:
+    globals().update({name: _Methods(imported) for name, imported in LATER.items()})
+
+
+def _typed(
     part: Callable[[Assembly], _Part], method: Callable[Concatenate[_Part, _Params], _Result]
 ) -> Callable[Concatenate[DeadLetters, _Params], _Result]:
-    """A method that delegates to a part of the assembly, with its signature and docstring."""
-    operation: Any = _Operation(part, cast("Any", method))  # `method` finds it, at run time
-    return cast("Callable[Concatenate[DeadLetters, _Params], _Result]", operation)
+    """What type checkers see of `_delegated`: the method's signature, and that of its part."""
+    raise NotImplementedError
+
+
+def _delegated(part: Any, method: Any) -> Any:
+    """A method that delegates to a part of the assembly, with its signature and docstring.
+
+    Editors that only infer (jedi) do not know `Concatenate`; they show what is returned here.
+    """
+    method.part = part  # of the `_Operation` that `method` is, when this runs
+    return method
+
+
+_of = _typed if TYPE_CHECKING else _delegated
 
 
 def _keywords(method: Callable[..., Any]) -> Collection[str] | None:
@@ -308,9 +329,8 @@ class DeadLetters:
 def _add_operations(feature: Feature) -> None:
     """Add the methods of a feature to `DeadLetters`; see `Feature.operations`."""
     for name, place in feature.operations.items():
-        operation = _Operation(
-            partial(_made, feature, place.rpartition(".")[0]), partial(feature.load, place)
-        )
+        operation = _Operation(partial(feature.load, place))
+        operation.part = partial(_made, feature, place.rpartition(".")[0])
         operation.__set_name__(DeadLetters, name)
         setattr(DeadLetters, name, operation)
 

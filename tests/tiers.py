@@ -59,6 +59,7 @@ FULL_TIER = (
     "tests/integration/test_redis_addresses.py::test_letters_that_were_confirmed_survive_a_change_of_roles",
     "tests/acceptance/test_store_down.py::test_a_letter_that_waits_is_dropped",
     "tests/examples/test_containers.py::test_a_worker_runs_as_it_is_described",
+    "tests/unit/test_public_names.py::test_an_editor_that_infers",
     "tests/integration/test_benchmarks.py",
     "tests/integration/test_fleet.py",
     "tests/integration/test_installing.py",

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 import celery_dlq
+from celery_dlq import DeadLetters
+
+ROOT = Path(__file__).parents[2]
 
 NAMES = [
     "DLQError",
@@ -55,3 +60,22 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_the_version_is_one() -> None:
     """Packaging reads it from the source text."""
     assert re.fullmatch(r"\d+\.\d+\.\d+(\.?(a|b|rc|dev)\d+)?", celery_dlq.__version__)
+
+
+def test_an_editor_that_infers_shows_every_method_with_its_parameters() -> None:
+    """As jedi does, which runs nothing; mypy reads `tests/typing/api.py`."""
+    jedi = pytest.importorskip("jedi", reason="jedi is not installed")
+    project = jedi.Project(ROOT)
+    head = "from celery_dlq import DeadLetters\ndlq = DeadLetters(None)\ndlq."
+    unseen = {}
+    for name in dir(DeadLetters):
+        if name.startswith("_") or not callable(method := getattr(DeadLetters, name)):
+            continue
+        parameters = inspect.signature(method).parameters.values()
+        # Of what a method passes on as `*args`, jedi knows better.
+        named = {each.name for each in parameters if each.kind is not each.VAR_POSITIONAL}
+        found = jedi.Script(f"{head}{name}(", project=project).get_signatures()
+        shown = {each.name for one in found for each in one.params}
+        if not found or named - {"self"} - shown:
+            unseen[name] = named - shown
+    assert not unseen

@@ -21,6 +21,7 @@ from celery_dlq.errors import DLQError, SettingsError
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.policies.checks import (
     check_names,
+    duration,
     expected,
     flag,
     key_name,
@@ -77,13 +78,11 @@ def _policy(where: str, value: object) -> Policy:
     return Policy.parse(value, where)  # type: ignore[arg-type]
 
 
-def _lease(where: str, value: object) -> float:
-    lease = positive_seconds(where, value)
-    if lease < _SHORTEST_LEASE_SECONDS:
-        what = f"at least {_SHORTEST_LEASE_SECONDS:g} seconds"
-        why = "a worker that stands still for longer loses its messages to others"
-        raise SettingsError(f"{expected(where, what, value)}: {why}")
-    return lease
+_lease = duration(
+    # A worker that stands still for longer loses its messages to others.
+    f"at least {_SHORTEST_LEASE_SECONDS:g} seconds",
+    lambda given: given >= _SHORTEST_LEASE_SECONDS,
+)
 
 
 def _urls(where: str, value: object) -> tuple[str, ...]:
@@ -415,6 +414,23 @@ _GONE = {
 }
 
 
+def _refuse_spelling(name: str, meant: str, namespace: str, keys: Collection[str]) -> None:
+    """Refuse a name that Celery would not read, so that nothing would be guarded.
+
+    With a namespace a ``DLQ_…`` may be somebody else's; ``DLQ_QUEUES`` is, if ours is there too.
+    """
+    if not namespace:
+        raise SettingsError(
+            f"expected only known dlq_ settings, got {name!r}; write {meant} "
+            f'(upper case and CELERY_ need config_from_object(…, namespace="CELERY"))'
+        )
+    right = f"{namespace}{meant}".upper()
+    if meant == f"{PREFIX}queues" and right not in map(str.upper, map(str, keys)):
+        raise SettingsError(
+            f"expected only settings with the namespace, got {name!r}; write {right}"
+        )
+
+
 def _refuse_unknown(conf: Any, known: Collection[str]) -> None:
     # With a namespace (Django) only CELERY_DLQ_… is ours; a DLQ_… there is somebody else's.
     keys = list(conf.keys())  # this is also what makes a lazy configuration known
@@ -423,6 +439,8 @@ def _refuse_unknown(conf: Any, known: Collection[str]) -> None:
         name = str(key)
         if namespace and name.lower().startswith(namespace):
             name = name[len(namespace) :].lower()
+        elif (meant := name.lower().removeprefix("celery_")) != name and meant in known:
+            _refuse_spelling(name, meant, namespace, keys)
         if name.startswith(PREFIX) and name not in known:
             hint = f"write {_GONE[name]}" if name in _GONE else suggestion(name, known)
             raise SettingsError(f"expected only known dlq_ settings, got {key!r}; {hint}")

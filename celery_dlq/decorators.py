@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from celery import _state
 from celery.exceptions import Reject
 from celery.local import PromiseProxy, Proxy
 
+from celery_dlq.errors import SettingsError
+from celery_dlq.policies.checks import shown
 from celery_dlq.policies.policy import POLICY_ATTRIBUTE, Policy, PolicyKeys
 
 if TYPE_CHECKING:
@@ -46,12 +48,13 @@ class RejectToDLQ(Reject):  # type: ignore[misc]
         return self.description
 
 
-def dead_letter_policy(**keys: Unpack[PolicyKeys]) -> Callable[[T], T]:
+def dead_letter_policy(*given: NoReturn, **keys: Unpack[PolicyKeys]) -> Callable[[T], T]:
     """Guard one task. Its fields beat those of the queue's policy.
 
     Works above or below ``@app.task`` and ``@shared_task``, and on a task class.
 
     Args:
+        *given: Nothing: keys are written with their names, and brackets are always needed.
         **keys: The fields of `celery_dlq.policies.policy.Policy`, e.g. ``max_deliveries=3``.
 
     Returns:
@@ -61,6 +64,11 @@ def dead_letter_policy(**keys: Unpack[PolicyKeys]) -> Callable[[T], T]:
         SettingsError: A key is unknown or a value is not usable; raised when the module is
             imported, not at the first message.
     """
+    if given:
+        raise SettingsError(
+            f"expected keys of a policy with their names, got {shown(given[0])}; "
+            f"write @dead_letter_policy(max_deliveries=3)"
+        )
     policy = Policy.parse(keys, "dead_letter_policy")
 
     def decorate(target: T) -> T:

@@ -9,6 +9,7 @@ from inspect import signature
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from celery import Celery
 from celery.loaders.app import AppLoader
 from celery.local import Proxy
 
@@ -17,7 +18,7 @@ from celery_dlq.config import Settings
 from celery_dlq.errors import MissingExtra
 from celery_dlq.letters.filters import FilterFields
 from celery_dlq.letters.redaction import Redaction
-from celery_dlq.policies.checks import check_names
+from celery_dlq.policies.checks import check_names, expected
 from celery_dlq.registry import Feature, features
 from celery_dlq.store.records import Clock
 
@@ -142,6 +143,9 @@ class DeadLetters:
             installation, with its clock, its events and its connections.
         clock: Returns the present, aware UTC; only tests pass one.
 
+    Raises:
+        SettingsError: ``app`` is no Celery app.
+
     Example:
         ``dlq = DeadLetters(app)``
     """
@@ -149,6 +153,8 @@ class DeadLetters:
     def __init__(self, app: Any, *, clock: Clock = utc_now) -> None:
         # The app itself: `celery.current_app` may be another app in another thread.
         self.app = app = app._get_current_object() if isinstance(app, Proxy) else app  # noqa: SLF001
+        if not isinstance(app, Celery):
+            raise expected("the argument of DeadLetters(app)", "a Celery app", app)
         first: DeadLetters | None = getattr(app, ATTRIBUTE, None)
         self.assembly: Assembly = Assembly(app, clock) if first is None else first.assembly
         self.events = self.assembly.events

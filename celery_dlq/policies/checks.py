@@ -100,26 +100,28 @@ def number(least: float, most: float, what: str) -> Check[float]:
 share = number(0, 1, "a share from 0 to 1, e.g. 0.001")
 
 
-def seconds(where: str, value: object) -> float:
-    """Check a duration of 0 or more seconds: a number, a timedelta or a text such as 30m."""
-    given = value
-    if isinstance(value, timedelta):
-        given = value.total_seconds()
-    elif isinstance(value, str):
-        given = duration_seconds(value)
-    if isinstance(given, bool) or not isinstance(given, (int, float)):
-        raise expected(where, "a number of seconds, a timedelta or a text such as 30m", value)
-    if not 0 <= given <= MAX_DURATION_SECONDS:  # also refuses NaN and infinity
-        raise expected(where, "a duration of 0 or more seconds", value)
-    return float(given)
+def duration(what: str, fits: Callable[[float], bool] = lambda _: True) -> Check[float]:
+    """A check of a duration in seconds that is never negative, and is called ``what``."""
+
+    def check(where: str, value: object) -> float:
+        given = value
+        if isinstance(value, timedelta):
+            given = value.total_seconds()
+        elif isinstance(value, str):
+            given = duration_seconds(value)
+        if isinstance(given, bool) or not isinstance(given, (int, float)):
+            forms = "a number of seconds, a timedelta or a text such as 30s, 5m, 2h or 14d"
+            raise expected(where, forms, value)
+        # Also refuses NaN and infinity.
+        if not 0 <= given <= MAX_DURATION_SECONDS or not fits(given):
+            raise expected(where, f"a duration of {what}", value)
+        return float(given)
+
+    return check
 
 
-def positive_seconds(where: str, value: object) -> float:
-    """Check a duration of more than 0 seconds."""
-    duration = seconds(where, value)
-    if duration <= 0:
-        raise expected(where, "a duration of more than 0 seconds", value)
-    return duration
+seconds = duration("0 or more seconds")
+positive_seconds = duration("more than 0 seconds", lambda given: given > 0)
 
 
 def duration_seconds(given: str) -> float | None:

@@ -18,6 +18,7 @@ from celery_dlq.letters.record import Reason
 from celery_dlq.policies.checks import (
     Check,
     check_names,
+    duration,
     expected,
     flag,
     integer,
@@ -25,7 +26,6 @@ from celery_dlq.policies.checks import (
     mapping,
     positive_seconds,
     queue_name,
-    seconds,
     some_of,
 )
 
@@ -267,14 +267,6 @@ def _crashes(where: str, value: object) -> int | CrashLimit:
     return limit if limit.within else limit.times
 
 
-def _crash_delay(where: str, value: object) -> float:
-    found = seconds(where, value)
-    if found > MAX_CRASH_DELAY_SECONDS:
-        most = f"at most {MAX_CRASH_DELAY_SECONDS} seconds, the longest wait after a crash"
-        raise expected(where, most, value)
-    return found
-
-
 def _delay(where: str, value: object) -> float | DefaultDelay:
     if isinstance(value, DefaultDelay):
         value = value.to_json()
@@ -282,10 +274,7 @@ def _delay(where: str, value: object) -> float | DefaultDelay:
         keys = mapping({"seconds": _delay, "always": flag}, required=("seconds",))
         delay = DefaultDelay(**keys(where, value))
         return delay if delay.always else delay.seconds
-    found = seconds(where, value)
-    if found > MAX_DELAY_SECONDS:
-        raise expected(where, f"at most {MAX_DELAY_SECONDS:,} seconds, RabbitMQ's bound", value)
-    return found
+    return _DELAY_SECONDS(where, value)
 
 
 def _policy(values: Mapping[str, Any]) -> Policy:
@@ -310,6 +299,14 @@ MAX_CRASH_DELAY_SECONDS = 300
 """A waiting message is unacknowledged: RabbitMQ closes the channel after half an hour of that."""
 MAX_DELAY_SECONDS = 2**28 - 1
 """Of RabbitMQ's native delays, in Celery."""
+_CRASH_DELAY = duration(
+    f"0 to {MAX_CRASH_DELAY_SECONDS} seconds, the longest wait after a crash",
+    lambda given: given <= MAX_CRASH_DELAY_SECONDS,
+)
+_DELAY_SECONDS = duration(
+    f"0 to {MAX_DELAY_SECONDS:,} seconds, RabbitMQ's bound",
+    lambda given: given <= MAX_DELAY_SECONDS,
+)
 _GONE = {
     "crash_window": "max_crashes = {'times': 3, 'within': 3600}",
     "ignore_message_delay": "default_delay = {'seconds': 0, 'always': True}",
@@ -320,7 +317,7 @@ _GONE = {
 _CHECKS: dict[str, Check[Any]] = {
     "max_deliveries": integer(1),
     "max_crashes": _crashes,
-    "crash_delay": _crash_delay,
+    "crash_delay": _CRASH_DELAY,
     "max_retries": integer(0),
     "dead_letter_queue": queue_name,
     "default_delay": _delay,

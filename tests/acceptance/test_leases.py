@@ -385,7 +385,7 @@ def test_replaced_pool_processes_neither_double_nor_lose_anything(
 @pytest.mark.parametrize(
     ("conf", "said"),
     [
-        ({"dlq_lease": 4}, "expected dlq_lease to be at least 5 seconds, got 4"),
+        ({"dlq_lease": 4}, "expected dlq_lease to be a duration of at least 5 seconds"),
         ({**SHORT, "dlq_lease": 5}, "at most the broker's visibility timeout (2 s), got 5 s"),
         ({"dlq_reliable_fetch": "no"}, "expected dlq_reliable_fetch to be True or False, got 'no'"),
     ],

@@ -73,7 +73,7 @@ def test_what_is_written_is_read_again() -> None:
         ({"times": 3}, "to be a mapping with 'after'"),
         ({**RULE, "backof": 2}, "got 'backof'; did you mean 'backoff'"),
         ({**RULE, "after": 0}, "['after'] to be a duration of more than 0 seconds, got 0"),
-        ({**RULE, "after": "soon"}, "a text such as 30m, got 'soon'"),
+        ({**RULE, "after": "soon"}, "14d, got 'soon'"),
         ({**RULE, "times": 0}, "['times'] to be a whole number of 1 to 100, got 0"),
         ({**RULE, "times": 2.5}, "['times'] to be a whole number of 1 to 100, got 2.5"),
         ({**RULE, "backoff": 0.5}, "['backoff'] to be a factor of 1 to 100, got 0.5"),

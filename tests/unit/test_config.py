@@ -188,10 +188,30 @@ def test_a_misspelt_django_setting_is_refused_with_a_hint() -> None:
     assert "did you mean 'dlq_queues'?" in text
 
 
+@pytest.mark.parametrize("name", ["DLQ_QUEUES", "CELERY_DLQ_QUEUES", "celery_dlq_queues"])
+def test_a_name_that_celery_would_not_read_is_refused(name: str) -> None:
+    """Nothing would be guarded, and nobody would say so."""
+    app = an_app()
+    setattr(app.conf, name, {"orders": {"max_deliveries": 3}})
+    text = refusal(app.conf)
+    assert name in text
+    assert "write dlq_queues (" in text
+
+
+def test_a_name_without_the_namespace_is_refused() -> None:
+    """Unless both are there: then ``DLQ_QUEUES`` is somebody else's."""
+    app, both = an_app(), {"DLQ_QUEUES": {}, "CELERY_DLQ_QUEUES": {}}
+    app.config_from_object(SimpleNamespace(DLQ_QUEUES={}, CELERY_DLQ_LEASE=9), namespace="CELERY")
+    assert "write CELERY_DLQ_QUEUES" in refusal(app.conf)
+    app = an_app()
+    app.config_from_object(SimpleNamespace(**both), namespace="CELERY")
+    assert Settings.from_conf(app.conf).queues == {}
+
+
 def test_settings_of_others_do_not_matter() -> None:
     """With a namespace, a ``DLQ_…`` setting in Django belongs to somebody else."""
     app = an_app()
-    django = SimpleNamespace(DLQ_SOMETHING=1, DEBUG=True, CELERY_TASK_ACKS_LATE=True)
+    django = SimpleNamespace(DLQ_SOMETHING=1, DLQ_URL="x", DEBUG=True, CELERY_TASK_ACKS_LATE=True)
     app.config_from_object(django, namespace="CELERY")
     assert Settings.from_conf(app.conf) == Settings()
 
@@ -240,18 +260,35 @@ def test_an_unknown_setting_is_refused_with_a_hint(name: str, hint: str) -> None
         ("dlq_sample_successes", True, "a share from 0 to 1, e.g. 0.001"),
         ("dlq_sample_successes", "1%", "a share from 0 to 1, e.g. 0.001"),
         ("dlq_start_timeout", -1, "a duration of 0 or more seconds"),
-        ("dlq_start_timeout", "long", "a number of seconds, a timedelta or a text such as 30m"),
-        ("dlq_start_timeout", True, "a number of seconds, a timedelta or a text such as 30m"),
+        (
+            "dlq_start_timeout",
+            "long",
+            "a number of seconds, a timedelta or a text such as 30s, 5m, 2h or 14d",
+        ),
+        (
+            "dlq_start_timeout",
+            True,
+            "a number of seconds, a timedelta or a text such as 30s, 5m, 2h or 14d",
+        ),
         ("dlq_spool_dir", 7, "a name (text that is not empty)"),
         ("dlq_memory_limit", 80, "a share from 0 to 1, e.g. 0.001"),
         ("dlq_memory_limit", True, "a share from 0 to 1, e.g. 0.001"),
         ("dlq_reliable_fetch", "yes", "True or False"),
         ("dlq_reliable_fetch", 1, "True or False"),
-        ("dlq_lease", 4.9, "at least 5 seconds"),
-        ("dlq_lease", timedelta(seconds=1), "at least 5 seconds"),
-        ("dlq_lease", "long", "a number of seconds, a timedelta or a text such as 30m"),
-        ("dlq_lease", True, "a number of seconds, a timedelta or a text such as 30m"),
-        ("dlq_lease", 0, "a duration of more than 0 seconds"),
+        ("dlq_lease", 4.9, "a duration of at least 5 seconds"),
+        ("dlq_lease", timedelta(seconds=1), "a duration of at least 5 seconds"),
+        (
+            "dlq_lease",
+            "long",
+            "a number of seconds, a timedelta or a text such as 30s, 5m, 2h or 14d",
+        ),
+        (
+            "dlq_lease",
+            True,
+            "a number of seconds, a timedelta or a text such as 30s, 5m, 2h or 14d",
+        ),
+        ("dlq_lease", 0, "a duration of at least 5 seconds"),
+        ("dlq_lease", -1, "a duration of at least 5 seconds"),
         ("dlq_release", "", "a name (text that is not empty)"),
         ("dlq_release", 7, "a name (text that is not empty)"),
     ],
@@ -310,7 +347,7 @@ def test_a_delay_that_rabbitmq_cannot_have_is_refused() -> None:
     most = 2**28 - 1
     Settings.from_conf({"dlq_queues": {"orders": {"default_delay": most}}})
     text = refusal({"dlq_queues": {"orders": {"default_delay": {"seconds": most + 1}}}})
-    assert "['default_delay']['seconds'] to be at most 268,435,455 seconds" in text
+    assert "['default_delay']['seconds'] to be a duration of 0 to 268,435,455 seconds" in text
 
 
 def test_a_timeout_of_the_store_is_a_transport_option() -> None:

@@ -37,6 +37,13 @@ def the_task(app: Any, name: str) -> Any:
     return app.tasks[name]
 
 
+@pytest.mark.parametrize("given", [a_function(), 3])
+def test_a_decorator_without_brackets_or_names_says_what_to_write(given: Any) -> None:
+    """One line, when the module is imported."""
+    with pytest.raises(SettingsError, match=r"write @dead_letter_policy\(max_deliveries=3\)$"):
+        dead_letter_policy(given)
+
+
 def test_the_decorator_works_below_app_task() -> None:
     """The policy is on the function that becomes a task."""
     app = an_app()

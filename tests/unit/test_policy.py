@@ -89,15 +89,30 @@ def test_none_means_not_set_here() -> None:
         ("dead_letter_queue", 5, "a name (text that is not empty)"),
         ("dead_letter_queue", "a{b", "a queue name without braces"),
         ("dead_letter_queue", "a}b", "a queue name without braces"),
-        ("default_delay", -0.1, "a duration of 0 or more seconds"),
-        ("default_delay", timedelta(seconds=-1), "a duration of 0 or more seconds"),
-        ("default_delay", math.inf, "a duration of 0 or more seconds"),
-        ("default_delay", math.nan, "a duration of 0 or more seconds"),
-        pytest.param(
-            "default_delay", 10**400, "a duration of 0 or more seconds", id="a number beyond floats"
+        ("default_delay", -0.1, "a duration of 0 to 268,435,455 seconds, RabbitMQ's bound"),
+        (
+            "default_delay",
+            timedelta(seconds=-1),
+            "a duration of 0 to 268,435,455 seconds, RabbitMQ's bound",
         ),
-        ("default_delay", "soon", "a number of seconds, a timedelta or a text such as 30m"),
-        ("default_delay", True, "a number of seconds, a timedelta or a text such as 30m"),
+        ("default_delay", math.inf, "a duration of 0 to 268,435,455 seconds, RabbitMQ's bound"),
+        ("default_delay", math.nan, "a duration of 0 to 268,435,455 seconds, RabbitMQ's bound"),
+        pytest.param(
+            "default_delay",
+            10**400,
+            "a duration of 0 to 268,435,455 seconds, RabbitMQ's bound",
+            id="a number beyond floats",
+        ),
+        (
+            "default_delay",
+            "soon",
+            "a number of seconds, a timedelta or a text such as 30s, 5m, 2h or 14d",
+        ),
+        (
+            "default_delay",
+            True,
+            "a number of seconds, a timedelta or a text such as 30s, 5m, 2h or 14d",
+        ),
         ("reasons", "failed", "a list of reasons"),
         ("reasons", 5, "a list of reasons"),
         ("exceptions", 5, "a mapping of exceptions to actions"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 import celery_dlq
 from celery_dlq import DeadLetters
+from celery_dlq.errors import SettingsError
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,6 +62,13 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_the_version_is_one() -> None:
     """Packaging reads it from the source text."""
     assert re.fullmatch(r"\d+\.\d+\.\d+(\.?(a|b|rc|dev)\d+)?", celery_dlq.__version__)
+
+
+@pytest.mark.parametrize("make", [DeadLetters, DeadLetters.of])
+def test_what_is_no_app_is_refused(make: Callable[[str], DeadLetters]) -> None:
+    """The name of an app is what people write first."""
+    with pytest.raises(SettingsError, match=r"DeadLetters\(app\) to be a Celery app, got 'shop'"):
+        make("shop")
 
 
 def test_an_editor_that_infers_shows_every_method_with_its_parameters() -> None:

@@ -23,7 +23,7 @@ from enum import Enum
 from typing import Any
 
 from celery_dlq import timing
-from celery_dlq.policies.checks import expected, integer, mapping, positive_seconds
+from celery_dlq.policies.checks import duration, integer, mapping
 from celery_dlq.policies.policy import KeyValue
 from celery_dlq.store.instructions import OPEN, RELEASING, Circuit
 
@@ -142,17 +142,13 @@ def circuit_breaker(where: str, value: object) -> CircuitBreaker:
     return CircuitBreaker(**_KEYS(where, given))
 
 
-def _within_a_day(where: str, value: object) -> float:
-    span = positive_seconds(where, value)
-    if span > _MOST_SECONDS:
-        raise expected(where, "more than 0 and at most 86,400 seconds", value)
-    return span
-
-
 _KEYS = mapping(
     {
         "deaths": integer(1),
-        "window": _within_a_day,
+        "window": duration(
+            f"more than 0 and at most {_MOST_SECONDS:,.0f} seconds",
+            lambda given: 0 < given <= _MOST_SECONDS,
+        ),
     },
     gone={
         "share": f"nothing: it is {SHARE:g} of the executions within the window",

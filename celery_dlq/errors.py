@@ -85,8 +85,8 @@ class MissingExtra(DLQError):  # noqa: N818 - names the thing found
             extra: The extra of celery_dlq that brings it, e.g. ``"parquet"``.
         """
         super().__init__(
-            f"{feature} needs the package {package}, which is not installed; "
-            f"run: pip install 'celery_dlq[{extra}]'"
+            f"{feature} needs the extra {extra!r}, of which the package {package} is not "
+            f"installed; run: pip install 'celery_dlq[{extra}]'"
         )
         self.feature, self.package, self.extra = feature, package, extra
 

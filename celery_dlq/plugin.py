@@ -315,7 +315,7 @@ class DeadLetters:
         try:
             from celery_dlq.web.asgi import DeadLettersApp
         except ModuleNotFoundError as exc:
-            raise MissingExtra("dlq web", exc.name or "starlette", "web") from exc
+            raise MissingExtra("dlq.asgi()", exc.name or "starlette", "web") from exc
         return DeadLettersApp(
             self,
             access=access,

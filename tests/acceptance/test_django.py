@@ -580,7 +580,7 @@ def test_the_check_says_what_is_missing(project: Project) -> None:
         "run(['manage.py', 'check'])"
     )
     said = project.run("-c", code, code=1)
-    assert "celery_dlq.web.django needs the package jinja2" in said
+    assert "celery_dlq.web.django needs the extra 'django', of which the package jinja2" in said
     assert "celery_dlq[django]" in said
 
 

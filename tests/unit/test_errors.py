@@ -59,7 +59,7 @@ def test_every_error_survives_pickling(cls: type[DLQError], protocol: int) -> No
 def test_a_missing_extra_says_what_to_install() -> None:
     """The message is a command that can be pasted."""
     assert str(an_error(MissingExtra)) == (
-        "dlq export needs the package pyarrow, which is not installed; "
+        "dlq export needs the extra 'parquet', of which the package pyarrow is not installed; "
         "run: pip install 'celery_dlq[parquet]'"
     )
 

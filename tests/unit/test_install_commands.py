@@ -31,3 +31,14 @@ def test_nobody_is_told_to_fetch_an_unreleased_package() -> None:
             if not (adds and WITH_EXTRA.match(text)):
                 wrong.append(f"{page.relative_to(ROOT)}: {text.splitlines()[0]}")
     assert wrong == []
+
+
+def test_the_oldest_run_has_what_the_package_still_allows() -> None:
+    """A pin below a lower bound tests what nobody can install, one above tests less than that."""
+    tox, setup = ((ROOT / name).read_text("utf-8") for name in ("tox.ini", "setup.py"))
+    oldest = tox.partition("[testenv:py310-celery54-redis62]")[2].partition("set_env")[0]
+    pins = dict(re.findall(r"^    ([\w-]+)(?:\[\w+\])?==([\d.]+?)(?:\.\*)?$", oldest, re.MULTILINE))
+    assert "uvicorn" in pins
+    for name, version in pins.items():
+        (bound,) = set(re.findall(rf"[\"']{name}(?:\[\w+\])?>=([\d.]+)", setup))
+        assert f"{version}.".startswith(f"{bound}."), (name, version, bound)

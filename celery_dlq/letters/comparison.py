@@ -54,6 +54,9 @@ WHOLE = frozenset({*FIELDS, TASK})
 OF_ANY_TASK = frozenset({"release", "host", TASK})
 """Features that say the same of messages of different tasks. All others follow from the task."""
 
+UNREAD: Pair = ("unread", None)
+"""The pair of a message whose arguments, all or some, cannot be read or are too large."""
+
 GIVEN = "(given)"
 """How the value ``None`` is shown: the argument was given, whatever its value."""
 
@@ -83,13 +86,16 @@ def pairs_of(text_of: Callable[[str], str | None], masked: Masked | None = None)
         for feature, name in FIELDS.items()
         if (value := text_of(name))
     }
-    found.add((TASK, (text_of("task_name") or "")[:MAX_VALUE_CHARS]))
+    if task := text_of("task_name"):
+        found.add((TASK, task[:MAX_VALUE_CHARS]))
     args = _parsed(text_of("args_json") or "", list)
     kwargs = _parsed(text_of("kwargs_json") or "", dict)
-    if masked is not None:
-        args, kwargs = masked(args, kwargs)
-    for pair in _arguments(args, kwargs):
-        if len(found) >= MAX_PAIRS:
+    if args is None or kwargs is None:
+        found.add(UNREAD)
+    shown = (args or [], kwargs or {})
+    for pair in _arguments(*(shown if masked is None else masked(*shown))):
+        if len(found) >= MAX_PAIRS - 1:
+            found.add(UNREAD)
             break
         found.add(pair)
     return found
@@ -117,15 +123,15 @@ def _argument(feature: str, value: Any) -> Iterator[Pair]:
         yield feature, _text(value)
 
 
-def _parsed(text: str, kind: type[_Kind]) -> _Kind:
-    """The arguments; none if they are of another kind, or too many."""
+def _parsed(text: str, kind: type[_Kind]) -> _Kind | None:
+    """The arguments; ``None`` if they are of another kind, or too many."""
     if len(text) > MAX_ARGUMENTS_CHARS:
-        return kind()
+        return None
     try:
         found = _DECODER.decode(text)
     except (ValueError, RecursionError):  # not JSON, or nested thousands of levels deep
-        return kind()
-    return found if isinstance(found, kind) else kind()
+        return None
+    return found if isinstance(found, kind) else None
 
 
 def _text(value: Any) -> str:
@@ -171,13 +177,16 @@ LEAST = 5
 """Values of fewer messages, both sides together, are not tested."""
 
 MIN_OTHERS = 20
-"""Letters are compared with others of the same tasks if there are at least this many."""
+"""With fewer others of the same tasks, hosts and releases are compared within the queues as well.
+
+Nor is it then said that nothing stands out.
+"""
 
 MOST_TESTED = 2_000
 """Values tested in one comparison."""
 
 SAME_TASKS, SAME_QUEUES, SUCCESSES = "same tasks", "same queues", "successes"
-"""What letters are compared with: letters of the same tasks, else of their queues; successes."""
+"""What letters are compared with: letters of the same tasks, of the same queues; successes."""
 
 _NEGLIGIBLE = 1e-13  # of a sum
 
@@ -270,10 +279,12 @@ def candidates(
     for pair in here.keys() | there.keys():
         feature, value = pair
         a, c = here[pair], there[pair]
-        if a + c < LEAST or not comparable(feature, against):
+        if a + c < LEAST or pair == UNREAD or not comparable(feature, against):
             continue
         n, m = inside, outside
-        if value is not None and feature not in WHOLE:  # among those that have the argument
+        if value is None:  # among those whose arguments are known
+            n, m = max(a, inside - here[UNREAD]), max(c, outside - there[UNREAD])
+        elif feature not in WHOLE:  # among those that have the argument
             n, m = here[feature, None], there[feature, None]
         if not n or not m or a + c >= n + m:  # what all messages have explains nothing
             continue

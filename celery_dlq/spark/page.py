@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _AGAINST = {
     SAME_TASKS: "other letters of its task",
-    SAME_QUEUES: "other letters of its queue (host and release only)",
+    SAME_QUEUES: "other letters of its queue",
     SUCCESSES: "sampled successes of its task",
 }
 _MAX_TEXT_CHARS = 240
@@ -66,10 +66,10 @@ def page(found: Findings, now: datetime) -> str:
         against=_AGAINST,
         cause=_cause,
         chance=_chance,
-        compared_with=_compared_with,
         last_part=_last_part,
         moment=_moment,
         number=lambda value, places=0: f"{value:,.{places}f}",
+        whole=lambda texts: Markup(" ").join(map(one_line, texts)),  # escaped, and not cut
     )
 
 
@@ -82,11 +82,6 @@ def _safe_text(value: Any) -> Any:
 
 def _cause(group: Row) -> str:
     return _last_part(group.exception_type) if group.exception_type else ", ".join(group.reasons)
-
-
-def _compared_with(others: dict[str, int]) -> str:
-    """The messages that a group was compared with; empty if there were none."""
-    return " and ".join(f"{n:,} {_AGAINST[against]}" for against, n in others.items() if n)
 
 
 def _last_part(dotted: str) -> str:

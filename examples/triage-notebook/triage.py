@@ -43,6 +43,7 @@ plt.rcParams.update(
         "figure.dpi": 80,
         "axes.spines.top": False,
         "axes.spines.right": False,
+        "text.parse_math": False,  # a value may have dollar signs
     }
 )
 
@@ -135,7 +136,8 @@ triage.spikes(letters, bucket).select("fingerprint", "task_name", "letters", "ex
 #
 # There are two to compare with: other letters of the same task, and messages that succeeded, of
 # which the workers keep a sample (`dlq_sample_successes`). Here they are the two largest causes
-# with an exception, and at most ten values of each.
+# with an exception. What all letters of a cause share comes first, then what is more frequent in
+# them than in others, then what they were compared with, and what that leaves open.
 
 # %%
 try:
@@ -146,23 +148,18 @@ except ExportError as none:
 known = groups.where("exception_type IS NOT NULL AND fingerprint != 'unknown'")
 why = {
     f"{one.exception_type} {one.fingerprint[:8]}": (
-        triage.why(letters, one.fingerprint, good).limit(10).collect()
+        triage.why(letters, one.fingerprint, good).collect()
     )
     for one in known.limit(2).collect()
 }
-for cause, findings in why.items():
-    for against in dict.fromkeys(row.against for row in findings):
-        print(f"{cause}, against {against}")
-        for row in (row for row in findings if row.against == against):
-            print(
-                f"   {row.feature} = {row.value:12} {row.support:5.0%} of these letters,"
-                f" {row.share_of_others:5.1%} of those   chance {row.q_value:.0e}"
-            )
-if not any(why.values()):
-    print("Nothing stands out.")
+for cause, found in why.items():
+    print(cause)
+    for row in found:
+        chance = f"   chance {row.q_value:.0e}" if row.against else ""
+        print(f"   {row.text}{chance}")
 
 # %%
-bars = [(cause, row) for cause, findings in why.items() for row in findings]
+bars = [(cause, row) for cause, found in why.items() for row in found if row.against]
 compared = sorted({row.against for _, row in bars})
 most = max((sum(row.against == name for _, row in bars) for name in compared), default=0)
 figure = plt.figure(figsize=(10, 0.8 + 0.45 * most), layout="constrained")

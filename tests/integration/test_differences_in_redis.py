@@ -76,7 +76,10 @@ def test_the_command_shows_it(shop: DeadLetters) -> None:
     """A table for people, one object for programs."""
     done = run(shop, "differences", DLQ, "--fingerprint", GROUP)
     assert done.exit_code == 0
-    assert "50 letters compared with 100 others and 50 successes" in done.output
+    assert done.output.splitlines()[:2] == [
+        "All 50 letters have kwargs.tenant = 42 (others: 0 of 100).",
+        "Compared with 100 other letters of the task and 50 sampled successes of the task.",
+    ]
     said = " ".join(done.output.split())
     assert "All of these letters have kwargs.tenant = 42, against" in said
     (line,) = run(shop, "differences", DLQ, "--fingerprint", GROUP, "--json").output.splitlines()
@@ -85,12 +88,21 @@ def test_the_command_shows_it(shop: DeadLetters) -> None:
     assert found["findings"][0]["condition"] == "kwargs.tenant=42"
 
 
-def test_nothing_that_stands_out_is_said(shop: DeadLetters) -> None:
+def test_that_nothing_stands_out_is_said_only_if_all_was_compared(shop: DeadLetters) -> None:
     """So are a filter that matches nothing, and a queue that is not there."""
-    letter = a_letter(dead_letter_queue="quiet-DLQ")
-    shop.store.dead_letter(letter, key_of(letter))
+    for number in range(20):
+        kwargs = json.dumps({"tenant": 0, "order": number})
+        letter = a_letter(dead_letter_queue="quiet-DLQ", kwargs_json=kwargs)
+        shop.store.dead_letter(letter, key_of(letter))
     done = run(shop, "differences", "quiet-DLQ")
-    assert (done.exit_code, done.output.splitlines()[-1]) == (0, "Nothing stands out.")
+    shared, compared = done.output.splitlines()
+    assert (done.exit_code, shared) == (
+        0,
+        "All 20 letters have args[0] = 1, kwargs.tenant = 0, task = shop.charge.",
+    )
+    assert compared.startswith("There is nothing to compare 20 letters with")
+    noise = run(shop, "differences", DLQ, "--fingerprint", "bbbb")
+    assert noise.output.splitlines()[-1].startswith("Nothing stands out: no value that 5 messages")
     none = run(shop, "differences", DLQ, "--task", "nobody")
     assert (none.exit_code, "no letter of 'orders-DLQ' matches" in none.output) == (1, True)
     unknown = run(shop, "differences", "nowhere")

@@ -10,6 +10,7 @@ from test_questions import CLUSTER, NOON, frame, orders
 
 from celery_dlq.features.differences.operations import Message, compared
 from celery_dlq.letters.comparison import TASK, pairs_of
+from celery_dlq.letters.explanation import Explanation, sentence
 from celery_dlq.letters.record import to_micros
 from celery_dlq.spark.triage.causes import why_each
 
@@ -23,6 +24,13 @@ def message(letter: dict[str, Any]) -> Message:
     fields = {**defaults, **letter, "dead_lettered_at": to_micros(letter["dead_lettered_at"])}
     pairs = pairs_of(lambda name: str(fields.get(name) or ""))
     return Message(fields["task_name"], frozenset(p for p in pairs if p[0] != TASK))
+
+
+def texts(found: Explanation) -> list[str]:
+    """Everything that it says, in order."""
+    shared = [f"All {found.letters:,} letters have {one.text}." for one in found.shared]
+    findings = [sentence(one, found.letters) for one in found.findings]
+    return [*shared, *findings, *found.sentences[bool(shared) :]]
 
 
 def varied(seed: int, count: int, **planted: Any) -> list[dict[str, Any]]:
@@ -59,17 +67,19 @@ def test_both_find_the_same_in_the_same_order(spark: SparkSession, *, same: bool
     successes = [one for one in good if one["task_name"] == "shop.charge"]
     here = compared(*([message(one) for one in side] for side in (inside, others, successes)))
     there = why_each(frame(spark, letters), [CLUSTER], frame(spark, good).drop("fingerprint"))
-    assert [(one.feature, one.value, one.against) for one in here] == [
+    assert texts(here) == [row["text"] for row in there]
+    there = [row for row in there if row["against"]]
+    assert [(one.feature, one.value, one.against) for one in here.findings] == [
         (row["feature"], row["value"], row["against"]) for row in there
     ]
-    against = {one.against for one in here}
+    against = {one.against for one in here.findings}
     assert against == {"same tasks" if same else "same queues", "successes"}
-    features = {one.feature for one in here}
+    features = {one.feature for one in here.findings}
     assert {"kwargs.currency", "host", "args[0][]", "args[1].sku"} <= features
     if not same:
-        others = {one.feature for one in here if one.against == "same queues"}
+        others = {one.feature for one in here.findings if one.against == "same queues"}
         assert others == {"host"}
-    for one, row in zip(here, there, strict=True):
+    for one, row in zip(here.findings, there, strict=True):
         assert one.letters == row["letters"]
         for mine, its in [
             (one.share_here, row["support"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import runpy
 import sys
@@ -101,23 +102,39 @@ def test_notebook_runs_on_letters_of_a_real_worker(
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]
     assert len(pictures) >= 2
     text = "".join(output.get("text", "") for output in outputs)
-    for against in ("same tasks", "successes"):
-        said = rf"KeyError [0-9a-f]{{8}}, against {against}\n +kwargs\.currency = CHF "
+    said = r"KeyError [0-9a-f]{8}\n   All \d+ letters have kwargs\.currency = CHF \(others: "
+    assert re.search(said, text), text
+    for others in ("the other letters", "the sampled successes"):
+        said = (
+            rf"   All of these letters have kwargs\.currency = CHF, against .* of {others} of the"
+        )
         assert re.search(said, text), text
     assert str(tmp_path) not in text
 
 
 def of_causes(count: int, causes: int) -> Iterator[dict[str, Any]]:
-    """Letters of so many causes."""
+    """Letters of so many causes; those of the first one have a price with dollar signs."""
     letters = planted.letters(count * 2)
     for number, letter in enumerate(islice(letters, count)):
-        yield {**letter, "fingerprint": f"{number % causes:016}"}
+        price = "free" if number % causes else "costs $5_$ or more"
+        kwargs = json.dumps({"price": price, **json.loads(letter["kwargs_json"])})
+        yield {**letter, "fingerprint": f"{number % causes:016}", "kwargs_json": kwargs}
 
 
 @pytest.mark.parametrize(
     ("letters", "causes", "successes"),
-    [(0, 1, 0), (3, 3, 0), (60, 1, 200), (300, 14, None), (100_000, 100_000, 300)],
-    ids=["no letters", "three letters", "one cause", "no successes", "100,000 causes"],
+    [
+        (0, 1, 0),
+        (3, 3, 0),
+        (60, 1, 200),
+        (300, 14, None),
+        (300, 2, 200),
+        (100_000, 100_000, 300),
+    ],
+    ids=[
+        *("no letters", "three letters", "one cause", "no successes", "two causes"),
+        "100,000 causes",
+    ],
 )
 def test_notebook_runs_on_any_export(
     spark: SparkSession,
@@ -140,6 +157,8 @@ def test_notebook_runs_on_any_export(
         planted.write(good, tmp_path / "successes")
     with pyplot.rc_context():
         runpy.run_path(str(EXAMPLE / "triage.py"))
+        for number in pyplot.get_fignums():
+            pyplot.figure(number).savefig(tmp_path / f"{number}.png")  # as Jupyter draws it
     pyplot.close("all")
     spark.catalog.clearCache()
     said = capsys.readouterr().out

@@ -40,7 +40,6 @@ NOTHING: dict[str, Any] = {
     "new": (),
     "new_causes": 0,
     "spikes": (),
-    "others": {},
 }
 
 if TYPE_CHECKING:
@@ -113,10 +112,11 @@ def test_report_says_why_and_needs_nothing(
 ) -> None:
     """All answers are on the page, escaped; a real browser draws it without any other file."""
     found = findings(export(letters()), spark)
-    (cause,) = [c for c in found.causes["a" * 16] if c.feature == "kwargs.currency"]
-    assert (cause.value, cause.support, cause.share_of_others) == ("XXX", 1.0, 0.0)
+    (cause,) = [c for c in found.causes["a" * 16].findings if c.feature == "kwargs.currency"]
+    assert (cause.value, cause.share_here, cause.share_elsewhere) == ("XXX", 1.0, 0.0)
     # Its task has no other letters, and those of other tasks have its host and release.
-    assert (found.causes["c" * 16], found.others["c" * 16]) == ((), {"same queues": 240})
+    lonely = found.causes["c" * 16]
+    assert (lonely.findings, lonely.compared) == ((), {"same tasks": 0, "same queues": 240})
     assert [(row.fingerprint, row.kind, row.letters) for row in found.new] == [
         ("c" * 16, "new", 40)
     ]

@@ -13,7 +13,7 @@ import pytest
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.record import field_kinds, from_micros
 from celery_dlq.spark import triage as questions
-from celery_dlq.spark.triage.causes import comparisons_of, sums_of, why_each
+from celery_dlq.spark.triage.causes import causes_of, sums_of, why_each
 from celery_dlq.spark.triage.questions import column_ddl
 
 if TYPE_CHECKING:
@@ -90,9 +90,13 @@ def orders(seed: int, count: int, **planted: Any) -> list[dict[str, Any]]:
     return found
 
 
+FINDINGS = "against IS NOT NULL"  # neither what all letters share, nor a sentence
+
+
 def causes(df: DataFrame, **more: Any) -> set[tuple[str, str]]:
-    """Features and values that `why` names."""
-    return {(row["feature"], row["value"]) for row in questions.why(df, CLUSTER, **more).collect()}
+    """Features and values that `why` finds."""
+    found = questions.why(df, CLUSTER, **more).where(FINDINGS).collect()
+    return {(row["feature"], row["value"]) for row in found}
 
 
 def test_planted_causes_are_found(spark: SparkSession) -> None:
@@ -104,7 +108,7 @@ def test_planted_causes_are_found(spark: SparkSession) -> None:
         letter={"worker_hostname": "web-13", "release": "v9"},
         args=[7, {"sku": 99}],
     )
-    found = questions.why(frame(spark, planted), CLUSTER[:6]).collect()
+    found = questions.why(frame(spark, planted), CLUSTER[:6]).where(FINDINGS).collect()
     assert {(row["feature"], row["value"]) for row in found} == {
         ("kwargs.currency", "XXX"),
         ("kwargs.customer.kind", "vip"),
@@ -151,7 +155,7 @@ def test_causes_are_asked_together_in_one_pass(spark: SparkSession) -> None:
 
 def scans(df: DataFrame, clusters: list[str], good: DataFrame) -> int:
     """Number of times that the plan of the comparisons reads the letters."""
-    counted = sums_of(df, comparisons_of(df, clusters, good), good)
+    counted = sums_of(df, causes_of(df, clusters, good), good)
     plan = counted._jdf.queryExecution().sparkPlan().toString()  # type: ignore[operator]
     return str(plan).count("Scan ")
 
@@ -171,7 +175,7 @@ def test_p_values_are_exact(spark: SparkSession) -> None:
             {"fingerprint": CLUSTER, "release": "bad" if i < a else None} for i in range(n)
         ] + [{"fingerprint": "b" * 16, "release": "bad" if i < c else None} for i in range(m)]
         found = questions.why(frame(spark, letters), CLUSTER, alpha=0.9999)
-        (row,) = found.where("feature = 'release'").collect()
+        (row,) = found.where(f"feature = 'release' AND {FINDINGS}").collect()
         assert row["p_value"] == pytest.approx(fisher(a, c, n, m), rel=1e-6)
         assert row["lift"] == pytest.approx((a / n) / ((c or 0.5) / m))
 
@@ -182,9 +186,9 @@ def test_only_what_stands_out_is_tested_and_the_rest_counts(
     """The driver gets some values of a comparison; the correction is for all of them."""
     letters = orders(6, 600, letter={"worker_hostname": "web-13", "release": "v9"})
     df = frame(spark, letters)
-    everything = rows(questions.why(df, CLUSTER, alpha=0.5))
+    everything = rows(questions.why(df, CLUSTER, alpha=0.5).where(FINDINGS))
     monkeypatch.setattr("celery_dlq.letters.comparison.MOST_TESTED", 2)
-    found = rows(questions.why(df, CLUSTER, alpha=0.5))
+    found = rows(questions.why(df, CLUSTER, alpha=0.5).where(FINDINGS))
     assert {row["value"] for row in found} == {"web-13", "v9"}
     for row in found:
         (same,) = [
@@ -206,11 +210,30 @@ def test_successes_are_a_second_comparison(spark: SparkSession) -> None:
     ]
     mails = [{"task_name": "mail.send", "fingerprint": "m" * 16} for _ in range(30)]
     df = frame(spark, [*bad, *mails])
-    assert questions.why(df, CLUSTER).where("feature LIKE 'kwargs%'").collect() == []
-    found = rows(questions.why(df, CLUSTER, frame(spark, good)).where("feature LIKE 'kwargs%'"))
+    arguments = f"feature LIKE 'kwargs%' AND {FINDINGS}"
+    assert questions.why(df, CLUSTER).where(arguments).collect() == []
+    found = rows(questions.why(df, CLUSTER, frame(spark, good)).where(arguments))
     assert [(row["feature"], row["value"], row["against"]) for row in found] == [
         ("kwargs.currency", "XXX", "successes")
     ]
+
+
+def test_what_all_letters_share_comes_first_and_what_is_open_last(spark: SparkSession) -> None:
+    """Also of three letters; with nothing to compare with, nothing is said to stand out or not."""
+    three = [{"kwargs_json": json.dumps({"tenant": "nordic", "n": n})} for n in range(3)]
+    found = rows(questions.why(frame(spark, three), CLUSTER))
+    shared = ["kwargs.tenant", "release", "host"]
+    assert [row["feature"] for row in found] == [*shared, None, None]
+    assert [row["letters"] for row in found] == [3] * 5
+    assert found[0]["text"] == "All 3 letters have kwargs.tenant = nordic."
+    assert found[3]["text"].startswith("There is nothing to compare 3 letters with")
+    assert found[4]["text"] == "Fewer than 5 letters hardly differ beyond chance."
+    noise = rows(questions.why(frame(spark, orders(1, 400)), CLUSTER))
+    assert noise[-1]["text"].startswith("Nothing stands out")
+    unread = [{"kwargs_json": None, "fingerprint": "b" * 16}]
+    some = rows(questions.why(frame(spark, [*orders(1, 400), *unread]), CLUSTER))
+    assert "1 message was compared without arguments" in some[-2]["text"]
+    assert some[-1]["text"].startswith("What was compared shows no difference")
 
 
 @pytest.mark.parametrize("text", ["not json", '"[open"', '{"a": "[open", "b": "{open"}', "null"])

@@ -21,7 +21,7 @@ from celery_dlq.cli.table import Console
 from celery_dlq.cli.triage import show_triage
 from celery_dlq.spark.page import page
 from celery_dlq.spark.triage import limits, spikes
-from celery_dlq.spark.triage.causes import comparisons_of, findings_of
+from celery_dlq.spark.triage.causes import causes_of, explanations_of
 from celery_dlq.spark.triage.questions import scan
 from celery_dlq.spark.triage.rows import MAX_EXPLAINED_GROUPS, MAX_ROWS, Findings, findings
 
@@ -84,10 +84,12 @@ def test_each_cause_is_explained_by_what_was_planted(asked: tuple[Findings, Data
     """The release is told before its host; time, and what follows from the task, never."""
     _found, letters = asked
     names = list(planted.CAUSES)
-    comparisons = comparisons_of(letters, names, None)
-    said: dict[str, list[tuple[str, str]]] = {name: [] for name in names}
-    for row in findings_of(letters, comparisons, None, 0.01 / len(names)):
-        said[row["fingerprint"]].append((row["feature"], row["value"]))
+    causes = causes_of(letters, names, None)
+    explained = explanations_of(letters, causes, None, 0.01 / len(names))
+    said = {
+        name: [(one.feature, one.value) for one in found.findings]
+        for name, found in explained.items()
+    }
     # What is bound to a time has the releases of that time.
     bound = {name: said.pop(name) for name in ("sunday", "flood", *planted.NEW)}
     assert {feature for pairs in bound.values() for feature, _value in pairs} <= {"release"}
@@ -104,21 +106,19 @@ def test_what_was_not_compared_is_said(asked: tuple[Findings, DataFrame]) -> Non
     assert f"not the other {rest}." in said
     charges = sum(g.letters for g in found.triage.groups if g.task_name == "shop.charge")
     steady = found.triage.groups[0]
-    assert (
-        f"Nothing sets its {steady.letters:,} letters apart from {charges - steady.letters:,} "
-        "other letters of its task." in said
-    )
+    assert f"Compared with {charges - steady.letters:,} other letters of the task." in said
+    assert "Nothing stands out: no value that 5 messages or more have" in said
 
 
 def test_a_lonely_cause_has_nothing_to_compare_with(spark: SparkSession, tmp_path: Path) -> None:
     """The report does not say that nothing sets it apart."""
     letters = (row for row in planted.letters(300) if row["fingerprint"] == "steady")
     found = findings(planted.write(letters, tmp_path), spark)
-    assert found.others == {"steady": {"same queues": 0}}
+    assert found.causes["steady"].compared == {"same tasks": 0, "same queues": 0}
     said = sections(found)
     why = said["Why: what the largest groups have in common"]
-    assert "There is nothing to compare its 42 letters with" in why
-    assert "Nothing sets" not in why
+    assert "There is nothing to compare 42 letters with" in why
+    assert "Nothing stands out" not in why
     assert "no cause is new" in said["New and returned"]
     assert "The first 6 × 1 day are not compared." in said["Floods"]
 
@@ -179,7 +179,6 @@ EMPTY: Findings = Findings(
     new_causes=0,
     spikes=(),
     causes={},
-    others={},
 )
 
 

@@ -81,6 +81,81 @@ def test_a_planted_cause_is_the_finding(backend: Store) -> None:
     assert json.loads(json.dumps(found.to_json()))["findings"][0]["letters"] == 60
 
 
+def test_what_all_letters_share_is_said_first(backend: Store) -> None:
+    """With others of other tasks alone, their arguments are shown, and nothing is concluded."""
+    fill(
+        backend.letters,
+        80,
+        GROUP,
+        kwargs={"tenant": "nordic"},
+        worker_hostname="celery@web-1",
+        args_json="[]",
+    )
+    ship = {"task_name": "shop.ship", "worker_hostname": "celery@web-1"}
+    fill(backend.letters, 10, kwargs={"tenant": "nordic"}, **ship)
+    fill(backend.letters, 30, kwargs={"tenant": "other"}, **ship)
+    found = differences(backend)
+    assert found.findings == ()
+    assert [(one.feature, one.value, one.others, one.of_others) for one in found.shared] == [
+        ("kwargs.tenant", "nordic", 10, 40),
+        ("host", "celery@web-1", 40, 40),
+    ]
+    host = "host = celery@web-1 (others: 40 of 40)"
+    read = "sampled successes of it (dlq_sample_successes) were read."
+    assert found.sentences == (
+        f"All 80 letters have kwargs.tenant = nordic (others: 10 of 40), {host}.",
+        "Compared with 40 other letters of the queue (without their arguments).",
+        f"Arguments were compared with nothing: neither other letters of the task nor {read}",
+        "What was compared shows no difference; the rest may.",
+    )
+    assert json.loads(json.dumps(found.to_json()))["shared"][0]["value"] == "nordic"
+
+
+def test_few_others_of_the_task_are_compared_as_well(backend: Store) -> None:
+    """Fewer than twenty can show a large difference; that there is none they cannot show."""
+    fill(backend.letters, 80, GROUP, kwargs={"tenant": "nordic"})
+    fill(backend.letters, 15, kwargs={"tenant": "other"})
+    found = differences(backend)
+    assert [(one.condition, one.of_others) for one in found.findings] == [
+        ("kwargs.tenant=nordic", 15)
+    ]
+    _all, compared, few = found.sentences
+    assert compared == (
+        "Compared with 15 other letters of the task and 15 other letters of the queue "
+        "(without their arguments)."
+    )
+    assert few.startswith("With fewer than 20 others of the task only large differences show")
+
+
+NOTHING = "Nothing stands out"
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside", "others", "says_nothing"),
+    [
+        (60, 60, {}, True),
+        (60, 0, {}, False),
+        (60, 19, {}, False),
+        (4, 60, {}, False),
+        (60, 60, {"kwargs_json": None}, False),
+        (60, 60, {"args_json": json.dumps(["x" * 70_000])}, False),
+        (60, 60, {"task_name": "shop.ship"}, False),
+    ],
+    ids=["all", "no others", "few others", "few letters", "unread", "too large", "other tasks"],
+)
+def test_nothing_is_said_where_everything_was_compared(
+    backend: Store, inside: int, outside: int, others: dict[str, Any], *, says_nothing: bool
+) -> None:
+    """What was left out, or could not show a difference, is named instead."""
+    at_one = {"args_json": "[1]", "worker_hostname": "celery@web-1", "dead_lettered_at": NOW}
+    fill(backend.letters, inside, GROUP, **at_one)
+    fill(backend.letters, outside, **{**at_one, **others})
+    found = differences(backend)
+    assert found.findings == ()
+    assert any(NOTHING in text for text in found.sentences) == says_nothing
+    assert not found.shared or found.sentences[0].startswith(f"All {inside} letters have ")
+
+
 def test_what_says_the_same_is_said_once(backend: Store) -> None:
     """An argument that coincides with another one is named beside it; a weaker one is not."""
     fill(backend.letters, 80, GROUP, kwargs={"plan": "trial", "region": "eu", "tags": ["t"]})
@@ -256,8 +331,10 @@ def test_a_deadline_cuts_and_says_so(backend: Store) -> None:
     assert found.letters == 400
     assert 100 < found.others < 300
     assert found.findings[0].condition == "kwargs.plan=trial"
+    assert "Older letters are left out: there was no time to read them." in found.sentences
     late = comparison.differences(DLQ, fingerprint=GROUP, deadline_seconds=1e-6)
     assert (late.letters, late.cut, late.findings) == (0, True, ())
+    assert late.sentences[0] == "There are no letters to compare."
 
 
 def test_a_group_that_died_long_ago_is_found_at_once(backend: Store) -> None:
@@ -309,7 +386,13 @@ def test_an_unknown_queue_is_named(backend: Store) -> None:
         differences(backend)
     fill(backend.letters, 30)
     assert differences(backend) == Differences(
-        dead_letter_queue=DLQ, letters=0, others=30, successes=0, cut=False, findings=()
+        dead_letter_queue=DLQ,
+        letters=0,
+        others=30,
+        successes=0,
+        cut=False,
+        sentences=("There are no letters to compare.",),
+        findings=(),
     )
 
 

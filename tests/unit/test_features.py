@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from celery_dlq.letters.comparison import (
     MAX_PAIRS,
     MAX_VALUE_CHARS,
+    UNREAD,
     Pair,
     pairs_of,
 )
@@ -34,7 +35,7 @@ def arguments(args: str = "[]", kwargs: str = "{}") -> set[Pair]:
 
 
 def test_a_message_is_its_place_and_its_task() -> None:
-    """What is not known is left out, and so is the time: the timeline shows it."""
+    """What is not known is left out, and so is the time; that arguments are missing is kept."""
     found = pairs(a_letter(worker_hostname="celery@a", release="v7", retries=2, args_json=None))
     assert found == {
         ("host", "celery@a"),
@@ -42,6 +43,7 @@ def test_a_message_is_its_place_and_its_task() -> None:
         ("queue", "orders"),
         ("retries", "2"),
         ("task", "shop.charge"),
+        UNREAD,
     }
 
 
@@ -76,8 +78,10 @@ def test_numbers_are_what_was_written(number: str) -> None:
     "text", ["not json", "[" * DEEP, '{"a":' * DEEP, "9" * DEEP, '"a"', "7", "null", "", "[1", "{]"]
 )
 def test_odd_arguments_are_no_values(text: str) -> None:
-    """What is not JSON, too deep, too long, or no arguments is left out."""
+    """What is not JSON, too deep, too long, or no arguments is left out, and that is known."""
     assert arguments(text, text) == set()
+    assert UNREAD in pairs(a_letter(args_json=text))
+    assert UNREAD in pairs(a_letter(kwargs_json=text))
 
 
 def test_a_flood_of_values_is_cut() -> None:
@@ -85,7 +89,10 @@ def test_a_flood_of_values_is_cut() -> None:
     many = json.dumps({f"{n}": n for n in range(2_000)})
     deep = "[[" + "[" * 500 + "]" * 500 + "]]"
     wide = json.dumps([[{"k": "v"}] * 2_000])
-    assert len(pairs(a_letter(kwargs_json=many))) == MAX_PAIRS
+    cut = pairs(a_letter(kwargs_json=many))
+    assert len(cut) == MAX_PAIRS
+    assert UNREAD in cut
+    assert UNREAD not in pairs(a_letter(kwargs_json='{"a": 1}'))
     for text in (deep, wide, json.dumps(["x" * 60_000]), json.dumps([{"y" * 9_000: {"z": 1}}])):
         found = arguments(text)
         assert len(found) >= 2

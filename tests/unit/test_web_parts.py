@@ -97,8 +97,12 @@ def test_the_differences_of_some_letters_lead_to_those_of_more() -> None:
     link = re.search(r'<a href="[^"?]*\?(more=yes)">Compare more letters', text)
     assert link, text
     more = web.handle(get(path, query=link[1])).body.decode()
-    assert "<p>200 of its newest letters, against 0 other letters" in more
+    assert "<p>200 of its newest letters." in more
     assert "Compare more" not in more
+    # With nothing to compare with, nothing is said to differ, or not to.
+    assert "<p>All 200 letters have args[0] = 1, kwargs.plan = trial" in more
+    assert "There is nothing to compare 200 letters with" in more
+    assert "Nothing stands out" not in more
 
 
 def test_the_beginning_of_an_id_finds_no_letter_on_a_page() -> None:

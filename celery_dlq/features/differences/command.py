@@ -11,10 +11,9 @@ from celery_dlq.cli.context import (
     dead_letters_of,
     none_matched,
     print_lines,
-    say_unread,
 )
 from celery_dlq.cli.options import filter_options, json_option, letter_filter
-from celery_dlq.cli.table import letters_text, line, say, table
+from celery_dlq.cli.table import line, say, table
 
 _DEADLINE_SECONDS = 10.0
 
@@ -35,12 +34,11 @@ def differences(ctx: click.Context, /, queue: str, *, as_json: bool, **options: 
     found = dead_letters.differences(queue, where, deadline_seconds=_DEADLINE_SECONDS)
     if where and not found.letters and not found.cut:
         raise none_matched(dead_letters, queue, where)
-    say_unread(found.unread, "letter", "compared without arguments")
     if as_json:
         print_lines([found.to_json()])
         return
-    compared = f"{found.others:,} others and {found.successes:,} successes"
-    say(console, f"{letters_text(found.letters)} compared with {compared}", "bold")
+    for place, text in enumerate(found.sentences):
+        say(console, text, "" if place else "bold")
     rows = (
         (
             f"{one.letters:,} of {one.of_letters:,}",
@@ -52,7 +50,4 @@ def differences(ctx: click.Context, /, queue: str, *, as_json: bool, **options: 
         )
         for one in found.findings
     )
-    if not table(console, "Differences", (">here", ">against", ""), rows):
-        say(console, "Nothing stands out.")
-    if found.cut:
-        say(console, "Older letters are left out: there was no time to read them.", "dim")
+    table(console, "Differences", (">here", ">against", ""), rows)

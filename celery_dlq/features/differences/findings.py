@@ -3,46 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 from celery_dlq.letters.comparison import (
     GIVEN,
     MAX_VALUE_CHARS,
-    SAME_QUEUES,
-    SAME_TASKS,
-    SUCCESSES,
     TASK,
     Pair,
     Significant,
     ranked,
 )
+from celery_dlq.letters.explanation import named, sentence
 from celery_dlq.letters.filters import LetterFilter
-from celery_dlq.letters.printable import shortened
 
 MOST_FINDINGS = 10
 
 _MOST_WEIGHED = 200  # findings, before those that say the same are put together
 _SAME = 0.9  # common messages, divided by all that have either value
 _MOST_ALSO = 5
-_MAX_SHOWN_CHARS = 80
 _FILTER_FIELDS = {"host": "worker_hostname", "release": "release", TASK: "task_name"}
 # The plain paths and values of a condition; quotes in it would mean a text only.
 _PATH = re.compile(r'(args|kwargs)(\.[^\s.\[\]=!<>~"]+|\[[0-9]+\])+')
 _VALUE = re.compile(r'[^\s=!<>~"\[{](.*\S)?')
-_PHRASES = {
-    "host": "ran on",
-    "release": "ran on release",
-    "queue": "came from the queue",
-    "origin": "were published by",
-    TASK: "are of the task",
-}
-_OTHERS = {
-    SAME_TASKS: "the other letters of the task",
-    SAME_QUEUES: "the other letters of the queue",
-    SUCCESSES: "the sampled successes of the task",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,21 +73,21 @@ class Message(NamedTuple):
 
 
 def distinct(
-    found: list[Significant], messages: list[Message], letters: int
+    found: Sequence[Significant], messages: list[Message], letters: int
 ) -> tuple[Finding, ...]:
     """Put findings together that say the same: nearly the same messages have their values."""
     kept: list[tuple[Significant, set[int], list[str]]] = []
     # Of those that say the same, one that can be selected is shown.
-    weighed = ranked(found[:_MOST_WEIGHED], last=lambda one: not _selects(one))
+    weighed = ranked(list(found[:_MOST_WEIGHED]), last=lambda one: not _selects(one))
     holders = _holders({_pair(one) for one in weighed}, messages)
     for one in weighed:
         holding = holders[_pair(one)]
         for other, held, also in kept:
             alike = len(holding & held)
             if alike >= _SAME * (len(holding) + len(held) - alike):
-                named = _named(one)
-                if _pair(one) != _pair(other) and named not in also and len(also) < _MOST_ALSO:
-                    also.append(named)
+                name = named(one.feature, one.value)
+                if _pair(one) != _pair(other) and name not in also and len(also) < _MOST_ALSO:
+                    also.append(name)
                 break
         else:
             if len(kept) < MOST_FINDINGS:
@@ -127,7 +111,7 @@ def _pair(one: Significant) -> Pair:
 def _finding(one: Significant, also: list[str], letters: int) -> Finding:
     return Finding(
         **asdict(one),
-        text=_sentence(one, letters),
+        text=sentence(one, letters),
         condition=_condition(one),
         where=_where(one),
         also=tuple(also),
@@ -148,32 +132,3 @@ def _condition(one: Significant) -> str | None:
     found = f"{one.feature}={one.value}"
     plain = _PATH.fullmatch(one.feature) is not None and _VALUE.fullmatch(one.value) is not None
     return found if plain and one.value != GIVEN and len(found) <= MAX_VALUE_CHARS else None
-
-
-def _named(one: Significant) -> str:
-    value = shortened(one.value, _MAX_SHOWN_CHARS)
-    return one.feature if one.value == GIVEN else f"{one.feature} = {value}"
-
-
-def _sentence(one: Significant, letters: int) -> str:
-    value = shortened(one.value, _MAX_SHOWN_CHARS)
-    if one.value != GIVEN and one.feature.endswith("[]"):
-        phrase = f"have {value} in {one.feature[:-2]}"
-    else:
-        phrase = (
-            f"{_PHRASES[one.feature]} {value}" if one.feature in _PHRASES else f"have {_named(one)}"
-        )
-    # The shares of an argument's values are shares of the messages that have the argument.
-    start = ""
-    if one.of_letters < letters:
-        start = f"Of those with {one.feature.removesuffix('[]')}, "
-    here, there = _share(one.letters, one.of_letters), _share(one.others, one.of_others)
-    here = here if start else here.capitalize()
-    return f"{start}{here} of these letters {phrase}, against {there} of {_OTHERS[one.against]}."
-
-
-def _share(part: int, whole: int) -> str:
-    """A share in words; neither 0 % nor 100 % unless it is exact."""
-    if part in {0, whole}:
-        return "all" if part else "none"
-    return f"{min(99, max(1, round(100 * part / whole)))} %"

@@ -26,12 +26,9 @@ from celery_dlq.letters.comparison import (
     TASK,
     Masked,
     Pair,
-    Significant,
-    candidates,
     pairs_of,
-    ranked,
-    significant,
 )
+from celery_dlq.letters.explanation import Explanation, Shared, Side, explain
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.store.letters import Letters
@@ -68,8 +65,13 @@ class Differences:
         others: Other letters that were read.
         successes: Sampled successes of the same tasks.
         cut: True if time or room for more ran out: older letters were not read.
-        unread: How many of all these letters were compared without arguments, which cannot be read.
-        findings: The most telling first, at most 10; empty if nothing stands out.
+        unread: How many messages were compared without arguments, which cannot be read or are too
+            large.
+        shared: The values that all letters have: arguments, release and host. What fewest of the
+            others have comes first.
+        sentences: What all letters share, what they were compared with, and what that leaves open.
+            That nothing stands out is said only if everything was compared.
+        findings: The most telling first, at most 10.
     """
 
     dead_letter_queue: str
@@ -78,6 +80,8 @@ class Differences:
     successes: int
     cut: bool
     unread: int = 0
+    shared: tuple[Shared, ...] = ()
+    sentences: tuple[str, ...] = ()
     findings: tuple[Finding, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -107,9 +111,9 @@ class Comparison:
         """Find values that are more frequent in some letters than in others; changes nothing.
 
         The newest letters that match the filter, two fifths of ``most``, are compared with as many
-        other letters of the dead-letter queue: those of the same tasks if there are at least 20,
-        else those from the same queues, by host and release only: all else follows from the task.
-        And with the newest sampled successes of the same tasks, one fifth (see
+        other letters of the dead-letter queue: with those of the same tasks and, if these are
+        fewer than 20, with those from the same queues, by host and release only: all else follows
+        from the task. And with the newest sampled successes of the same tasks, one fifth (see
         ``dlq_sample_successes``). Arguments of more than 65,536 characters of JSON are not
         looked into.
         """
@@ -131,37 +135,41 @@ class Comparison:
             most - 2 * side,
             until=start + deadline_seconds * _SUCCESSES_UNTIL,
         )
-        found = compared(letters, others, successes)
+        found = compared(letters, others, successes, cut=reader.cut)
+        messages = [*letters, *others, *successes]
         return Differences(
             dead_letter_queue=dead_letter_queue,
             letters=len(letters),
             others=len(others),
             successes=len(successes),
-            cut=reader.cut,
-            unread=reader.unread,
-            findings=distinct(found, [*letters, *others, *successes], len(letters)),
+            cut=found.cut,
+            unread=found.unread,
+            shared=found.shared,
+            sentences=found.sentences,
+            findings=distinct(found.findings, messages, len(letters)),
         )
 
 
 def compared(
-    letters: list[Message], others: list[Message], successes: list[Message]
-) -> list[Significant]:
-    """All values that are significant, the most telling first; the rows of the triage's `why`."""
+    letters: list[Message], others: list[Message], successes: list[Message], *, cut: bool = False
+) -> Explanation:
+    """Count the values of messages, and explain the letters by them."""
     tasks = {one.task for one in letters}
     same = [one for one in others if one.task in tasks]
-    here = Counter(chain.from_iterable(one.pairs for one in letters))
-    if len(same) >= MIN_OTHERS:
-        sides = {SAME_TASKS: same}
-    else:  # workers of other queues may have other hosts and releases
+    sides = [_side(SAME_TASKS, same)]
+    if len(same) < MIN_OTHERS:  # workers of other queues may have other hosts and releases
         queues = {pair for one in letters for pair in one.pairs if pair[0] == QUEUE}
-        sides = {SAME_QUEUES: [one for one in others if one.pairs & queues]}
-    sides[SUCCESSES] = successes
-    found: list[Significant] = []
-    for against, side in sides.items():
-        there = Counter(chain.from_iterable(one.pairs for one in side))
-        tested, tests = candidates(here, there, len(letters), len(side), against)
-        found += significant(tested, tests, against)
-    return ranked(found)
+        sides.append(_side(SAME_QUEUES, [one for one in others if one.pairs & queues]))
+    sides.append(_side(SUCCESSES, successes))
+    return explain(_counts(letters), len(letters), sides, cut=cut)
+
+
+def _side(against: str, messages: list[Message]) -> Side:
+    return Side(against, len(messages), _counts(messages))
+
+
+def _counts(messages: list[Message]) -> Counter[Pair]:
+    return Counter(chain.from_iterable(one.pairs for one in messages))
 
 
 class _Reader:
@@ -175,7 +183,6 @@ class _Reader:
         self._known: dict[Pair, Pair] = {}
         self._fixed = fixed_by(where.to_json())
         self.cut = False
-        self.unread = 0
 
     def letters(
         self, store: Letters, most: int, *, until: float
@@ -189,7 +196,6 @@ class _Reader:
                 side = not self._where.matches_fields(entry.fields)
                 if entry.is_letter and len(sides[side]) < enough[side]:
                     sides[side].append(self._message(entry))
-                    self.unread += not {b"args_json", b"kwargs_json"} <= entry.fields.keys()
                 if len(sides[1]) < enough[1]:
                     continue
                 if len(sides[0]) >= enough[0]:

@@ -17,7 +17,7 @@ from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.letters.record import from_micros, iso
 from celery_dlq.spark.session import is_running, local_session
 from celery_dlq.spark.triage.causes import COLUMNS as WHY_COLUMNS
-from celery_dlq.spark.triage.causes import comparisons_of, findings_of
+from celery_dlq.spark.triage.causes import causes_of, explanations_of
 from celery_dlq.spark.triage.questions import (
     COLUMNS,
     check_folder,
@@ -38,6 +38,8 @@ from celery_dlq.spark.triage.trends import bucket_for, new_since, run_sql, spike
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from celery_dlq.letters.explanation import Explanation
 
 EARLIEST = datetime(1, 1, 1, tzinfo=timezone.utc)
 LATEST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
@@ -99,11 +101,7 @@ class Findings:
     new: tuple[Row, ...]
     new_causes: int  # Number of all causes that are new or came back
     spikes: tuple[Row, ...]  # The strongest flood of each cause, the strongest first
-    # The findings of `why` for the largest groups, by fingerprint
-    causes: dict[str, tuple[Row, ...]]
-    # For each of these groups, with what it was compared: the number of letters of the same tasks
-    # or queues, and of successes
-    others: dict[str, dict[str, int]]
+    causes: dict[str, Explanation]  # The answers to `why` for the largest groups, by fingerprint
     # The outcome of each delivery, for tasks with known successes; empty without a sample of
     # successes
     limits: tuple[Row, ...] = ()
@@ -139,41 +137,30 @@ def findings(
         floods: dict[str, Row] = {}
         for row in rows_of(spikes(df, found.bucket)):
             floods.setdefault(row.fingerprint, row)
-        causes, others = _causes(df, found, good)
         return Findings(
             triage=found,
             news_from=since,
             new=tuple(fresh),
             new_causes=max((row.among for row in fresh), default=0),
             spikes=tuple(floods.values()),
-            causes=causes,
-            others=others,
+            causes=_causes(df, found, good),
             limits=() if good is None else tuple(rows_of(limits(df, good).where("samples > 0"))),
         )
 
 
-def _causes(
-    df: DataFrame, found: Triage, good: DataFrame | None
-) -> tuple[dict[str, tuple[Row, ...]], dict[str, dict[str, int]]]:
-    """Answer `why` for the largest groups, in one pass over the letters; with what it compared."""
+def _causes(df: DataFrame, found: Triage, good: DataFrame | None) -> dict[str, Explanation]:
+    """Answer `why` for the largest groups, in one pass over the letters."""
     largest = [
         group.fingerprint
         for group in found.groups[:MAX_EXPLAINED_GROUPS]
         if group.letters >= MIN_LETTERS and group.fingerprint != "unknown"
     ]
     if not largest:
-        return {}, {}
-    comparisons = comparisons_of(df, largest, good)
-    others: dict[str, dict[str, int]] = {fingerprint: {} for fingerprint in largest}
-    for one in comparisons:
-        others[one.fingerprint][one.against] = one.outside
+        return {}
+    causes = causes_of(df, largest, good)
     # Most comparisons have nothing to find, so together they may err as often as one.
-    rows = [Row(**row) for row in findings_of(df, comparisons, good, ALPHA / len(comparisons))]
-    named = {
-        fingerprint: tuple(row for row in rows if row.fingerprint == fingerprint)
-        for fingerprint in largest
-    }
-    return named, others
+    comparisons = sum(len(one.sides) for one in causes)
+    return explanations_of(df, causes, good, ALPHA / comparisons)
 
 
 def _news_from(found: Triage) -> datetime | None:

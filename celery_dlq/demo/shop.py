@@ -21,6 +21,7 @@ from celery_dlq import DeadLetters, RejectToDLQ, dead_letter_policy
 BROKER = os.environ.get("CELERY_DLQ_DEMO_REDIS", "redis://localhost:6379")
 FIXED = Path(os.environ.get("CELERY_DLQ_DEMO_FLAG", "bug-is-fixed"))
 QUEUES = ("orders", "images", "mails")
+MOST_PIXELS = 10_000
 
 app = Celery("shop", broker=f"{BROKER}/0", backend=f"{BROKER}/1")
 app.conf.update(
@@ -40,6 +41,7 @@ app.conf.update(
         "images": {"max_deliveries": 3},
         "mails": {"max_deliveries": 3, "default_delay": 1},
     },
+    dlq_sample_successes=1.0,  # a shop with many orders samples one in a thousand
 )
 dlq = DeadLetters(app)
 
@@ -71,15 +73,19 @@ def ship(order_id: int, country: str) -> str:
 
 @app.task(name="shop.reserve", bind=True)
 @dead_letter_policy(max_deliveries=4)
-def reserve(self: Any, order_id: int) -> None:
-    """Requeues forever, in the hope of new stock."""
-    raise Reject("out of stock", requeue=True)
+def reserve(self: Any, order_id: int, product: str) -> str:
+    """Requeues what is out of stock forever, in the hope of new stock."""
+    if product == "lamp":
+        raise Reject("out of stock", requeue=True)
+    return f"{product} reserved for order {order_id}"
 
 
 @app.task(name="shop.render")
-def render(image_id: int) -> None:
-    """Needs too much memory: the kernel kills the pool process."""
-    os.kill(os.getpid(), signal.SIGKILL)
+def render(image_id: int, width: int) -> str:
+    """Needs too much memory for wide images: the kernel kills the pool process."""
+    if width > MOST_PIXELS:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return f"image {image_id} rendered"
 
 
 @app.task(name="shop.thumbnail")
@@ -95,18 +101,37 @@ def invoice(order_id: int) -> str:
 
 
 def publish() -> tuple[list[str], dict[str, list[str]]]:
-    """Publish the tasks of the demo: ids of those that will succeed, and of the others by name."""
-    healthy = [pack.delay(number).id for number in range(60)]
-    healthy += [invoice.delay(number).id for number in range(5)]
-    countries = ("GB", "US", "BR", "JP")
+    """Publish the tasks of the demo: ids of those that will succeed, and of the others by name.
+
+    Of each task that has a bug some succeed, so that one sees what the others have in common.
+    """
+    healthy = [pack.delay(number) for number in range(20)]
+    healthy += [invoice.delay(number) for number in range(5)]
+    countries, products = ("DE", "FR", "PL"), ("chair", "desk", "shelf")
+    for number in range(24):
+        third = number % 3
+        order = {"order_id": number, "amount": 19.9 + number}
+        healthy += [
+            charge.delay(**order, parts=1 + third),
+            ship.delay(order_id=number, country=countries[third]),
+            reserve.delay(order_id=number, product=products[third]),
+            render.delay(image_id=number, width=400 * (1 + third)),
+        ]
+    orders = range(100, 112)
     dying = {
-        "charge": [charge.delay(number, 19.9 + number, 0).id for number in range(12)],
-        "ship": [ship.delay(number, countries[number % 4]).id for number in range(8)],
-        "reserve": [reserve.delay(number).id for number in range(5)],
-        "render": [render.delay(number).id for number in range(5)],
-        "thumbnail": [thumbnail.delay(number).id for number in range(3)],
+        "charge": [charge.delay(order_id=n, amount=19.9 + n, parts=0).id for n in orders],
+        "ship": [ship.delay(order_id=n, country="GB").id for n in orders[:8]],
+        "reserve": [reserve.delay(order_id=n, product="lamp").id for n in orders[:5]],
+        "render": [render.delay(image_id=n, width=40_000).id for n in orders[:5]],
+        "thumbnail": [thumbnail.delay(n).id for n in orders[:3]],
     }
-    return healthy, dying
+    return [one.id for one in healthy], dying
+
+
+def samples() -> int:
+    """How many successes workers have sampled."""
+    sampled = dlq.assembly.backend.sampled
+    return sum(sampled.length(f"{queue}-DLQ") for queue in QUEUES)
 
 
 def succeeded(ids: Sequence[str]) -> int:

@@ -65,7 +65,15 @@ def test_the_demo_says_what_a_user_types_on_one_screen(tmp_path: Path) -> None:
     assert [step for step in steps[:-1] if "\n$ celery -A " not in step] == []
     report = re.search(r"^Report: file://(\S+)$", done.stdout, re.MULTILINE)
     assert report is not None
-    assert "ZeroDivisionError" in Path(report[1]).read_text("utf-8")
+    page = Path(report[1]).read_text("utf-8")
+    assert "ZeroDivisionError" in page
+    # Why: what was planted is found against what succeeded.
+    assert "All 12 letters have kwargs.parts = 0 (others: 0 of 24)" in done.stdout
+    planted = {("parts", "0", 12), ("country", "GB", 8), ("product", "lamp", 5)}
+    for name, value, letters in {*planted, ("width", "40000", 5)}:
+        assert f"All {letters} letters have kwargs.{name} = {value} (others: 0 of 24)" in page
+        assert f"<code>kwargs.{name}</code> = <b>{value}</b>" in page
+    assert "Nothing stands out" not in page
     assert "\nPage: " in done.stdout
 
 

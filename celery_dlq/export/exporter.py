@@ -46,7 +46,7 @@ logger = get_logger("celery_dlq.export")
 SUCCESSES = "successes"
 """The kind of rows in an export of messages that succeeded."""
 
-PAGE = 1000
+PAGE = 500
 """Letters read at a time; the store returns fewer if they are large."""
 
 MAX_LISTED_ENTRIES = 20

@@ -53,7 +53,7 @@ class ClusterConnection(PipelinedConnection):
         slots: dict[str, tuple[list[Command], list[Command]]] = {}
         for which, some in enumerate((commands, commands_of(again))):
             for command in some:
-                slots.setdefault(_key(command), ([], []))[which].append(command)
+                slots.setdefault(first_key(command), ([], []))[which].append(command)
         written = True
         for key, (now, later) in slots.items():
             written &= self._send_to(self._slot(key), now, later, keep=keep)
@@ -63,7 +63,7 @@ class ClusterConnection(PipelinedConnection):
         """Write each command to its slot and wait; see `PipelinedConnection.probe_writes`."""
         accepted = []
         for command in commands_of(commands):
-            slot = self._slot(_key(command))
+            slot = self._slot(first_key(command))
             accepted.append(slot.probe_writes([command]) or self._found_again(slot, [command]))
         return all(accepted)
 
@@ -78,7 +78,7 @@ class ClusterConnection(PipelinedConnection):
         """Send one command and wait for its reply; see `PipelinedConnection.call`."""
         if before is not None:
             self.call(*before)
-        slot = self._slot(_key(command))
+        slot = self._slot(first_key(command))
         try:
             return slot.call(*command, again=again)
         except StoreUnavailable as exc:
@@ -167,6 +167,6 @@ class _SlotConnection(PipelinedConnection):
         return new_connection(self._client.client_for(self.key).connection_pool)
 
 
-def _key(command: Command) -> str:
+def first_key(command: Command) -> str:
     """The first key of a command."""
     return str(command[3] if command[0] in ("EVAL", "EVALSHA") else command[1])

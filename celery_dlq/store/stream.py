@@ -1,4 +1,9 @@
-"""Reading Redis streams in bounded pages, with read-ahead."""
+"""Reading Redis streams in pages that are bounded in bytes, with read-ahead.
+
+Nobody knows the size of an entry before it is read, and the next one may be a thousand times
+larger. So Redis itself ends a page (``lua/page.lua``). A page that does not arrive in time is
+asked for again by single entries: the connection may be slow, and the letters large.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +14,15 @@ from typing import Any
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.packed import fields_of
 from celery_dlq.store.connect import new_connection, translated
+from celery_dlq.store.pipelined import Command
 from celery_dlq.store.records import RawPage
-from celery_dlq.store.slots import client_for, pipelined
+from celery_dlq.store.scripts import script_text
+from celery_dlq.store.slots import client_for, first_key, pipelined
 
-PAGE_BYTES = 8 * 1024 * 1024
-"""A larger page is followed by pages of fewer entries."""
+PAGE_BYTES = 2 * 1024 * 1024
+"""The entry with which a page reaches this size is its last one."""
 
-_FIRST_PAGE_ENTRIES = 1  # nothing is known yet of the size of entries
-_SAMPLED_ENTRIES = 32  # entries of a page whose size is measured
+_FIRST_PAGE_ENTRIES = 25  # the caller may need few
 _MAX_GROWTH = 5  # a page has at most this many times the entries of the one before
 
 
@@ -33,34 +39,38 @@ class StreamReader:
         return self.some(stream, entry, entry, 1)
 
     def some(self, stream: str, low: str, high: str, count: int) -> RawPage:
-        """Return the first entries of a range in one page."""
-        return _page(self._read(*_xrange(stream, low, high, count, newest_first=False)))
+        """Return the first entries of a range in one page; empty only if there are none."""
+        try:
+            _more, reply = self._connection.call(*_command(stream, low, high, count))
+        except StoreUnavailable:
+            _more, reply = self._asked_again(_command(stream, low, high, 1))
+        return _page(reply)
 
     def pages(
         self, stream: str, after: str | None, until: str, page_size: int, *, newest_first: bool
     ) -> Iterator[RawPage]:
         """Iterate over the entries of a range, page by page."""
-        low, high = (f"({after}" if after else "-"), until
-        count = min(_FIRST_PAGE_ENTRIES, page_size)
+        low = f"({after}" if after else "-"
+        begin, end = (until, low) if newest_first else (low, until)
+        most, more = min(_FIRST_PAGE_ENTRIES, page_size), 1
         ahead = ReadAhead(self._client, self._url)
         try:
-            while True:
-                command = _xrange(stream, low, high, count, newest_first=newest_first)
-                reply = self._answer(ahead, command)
-                if len(reply) == count:
-                    last = reply[-1][0].decode()
-                    low, high = (low, f"({last}") if newest_first else (f"({last}", high)
-                    following = _next_count(reply, page_size)
-                    if page_size == following == count:  # the caller reads much, so ask ahead
-                        with suppress(StoreUnavailable):  # it is asked for again when needed
-                            ahead.ask(
-                                *_xrange(stream, low, high, following, newest_first=newest_first)
-                            )
+            while more:
+                command = _command(stream, begin, end, most, newest_first=newest_first)
+                try:
+                    more, reply = self._answer(ahead, command)
+                except StoreUnavailable:
+                    most = 1
+                    command = _command(stream, begin, end, most, newest_first=newest_first)
+                    more, reply = self._asked_again(command)
                 if reply:
+                    begin, before = f"({reply[-1][0].decode()}", most
+                    most = min(page_size, _MAX_GROWTH * most)
+                    if more and most == before:  # the caller reads much, so ask ahead
+                        command = _command(stream, begin, end, most, newest_first=newest_first)
+                        with suppress(StoreUnavailable):  # it is asked for again when needed
+                            ahead.ask(*command)
                     yield _page(reply)
-                if len(reply) < count:
-                    return
-                count = following
         finally:
             ahead.close()
 
@@ -68,23 +78,21 @@ class StreamReader:
         """Disconnect."""
         self._connection.close()
 
-    def _answer(self, ahead: ReadAhead, command: Sequence[Any]) -> Any:
+    def _answer(self, ahead: ReadAhead, command: Command) -> Any:
         """Return the reply that was read ahead, or ask now."""
-        if ahead.command == command:
-            try:
-                return ahead.answer()
-            except StoreUnavailable:  # Redis may have closed the idle connection
-                ahead.close()
-        return self._read(*command)
-
-    def _read(self, *command: Any) -> Any:
-        """Ask, and once more over a new connection if that fails."""
+        if ahead.command != command:
+            return self._connection.call(*command)
         try:
-            return self._connection.call(*command)
+            return ahead.answer()
         except StoreUnavailable:
-            self._connection.close()
-            self._connection = pipelined(self._client, self._url)
-            return self._connection.call(*command)
+            ahead.close()
+            raise
+
+    def _asked_again(self, command: Command) -> Any:
+        """Ask over a new connection."""
+        self._connection.close()
+        self._connection = pipelined(self._client, self._url)
+        return self._connection.call(*command)
 
 
 class ReadAhead:
@@ -103,7 +111,7 @@ class ReadAhead:
         """Send a command."""
         with translated(self._url):
             if self._connection is None:
-                client = client_for(self._client, command[1])
+                client = client_for(self._client, first_key(command))
                 self._connection = new_connection(client.connection_pool)
                 self._connection.connect()
             self._connection.send_command(*command, check_health=False)
@@ -124,18 +132,13 @@ class ReadAhead:
             self._connection = None
 
 
-def _xrange(stream: str, low: str, high: str, count: int, *, newest_first: bool) -> tuple[Any, ...]:
-    order = ("XREVRANGE", stream, high, low) if newest_first else ("XRANGE", stream, low, high)
-    return (*order, "COUNT", count)
+def _command(
+    stream: str, begin: str, end: str, most: int, *, newest_first: bool = False
+) -> Command:
+    """Ask for entries from one end of a range to the other."""
+    args = (begin, end, int(newest_first), most, PAGE_BYTES)
+    return script_text("page").command([stream], *args)
 
 
 def _page(reply: Sequence[Any]) -> RawPage:
     return [(entry.decode(), fields_of(parts)) for entry, parts in reply]
-
-
-def _next_count(reply: Sequence[Any], page_size: int) -> int:
-    """Return the number of entries to read next, so that the page does not become too large."""
-    some = reply[:: max(1, len(reply) // _SAMPLED_ENTRIES)]  # measuring all costs like reading
-    size = sum(sum(map(len, parts)) for _entry, parts in some)
-    fitting = PAGE_BYTES * len(some) // (size + 1)
-    return max(1, min(page_size, fitting, _MAX_GROWTH * len(reply)))

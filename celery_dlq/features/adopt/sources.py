@@ -8,7 +8,6 @@ else, so it would be lost if the process were killed then, or if kombu could not
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from kombu.utils.json import loads
 from celery_dlq.errors import BrokerUnavailable, NotFound
 from celery_dlq.transport.sqs.aws import broker_errors, queue_exists
 
-_ENTRIES_PER_PAGE = 100
 _CONNECT: dict[str, Any] = {"max_retries": 3, "interval_start": 0.2, "interval_step": 0.3}
 
 
@@ -138,38 +136,26 @@ class RedisList(BrokerQueue):
         super().__init__(connection, queue)
         # Sent again after a late reply, a removal would take an equal entry that has no letter.
         connection.transport_options["retry_on_timeout"] = False
-        self._page: deque[TakenMessage] = deque()
 
     def take(self) -> TakenMessage | None:
-        """The entry that would be popped next; it stays in its list."""
-        if not self._page:
-            with self._errors():
-                self._page.extend(self._read())
-        return self._page.popleft() if self._page else None
+        """The entry that would be popped next; it stays in its list, and the next may be large."""
+        with self._errors():
+            channel = self._open()
+            with channel.conn_or_acquire() as client:
+                for step in channel.priority_steps:
+                    # Kombu adds its key prefix only to commands that it uses itself.
+                    key = channel.global_keyprefix + channel._q_for_pri(self._queue, step)  # noqa: SLF001 - there is no public API
+                    if entries := client.execute_command("LRANGE", key, -1, -1):
+                        return self._found(key, entries[0])
+        return None
 
     def let_go(self, found: TakenMessage) -> None:
         """Remove one identical entry, searched from the end."""
         with self._errors(), self._open().conn_or_acquire() as client:
             client.execute_command("LREM", found.key, -1, found.entry)
 
-    def close(self) -> None:
-        """Disconnect; taken entries are still in the list."""
-        self._page.clear()
-        super().close()
-
     def _opened(self) -> Any:
         return self._connection.default_channel
-
-    def _read(self) -> list[TakenMessage]:
-        channel = self._open()
-        with channel.conn_or_acquire() as client:
-            for step in channel.priority_steps:
-                # Kombu adds its key prefix only to commands that it uses itself.
-                key = channel.global_keyprefix + channel._q_for_pri(self._queue, step)  # noqa: SLF001 - there is no public API
-                entries = client.execute_command("LRANGE", key, -_ENTRIES_PER_PAGE, -1)
-                if entries:
-                    return [self._found(key, entry) for entry in reversed(entries)]
-        return []
 
     def _found(self, key: str, entry: bytes | str) -> TakenMessage:
         data = entry.encode("utf-8", "surrogateescape") if isinstance(entry, str) else entry

@@ -1,0 +1,123 @@
+"""Many small letters, and then large ones: what reading them takes of both processes.
+
+A reader that asks for a number of letters guesses their size by those before.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import redis
+from builders import DLQ, a_letter, key_of
+from command_proxy import Command, CommandProxy
+from letter_readers import READERS
+from servers import RedisServer
+from waiting import poll
+
+from celery_dlq.store.store import Store
+
+HERE = Path(__file__).parent
+MEGABYTE = 2**20
+SMALL, LARGE, LARGE_BYTES = 3_000, 100, 3_000_000
+MOST_OF_READER, MOST_OF_REDIS = 400, 40  # MiB
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    """A Redis with three thousand small letters, and then a hundred large ones."""
+    with RedisServer() as server:
+        store = Store(server.url, timeout_seconds=10.0).letters
+        for number in range(SMALL + LARGE):
+            size = 40 if number < SMALL else LARGE_BYTES
+            text = os.urandom(size // 2).hex()
+            letter = a_letter(args_json=f'["{text}"]', body=f'[["{text}"],{{}},{{}}]'.encode())
+            store.dead_letter(letter, key_of(letter))
+        store.close()
+        yield server
+
+
+@dataclass
+class Watch:
+    """Writes as others do and looks at Redis's memory, until it is stopped."""
+
+    client: redis.Redis
+    written: int = 0
+    refused: int = 0
+    above: int = 0  # most bytes of Redis's above what it had before
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        before = self.client.info("memory")["used_memory"]
+        while not self.stop.is_set():
+            self.above = max(self.above, self.client.info("memory")["used_memory"] - before)
+            try:
+                self.client.set("other", b"x" * 1000, ex=1)
+                self.written += 1
+            except redis.exceptions.OutOfMemoryError:
+                self.refused += 1
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_small_letters_before_large_ones_take_no_more_memory(
+    server: RedisServer, tmp_path: Path, reader: str
+) -> None:
+    """Of the reader and of Redis, which is near its maximum: others write on."""
+    client = server.client()
+    room = client.info("memory")["used_memory"] + 48 * MEGABYTE
+    client.config_set("maxmemory", room)
+    watch = Watch(server.client())
+    thread = threading.Thread(target=watch.run)
+    thread.start()
+    try:
+        poll(lambda: watch.written)
+        done = subprocess.run(
+            [sys.executable, HERE / "letter_readers.py", server.url, reader, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(HERE.parent)},
+        )
+    finally:
+        watch.stop.set()
+        thread.join()
+        client.config_set("maxmemory", 0)
+    assert done.returncode == 0, done.stderr
+    found, peak = map(int, done.stdout.split())
+    above = watch.above // MEGABYTE
+    assert found == SMALL + LARGE
+    assert peak < MOST_OF_READER
+    assert above < MOST_OF_REDIS
+    assert watch.written
+    assert not watch.refused
+
+
+def asks_for_several(command: Command) -> bool:
+    """Match the reading of more than one entry."""
+    if command[0] == b"EVAL" and b"XREVRANGE" in command[1]:
+        return int(command[-2]) > 1
+    return command[0] == b"XRANGE" and int(command[-1]) > 1
+
+
+def test_a_page_that_does_not_arrive_is_asked_for_again_by_ones() -> None:
+    """A slow connection carries one large letter within the timeout, and not five."""
+    with RedisServer() as server, CommandProxy(server.port) as proxy:
+        direct = Store(server.url).letters
+        letters = [a_letter() for _ in range(12)]
+        for letter in letters:
+            direct.dead_letter(letter, key_of(letter))
+        held = proxy.fault("hold", asks_for_several, times=2)
+        slow = Store(f"redis://127.0.0.1:{proxy.port}/0", timeout_seconds=0.5).letters
+        found = [one.letter.id for one in slow.letters(DLQ, newest_first=False)]
+        assert found == [letter.id for letter in letters]
+        assert held.left == 0
+        held.release()
+        slow.close()
+        direct.close()

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from celery_dlq.transport.redis.fetch import ReliableFetch
     from celery_dlq.transport.sqs.channel import VisibilityRenewal
     from celery_dlq.writing.memory_limit import MemoryLimit
+    from celery_dlq.writing.spool import Spool
 
 logger = get_logger("celery_dlq")
 
@@ -96,6 +97,7 @@ _LATER = {
     "ReliableFetch": "transport.redis.fetch",
     "VisibilityRenewal": "transport.sqs.channel",
     "MemoryLimit": "writing.memory_limit",
+    "Spool": "writing.spool",
 }
 LATER = {name: _Imported(f"celery_dlq.{module}", name) for name, module in _LATER.items()}
 """What only workers or operators need; whoever publishes imports this module, and none of these."""
@@ -320,12 +322,12 @@ class Assembly:
         for low in self._low_limits(table, lambda: default_limit(server), queues, tasks):
             logger.warning("A message may vanish: %s", low.text)
         if self.app.connection_for_read().transport_cls == "sqs":
-            for text in self.low_receive_counts(connection.default_channel, queues, tasks):
-                logger.warning("A message may make no letter: %s", text)
+            for low in self.low_receive_counts(connection.default_channel, queues, tasks):
+                logger.warning("A message may make no letter: %s", low.text)
 
     def low_receive_counts(
         self, channel: Any, queues: Iterable[str], tasks: Mapping[str, str]
-    ) -> Iterator[str]:
+    ) -> Iterator[LowLimit]:
         """What is wrong with the redrive policies of Amazon SQS's queues, as it tells them."""
         table, adopts = self.policy_table(), self.settings.of("adopt") or {}
         guarded = [name for name in queues if table.tasks or table.resolve(name) is not None]
@@ -348,6 +350,11 @@ class Assembly:
         """What keeps letters from filling Redis."""
         warnings = self.memory_check().warnings if warns else None
         return MemoryLimit(self.backend.memory, self.settings.memory_limit, warnings)
+
+    def spool(self) -> Spool:
+        """Where letters wait on this host, named after the store without its password."""
+        store = self.settings.store_at(self.app.conf)
+        return Spool(self.settings.spool_dir, " ".join(map(str, store)))
 
     def reliable_fetch(self) -> WatchedFetch | None:
         """How a worker fetches from Redis or Amazon SQS; ``None`` if the app has no policy."""

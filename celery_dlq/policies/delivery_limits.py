@@ -32,10 +32,11 @@ _DEFAULT_LIMIT = 20
 class LowLimit:
     """A queue whose own limit may end a message before ``max_deliveries`` does."""
 
+    queue: str
     text: str  # What is wrong, and the mend
     # True if poison certainly vanishes: the limit is declared, is not above `max_deliveries`, and
     # nothing is known to take what RabbitMQ ends
-    vanishes: bool
+    vanishes: bool = False
 
 
 def default_limit(server: Mapping[str, Any]) -> int | None:
@@ -69,6 +70,7 @@ def low_limits(
             continue
         declared = "x-delivery-limit" in arguments
         yield LowLimit(
+            name,
             f"expected the quorum queue {name!r} to have a delivery limit of at least {needed}, "
             f"twice max_deliveries ({most.source}), got {limit}"
             f"{'' if declared else ', the default of RabbitMQ 4'}: RabbitMQ counts each return of "
@@ -85,18 +87,19 @@ def low_receive_counts(
     task_queues: Mapping[str, str],
     *,
     adopted: Container[str],
-) -> Iterator[str]:
+) -> Iterator[LowLimit]:
     """Compare the redrive policies of SQS's queues with an app's: what is wrong, and the mend."""
     for name, (limit, target) in policies.items():
         most = _most_deliveries(table, name, task_queues)
         needed = 2 * (most.value or 0)
         if limit < needed and target not in adopted:
-            yield (
+            yield LowLimit(
+                name,
                 f"expected the redrive policy of queue {name!r} to have a maxReceiveCount of at "
                 f"least {needed}, twice max_deliveries ({most.source}), got {limit}: SQS counts "
                 "each receipt, also of a message that was only prefetched, and then moves it to "
                 f"{target!r}, where nothing makes a letter of it. Raise maxReceiveCount, or lower "
-                f"max_deliveries; dlq import {target} makes letters of what is there"
+                f"max_deliveries; dlq import {target} makes letters of what is there",
             )
 
 

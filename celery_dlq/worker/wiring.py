@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import DeadLetter
+from celery_dlq.operations.protection import warn_of_weaknesses
 from celery_dlq.operations.retention import Retention, RetentionRound
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.resolved import PolicyCache
@@ -24,7 +25,6 @@ from celery_dlq.worker.heartbeat import Heartbeat, StartCheck, worker_info
 from celery_dlq.worker.housekeeping import LongTask, Task, WorkerJobs
 from celery_dlq.worker.observer import Observer, WorkerParts
 from celery_dlq.writing.letter import LetterMaker
-from celery_dlq.writing.spool import Spool
 from celery_dlq.writing.writer import LetterWriter
 
 if TYPE_CHECKING:
@@ -130,8 +130,7 @@ def _writer_of(own: Assembly, parts: WorkerParts, *, gives_back: bool) -> Letter
 
     writer = LetterWriter(
         own.backend.letters,
-        # Named after the store, without its password, which may change.
-        Spool(settings.spool_dir, " ".join(map(str, settings.store_at(own.app.conf)))),
+        own.spool(),
         limit=parts.limit,
         durable_spool=settings.spool_dir is not None,
         gives_back=gives_back,
@@ -189,10 +188,17 @@ def _housekeeping_of(
 
 
 def _warn(dlq: Assembly, table: PolicyTable) -> None:
-    """Warn of an app without policies, and of queues in policies that this app does not know."""
+    """Say what weakens the guarantees, and which queues in policies this app does not know."""
     if not (table or table.tasks):
         logger.warning(NOTHING_GUARDED)
+    warn_of_weaknesses(dlq.app, table)
     for name, hint in table.unknown_queues(KnownQueues.of(dlq.app)).items():
         logger.warning(
             "dlq_queues[%r] is a policy for a queue that this app does not know; %s", name, hint
+        )
+    if why := dlq.spool().unusable():
+        logger.error(
+            "While the store is away, letters cannot wait on disk: this user cannot write to %s. "
+            "Let it, or set dlq_spool_dir",
+            why,
         )

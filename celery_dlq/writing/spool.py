@@ -72,6 +72,17 @@ class Spool:
         _sync(self.folder)
         self._may_hold = True
 
+    def unusable(self) -> str | None:
+        """The folder, and why no letter could wait there; ``None`` if one could."""
+        made = self.folder.absolute()
+        while not os.path.lexists(made):
+            made = made.parent
+        try:
+            tempfile.TemporaryFile(dir=made).close()
+        except OSError as exc:
+            return f"{self.folder}: {exc.strerror}"
+        return None
+
     def flush(self, save: Save) -> int:
         """Store waiting letters, oldest first, and remove their files; never raises."""
         now = time.monotonic()

@@ -234,6 +234,33 @@ def test_a_store_on_the_brokers_redis_may_come_after_the_worker(
         worker.stop()
 
 
+def test_the_start_says_first_what_weakens_a_guarantee(
+    start_worker: Start, store: RedisServer, tmp_path: Path
+) -> None:
+    """Before remarks on memory: early acknowledgement, no limit, and a folder for no letter."""
+    (tmp_path / "file").touch()
+    conf = {
+        "task_acks_late": False,
+        "dlq_queues": {"orders": {"default_delay": 0}},
+        "dlq_spool_dir": str(tmp_path / "file" / "spool"),
+    }
+    worker = start_worker(conf_of(store.url, **conf))
+    poll(lambda: "has no maxmemory" in worker.output, timeout_seconds=30)
+    said = [
+        worker.output.index(text)
+        for text in (
+            "Tasks of 'orders' are acknowledged before they run: poison_app.",
+            "Set task_acks_late = True",
+            "No policy limits the starts of tasks of 'orders': poison_app.",
+            "Set max_deliveries",
+            f"this user cannot write to {tmp_path}/file/spool",
+            "has no maxmemory",
+        )
+    ]
+    assert said == sorted(said)
+    worker.stop()
+
+
 # -- what is wrong ----------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from servers import RedisServer
 from sqs import SqsServer
 from waiting import poll
 
-from celery_dlq import DeadLetters
+from celery_dlq import DeadLetters, dead_letter_policy
 from celery_dlq.cli.commands import dlq as commands
 from celery_dlq.features.doctor.finding import KINDS, Finding
 from celery_dlq.letters.filters import LetterFilter
@@ -110,11 +110,14 @@ def one(dlq: DeadLetters, check: str) -> Finding:
 
 
 def test_a_sound_app_has_no_finding(shop: Make, server: RedisServer) -> None:
-    """And the keys in its Redis are those of before, but for its format."""
+    """And the keys in its Redis are those of before, but for its format, and kombu's own."""
     dlq = shop()
     before = set(server.client().keys())
     assert dlq.doctor() == []
-    assert set(server.client().keys()) - before <= {b"dlq:{app}:format"}
+    assert set(server.client().keys()) - before <= {
+        b"dlq:{app}:format",
+        b"_kombu.binding_deadlines",
+    }
 
 
 @pytest.mark.parametrize(
@@ -131,12 +134,24 @@ def test_a_sound_app_has_no_finding(shop: Make, server: RedisServer) -> None:
             {"dlq_queues": {**SOUND["dlq_queues"], "oders": {"dead_letter_ttl": 60}}},
             "'oders'",
         ),
+        (
+            "queue-without-policy",
+            {"task_routes": {"shop.charge": {"queue": "mails"}}},
+            "No policy applies to mails (shop.charge).",
+        ),
+        (
+            "no-limit",
+            {"dlq_queues": {"orders": {"dead_letter_ttl": 3600}}},
+            "No policy limits the starts of tasks of 'orders': shop.charge.",
+        ),
+        ("always-eager", {"task_always_eager": True}, "task_always_eager"),
         ("kept-for-ever", {"dlq_queues": {"orders": {"max_deliveries": 3}}}, DLQ),
         ("early-acknowledgement", {"task_acks_late": False}, "'orders'"),
         ("reject-on-worker-lost", {"task_reject_on_worker_lost": False}, "'orders'"),
         ("fetch", {"dlq_reliable_fetch": False}, "kombu"),
         ("fetch", {"broker_transport_options": {"ack_emulation": False}}, "ack_emulation"),
         ("spool-not-writable", {"dlq_spool_dir": "/proc/spool"}, "/proc/spool"),
+        ("spool-not-writable", {"dlq_spool_dir": f"{__file__}/spool"}, "Not a directory"),
         ("settings", {"dlq_queus": {}}, "did you mean"),
         ("settings", {"broker_url": "nonsense://me:secret@x"}, "a transport of kombu"),
         ("result-backend", {"result_backend": "redis://127.0.0.1:1/0"}, "127.0.0.1:1"),
@@ -170,6 +185,87 @@ def test_what_a_redrive_guarantees(shop: Make, broker: str, store: str, redrive:
     """Exactly once needs one database; a RabbitMQ of a URL without a port is not the letters'."""
     rows = shop(broker_url=broker, dlq_url=store).guarantees()
     assert {row.redrive for row in rows} == {redrive}
+
+
+@pytest.mark.parametrize(
+    ("policy", "throws", "cells"),
+    [
+        ({"max_deliveries": 3}, (), ["yes", "yes", "yes"]),
+        ({"max_crashes": 3}, (), ["yes, of crashes", "yes", "yes"]),
+        (
+            {"max_crashes": {"times": 3, "within": 60}},
+            (),
+            ["yes, of crashes within 60 s", "yes", "yes"],
+        ),
+        ({"max_retries": 1}, (), ["no", "yes", "yes"]),
+        (
+            {"max_deliveries": 3, "reasons": ["failed"]},
+            (),
+            ["yes", "yes, of the reasons kept", "yes"],
+        ),
+        (
+            {"max_deliveries": 3, "exceptions": {"builtins.KeyError": "ignore"}},
+            (),
+            ["yes", "yes, of the reasons kept", "yes"],
+        ),
+        ({"max_deliveries": 3}, (KeyError,), ["yes", "yes, of the reasons kept", "yes"]),
+    ],
+)
+def test_each_cell_follows_from_the_policy_of_the_task(
+    shop: Make, policy: dict[str, Any], throws: tuple[type, ...], cells: list[str]
+) -> None:
+    """Of its queue, and of its decorator."""
+    dlq = shop(dlq_queues={"orders": policy})
+    dlq.app.tasks["shop.charge"].throws = throws
+    (row,) = dlq.guarantees()
+    assert [row.cell(name) for name in ("bounded", "lossless", "exact")] == cells
+    task = dlq.app.tasks["shop.charge"]
+    dlq.app.conf.dlq_queues = {"orders": {}}
+    dead_letter_policy(**policy)(task)
+    (row,) = dlq.guarantees()
+    assert [row.cell(name) for name in ("bounded", "lossless", "exact")] == cells
+
+
+def test_an_override_that_ends_the_limit(shop: Make) -> None:
+    """What an operator did counts, too."""
+    dlq = shop()
+    dlq.override_policy("orders", timedelta(hours=1), max_deliveries=False)
+    assert [row.bounded for row in dlq.guarantees(dlq.doctor())] == [False]
+    assert "'orders'" in one(dlq, "no-limit").sentence
+
+
+def test_a_worker_without_celery_dlq_on_a_guarded_queue(
+    shop: Make, server: RedisServer, tmp_path: Path
+) -> None:
+    """A deploy that is half done: nobody counts what it starts."""
+    dlq = shop()
+    (tmp_path / "plain.py").write_text(
+        f"import celery\napp = celery.Celery('plain', broker={server.url!r})\n"
+    )
+    command = [sys.executable, "-m", "celery", "-A", "plain", "worker", "-P", "solo"]
+    with (tmp_path / "log").open("w") as log:
+        worker = subprocess.Popen(
+            [*command, "-Q", "orders", "-n", "plain@old"], cwd=tmp_path, stdout=log, stderr=log
+        )
+    try:
+        poll(dlq.doctor, timeout_seconds=60)
+        found = one(dlq, "plain-workers")
+        assert "take from 'orders': plain@old." in found.sentence
+        (row,) = dlq.guarantees([found])
+        assert [row.cell(name) for name in ("bounded", "lossless", "exact")] == ["no", "yes", "no"]
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+def test_a_fetch_that_redis_refuses(shop: Make, server: RedisServer) -> None:
+    """The user lacks a key of the fetch: kombu fetches instead, and may lose a message."""
+    rules = ["on", ">hush", "~dlq:*", "~orders*", "~_kombu*", "&*", "+@all"]
+    server.client().execute_command("ACL", "SETUSER", "app", *rules)
+    dlq = shop(broker_url=server.url.replace("redis://", "redis://app:hush@"))
+    found = one(dlq, "fetch")
+    assert "expected Redis to allow" in found.sentence
+    assert [row.lossless for row in dlq.guarantees([found])] == [False]
 
 
 def test_a_package_that_is_missing(shop: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +337,7 @@ def test_a_redis_that_forbids_what_is_needed(shop: Make, server: RedisServer) ->
     )
     url = server.url.replace("redis://", "redis://app:hush@")
     found = shop(broker_url=server.url, dlq_url=url).doctor()
-    (finding,) = (one for one in found if one.check == "store")
+    (finding,) = (one for one in found if one.check == "store-refuses")
     assert "xadd" in finding.sentence.lower()
     assert "hush" not in finding.sentence
     dlq.close()
@@ -341,6 +437,19 @@ def test_servers_that_are_away(shop: Make, server: RedisServer) -> None:
     assert not any("hush" in finding.sentence for finding in found)
 
 
+def test_a_wrong_password_and_a_store_that_is_silent_are_findings_of_their_own(
+    shop: Make, server: RedisServer
+) -> None:
+    """Beside one that is away: each has its mend."""
+    with RedisServer() as letters:
+        letters.client().config_set("requirepass", "other")
+        url = letters.url.replace("redis://", "redis://:hush@")
+        assert "user and password" in one(shop(dlq_url=url), "store-refuses").sentence
+        letters.pause()
+        assert "Timeout reading" in one(shop(dlq_url=url), "store-slow").sentence
+        letters.resume()
+
+
 def test_servers_that_are_silent_end_in_ten_seconds(shop: Make) -> None:
     """They take the connection and never answer: as long as one of them, not as all together."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -348,7 +457,7 @@ def test_servers_that_are_silent_end_in_ten_seconds(shop: Make) -> None:
         began = time.monotonic()
         found = shop(broker_url=url, result_backend=url).doctor()
         assert time.monotonic() - began < 10
-    assert [finding.check for finding in found] == ["store", "broker", "result-backend"]
+    assert [finding.check for finding in found] == ["store-slow", "broker", "result-backend"]
 
 
 def test_rabbitmq(shop: Make, rabbit_server: RabbitServer, server: RedisServer) -> None:
@@ -363,7 +472,10 @@ def test_rabbitmq(shop: Make, rabbit_server: RabbitServer, server: RedisServer) 
     poll(lambda: sound.doctor() == [], timeout_seconds=60)  # a node that has just started is slow
     one(shop(**{**rabbit, "broker_transport_options": {}}), "publisher-confirms")
     queues = [Queue("orders", queue_arguments=quorum)]
-    assert "'orders'" in one(shop(**rabbit, task_queues=queues), "delivery-limit").sentence
+    limited = shop(**rabbit, task_queues=queues)
+    found = one(limited, "delivery-limit")
+    assert "'orders'" in found.sentence
+    assert [row.lossless for row in limited.guarantees([found])] == [False]
 
 
 def test_a_redrive_policy_of_sqs(shop: Make, sqs_server: SqsServer, server: RedisServer) -> None:
@@ -375,7 +487,10 @@ def test_a_redrive_policy_of_sqs(shop: Make, sqs_server: SqsServer, server: Redi
         "dlq_url": server.url,
         "broker_transport_options": sqs_server.options,
     }
-    assert "maxReceiveCount of at least 6" in one(shop(**conf), "redrive-policy").sentence
+    limited = shop(**conf)
+    found = one(limited, "redrive-policy")
+    assert "maxReceiveCount of at least 6" in found.sentence
+    assert [row.lossless for row in limited.guarantees([found])] == [False]
     assert shop(**conf, dlq_adopt={"dead": "orders-DLQ"}).doctor() == []
 
 
@@ -406,13 +521,14 @@ def test_the_command_says_what_to_do_and_what_is_guaranteed(shop: Make) -> None:
         "bounded": True,
         "lossless": False,
         "exact": True,
+        "conditions": {"exact": "but for cold shutdowns"},
         "redrive": "exactly once",
     }
 
 
 def test_the_command_of_a_sound_app_exits_with_0(shop: Make, server: RedisServer) -> None:
     """Letters elsewhere than the broker: a redrive is at least once."""
-    assert "Nothing is wrong." in shown(shop(), exit_code=0)
+    assert "No fault was found." in shown(shop(), exit_code=0)
     other = shop(dlq_url=server.url.replace("/0", "/1"))
     Store(server.url.replace("/0", "/1")).workers.register(a_worker())
     (row,) = map(json.loads, shown(other, "--json", exit_code=0).splitlines())

@@ -352,6 +352,7 @@ _RESULTS = {
         "operations.paging:LetterPage",
         "operations.paging:LetterCount",
         "features.differences.operations:Differences",
+        "letters.explanation:Shared",
         "features.differences.findings:Finding",
     ),
     "operations": (

@@ -120,9 +120,10 @@ def test_a_redrive_policy_below_twice_max_deliveries_is_found(
     tasks = {"shop.charge": "orders"}
     found = [*low_receive_counts(table, policies, tasks, adopted=adopted)]
     assert len(found) == low
-    for text in found:
-        assert "'orders' to have a maxReceiveCount of at least 6" in text
-        assert "dead_letter_policy of shop.charge" in text
+    for one in found:
+        assert "'orders' to have a maxReceiveCount of at least 6" in one.text
+        assert one.queue == "orders"
+        assert "dead_letter_policy of shop.charge" in one.text
 
 
 def an_app(broker: str, **conf: Any) -> Celery:

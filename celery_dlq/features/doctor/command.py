@@ -10,7 +10,7 @@ from rich.console import Console
 from celery_dlq.cli.context import console_of, dead_letters_of, load_tasks, print_lines
 from celery_dlq.cli.options import json_option
 from celery_dlq.cli.table import facts, say, table
-from celery_dlq.features.doctor.finding import Finding, Guarantee
+from celery_dlq.features.doctor.finding import STORE, Finding, Guarantee
 from celery_dlq.letters.printable import some_of
 
 
@@ -28,7 +28,7 @@ def doctor(ctx: click.Context, *, as_json: bool) -> None:
     dead_letters = dead_letters_of(ctx)
     found = dead_letters.doctor()
     wrong = any(finding.check == "settings" for finding in found)
-    rows = [] if wrong else dead_letters.guarantees()
+    rows = [] if wrong else dead_letters.guarantees(found)
     if as_json:
         print_lines(one.to_json() for one in (*found, *rows))
     else:
@@ -43,16 +43,18 @@ def _show(console: Console, found: Sequence[Finding], rows: Sequence[Guarantee])
         shown = (("  you see", one.symptom), ("  because", one.sentence), ("  do", one.mend))
         facts(console, shown)
     if not found:
-        say(console, "Nothing is wrong.", "green")
+        say(console, "No fault was found.", "green")
     broker = rows[0].broker if rows else ""
+    unseen = [one.check for one in found if one.check in (*STORE, "broker")]
     columns = ("acknowledgement", "tasks", "bounded", "lossless", "exact", "redrive")
     cells = (
         (
             row.acknowledgement,
             some_of(sorted(row.tasks)),
-            *(("no", "yes")[flag] for flag in (row.bounded, row.lossless, row.exact)),
+            *map(row.cell, ("bounded", "lossless", "exact")),
             row.redrive,
         )
         for row in rows
     )
-    table(console, f"Guarantees of guarded tasks on {broker}", columns, cells)
+    title = f"Guarantees of guarded tasks on {broker}"
+    table(console, f"{title}, by the settings alone" if unseen else title, columns, cells)

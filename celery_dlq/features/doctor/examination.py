@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
-from celery_dlq.errors import SettingsError
+from redis.exceptions import AuthenticationError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.features.doctor import server_checks, settings_checks
-from celery_dlq.features.doctor.finding import Finding, Guarantee, finding
+from celery_dlq.features.doctor.finding import STORE, Finding, Guarantee, finding
 from celery_dlq.features.doctor.settings_checks import Case
 from celery_dlq.letters.printable import error_without_secrets
 from celery_dlq.transport.redis.broker import mismatch
@@ -21,6 +26,7 @@ _SECONDS = 7.0
 """The longest that servers are waited for."""
 
 _CONNECT_SECONDS = 3.0
+_WORKERS = "workers"  # who answer in time, or are not known: no finding
 
 
 class Examination:
@@ -43,36 +49,59 @@ class Examination:
         except SettingsError as exc:
             return [finding("settings", str(exc))]
         case = Case(self._dlq)
+        servers: dict[str, Callable[[], list[Finding]]] = {
+            "store": partial(self._store, case),
+            "broker": partial(self._broker, case),
+            "result-backend": self._results,
+            _WORKERS: self._workers,
+        }
+        answers = _answers(servers)
         found = [finding for check in settings_checks.CHECKS for finding in check(case)]
-        servers = {"store": self._store, "broker": self._broker, "result-backend": self._results}
-        return found + _answers(servers)
+        return found + answers
 
-    def guarantees(self) -> list[Guarantee]:
-        """What is guaranteed to the guarded tasks of this app, by how they acknowledge.
+    def guarantees(self, found: Sequence[Finding] | None = None) -> list[Guarantee]:
+        """What is guaranteed to the guarded tasks of this app, each by the policy of its messages.
+
+        Args:
+            found: What `doctor` found. Without it, no server is asked: overrides, limits of the
+                broker's own, and workers without celery_dlq are not known.
 
         Returns:
-            A row for each way of acknowledging that its tasks have.
+            A row for those tasks for which all answers are the same.
 
         Raises:
             SettingsError: A setting or policy is wrong.
         """
         self._dlq.validate()
-        return settings_checks.guarantees(Case(self._dlq))
+        case = Case(self._dlq)
+        if found is not None and all(one.check not in STORE for one in found):
+            with suppress(StoreUnavailable):
+                case.table = self._dlq.policy_admin().in_force()
+        return settings_checks.guarantees(case, found or ())
 
-    def _store(self) -> list[Finding]:
+    def _store(self, case: Case) -> list[Finding]:
         with self._dlq.separate() as own:
             own.backend.check(own.dead_letter_queues())
-            case = Case(own)
-            return [finding for check in server_checks.CHECKS for finding in check(case)]
+            case.table = own.policy_admin().in_force()
+            here = Case(own)
+            here.table = case.table
+            return [finding for check in server_checks.CHECKS for finding in check(here)]
 
-    def _broker(self) -> list[Finding]:
-        why = mismatch(Case(self._dlq).transport)
+    def _broker(self, case: Case) -> list[Finding]:
+        why = mismatch(case.transport)
         if why is not None:
             return [finding("redis-py", f"{why}.")]
         connection = self._dlq.app.connection_for_read(connect_timeout=_CONNECT_SECONDS)
         with connection:
             connection.connect()
-            return list(server_checks.broker(Case(self._dlq), connection.default_channel))
+            return list(server_checks.broker(case, connection.default_channel))
+
+    def _workers(self) -> list[Finding]:
+        """Who takes messages of guarded queues; nothing of a broker or store that does not tell."""
+        connection = self._dlq.app.connection_for_write(connect_timeout=_CONNECT_SECONDS)
+        with suppress(Exception), connection, self._dlq.separate() as own:
+            return list(server_checks.plain_workers(Case(own), connection))
+        return []
 
     def _results(self) -> list[Finding]:
         server_checks.ask_for_result(self._dlq.app)
@@ -87,7 +116,7 @@ def _answers(asked: Mapping[str, Callable[[], list[Finding]]]) -> list[Finding]:
         try:
             answers[name] = asked[name]()
         except Exception as exc:  # noqa: BLE001 - whatever a driver raises is a finding
-            answers[name] = [_away(name, error_without_secrets(exc))]
+            answers[name] = [_away(name, exc)]
 
     threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in asked]
     deadline = time.monotonic() + _SECONDS
@@ -95,11 +124,24 @@ def _answers(asked: Mapping[str, Callable[[], list[Finding]]]) -> list[Finding]:
         thread.start()
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    silent = f"no answer within {_SECONDS:g} s"
-    every = [answers.get(name, [_away(name, silent)]) for name in asked]
-    return [finding for found in every for finding in found]
+    silent = TimeoutError(f"no answer within {_SECONDS:g} s")
+    for name in asked.keys() - answers.keys() - {_WORKERS}:
+        answers[name] = [_away(name, silent)]
+    return [one for name in asked for one in answers.get(name, [])]
 
 
-def _away(name: str, why: str) -> Finding:
-    what = name.replace("-", " ")
-    return finding(name, f"The {what} cannot be used: {why.rstrip('.')}.")
+def _away(name: str, exc: Exception) -> Finding:
+    what, why = name.replace("-", " "), error_without_secrets(exc)
+    kind = _of_store(exc) if name == "store" else name
+    return finding(kind, f"The {what} cannot be used: {why.rstrip('.')}.")
+
+
+def _of_store(exc: Exception) -> str:
+    """The kind of finding of a store that was away, was slow, or refused what was asked."""
+    causes: list[BaseException] = [exc]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
+    if any(isinstance(one, (SettingsError, ResponseError, AuthenticationError)) for one in causes):
+        return "store-refuses"
+    late = (one for one in causes if isinstance(one, (TimeoutError, RedisTimeoutError)))
+    return "store-slow" if any("connecting" not in str(one) for one in late) else "store"

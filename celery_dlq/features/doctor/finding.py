@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from celery_dlq.letters.record import Recorded
+from celery_dlq.operations.protection import WEAKNESSES
 
 KINDS = {
     "settings": (
@@ -27,13 +29,14 @@ KINDS = {
         "Redis runs full of letters.",
         "Set dead_letter_ttl or dead_letter_max_length.",
     ),
-    "early-acknowledgement": (
-        "A message is gone without a letter after its worker was killed.",
-        "Set task_acks_late = True, or acks_late=True on tasks that may run twice.",
+    **{kind: (one.symptom, one.mend) for kind, one in WEAKNESSES.items()},
+    "always-eager": (
+        "Tasks run in the process that calls them, and no letter is made.",
+        "Take task_always_eager out of the settings; in tests, see the how-to on testing.",
     ),
-    "reject-on-worker-lost": (
-        "A task whose pool process is killed is a letter at once: it is not tried again.",
-        "Set task_reject_on_worker_lost = True.",
+    "plain-workers": (
+        "A message starts more often than its limit, and some deaths leave no letter.",
+        "Finish the deploy: each worker of a guarded queue needs the DeadLetters of this app.",
     ),
     "fetch": (
         "A worker that is killed takes a message along, or a task runs twice.",
@@ -61,7 +64,15 @@ KINDS = {
     ),
     "store": (
         "Deliveries are not counted, and letters wait in the workers.",
-        "Start Redis, or correct dlq_url.",
+        "Start Redis, or correct the host and port in dlq_url.",
+    ),
+    "store-refuses": (
+        "Workers do not start, or do not count and keep their letters.",
+        "Correct the user and password in dlq_url, or let Redis do what it refuses.",
+    ),
+    "store-slow": (
+        "Redelivered messages wait for their counts, and letters wait in the workers.",
+        "Find what holds Redis up (SLOWLOG GET), or raise socket_timeout in dlq_transport_options.",
     ),
     "broker": (
         "Workers do not run tasks, and nothing can be published.",
@@ -142,6 +153,17 @@ KINDS = {
 }
 """What people see of each kind of finding, and what to do."""
 
+STORE = ("store", "store-refuses", "store-slow")
+"""The findings of a store that could not be examined."""
+
+WEAKENS = {
+    "plain-workers": ("bounded", "exact"),
+    "fetch": ("lossless",),
+    "redrive-policy": ("lossless",),
+    "delivery-limit": ("lossless",),
+}
+"""The guarantees that a server's finding takes from the tasks of its queues."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding(Recorded):
@@ -152,38 +174,51 @@ class Finding(Recorded):
         symptom: What people see of it.
         sentence: What is so in this app.
         mend: What to do.
+        queues: The queues whose tasks it is about; empty if it is about the whole app.
     """
 
     check: str
     symptom: str
     sentence: str
     mend: str
+    queues: tuple[str, ...] = ()
 
 
-def finding(check: str, sentence: str) -> Finding:
-    """A finding of a known kind."""
+def finding(check: str, sentence: str, *queues: str) -> Finding:
+    """A finding of a known kind, about some queues."""
     symptom, mend = KINDS[check]
-    return Finding(check=check, symptom=symptom, sentence=sentence, mend=mend)
+    return Finding(check=check, symptom=symptom, sentence=sentence, mend=mend, queues=queues)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guarantee(Recorded):
-    """What is guaranteed to the tasks of an app that acknowledge in one way.
+    """What is guaranteed to those tasks of an app for which all answers are the same.
 
     Attributes:
         broker: ``Redis``, ``RabbitMQ``, ``Amazon SQS``, or the name of kombu's transport.
         acknowledgement: ``late``, ``late, unless a process is killed``, or ``early``.
-        tasks: Names of the guarded tasks that acknowledge so.
-        bounded: True if a message starts at most ``max_deliveries`` times.
+        tasks: Their names. Tasks without a policy are left out.
+        bounded: True if ``max_deliveries`` or ``max_crashes`` limits the starts of a message, and
+            no worker without celery_dlq takes messages of the queue.
         lossless: True if a message is kept when its worker is killed.
-        exact: True if only starts are counted.
+        exact: True if only starts are counted, and each is.
+        conditions: What a yes is limited to, by the name of the guarantee: for example
+            ``of crashes`` (no ``max_deliveries``), or ``of the reasons kept`` (``reasons``,
+            ``exceptions`` or the task's ``throws`` leave deaths without a letter).
         redrive: ``exactly once`` or ``at least once``.
     """
 
     broker: str
     acknowledgement: str
     tasks: tuple[str, ...]
-    bounded: bool = True
+    bounded: bool
     lossless: bool
-    exact: bool = True
+    exact: bool
+    conditions: Mapping[str, str] = field(default_factory=dict)
     redrive: str
+
+    def cell(self, guarantee: str) -> str:
+        """A guarantee in words, by its name."""
+        if not getattr(self, guarantee):
+            return "no"
+        return ", ".join(filter(None, ("yes", self.conditions.get(guarantee))))

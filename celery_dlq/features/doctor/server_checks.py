@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -16,9 +17,10 @@ from celery_dlq.letters.printable import some_of
 from celery_dlq.operations.job import INTERRUPTED, WAITING
 from celery_dlq.operations.policies import drift
 from celery_dlq.operations.retention import Retention, faults
+from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.store.check import ask
 from celery_dlq.transport.default_delay import task_queues
-from celery_dlq.transport.redis.fetch import ReliableFetch, refusal
+from celery_dlq.transport.redis.fetch import refusal
 
 _FLOOD = 1_000
 """Letters in an hour."""
@@ -26,6 +28,8 @@ _FLOOD = 1_000
 _MOST_SKEW_SECONDS = 5
 _LATE = timedelta(minutes=5)
 _SHORTEST_IDLE_SECONDS = 60
+_SLOW_SECONDS = 1.0
+_REPLY_SECONDS = 1.0  # of workers: they all have so long
 _MOST_SHOWN = 10
 _MOST_QUEUES = 20
 _LETTERS_READ = 200
@@ -46,8 +50,11 @@ def memory(case: Case) -> Iterator[Finding]:
 
 
 def clock(case: Case) -> Iterator[Finding]:
-    """Whether this host and Redis agree about the time."""
+    """Whether Redis tells the time soon, and agrees with this host about it."""
+    asked = time.monotonic()
     skew = (case.dlq.clock() - case.dlq.backend.workers.now()).total_seconds()
+    if (waited := time.monotonic() - asked) > _SLOW_SECONDS:
+        yield finding("store-slow", f"Redis took {waited:.1f} s to tell the time.")
     if abs(skew) > _MOST_SKEW_SECONDS:
         yield finding("clock", f"The clocks of this host and of Redis differ by {skew:.0f} s.")
 
@@ -112,17 +119,37 @@ def ask_for_result(app: Any) -> None:
 
 def broker(case: Case, channel: Any) -> Iterator[Finding]:
     """What a broker that answers refuses, or ends by itself."""
-    options = case.dlq.app.conf.broker_transport_options
-    if case.transport.driver_type == "redis" and case.settings.reliable_fetch:
-        reason = ReliableFetch(case.settings, options).unsupported(case.transport)
-        if reason := reason or refusal(channel):
-            yield finding("fetch", f"Reliable fetch is off: {reason}.")
+    wanted = case.transport.driver_type == "redis" and case.settings.reliable_fetch
+    if reason := (case.no_reliable_fetch or refusal(channel)) if wanted else None:
+        yield finding("fetch", f"Reliable fetch is off: {reason}.")
     tasks = task_queues(case.dlq.app)
     for low in case.dlq.low_limits(case.table, tasks):
-        yield finding("delivery-limit", f"{low.text}.")
+        yield finding("delivery-limit", f"{low.text}.", low.queue)
     if case.transport.driver_type == "sqs":
-        for text in case.dlq.low_receive_counts(channel, case.dlq.app.amqp.queues, tasks):
-            yield finding("redrive-policy", f"{text}.")
+        for low in case.dlq.low_receive_counts(channel, case.dlq.app.amqp.queues, tasks):
+            yield finding("redrive-policy", f"{low.text}.", low.queue)
+
+
+def plain_workers(case: Case, connection: Any) -> Iterator[Finding]:
+    """Workers of guarded queues that answer, and have not registered in the store.
+
+    A worker that answers no remote control is not seen.
+    """
+    if not connection.supports_exchange_type("fanout"):
+        return
+    known = KnownQueues.of(case.dlq.app).names | {one.queue for one in case.tasks}
+    guarded = {q for q in known if case.table.resolve(q)} | {one.queue for one in case.guarded}
+    asked = case.dlq.app.control.inspect(timeout=_REPLY_SECONDS, connection=connection)
+    answers = asked.active_queues() or {}
+    registered = {one.hostname for one in case.dlq.backend.workers.workers(with_tasks=False)}
+    found: dict[str, list[str]] = {}
+    for hostname in sorted(answers.keys() - registered):
+        for queue in answers[hostname]:
+            if queue.get("name") in guarded:
+                found.setdefault(queue["name"], []).append(hostname)
+    for queue, hostnames in [*found.items()][:_MOST_SHOWN]:
+        text = f"Workers without the celery_dlq of this app take from {queue!r}"
+        yield finding("plain-workers", f"{text}: {some_of(hostnames)}.", queue)
 
 
 CHECKS = (memory, clock, workers, stopped, letters)

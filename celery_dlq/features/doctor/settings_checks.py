@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
-from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.config import Settings, visibility_timeout
-from celery_dlq.features.doctor.finding import Finding, Guarantee, finding
+from celery_dlq.features.doctor.finding import WEAKENS, Finding, Guarantee, finding
 from celery_dlq.letters.printable import some_of
+from celery_dlq.operations.protection import (
+    EARLY,
+    LATE,
+    UNLESS_KILLED,
+    WEAKNESSES,
+    AppTask,
+    app_tasks,
+    by_queue,
+    weaknesses,
+)
 from celery_dlq.operations.retention import database, is_brokers
-from celery_dlq.policies.policy import policy_of
 from celery_dlq.policies.queue_names import KnownQueues
-from celery_dlq.transport.default_delay import DefaultDelays
+from celery_dlq.transport.redis.fetch import ReliableFetch
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
     from celery_dlq.policies.table import PolicyTable
 
 BROKERS = {"redis": "Redis", "amqp": "RabbitMQ", "sqs": "Amazon SQS"}
-LATE, UNLESS_KILLED, EARLY = "late", "late, unless a process is killed", "early"
-_OWN_TASKS = "celery."  # Celery's own, such as `celery.chord_unlock`
-_MOST_QUEUES = 10
 
 
 @dataclass
@@ -41,7 +45,7 @@ class Case:
 
     @cached_property
     def table(self) -> PolicyTable:
-        """The policies of queues and tasks."""
+        """The policies of queues and tasks; with the overrides, once the store has told them."""
         return self.dlq.policy_table()
 
     @cached_property
@@ -50,21 +54,20 @@ class Case:
         return self.dlq.app.connection_for_read().get_transport_cls()
 
     @cached_property
-    def tasks(self) -> dict[str, list[Any]]:
-        """The guarded tasks of each queue."""
-        app = self.dlq.app
-        found: dict[str, list[Any]] = {}
-        delays = DefaultDelays(app, Settings())
-        for name, task in sorted(app.tasks.items()):
-            queue = "" if name.startswith(_OWN_TASKS) else delays.queue_of(task)
-            if queue and self.table.resolve(queue, policy_of(task)) is not None:
-                found.setdefault(queue, []).append(task)
-        return found
+    def tasks(self) -> list[AppTask]:
+        """The tasks whose queue is known."""
+        return app_tasks(self.dlq.app, self.table)
 
-    def by_queue(self, fits: Callable[[Any], bool]) -> list[tuple[str, list[str]]]:
-        """Queues with the names of those guarded tasks that fit."""
-        found = ((queue, [t.name for t in tasks if fits(t)]) for queue, tasks in self.tasks.items())
-        return [(queue, some) for queue, some in found if some][:_MOST_QUEUES]
+    @property
+    def guarded(self) -> list[AppTask]:
+        """Those of them that a policy guards."""
+        return [one for one in self.tasks if one.policy is not None]
+
+    @property
+    def no_reliable_fetch(self) -> str | None:
+        """Why the settings allow no reliable fetch from a Redis; ``None`` if they do."""
+        options = self.dlq.app.conf.broker_transport_options
+        return ReliableFetch(self.settings, options).unsupported(self.transport)
 
 
 def guarded(case: Case) -> Iterator[Finding]:
@@ -73,10 +76,17 @@ def guarded(case: Case) -> Iterator[Finding]:
     if not (table.queues or table.tasks):
         yield finding("nothing-guarded", "No queue and no task of this app has a policy.")
         return
-    consumed = {*app.amqp.queues.consume_from} - case.tasks.keys()
-    bare = [q for q in consumed if table.resolve(q) is None and not table.is_dead_letter_queue(q)]
-    if bare:
-        yield finding("queue-without-policy", f"No policy applies to {some_of(sorted(bare))}.")
+    bare = by_queue(case.tasks, lambda one: one.policy is None)
+    named = {one.queue for one in case.tasks}
+    bare += [(queue, []) for queue in {*app.amqp.queues.consume_from} - named]
+    shown = {
+        queue: f"{queue} ({some_of(names)})" if names else queue
+        for queue, names in bare
+        if table.resolve(queue) is None and not table.is_dead_letter_queue(queue)
+    }
+    if shown:
+        text = f"No policy applies to {some_of([shown[queue] for queue in sorted(shown)])}."
+        yield finding("queue-without-policy", text, *shown)
     known = KnownQueues.of(app)
     for name, hint in table.unknown_queues(known).items():
         yield finding("unknown-queue", f"This app does not know the queue {name!r}; {hint}.")
@@ -84,14 +94,13 @@ def guarded(case: Case) -> Iterator[Finding]:
         yield finding("kept-for-ever", f"No policy removes the letters of {some_of(unbounded)}.")
 
 
-def acknowledgement(case: Case) -> Iterator[Finding]:
-    """Acknowledgement that weakens a guarantee."""
-    for queue, found in case.by_queue(lambda task: _acknowledges(task) == EARLY):
-        text = f"Tasks of {queue!r} are acknowledged before they run: {some_of(found)}."
-        yield finding("early-acknowledgement", text)
-    for queue, found in case.by_queue(lambda task: _acknowledges(task) == UNLESS_KILLED):
-        text = f"reject_on_worker_lost is off for tasks of {queue!r}: {some_of(found)}."
-        yield finding("reject-on-worker-lost", text)
+def policies(case: Case) -> Iterator[Finding]:
+    """Policies, and ways to acknowledge, that weaken a guarantee."""
+    for kind in WEAKNESSES:
+        for queue, sentence in weaknesses(case.tasks, kind):
+            yield finding(kind, sentence, queue)
+    if case.dlq.app.conf.task_always_eager:
+        yield finding("always-eager", "task_always_eager is on.")
 
 
 def fetching(case: Case) -> Iterator[Finding]:
@@ -101,12 +110,13 @@ def fetching(case: Case) -> Iterator[Finding]:
     if timeout is not None and not case.settings.reliable_fetch:
         yield finding("fetch", "dlq_reliable_fetch is False, so kombu fetches the messages.")
         limit = case.dlq.app.conf.task_time_limit
-        for queue, found in case.by_queue(lambda t: (t.time_limit or limit or 0) >= timeout):
+        long = by_queue(case.guarded, lambda one: (one.task.time_limit or limit or 0) >= timeout)
+        for queue, found in long:
             text = (
                 f"Tasks of {queue!r} may run for as long as the broker's visibility timeout of "
                 f"{timeout:g} s, or longer: {some_of(found)}."
             )
-            yield finding("visibility-timeout", text)
+            yield finding("visibility-timeout", text, queue)
     if case.transport.driver_type == "amqp" and not options.get("confirm_publish"):
         yield finding("publisher-confirms", "Publishers do not wait for RabbitMQ's confirmation.")
 
@@ -117,38 +127,59 @@ def host(case: Case) -> Iterator[Finding]:
     if reports and find_spec("sentry_sdk") is None:
         text = "The package sentry_sdk is not installed: pip install 'celery_dlq[sentry]'."
         yield finding("missing-package", text)
-    if case.settings.spool_dir is not None:
-        place = Path(case.settings.spool_dir).absolute()
-        made = next(each for each in (place, *place.parents) if each.exists())
-        try:
-            TemporaryFile(dir=made).close()
-        except OSError as exc:
-            yield finding("spool-not-writable", f"This user cannot write to {place}: {exc}.")
+    if why := case.dlq.spool().unusable():
+        yield finding("spool-not-writable", f"This user cannot write to {why}.")
 
 
-CHECKS = (guarded, acknowledgement, fetching, host)
+CHECKS = (guarded, policies, fetching, host)
 
 
-def guarantees(case: Case) -> list[Guarantee]:
-    """What is guaranteed to the guarded tasks, a row for each way to acknowledge."""
+def guarantees(case: Case, findings: Sequence[Finding]) -> list[Guarantee]:
+    """What is guaranteed to the guarded tasks, a row for each set of answers.
+
+    ``findings`` say what the servers do to it.
+    """
     driver = case.transport.driver_type
-    keeps = driver == "amqp" or (driver in BROKERS and case.settings.reliable_fetch)
+    fetches = case.settings.reliable_fetch if driver == "sqs" else not case.no_reliable_fetch
+    keeps = driver == "amqp" or (driver in BROKERS and fetches)
     shared = is_brokers(case.settings, case.dlq.app.conf, database)
-    every = [task for some in case.tasks.values() for task in some]
+    rows: dict[tuple[Any, ...], list[str]] = {}
+    for way in (LATE, UNLESS_KILLED, EARLY):
+        for one in case.guarded:
+            if one.acknowledgement == way:
+                lost = _weakened(one.queue, findings) | ({"lossless"} if not keeps else set())
+                rows.setdefault((way, *_cells(one, lost)), []).append(one.name)
     return [
         Guarantee(
             broker=BROKERS.get(driver, driver),
             acknowledgement=way,
-            tasks=tuple(task.name for task in every if _acknowledges(task) == way),
-            lossless=keeps and way != EARLY,
+            tasks=tuple(names),
+            bounded=bounded,
+            lossless=lossless,
+            exact=exact,
+            conditions=dict(conditions),
             redrive="exactly once" if shared else "at least once",
         )
-        for way in (LATE, UNLESS_KILLED, EARLY)
-        if way in map(_acknowledges, every)
+        for (way, bounded, lossless, exact, conditions), names in rows.items()
     ]
 
 
-def _acknowledges(task: Any) -> str:
-    if not task.acks_late:
-        return EARLY
-    return LATE if task.reject_on_worker_lost else UNLESS_KILLED
+def _weakened(queue: str, findings: Sequence[Finding]) -> set[str]:
+    """The guarantees that findings take from the tasks of a queue."""
+    here = (one for one in findings if queue in one.queues or not one.queues)
+    return {guarantee for one in here for guarantee in WEAKENS.get(one.check, ())}
+
+
+def _cells(one: AppTask, lost: set[str]) -> tuple[Any, ...]:
+    """What is guaranteed to a task, and under which conditions."""
+    early = one.acknowledgement == EARLY
+    bounded = one.limit is not None and "bounded" not in lost
+    lossless = not early and "lossless" not in lost
+    exact = "exact" not in lost
+    conditions = {
+        "bounded": (one.limit or "") if bounded else "",
+        "lossless": "of the reasons kept" if lossless and one.leaves_out else "",
+        "exact": "but for cold shutdowns" if exact and early else "",
+    }
+    found = tuple((name, text) for name, text in conditions.items() if text)
+    return bounded, lossless, exact, found

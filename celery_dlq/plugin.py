@@ -232,6 +232,7 @@ class DeadLetters:
     purge = _of(Assembly.removal, Removal.purge)
     restore = _of(Assembly.removal, Removal.restore)
     restore_all = _of(Assembly.removal, Removal.restore_all)
+    plan_restore = _of(Assembly.removal, Removal.plan_restore)
     discarded = _of(Assembly.removal, Removal.discarded)
     trim = _of(Assembly.removal, Removal.trim)
 

@@ -131,6 +131,7 @@ class ParquetExport:
         filesystem: Any | None = None,
         of: str | None = None,
         trimmed: Callable[[str, int], None] | None = None,
+        trims: Callable[[str], str] = lambda _queue: "",
         take_over: bool = False,
     ) -> None:
         self.store = store
@@ -138,6 +139,7 @@ class ParquetExport:
         self.rolling = rolling or Rolling()
         self.redaction = redaction
         self.trimmed = trimmed
+        self.trims = trims  # called before; gives the operation for which letters are counted
         self.destination = Destination(destination, filesystem)
         self.required = table.SUCCESS if of == SUCCESSES else table.LETTER
         self._of = of
@@ -481,7 +483,8 @@ class _Queue:
 
     def _trim(self) -> None:
         if self._export.trimmed is not None:
-            count = trim(self._export.store, self._export.destination, self._checkpoint)
+            store, operation = self._export.store, partial(self._export.trims, self.name)
+            count = trim(store, self._export.destination, self._checkpoint, operation)
             self._export.report.trimmed += count
             if count:
                 self._export.trimmed(self.name, count)

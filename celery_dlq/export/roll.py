@@ -10,7 +10,7 @@ Letters are removed from their queue, or left out as known ones, once their file
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from datetime import datetime
@@ -184,16 +184,22 @@ def _by_day(table: Any) -> Iterator[tuple[str, Any]]:
         yield day_text, table.take(some)
 
 
-def trim(store: Letters, destination: Destination, checkpoint: Checkpoint) -> int:
+def trim(
+    store: Letters,
+    destination: Destination,
+    checkpoint: Checkpoint,
+    begin: Callable[[], str] = lambda: "",
+) -> int:
     """Remove the letters of the files that were put in place since the last trim.
 
     Only the content of the files counts: every page of a file is read back and its checksum
     verified before its letters are removed. Letters of a file that was deleted stay in the queue.
+    ``begin`` is called before the first of them, and gives the operation that counts them.
     """
     until, after = checkpoint.position, checkpoint.trimmed
     if until is None or until == after:
         return 0
-    removed = 0
+    removed, operation = 0, None
     for name in destination.files(partition.queue_folder(checkpoint.queue)):
         held = partition.range_of(name.rpartition("/")[2])
         if held is None:
@@ -201,7 +207,10 @@ def trim(store: Letters, destination: Destination, checkpoint: Checkpoint) -> in
         if held.generation == checkpoint.generation and ordered(held.last) > ordered(until):
             continue
         if after is None or ordered(held.last) > ordered(after):
-            removed += store.remove(checkpoint.queue, ids_in(destination, name))
+            ids = ids_in(destination, name)
+            operation = begin() if operation is None else operation
+            count = store.remove(checkpoint.queue, ids, operation=operation)
+            removed = count if operation else removed + count
     checkpoint.trim(until)
     return removed
 

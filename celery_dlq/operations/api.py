@@ -17,7 +17,7 @@ from celery_dlq.events import Action
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.edit import Edit, arguments
-from celery_dlq.operations.job import REDRIVES, Job, JobOptions, JobRun
+from celery_dlq.operations.job import REDRIVES, REMOVALS, Job, JobOptions, JobRun
 from celery_dlq.operations.jobs import Jobs, Kind
 from celery_dlq.operations.reading import Reading, split
 from celery_dlq.operations.redrive.checks import (
@@ -32,7 +32,7 @@ from celery_dlq.operations.redrive.redrive import redrive
 from celery_dlq.operations.redrive.select import Progress, RawEntry, select
 from celery_dlq.operations.redrive.work import RedriveReport, edited_by
 from celery_dlq.operations.release import release
-from celery_dlq.operations.removal import DiscardOptions, discard
+from celery_dlq.operations.removal import DiscardOptions, RestoreOptions, discard, restore
 from celery_dlq.policies.checks import check_names
 
 if TYPE_CHECKING:
@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 
 KINDS = {
     "redrive": Kind(Action.REDRIVEN, RedriveOptions, redrive),
-    "edit": Kind(Action.REDRIVEN, RedriveOptions, redrive),
+    "edit": Kind(Action.EDITED, RedriveOptions, redrive),
     "discard": Kind(Action.DISCARDED, DiscardOptions, discard),
     "purge": Kind(Action.PURGED, DiscardOptions, discard),
+    "restore": Kind(Action.RESTORED, RestoreOptions, restore),
     "release": Kind(Action.RELEASED, RedriveOptions, release),
 }
 """The kinds of job, by their names."""
@@ -227,8 +228,8 @@ class Operations:
             kept = RedriveOptions.of(**options)
             check_target(self._jobs, kept.to_queue)
             return kept
-        if kind not in KINDS or kind == "release":
-            kinds = ", ".join(name for name in KINDS if name != "release")
+        if kind not in (*REDRIVES, *REMOVALS):
+            kinds = ", ".join((*REDRIVES, *REMOVALS))
             raise DLQError(f"expected a kind of job ({kinds}), got {kind!r}")
         check_names(f"options of {kind}", options, [each.name for each in fields(DiscardOptions)])
         return DiscardOptions(**{**options, **({"forever": True} if kind == "purge" else {})})

@@ -6,12 +6,13 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.events import Action, Events
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.letters.redaction import Redaction
-from celery_dlq.operations.instructions import Audit
+from celery_dlq.operations.instructions import Audit, CountedChange
 from celery_dlq.operations.reading import Reading
 from celery_dlq.store.store import Store
 
@@ -76,7 +77,7 @@ class Exports:
             redaction=Redaction.with_key(redact, redact_key) if redact else None,
             filesystem=filesystem,
             take_over=take_over,
-            trimmed=self._note_trimmed(str(destination)) if then_trim else None,
+            **(self._audited(str(destination)) if then_trim else {}),
         )
         if follow is not None:
             return export.follow(chosen, follow, progress=progress)
@@ -91,12 +92,21 @@ class Exports:
             self._reading.check_queue(name)
         return lambda: names
 
-    def _note_trimmed(self, destination: str) -> Callable[[str, int], None]:
+    def _audited(self, destination: str) -> dict[str, Any]:
+        """What records the letters that an export removes, from the first one on."""
         from celery_dlq.export.destination import shown  # noqa: PLC0415 - pyarrow is an extra
 
-        def note(dead_letter_queue: str, letters: int) -> None:
-            detail = {"exported_to": shown(destination)}
-            audit = Audit(self._backend.workers, self._events)
-            audit.record(Action.TRIMMED, dead_letter_queue, detail, letters=letters)
+        audit, letters = Audit(self._backend.workers, self._events), self._backend.letters
+        changes: dict[str, CountedChange] = {}
 
-        return note
+        def trims(dead_letter_queue: str) -> str:
+            operation, detail = f"export-{uuid4().hex}", {"exported_to": shown(destination)}
+            change = audit.counted(letters, operation, Action.TRIMMED, dead_letter_queue, detail)
+            changes[dead_letter_queue] = change
+            change.open()
+            return operation
+
+        def trimmed(dead_letter_queue: str, _letters: int) -> None:
+            changes.pop(dead_letter_queue).close()
+
+        return {"trims": trims, "trimmed": trimmed}

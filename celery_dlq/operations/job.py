@@ -46,7 +46,10 @@ REDRIVES = ("redrive", "edit")
 REMOVALS = ("discard", "purge")
 """The kinds of job that remove letters."""
 
-_HANDLED = ("published", "finished", "removed", "skipped", "corrupt", "failures", "refused")
+_HANDLED = (
+    *("published", "finished", "removed", "restored", "taken"),
+    *("skipped", "corrupt", "failures", "refused"),
+)
 
 
 class CancelledError(Exception):
@@ -88,7 +91,7 @@ class Job(Recorded):
 
     Attributes:
         id: Begins with the time, so ids sort by age.
-        kind: ``redrive``, ``edit``, ``discard``, ``purge`` or ``release``.
+        kind: ``redrive``, ``edit``, ``discard``, ``purge``, ``restore`` or ``release``.
         queue: The dead-letter queue; of a release, the hold.
         state: ``planned``, ``expired`` (a plan that nobody started in time), ``waiting`` (for
             ``start_at``, or for a process that runs jobs), ``running``, ``done``, ``cancelled``,
@@ -152,6 +155,12 @@ class Job(Recorded):
         """Number of letters that it is done with, in whatever way."""
         return sum(self.counts.get(name, 0) for name in _HANDLED)
 
+    @property
+    def changed(self) -> int:
+        """Number of letters that it has removed from, or restored to, their queue."""
+        names = ("published", "finished", "removed", "restored")
+        return sum(self.counts.get(name, 0) for name in names)
+
     def shown(self, redaction: Redaction) -> Job:
         """The job as people may see it: its filter, options and errors may quote letters."""
         failed = {letter_id: redaction.text(why) for letter_id, why in self.failed.items()}
@@ -206,6 +215,7 @@ class JobRun:
         self.options = options  # the `JobOptions` of its kind
         self.change = change  # the `Edit` of an edit
         self.stopping: Callable[[], bool] = lambda: False
+        self.began: Callable[[], object] = lambda: None  # called once the store has the job
         self._store = store
         self._listed = listed  # the store never has one that is not
         self._paused = False
@@ -219,6 +229,11 @@ class JobRun:
         Long on purpose: Redis searches small hashes of short values linearly.
         """
         return f"{self.job.id}:{self.job.run}@{self.job.host}:{self.job.pid}#{self._token}"
+
+    @property
+    def operation(self) -> str:
+        """The id under which the store counts its letters; all runs of a job share it."""
+        return self.job.id if self._listed else ""
 
     @property
     def previous_run_prefix(self) -> str:
@@ -247,9 +262,12 @@ class JobRun:
         )
         at = time.monotonic()
         if self._written_at is None or now or at - self._written_at >= timing.current.job_beat:
-            self._written_at = at
+            begins, self._written_at = not self.begun, at
             self.job = replace(self.job, updated_at=self._store.now())
-            if self._write():
+            cancelled = self._write()
+            if begins:
+                self.began()
+            if cancelled:
                 raise CancelledError
         if self.stopping():
             self._paused = True
@@ -304,7 +322,7 @@ class JobRun:
             counts=dict(counts),
             note="its process has ended; the next one goes on" if paused else note,
             updated_at=at,
-            ended_at=None if paused else at,
+            ended_at=None if paused or state == INTERRUPTED else at,
         )
         if self.begun:
             with suppress(CancelledError):  # another process goes on with it

@@ -30,7 +30,7 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import get_logger, readable
 from celery_dlq.letters.record import from_micros, iso
 from celery_dlq.operations.edit import Edit
-from celery_dlq.operations.instructions import Audit
+from celery_dlq.operations.instructions import Audit, CountedChange, so_far
 from celery_dlq.operations.job import (
     CANCELLED,
     DONE,
@@ -51,9 +51,11 @@ from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.redrive.publisher import broker_name
 from celery_dlq.operations.redrive.select import MOST_SEARCHED, Progress, died_again
 from celery_dlq.store.endless import repeat
+from celery_dlq.store.letters import Letters
 from celery_dlq.store.metrics import Measuring
 from celery_dlq.store.records import Clock, position_at
 from celery_dlq.store.store import Store
+from celery_dlq.store.workers import OpenChange
 
 logger = get_logger("celery_dlq")
 
@@ -114,7 +116,7 @@ class Jobs:
         self.events = events
         self.measuring = measuring
         self.clock = clock
-        self.record = Audit(backend.workers, events).record
+        self.audit = Audit(backend.workers, events)
         self._kinds = kinds
         self._store = backend.jobs
 
@@ -156,11 +158,18 @@ class Jobs:
                 raise DLQError(f"expected a running job, got {job_id}, which is {job.state}")
             ended = self._moved(state, job, state=CANCELLED, ended_at=self._store.now())
             if ended is not None:
+                self.audit.end(job.id, self._so_far)
                 return ended
 
     def changes(self, limit: int = 100) -> list[Change]:
-        """The audit, newest first: who changed what; the newest 10,000 changes are kept."""
-        return self.backend.workers.changes(limit=limit)
+        """The audit, newest first: who changed what; the newest 10,000 changes are kept.
+
+        Also what jobs have changed so far that still run, or whose process was killed.
+        """
+        ended, open_ones = self.backend.workers.changes_and_open(limit=limit)
+        so_far = (self._so_far(operation, one) for operation, one in open_ones.items())
+        found = [*filter(None, so_far), *ended]
+        return sorted(found, key=lambda change: change.at, reverse=True)[:limit]
 
     # -- making and planning them -------------------------------------------------
 
@@ -206,7 +215,7 @@ class Jobs:
             options=options.to_json(),
             pid=os.getpid(),
             host=socket.gethostname(),
-            broker="" if kind in REMOVALS else broker_name(self.app),
+            broker="" if kind in (*REMOVALS, "restore") else broker_name(self.app),
             change="" if change is None else change.to_text(),
         )
         return JobRun(self._store, job, where, options, change=change, listed=listed)
@@ -251,17 +260,21 @@ class Jobs:
     ) -> Any:
         """Run a job to its end, and record that in the audit."""
         kind = self._kinds[run.job.kind]
+        change = self._change(run, kind.action)
+        run.began = change.open
         try:
+            if run.begun:
+                change.open()
             report = kind.operation(self, run, progress, scanned)
         except BaseException as exc:
-            self._failed(run, kind.action, exc)
+            self._failed(run, change, exc)
             raise
         finally:
             self.measuring.close()
         if run.begun:  # else nothing matched
             counts = {name: n for name, n in report.to_json().items() if type(n) is int}
-            if run.end(report.state, counts, _note(run.job, report)).state != WAITING:
-                self._record_end(run, kind.action)
+            run.end(report.state, counts, _note(run.job, report))
+            self._record_end(run, change)
         return report
 
     def resume(
@@ -377,32 +390,48 @@ class Jobs:
         moved = replace(job, updated_at=self._store.now(), **changes)
         return moved if self._store.replace(job.id, known, moved.to_stored()) else None
 
-    def _failed(self, run: JobRun, action: Action, exc: BaseException) -> None:
-        """Record the result of a job that ends with an error or Ctrl-C."""
+    def _failed(self, run: JobRun, change: CountedChange, exc: BaseException) -> None:
+        """Record the result of a job that ends with an error, or is interrupted, as by Ctrl-C."""
         if not run.begun:
             return
+        failed, counts = isinstance(exc, Exception), dict(run.job.counts)
+        why = f"{type(exc).__name__}: {exc}"[:500] if failed else ""
         with suppress(DLQError):  # the first error is the one to raise
-            run.end(FAILED, run.job.counts, f"{type(exc).__name__}: {exc}"[:500])
-            self._record_end(run, action)
+            if run.job.kind in REMOVALS:  # a batch may have been removed and not counted here
+                claims = self.backend.letters.claims
+                counts["removed"] = claims.changed(run.job.queue, run.operation)
+            run.end(FAILED if failed else INTERRUPTED, counts, why)
+            self._record_end(run, change)
         if isinstance(exc, KeyboardInterrupt):  # the command prints it
             job = run.job.id
             exc.args = (f"Job {job} is interrupted; `dlq jobs resume {job}` continues it.",)
 
-    def _record_end(self, run: JobRun, action: Action) -> None:
-        job = run.job
-        ids = job.filter.get("ids", ())
-        shown = dict(job.filter)
-        if len(ids) > _MOST_IDS_SHOWN:
-            shown["ids"] = [*ids[:_MOST_IDS_SHOWN], f"and {len(ids) - _MOST_IDS_SHOWN} more"]
-        detail = {
-            "job": job.id,
-            "state": job.state,
-            "filter": shown,
-            "options": dict(job.options),
-            "counts": {name: count for name, count in job.counts.items() if count},
-        }
-        done = sum(job.counts.get(name, 0) for name in ("published", "finished", "removed"))
-        self.record(action, job.queue, detail, letters=done)
+    def _change(self, run: JobRun, action: Action) -> CountedChange:
+        """What the audit says of a run; its letters are counted where they are changed."""
+        detail = _detail(run.job)
+        return self.audit.counted(
+            self._letters(action), run.operation, action, run.job.queue, detail
+        )
+
+    def _record_end(self, run: JobRun, change: CountedChange) -> None:
+        counts = {name: count for name, count in run.job.counts.items() if count}
+        end = {"state": run.job.state, "options": dict(run.job.options), "counts": counts}
+        if change.close(**end) is None:
+            detail = {**_detail(run.job), **end}
+            self.audit.record(change.action, run.job.queue, detail)
+
+    def _so_far(self, operation: str, opened: OpenChange) -> Change | None:
+        """What a change shows whose operation runs, or whose process was killed."""
+        change, state = opened.change, "unfinished"
+        done = self._letters(change.action).claims.changed(change.target, operation)
+        with suppress(NotFound):
+            job = self.get(operation)
+            state, done = job.state, max(done, job.changed)
+        return so_far(opened, done, state=state)
+
+    def _letters(self, action: Action) -> Letters:
+        """Where the letters of a change are counted."""
+        return self.backend.held if action is Action.RELEASED else self.backend.letters
 
 
 class Runner:
@@ -470,6 +499,14 @@ def run_next(jobs: Jobs, stopping: Callable[[], bool]) -> bool:
             logger.info("Job %s, a %s of %s, %s", job.id, job.kind, job.queue, now)
         return job is not None
     return False
+
+
+def _detail(job: Job) -> dict[str, Any]:
+    """What the audit says of a job from its beginning on."""
+    ids, shown = job.filter.get("ids", ()), dict(job.filter)
+    if len(ids) > _MOST_IDS_SHOWN:
+        shown["ids"] = [*ids[:_MOST_IDS_SHOWN], f"and {len(ids) - _MOST_IDS_SHOWN} more"]
+    return {"job": job.id, "state": RUNNING, "filter": shown, "options": dict(job.options)}
 
 
 def _note(job: Job, report: Any) -> str:

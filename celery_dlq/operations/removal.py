@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from celery_dlq import timing
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Action, Change, whoami
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.letters.record import iso
-from celery_dlq.operations.job import CancelledError, JobOptions, JobRun
+from celery_dlq.operations.job import CancelledError, Job, JobOptions, JobRun
 from celery_dlq.operations.jobs import Jobs
 from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX, Reading, split
 from celery_dlq.operations.redrive.select import Progress, RawEntry, batches, select
@@ -21,7 +22,7 @@ from celery_dlq.operations.retention import KEPT_IN_BIN, Retention
 from celery_dlq.policies.policy import KeyValue, Policy
 from celery_dlq.policies.table import RETENTION, PolicyTable
 from celery_dlq.store.letters import Letters
-from celery_dlq.store.records import ClaimState, Restored
+from celery_dlq.store.records import ClaimState, RawPage, Restored
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -38,6 +39,13 @@ class DiscardOptions(JobOptions):
     """The options of a discard."""
 
     forever: bool = False  # Remove the letters permanently; else the bin keeps them for 24 hours
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreOptions(JobOptions):
+    """The options of a restore."""
+
+    discard: str | None = None  # Only what this job discarded; `None` for whatever is in the bin
 
 
 class PurgeKeys(FilterFields, total=False):
@@ -70,6 +78,30 @@ class DiscardReport:
     def touched(self) -> int:
         """Number of letters processed."""
         return self.removed + self.skipped
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping with the attribute names."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass(slots=True)
+class RestoreReport:
+    """The result of a restore, in numbers of letters."""
+
+    job_id: str  # Id of its job
+    restored: int = 0  # Back in their queue
+    # Still discarded: their messages failed again, and the queue has the new letters
+    taken: int = 0
+    state: str = "done"  # `done`, `cancelled` or `interrupted`
+
+    @property
+    def touched(self) -> int:
+        """Number of letters processed."""
+        return self.restored + self.taken
+
+    def counts(self) -> dict[str, int]:
+        """The numbers, for the job."""
+        return {"restored": self.restored, "taken": self.taken}
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names."""
@@ -138,15 +170,17 @@ class Removal:
         if SHORTEST_PREFIX <= len(letter_id) < ID_LENGTH:
             letter_id = self._discarded_id(names, letter_id)
         for name in names:
-            restored = self._store.restore(name, letter_id)
+            operation, detail = f"restore-{uuid4().hex}", {"letter": letter_id}
+            change = self._jobs.audit.counted(self._store, operation, Action.RESTORED, name, detail)
+            change.open()
+            restored = self._store.restore(name, letter_id, operation=operation)
+            if change.close() is not None:
+                return name
             if restored is Restored.TAKEN:
                 raise DLQError(
                     f"{name} has a letter {letter_id} again, because its message failed again; "
                     f"the discarded letter is not restored"
                 )
-            if restored is Restored.RESTORED:
-                self._jobs.record(Action.RESTORED, name, {"letter": letter_id}, letters=1)
-                return name
         raise NotFound(
             f"expected the id of a discarded letter, got {letter_id!r}; they are kept for 24 hours"
         )
@@ -158,35 +192,51 @@ class Removal:
         where: LetterFilter | None = None,
         *,
         limit: int | None = None,
+        job: str | None = None,
+        progress: Progress | None = None,
         **fields: Unpack[FilterFields],
     ) -> tuple[int, int]:
         """Put discarded letters back, those discarded first as the oldest of them."""
-        name, where = dead_letter_queue, filter_of(where, fields)
-        DiscardOptions(limit=limit)  # checks it
-        found = (
-            one for one in self.discarded(name) if not where or where.matches_fields(one.fields)
-        )
-        keys = [one.key for one in islice(found, limit)]
-        done = {Restored.RESTORED: 0, Restored.TAKEN: 0, Restored.NOT_THERE: 0}
-        try:
-            for key in reversed(keys):
-                done[self._store.restore(name, key)] += 1
-        finally:
-            if done[Restored.RESTORED]:
-                letters, detail = done[Restored.RESTORED], {"filter": where.to_json()}
-                self._jobs.record(Action.RESTORED, name, detail, letters=letters)
-        return done[Restored.RESTORED], done[Restored.TAKEN]
+        run = self.new_restore(dead_letter_queue, filter_of(where, fields), limit=limit, job=job)
+        report: RestoreReport = self._jobs.run(run, progress)
+        return report.restored, report.taken
 
-    def discarded(self, dead_letter_queue: str) -> Iterator[RawEntry]:
-        """The letters in the bin of a queue, newest first."""
+    def plan_restore(self, job_id: str) -> Job:
+        """Plan to take back a discard, by its job; nobody else's letters are touched."""
+        job = self.discard_of(job_id)
+        run = self.new_restore(job.queue, LetterFilter(), job=job_id)
+        found = [one.size for one in self.discarded(job.queue, job=job_id)]
+        preview = {"letters": len(found), "exact": True, "bytes": sum(found), "corrupt": 0}
+        run.tell(total=len(found), preview=preview)
+        return self._jobs.keep(run.job)
+
+    def discard_of(self, job_id: str) -> Job:
+        """The job of a discard whose letters can be restored."""
+        job = self._jobs.get(job_id)
+        if job.kind != "discard" or job.options.get("forever"):
+            what = "a discard with --forever" if job.kind == "discard" else f"a {job.kind}"
+            raise DLQError(f"expected the job of a discard to take back, got {job_id}, {what}")
+        return job
+
+    def new_restore(
+        self,
+        dead_letter_queue: str,
+        where: LetterFilter,
+        *,
+        limit: int | None = None,
+        job: str | None = None,
+    ) -> JobRun:
+        """A job that restores what is in the bin now."""
+        options = RestoreOptions(limit=limit, discard=job)
+        newest = next(self.discarded(dead_letter_queue), None)
+        run = self._jobs.make("restore", dead_letter_queue, where, options)
+        run.tell(filter=where.to_json(), until=newest.position if newest else "0-0")
+        return run
+
+    def discarded(self, dead_letter_queue: str, *, job: str | None = None) -> Iterator[RawEntry]:
+        """The letters in the bin of a queue, newest first; with ``job`` only those of a discard."""
         self._reading.check_queue(dead_letter_queue)
-        for page in self._store.discarded(dead_letter_queue):
-            for position, raw in page:
-                kept = dict(raw)
-                key = kept.pop(b"~key", b"").decode("utf-8", "replace")
-                found = RawEntry(position, kept)
-                found.key = key or found.key
-                yield found
+        return _binned(self._store.discarded(dead_letter_queue), job)
 
     def trim(self, *dead_letter_queues: str, dry_run: bool = False) -> list[Change]:
         """Remove letters past ``dead_letter_ttl`` or over ``dead_letter_max_length`` now.
@@ -262,6 +312,55 @@ class Removal:
         return found.pop() if found else prefix
 
 
+def _binned(pages: Iterable[RawPage], job: str | None) -> Iterator[RawEntry]:
+    """The letters of a bin, perhaps only those that a job put there."""
+    for position, raw in chain.from_iterable(pages):
+        if job is not None and raw.get(b"~job", b"") != job.encode():
+            continue
+        kept = dict(raw)
+        kept.pop(b"~job", None)
+        key = kept.pop(b"~key", b"").decode("utf-8", "replace")
+        found = RawEntry(position, kept)
+        found.key = key or found.key
+        yield found
+
+
+def restore(
+    jobs: Jobs, run: JobRun, progress: Progress | None, scanned: Progress | None
+) -> RestoreReport:
+    """Restore the letters of a job, those discarded first as the oldest."""
+    store, job, where, limit = jobs.backend.letters, run.job, run.where, run.options.limit
+    report = RestoreReport(job_id=job.id, taken=int(job.counts.get("taken", 0)))
+    report.restored = store.claims.changed(job.queue, job.id)
+
+    def chosen(*, newest_first: bool) -> Iterator[RawEntry]:
+        pages = store.discarded(
+            job.queue, after=run.job.position, until=job.until, newest_first=newest_first
+        )
+        found = _binned(pages, run.options.discard)
+        return (one for one in found if not where or where.matches_fields(one.fields))
+
+    try:
+        found = chosen(newest_first=False)
+        if limit is not None:  # of the newest; of an earlier run, those are left that were later
+            left = islice(chosen(newest_first=True), max(0, limit - report.touched))
+            found = reversed(list(left))
+        for one in found:
+            run.beat(report.counts())
+            restored = store.restore(job.queue, one.key, operation=run.operation)
+            report.taken += restored is Restored.TAKEN
+            report.restored += restored is Restored.RESTORED
+            run.beat(report.counts(), one.position)
+            if progress is not None:
+                progress(1)
+            if scanned is not None:
+                scanned(1)
+    except CancelledError as exc:
+        report.state = exc.state
+    report.restored = store.claims.changed(job.queue, job.id)  # also of a reply that was lost
+    return report
+
+
 def discard(
     jobs: Jobs, run: JobRun, progress: Progress | None, scanned: Progress | None
 ) -> DiscardReport:
@@ -279,6 +378,8 @@ class Discard:
         self._options: DiscardOptions = run.options
         # Of an earlier run, whose process may have been killed
         earlier: dict[str, Any] = {name: int(run.job.counts.get(name, 0)) for name in _COUNTS}
+        removed = store.claims.changed(run.job.queue, run.operation) if run.job.run > 1 else 0
+        earlier["removed"] = max(earlier["removed"], removed)
         self._report = DiscardReport(job_id=run.job.id, **earlier)
 
     def run(self, progress: Progress | None) -> DiscardReport:
@@ -317,7 +418,13 @@ class Discard:
         free = (ClaimState.CLAIMED, ClaimState.RECLAIMED, ClaimState.PUBLISHED)
         ours = [key for key, state in states.items() if state in free]
         keep_seconds = 0.0 if self._options.forever else KEPT_IN_BIN.total_seconds()
-        self._store.remove(queue, ours, owner=owner, keep_seconds=keep_seconds, wanted=True)
-        # Count what we claimed, not the reply: a removal may succeed and its reply be lost.
-        self._report.removed += len(ours)
+        if ours:
+            self._report.removed = self._store.remove(
+                queue,
+                ours,
+                owner=owner,
+                keep_seconds=keep_seconds,
+                wanted=True,
+                operation=self._run.operation,
+            )
         self._report.skipped += len(keys) - len(ours)

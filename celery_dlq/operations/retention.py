@@ -90,12 +90,12 @@ class Retention:
                 detail = _detail(cause, getattr(policy, cause, None), found)
                 if to_bin:
                     detail["kept_until"] = iso(at + KEPT_IN_BIN)
-                # Audit first: after a crash in between it may list too many, never too few.
-                audit = self._audit.change if dry_run else self._audit.record
-                changes.append(audit(Action.TRIMMED, name, detail, letters=len(found)))
+                change: Change | None = self._audit.change(
+                    Action.TRIMMED, name, detail, letters=len(found)
+                )
                 if not dry_run:
-                    self._remove(name, found, owner, to_bin=to_bin)
-                    _log(changes[-1])
+                    change = self._removed(name, found, owner, detail, to_bin=to_bin)
+                changes += [] if change is None else [change]
         return changes
 
     def trim_all(
@@ -179,10 +179,25 @@ class Retention:
         pairs = zip(chosen, states, strict=True)
         return [each for each, state in pairs if state in _TRIMMABLE]
 
-    def _remove(self, name: str, found: list[LetterSummary], owner: str, *, to_bin: bool) -> None:
+    def _removed(
+        self,
+        name: str,
+        found: list[LetterSummary],
+        owner: str,
+        detail: Mapping[str, Any],
+        *,
+        to_bin: bool,
+    ) -> Change | None:
+        """Remove letters; what the audit says of it."""
         ids = [each.letter_id for each in found]
         keep_seconds = KEPT_IN_BIN.total_seconds() if to_bin else 0.0
-        self._store.remove(name, ids, owner=owner, keep_seconds=keep_seconds)
+        entry = self._audit.counted(self._store, owner, Action.TRIMMED, name, detail)
+        entry.open()
+        self._store.remove(name, ids, owner=owner, keep_seconds=keep_seconds, operation=owner)
+        change = entry.close()
+        if change is not None:
+            _log(change)
+        return change
 
 
 def _detail(cause: str, limit: Any, found: list[LetterSummary]) -> dict[str, Any]:

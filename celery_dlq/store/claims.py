@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 logger = get_logger("celery_dlq.store")
 
 _MARKER_MILLIS = 60_000
+_ADOPTED_MILLIS = 30 * 86_400_000
+_CHANGED = (b"1", b"2", b"3", b"removed", b"restored", b"adopted")  # the first three by `redrive`
 
 
 class Claims(Part):
@@ -111,9 +113,9 @@ class Claims(Part):
         Only if the letters are in the broker's database; see `marker`. No letter has to be
         claimed before; the claims of others are respected as by `claim`.
         """
-        script, redriven = script_text("redrive"), self._keys.redriven(dead_letter_queue, job_id)
+        script, operation = script_text("redrive"), self._keys.operation(dead_letter_queue, job_id)
         places: list[str | bytes] = [
-            *self._keys.places(script.keys, dead_letter_queue, redriven=redriven)
+            *self._keys.places(script.keys, dead_letter_queue, operation=operation)
         ]
         numbers: dict[bytes, int] = {}
         for entry in entries:
@@ -141,9 +143,28 @@ class Claims(Part):
 
         Exact, also if the job's process was killed before it had counted them.
         """
-        key = self._keys.redriven(dead_letter_queue, job_id)
-        counts = self._client.hgetall(key)
+        counts = self._client.hgetall(self._keys.operation(dead_letter_queue, job_id))
         return {state: int(counts.get(b"%d" % state.value, 0)) for state in ClaimState}
+
+    def changed(self, dead_letter_queue: str, operation_id: str) -> int:
+        """Return how many letters an operation has removed, restored or adopted.
+
+        Exact, also if its process was killed: they are counted in the step that changes them.
+        """
+        counts = self._client.hgetall(self._keys.operation(dead_letter_queue, operation_id))
+        return sum(int(counts.get(name, 0)) for name in _CHANGED)
+
+    def count_adopted(self, dead_letter_queue: str, operation_id: str) -> None:
+        """Count a letter that an operation has just stored."""
+        key = self._keys.operation(dead_letter_queue, operation_id)
+        pipe = self._client.pipeline(transaction=False)
+        pipe.hincrby(key, "adopted", 1)
+        pipe.pexpire(key, _ADOPTED_MILLIS)
+        pipe.execute()
+
+    def forget(self, dead_letter_queue: str, operation_id: str) -> None:
+        """Delete what was counted of an operation that is over."""
+        self._client.unlink(self._keys.operation(dead_letter_queue, operation_id))
 
     def watch(self, keys: Sequence[MessageKey]) -> None:
         """Mark messages that are about to be redriven, for `outcomes`."""

@@ -59,6 +59,7 @@ class Keys:
     )
     identity = AppKey("STRING: random id of this store, by which exports know whose folder it is.")
     changes = AppKey("STREAM: the audit log; bounded.")
+    open_changes = AppKey("HASH: operation to its change, as JSON, until it has ended; bounded.")
     counts = AppKey("HASH: metric and its labels as JSON to a count; bounded.")
     gauges = AppKey("HASH: worker to ``time|gauges as JSON``; bounded.")
     jobs = AppKey("HASH: job id to its state, as JSON; bounded.")
@@ -149,9 +150,9 @@ class Keys:
         """HASH: the last report of a group to an error tracker; expires."""
         return self.of(dead_letter_queue, f"report:{fingerprint}")
 
-    def redriven(self, dead_letter_queue: str, job_id: str) -> str:
-        """HASH: state to letters that a redrive found in it; ``last`` to its reply; expires."""
-        return self.of(dead_letter_queue, f"redriven:{job_id}")
+    def operation(self, dead_letter_queue: str, job_id: str) -> str:
+        """HASH: what a job did, e.g. ``removed``, to letters; ``last`` to a reply; expires."""
+        return self.of(dead_letter_queue, f"operation:{job_id}")
 
     def check(self, dead_letter_queue: str, token: str) -> str:
         """HASH, ZSET, STREAM, SET or STRING: what a worker's start tries; removed at once."""

@@ -273,25 +273,33 @@ class Letters(Part):
         owner: str | None = None,
         keep_seconds: float = 0.0,
         wanted: bool = False,
+        operation: str = "",
     ) -> int:
         """Remove letters and their claims; return the number of letters removed.
 
-        With ``keep_seconds`` they are in the bin for so long. With ``owner`` only letters that it
-        has claimed, which makes a repetition harmless. With ``wanted`` somebody wants them gone:
-        a late copy of a message runs, since there is no letter that it could be a copy of.
+        Of an ``operation`` it is the number that all of its calls have removed, also if a reply
+        was lost or a process killed. With ``keep_seconds`` they are in the bin for so long. With
+        ``owner`` only letters that it has claimed, which makes a repetition harmless. With
+        ``wanted`` somebody wants them gone: a late copy of a message runs, since there is no
+        letter that it could be a copy of.
         """
-        args, removed = (owner or "", int(keep_seconds * 1000), int(wanted)), 0
+        args, removed = (owner or "", int(keep_seconds * 1000), int(wanted), operation), 0
+        key = self._keys.operation(dead_letter_queue, operation)
         for some in chunks(list(letter_ids), _REMOVED_PER_CALL):
-            removed += int(self._call("remove", *args, *some, queue=dead_letter_queue))
+            reply = self._call("remove", *args, *some, queue=dead_letter_queue, operation=key)
+            removed = int(reply) if operation else removed + int(reply)
         return removed
 
-    def restore(self, dead_letter_queue: str, letter_id: str) -> Restored:
+    def restore(self, dead_letter_queue: str, letter_id: str, *, operation: str = "") -> Restored:
         """Put a discarded letter back as the newest of its queue, in one atomic step."""
         keys, name = self._keys, spelled(letter_id)
         place = self._client.hget(keys.binned(dead_letter_queue), name)
         page = self._reader.at(keys.bin(dead_letter_queue), place.decode()) if place else []
         facts = _facts(page[0][1]) if page else "{}"
-        return Restored(self._call("restore", name, facts, queue=dead_letter_queue))
+        key = self._keys.operation(dead_letter_queue, operation)
+        args = (name, facts, int(bool(operation)))
+        reply = self._call("restore", *args, queue=dead_letter_queue, operation=key)
+        return Restored(reply)
 
     def binned(self, dead_letter_queues: Sequence[str]) -> list[str]:
         """Return those of the given queues whose bin is not empty."""
@@ -302,14 +310,21 @@ class Letters(Part):
         )
         return [name for name, (there,) in found if there]
 
-    def discarded(self, dead_letter_queue: str) -> Iterator[RawPage]:
-        """Iterate over raw pages of the bin, newest first.
+    def discarded(
+        self,
+        dead_letter_queue: str,
+        *,
+        after: str | None = None,
+        until: str | None = None,
+        newest_first: bool = True,
+    ) -> Iterator[RawPage]:
+        """Iterate over raw pages of the bin, between two of its positions.
 
-        The field ``~key`` holds the id that `restore` takes.
+        The field ``~key`` holds the id that `restore` takes, ``~job`` the operation that put the
+        letter there.
         """
-        return self._reader.pages(
-            self._keys.bin(dead_letter_queue), None, "+", PAGE, newest_first=True
-        )
+        key = self._keys.bin(dead_letter_queue)
+        return self._reader.pages(key, after, until or "+", PAGE, newest_first=newest_first)
 
     def lease(self, dead_letter_queue: str, name: str, owner: str, seconds: float) -> Lease:
         """Return an owner's lease; nothing is sent yet."""

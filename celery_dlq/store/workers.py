@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from functools import partial
 from itertools import zip_longest
+from typing import NamedTuple
 
 from celery_dlq import timing
 from celery_dlq.events import Change
@@ -21,6 +22,15 @@ logger = get_logger("celery_dlq.store")
 MOST_FIELDS = 5_000
 
 _MAX_CHANGES = 10_000
+_MAX_OPEN_CHANGES = 1_000  # of processes that were killed, and of jobs that nobody resumed
+
+
+class OpenChange(NamedTuple):
+    """The change of an operation that has not ended; its letters are counted by the operation."""
+
+    change: Change
+    before: int  # Letters of the operation that earlier changes have
+    text: str  # Both as they are stored
 
 
 class WorkerRegistry(Part):
@@ -70,12 +80,48 @@ class WorkerRegistry(Part):
 
     def changes(self, *, limit: int) -> list[Change]:
         """Return at most ``limit`` changes, newest first."""
-        entries = self._client.xrevrange(self._keys.changes(), count=limit)
+        return self.changes_and_open(limit=limit)[0]
+
+    def changes_and_open(self, *, limit: int) -> tuple[list[Change], dict[str, OpenChange]]:
+        """Return changes, newest first, and those of operations that have not ended, by their id.
+
+        Both at one moment, or a change that is just recorded would be in both, or in neither.
+        """
+        pipe = self._client.pipeline(transaction=False)
+        pipe.hgetall(self._keys.open_changes())
+        pipe.xrevrange(self._keys.changes(), count=limit)
+        texts, entries = pipe.execute()
         found = (
             readable(f"the change {entry.decode()}", partial(_change, fields))
             for entry, fields in entries
         )
-        return [change for change in found if change is not None]
+        read = (
+            (name.decode(), readable(f"the change of {name!r}", partial(_open_change, text)))
+            for name, text in texts.items()
+        )
+        open_ones = {name: one for name, one in read if one is not None}
+        return [change for change in found if change is not None], open_ones
+
+    def open_change(self, operation: str) -> OpenChange | None:
+        """Return the change of an operation that has not ended."""
+        text = self._client.hget(self._keys.open_changes(), operation)
+        return text and readable(f"the change of {operation}", partial(_open_change, text))
+
+    def open(self, operation: str, change: Change, before: int) -> OpenChange:
+        """Save the change of an operation that begins; the oldest make room for it."""
+        text = compact({"change": change.to_stored(), "before": before})
+        key = self._keys.open_changes()
+        self._client.hset(key, operation, text)
+        if self._client.hlen(key) > _MAX_OPEN_CHANGES:
+            _, found = self.changes_and_open(limit=1)
+            oldest = sorted(found, key=lambda name: found[name].change.at)
+            self._client.hdel(key, *oldest[: len(oldest) - _MAX_OPEN_CHANGES])
+        return OpenChange(change, before, text)
+
+    def close(self, operation: str, opened: OpenChange, change: Change | None) -> bool:
+        """End an open change, in one step with its record; false if another process did that."""
+        text = "" if change is None else compact(change.to_stored())
+        return bool(self._call("close_change", operation, opened.text, text, _MAX_CHANGES))
 
     def _node(self, hostname: str, info: str, tasks: str) -> HeartbeatReply:
         args = (hostname, int(timing.current.worker_silent * 1000), info, tasks)
@@ -117,6 +163,11 @@ class MetricsStore(Part):
             if reported := _gauges(_text(name), text, now):
                 workers[name] = reported
         return Measured(counts=found, workers=tuple(workers[name] for name in sorted(workers)))
+
+
+def _open_change(text: bytes) -> OpenChange:
+    found = json.loads(text)
+    return OpenChange(Change.from_stored(found["change"]), int(found["before"]), text.decode())
 
 
 def _change(fields: Mapping[bytes, bytes]) -> Change:

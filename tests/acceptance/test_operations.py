@@ -194,8 +194,8 @@ def test_an_edited_message_runs_with_its_new_arguments_and_keeps_the_trail(
     start_worker()
     poll(lambda: ran("new") == 1, timeout_seconds=30)
     assert ran(letter.task_id) == 0
-    edited, redriven = (change.action for change in reversed(poison.dlq.changes()))
-    assert (edited, redriven) == (Action.EDITED, Action.REDRIVEN)
+    (change,) = poison.dlq.changes()
+    assert (change.action, change.letters) == (Action.EDITED, 1)
 
 
 def test_the_trail_of_an_edit_is_in_the_message(poison: ModuleType, broker: redis.Redis) -> None:
@@ -509,6 +509,7 @@ from celery_dlq.operations.redrive.publisher import Publisher
 import poison_app
 
 owner, name, when = sys.argv[1], sys.argv[2], sys.argv[3]
+number = signal.Signals[os.environ.get("DIES_BY", "SIGKILL")]
 if len(sys.argv) > 5:  # as if the broker were elsewhere
     Claims.marker = lambda self: None
 places = {"Letters": Letters, "Claims": Claims, "Publisher": Publisher, "JobStore": JobStore}
@@ -518,10 +519,10 @@ inner, calls = getattr(place, name), []
 def dying(self, *args, **kwargs):
     calls.append(1)
     if len(calls) == 2 and when == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)
     result = inner(self, *args, **kwargs)
-    if len(calls) == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
+    if len(calls) == 2 and when == "after":
+        os.kill(os.getpid(), number)
     return result
 
 setattr(place, name, dying)
@@ -678,6 +679,63 @@ def test_a_discard_killed_anywhere_is_finished_by_resuming_its_job(
     assert left(poison) == []
     assert broker.hlen(Keys().claims(QUEUE)) == 0
     assert broker.zcard(Keys().groups(QUEUE)) == 0
+
+
+def audited(poison: ModuleType) -> int:
+    """The number of letters that the audit says were removed or restored."""
+    return sum(change.letters for change in poison.dlq.changes())
+
+
+STEPS = [
+    ("purge", "Letters", "remove", ()),
+    ("discard", "Letters", "remove", ()),
+    ("discard", "Claims", "claim", ()),
+    ("discard", "JobStore", "write", ()),
+    ("restore_all", "Letters", "restore", ()),
+    ("redrive", "Claims", "redrive", ()),
+    ("redrive", "Claims", "mark_published", ("elsewhere",)),
+    ("redrive", "Letters", "remove", ("elsewhere",)),
+]
+
+
+@pytest.mark.parametrize("by", ["SIGKILL", "SIGINT"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("operation", "owner", "name", "elsewhere"), STEPS)
+def test_the_audit_of_what_was_interrupted_says_what_was_done(
+    poison: ModuleType,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    operation: str,
+    owner: str,
+    name: str,
+    elsewhere: tuple[str, ...],
+    when: str,
+    by: str,
+) -> None:
+    """At every moment; each run has its own part and the sum, and one word says how it ended."""
+    sent = {put(poison).id for _ in range(600)}
+    before = 0
+    if operation == "restore_all":
+        before = poison.dlq.discard(QUEUE).removed
+    monkeypatch.setenv("DIES_BY", by)
+    arguments = ("-c", DIES, owner, name, when, operation, *elsewhere)
+    done = run_python(redis_url, *arguments)
+    assert done.returncode in (-signal.SIGKILL, -signal.SIGINT, 1), done.stderr
+    here = left(poison)
+    changed = len(here) if operation == "restore_all" else len(sent) - len(here)
+    assert audited(poison) - before == changed
+    job = poison.dlq.jobs()[0]
+    ended = (name, when) == ("write", "after")  # its second save is that of its end
+    assert job.state == ("done" if ended else "interrupted")
+    if changed:
+        assert poison.dlq.changes()[0].detail["state"] == job.state
+    if not ended:
+        poison.dlq.resume(job.id)
+    assert len(left(poison)) == (len(sent) if operation == "restore_all" else 0)
+    assert audited(poison) - before == len(sent)
+    assert poison.dlq.changes()[0].detail["state"] == "done"
+    assert poison.dlq.changes()[0].detail.get("letters_of_job", len(sent)) == len(sent)
+    assert poison.dlq.job(job.id).changed == len(sent)
 
 
 # -- two at once, jobs ------------------------------------------------------------------

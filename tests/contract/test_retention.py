@@ -243,10 +243,10 @@ def test_nothing_is_trimmed_that_cannot_be_audited(
     """The record first, the removal second."""
     aged(place, 1)
 
-    def refuse(change: Change) -> None:
+    def refuse(_operation: str, change: Change, _before: int) -> None:
         raise OSError(f"no room for {change.target}")
 
-    monkeypatch.setattr(place.registry, "record", refuse)
+    monkeypatch.setattr(place.registry, "open", refuse)
     silent = Retention(place.store, place.registry, Events(), "x")
     with pytest.raises(OSError, match="no room"):
         silent.trim(DLQ, Policy(dead_letter_ttl=1.0))

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
+from uuid import uuid4
 
 import click
 from kombu.utils.functional import LRUCache
@@ -29,12 +30,13 @@ from celery_dlq.cli.context import console_of, dead_letters_of, print_lines
 from celery_dlq.cli.options import json_option
 from celery_dlq.cli.table import counting, letters_text, say
 from celery_dlq.errors import SettingsError
-from celery_dlq.events import Action, Change, whoami
+from celery_dlq.events import Action
 from celery_dlq.features.adopt.letter import Adoption, Identity
 from celery_dlq.features.adopt.settings import check_adoption
 from celery_dlq.features.adopt.sources import TakenMessage, source_of
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import DeadLetter
+from celery_dlq.operations.instructions import Audit, CountedChange
 from celery_dlq.store.metrics import Counts
 from celery_dlq.store.records import MessageKey, Stored
 from celery_dlq.worker.housekeeping import Housekeeping, LongTask, Stopping
@@ -82,6 +84,7 @@ class Adopter:
         *,
         counts: Counts | None = None,
         progress: Progress | None = None,
+        adopted: Callable[[str], object] = lambda _queue: None,
     ) -> None:
         app, backend = assembly.app, assembly.backend
         self.report = AdoptReport(queue)
@@ -99,6 +102,7 @@ class Adopter:
             counts=counts or assembly.measuring.counts,
         )
         self._progress = progress
+        self._adopted = adopted  # called with the queue of each new letter
         # By the hash of messages without an id: the next number, and if there were letters before.
         self._equal: MutableMapping[str, tuple[int, bool]] = LRUCache(MAX_EQUAL)  # type: ignore[no-untyped-call]
 
@@ -179,6 +183,7 @@ class Adopter:
             return False
         self.report.adopted += 1
         self.report.by_queue[letter.dead_letter_queue] += 1
+        self._adopted(letter.dead_letter_queue)
         if self._progress is not None:
             self._progress(1)
         return True
@@ -243,7 +248,10 @@ class AdoptRun:
                 raise consumed_already(queue, info.hostname, by="dlq import")
         change, hostname = assembly.redaction.captured, socket.gethostname()
         make = LetterMaker(clock=assembly.clock, hostname=hostname, pid=os.getpid(), change=change)
-        adopter = Adopter(assembly, queue, dead_letter_queue, make, progress=progress)
+        changes = _Changes(assembly, queue)
+        adopter = Adopter(
+            assembly, queue, dead_letter_queue, make, progress=progress, adopted=changes.adopted
+        )
         try:
             # While it follows, a missing queue is an error at the start, and retried later.
             adopter.drain(1 if follow else limit)
@@ -254,21 +262,37 @@ class AdoptRun:
                 raise
         finally:
             adopter.close()
-            for name, letters in sorted(adopter.report.by_queue.items()):
-                self._record(name, letters, queue)
+            changes.close()
         return adopter.report
 
-    def _record(self, dead_letter_queue: str, letters: int, queue: str) -> None:
-        self._assembly.backend.workers.record(
-            Change(
-                at=self._assembly.clock(),
-                action=Action.ADOPTED,
-                actor=whoami(),
-                target=dead_letter_queue,
-                letters=letters,
-                detail={"queue": queue},
+
+class _Changes:
+    """What the audit says of an import, an entry for each dead-letter queue.
+
+    The letters are counted one by one: of an import that is killed, the last one may be missing.
+    """
+
+    def __init__(self, assembly: Assembly, queue: str) -> None:
+        self._letters = assembly.backend.letters
+        self._audit = Audit(assembly.backend.workers, assembly.events)
+        self._detail = {"queue": queue}
+        self._id = f"import-{uuid4().hex}"
+        self._open: dict[str, CountedChange] = {}
+
+    def adopted(self, name: str) -> None:
+        """Count a letter of a dead-letter queue."""
+        if name not in self._open:
+            operation = f"{self._id}-{len(self._open)}"
+            self._open[name] = self._audit.counted(
+                self._letters, operation, Action.ADOPTED, name, self._detail
             )
-        )
+            self._open[name].open()
+        self._letters.claims.count_adopted(name, self._open[name].operation)
+
+    def close(self) -> None:
+        """Record the entries."""
+        for _name, change in sorted(self._open.items()):
+            change.close()
 
 
 def _follow(adopter: Adopter) -> NoReturn:

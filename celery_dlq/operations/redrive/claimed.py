@@ -132,4 +132,7 @@ class Claimed:
             report.fail(letter_id, error)
         work.store.claims.mark_published(queue, over, owner=owner)
         self.wait()
-        self._removal = self._background.submit(work.store.remove, queue, over, owner=owner)
+        operation = work.run.operation
+        self._removal = self._background.submit(
+            work.store.remove, queue, over, owner=owner, operation=operation
+        )

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dlq import timing
 from celery_dlq.errors import BrokerUnavailable
-from celery_dlq.events import Action
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.operations.job import FAILED, STOPPED, CancelledError, JobRun
 from celery_dlq.operations.redrive.claimed import Claimed
@@ -153,12 +152,7 @@ def redrive(
     jobs: Jobs, run: JobRun, progress: Progress | None, scanned: Progress | None
 ) -> RedriveReport:
     """Redrive the letters of a job; see `DeadLetters.redrive`."""
-    report = carried_out(LettersWork(jobs, run), progress, scanned)
-    if run.job.kind == "edit" and report.done:
-        (letter_id,) = run.where.ids or ("",)
-        changed = {"redrive": report.redrive_id, "changed": list(run.options.changed)}
-        jobs.record(Action.EDITED, run.job.queue, {"letter": letter_id, **changed}, letters=1)
-    return report
+    return carried_out(LettersWork(jobs, run), progress, scanned)
 
 
 def carried_out(work: Work, progress: Progress | None, scanned: Progress | None) -> RedriveReport:

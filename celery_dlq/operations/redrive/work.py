@@ -221,13 +221,15 @@ class Work:
         run = self.run
         counts = {name: int(run.job.counts.get(name, 0)) for name in _COUNTS}
         if run.job.run > 1:
-            noted = self.store.claims.redriven(run.job.queue, run.job.id)
+            claims, queue, job_id = self.store.claims, run.job.queue, run.job.id
+            noted = claims.redriven(queue, job_id)
             seen = {
-                "published": sum(noted.get(state, 0) for state in TAKEN),
                 "finished": noted.get(ClaimState.PUBLISHED, 0),
                 "maybe_twice": noted.get(ClaimState.RECLAIMED, 0),
             }
             counts |= {name: max(counts[name], count) for name, count in seen.items()}
+            removed = claims.changed(queue, job_id) - counts["finished"]
+            counts["published"] = max(counts["published"], removed)
         return counts
 
     def _seed(self, found: RawEntry, message: Outgoing) -> Seed | None:

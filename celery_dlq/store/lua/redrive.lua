@@ -1,7 +1,7 @@
 -- Purpose: publish the messages of letters on a broker that is this database, and remove the
 --          letters, in one step: each letter is either here or published.
 -- KEYS: 1 letters (stream)  2 ids (hash)  3 tally (hash)  4 claims (hash)  5 groups (zset)
---       6 ends (zset)  7 newest_groups (zset)  8 gone_groups (stream)  9 redriven (hash)
+--       6 ends (zset)  7 newest_groups (zset)  8 gone_groups (stream)  9 operation (hash)
 --       10 and more: queues of the broker (list), and runs of messages with a seed (hash)
 -- ARGV: 1 owner
 --       2 previous_run_prefix (claims of owners with this prefix are taken over; empty = none)

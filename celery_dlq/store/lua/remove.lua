@@ -1,14 +1,16 @@
 -- Purpose: remove letters with their index, tally and claims: to the bin, or for good.
 -- KEYS: 1 letters (stream)  2 ids (hash)  3 tally (hash)  4 claims (hash)  5 groups (zset)
 --       6 ends (zset)  7 newest_groups (zset)  8 gone_groups (stream)  9 bin (stream)
---       10 binned (hash)  11 late_copies (zset)
+--       10 binned (hash)  11 late_copies (zset)  12 operation (hash)
 -- ARGV: 1 owner (only letters that it has claimed; empty = all)
 --       2 keep (milliseconds in the bin; 0 = for good)
 --       3 wanted (1 = somebody wants them gone: what comes of their messages later may run; 0 = not)
---       4... letter ids, or stream positions of entries that are not letters (at most 500)
--- Returns: the number of letters removed
+--       4 operation (its id: what it removes is counted, and noted in the bin; empty = none)
+--       5... letter ids, or stream positions of entries that are not letters (at most 500)
+-- Returns: the number of letters removed; of an operation, by all of its calls
 -- Complexity: O(number of ids and of overdue letters in the bin, at most 200)
 local MAX_OVERDUE = 200  -- so the bin empties faster than it fills
+local OPERATION_EXPIRE_MILLIS = 2592000000  -- 30 days
 local MAX_PARTS = 4000  -- of an entry that can move to the bin: Lua's unpack has a limit
 -- include: removal
 local owner, keep = ARGV[1], tonumber(ARGV[2])
@@ -20,7 +22,7 @@ if keep > 0 then
     redis.call('XDEL', KEYS[9], entry[1])
   end
 end
-for i = 4, #ARGV do
+for i = 5, #ARGV do
   local id, claim = ARGV[i], redis.call('HGET', KEYS[4], ARGV[i])
   if owner == '' or (claim and string.match(claim, '^%a+|(.*)|%d+$') == owner) then
     local indexed = redis.call('HGET', KEYS[2], id)
@@ -28,7 +30,8 @@ for i = 4, #ARGV do
     local found = entry and not seen[entry] and redis.call('XRANGE', KEYS[1], entry, entry)[1]
     if found and (keep == 0 or #found[2] < MAX_PARTS) then
       if keep > 0 then
-        redis.call('HSET', KEYS[10], id, redis.call('XADD', KEYS[9], '*', '~key', id, unpack(found[2])))
+        local place = redis.call('XADD', KEYS[9], '*', '~key', id, '~job', ARGV[4], unpack(found[2]))
+        redis.call('HSET', KEYS[10], id, place)
         redis.call('PEXPIRE', KEYS[9], keep)
         redis.call('PEXPIRE', KEYS[10], keep)
       end
@@ -44,4 +47,10 @@ for i = 4, #ARGV do
     claims[#claims + 1] = id
   end
 end
-return remove_noted()
+local removed = remove_noted()
+if ARGV[4] == '' then return removed end
+if removed > 0 then
+  redis.call('HINCRBY', KEYS[12], 'removed', removed)
+  redis.call('PEXPIRE', KEYS[12], OPERATION_EXPIRE_MILLIS)
+end
+return tonumber(redis.call('HGET', KEYS[12], 'removed') or '0')

@@ -33,7 +33,6 @@ def dlq() -> Iterator[DeadLetters]:
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
     """Do something in a process that dies after the second step of a removal, of two letters."""
-
     inner = Letters.remove
 
     def remove(self: Letters, queue: str, letter_ids: Iterable[str], **more: Any) -> int:

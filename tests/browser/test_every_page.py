@@ -105,6 +105,36 @@ def test_no_page_scrolls_sideways(
                 assert bars.first.evaluate("(e) => getComputedStyle(e).fill") != "rgb(0, 0, 0)"
 
 
+def test_a_phone_shows_rows_as_cards_and_breaks_no_word(
+    a_bad_day: str, context: Callable[..., Any], pages: Pages, dlq: DeadLetters
+) -> None:
+    """Columns were outside of the view, and words were broken: ``ope/n``, ``circui/t``."""
+    dlq.hold("shop.charge", reason="the gateway is down")
+    broken = """() => {
+        const found = [], walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+        for (let node; (node = walk.nextNode());) {
+            if (node.parentElement.closest('code, pre, .hidden, thead, [hidden]')) continue;
+            for (const word of node.data.matchAll(/[A-Za-z]{2,20}/g)) {
+                const range = document.createRange();
+                range.setStart(node, word.index);
+                range.setEnd(node, word.index + word[0].length);
+                const tops = new Set([...range.getClientRects()].map((r) => Math.round(r.top)));
+                if (tops.size > 1) found.push(word[0]);
+            }
+        }
+        return found; }"""
+    outside = """() => [...document.querySelectorAll('table.list td, table.list button')]
+        .filter((e) => e.getBoundingClientRect().right > innerWidth)
+        .map((e) => e.outerHTML.slice(0, 100))"""
+    page = context(viewport={"width": 360, "height": 740}).new_page()
+    for path in ("/", f"/queues/{QUEUE}", f"/queues/{QUEUE}/letters", "/holds", "/jobs", "/audit"):
+        page.goto(f"{pages.url}{path}")
+        assert page.evaluate(broken) == [], path
+        assert page.evaluate(outside) == [], path
+    page.goto(f"{pages.url}/holds")
+    assert page.get_by_role("button", name="Release").bounding_box()["y"] < 740
+
+
 def test_buttons_and_fields_are_large_enough(a_bad_day: str, page: Any, pages: Pages) -> None:
     """What is clicked has 24 pixels in both directions, links in a text aside."""
     small = """() => [...document.querySelectorAll('button, .button, input, select, nav a')]

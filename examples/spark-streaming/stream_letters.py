@@ -7,12 +7,16 @@ python stream_letters.py letters lake --follow   # go on until Ctrl-C
 import argparse
 
 from celery_dlq.spark.session import local_session
+from celery_dlq.spark.triage import scan
 
 
 def start(spark, letters, lake, *, follow=False):
     """Start the query; its checkpoint beside the lake is what makes each letter be there once."""
-    schema = spark.read.parquet(letters).schema
-    new = spark.readStream.schema(schema).parquet(letters)
+    # The columns of the record: a file of an older version may lack some. And the two of folders.
+    schema = scan(spark, letters).schema.add("dlq", "string").add("day", "date")
+    # Spark ignores files a week older than the newest one, such as those of a copied folder.
+    files = spark.readStream.option("maxFileAge", "3650d")
+    new = files.schema(schema).parquet(letters)
     trigger = {"processingTime": "10 seconds"} if follow else {"availableNow": True}
     return (
         new.writeStream.format("parquet")

@@ -7,6 +7,7 @@ import re
 import resource
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from html.parser import HTMLParser
@@ -23,6 +24,8 @@ from servers import require
 from celery_dlq import DeadLetters
 from celery_dlq.errors import ExportError
 from celery_dlq.features.differences.sampling import Sampler, Samples
+from celery_dlq.letters.comparison import SUCCESSES
+from celery_dlq.letters.explanation import Side, explain
 from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.resolved import ResolvedPolicy
@@ -175,6 +178,43 @@ def look_at(file: Path, folder: Path) -> None:
         colour = charts.COLOURS[reason.value]
         assert tuple(bytes.fromhex(colour[1:])) in seen
     assert len(seen) > 20  # letters of the text have many shades
+
+
+LOOK = """() => ({
+    wide: document.documentElement.scrollWidth,
+    beyond: [...document.querySelectorAll("td")].filter(
+        cell => cell.getBoundingClientRect().right > innerWidth).length,
+    broken: [...document.querySelectorAll("td b, td code")].filter(
+        name => name.getClientRects().length > 1).map(name => name.textContent),
+    label: getComputedStyle(document.querySelector("td.n"), "::before").content,
+})"""
+
+
+def test_a_narrow_report_breaks_no_name_and_hides_nothing(tmp_path: Path) -> None:
+    """On a phone each row is a block of lines, each with the name of its column."""
+    from test_charts import a_triage
+
+    playwright = pytest.importorskip("playwright.sync_api")
+    browser = require(
+        shutil.which("chromium") or shutil.which("google-chrome"), "Chromium (a system package)"
+    )
+    triage = a_triage(groups=3, reasons=3, task_name="shop.orders.charge_the_card")
+    for group in triage.groups:
+        group.example_id = "3f0f0a52-9c7e-4d18-a8a3-6f0d8a4f9a11"
+    kinds = [{("kwargs.currency", None), ("kwargs.currency", kind)} for kind in ("CHF", "EUR")]
+    side = Side(SUCCESSES, 90, Counter(list(kinds[1]) * 90))
+    why = explain(Counter(list(kinds[0]) * 30), 30, [side])
+    assert why.findings
+    found = Findings(triage=triage, causes={triage.groups[0].fingerprint: why}, **NOTHING)
+    file = write_page(found, tmp_path / "triage.html", NOON)
+    with playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        view = chromium.new_page(viewport={"width": 390, "height": 800})
+        view.goto(file.as_uri())
+        seen = view.evaluate(LOOK)
+        view.screenshot(path=tmp_path / "narrow.png", full_page=True)
+        chromium.close()
+    assert seen == {"wide": 390, "beyond": 0, "broken": [], "label": '"letters"'}
 
 
 @pytest.fixture

@@ -181,10 +181,11 @@ class Replacement:
         if value is None or (isinstance(value, str) and _IS_DONE.fullmatch(value)):
             return value
         token = self._token(value)
+        several = isinstance(value, (dict, list))
         for leaf in _leaves(value):
-            self._tokens.setdefault(
-                leaf, token if not isinstance(value, (dict, list)) else self._token(leaf)
-            )
+            self._tokens.setdefault(leaf, self._token(leaf) if several else token)
+        if several and value:  # spelled as a whole: the names in it are hidden, too
+            self._tokens |= {repr(value): token, json.dumps(value): token}
         return token
 
     def scrubber(self) -> Scrubber:

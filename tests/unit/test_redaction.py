@@ -91,6 +91,16 @@ def test_a_hidden_value_is_nowhere_in_what_is_shown(rule: str) -> None:
     assert all(getattr(shown, name) == getattr(letter, name) for name in same)
 
 
+@pytest.mark.parametrize("spelled", [repr, json.dumps])
+def test_a_hidden_object_is_hidden_with_its_names_where_a_text_spells_it(spelled: Any) -> None:
+    """Not its values alone; its names are shown where a text has it in part."""
+    card = {"number": CARD, "holder": "Ada", "of": [{"the bank": 1}]}
+    said = f"no such card: {spelled(card)}, so not charged"
+    kwargs = json.dumps({"card": card, "order": 7})
+    shown = of("**.card").letter(a_letter(kwargs_json=kwargs, exception_message=said))
+    assert shown.exception_message == f"no such card: {MARKER}, so not charged"
+
+
 def test_what_is_stored_has_clean_texts_and_the_whole_message() -> None:
     """Body, headers and properties are what a redrive publishes."""
     letter = a_secret_letter()

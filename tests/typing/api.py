@@ -100,9 +100,9 @@ def operate() -> list[str]:
     names = [queue.name for queue in dlq.queues()]
     groups = [group.fingerprint for group in dlq.groups(names[0])]
     told = [dlq.resolve(names[0], one, release="2026.3").state.value for one in groups]
-    told += [
-        one.condition or one.text for one in dlq.differences(names[0], reason="failed").findings
-    ]
+    differences = dlq.differences(names[0], reason="failed")
+    told += [one.condition or one.text for one in differences.findings]
+    told += [*differences.sentences, *(one.value for one in differences.shared)]
     return [report.redrive_id, str(exported.letters), *groups, *told, dlq.get("id").id]
 
 

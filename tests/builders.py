@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -15,6 +16,8 @@ from celery_dlq.store.records import MessageKey
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from celery_dlq.store.letters import Letters
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, 891011, tzinfo=timezone.utc)
 """The present of tests that need one."""
@@ -91,6 +94,22 @@ def key_of(letter: DeadLetter) -> MessageKey:
         retries=letter.retries,
         redrives=letter.redrives,
     )
+
+
+def exported_to(
+    store: Letters,
+    folder: str,
+    position: str | None,
+    *,
+    dead_letter_queue: str = DLQ,
+    of: str | None = None,
+    **known: Any,
+) -> None:
+    """Leave in the store what an export to a folder leaves there."""
+    lease = store.lease(dead_letter_queue, folder, "an export", 0)
+    lease.acquire()
+    lease.note(json.dumps({"name": folder, "of": of, "position": position, **known}))
+    lease.release()
 
 
 def a_message(**changes: Any) -> KombuMessage:

@@ -13,6 +13,7 @@ from rich.console import Console
 from celery_dlq.cli.context import console_of, dead_letters_of, print_lines, ready_for_many
 from celery_dlq.cli.options import FILTER_NAMES, filter_options, json_option, letter_filter
 from celery_dlq.cli.table import counting, letters_text, say, unreadable_text
+from celery_dlq.errors import ExportError
 from celery_dlq.letters.redaction import PATTERN_PREFIX
 
 if TYPE_CHECKING:
@@ -56,7 +57,11 @@ _MAX_FOREIGN_FILES = 5
     type=click.FloatRange(min=0, min_open=True),
     help="With --follow: begin a new file after this many seconds.",
 )
-@click.option("--then-trim", is_flag=True, help="Remove the letters, after reading the files back.")
+@click.option(
+    "--then-trim",
+    is_flag=True,
+    help="Remove the letters, after reading the files back; not those that another folder lacks.",
+)
 @click.option(
     "--successes",
     is_flag=True,
@@ -84,7 +89,8 @@ def export(
     """Write letters to Parquet files in DESTINATION; later runs add what is new.
 
     DESTINATION is a folder, or a URL such as s3://bucket/letters. All runs into it must
-    have the same filter and redaction.
+    have the same filter and redaction. The exit code is 1 where exports to other folders have
+    removed letters before.
     """
     if redact_key_file is not None and not redact:
         raise click.UsageError("--redact-key-file needs --redact: nothing would be redacted")
@@ -110,6 +116,11 @@ def export(
         print_lines([report.to_json()])
     else:
         show_exported(console, report)
+    if report.missing:
+        raise ExportError(
+            f"{report.destination} lacks letters that exports to other folders removed before "
+            f"(--then-trim): {report.missing_text()}"
+        )
 
 
 def _rules(text: str) -> list[str]:
@@ -138,9 +149,11 @@ def show_exported(console: Console, report: ExportReport) -> None:
         what = f"{letters_text(report.letters)} ({size}) to {report.destination}"
         say(console, f"Exported {what}")
     else:
-        say(console, f"Nothing new to export; {report.destination} is up to date.")
+        up_to_date = "" if report.missing else f"; {report.destination} is up to date"
+        say(console, f"Nothing new to export{up_to_date}.")
     if report.trimmed:
         say(console, f"Trimmed {letters_text(report.trimmed)}, after reading the files back.")
+    _show_others(console, report)
     if report.compared:
         names = ", ".join(report.compared)
         say(console, f"Read again; letters that the files have were left out: {names}", "yellow")
@@ -157,3 +170,12 @@ def show_exported(console: Console, report: ExportReport) -> None:
     if report.foreign:
         names = ", ".join(report.foreign[:_MAX_FOREIGN_FILES])
         say(console, f"No export made these files, and Spark may fail on them: {names}", "yellow")
+
+
+def _show_others(console: Console, report: ExportReport) -> None:
+    """What other folders lack, and what left the queues before this folder was there."""
+    for name, folder in report.kept_for.items():
+        say(console, f"Letters of {name} stay there until an export to {folder} has read them.")
+    for name, letters in report.gone.items():
+        text = f"Before this first export {letters_text(letters)} left {name}"
+        say(console, f"{text} (redriven, discarded, purged or trimmed; see `dlq audit`).", "yellow")

@@ -6,7 +6,8 @@
     _celery_dlq/<queue>.json        the checkpoint and, while files are put in place, the intent
     _celery_dlq/drafts/             unfinished files; removed by the next export
 
-The store has a copy of each checkpoint, which is written first. The copy is older than the
+The store has a copy of each checkpoint, which is written first. By the copies it knows what each
+folder lacks: retention and ``--then-trim`` of another folder leave that. The copy is older than the
 folder's, or missing, only if the store came back from a snapshot or is another one. The queue
 then begins a new generation: it is read again from the position in the copy, and letters that are
 in files of earlier generations are left out.
@@ -30,7 +31,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -46,7 +47,7 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import get_logger, readable
 from celery_dlq.letters.record import from_micros, iso, to_micros
 from celery_dlq.store.endless import repeat
-from celery_dlq.store.records import ordered
+from celery_dlq.store.records import FIRST_POSITION, ordered
 
 if TYPE_CHECKING:
     from celery_dlq.store.lease import Lease, LeaseReply
@@ -55,19 +56,27 @@ if TYPE_CHECKING:
 logger = get_logger("celery_dlq.export")
 
 _ABOUT = f"{NOTES}/about"
-_STATE = ("queue", "position", "intent", "since", "trimmed", "store", "generation", "compared")
-_START = "0-0"
+_STATE = (
+    *("queue", "position", "intent", "since", "trimmed", "trimmed_letters", "trimming", "store"),
+    *("generation", "compared"),
+)
+_SIGN_OF_LIFE_SECONDS = 3600.0  # of an export to a local folder
 
 
 class ExportLeases:
     """The leases of one run of an export, kept until it ends."""
 
     def __init__(
-        self, store: Letters, destination: Destination, store_id: str, folder: str
+        self,
+        store: Letters,
+        destination: Destination,
+        store_id: str,
+        folder: str,
+        of: str | None = None,
     ) -> None:
         self._store = store
         self._name = destination.name
-        self._place = destination.shared or folder
+        self.place = destination.shared or folder
         self.is_local = destination.shared is None
         self._seconds = timing.current.export_lease if destination.shared else 0.0
         self.store_id = store_id
@@ -76,13 +85,15 @@ class ExportLeases:
         # The stored state is ``owner|…``.
         host = socket.gethostname().replace("|", "_")
         self._owner = f"{host} pid {os.getpid()} {uuid4().hex[:8]}"
+        name = self._name if destination.shared else f"{destination.root} on {host}"
+        self._about = {"folder": folder, "name": name, "of": of}
         self._held: dict[str, Lease] = {}
         self._ended = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="celery_dlq-leases", daemon=True)
 
     def take(self, queue: str) -> Mapping[str, Any] | None:
         """Acquire a queue's lease, waiting until a dead owner's expires; return the saved state."""
-        lease = self._store.lease(queue, self._place, self._owner, self._seconds)
+        lease = self._store.lease(queue, self.place, self._owner, self._seconds)
         first = reply = lease.acquire()
         until = time.monotonic() + self._seconds + 1
         while not reply.acquired:
@@ -91,7 +102,7 @@ class ExportLeases:
             time.sleep(timing.current.short_look)
             reply = lease.acquire()
         self._held[queue] = lease
-        if self._seconds and self._keeper.ident is None:
+        if self._keeper.ident is None:
             self._keeper.start()
         state = readable(
             f"the state of an export of {queue}", partial(json.loads, reply.state or "null")
@@ -100,7 +111,7 @@ class ExportLeases:
 
     def note(self, queue: str, state: Mapping[str, Any]) -> None:
         """Save a checkpoint in the store, if the lease is still held."""
-        reply = self._held[queue].note(json.dumps(state))
+        reply = self._held[queue].note(json.dumps({**state, **self._about}))
         if not reply.acquired:
             raise self._taken(reply)
 
@@ -117,7 +128,7 @@ class ExportLeases:
         repeat(self._renew, self._ended.is_set, "The leases of an export are not renewed")
 
     def _renew(self) -> None:
-        if not self._ended.wait(self._seconds / 3):
+        if not self._ended.wait(self._seconds / 3 or _SIGN_OF_LIFE_SECONDS):
             for lease in list(self._held.values()):
                 with suppress(StoreUnavailable):  # the next `note` finds out
                     lease.renew()
@@ -143,6 +154,8 @@ class Checkpoint:
     intent: str | None = None
     since: int | None = None  # The filter's `since` of the intent, in microseconds since 1970
     trimmed: str | None = None  # Letters up to this position were removed from the queue
+    trimmed_letters: int = 0  # Number of those that are in the files
+    trimming: str | None = None  # Letters up to this position are being removed
     store: str | None = None  # The id of the store that gave the positions
     generation: int = 0  # How often the queue was begun again; a part of the names of files
     # Letters up to the second position are looked for in the files of earlier generations that
@@ -151,11 +164,7 @@ class Checkpoint:
 
     @classmethod
     def taken(
-        cls,
-        destination: Destination,
-        queue: str,
-        leases: ExportLeases,
-        noted: Callable[[], str | None],
+        cls, destination: Destination, queue: str, leases: ExportLeases
     ) -> tuple[Checkpoint, Checkpoint | None]:
         """Acquire the queue's lease, and return the later checkpoint of store and folder."""
         stored = leases.take(queue)
@@ -174,10 +183,10 @@ class Checkpoint:
                 return found, other
             if not leases.is_local:
                 return other, None
+            found.trimming = other.trimming  # an export that was killed may have removed some
             # A local folder may be a copy, or restored: what it lacks is written to it again.
             return found, None if other.generation == found.generation else fresh
-        agreed = found.last is None or (found.intent is None and found.position == noted())
-        return found, None if agreed else fresh
+        return found, None if found.last is None else fresh
 
     @classmethod
     def read(cls, destination: Destination, queue: str, leases: ExportLeases) -> Checkpoint:
@@ -196,10 +205,10 @@ class Checkpoint:
 
     def checked(self) -> Checkpoint:
         """Itself, if its values are usable; else a ``TypeError`` or ``ValueError``."""
-        ordered(f"{self.generation + 0}")
+        ordered(f"{self.generation + 0}-{self.trimmed_letters + 0}")
         from_micros(self.since or 0)
         _first, _last = compared = self.compared or (None, None)
-        for position in (self.position, self.intent, self.trimmed, *compared):
+        for position in (self.position, self.intent, self.trimmed, self.trimming, *compared):
             if position is not None:
                 ordered(position)
         return self
@@ -214,18 +223,19 @@ class Checkpoint:
         """True if letters after the position may be in files of earlier generations."""
         if self.compared is None:
             return False
-        return ordered(self.position or _START) < ordered(self.compared[1])
+        return ordered(self.position or FIRST_POSITION) < ordered(self.compared[1])
 
     def begin_again(self, known: Checkpoint | None, end: str | None) -> None:
         """Begin a new generation, in which no letter of the files is written again."""
         first = None if known is None or known.comparing else known.position
-        until = max((self.last or _START, end or _START), key=ordered)
+        until = max((self.last or FIRST_POSITION, end or FIRST_POSITION), key=ordered)
         self.generation += 1
-        self.compared = (first or _START, until)
+        self.compared = (first or FIRST_POSITION, until)
         self.position = None if known is None else known.position
         self.trimmed = None if known is None else known.trimmed
+        self.trimmed_letters = 0 if known is None else known.trimmed_letters
         self.store = self.leases.store_id
-        self.intent = self.since = None
+        self.intent = self.since = self.trimming = None
         self.save()
 
     def intend(self, last: str, since: datetime | None) -> None:
@@ -243,20 +253,28 @@ class Checkpoint:
         self.position, self.intent = position, None
         self.save()
 
-    def trim(self, position: str) -> None:
-        """Save that the letters up to a position are removed from the queue."""
+    def trim(self, position: str, letters: int) -> None:
+        """Save that the letters up to a position, so many more, are removed from the queue."""
         self.trimmed = position
+        self.trimmed_letters += letters
+        if self.trimming is not None and ordered(self.trimming) <= ordered(position):
+            self.trimming = None
         self.save()
 
     def order(self) -> tuple[Any, ...]:
         """Sorts the states of one queue's export in their order."""
-        places = (ordered(place or _START) for place in (self.position, self.intent))
+        places = (ordered(place or FIRST_POSITION) for place in (self.position, self.intent))
         return (self.generation, *places)
+
+    def note(self) -> Mapping[str, Any]:
+        """Write it down in the store: nobody removes letters that the folder lacks."""
+        state = {name: getattr(self, name) for name in _STATE}
+        self.leases.note(self.queue, state)
+        return state
 
     def save(self) -> None:
         """Write it down in the store, then beside the files: the store is asked first."""
-        state = {name: getattr(self, name) for name in _STATE}
-        self.leases.note(self.queue, {**state, "folder": self.leases.folder})
+        state = self.note()
         self.destination.save(_place(self.queue), json.dumps(state).encode())
 
 

@@ -61,6 +61,11 @@ class Destination:
         """The folder's name on every machine that reaches it; ``None`` for a local folder."""
         return None if self._local is not None else self._root
 
+    @property
+    def root(self) -> str:
+        """The folder's path on its file system."""
+        return self._root
+
     def open(self) -> None:
         """Make the folder, and remove the drafts of a killed export."""
         self._fs.create_dir(self._path(_TEMPORARY), recursive=True)

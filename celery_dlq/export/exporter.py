@@ -28,9 +28,9 @@ from celery_dlq.export.destination import Destination
 from celery_dlq.export.roll import Roll, earlier_ids, trim
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import get_logger
-from celery_dlq.letters.record import from_micros, letter_from, to_micros
+from celery_dlq.letters.record import from_micros, iso, letter_from, to_micros
 from celery_dlq.letters.redaction import Redaction
-from celery_dlq.store.records import ordered, position_at
+from celery_dlq.store.records import FIRST_POSITION, ordered, position_at, stored_at
 
 if TYPE_CHECKING:
     from celery_dlq.store.letters import Letters
@@ -81,10 +81,26 @@ class ExportReport:
     compared: list[str] = field(default_factory=list)
     # Names in the folder that no export made; some readers fail on them
     foreign: list[str] = field(default_factory=list)
+    # By dead-letter queue, of a first export without filters: letters that left it before, for
+    # whatever reason; empty before Redis 7.0, which does not count them
+    gone: dict[str, int] = field(default_factory=dict)
+    # Letters that exports to other folders removed before this one had them: each with
+    # `dead_letter_queue`, `letters` (at most so many), `until` (when they were stored) and `folder`
+    missing: list[dict[str, Any]] = field(default_factory=list)
+    # By dead-letter queue: the folder in use for which letters were not trimmed
+    kept_for: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names."""
         return {name: getattr(self, name) for name in self.__slots__}
+
+    def missing_text(self) -> str:
+        """What the folder lacks because of exports to other folders; empty if nothing."""
+        return "; ".join(
+            f"{one['letters'] or 'some'} of {one['dead_letter_queue']}, stored until "
+            f"{one['until']}, which {one['folder']} has"
+            for one in self.missing
+        )
 
     def leave_out(self, queue: str, position: str) -> None:
         """Count an entry that cannot be read."""
@@ -207,6 +223,10 @@ class ParquetExport:
                 for name in self._failures.keys() - reported:
                     logger.error("%s is not exported any more: %s", name, self._failures[name])
                     reported.add(name)
+                missing = self.report.missing_text()
+                if missing and missing not in reported:
+                    logger.error("%s lacks letters: %s", self.destination.name, missing)
+                    reported.add(missing)
                 stop.wait(pause)
 
     def _is_first(self, dead_letter_queues: Sequence[str]) -> bool:
@@ -251,7 +271,7 @@ class ParquetExport:
             store=store_id,
             take_over=self._take_over,
         )
-        return ExportLeases(self.store, self.destination, store_id, folder)
+        return ExportLeases(self.store, self.destination, store_id, folder, self._of)
 
     def _export(self, name: str, older: float = 0.0) -> None:
         """Read a queue; commit what was read ``older`` seconds ago. It fails alone."""
@@ -311,9 +331,7 @@ class _Queue:
         self._earlier: set[str] | None = None  # ids in files of earlier generations
         self._roll: Roll | None = None
         self._begun_at = 0.0
-        self._checkpoint, known = Checkpoint.taken(
-            export.destination, name, export.leases, lambda: export.store.exported_until(name)
-        )
+        self._checkpoint, known = Checkpoint.taken(export.destination, name, export.leases)
         self._read_to = self._checkpoint.position
         end, last = export.store.last_position(name), self._checkpoint.last
         if known is not None or _is_before(end, last):
@@ -344,6 +362,9 @@ class _Queue:
                 if self.name not in self._export.report.waiting:
                     self._export.report.waiting.append(self.name)
                 return
+        if self._roll is None and self._read_to != end:  # the letters up to there are gone
+            self._checkpoint.pass_to(end)
+            self._read_to = end
 
     def commit(self) -> None:
         """Put the files of the letters read in place, and move the checkpoint."""
@@ -355,7 +376,6 @@ class _Queue:
                 self._roll = roll  # for abandon()
                 raise
             self._export.report.count(self.name, roll.rows, files, size)
-            self._note()
         self._trim()
 
     def abandon(self) -> None:
@@ -363,10 +383,11 @@ class _Queue:
             self._roll.abandon()
 
     def begin(self) -> None:
-        """Finish a killed export: its range of letters, or only the mark in the store."""
+        """Say that the folder is in use, and what it lacks; finish a killed export."""
         checkpoint = self._checkpoint
+        checkpoint.note()  # first: who removes letters looks for folders after saying so
+        self._find_missing()
         if checkpoint.intent is None:
-            self._note()
             return
         # The filter of the killed export: some of its files may be in place.
         since = None if checkpoint.since is None else from_micros(checkpoint.since)
@@ -476,18 +497,58 @@ class _Queue:
             roll.rows >= rolling.rows or roll.bytes >= rolling.bytes or roll.too_many_days
         )
 
-    def _note(self) -> None:
-        """Save the exported position in the store, unless a filter left letters out."""
-        if self._checkpoint.position is not None and not replace(self._export.where, until=None):
-            self._export.store.note_exported(self.name, self._checkpoint.position)
+    def _find_missing(self) -> None:
+        """Report the letters that left the queue before this folder had them."""
+        checkpoint, export = self._checkpoint, self._export
+        compared = checkpoint.compared or (FIRST_POSITION, FIRST_POSITION)
+        have = max(checkpoint.last or FIRST_POSITION, compared[1], key=ordered)
+        if have == FIRST_POSITION and not export.where and export.required is table.LETTER:
+            left = (export.store.stored_ever(self.name) or 0) - export.store.length(self.name)
+            if left > 0:
+                export.report.gone[self.name] = left
+        for other in export.store.export_folders(self.name):
+            if other.key == export.leases.place or ordered(other.trimmed) <= ordered(have):
+                continue
+            missing = {
+                "dead_letter_queue": self.name,
+                "letters": other.trimmed_letters,
+                "until": iso(stored_at(other.trimmed)),
+                "folder": other.name,
+            }
+            if missing not in export.report.missing:
+                export.report.missing.append(missing)
 
     def _trim(self) -> None:
-        if self._export.trimmed is not None:
-            store, operation = self._export.store, partial(self._export.trims, self.name)
-            count = trim(store, self._export.destination, self._checkpoint, operation)
-            self._export.report.trimmed += count
-            if count:
-                self._export.trimmed(self.name, count)
+        """Remove the letters that are in files, except those that another folder in use lacks."""
+        export, checkpoint = self._export, self._checkpoint
+        done, known = checkpoint.trimmed or FIRST_POSITION, checkpoint.trimming
+        if export.trimmed is None or checkpoint.position == checkpoint.trimmed:
+            return
+        if ordered(until := self._trimmable()) <= ordered(done):
+            return
+        checkpoint.trimming = max(known or FIRST_POSITION, until, key=ordered)
+        checkpoint.note()
+        until = self._trimmable()  # a folder that came before it could read the note is seen now
+        checkpoint.trimming = max(known or FIRST_POSITION, until, key=ordered)
+        if ordered(until) <= ordered(done):
+            checkpoint.note()
+            return
+        begin = partial(export.trims, self.name)
+        count = trim(export.store, export.destination, checkpoint, until, begin)
+        export.report.trimmed += count
+        if count:
+            export.trimmed(self.name, count)
+
+    def _trimmable(self) -> str:
+        """The position up to which letters are in files, and no other folder in use lacks them."""
+        export, checkpoint = self._export, self._checkpoint
+        position = checkpoint.position or FIRST_POSITION
+        other = export.store.lacking(self.name, but=export.leases.place)
+        if other is None or ordered(other.position) >= ordered(position):
+            return position
+        export.report.kept_for[self.name] = other.name
+        # Positions in the names of earlier generations are those of a store that went back.
+        return FIRST_POSITION if checkpoint.generation else other.position
 
 
 def _is_before(end: str | None, position: str | None) -> bool:

@@ -21,7 +21,7 @@ from celery_dlq.export import partition, table
 from celery_dlq.export.checkpoint import Checkpoint
 from celery_dlq.export.destination import Destination, Draft
 from celery_dlq.letters.record import Use, record_fields
-from celery_dlq.store.records import ordered
+from celery_dlq.store.records import FIRST_POSITION, ordered
 
 if TYPE_CHECKING:
     from celery_dlq.store.letters import Letters
@@ -188,30 +188,31 @@ def trim(
     store: Letters,
     destination: Destination,
     checkpoint: Checkpoint,
+    until: str,
     begin: Callable[[], str] = lambda: "",
 ) -> int:
     """Remove the letters of the files that were put in place since the last trim.
 
-    Only the content of the files counts: every page of a file is read back and its checksum
-    verified before its letters are removed. Letters of a file that was deleted stay in the queue.
-    ``begin`` is called before the first of them, and gives the operation that counts them.
+    Only those of files up to a position: other folders may lack what is after it. Only the
+    content of the files counts: every page of a file is read back and its checksum verified before
+    its letters are removed. Letters of a file that was deleted stay in the queue. ``begin`` is
+    called before the first of them, and gives the operation that counts them.
     """
-    until, after = checkpoint.position, checkpoint.trimmed
-    if until is None or until == after:
-        return 0
-    removed, operation = 0, None
+    after, removed, letters = checkpoint.trimmed or FIRST_POSITION, 0, 0
+    operation: str | None = None
     for name in destination.files(partition.queue_folder(checkpoint.queue)):
         held = partition.range_of(name.rpartition("/")[2])
         if held is None:
             continue
         if held.generation == checkpoint.generation and ordered(held.last) > ordered(until):
             continue
-        if after is None or ordered(held.last) > ordered(after):
+        if ordered(held.last) > ordered(after):
             ids = ids_in(destination, name)
             operation = begin() if operation is None else operation
             count = store.remove(checkpoint.queue, ids, operation=operation)
             removed = count if operation else removed + count
-    checkpoint.trim(until)
+            letters += len(ids)
+    checkpoint.trim(until, letters)
     return removed
 
 

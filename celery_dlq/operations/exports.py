@@ -57,7 +57,8 @@ class Exports:
         the filter and the redaction of its first export. An export stops before the first
         letter that died at or after ``until``; a later one continues there. A folder belongs to
         one store. If that came back from an older snapshot, its letters are compared with the
-        files, and only those that are new are written.
+        files, and only those that are new are written. ``then_trim`` leaves what another folder
+        in use lacks; what such an export removed before this one came is in ``missing``.
         """
         from celery_dlq.export.exporter import SUCCESSES, ParquetExport, Rolling  # noqa: PLC0415 - pyarrow is an extra
 

@@ -4,9 +4,9 @@ Only retention removes letters without an operator. Each pass is bounded, letter
 redrive are skipped, and every trimming is a `Change` in the audit.
 
 A letter's time to live begins when it is stored, by the store's clock. Workers' clocks may be
-hours off; they are not used here. What an operator has it remove goes to the bin. Of a queue that
-is exported, no letter is trimmed that is not in files yet. What nothing bounds, the server may
-delete by itself: `MemoryCheck` warns of that.
+hours off; they are not used here. What an operator has it remove goes to the bin. No letter is
+trimmed that an export's folder in use still lacks. What nothing bounds, the server may delete by
+itself: `MemoryCheck` warns of that.
 """
 
 from __future__ import annotations
@@ -130,9 +130,9 @@ class Retention:
     ) -> Iterator[tuple[str, list[LetterSummary]]]:
         """The letters of one pass by the rule that removes them; each is read after the one before.
 
-        Of a queue that is exported, no letter after the last one that is in files.
+        None that a folder of an export in use still lacks.
         """
-        store, exported = self._store, self._store.exported_until(name)
+        store, lacking = self._store, self._store.lacking(name)
         rules: dict[str, Callable[[], Iterable[LetterSummary]]] = {
             "dead_letter_ttl": lambda: self._too_old(name, policy, at, 2 * most),
             "expires": lambda: () if policy.dead_letter_ttl else store.ended(name, most=most),
@@ -142,7 +142,11 @@ class Retention:
             found = islice(find(), most)
             yield (
                 cause,
-                [o for o in found if exported is None or ordered(o.position) <= ordered(exported)],
+                [
+                    one
+                    for one in found
+                    if lacking is None or ordered(one.position) <= ordered(lacking.position)
+                ],
             )
 
     def _too_old(

@@ -44,8 +44,7 @@ class Keys:
     """Key names under one prefix."""
 
     prefix: str = "dlq"  # The setting `dlq_key_prefix`
-    # Use the samples of successes in place of letters, with an export position of their own; for
-    # a store that an export reads
+    # Use the samples of successes in place of letters; for a store that an export reads
     successes_only: bool = False
 
     format = AppKey(
@@ -133,10 +132,6 @@ class Keys:
     def letters(self, dead_letter_queue: str) -> str:
         """STREAM: one entry per letter; see `celery_dlq.letters.packed`."""
         return self.of(dead_letter_queue, "samples" if self.successes_only else "letters")
-
-    def exported(self, dead_letter_queue: str) -> str:
-        """STRING: entry id up to which letters are exported to files."""
-        return self.of(dead_letter_queue, "samples:exported" if self.successes_only else "exported")
 
     def breaker_ends(self, breaker: str) -> str:
         """HASH: step of a circuit breaker's window to its ends, as JSON; bounded; expires."""

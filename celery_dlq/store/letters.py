@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -12,7 +14,7 @@ from uuid import uuid4
 from celery_dlq.errors import CorruptLetter, StoreUnavailable
 from celery_dlq.letters.packed import packed
 from celery_dlq.letters.printable import get_logger
-from celery_dlq.letters.record import DeadLetter, end_of, letter_from, to_micros
+from celery_dlq.letters.record import DeadLetter, end_of, from_micros, letter_from, to_micros
 from celery_dlq.store.claims import Claims
 from celery_dlq.store.keys import Keys, spelled
 from celery_dlq.store.lease import Lease
@@ -20,6 +22,8 @@ from celery_dlq.store.overviews import Overviews, moment, release_text, text_of
 from celery_dlq.store.part import Part, of_each
 from celery_dlq.store.pipelined import Command
 from celery_dlq.store.records import (
+    FIRST_POSITION,
+    ExportFolder,
     LetterSummary,
     MessageKey,
     RawPage,
@@ -42,6 +46,9 @@ _MAX_DOUBTFUL = 10_000
 
 PAGE = 200
 """Letters per page; larger pages are slower and take more memory."""
+
+FOLDER_IN_USE = timedelta(days=30)
+"""An export's folder is in use for so long after the last sign of life of an export to it."""
 
 _REMOVED_PER_CALL = 100  # takes a few milliseconds, in which Redis serves nobody else
 _FACTS = ("task_name", "reason", "exception_type")
@@ -230,24 +237,35 @@ class Letters(Part):
         """Return the number of letters in a queue."""
         return int(self._client.xlen(self._keys.letters(dead_letter_queue)))
 
-    def note_exported(self, dead_letter_queue: str, position: str) -> None:
-        """Record that all letters up to a position are durably in files; never moves back.
+    def export_folders(self, dead_letter_queue: str) -> list[ExportFolder]:
+        """Return the folders to which a queue was exported in the last 90 days.
 
-        Only for exports without a filter: they leave no letter out.
+        The store has a copy of each folder's progress; see `celery_dlq.export.checkpoint`.
         """
-        self._call("note_exported", position, queue=dead_letter_queue)
+        of = "successes" if self._keys.successes_only else None
+        noted = self._client.hgetall(self._keys.leases(dead_letter_queue))
+        found = (_folder(text_of(key), text_of(text), of) for key, text in noted.items())
+        return [one for one in found if one is not None]
 
-    def exported_until(self, dead_letter_queue: str) -> str | None:
-        """Return the position up to and including which letters were exported, or ``None``.
+    def lacking(self, dead_letter_queue: str, *, but: str = "") -> ExportFolder | None:
+        """Return the folder in use that lacks most letters, but for one; ``None``: no other is.
 
-        Also ``None`` if the queue ends before that position: it was deleted and made anew, or
-        a fail-over lost its end, so what was exported of it is unknown.
+        Whatever removes letters that nobody has looked at removes none after its position.
         """
-        noted = self._client.get(self._keys.exported(dead_letter_queue))
-        if noted is None:
+        others = [one for one in self.export_folders(dead_letter_queue) if one.key != but]
+        if not others:
             return None
-        position, last = str(noted.decode()), self.last_position(dead_letter_queue)
-        return None if last is None or ordered(last) < ordered(position) else position
+        since, end = self.now() - FOLDER_IN_USE, self.last_position(dead_letter_queue)
+        found: ExportFolder | None = None
+        for one in others:
+            # A queue that ends before was made anew, or lost its end: the folder has none of it.
+            beyond = ordered(one.position) > ordered(end or FIRST_POSITION)
+            has = replace(one, position=FIRST_POSITION) if beyond else one
+            if one.seen_at >= since and (
+                found is None or ordered(has.position) < ordered(found.position)
+            ):
+                found = has
+        return found
 
     def identity(self) -> str:
         """Return a random id, made by the first call, that the store keeps for ever.
@@ -347,6 +365,27 @@ def is_position(text: str) -> bool:
     """Return True if a text has the form of a stream entry's id."""
     first, dash, second = text.partition("-")
     return dash == "-" and all(part.isascii() and part.isdigit() for part in (first, second))
+
+
+def _folder(key: str, text: str, of: str | None) -> ExportFolder | None:
+    """Read what a lease says of a folder, or ``None``: it is about something else, or damaged."""
+    try:
+        _owner, ends, state = text.split("|", 2)
+        known = json.loads(state)
+        if known.get("of") != of:
+            return None
+        trimmed = [known.get(name) or FIRST_POSITION for name in ("trimmed", "trimming")]
+        folder = ExportFolder(
+            key=key,
+            name=str(known["name"]),
+            seen_at=from_micros(int(ends) * 1000),
+            position=known["position"] or FIRST_POSITION,
+            trimmed=max(trimmed, key=ordered),
+            trimmed_letters=int(known.get("trimmed_letters", 0)),
+        )
+        return folder if ordered(folder.position) else None
+    except (ValueError, TypeError, AttributeError, LookupError, OverflowError):
+        return None
 
 
 def _facts(fields: Mapping[bytes, bytes]) -> str:

@@ -264,6 +264,23 @@ class LetterSummary:
         return stored_at(self.position)
 
 
+FIRST_POSITION = "0-0"
+"""The position before the first letter of every queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportFolder:
+    """A folder that letters of one queue are exported to, as its last export left it."""
+
+    key: str  # What tells it from other folders
+    name: str  # For people, without credentials
+    seen_at: datetime  # When an export last gave a sign of life
+    position: str  # It lacks the letters after this position
+    # Its exports removed letters up to this position, or are doing so
+    trimmed: str = FIRST_POSITION
+    trimmed_letters: int = 0  # How many of those that are removed are in its files
+
+
 class Restored(Enum):
     """Result of restoring a letter from the bin."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import redis
-from builders import DLQ, NOW, a_letter, key_of
+from builders import DLQ, NOW, a_letter, exported_to, key_of
 from fresh import fresh_store
 from waiting import poll
 
@@ -23,7 +23,7 @@ from celery_dlq.operations.retention import (
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.keys import Keys
-from celery_dlq.store.letters import Letters
+from celery_dlq.store.letters import FOLDER_IN_USE, Letters
 from celery_dlq.store.records import ClaimState
 from celery_dlq.store.store import Store
 
@@ -190,18 +190,29 @@ def test_a_letter_that_a_redrive_holds_is_left_alone(place: Place) -> None:
 
 
 def test_letters_are_kept_until_they_are_exported(place: Place) -> None:
-    """Of a queue that is exported, nothing is trimmed that no file has."""
+    """Nothing is trimmed that a folder in use lacks, whatever another one has."""
     aged(place, 3)
     policy = Policy(dead_letter_ttl=1.0, dead_letter_max_length=1)
-    first, second, _ = place.store.letters(DLQ, newest_first=False)
-    place.store.note_exported(DLQ, first.position)
+    first, second, third = (o.position for o in place.store.letters(DLQ, newest_first=False))
+    exported_to(place.store, "lake", first)
+    exported_to(place.store, "look", third)
     assert [change.letters for change in place.retention.trim(DLQ, policy, dry_run=True)] == [1, 1]
 
-    place.store.note_exported(DLQ, second.position)
+    exported_to(place.store, "lake", second)
     changes = place.retention.trim(DLQ, policy)
 
     assert [change.letters for change in changes] == [2]
     assert len(place.ids()) == 1
+
+
+def test_a_folder_that_is_silent_keeps_no_letters(place: Place) -> None:
+    """Otherwise one look would keep a queue growing for ever."""
+    aged(place, 3)
+    first, *_ = (o.position for o in place.store.letters(DLQ, newest_first=False))
+    exported_to(place.store, "look", first)
+    place.ahead = FOLDER_IN_USE + HOUR
+    (change,) = place.retention.trim(DLQ, Policy(dead_letter_ttl=1.0))
+    assert change.letters == 3
 
 
 def test_a_dry_run_changes_nothing(place: Place) -> None:

@@ -7,13 +7,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from builders import DLQ, NOW, a_delivery, a_key, a_letter, an_ended_delivery, key_of
+from builders import DLQ, NOW, a_delivery, a_key, a_letter, an_ended_delivery, exported_to, key_of
 from waiting import poll
 
 from celery_dlq.letters.record import DeadLetter, Outcome, Reason
 from celery_dlq.store.letters import PAGE, Letters
 from celery_dlq.store.overviews import in_order
 from celery_dlq.store.records import (
+    FIRST_POSITION,
     ClaimState,
     Count,
     CountStatus,
@@ -319,34 +320,63 @@ def test_a_position_of_one_queue_is_not_moved_by_another(store: Letters) -> None
     assert store.last_position(DLQ) == end
 
 
-def test_how_far_a_queue_is_exported_is_remembered(store: Letters) -> None:
-    """A rule that keeps letters until they are exported asks for it; other queues are apart."""
+def test_each_folder_of_an_export_lacks_letters_of_its_own(store: Letters) -> None:
+    """Whatever removes letters asks for the folder that lacks most of them."""
     many(store, 12)
     places = [found.position for found in store.letters(DLQ, newest_first=False)]
-    assert store.exported_until(DLQ) is None
-    store.note_exported(DLQ, places[2])
-    assert store.exported_until(DLQ) == places[2]
+    assert store.lacking(DLQ) is None
+    exported_to(store, "a", places[2])
+    exported_to(store, "b", places[5], trimmed=places[4], trimmed_letters=5)
+    found = {one.key: one for one in store.export_folders(DLQ)}
+    assert {key: one.position for key, one in found.items()} == {"a": places[2], "b": places[5]}
+    assert (found["b"].trimmed, found["b"].trimmed_letters) == (places[4], 5)
+    assert lacking(store) == ("a", places[2])
+    assert lacking(store, but="a") == ("b", places[5])
+    exported_to(store, "c", None)  # it has begun
+    assert lacking(store) == ("c", FIRST_POSITION)
     stored(store, dead_letter_queue="mail-DLQ")
-    assert store.exported_until("mail-DLQ") is None
-    store.remove(DLQ, ids(store))
-    assert store.exported_until(DLQ) == places[2]
+    assert store.lacking("mail-DLQ") is None
 
 
-def test_how_far_a_queue_is_exported_never_moves_back(store: Letters) -> None:
-    """An export to a second folder begins at the first letter; the first one has what it has."""
-    many(store, 12)
-    places = [found.position for found in store.letters(DLQ, newest_first=False)]
-    for place in (places[1], places[11], places[0], places[10]):
-        store.note_exported(DLQ, place)
-    assert store.exported_until(DLQ) == places[11]
+def test_a_folder_is_in_use_until_thirty_days_after_its_last_export(
+    store: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What somebody looked at once does not keep letters for ever."""
+    many(store, 2)
+    first, _last = [found.position for found in store.letters(DLQ, newest_first=False)]
+    exported_to(store, "look", first)
+    now = store.now()
+    for days, kept in ((29, ("look", first)), (31, None)):
+        monkeypatch.setattr(store, "now", lambda days=days: now + timedelta(days=days))
+        assert lacking(store) == kept
+    assert [one.key for one in store.export_folders(DLQ)] == ["look"]
 
 
-def test_a_note_beyond_the_end_of_a_queue_says_nothing(store: Letters) -> None:
+def test_a_folder_whose_position_is_beyond_the_end_lacks_all(store: Letters) -> None:
     """The queue was made again, or lost its end: its letters are not taken for exported."""
     many(store, 2)
-    store.note_exported(DLQ, "99999999999999999999-0")
-    assert store.exported_until(DLQ) is None
-    assert store.exported_until("nowhere-DLQ") is None
+    exported_to(store, "a", "99999999999999999999-0")
+    assert lacking(store) == ("a", FIRST_POSITION)
+    exported_to(store, "a", "9-9", dead_letter_queue="nowhere-DLQ")
+    assert lacking(store, "nowhere-DLQ") == ("a", FIRST_POSITION)
+
+
+def test_leases_that_are_no_folders_of_letters_are_passed_over(
+    store: Letters,
+) -> None:
+    """Of other rights, of samples of successes, or damaged."""
+    many(store, 2)
+    exported_to(store, "samples", "1-1", of="successes")
+    lease = store.lease(DLQ, "auto_redrive", "me", 60)
+    lease.acquire()
+    for state in ("", "[", "[]", "7", '{"name": "a"}', '{"name": "a", "position": "x"}'):
+        lease.note(state)
+        assert store.export_folders(DLQ) == []
+
+
+def lacking(store: Letters, queue: str = DLQ, *, but: str = "") -> tuple[str, str] | None:
+    found = store.lacking(queue, but=but)
+    return None if found is None else (found.key, found.position)
 
 
 # -- overviews -----------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from servers import RedisServer
 
 from celery_dlq.store.keys import Keys
@@ -14,8 +16,11 @@ def test_a_full_redis_takes_the_note_that_lets_letters_go() -> None:
         client = server.client()
         store = Store(server.url, timeout_seconds=2.0).letters
         client.xadd(Keys().letters("orders-DLQ"), {"id": "a"}, id="5-5")
+        lease = store.lease("orders-DLQ", "lake", "an export", 0)
         client.config_set("maxmemory", 1)
-        for position in ("5-4", "5-5", "5-1"):
-            store.note_exported("orders-DLQ", position)
-        assert store.exported_until("orders-DLQ") == "5-5"
+        assert lease.acquire().acquired
+        for position in ("5-4", "5-5"):
+            lease.note(json.dumps({"name": "lake", "of": None, "position": position}))
+        (folder,) = store.export_folders("orders-DLQ")
+        assert folder.position == "5-5"
         store.close()

@@ -126,7 +126,7 @@ def test_a_folder_of_another_store_is_refused(
     with pytest.raises(ExportError, match=r"of another store.*--take-over"):
         run(second, tmp_path, trimmed=trimming)
     assert left(second) == set(once(theirs))
-    assert second.exported_until(DLQ) is None
+    assert second.export_folders(DLQ) == []
     assert exported(tmp_path) == once(ours)
 
 
@@ -184,7 +184,7 @@ def test_a_restarted_redis_is_the_same_store(mine: RedisServer, tmp_path: Path) 
 def test_a_folder_from_before_stores_had_an_id_is_adopted(
     redis_url: str, client: redis.Redis, other: RedisServer, tmp_path: Path, since: str
 ) -> None:
-    """It goes on where the store's own note agrees; else letters are compared with the files."""
+    """Letters are compared with the files."""
     first, second = a_store(redis_url), a_store(other.url)
     theirs = put(second, 5)
     ours = put(first, 3)
@@ -195,14 +195,14 @@ def test_a_folder_from_before_stores_had_an_id_is_adopted(
         report, theirs = run(first, tmp_path), []
     else:
         report = run(second, tmp_path, trimmed=trimming)
-    assert report.compared == ([] if since == "same store" else [DLQ])
+    assert report.compared == [DLQ]
     assert exported(tmp_path) == once(ours, theirs)
 
 
 def test_a_filtered_folder_from_before_stores_had_an_id_is_compared(
     redis_url: str, client: redis.Redis, tmp_path: Path
 ) -> None:
-    """The store keeps no note of a filtered export."""
+    """With a filter, too."""
     store, where = a_store(redis_url), LetterFilter(task_name="shop.charge")
     letters = put(store, 3)
     run(store, tmp_path, where=where)
@@ -360,7 +360,7 @@ def test_entries_that_are_no_letters_stop_no_comparison(
     run(store, tmp_path)
     for odd in ({"id": b"\xff"}, {"+": "~", "-": "x"}, {"+": b"\xff", "-": ""}, {"+": "id"}):
         client.xadd(key, odd)
-    client.delete(Keys().leases(DLQ), Keys().exported(DLQ))
+    client.delete(Keys().leases(DLQ))
     letters += put(store, 1)
     report = run(store, tmp_path)
     assert (report.letters, report.unreadable, report.compared) == (1, 4, [DLQ])

@@ -153,6 +153,11 @@ def trim(ctx: click.Context, queues: tuple[str, ...], *, dry_run: bool, as_json:
     for change in changes:
         what = f"{letters_text(change.letters)} from {change.target}"
         say(console, f"{verb} {what} because of {change.detail['cause']}.")
+    store = dead_letters_of(ctx).store
+    for name in queues or store.names():
+        folder = store.lacking(name)
+        if folder is not None and store.oldest(name, after=folder.position, most=1):
+            say(console, f"Not trimmed: letters of {name} that {folder.name} lacks.")
     if not changes:
         say(console, "Nothing to trim.")
     elif "kept_until" in changes[0].detail:

@@ -17,10 +17,7 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.packed import PackedFields
 from celery_dlq.policies.checks import suggestion
 from celery_dlq.spark.options import ReadOptions
-from celery_dlq.store.records import RawPage, ordered, position_at
-
-START = "0-0"
-"""The position before the first letter of every queue."""
+from celery_dlq.store.records import FIRST_POSITION, RawPage, ordered, position_at
 
 LETTERS_PER_TASK = 20_000
 MAX_TASKS_PER_QUEUE = 64
@@ -83,14 +80,14 @@ class LiveLetters:
         position: a letter may have waited in a worker's spool.
         """
         if since is None:
-            return START
+            return FIRST_POSITION
         begin = since - _CLOCK_SKEW
         milliseconds = int(position_at(begin).partition("-")[0])
-        return f"{milliseconds - 1}-{2**64 - 1}" if milliseconds else START
+        return f"{milliseconds - 1}-{2**64 - 1}" if milliseconds else FIRST_POSITION
 
     def end(self, queue: str) -> str:
         """The position of the newest letter that was ever in the queue."""
-        return self._store.last_position(queue) or START
+        return self._store.last_position(queue) or FIRST_POSITION
 
     def spans(self, span: PositionRange) -> list[PositionRange]:
         """Split a range into parts with about equally many letters.

@@ -15,9 +15,10 @@ from builders import DLQ, an_app
 
 from celery_dlq import DeadLetters
 from celery_dlq.letters.filters import LetterFilter
-from celery_dlq.spark.live import START, LiveLetters, PositionRange
+from celery_dlq.spark.live import LiveLetters, PositionRange
 from celery_dlq.spark.options import ReadOptions
 from celery_dlq.store.letters import Letters
+from celery_dlq.store.records import FIRST_POSITION
 from celery_dlq.store.store import Store
 
 
@@ -48,7 +49,7 @@ def export(url: str, folder: str) -> int:
 def spark(url: str, _folder: str) -> int:
     columns = ReadOptions.parse({"url": url}).columns
     with LiveLetters(ReadOptions.parse({"url": url})) as live:
-        span = PositionRange(DLQ, START, live.end(DLQ))
+        span = PositionRange(DLQ, FIRST_POSITION, live.end(DLQ))
         return sum(one.num_rows for one in live.batches(span, LetterFilter(), columns))
 
 

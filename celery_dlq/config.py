@@ -78,6 +78,10 @@ def _policy(where: str, value: object) -> Policy:
     return Policy.parse(value, where)  # type: ignore[arg-type]
 
 
+def _release(where: str, value: object) -> str | None:
+    return text(where, value) if value != "" else None  # of a variable that is not set
+
+
 _lease = duration(
     # A worker that stands still for longer loses its messages to others.
     f"at least {_SHORTEST_LEASE_SECONDS:g} seconds",
@@ -199,10 +203,10 @@ class Settings:
         "Unit: 0 to 1. Special value: 0 is no limit. Defaults to 0.8.",
     )
     release: str | None = _setting(
-        lambda: os.environ.get("SENTRY_RELEASE"),
-        text,
-        "Version of your code, kept on each letter. Unit: text. "
-        "Defaults to the environment variable SENTRY_RELEASE, if set.",
+        lambda: os.environ.get("SENTRY_RELEASE") or None,
+        _release,
+        "Version of your code, kept on each letter. Unit: text. Special value: an empty text is "
+        "no version. Defaults to the environment variable SENTRY_RELEASE, if set.",
     )
     sample_successes: float = _setting(
         0.0,

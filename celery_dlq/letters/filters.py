@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 
 from celery_dlq.errors import DLQError
 from celery_dlq.letters import conditions, json_codec
+from celery_dlq.letters.printable import shortened
 from celery_dlq.letters.record import DeadLetter, Reason, check_aware, from_micros, iso, to_micros
 
 _MAX_SHOWN_CHARS = 40
@@ -76,6 +77,9 @@ class LetterFilter:
     conditions: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.ids is not None:  # a text alone would find whatever has an id within it
+            ids = [self.ids] if isinstance(self.ids, str) else self.ids
+            object.__setattr__(self, "ids", frozenset(ids))
         if self.conditions is not None:  # none given is none set: a filter is true if it narrows
             object.__setattr__(self, "conditions", conditions.checked(self.conditions) or None)
         if self.min_deliveries is not None and (
@@ -209,8 +213,15 @@ def filter_of(where: LetterFilter | None, fields: FilterFields) -> LetterFilter:
     """The filter of a call: a filter, or its fields as keywords.
 
     Raises:
-        DLQError: Both are given: one of them would be ignored.
+        DLQError: Both are given: one of them would be ignored. Or the filter is something else.
     """
+    if where is not None and not isinstance(where, LetterFilter):
+        shown = json_codec.safe_repr(where, _MAX_SHOWN_CHARS)
+        text = where if isinstance(where, str) else "kwargs.tenant=42"
+        raise DLQError(
+            f"expected where to be a LetterFilter, got {shown}; pass the fields of one as "
+            f"keywords, for example conditions={shortened(repr(text), _MAX_SHOWN_CHARS)}"
+        )
     if where and fields:
         names = ", ".join(fields)
         raise DLQError(f"expected a filter or its fields as keywords, got a filter and {names}")

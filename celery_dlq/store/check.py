@@ -1,23 +1,20 @@
 """The check of a Redis when a worker starts: it writes, reads back, and runs scripts.
 
-What heals by itself or by an operator (no connection, a replica, a full disk) is
-`StoreUnavailable`. What stays until a setting, a permission or the server is changed is
-`SettingsError`. An error that is not known is taken for the first kind, which stops no worker.
+Its errors are those of `celery_dlq.store.faults`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from redis.exceptions import ResponseError
 
 from celery_dlq.errors import SettingsError, StoreUnavailable
-from celery_dlq.letters.printable import error_without_secrets, url_without_secrets
 from celery_dlq.store.connect import LazyCluster, is_refusal, unavailable
+from celery_dlq.store.faults import CLUSTER, known_fault, line
 from celery_dlq.store.keys import FORMAT, Keys
 from celery_dlq.store.scripts import script_text
 from celery_dlq.store.slots import client_for
@@ -28,83 +25,6 @@ if TYPE_CHECKING:
 OLDEST = (6, 2)
 _TYPES = ("hash", "zset", "stream", "set", "string")
 _MOST_QUEUES = 100
-_CLUSTER = "begin its URL with redis+cluster:// (with TLS: rediss+cluster://)"
-
-
-class _Fault(NamedTuple):
-    """What an error of Redis means."""
-
-    # Matches the class and the text of such an error; redis-py has cut the error's code off the
-    # text if it has a class for it, and each version has others
-    signs: str
-    expected: str  # What was expected of the store
-    remedy: str  # What to do
-    error: type[SettingsError | StoreUnavailable] = SettingsError  # What is raised
-
-
-_FAULTS = (
-    _Fault(
-        r"\bREADONLY\b|ReadOnlyError|read only replica",
-        "to be a master",
-        "after a failover it will be one; else name the master in its URL",
-        StoreUnavailable,
-    ),
-    _Fault(
-        r"\bOOM\b|OutOfMemoryError|used memory > 'maxmemory'",
-        "to have memory left",
-        "export and trim letters, or raise its maxmemory",
-        StoreUnavailable,
-    ),
-    _Fault(
-        r"\b(MISCONF|NOREPLICAS)\b",
-        "to accept writes",
-        "free its disk, or bring its replicas back",
-        StoreUnavailable,
-    ),
-    _Fault(
-        r"AuthenticationError|\b(WRONGPASS|NOAUTH)\b|invalid username-password|invalid password"
-        r"|Authentication required|(?i:arguments for 'auth')",
-        "to accept the user and password of its URL",
-        "correct them there, in dlq_url or broker_url",
-    ),
-    _Fault(
-        r"\bNOPERM\b|NoPermissionError|ACL failure|no permissions|can't (run this|access at least)"
-        r"|EXEC without MULTI",
-        "to allow its user what celery_dlq needs",
-        "allow it with ACL SETUSER, on the keys ~{prefix}:*",
-    ),
-    _Fault(
-        r"\b(MOVED|ASK|CROSSSLOT)\b|MovedError|AskError|CrossSlot|in cluster mode",
-        "to be one server, not a node of a Redis Cluster",
-        _CLUSTER,
-    ),
-    _Fault(
-        r"cluster support disabled|[Cc]luster mode is not enabled",
-        "to be a Redis Cluster",
-        "begin its URL with redis:// (with TLS: rediss://)",
-    ),
-    _Fault(
-        r"DB index|invalid DB",
-        "to have the database that its URL names",
-        "take another number, or raise the server's setting 'databases'",
-    ),
-    _Fault(
-        r"(?i)(unknown|unsupported) (redis )?command",
-        "to know the commands of Redis 6.2",
-        "rename none, and connect to it without a proxy that leaves some out",
-    ),
-    _Fault(r"InvalidResponse", "to be a Redis", "correct the host and port of its URL"),
-    _Fault(
-        r"\bDENIED\b",
-        "to accept connections from here",
-        "give it a password, or set its protected-mode to no",
-    ),
-    _Fault(
-        r"CERTIFICATE_VERIFY_FAILED|WRONG_VERSION_NUMBER",
-        "to speak TLS with a certificate that is trusted here",
-        "begin its URL with redis:// if it has no TLS, or set its CA and host name",
-    ),
-)
 
 
 def check(store: Store, dead_letter_queues: Iterable[str] = ()) -> None:
@@ -123,11 +43,7 @@ def check(store: Store, dead_letter_queues: Iterable[str] = ()) -> None:
 
 def fault(exc: Exception, url: str, prefix: str) -> SettingsError | StoreUnavailable:
     """Return the error to raise for one of redis-py's; it shows no password."""
-    got = error_without_secrets(exc).removesuffix(".")
-    for known in _FAULTS:
-        if re.search(known.signs, got):
-            return known.error(_line(url, known.expected, got, known.remedy.format(prefix=prefix)))
-    return unavailable(exc, url)
+    return known_fault(exc, url, prefix) or unavailable(exc, url)
 
 
 def too_old(server: Mapping[str, Any]) -> str | None:
@@ -171,10 +87,10 @@ def _check_kind(store: Store) -> None:
     version = too_old(server)
     if version is not None:
         remedy = "upgrade it, or name another"
-        raise SettingsError(_line(store.url, "to be Redis 6.2 or later", version, remedy))
+        raise SettingsError(line(store.url, "to be Redis 6.2 or later", version, remedy))
     if is_cluster_node(server) and not isinstance(store.client, LazyCluster):
         expected = "to be one server, not a node of a Redis Cluster"
-        raise SettingsError(_line(store.url, expected, "redis_mode:cluster", _CLUSTER))
+        raise SettingsError(line(store.url, expected, "redis_mode:cluster", CLUSTER))
 
 
 def _check_commands(client: Any, keys: Keys, dead_letter_queues: Iterable[str]) -> None:
@@ -194,7 +110,3 @@ def _check_commands(client: Any, keys: Keys, dead_letter_queues: Iterable[str]) 
         pairs = [refusal.decode(errors="replace").partition(" ") for refusal in refusals]
         raise ResponseError(f"{', '.join(command for command, _, _ in pairs)}: {pairs[0][2]}")
     client.set(keys.format(), FORMAT, nx=True)
-
-
-def _line(url: str, expected: str, got: str, remedy: str) -> str:
-    return f"expected the store at {url_without_secrets(url)} {expected}, got {got}; {remedy}"

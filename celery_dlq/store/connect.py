@@ -19,8 +19,10 @@ from redis.sentinel import Sentinel
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import error_without_secrets, url_without_secrets
 from celery_dlq.store.address import Address, Kind, address_of
+from celery_dlq.store.faults import known_fault
 from celery_dlq.store.keys import FORMAT, Keys
 
+_CLIENT_NAME = "celery_dlq"
 _MORE_ATTEMPTS = 3  # after each, redis-py asks the cluster for its slots again
 _BETWEEN_ATTEMPTS_SECONDS = 0.1
 
@@ -63,18 +65,17 @@ def connect(
 ) -> Any:
     """Return a client; nothing is sent yet. No other module makes one."""
     address = address_of(where) if isinstance(where, str) else where
-    common = {
+    common: dict[str, Any] = {
         "socket_timeout": timeout_seconds,
         "socket_connect_timeout": timeout_seconds,
-        "client_name": "celery_dlq",
         "protocol": 2,
     }
+    clustered = address.kind is Kind.CLUSTER  # where redis-py has greeted the server already
+    common["redis_connect_func"] = _name if clustered else partial(_on_connect, keys)
     found = [{**common, **one} for one in address.connections()]
-    if address.kind is Kind.CLUSTER:
+    if clustered:
         check = None if keys is None else partial(_check_cluster, keys)
         return LazyCluster(found, str(address), check)
-    if keys is not None:
-        found = [{**one, "redis_connect_func": partial(_check_connection, keys)} for one in found]
     # Before version 6, redis-py retries only what is named.
     errors = [redis.ConnectionError, redis.TimeoutError]
     retry: dict[str, Any] = {"retry": Retry(NoBackoff(), retries), "retry_on_error": errors}
@@ -86,8 +87,18 @@ def connect(
     return client
 
 
-def _check_connection(keys: Keys, connection: Any) -> None:
+def _name(connection: Any) -> None:
+    """Name a connection in ``CLIENT LIST``; redis-py would refuse a user who may not."""
+    connection.send_command("CLIENT", "SETNAME", _CLIENT_NAME)
+    with suppress(ResponseError):
+        connection.read_response()
+
+
+def _on_connect(keys: Keys | None, connection: Any) -> None:
     connection.on_connect()
+    _name(connection)
+    if keys is None:
+        return
     connection.send_command("GET", keys.format())
     try:
         _check_format(connection.read_response())
@@ -251,6 +262,8 @@ def unavailable(exc: Exception, url: str) -> StoreUnavailable:
             f"expected the store at {url_without_secrets(url)} to have the format {FORMAT}, got "
             f"{str(exc)!r}, which a later celery_dlq wrote; install that version here"
         )
+    if (known := known_fault(exc, url)) is not None:
+        return StoreUnavailable(str(known))
     error = error_without_secrets(exc).rstrip(".")
     return StoreUnavailable(
         f"the store at {url_without_secrets(url)} failed with {error}; check that Redis runs there "

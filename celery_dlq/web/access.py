@@ -31,6 +31,11 @@ TOKEN_COOKIE = "dlq_access"  # noqa: S105 - its name
 MAX_AGE_SECONDS = 12 * 3600
 SHORTEST_SECRET = 16
 _LONGEST_NAME = 200
+_FOREIGN_FORM = (
+    "expected a form that was signed with the secret of this process, got another one; give all "
+    "processes behind this address the same: `dlq web --secret` (or DLQ_WEB_SECRET), "
+    "asgi(secret=...). If this process was restarted, open the form again"
+)
 
 PEER = "celery_dlq.peer"
 """Entry of a scope: the address that the connection comes from, before a proxy's headers."""
@@ -69,7 +74,7 @@ class Forms:
         except SignatureExpired as exc:
             raise RequestError(403, "the form is older than 12 hours; send it again") from exc
         except BadSignature as exc:
-            raise RequestError(403, "the form's token is not one of this server's") from exc
+            raise RequestError(403, _FOREIGN_FORM) from exc
         if not hmac.compare_digest(str(session).encode(), cookie.encode()):
             raise RequestError(403, "the form was made for another browser; open it again")
 

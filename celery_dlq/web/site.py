@@ -23,6 +23,7 @@ from celery_dlq.errors import (
 from celery_dlq.events import acting_as
 from celery_dlq.letters.printable import get_logger, one_line
 from celery_dlq.registry import features
+from celery_dlq.store.connect import is_refusal
 from celery_dlq.web.http import NOBODY, Call, Page, Permission, RequestError, Route, get, post
 from celery_dlq.web.pages import changes, letters, policies, queues
 from celery_dlq.web.templating import STATIC_TYPES
@@ -52,6 +53,7 @@ _STATUS: tuple[tuple[type[DLQError], int], ...] = (
     (CorruptLetter, 422),
     (MissingExtra, 501),
 )
+_REFUSED = "The store refuses this"
 _TITLES = {500: "This page failed", 503: "The store does not answer"}
 
 
@@ -197,8 +199,11 @@ def _failed(call: Call, exc: Exception) -> Page:
             one_line(call.client[:60]) or "an unknown address",
             one_line(text[:300]),
         )
-    title = _TITLES.get(status) or HTTPStatus(status).phrase
-    page = call.page("error.html", status=status, title=title, http_status=status, text=text)
+    refused = isinstance(exc, StoreUnavailable) and is_refusal(exc)
+    title = _REFUSED if refused else _TITLES.get(status) or HTTPStatus(status).phrase
+    away = status == 503 and not refused  # noqa: PLR2004
+    shown = {"title": title, "http_status": status, "text": text, "away": away}
+    page = call.page("error.html", status=status, **shown)
     if status == 503:  # noqa: PLR2004
         page.headers["retry-after"] = "5"
     return page

@@ -144,6 +144,13 @@ FILTERS = st.builds(
 )
 
 
+def test_one_id_is_that_id() -> None:
+    """As a text, too: it does not find each letter whose id is a part of it."""
+    assert LetterFilter(ids="letter-1").matches(LETTER)  # type: ignore[arg-type]
+    assert not LetterFilter(ids="letter-10").matches(LETTER)  # type: ignore[arg-type]
+    assert LetterFilter(ids=["letter-1"]).matches(LETTER)  # type: ignore[arg-type]
+
+
 @given(FILTERS)
 def test_a_letter_and_its_stored_fields_fit_alike(where: LetterFilter) -> None:
     """A scan reads raw fields; it must mean the same."""

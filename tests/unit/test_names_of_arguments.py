@@ -62,6 +62,14 @@ def test_a_misspelt_option_of_a_plan(dlq: DeadLetters, kind: str, options: Any, 
         plans.plan(kind, "orders-DLQ", **options)
 
 
+@pytest.mark.parametrize("where", ["kwargs.tenant=42", {"reason": "failed"}, True])
+def test_a_filter_that_is_none_says_what_to_write(dlq: DeadLetters, where: Any) -> None:
+    """The command's ``--where`` has another name here, and no traceback of ours."""
+    for call in (dlq.letters, dlq.count, dlq.purge, dlq.redrive, dlq.differences):
+        with pytest.raises(DLQError, match=r"expected where to be a LetterFilter.*conditions='kw"):
+            call("orders-DLQ", where=where)
+
+
 def test_a_filter_and_its_fields_are_not_given_together(dlq: DeadLetters) -> None:
     """One of them would be ignored, and more letters purged than were meant."""
     with pytest.raises(DLQError, match="got a filter and reason"):

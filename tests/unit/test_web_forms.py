@@ -137,6 +137,17 @@ def test_a_form_of_one_process_is_taken_by_another() -> None:
     assert reached == ["add_note"]
 
 
+def test_a_form_of_a_process_with_another_secret_names_the_setting() -> None:
+    """Without one, each process has a random one: every second form was refused."""
+    web = pages(secret=None)
+    cookie, token = form_of("the secret of another one")
+    asked = post(path_of(ROUTE["add_note"]), cookie, token, headers=SAME_SITE)
+    answer = web.handle(asked)
+    assert answer.status == 403
+    assert b"`dlq web --secret`" in answer.body
+    assert b"asgi(secret=...)" in answer.body
+
+
 def test_a_refused_form_gives_back_what_was_typed_but_no_token() -> None:
     """So that it can be sent again by hand."""
     web = pages()

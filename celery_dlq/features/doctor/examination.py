@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 from redis.exceptions import AuthenticationError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_dlq.errors import SettingsError, StoreUnavailable
+from celery_dlq.errors import DLQError, SettingsError, StoreUnavailable
 from celery_dlq.features.doctor import server_checks, settings_checks
 from celery_dlq.features.doctor.finding import STORE, Finding, Guarantee, finding
 from celery_dlq.features.doctor.settings_checks import Case
@@ -74,18 +74,27 @@ class Examination:
         """
         self._dlq.validate()
         case = Case(self._dlq)
-        if found is not None and all(one.check not in STORE for one in found):
+        if found is not None and all(one.check not in STORE[:2] for one in found):
             with suppress(StoreUnavailable):
                 case.table = self._dlq.policy_admin().in_force()
         return settings_checks.guarantees(case, found or ())
 
     def _store(self, case: Case) -> list[Finding]:
+        found: list[Finding] = []
         with self._dlq.separate() as own:
-            own.backend.check(own.dead_letter_queues())
-            case.table = own.policy_admin().in_force()
-            here = Case(own)
-            here.table = case.table
-            return [finding for check in server_checks.CHECKS for finding in check(here)]
+            try:
+                own.backend.check(own.dead_letter_queues())
+            except DLQError as exc:
+                found.append(_away("store", exc))
+                if found[0].check != "store-refuses":
+                    return found
+            with suppress(StoreUnavailable) if found else nullcontext():  # a user who may read
+                case.table = own.policy_admin().in_force()
+                here = Case(own)
+                here.table = case.table
+                for check in server_checks.CHECKS:
+                    found += check(here)
+        return found
 
     def _broker(self, case: Case) -> list[Finding]:
         why = mismatch(case.transport)

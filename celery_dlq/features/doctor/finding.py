@@ -67,7 +67,7 @@ KINDS = {
         "Start Redis, or correct the host and port in dlq_url.",
     ),
     "store-refuses": (
-        "Workers do not start, or do not count and keep their letters.",
+        "Workers with this user do not start, or do not count and keep their letters.",
         "Correct the user and password in dlq_url, or let Redis do what it refuses.",
     ),
     "store-slow": (
@@ -153,8 +153,8 @@ KINDS = {
 }
 """What people see of each kind of finding, and what to do."""
 
-STORE = ("store", "store-refuses", "store-slow")
-"""The findings of a store that could not be examined."""
+STORE = ("store", "store-slow", "store-refuses")
+"""The findings of a store that was not examined, or not as a worker uses it."""
 
 WEAKENS = {
     "plain-workers": ("bounded", "exact"),

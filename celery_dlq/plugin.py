@@ -222,6 +222,7 @@ class DeadLetters:
     get = _of(Assembly.reading, Reading.get)
     entry = _of(Assembly.reading, Reading.entry)
     groups = _of(Assembly.reading, Reading.groups)
+    emptied = _of(Assembly.reading, Reading.emptied)
     group = _of(Assembly.reading, Reading.group)
     arguments = _of(Assembly.reading, Reading.arguments)
 

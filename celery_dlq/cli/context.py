@@ -87,9 +87,14 @@ def ask(what: str, *, yes: bool) -> None:
     if yes:
         return
     what = one_line(what)
-    if not sys.stdin.isatty():
-        raise click.UsageError(f"--yes is needed to {what} without a terminal")
+    need_terminal(what)
     click.confirm(f"{what[:1].upper()}{what[1:]}?", abort=True, err=True)
+
+
+def need_terminal(what: str) -> None:
+    """Refuse what must be asked if there is nobody to ask."""
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"--yes is needed to {one_line(what)} without a terminal")
 
 
 def confirm_doubt(doubt: str, what: str, *, yes: bool) -> None:
@@ -99,10 +104,10 @@ def confirm_doubt(doubt: str, what: str, *, yes: bool) -> None:
         ask(f"{what} all the same", yes=yes)
 
 
-def ask_for(verb: str, queue: str, count: int, *, by_id: bool, yes: bool) -> None:
+def ask_for(verb: str, queue: str, count: int, *, by_id: bool, yes: bool, how: str = "") -> None:
     """Ask before letters are changed, unless one is named by its ID."""
     if count > (1 if by_id else 0):
-        ask(f"{verb} {letters_text(count)} of {queue}", yes=yes)
+        ask(f"{verb} {letters_text(count)} of {queue}{how}", yes=yes)
 
 
 def none_matched(

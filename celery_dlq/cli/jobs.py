@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from celery_dlq.cli.context import (
     console_of,
     dead_letters_of,
     known_count,
+    need_terminal,
     none_matched,
     print_lines,
     ready_for_many,
@@ -25,6 +26,7 @@ from celery_dlq.cli.options import StartAt, json_option
 from celery_dlq.cli.table import Cell, age, counting, letters_text, line, say, table, utc
 from celery_dlq.letters.printable import json_text
 from celery_dlq.operations.jobs import check_start
+from celery_dlq.operations.release import OPENED_AGAIN
 
 if TYPE_CHECKING:
     from celery_dlq import DeadLetters
@@ -33,9 +35,12 @@ if TYPE_CHECKING:
     from celery_dlq.operations.redrive.checks import DryRun
 
 
-HELD = "another command works on them, or was killed less than a minute ago; try again later"
-"""Why letters were skipped."""
-
+_ENDS = {
+    "cancelled": "was cancelled",
+    "stopped": "was stopped",
+    "failed": "failed",
+    "interrupted": "was interrupted",
+}
 _STATE_STYLES = {"running": "green", "failed": "red", "interrupted": "red", "stopped": "yellow"}
 _SHOWN = (
     *("id", "actor", "started_at", "updated_at", "ended_at", "filter", "options", "total", "note"),
@@ -164,6 +169,9 @@ class JobRequest:
 
     def agreed(self) -> JobRun:
         """The job to which a person agreed: on the letters that the question counted."""
+        ids = self.where.ids
+        if ids is None or len(ids) > 1:  # before a whole queue is read to count them
+            need_terminal(f"{self.kind} letters of {self.queue}")
         # Without a filter, nothing must be read to count them; a second finds what is in the way.
         every = self.where or self.how["limit"] is not None
         run, seen = self.prepared(seconds=float("inf") if every else 1.0)
@@ -171,7 +179,8 @@ class JobRequest:
         self.refuse_none(count)
         if not self.as_json:
             show_in_the_way(self.console, seen)
-        ask_for(self.kind, self.queue, count, by_id=self.where.ids is not None, yes=False)
+        how = f", {self.how['canary']:,} of them first" if self.how.get("canary") else ""
+        ask_for(self.kind, self.queue, count, by_id=ids is not None, yes=False, how=how)
         return run
 
     def prepared(self, **more: Any) -> tuple[JobRun, DryRun]:
@@ -189,8 +198,10 @@ class JobRequest:
 
     def refuse_none(self, found: object) -> None:
         """Refuse a filter that matches nothing."""
-        if self.where and not found:
+        if not found and self.where:
             raise none_matched(self.dead_letters, self.queue, self.where)
+        if not found:
+            raise click.ClickException(f"{self.queue!r} has no letters")
 
     def show(self, report: Any, show: Callable[[Console, str, Any], None]) -> None:
         """Print a report, for programs or for people."""
@@ -217,10 +228,27 @@ def show_in_the_way(console: Console, plan: DryRun) -> None:
         say(console, f"  {letters_text(letters)} would wait for {what}.", "yellow")
 
 
-def unfinished(what: str, state: str, job_id: str) -> str:
-    """What to say of a job that did not end as it should."""
-    first = "when its cause is fixed, " if state == "stopped" else ""  # by its canary
-    return f"The {what} was {state} before its end; {first}`dlq jobs resume {job_id}` continues it."
+def unfinished(what: str, report: Any, job_id: str, holds: Sequence[str] = ()) -> str:
+    """What to say of a job that did not end as it should; ``holds`` have its canary."""
+    text = f"The {what} {_ENDS.get(report.state, report.state)} before its end"
+    text = f"{text}: {report.note}" if report.note else text
+    if report.note == OPENED_AGAIN:
+        return f"{text}. `dlq breaker` shows it."
+    resume = f"`dlq jobs resume {job_id}` continues it"
+    if holds:
+        releases = ", ".join(f"`dlq release {one}`" for one in holds)
+        return f"{text}. First {releases}: the canary runs then. After that {resume}."
+    first = "when its cause is fixed, " if report.state == "stopped" else ""  # by its canary
+    return f"{text}; {first}{resume}."
+
+
+def skipped_texts(report: Any) -> Iterator[str]:
+    """Why letters were skipped."""
+    if held := report.skipped - report.gone:
+        why = "another command works on them, or was killed less than a minute ago"
+        yield f"{held:,} skipped: {why}; try again later."
+    if report.gone:
+        yield f"{report.gone:,} skipped: others have redriven, discarded or trimmed them meanwhile."
 
 
 def _show_all(console: Console, found: Sequence[Job]) -> None:

@@ -108,7 +108,7 @@ def list_(
         found = (_readable(entry, dead_letters.redaction) for entry in page_of)
         shown = print_lines(map(_json, found)) if as_json else letters(console, queue, found)
     say_unread(sum(unread), "letter", "not listed")
-    if where and not shown:
+    if where and not shown and page == 1:
         raise none_matched(dead_letters, queue, where)
     if as_json:
         return

@@ -23,6 +23,7 @@ from celery_dlq.policies.table import NOTHING_GUARDED
 from celery_dlq.store.records import OPEN_GROUP, Group, GroupState, QueueSummary, ServerMemory
 
 _MAX_DETAIL_CHARS = 200
+_MOST_EMPTIED = 20
 _MOST_CHANGES = 10_000  # as many as are kept
 _STATES = {
     GroupState.OPEN: "dim",
@@ -79,7 +80,10 @@ def groups(ctx: click.Context, queue: str, *, limit: int, state: str | None, as_
         return
     console = console_of(ctx)
     if not show_groups(console, queue, found):
-        say(console, f"{queue} has no {state} cause." if state else f"{queue} is empty.")
+        say(console, f"{queue} has no {state} cause." if state else _without_causes(ctx, queue))
+    for at, gone in [] if state else dead_letters_of(ctx).emptied(queue)[:_MOST_EMPTIED]:
+        what = f"{gone.exception_type or gone.reason} of {gone.task_name or 'no task'}"
+        say(console, f"{gone.fingerprint} {what}: no letters since {age(at)}.", "dim")
     if len(found) == limit:
         say(console, f"These are the {limit} largest causes; --limit shows more.")
 
@@ -104,7 +108,18 @@ def audit(ctx: click.Context, *, limit: int, actor: str, action: str, as_json: b
         return
     columns = ("when, who", "what, where", ">letters", "how")
     if not table(console_of(ctx), "Changes, newest first", columns, map(_change, changes)):
-        say(console_of(ctx), "Nothing has been changed yet.")
+        none = "No change matches." if actor or action else "Nothing has been changed yet."
+        say(console_of(ctx), none)
+
+
+def _without_causes(ctx: click.Context, queue: str) -> str:
+    """What there is in a queue whose letters have no causes."""
+    length = dead_letters_of(ctx).store.length(queue)
+    return (
+        f"{queue} has no causes; {length:,} entries are no letters."
+        if length
+        else (f"{queue} is empty.")
+    )
 
 
 def show_queues(console: Console, summaries: Sequence[QueueSummary]) -> int:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from celery_dlq import DeadLetters
-from celery_dlq.cli.jobs import HELD, JobRequest, show_in_the_way, unfinished
+from celery_dlq.cli.jobs import JobRequest, show_in_the_way, skipped_texts, unfinished
 from celery_dlq.cli.options import DURATION, RATE, StartAt, changes_letters, options
 from celery_dlq.cli.table import letters_text, line, say, table, unreadable_text
 from celery_dlq.letters.conditions import assignment
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _MAX_ERRORS = 10
 _CHORDS = "Parts of chords: {:,}. Such a chord fails; the redrive does not run its body."
+_USED_UP = "{:,} would stay: with --keep-count no delivery is left; --force grants one more."
 _REFUSED = "{:,} would be lost or have no delivery left, and stay in {}; --force redrives them."
 _EDIT_OPTIONS = ("to_queue", "delay", "new_id", "keep_count", "force")
 _OPTIONS = (*_EDIT_OPTIONS, "rate", "limit", "canary", "max_failures", "canary_wait")
@@ -120,7 +121,7 @@ def _redrive(request: JobRequest) -> None:
     report = request.do("redriven", at_once, dead_letters.assembly.jobs().run)
     request.refuse_none(report.touched + report.refused or report.state != "done")
     request.show(report, show_redriven)
-    if report.failures or report.refused or report.state != "done":
+    if report.failures or report.refused or report.state != "done" or not report.done:
         request.ctx.exit(1)
 
 
@@ -166,10 +167,12 @@ def _edited(dead_letters: DeadLetters, letter_id: str, queue: str) -> dict[str, 
 
 def _show_dry_run(console: Console, queue: str, plan: DryRun) -> None:
     """What a redrive would do, and whether what it needs is there."""
-    what = f"{letters_text(plan.letters)} of {queue} ({plan.bytes / 1024:,.0f} KiB)"
+    what = f"{letters_text(plan.letters - plan.used_up)} of {queue} ({plan.bytes / 1024:,.0f} KiB)"
     say(console, f"Would redrive {what}; nothing was changed.", "bold")
     if plan.corrupt:
         say(console, f"  Would skip {unreadable_text(plan.corrupt)}.")
+    if plan.used_up:
+        say(console, f"  {_USED_UP.format(plan.used_up)}", "red")
     if plan.chords:
         say(console, f"  {_CHORDS.format(plan.chords)}", "yellow")
     for kind, checks in (("queue", plan.queues), ("task", plan.tasks)):
@@ -202,7 +205,9 @@ def _redrive_notes(report: RedriveReport) -> Iterator[tuple[str, str]]:
         held = f", held by {', '.join(report.canary['holds'])}" if report.canary["holds"] else ""
         yield f"{counts.format(**report.canary)}{held}. Verdict: {report.canary['verdict']}.", ""
     if report.state != "done":
-        yield unfinished("redrive", report.state, report.redrive_id), "red"
+        canary = report.canary or {}
+        holds = canary["holds"] if canary.get("verdict") == "held" else ()
+        yield unfinished("redrive", report, report.redrive_id, holds), "red"
     if report.corrupt:
         yield f"Skipped {unreadable_text(report.corrupt)}.", ""
     if report.finished:
@@ -210,8 +215,8 @@ def _redrive_notes(report: RedriveReport) -> Iterator[tuple[str, str]]:
     if report.maybe_twice:
         copies = "equal dlq_letter headers show the copies"
         yield f"{report.maybe_twice:,} may have been published before as well; {copies}.", ""
-    if report.skipped:
-        yield f"{report.skipped:,} skipped: {HELD}.", ""
+    for text in skipped_texts(report):
+        yield text, ""
     if report.doubtful:
         yield f"The broker may have accepted {report.doubtful:,} of those that failed.", "red"
 

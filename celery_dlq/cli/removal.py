@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 from celery_dlq.cli.context import ask_for, console_of, dead_letters_of, print_lines
-from celery_dlq.cli.jobs import HELD, JobRequest, unfinished
+from celery_dlq.cli.jobs import JobRequest, skipped_texts, unfinished
 from celery_dlq.cli.options import (
     StartAt,
     changes_letters,
@@ -185,8 +185,9 @@ def _remove(
     operation: Callable[..., DiscardReport] = getattr(dead_letters, kind)
     at_once = partial(operation, queue, where, **request.how)
     report = request.do(done.lower(), at_once, dead_letters.assembly.jobs().run)
+    request.refuse_none(report.touched or report.state != "done")
     request.show(report, partial(_show, done))
-    if report.state != "done":
+    if report.state != "done" or not report.removed:
         ctx.exit(1)
 
 
@@ -195,8 +196,8 @@ def _show(verb: str, console: Console, queue: str, report: DiscardReport) -> Non
     say(console, f"{verb} from {queue}: {letters_text(report.removed)} (job {report.job_id}).")
     if report.kept_until:
         until = utc(datetime.fromisoformat(report.kept_until))
-        say(console, f"  Until {until} `dlq restore ID` brings each of them back.")
-    if report.skipped:
-        say(console, f"  {report.skipped:,} skipped: {HELD}.")
+        say(console, f"  Until {until} `dlq restore --job {report.job_id}` brings them back.")
+    for text in skipped_texts(report):
+        say(console, f"  {text}")
     if report.state != "done":
-        say(console, f"  {unfinished('job', report.state, report.job_id)}", "red")
+        say(console, f"  {unfinished('job', report, report.job_id)}", "red")

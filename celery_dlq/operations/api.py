@@ -144,11 +144,12 @@ class Operations:
         *,
         limit: int | None = None,
         to_queue: str | None = None,
+        keep_count: bool = False,
         scanned: Progress | None = None,
         **fields: Unpack[FilterFields],
     ) -> DryRun:
         """Report what a redrive would do, and whether its queues and tasks exist."""
-        options: dict[str, Any] = {"limit": limit, "to_queue": to_queue}
+        options: dict[str, Any] = {"limit": limit, "to_queue": to_queue, "keep_count": keep_count}
         where = filter_of(where, fields)
         return self.prepare("redrive", dead_letter_queue, where, options, scanned=scanned)[1]
 
@@ -261,7 +262,8 @@ class Operations:
                     keys.add(one.key)
 
         targets = targets_of(self._jobs, run.options.to_queue) if redrives else None
-        seen = dry_run(matching, targets, seconds=seconds, scanned=scanned)
+        keeps_count = redrives and run.options.keep_count and not run.options.force
+        seen = dry_run(matching, targets, keeps_count=keeps_count, seconds=seconds, scanned=scanned)
         waits_for = {**_too_late(run.options), **seen.waits_for}
         seen = replace(seen, waits_for=waits_for, unread=sum(unread))
         letters = seen.letters + seen.corrupt

@@ -268,6 +268,7 @@ class JobRun:
             if begins:
                 self.began()
             if cancelled:
+                self.tell(note=f"cancelled by {cancelled}")
                 raise CancelledError
         if self.stopping():
             self._paused = True
@@ -329,10 +330,10 @@ class JobRun:
                 self._write()
         return self.job
 
-    def _write(self) -> bool:
-        """Save the job unless another process went on with it; true to cancel it."""
+    def _write(self) -> str:
+        """Save the job unless another process went on with it; who cancels it, if somebody does."""
         if not self._listed:
-            return False
+            return ""
         known = self._store.read(self.job.id)
         ours = (self.job.run, RUNNING)
         if known is not None and (int(known.get("run", 1)), known.get("state")) != ours:

@@ -152,11 +152,17 @@ class Jobs:
         while True:
             state, job = self._read(job_id)
             if job.state == RUNNING:
-                self._store.cancel(job_id)
+                self._store.cancel(job_id, whoami())
                 return job
             if job.state not in (PLANNED, WAITING, INTERRUPTED):
                 raise DLQError(f"expected a running job, got {job_id}, which is {job.state}")
-            ended = self._moved(state, job, state=CANCELLED, ended_at=self._store.now())
+            ended = self._moved(
+                state,
+                job,
+                state=CANCELLED,
+                note=f"cancelled by {whoami()}",
+                ended_at=self._store.now(),
+            )
             if ended is not None:
                 self.audit.end(job.id, self._so_far)
                 return ended
@@ -273,7 +279,7 @@ class Jobs:
             self.measuring.close()
         if run.begun:  # else nothing matched
             counts = {name: n for name, n in report.to_json().items() if type(n) is int}
-            run.end(report.state, counts, _note(run.job, report))
+            report.note = run.end(report.state, counts, _note(run.job, report)).note
             self._record_end(run, change)
         return report
 
@@ -359,7 +365,7 @@ class Jobs:
             what = "a plan that was cancelled; make a new one" if never_started else job.state
             raise DLQError(f"expected a job that was interrupted, got {job_id}, which is {what}")
         if job.state != WAITING:  # a request to cancel one that waits was made since
-            self._store.cancel(job_id, wanted=False)
+            self._store.cancel(job_id)
         return state, job
 
     def _take(self, state: Mapping[str, Any], job: Job) -> JobRun | None:
@@ -513,6 +519,8 @@ def _note(job: Job, report: Any) -> str:
     """What the result of a job does not say."""
     if report.state in (STOPPED, FAILED):
         return job.note or "the broker took nothing"
+    if report.state == CANCELLED:
+        return job.note
     if report.state == DONE and job.preview.get("exact") and job.run == 1:
         gone = (job.total or 0) - report.touched - getattr(report, "refused", 0)
         return f"{gone:,} of the {job.total:,} planned letters had gone" if gone > 0 else ""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -41,6 +42,7 @@ logger = get_logger("celery_dlq")
 ID_LENGTH = 36
 SHORTEST_PREFIX = 6
 _MAX_NAMES_SHOWN = 20  # in an error text
+_EMPTIED_SHOWN = timedelta(days=1)
 _MOST_NAMED = 10_000  # fingerprints, the largest, among which one is found by its first digits
 
 
@@ -70,10 +72,13 @@ class Reading:
         return self._store.overviews.queues(names)
 
     def busiest(self) -> dict[str, tuple[int, int]]:
-        """Letters of each queue, and those of the last hour; the busiest of the last hour first."""
+        """Letters of each queue, and those of the last hour; the busiest of the last hour first.
+
+        Those without letters are the last ones.
+        """
         overviews = self._store.overviews
         found = overviews.counts(overviews.names()).items()
-        return dict(sorted(found, key=lambda one: (-one[1][1], -one[1][0], one[0])))
+        return dict(sorted(found, key=lambda one: (not one[1][0], -one[1][1], -one[1][0], one[0])))
 
     def letters(
         self,
@@ -288,6 +293,24 @@ class Reading:
                 f"{some_of(found, _MAX_NAMES_SHOWN)}; give more digits"
             )
         return fingerprint if fingerprint in known or not found else found[0]
+
+    def emptied(
+        self,
+        dead_letter_queue: str,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> list[tuple[datetime, Group]]:
+        """The causes whose last letter left, and when: by default those of the last day.
+
+        A cause that has letters again is one of `groups`; it is left out.
+        """
+        self.check_queue(dead_letter_queue)
+        overviews, queue = self._store.overviews, dead_letter_queue
+        found = overviews.emptied(queue, since or self._store.now() - _EMPTIED_SHOWN, until)
+        names = [group.fingerprint for _at, group in found]
+        full = {group.fingerprint for group in overviews.groups(queue, names) if group.letters}
+        return [(at, group) for at, group in found if group.fingerprint not in full]
 
     def group(self, dead_letter_queue: str, fingerprint: str) -> Group:
         """The group of one fingerprint; also one whose letters are gone, while it is known.

@@ -34,6 +34,13 @@ MOST_HELD = 100_000
 """About how many messages a hold takes; workers do not consume the queues of the next ones."""
 
 
+OPENED_AGAIN = (
+    "the circuit breaker has opened again: the other messages stay held, and it releases them once "
+    "its probes succeed"
+)
+"""Why a release ends before its end."""
+
+
 class ReleaseWork(Work):
     """The messages of a hold, which go back as they came."""
 
@@ -59,6 +66,7 @@ class ReleaseWork(Work):
             for hold in instructions.of(Hold):
                 ours = hold.id == self.run.job.queue
                 if ours and hold.in_force(now) and not hold.admits(marker):
+                    self.run.tell(note=OPENED_AGAIN)
                     raise CancelledError
         return super().loss(found)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _MAX_DISCARDED_SCANNED = 100_000  # per queue, to complete the prefix of an id
 LETTERS_PER_BATCH = 500
-_COUNTS = ("removed", "skipped")
+_COUNTS = ("removed", "skipped", "gone")
 MOST_COUNTED = 10_000
 """The letters that a change of a policy would remove or redrive are counted up to here."""
 
@@ -65,14 +65,18 @@ class DiscardReport:
         removed: Removed from their queue.
         kept_until: Time until which the bin keeps them, ISO 8601; ``None`` after a purge.
         skipped: Claimed by another operator, or gone.
+        gone: Of those skipped, how many were gone: redriven, discarded or trimmed by others.
         state: ``done``, ``cancelled`` or ``interrupted`` (another process goes on with the job).
+        note: Why it ended so, e.g. by whom it was cancelled.
     """
 
     job_id: str
     removed: int = 0
     kept_until: str | None = None
     skipped: int = 0
+    gone: int = 0
     state: str = "done"
+    note: str = ""
 
     @property
     def touched(self) -> int:
@@ -93,6 +97,7 @@ class RestoreReport:
     # Still discarded: their messages failed again, and the queue has the new letters
     taken: int = 0
     state: str = "done"  # `done`, `cancelled` or `interrupted`
+    note: str = ""  # Why it ended so
 
     @property
     def touched(self) -> int:
@@ -428,3 +433,4 @@ class Discard:
                 operation=self._run.operation,
             )
         self._report.skipped += len(keys) - len(ours)
+        self._report.gone += [*states.values()].count(ClaimState.GONE)

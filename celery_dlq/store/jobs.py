@@ -22,18 +22,15 @@ def may_start_at(state: Mapping[str, Any]) -> int | None:
     return int(state.get("start_at") or state.get("updated_at") or 0) // 1000
 
 
-_CANCEL = b"cancel"
-
-
 class JobStore(Part):
     """The `JobStore` in Redis."""
 
-    def write(self, job_id: str, state: Mapping[str, Any]) -> bool:
-        """Save a state; delete the oldest ones when there are too many."""
+    def write(self, job_id: str, state: Mapping[str, Any]) -> str:
+        """Save a state; return who has cancelled the job. Deletes the oldest of too many."""
         _saved, known, request = self._save(job_id, b"", state)
         if known > MOST_JOBS:
             self._prune()
-        return bool(request == _CANCEL)
+        return str(request.decode("utf-8", "replace"))
 
     def read(self, job_id: str) -> Mapping[str, Any] | None:
         """Return the state of a job, or ``None``."""
@@ -52,10 +49,10 @@ class JobStore(Part):
         found = self._client.zrangebyscore(self._keys.waiting_jobs(), "-inf", millis)
         return [job_id.decode() for job_id in found]
 
-    def cancel(self, job_id: str, *, wanted: bool = True) -> None:
-        """Request the cancellation of a job, or withdraw the request."""
-        if wanted:
-            self._client.hset(self._keys.cancel_requests(), job_id, _CANCEL)
+    def cancel(self, job_id: str, actor: str = "") -> None:
+        """Request the cancellation of a job for an actor; without one, withdraw the request."""
+        if actor:
+            self._client.hset(self._keys.cancel_requests(), job_id, spelled(actor))
         else:
             self._client.hdel(self._keys.cancel_requests(), job_id)
 

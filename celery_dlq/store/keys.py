@@ -63,7 +63,7 @@ class Keys:
     gauges = AppKey("HASH: worker to ``time|gauges as JSON``; bounded.")
     jobs = AppKey("HASH: job id to its state, as JSON; bounded.")
     waiting_jobs = AppKey("ZSET: ids of jobs that wait, by when they may start (milliseconds).")
-    cancel_requests = AppKey("HASH: job id to ``cancel``; bounded like jobs.")
+    cancel_requests = AppKey("HASH: job id to who cancels it; bounded like jobs.")
     unread = AppKey(
         "HASH: hold to the number of messages that it could not read; bounded; expires.",
         "unread_by_holds",

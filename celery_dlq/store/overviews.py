@@ -136,6 +136,19 @@ class Overviews(Part):
                 found |= {name: (0, fields[name]) for name in new}
         return [_known_group(name, int(size), text, now) for name, (size, text) in found.items()]
 
+    def emptied(
+        self, dead_letter_queue: str, since: datetime, until: datetime | None = None
+    ) -> list[tuple[datetime, Group]]:
+        """Return the groups whose last letter left in a time, and when, the last one first."""
+        keys, queue, now = self._keys, dead_letter_queue, self.now()
+        least, most = (to_micros(one or now) // 1000 for one in (since, until))
+        found: dict[bytes, tuple[datetime, bytes]] = {}
+        for place, fields in self._client.xrevrange(keys.gone_groups(queue), most, least):
+            at = stored_at(text_of(place)) or now
+            for name, text in fields.items():
+                found.setdefault(name, (at, text))
+        return [(at, _known_group(name, 0, text, now)) for name, (at, text) in found.items()]
+
     def group(self, dead_letter_queue: str, fingerprint: str) -> Group | None:
         """Return the group of a fingerprint, or ``None``; see `groups`."""
         return next(iter(self.groups(dead_letter_queue, [fingerprint])), None)

@@ -31,9 +31,9 @@ def test_states_are_kept_newest_first(jobs: JobStore) -> None:
 def test_a_cancel_request_is_returned_by_the_next_write(jobs: JobStore) -> None:
     """Other jobs do not get it, and neither does this one once it is withdrawn."""
     jobs.write("1", {})
+    jobs.cancel("1", "ann")
+    assert (jobs.write("1", {}), jobs.write("2", {})) == ("ann", "")
     jobs.cancel("1")
-    assert (jobs.write("1", {}), jobs.write("2", {})) == (True, False)
-    jobs.cancel("1", wanted=False)
     assert not jobs.write("1", {})
 
 
@@ -54,7 +54,7 @@ def test_a_job_is_deleted_with_its_cancel_request_unless_it_was_changed(jobs: Jo
     """A plan that was started at the same moment stays."""
     known = {"state": "planned", "run": 0}
     jobs.write("1", known)
-    jobs.cancel("1")
+    jobs.cancel("1", "ann")
     assert not jobs.replace("1", {"state": "waiting", "run": 0}, None)
     assert jobs.replace("1", known, None)
     assert (jobs.read("1"), jobs.all()) == (None, [])
@@ -95,7 +95,7 @@ def test_a_job_that_waits_is_not_forgotten(jobs: JobStore) -> None:
 
 def test_the_oldest_jobs_are_forgotten(jobs: JobStore, parts: Store) -> None:
     """Their cancel requests are forgotten with them."""
-    jobs.cancel("0000")
+    jobs.cancel("0000", "ann")
     for number in range(MOST_JOBS + 5):
         jobs.write(f"{number:04d}", {"n": number})
     assert len(jobs.all()) == MOST_JOBS

@@ -53,7 +53,7 @@ def test_a_group_is_resolved_regresses_and_is_reopened_in_the_browser() -> None:
     assert "state open" in shown(web, PAGE)
     assert sent(web, "state=resolved&release=2026.3") == 303
     text = shown(web, PAGE)
-    assert re.search(r"state resolved ; resolved by olga via \S+, .*, in release 2026\.3", text)
+    assert re.search(r"state resolved by olga via \S+, .*, in release 2026\.3", text)
     again = stored(web, release="2026.3")
     text = shown(web, PAGE)
     assert re.search(rf"died again .* in release 2026\.3: letter {again.id[:8]}", text)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
+from celery_dlq.cli.table import letters_text
 from celery_dlq.events import whoami
+from celery_dlq.store.records import Group
 from celery_dlq.web.http import Call, Page, Permission, RequestError, post
 from celery_dlq.web.pages import confirm, span_of
 
@@ -28,11 +30,17 @@ def add_note(call: Call) -> Page:
         facts={
             "note": text,
             "by": whoami(),
-            "shown with": f"{found.letters:,} letters of {queue}, and later ones of this cause",
+            "shown with": _shown_with(found, queue),
             "seen by": "all users of these pages; it cannot be changed or removed",
         },
         back=call.link("group", queue=queue, fingerprint=fingerprint),
     )
+
+
+def _shown_with(found: Group, queue: str) -> str:
+    if not found.letters:
+        return f"later letters of {queue} of this cause"
+    return f"{letters_text(found.letters)} of {queue}, and later ones of this cause"
 
 
 def set_state(call: Call) -> Page:

@@ -177,4 +177,4 @@ def show_released(console: Console, hold_id: str, report: RedriveReport) -> None
     if report.skipped:
         say(console, f"  {report.skipped:,} are being released by another process.")
     if report.state != "done":
-        say(console, f"  {unfinished('release', report.state, report.redrive_id)}", "red")
+        say(console, f"  {unfinished('release', report, report.redrive_id)}", "red")

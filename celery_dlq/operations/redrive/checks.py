@@ -63,6 +63,7 @@ class DryRun:
             than the canary is watched.
         chords: Number of letters whose message is a part of a chord. The chord fails with it, and
             the redrive does not run its body.
+        used_up: Number of letters that stay with ``keep_count``: no delivery is left.
         groups: The most frequent fingerprints, each with its number of letters.
         examples: Ids of the first letters.
         exact: False if there are more letters than it could read in time.
@@ -76,14 +77,16 @@ class DryRun:
     tasks: Sequence[Check] = ()
     waits_for: Mapping[str, int] = field(default_factory=dict)
     chords: int = 0
+    used_up: int = 0
     groups: Sequence[Mapping[str, Any]] = ()
     examples: Sequence[str] = ()
     exact: bool = True
 
     @property
     def ready(self) -> bool:
-        """True unless a queue or task is known to be missing."""
-        return all(check.found is not False for check in (*self.queues, *self.tasks))
+        """True unless a queue or task is known to be missing, or a kept count is used up."""
+        there = all(check.found is not False for check in (*self.queues, *self.tasks))
+        return there and not self.used_up
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names, and ``ready``."""
@@ -283,6 +286,26 @@ def is_broadcast(app: Any, name: str) -> bool:
     return found.name != name or broker_name(app).startswith("redis ")
 
 
+def used_up(found: RawEntry) -> str:
+    """Why a letter stays whose count is kept; empty if it has a delivery left."""
+    try:
+        count, limit = deliveries_of(found)
+    except ValueError:  # damaged: making its message says so
+        return ""
+    if not limit or count < limit:
+        return ""
+    return (
+        f"max_deliveries of {limit} is reached: redrive without keep_count, or with force for one "
+        f"more delivery"
+    )
+
+
+def deliveries_of(found: RawEntry) -> tuple[int, int]:
+    """How often a message was delivered, and how often it may be (0: without limit)."""
+    raw = found.fields
+    return int(raw.get(b"deliveries", b"0")), int(raw.get(b"max_deliveries", b"0"))
+
+
 class _LateError(Exception):
     """The time is over."""
 
@@ -291,11 +314,12 @@ def dry_run(
     select: Callable[[Progress], Iterable[RawEntry]],
     targets: Targets | None,
     *,
+    keeps_count: bool = False,
     seconds: float = float("inf"),
     scanned: Progress | None = None,
 ) -> DryRun:
     """Report what a redrive would do, or without targets a removal; read letters for some time."""
-    counts, deadline = _Counts(targets), time.monotonic() + seconds
+    counts, deadline = _Counts(targets, keeps_count=keeps_count), time.monotonic() + seconds
 
     def check(entries: int = 0) -> None:
         if entries and scanned is not None:
@@ -315,9 +339,10 @@ def dry_run(
 class _Counts:
     """What a dry run counts, in one pass over the letters."""
 
-    def __init__(self, targets: Targets | None) -> None:
+    def __init__(self, targets: Targets | None, *, keeps_count: bool) -> None:
         self._targets = targets
-        self._numbers = {"letters": 0, "corrupt": 0, "bytes": 0, "chords": 0}
+        self._keeps_count = keeps_count
+        self._numbers = {"letters": 0, "corrupt": 0, "bytes": 0, "chords": 0, "used_up": 0}
         self._needed: Counter[tuple[str, str]] = Counter()
         self._waits_for: Counter[str] = Counter()
         self._groups: Counter[str] = Counter()
@@ -337,6 +362,7 @@ class _Counts:
         _count(self._needed, (queue, found.text("task_name")))
         if targets is not None:
             numbers["chords"] += is_in_chord(found.fields.get(b"content_type", b""), body)
+            numbers["used_up"] += self._keeps_count and bool(used_up(found))
             for what in targets.waits_for(found):
                 _count(self._waits_for, what)
 
@@ -349,6 +375,7 @@ class _Counts:
             corrupt=numbers["corrupt"],
             bytes=numbers["bytes"],
             chords=numbers["chords"],
+            used_up=numbers["used_up"],
             queues=queues,
             tasks=tasks,
             waits_for=dict(self._waits_for.most_common()),

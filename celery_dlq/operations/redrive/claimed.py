@@ -92,6 +92,7 @@ class Claimed:
         finished = claims.of(ClaimState.PUBLISHED)
         ours = [found for found in batch if claims.has(found.key)]
         work.report.finished += len(finished)
+        work.report.gone += len(claims.of(ClaimState.GONE))
         work.report.skipped += len(batch) - len(finished) - len(ours)
         ready: list[Prepared] = []
         try:

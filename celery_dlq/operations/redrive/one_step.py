@@ -162,5 +162,6 @@ class OneStep:
         report.published += len(done)
         report.maybe_twice += states.count(ClaimState.RECLAIMED)
         report.finished += states.count(ClaimState.PUBLISHED)
+        report.gone += states.count(ClaimState.GONE)
         report.skipped += states.count(ClaimState.HELD) + states.count(ClaimState.GONE)
         self._work.published(done)

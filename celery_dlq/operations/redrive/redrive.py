@@ -121,7 +121,7 @@ def _why_stopped(canary: dict[str, Any]) -> str:
         return f"{canary['died']:,} of {letters:,} letters of the canary died again"
     if canary["verdict"] == "held":
         holds = ", ".join(canary["holds"])
-        return f"the canary is held by {holds}; after its release, resume this job"
+        return f"the canary is held by {holds}: release that first, then resume this job"
     unfinished, seconds = canary["open"], canary["wait_seconds"]
     return f"{unfinished:,} of {letters:,} letters of the canary did not end in {seconds:g} s"
 

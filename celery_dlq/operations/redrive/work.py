@@ -16,7 +16,7 @@ from celery_dlq.letters.headers import PUBLICATION_HEADER, REPLACED_TASK_NESTING
 from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.letters.record import Delivery, from_micros
 from celery_dlq.operations.edit import Edit, edited
-from celery_dlq.operations.redrive.checks import Holds, targets_of
+from celery_dlq.operations.redrive.checks import Holds, deliveries_of, targets_of, used_up
 from celery_dlq.operations.redrive.message import Outgoing, Prepared, RedriveOptions, outgoing
 from celery_dlq.operations.redrive.select import Progress, RawEntry
 from celery_dlq.policies.policy import KeyValue
@@ -37,7 +37,16 @@ _MOST_FAILED = 20
 _MAX_ERROR_CHARS = 300
 _REFUSED_PER_BEAT = 500
 _SLOW_SECONDS = 0.25  # of a look at the broker, after which the job must show that it lives
-_COUNTS = ("published", "finished", "maybe_twice", "skipped", "corrupt", "failures", "refused")
+_COUNTS = (
+    "published",
+    "finished",
+    "maybe_twice",
+    "skipped",
+    "gone",
+    "corrupt",
+    "failures",
+    "refused",
+)
 
 
 @dataclass(slots=True)
@@ -54,6 +63,7 @@ class RedriveReport:
             the broker's reply to an earlier attempt was lost. Their header ``dlq_letter``
             identifies the copies.
         skipped: Claimed by another operator, or gone.
+        gone: Of those skipped, how many were gone: redriven, discarded or trimmed by others.
         corrupt: Entries that are no letters; skipped.
         failed: Errors by letter id, for letters whose message the broker did not take; they
             stay. The first 1,000 are listed.
@@ -67,6 +77,7 @@ class RedriveReport:
         state: ``done``, ``cancelled``, ``stopped`` (by the canary), ``failed`` (the broker
             refused every batch, or blocks publishers) or ``interrupted`` (another process goes
             on with the job).
+        note: Why it ended so, e.g. by whom it was cancelled.
     """
 
     redrive_id: str
@@ -74,6 +85,7 @@ class RedriveReport:
     finished: int = 0
     maybe_twice: int = 0
     skipped: int = 0
+    gone: int = 0
     corrupt: int = 0
     failed: dict[str, str] = field(default_factory=dict)
     failures: int = 0
@@ -82,6 +94,7 @@ class RedriveReport:
     refused_by: dict[str, int] = field(default_factory=dict)
     canary: dict[str, Any] | None = None
     state: str = "done"
+    note: str = ""
 
     @property
     def done(self) -> int:
@@ -234,7 +247,7 @@ class Work:
 
     def _seed(self, found: RawEntry, message: Outgoing) -> Seed | None:
         """The count of earlier deliveries; forced, one less than its limit, or it would not run."""
-        deliveries, limit = _deliveries(found)
+        deliveries, limit = deliveries_of(found)
         if limit:
             deliveries = min(deliveries, limit - 1)
         if deliveries <= 0:
@@ -263,17 +276,8 @@ class LettersWork(Work):
 
     def loss(self, found: RawEntry) -> str:
         """Also of a letter that has no delivery left: a kept count bounds."""
-        if self.options.keep_count and not self.options.force:
-            try:
-                deliveries, limit = _deliveries(found)
-            except ValueError:  # damaged: making its message says so
-                deliveries = limit = 0
-            if limit and deliveries >= limit:
-                return (
-                    f"max_deliveries of {limit} is reached: redrive without keep_count, or with "
-                    f"force for one more delivery"
-                )
-        return super().loss(found)
+        keeps = self.options.keep_count and not self.options.force
+        return (keeps and used_up(found)) or super().loss(found)
 
     def _due(self) -> Callable[[RawEntry], bool]:
         """Which letters a job takes that a policy made; the policy may have changed since."""
@@ -290,12 +294,6 @@ def edited_by(jobs: Jobs, edit: Edit, actor: str = "") -> Callable[[Outgoing], O
     """A function that applies an edit; values that people cannot see stay as they are."""
     redaction = jobs.settings.redaction
     return edited(edit, actor=actor or whoami(), now=jobs.clock(), redaction=redaction)
-
-
-def _deliveries(found: RawEntry) -> tuple[int, int]:
-    """How often a message was delivered, and how often it may be (0: without limit)."""
-    raw = found.fields
-    return int(raw.get(b"deliveries", b"0")), int(raw.get(b"max_deliveries", b"0"))
 
 
 def _last_delivery(found: RawEntry) -> Delivery:

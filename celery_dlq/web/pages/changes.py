@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq import timing
@@ -18,12 +19,15 @@ from celery_dlq.web.pages import Row, filter_of, gone, json_text, query_of, supp
 
 if TYPE_CHECKING:
     from celery_dlq.operations.job import Job
+    from celery_dlq.store.records import Group
 
 COUNTED = 10_000
 MOST_SEARCHED = 2_000
 """Letters that are searched, on a job's page, for those that died again."""
 
+MOST_EMPTIED = 20
 MAX_NUMBER = 1e9
+_JUST_AFTER = timedelta(seconds=1)
 TYPED_ABOVE = 1000
 """Number of letters above which the queue's name must be typed, as for each discard."""
 
@@ -252,4 +256,23 @@ def _page(call: Call, found: Job, error: str = "", *, status: int = 200) -> Page
         error=error,
         examples=examples,
         edit=edit,
+        emptied=_emptied(call, found),
+        unknown=_unknown(found),
     )
+
+
+def _emptied(call: Call, found: Job) -> list[Group]:
+    """The causes whose last letter left while a job ran."""
+    if not found.changed or found.kind in ("release", "restore"):
+        return []
+    until = None if found.ended_at is None else found.ended_at + _JUST_AFTER
+    ended = call.dlq.store.overviews.emptied(found.queue, found.started_at, until)
+    return [group for _at, group in ended[:MOST_EMPTIED]]
+
+
+def _unknown(found: Job) -> int:
+    """How many messages of a job that has ended may still run: the page asks for their ends."""
+    if found.kind not in REDRIVES or found.ended_at is None:
+        return 0
+    ends = sum(found.counts.get(name, 0) for name in ("succeeded", "died_again"))
+    return max(0, found.changed - ends)

@@ -24,6 +24,7 @@ Columns = Sequence[tuple[str, Mapping[str, int]]]
 
 MAX_GROUPS = 100
 MOST_SEARCHED, _SEARCHED_AT_ONCE = 20_000, 2_000
+MAX_EMPTIED = 20
 MINUTES_PER_BAR = 2
 MAX_DISCARDED_SHOWN = 100
 MAX_DISCARDED_SCANNED = 10_000
@@ -99,6 +100,7 @@ def groups(call: Call) -> Page:
         more=more,
         searched=MOST_SEARCHED,
         length=call.dlq.store.length(queue),
+        emptied=[] if state else call.dlq.emptied(queue)[:MAX_EMPTIED],
     )
 
 

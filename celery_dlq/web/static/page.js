@@ -150,6 +150,28 @@
     location.reload();
   };
 
+  // -- The messages of a job that has ended still run: its page asks for their ends ---------------
+
+  const askFor = async (element, pause) => {
+    if (!document.hidden && !reloading) {
+      try {
+        const answer = await fetch(location.href, {cache: "no-store", redirect: "manual"});
+        const found = new DOMParser().parseFromString(await answer.text(), "text/html");
+        const fresh = found.querySelector("[data-job][data-state]");
+        if (fresh?.dataset.job !== element.dataset.job) return;
+        all("[data-count]", element).forEach((count) => {
+          const other = fresh.querySelector(`[data-count=${count.dataset.count}]`);
+          if (!other) return;
+          put(count, other.textContent);
+          count.parentElement.hidden = other.parentElement.hidden;
+        });
+        if (!fresh.dataset.unknown) return;
+      } catch { /* asked again */ }
+    }
+    if (pause < 60000) setTimeout(askFor, pause, element, pause * 1.2);  // for some minutes
+  };
+  all("[data-job][data-unknown]").forEach((element) => setTimeout(askFor, 2000, element, 2000));
+
   // One tab of a browser asks the server, the others hear it from that one: browsers open only six
   // connections to a server. Without locks (plain http by name) each tab asks now and then.
   const name = `dlq-live:${root}`;

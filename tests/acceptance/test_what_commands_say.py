@@ -1,0 +1,105 @@
+"""What commands say of what they did, and their exit codes."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+from command_line import Dlq
+from test_operations import QUEUE, left, put
+
+from celery_dlq.cli.jobs import unfinished
+from celery_dlq.operations.redrive.work import RedriveReport
+from celery_dlq.operations.release import OPENED_AGAIN
+from celery_dlq.store.claims import Claims
+from celery_dlq.store.letters import Letters
+
+
+@pytest.mark.parametrize("command", ["redrive", "discard", "purge"])
+def test_what_did_nothing_exits_with_1(poison: ModuleType, dlq: Dlq, command: str) -> None:
+    """All letters are another command's, or there are none: nothing was done."""
+    ids = [put(poison).id for _ in range(4)]
+    poison.dlq.store.claims.claim(QUEUE, ids, owner="other", lease_seconds=60)
+    done = dlq(command, QUEUE, "--all", "--yes")
+    assert done.exit_code == 1
+    assert "4 skipped: another command works on them" in done.stdout
+    poison.dlq.store.remove(QUEUE, ids)
+    done = dlq(command, QUEUE, "--all", "--yes")
+    assert (done.exit_code, "has no letters" in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("command", ["redrive", "discard", "purge"])
+@pytest.mark.parametrize("way", ["here", "elsewhere"])
+def test_letters_that_are_gone_are_not_said_to_come_back(
+    poison: ModuleType, dlq: Dlq, monkeypatch: pytest.MonkeyPatch, command: str, way: str
+) -> None:
+    """Another operator was faster: trying again later would not help."""
+    for _ in range(3):
+        put(poison)
+    name = "redrive" if command == "redrive" and way == "here" else "claim"
+    inner = getattr(Claims, name)
+
+    def late(self: Claims, queue: str, *args: Any, **more: Any) -> Any:
+        poison.dlq.store.remove(queue, left(poison))
+        return inner(self, queue, *args, **more)
+
+    monkeypatch.setattr(Claims, name, late)
+    if way == "elsewhere":
+        monkeypatch.setattr(Claims, "marker", lambda _self: None)
+    done = dlq(command, QUEUE, "--all", "--yes")
+    assert done.exit_code == 1
+    assert "3 skipped: others have redriven, discarded or trimmed them" in done.stdout
+    assert "try again" not in done.stdout
+
+
+def test_a_dry_run_that_keeps_counts_promises_what_the_redrive_does(
+    poison: ModuleType, dlq: Dlq
+) -> None:
+    """A letter without a delivery left stays."""
+    put(poison, deliveries=3, max_deliveries=3)
+    put(poison, deliveries=2, max_deliveries=3)
+    how = ("redrive", QUEUE, "--all", "--keep-count")
+    dry = dlq(*how, "--dry-run")
+    assert dry.exit_code == 1
+    assert "Would redrive 1 letter of orders-DLQ" in dry.stdout
+    assert "1 would stay: with --keep-count no delivery is left" in dry.stdout
+    done = dlq(*how, "--yes")
+    assert (done.exit_code, len(left(poison))) == (1, 1)
+    assert dlq(*how, "--force", "--dry-run").exit_code == 0
+
+
+def test_without_a_terminal_no_queue_is_read_before_yes_is_asked_for(
+    poison: ModuleType, dlq: Dlq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 400,000 letters that would take a minute."""
+    put(poison)
+
+    def refuse(*_args: Any, **_more: Any) -> Any:
+        raise AssertionError("the queue was read")
+
+    monkeypatch.setattr(Letters, "fields", refuse)
+    done = dlq("redrive", QUEUE, "--task", "fails")
+    assert (done.exit_code, "--yes is needed" in done.stderr) == (2, True)
+
+
+def test_the_next_command_is_named() -> None:
+    """After *held* the release; after a breaker that opened again, none that sends more."""
+    held = RedriveReport(redrive_id="j1", state="stopped", note="the canary is held by hold-1")
+    text = unfinished("redrive", held, "j1", ["hold-1"])
+    assert text.index("dlq release hold-1") < text.index("dlq jobs resume j1")
+    again = RedriveReport(redrive_id="j1", state="cancelled", note=OPENED_AGAIN)
+    text = unfinished("release", again, "j1")
+    assert "the circuit breaker has opened again" in text
+    assert "resume" not in text
+    person = RedriveReport(redrive_id="j1", state="cancelled", note="cancelled by ann@host")
+    assert "by ann@host" in unfinished("redrive", person, "j1")
+
+
+def test_a_job_says_who_cancelled_it(poison: ModuleType, dlq: Dlq) -> None:
+    """In the list, on its page and in the command that it ended."""
+    put(poison)
+    job = poison.dlq.plan("purge", QUEUE)
+    poison.dlq.start(job.id)
+    assert dlq("jobs", "cancel", job.id).exit_code == 0
+    assert dlq("jobs", "status", job.id, "--json").lines[0]["note"].startswith("cancelled by ")

@@ -1,0 +1,78 @@
+"""Pages say "no letters now" only if they have looked, and lead to what was mended."""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+from builders import DLQ, a_letter, key_of
+from test_web_groups import GROUP, GROUPS, PAGE, shown, stored
+from web_pages import SAME_SITE, Pages, form_of, get, pages, post
+
+from celery_dlq.web.pages.letters import PAGE as PAGE_SIZE
+from celery_dlq.web.status import busiest_first
+
+LETTERS = f"{GROUPS}/letters"
+
+
+def test_an_emptied_last_page_does_not_say_that_the_queue_is_empty() -> None:
+    """Its letters left; the queue has others."""
+    web = pages()
+    ids = [stored(web).id for _ in range(PAGE_SIZE + 5)]
+    older = web.dlq.page(DLQ, size=PAGE_SIZE).older
+    assert older is not None
+    web.dlq.assembly.backend.letters.remove(DLQ, ids[:5])
+    text = shown(web, LETTERS, cursor=older)
+    assert "no letters now" not in text
+    assert "Newest letters" in text
+    assert "no letters now" not in shown(web, LETTERS, cursor=older, task_name="shop.charge")
+
+
+def test_entries_without_a_cause_are_no_empty_queue() -> None:
+    """What is no letter is in no group."""
+    web = pages()
+    letter = stored(web)
+    store = web.dlq.assembly.backend
+    store.client.xadd(store.keys.letters(DLQ), {"mood": "bad"})
+    store.letters.remove(DLQ, [letter.id])
+    text = shown(web, GROUPS)
+    assert "no letters now" not in text
+    assert "1 entries" in text or "1 entry" in text
+
+
+def test_a_mended_cause_stays_in_the_list_and_its_job_leads_to_it() -> None:
+    """For a day; a cause that has letters again is in the table only."""
+    web = pages()
+    stored(web)
+    web.dlq.discard(DLQ, fingerprint=GROUP)
+    body = linked(web, GROUPS)
+    assert f"/groups/{GROUP}" in body
+    (job,) = web.dlq.jobs()
+    assert f"/groups/{GROUP}" in linked(web, f"/jobs/{job.id}")
+    assert "later letters of orders-DLQ" in noted(web)
+    stored(web)
+    assert linked(web, GROUPS).count(f"groups/{GROUP}") == 1
+
+
+def test_a_mended_queue_is_not_hot() -> None:
+    """It had many letters in the last hour, and has none now."""
+    web = pages()
+    letter = stored(web)
+    other = a_letter(dead_letter_queue="mail-DLQ")
+    web.dlq.assembly.backend.letters.dead_letter(other, key_of(other))
+    web.dlq.assembly.backend.letters.remove(DLQ, [letter.id])
+    found = busiest_first(web.dlq.queues())
+    assert [queue.name for queue in found] == ["mail-DLQ", DLQ]
+    assert web.handle(get("/")).body.count(b'class="hot"') == 1
+
+
+def linked(web: Pages, path: str) -> str:
+    """The source of a page's content."""
+    return web.handle(get(path)).body.decode().partition("<main")[2]
+
+
+def noted(web: Pages) -> str:
+    """What is shown before a note is added."""
+    cookie, token = form_of()
+    fields = urlencode({"text": "mended"})
+    request = post(f"{PAGE}/notes", cookie, token, fields=fields, headers=SAME_SITE)
+    return web.handle(request).body.decode()

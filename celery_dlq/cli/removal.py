@@ -21,7 +21,7 @@ from celery_dlq.cli.options import (
     letter_filter,
     yes_option,
 )
-from celery_dlq.cli.table import letters_text, say, utc
+from celery_dlq.cli.table import counting, letters_text, say, utc
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import one_line
@@ -58,6 +58,7 @@ def purge(ctx: click.Context, /, **given: Any) -> None:
 @click.command(short_help="Take back a discard: letters return to their queue.")
 @click.argument("letter_ids", metavar="[ID]...", nargs=-1)
 @filter_options
+@click.option("--job", help="Take back what this job discarded, and nothing else.")
 @click.option("--queue", help="Only letters that were discarded from this queue.")
 @click.option(
     "--all", "everything", is_flag=True, help="Restore all letters discarded from --queue."
@@ -70,6 +71,7 @@ def restore(
     /,
     letter_ids: tuple[str, ...],
     *,
+    job: str | None,
     queue: str | None,
     everything: bool,
     limit: int | None,
@@ -80,21 +82,28 @@ def restore(
 
     They become its newest letters. No task runs: for that, `redrive` them.
 
-    Choose letters by ID, or with --queue by filter or with --all. Asks first, unless you
-    name one letter by its ID. Without a terminal to ask, it needs --yes.
+    Choose letters by ID, by the --job that discarded them, or with --queue by filter or
+    with --all. Asks first, unless you name one letter by its ID. Without a terminal to
+    ask, it needs --yes.
     """
     where = letter_filter(fields)
     if letter_ids:
-        if where or everything or limit:
-            raise click.UsageError("choose letters by ID, or by a filter or --all; got both")
+        if where or everything or limit or job:
+            raise click.UsageError("choose letters by ID, by --job, or by a filter or --all")
         ask_for("restore", queue or "all queues", len(letter_ids), by_id=True, yes=yes)
         _restore_each(ctx, letter_ids, queue)
+    elif job is not None:
+        of = dead_letters_of(ctx).assembly.removal().discard_of(job)
+        if queue not in (None, of.queue):
+            raise click.UsageError(f"job {job} discarded letters of {of.queue}, not of {queue}")
+        _restore_matching(ctx, of.queue, where, limit, job=job, yes=yes)
     elif queue is None or not (where or everything):
         raise click.UsageError(
-            "choose letters by ID, or with --queue by a filter such as --fingerprint or with --all"
+            "choose letters by ID, by --job, or with --queue by a filter such as --fingerprint or "
+            "with --all"
         )
     else:
-        _restore_matching(ctx, queue, where, limit, yes=yes)
+        _restore_matching(ctx, queue, where, limit, job=None, yes=yes)
 
 
 def _restore_each(ctx: click.Context, letter_ids: tuple[str, ...], queue: str | None) -> None:
@@ -116,16 +125,26 @@ def _restore_each(ctx: click.Context, letter_ids: tuple[str, ...], queue: str | 
 
 
 def _restore_matching(
-    ctx: click.Context, queue: str, where: LetterFilter, limit: int | None, *, yes: bool
+    ctx: click.Context,
+    queue: str,
+    where: LetterFilter,
+    limit: int | None,
+    *,
+    job: str | None,
+    yes: bool,
 ) -> None:
     dead_letters, console = dead_letters_of(ctx), console_of(ctx)
-    binned = dead_letters.discarded(queue)
+    binned = dead_letters.discarded(queue, job=job)
     matching = (one for one in binned if not where or where.matches_fields(one.fields))
     count = sum(1 for _ in islice(matching, limit))
     if not count:
-        raise click.ClickException(f"no discarded letter of {queue!r} matches")
+        of = f" by job {job}" if job else ""
+        raise click.ClickException(f"no letter of {queue!r} that was discarded{of} matches")
     ask_for("restore", queue, count, by_id=False, yes=yes)
-    restored, taken = dead_letters.restore_all(queue, where, limit=limit)
+    with counting(console, "restored", total=count) as progress:
+        restored, taken = dead_letters.restore_all(
+            queue, where, limit=limit, job=job, progress=progress
+        )
     say(console, f"Restored {letters_text(restored)} to {queue}.")
     if taken:
         more = "stay discarded: their messages failed again, and the queue has the new letters"

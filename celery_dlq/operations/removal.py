@@ -17,6 +17,7 @@ from celery_dlq.letters.record import iso
 from celery_dlq.operations.job import CancelledError, Job, JobOptions, JobRun
 from celery_dlq.operations.jobs import Jobs
 from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX, Reading, split
+from celery_dlq.operations.redrive.checks import DryRun
 from celery_dlq.operations.redrive.select import Progress, RawEntry, batches, select
 from celery_dlq.operations.retention import KEPT_IN_BIN, Retention
 from celery_dlq.policies.policy import KeyValue, Policy
@@ -211,8 +212,8 @@ class Removal:
         job = self.discard_of(job_id)
         run = self.new_restore(job.queue, LetterFilter(), job=job_id)
         found = [one.size for one in self.discarded(job.queue, job=job_id)]
-        preview = {"letters": len(found), "exact": True, "bytes": sum(found), "corrupt": 0}
-        run.tell(total=len(found), preview=preview)
+        seen = DryRun(letters=len(found), bytes=sum(found))
+        run.tell(total=seen.letters, preview=seen.preview())
         return self._jobs.keep(run.job)
 
     def discard_of(self, job_id: str) -> Job:

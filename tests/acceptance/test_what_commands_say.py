@@ -103,3 +103,25 @@ def test_a_job_says_who_cancelled_it(poison: ModuleType, dlq: Dlq) -> None:
     poison.dlq.start(job.id)
     assert dlq("jobs", "cancel", job.id).exit_code == 0
     assert dlq("jobs", "status", job.id, "--json").lines[0]["note"].startswith("cancelled by ")
+
+
+def test_a_wrong_discard_is_taken_back_by_its_job_and_not_a_colleagues(
+    poison: ModuleType, dlq: Dlq
+) -> None:
+    """The command names the way back; whoever discarded at the same time keeps what they did."""
+    mine = {put(poison, fingerprint="aaa").id for _ in range(5)}
+    theirs = {put(poison, fingerprint="bbb").id for _ in range(3)}
+    done = dlq("discard", QUEUE, "--fingerprint", "aaa", "--yes")
+    poison.dlq.discard(QUEUE, fingerprint="bbb")
+    job = next(job for job in poison.dlq.jobs() if job.filter == {"fingerprint": "aaa"})
+    assert f"`dlq restore --job {job.id}`" in done.stdout
+    assert left(poison) == []
+    back = dlq("restore", "--job", job.id, "--yes")
+    assert (back.exit_code, "Restored 5 letters to orders-DLQ" in back.stdout) == (0, True)
+    assert set(left(poison)) == mine
+    assert {one.key for one in poison.dlq.discarded(QUEUE)} == theirs
+    again = dlq("restore", "--job", job.id, "--yes")
+    assert (again.exit_code, "no letter" in again.stderr) == (1, True)
+    purge = poison.dlq.purge(QUEUE)
+    refused = dlq("restore", "--job", purge.job_id, "--yes")
+    assert (refused.exit_code, "a purge" in refused.stderr) == (1, True)

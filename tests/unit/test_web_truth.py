@@ -76,3 +76,22 @@ def noted(web: Pages) -> str:
     fields = urlencode({"text": "mended"})
     request = post(f"{PAGE}/notes", cookie, token, fields=fields, headers=SAME_SITE)
     return web.handle(request).body.decode()
+
+
+def test_the_page_of_a_discard_has_the_way_back() -> None:
+    """Its button makes a plan of what this job discarded; who starts it gets just that back."""
+    web = pages()
+    mine = stored(web)
+    web.dlq.discard(DLQ, ids={mine.id})
+    (job,) = web.dlq.jobs()
+    theirs = stored(web)
+    web.dlq.discard(DLQ, ids={theirs.id})
+    assert "Restore what it discarded" in shown(web, f"/jobs/{job.id}")
+    cookie, token = form_of()
+    answer = web.handle(post(f"/jobs/{job.id}/restore", cookie, token, headers=SAME_SITE))
+    assert answer.status == 303
+    plan = next(job for job in web.dlq.jobs() if job.kind == "restore")
+    assert f"1 letter that job {job.id} discarded" in shown(web, f"/jobs/{plan.id}")
+    web.dlq.start(plan.id)
+    web.dlq.assembly.jobs().run_next(lambda: False)
+    assert [letter.id for letter in web.dlq.letters(DLQ)] == [mine.id]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq import timing
@@ -14,6 +14,7 @@ from celery_dlq.letters.printable import printable, printable_json
 from celery_dlq.operations.edit import Edit
 from celery_dlq.operations.job import REDRIVES, REMOVALS
 from celery_dlq.operations.redrive.select import RawEntry
+from celery_dlq.operations.retention import KEPT_IN_BIN
 from celery_dlq.web.http import Call, Page, Permission, RequestError
 from celery_dlq.web.pages import Row, filter_of, gone, json_text, query_of, suppressed
 
@@ -187,6 +188,17 @@ def resume(call: Call) -> Page:
     return _changed(call, call.dlq.resume_in_background, typed=True)
 
 
+def restore_job(call: Call) -> Page:
+    """Plan to take back a discard, by its job."""
+    found = _job(call)
+    try:
+        return call.to("job", job=call.dlq.plan_restore(found.id).id)
+    except StoreUnavailable:
+        raise
+    except DLQError as exc:
+        return _page(call, found, str(exc), status=409)
+
+
 def _changed(call: Call, change: Callable[[str], object], *, typed: bool = False) -> Page:
     """Change a job, and let it run; if it is refused, say why on its page."""
     found = _job(call)
@@ -258,7 +270,15 @@ def _page(call: Call, found: Job, error: str = "", *, status: int = 200) -> Page
         edit=edit,
         emptied=_emptied(call, found),
         unknown=_unknown(found),
+        restorable=_is_restorable(found),
     )
+
+
+def _is_restorable(found: Job) -> bool:
+    """True for a discard whose letters the bin may have."""
+    discards = found.kind == "discard" and not found.options.get("forever")
+    recent = datetime.now(timezone.utc) - found.updated_at < KEPT_IN_BIN
+    return discards and recent and bool(found.counts.get("removed"))
 
 
 def _emptied(call: Call, found: Job) -> list[Group]:

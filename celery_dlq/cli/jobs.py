@@ -180,6 +180,7 @@ class JobRequest:
         if not self.as_json:
             show_in_the_way(self.console, seen)
         how = f", {self.how['canary']:,} of them first" if self.how.get("canary") else ""
+        how += f" (note: {self.how['note']})" if self.how.get("note") else ""
         ask_for(self.kind, self.queue, count, by_id=ids is not None, yes=False, how=how)
         return run
 
@@ -262,7 +263,7 @@ def _row(one: Job) -> tuple[Cell, ...]:
     planned = one.state == "waiting" and one.start_at is not None
     return (
         one.id,
-        (one.kind, one.queue),
+        (one.kind, one.queue, line(one.options.get("note", ""), "dim")),
         (
             line(one.state, _STATE_STYLES.get(one.state, "")),
             f"for {utc(one.start_at)}" if planned else "",

@@ -34,6 +34,7 @@ from celery_dlq.cli.table import (
 )
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.letters import json_codec
+from celery_dlq.letters.headers import lives_of
 from celery_dlq.letters.links import WHEN, links_of
 from celery_dlq.letters.printable import shortened
 from celery_dlq.letters.record import DeadLetter, Delivery
@@ -213,12 +214,26 @@ def letter(console: Console, found: DeadLetter, body_bytes: int | None = None) -
     console.print(line(found.task_name, "bold"), reason(found.reason.value))
     facts(console, ((name, value) for name, value in _facts(found) if value not in ("", "-")))
     _history(console, found.history)
+    _lives(console, found)
     console.print(line(f"body ({size:,} bytes, {found.content_type})", "dim"))
     console.print(Padding(block(shortened(_body(found), _MAX_BODY_CHARS)), (0, 0, 0, 2)))
     if found.traceback:
         console.print(line("traceback", "dim"))
         # Lines stay whole: people copy them.
         console.print(block(found.traceback.rstrip()), soft_wrap=True)
+
+
+def _lives(console: Console, found: DeadLetter) -> None:
+    """What a redriven message died of before."""
+    try:
+        headers = json_codec.loads(found.headers)
+    except (ValueError, RecursionError):
+        return
+    for life in lives_of(headers) if isinstance(headers, dict) else []:
+        same = life.get("fingerprint") == found.fingerprint
+        cause = "the same cause" if same else f"cause {life.get('fingerprint', '-')}"
+        what = class_name(life.get("exception")) or life.get("reason", "")
+        say(console, f"died before: {life.get('at', '')[:19]}Z {what}, {cause}")
 
 
 def unreadable(console: Console, queue: str, entry: Unreadable) -> None:

@@ -152,6 +152,7 @@ def changes_letters(verb: str) -> Command:
         filter_options,
         click.option("--all", "everything", is_flag=True, help=f"{verb} all letters of the queue."),
         click.option("--limit", type=int, help=f"{verb} at most this many letters."),
+        click.option("--note", default="", help="Why, e.g. a ticket; jobs and audit show it."),
         background_options,
         yes_option,
         json_option,

@@ -29,7 +29,7 @@ _MAX_ERRORS = 10
 _CHORDS = "Parts of chords: {:,}. Such a chord fails; the redrive does not run its body."
 _USED_UP = "{:,} would stay: with --keep-count no delivery is left; --force grants one more."
 _REFUSED = "{:,} would be lost or have no delivery left, and stay in {}; --force redrives them."
-_EDIT_OPTIONS = ("to_queue", "delay", "new_id", "keep_count", "force")
+_EDIT_OPTIONS = ("to_queue", "delay", "new_id", "keep_count", "force", "note")
 _OPTIONS = (*_EDIT_OPTIONS, "rate", "limit", "canary", "max_failures", "canary_wait")
 
 

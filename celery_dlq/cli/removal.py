@@ -194,7 +194,7 @@ def _remove(
     **given: Any,
 ) -> None:
     background = background or start_at is not None
-    request = JobRequest.of(ctx, kind, given, ("limit", *names))
+    request = JobRequest.of(ctx, kind, given, ("limit", "note", *names))
     dead_letters, queue, where = request.dead_letters, request.queue, request.where
     if background:
         request.hand_over(start_at)

@@ -21,6 +21,7 @@ __all__ = [
     "DELAY_HEADER",
     "DELAY_SOURCE_HEADER",
     "DELIVERIES_HEADER",
+    "EARLIER_HEADER",
     "EDITED_HEADER",
     "HOLD_HEADER",
     "LETTER_HEADER",
@@ -96,7 +97,31 @@ SAMPLE_HEADER = "dlq_sample_share"
 EDITED_HEADER = "dlq_edited"
 """Edits of the message as JSON: time, person and change of each. Bounded."""
 
+EARLIER_HEADER = "dlq_earlier"
+"""What a redriven message died of before, as JSON: time, reason, exception, cause. Bounded."""
+
+MAX_LIVES = 5
+"""Number of earlier deaths that a message names, the newest ones."""
+
+_MAX_LIVES_CHARS = 10_000
+_LIFE = ("at", "reason", "exception", "fingerprint", "letter")
+
 MAX_COUNT = 2**31 - 1
+
+
+def lives_of(headers: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Earlier deaths of a message, oldest first; a publisher may have written anything there."""
+    text = headers.get(EARLIER_HEADER)
+    try:
+        whole = isinstance(text, str) and len(text) <= _MAX_LIVES_CHARS
+        found = json.loads(text) if whole and text else []
+    except (ValueError, RecursionError):
+        return []
+    lives = [life for life in found if isinstance(life, dict)] if isinstance(found, list) else []
+    return [
+        {name: life[name] for name in _LIFE if isinstance(life.get(name), str)}
+        for life in lives[-MAX_LIVES:]
+    ]
 
 
 def whole_number(value: object) -> int:

@@ -108,6 +108,7 @@ class Operations:
         - ``canary``: first redrive so many letters, spread over the groups, and watch how they
           end, for ``canary_wait`` seconds (default 60). The others follow if at most
           ``max_failures`` (default 0) of them die again or do not end.
+        - ``note``: why, for people: for example a ticket. Jobs and audit show it.
         """
         taken = ("progress", "scanned", *RedriveKeys.__annotations__)
         where, options = split("redrive", where, given, taken)

@@ -15,7 +15,7 @@ from uuid import uuid4
 from celery_dlq import timing
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.filters import LetterFilter
-from celery_dlq.letters.printable import get_logger
+from celery_dlq.letters.printable import get_logger, one_line, shortened
 from celery_dlq.letters.record import Recorded
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.operations.redrive.select import Progress, RawEntry, select
@@ -46,6 +46,7 @@ REDRIVES = ("redrive", "edit")
 REMOVALS = ("discard", "purge")
 """The kinds of job that remove letters."""
 
+_MAX_NOTE_CHARS = 500
 _HANDLED = (
     *("published", "finished", "removed", "restored", "taken"),
     *("skipped", "corrupt", "failures", "refused"),
@@ -69,8 +70,13 @@ class JobOptions:
     """The options that all kinds of job have."""
 
     limit: int | None = None  # At most this many letters; `None` for all
+    note: str = ""  # Why, for people: for example a ticket
 
     def __post_init__(self) -> None:
+        if not isinstance(self.note, str):
+            raise DLQError(f"expected note to be a text, got {type(self.note).__name__}")
+        note = shortened(one_line(self.note.strip()), _MAX_NOTE_CHARS)
+        object.__setattr__(self, "note", note)
         if self.limit is not None and self.limit < 1:
             raise DLQError(f"expected limit to be 1 or more, got {self.limit}")
 

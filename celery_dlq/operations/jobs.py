@@ -421,7 +421,7 @@ class Jobs:
 
     def _record_end(self, run: JobRun, change: CountedChange) -> None:
         counts = {name: count for name, count in run.job.counts.items() if count}
-        end = {"state": run.job.state, "options": dict(run.job.options), "counts": counts}
+        end = {"state": run.job.state, "options": _options(run.job), "counts": counts}
         if change.close(**end) is None:
             detail = {**_detail(run.job), **end}
             self.audit.record(change.action, run.job.queue, detail)
@@ -512,7 +512,12 @@ def _detail(job: Job) -> dict[str, Any]:
     ids, shown = job.filter.get("ids", ()), dict(job.filter)
     if len(ids) > _MOST_IDS_SHOWN:
         shown["ids"] = [*ids[:_MOST_IDS_SHOWN], f"and {len(ids) - _MOST_IDS_SHOWN} more"]
-    return {"job": job.id, "state": RUNNING, "filter": shown, "options": dict(job.options)}
+    note = {"note": job.options["note"]} if job.options.get("note") else {}
+    return {"job": job.id, **note, "state": RUNNING, "filter": shown, "options": _options(job)}
+
+
+def _options(job: Job) -> dict[str, Any]:
+    return {name: value for name, value in job.options.items() if name != "note"}
 
 
 def _note(job: Job, report: Any) -> str:

@@ -53,6 +53,7 @@ class PurgeKeys(FilterFields, total=False):
     """What a purge takes: a filter, and what `DeadLetters` describes."""
 
     limit: int | None
+    note: str
     progress: Progress | None
     scanned: Progress | None
 
@@ -296,7 +297,8 @@ class Removal:
     ) -> DiscardReport:
         taken = [*PurgeKeys.__annotations__, *(["forever"] if kind == "discard" else [])]
         where, options = split(kind, where, given, taken)
-        kept = DiscardOptions(forever=forever, limit=options.get("limit"))
+        note = options.get("note", "")
+        kept = DiscardOptions(forever=forever, limit=options.get("limit"), note=note)
         self._reading.check_queue(queue)
         run = self._jobs.new(kind, queue, where, kept)
         done = self._jobs.run(run, options.get("progress"), options.get("scanned"))

@@ -14,16 +14,20 @@ from celery_dlq.letters import json_codec
 from celery_dlq.letters.headers import (
     DELAY_HEADER,
     DELAY_SOURCE_HEADER,
+    EARLIER_HEADER,
     HOLD_HEADER,
     LETTER_HEADER,
+    MAX_LIVES,
     PUBLICATION_HEADER,
     REDRIVE_HEADER,
     REDRIVEN_AT_HEADER,
     REDRIVES_HEADER,
     is_publication,
+    lives_of,
     named_after,
 )
 from celery_dlq.letters.packed import INLINE
+from celery_dlq.letters.printable import shortened
 from celery_dlq.letters.record import from_micros, iso
 from celery_dlq.operations.job import JobOptions
 from celery_dlq.operations.redrive.select import RawEntry
@@ -40,7 +44,8 @@ _STALE_PREFIXES = (
 )
 _STALE = ("redelivered", HOLD_HEADER, DELAY_HEADER, DELAY_SOURCE_HEADER)  # a redrive is immediate
 # A text of headers with one of these cannot be kept.
-_CHANGED = frozenset({*_STALE, REDRIVES_HEADER, REDRIVE_HEADER, REDRIVEN_AT_HEADER, LETTER_HEADER})
+_MARKERS = (REDRIVES_HEADER, REDRIVE_HEADER, REDRIVEN_AT_HEADER, LETTER_HEADER, EARLIER_HEADER)
+_CHANGED = frozenset({*_STALE, *_MARKERS})
 # kombu sets these for each publish.
 _TRANSPORT_PROPERTIES = frozenset(
     {
@@ -55,6 +60,7 @@ _TRANSPORT_PROPERTIES = frozenset(
 )
 
 _MAX_CANARY = 1000
+_MAX_LIFE_CHARS = 200
 
 _encoded = json.JSONEncoder().encode
 _decode = json.JSONDecoder().raw_decode
@@ -73,6 +79,7 @@ class RedriveKeys(TypedDict, total=False):
     canary: int | None
     max_failures: int
     canary_wait: float | timedelta
+    note: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +209,7 @@ def outgoing(
         headers, kept = _clean(text)
         unchanged = _unchanged(raw)
         task_id, queue = _text(raw, b"task_id"), options.to_queue or _text(raw, b"source_queue")
-        redrives = int(raw.get(b"redrives", b"0")) + 1
+        redrives, earlier = int(raw.get(b"redrives", b"0")) + 1, _lives(headers, raw, found.key)
         if "expires" in headers and _is_over(raw.get(b"expires"), now):
             headers["expires"], kept = None, False  # else the worker would discard it as expired
     except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as exc:
@@ -219,7 +226,7 @@ def outgoing(
     if options.new_id:
         task_id, kept = _rename(headers, unchanged["properties"], letter_id), False
     markers = {REDRIVES_HEADER: redrives, REDRIVE_HEADER: redrive_id, LETTER_HEADER: letter_id}
-    markers[REDRIVEN_AT_HEADER] = iso(redriven_at or now)
+    markers |= {REDRIVEN_AT_HEADER: iso(redriven_at or now), EARLIER_HEADER: earlier}
     markers.update(_publication(headers, letter_id))
     headers.update(markers)
     return Outgoing(
@@ -231,6 +238,16 @@ def outgoing(
         headers_text=_marked(text, markers) if kept else "",
         **unchanged,
     )
+
+
+def _lives(headers: Mapping[str, Any], raw: Mapping[bytes, bytes], letter_id: str) -> str:
+    """What a message died of so far, as JSON, without what may quote its arguments."""
+    names = {"reason": b"reason", "exception": b"exception_type", "fingerprint": b"fingerprint"}
+    texts = {key: raw.get(name, b"").decode("utf-8", "replace") for key, name in names.items()}
+    at = from_micros(int(raw.get(b"dead_lettered_at", b"0")))
+    known = {key: shortened(text, _MAX_LIFE_CHARS) for key, text in texts.items() if text}
+    life = {"at": at.isoformat(), **known, "letter": letter_id}
+    return json.dumps([*lives_of(headers), life][-MAX_LIVES:])
 
 
 def _is_over(expires: bytes | None, now: datetime) -> bool:

@@ -69,13 +69,16 @@ def plan_redrive(call: Call) -> Page:
         "max_failures": _number(call, "max_failures", int),
         "canary_wait": _number(call, "canary_wait"),
         "force": bool(call.value("force")),
+        "note": call.typed("note"),
     }
     return _planned(call, "redrive", {k: one for k, one in given.items() if one is not None})
 
 
 def plan_discard(call: Call) -> Page:
     """Make the plan of a discard."""
-    return _planned(call, "discard", {"limit": _number(call, "limit", int)})
+    return _planned(
+        call, "discard", {"limit": _number(call, "limit", int), "note": call.typed("note")}
+    )
 
 
 def _planned(call: Call, kind: str, options: dict[str, Any]) -> Page:

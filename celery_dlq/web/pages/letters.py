@@ -14,7 +14,7 @@ from celery_dlq import timing
 from celery_dlq.errors import CorruptLetter, DLQError, NotFound
 from celery_dlq.letters.conditions import MAX_CHARS
 from celery_dlq.letters.conditions import MAX_DEPTH as MAX_CONDITION_DEPTH
-from celery_dlq.letters.headers import EDITED_HEADER, REDRIVE_HEADER
+from celery_dlq.letters.headers import EDITED_HEADER, REDRIVE_HEADER, lives_of
 from celery_dlq.letters.links import MAX_PARSED_BYTES, WHEN, links_of
 from celery_dlq.letters.printable import json_text, shortened
 from celery_dlq.letters.replacing import MARKER
@@ -101,6 +101,7 @@ def letter(call: Call) -> Page:
         links=links_of(shown.content_type, shown.body),
         when=WHEN,
         edits=edits_of(headers),
+        lives=lives_of(headers),
         redriven_by=redriven_by if isinstance(redriven_by, str) else "",
         editable=len(shown.body) <= MAX_BODY_SHOWN
         and suppressed(lambda: call.dlq.arguments(entry.key, queue), DLQError) is not None,

@@ -57,6 +57,7 @@ class Timing:
     poll: float = 0.5  # Between two looks for new letters
     max_poll: float = 10.0  # The same, while the store is away
     export_lease: float = 15.0  # A killed export keeps others out for so long
+    export_note: float = 3600.0  # An export that follows into a local folder says that it lives
     page: float = 0.04  # A page searches and counts so long; the rest of 0.1 s is for its HTML
     # Features
     hold_noticed: timedelta = timedelta(seconds=3)  # Workers hold messages until they notice

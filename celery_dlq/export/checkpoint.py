@@ -60,7 +60,6 @@ _STATE = (
     *("queue", "position", "intent", "since", "trimmed", "trimmed_letters", "trimming", "store"),
     *("generation", "compared"),
 )
-_SIGN_OF_LIFE_SECONDS = 3600.0  # of an export to a local folder
 
 
 class ExportLeases:
@@ -128,7 +127,7 @@ class ExportLeases:
         repeat(self._renew, self._ended.is_set, "The leases of an export are not renewed")
 
     def _renew(self) -> None:
-        if not self._ended.wait(self._seconds / 3 or _SIGN_OF_LIFE_SECONDS):
+        if not self._ended.wait(self._seconds / 3 or timing.current.export_note):
             for lease in list(self._held.values()):
                 with suppress(StoreUnavailable):  # the next `note` finds out
                     lease.renew()

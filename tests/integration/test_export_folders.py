@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import intervals
 import pyarrow.parquet as pq
 import pytest
 from builders import DLQ, a_letter, an_app, key_of
@@ -18,7 +19,7 @@ from waiting import poll
 
 from celery_dlq import DeadLetters
 from celery_dlq.cli.commands import dlq as commands
-from celery_dlq.export import checkpoint, exporter, roll
+from celery_dlq.export import exporter, roll
 from celery_dlq.export.checkpoint import Checkpoint
 from celery_dlq.export.exporter import ParquetExport, Rolling
 from celery_dlq.operations.retention import Retention
@@ -183,7 +184,7 @@ def test_an_export_that_follows_keeps_its_folder_in_use(
     store: Letters, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Nothing may die for months, and then many at once."""
-    monkeypatch.setattr(checkpoint, "_SIGN_OF_LIFE_SECONDS", 0.02)
+    intervals.change(monkeypatch, export_note=0.02)
     put(store, 1)
     stop, export = threading.Event(), ParquetExport(store, tmp_path)
     thread = threading.Thread(target=export.follow, args=(lambda: [DLQ], stop))

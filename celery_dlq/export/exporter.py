@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +24,7 @@ from celery_dlq.errors import CorruptLetter, DLQError, ExportError, MissingExtra
 from celery_dlq.export import checkpoint, table
 from celery_dlq.export.checkpoint import Checkpoint, ExportLeases
 from celery_dlq.export.destination import Destination
-from celery_dlq.export.roll import Roll, earlier_ids, trim
+from celery_dlq.export.roll import Background, Roll, earlier_ids, trim
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import from_micros, iso, letter_from, to_micros
@@ -53,7 +52,7 @@ MAX_LISTED_ENTRIES = 20
 """Positions of at most this many unreadable entries are listed; the count covers all."""
 
 _MAX_FAILURES = 3  # named in one message
-_MAX_BUFFERED_BYTES = 128 * 1024 * 1024
+_MAX_BUFFERED_BYTES = 64 * 1024 * 1024
 
 Entry = tuple[str, Mapping[bytes, bytes]]
 Progress = Callable[[int], None]
@@ -162,7 +161,7 @@ class ParquetExport:
         self._take_over = take_over
         # Of one run; see `_opened`
         self.report: ExportReport
-        self.pool: ThreadPoolExecutor
+        self.pool: Background
         self.leases: ExportLeases
         self.progress: Progress
         self._queues: dict[str, _Queue] = {}
@@ -207,7 +206,6 @@ class ParquetExport:
                     names = dead_letter_queues()
                     for name in names:
                         self._export(name, older=0.0 if last_round else self.rolling.seconds)
-                    self._limit_buffers()
                     pause = timing.current.poll
                 except StoreUnavailable as exc:
                     if last_round:
@@ -241,7 +239,7 @@ class ParquetExport:
         try:
             with (
                 self.destination.locked(),
-                ThreadPoolExecutor(1, "celery_dlq-export") as self.pool,
+                Background() as self.pool,
             ):
                 self.destination.open()
                 self.leases = self._agree()
@@ -282,9 +280,12 @@ class ParquetExport:
                 self._queues[name] = _Queue(self, name)
                 self._queues[name].begin()
             queue = self._queues[name]
+            before = queue.buffered_bytes
             queue.read()
             if not older or queue.is_old(older):
                 queue.commit()
+            elif queue.buffered_bytes > before:
+                self._limit_buffers()
 
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:

@@ -11,7 +11,7 @@ Letters are removed from their queue, or left out as known ones, once their file
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -50,11 +50,32 @@ WRITING: dict[str, Any] = {
 """Arguments of `pyarrow.parquet.ParquetWriter`."""
 
 
+class Background:
+    """One thread that writes; nothing waits for it, because what waits is in memory."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "celery_dlq-export")
+        self._last: Future[None] | None = None
+
+    def __enter__(self) -> Background:  # noqa: PYI034 - Self came with Python 3.11
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+
+    def submit(self, jobs: list[tuple[DayFile, list[Any]]]) -> Future[None]:
+        """Write once the job before is done, whosever it was."""
+        if self._last is not None:
+            wait([self._last])
+        self._last = self._thread.submit(_write, jobs)
+        return self._last
+
+
 class Roll:
     """Collects letters and writes them in the background, one file per day of death."""
 
     def __init__(
-        self, destination: Destination, checkpoint: Checkpoint, background: Executor
+        self, destination: Destination, checkpoint: Checkpoint, background: Background
     ) -> None:
         self._destination = destination
         self._checkpoint = checkpoint
@@ -118,7 +139,7 @@ class Roll:
         files = [file for file in self._days.values() if file.tables]
         jobs = [(file, file.take()) for file in files]
         self._buffered_rows = self.buffered_bytes = 0
-        self._running = self._background.submit(_write, jobs)
+        self._running = self._background.submit(jobs)
 
     def _wait(self) -> None:
         running, self._running = self._running, None

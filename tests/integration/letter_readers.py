@@ -8,6 +8,7 @@ Args: URL of Redis, a name of `READERS`, a folder to write to.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,6 +45,20 @@ def export(url: str, folder: str) -> int:
     from celery_dlq.export.exporter import ParquetExport  # of this reader alone: it is large
 
     return ParquetExport(letters_of(url), folder).run([DLQ]).letters
+
+
+def follow(url: str, folder: str) -> int:
+    from celery_dlq.export.exporter import ParquetExport  # of this reader alone: it is large
+
+    store, stop, read = letters_of(url), threading.Event(), list[int]()
+    wanted = sum(map(store.length, store.names()))
+
+    def progress(letters: int) -> None:
+        read.append(letters)
+        if sum(read) >= wanted:
+            stop.set()
+
+    return ParquetExport(store, folder).follow(store.names, stop, progress=progress).letters
 
 
 def spark(url: str, _folder: str) -> int:
@@ -84,7 +99,8 @@ def retention(url: str, _folder: str) -> int:
 
 
 READERS: dict[str, Callable[[str, str], int]] = {
-    one.__name__: one for one in (export, spark, listing, pages, differences, redrive, retention)
+    one.__name__: one
+    for one in (export, follow, spark, listing, pages, differences, redrive, retention)
 }
 
 if __name__ == "__main__":

@@ -77,26 +77,50 @@ def test_small_letters_before_large_ones_take_no_more_memory(
     thread.start()
     try:
         poll(lambda: watch.written)
-        done = subprocess.run(
-            [sys.executable, HERE / "letter_readers.py", server.url, reader, str(tmp_path)],
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-            env={**os.environ, "PYTHONPATH": str(HERE.parent)},
-        )
+        found, peak = read(server, reader, tmp_path)
     finally:
         watch.stop.set()
         thread.join()
         client.config_set("maxmemory", 0)
-    assert done.returncode == 0, done.stderr
-    found, peak = map(int, done.stdout.split())
     above = watch.above // MEGABYTE
     assert found == SMALL + LARGE
     assert peak < MOST_OF_READER
     assert above < MOST_OF_REDIS
     assert watch.written
     assert not watch.refused
+
+
+def read(server: RedisServer, reader: str, folder: Path) -> tuple[int, int]:
+    """The number of letters that a reader found, and the most MiB that it had in use."""
+    done = subprocess.run(
+        [sys.executable, HERE / "letter_readers.py", server.url, reader, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(HERE.parent)},
+    )
+    assert done.returncode == 0, done.stderr
+    found, peak = map(int, done.stdout.split())
+    return found, peak
+
+
+def test_an_export_that_follows_many_queues_holds_few_letters_of_all(tmp_path: Path) -> None:
+    """Each queue has less than one row group, and all together have much more."""
+    with RedisServer() as server:
+        store = Store(server.url, timeout_seconds=10.0).letters
+        for number in range(144):
+            text = os.urandom(LARGE_BYTES // 2).hex()
+            letter = a_letter(
+                dead_letter_queue=f"orders{number % 12}-DLQ",
+                args_json=f'["{text}"]',
+                body=f'[["{text}"],{{}},{{}}]'.encode(),
+            )
+            store.dead_letter(letter, key_of(letter))
+        store.close()
+        found, peak = read(server, "follow", tmp_path)
+    assert found == 144
+    assert peak < MOST_OF_READER
 
 
 def asks_for_several(command: Command) -> bool:

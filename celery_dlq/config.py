@@ -360,8 +360,8 @@ def check_broker_url(urls: object) -> None:
         if url.partition("://")[0].endswith("+cluster"):
             raise SettingsError(
                 f"expected a broker that Celery has a transport for, got {shown(url)}: it has "
-                f"none for Redis Cluster. Take one Redis, Sentinel or RabbitMQ as broker_url; "
-                f"counters and letters may be in the cluster: set dlq_url to it"
+                f"none for Redis Cluster. Take one Redis, Sentinel, RabbitMQ or Amazon SQS as "
+                f"broker_url; counters and letters may be in the cluster: set dlq_url to it"
             )
 
 

@@ -30,7 +30,7 @@ _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 def shown(value: object) -> str:
     """A value for a message: one line, short, and without what could be a password of a URL."""
     one_line = " ".join(safe_repr(value, _SHOWN_CHARS).split())
-    return re.sub(r"""(^|//|[\s'"\[({,;])[^\s'"]*@""", r"\1**@", one_line)
+    return re.sub(r"""(^|//|[\s'"\[({,;])([a-z0-9+]+://)?[^\s'"]*@""", r"\1\2**@", one_line)
 
 
 def expected(where: str, what: str, got: object) -> SettingsError:

@@ -13,6 +13,7 @@ import pytest
 import redis
 from kombu import Exchange, Queue
 from kombu.transport import redis as kombu_redis
+from servers import RedisServer
 from waiting import poll
 
 from celery_dlq.transport.redis.broker import broker_of
@@ -40,9 +41,9 @@ def connect(redis_url: str) -> Iterator[Connect]:
     opened: list[tuple[kombu.Connection, Leases]] = []
 
     def connect(
-        fetch: str, options: dict[str, Any] | None = None, *, database: int = 0
+        fetch: str, options: dict[str, Any] | None = None, *, database: int = 0, url: str = ""
     ) -> kombu.Connection:
-        url = f"{redis_url.rpartition('/')[0]}/{database}"
+        url = url or f"{redis_url.rpartition('/')[0]}/{database}"
         connection = kombu.Connection(url, transport_options=options or {})
         leases = Leases(60)
         if fetch == "reliable":
@@ -254,6 +255,22 @@ def test_queues_that_are_added_and_cancelled_while_idle(connect: Connect) -> Non
         return receiver.got
 
     assert [body for _, body in both(connect, run)] == ["before", "after", "still", "left"]
+
+
+def test_a_redis_that_forgets_what_it_tracks_makes_no_idle_worker_spin(connect: Connect) -> None:
+    """Its `tracking-table-max-keys` is too low: each look made Redis tell of a change at once."""
+    with RedisServer("--tracking-table-max-keys", "1") as server:
+        connection = connect("reliable", url=server.url)
+        receiver = Receiver(connection, QUEUES)
+        drain(connection)
+        before = server.client().info("stats")["total_commands_processed"]
+        with suppress(TimeoutError):
+            connection.drain_events(timeout=3)
+        sent = server.client().info("stats")["total_commands_processed"] - before
+        assert sent < 300, sent
+        publish(connection, "b", "1")
+        drain(connection, until=lambda: bool(receiver.got), quiet_seconds=5)
+        assert receiver.got == [("b", "1")]
 
 
 def test_requeued_messages_are_the_last_of_their_queue(connect: Connect) -> None:

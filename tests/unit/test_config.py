@@ -418,7 +418,7 @@ def test_true_as_the_brokers_tls_is_no_tls_as_in_kombu() -> None:
 def test_a_cluster_as_the_broker_is_refused_with_what_to_do() -> None:
     """Kombu reads such a URL as one of the server on this machine."""
     for urls in (f"redis+cluster://:{SECRET}@a", ["redis://a", "rediss+cluster://b"]):
-        with pytest.raises(SettingsError, match=r"none for Redis Cluster.*set dlq_url") as raised:
+        with pytest.raises(SettingsError, match=r"RabbitMQ or Amazon SQS.*set dlq_url") as raised:
             check_broker_url(urls)
         assert SECRET not in str(raised.value)
     check_broker_url("redis://a;redis://b")
@@ -438,6 +438,12 @@ def test_dlq_url_wins_over_the_broker() -> None:
     for broker in ("redis://broker/0", "amqp://broker//"):
         address, _prefix = settings.store_at(conf(broker))
         assert address.urls == ("redis://letters/0",)
+
+
+def test_the_url_of_a_broker_is_shown_with_its_scheme() -> None:
+    """And without user and password."""
+    with pytest.raises(SettingsError, match=r"the broker \('amqp://\*\*@host//'\)"):
+        Settings().store_at(conf(f"amqp://guest:{SECRET}@host//"))
 
 
 @pytest.mark.parametrize("broker", ["amqp://guest@host//", "", None, []])

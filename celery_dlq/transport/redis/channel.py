@@ -45,6 +45,7 @@ logger = get_logger("celery_dlq.transport")
 
 _IDLE_SECONDS, _OVERDUE_SECONDS = 4 * LOOK_SECONDS, 30.0  # the latter as kombu 5.7 for BRPOP
 _FIRST_POLL_SECONDS, _LAST_POLL_SECONDS = 0.05, 0.5
+_MOST_ALARMS = 5  # without a message, each within a second of the question
 # Orders of the queues; each has all their lists, at 130 bytes a list.
 _MIN_PLANS, _MAX_PLANS, _MAX_LISTS = 2, 64, 16384
 _DUTY_MILLIS, _DUTY_SECONDS = 3500, 1.4 * LOOK_SECONDS  # so, every second call of the timer
@@ -66,7 +67,7 @@ class ReliableChannel(kombu_redis.Channel):
         self.fetching: tuple[str, tuple[str, ...]] | None = None
         self._by_digest = False
         self._sleeping = self._refused = self._woken = self._on_duty = False
-        self._polls = 0
+        self._polls = self._alarms = 0
         self._asked_at = 0.0
         self._due: float | None = None  # to fetch, between two polls
         self._own: FetchConnection | None = None
@@ -148,7 +149,9 @@ class ReliableChannel(kombu_redis.Channel):
         if FETCH in replies:
             return self._fetched(replies[FETCH])
         if self._sleeping and not self._refused:
-            if news and (self._on_duty or "BRPOP" in news):
+            if news and self._due is None and (self._on_duty or "BRPOP" in news):
+                soon = time.monotonic() - self._asked_at < LOOK_SECONDS
+                self._alarms = self._alarms + 1 if soon and self._on_duty else 0
                 self._polls = 0
                 self._on_duty = self._on_duty and "GETEX" not in news
                 self._get_up()
@@ -171,7 +174,7 @@ class ReliableChannel(kombu_redis.Channel):
         if isinstance(reply, int):
             self._fall_asleep(on_duty=reply == 1)
             return False
-        self._polls = 0
+        self._polls = self._alarms = 0
         number, entry, *duty = reply
         queue, self._on_duty = queues[(number - 1) % len(queues)], self._on_duty or bool(duty)
         self._queue_cycle.rotate(queue)
@@ -220,9 +223,16 @@ class ReliableChannel(kombu_redis.Channel):
     # -- waiting ------------------------------------------------------------------
 
     def _fall_asleep(self, *, on_duty: bool) -> None:
-        """Wait for a message on duty, or for the bell; poll if Redis forbids that."""
+        """Wait for a message on duty, or for the bell; poll if Redis forbids that.
+
+        Redis may tell of a change at once, again and again, and there is no message: where it
+        forgets what it tracks (``tracking-table-max-keys``), or others are faster. Then wait first.
+        """
         self._sleeping, self._on_duty = True, on_duty
-        if not self._ask():
+        if self._alarms > _MOST_ALARMS:
+            self._alarms -= 1  # and ask after the next look
+            self._call_in(_LAST_POLL_SECONDS)
+        elif not self._ask():
             self._call_in(min(_FIRST_POLL_SECONDS * 1.5**self._polls, _LAST_POLL_SECONDS))
         self._polls = min(self._polls + 1, 10)
 

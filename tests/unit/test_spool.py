@@ -135,3 +135,15 @@ def test_a_letter_that_an_error_of_ours_keeps_from_being_stored_stays_in_the_spo
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.0)
     spool.flush(save)
     assert (stored[2:], len(spool)) == ([odd], 0)
+
+
+def test_a_folder_that_cannot_be_made_is_known_before_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was named, and the system's own; asking leaves nothing behind."""
+    assert Spool(str(tmp_path / "a" / "b"), "x").unusable() is None
+    assert [*tmp_path.iterdir()] == []
+    (tmp_path / "file").touch()
+    assert "Not a directory" in str(Spool(str(tmp_path / "file" / "b"), "x").unusable())
+    monkeypatch.setattr("tempfile.tempdir", "/proc")
+    assert "/proc/celery-dlq-" in str(Spool(None, "x").unusable())

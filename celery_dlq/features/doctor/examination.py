@@ -140,7 +140,8 @@ def _answers(asked: Mapping[str, Callable[[], list[Finding]]]) -> list[Finding]:
 
 
 def _away(name: str, exc: Exception) -> Finding:
-    what, why = name.replace("-", " "), error_without_secrets(exc)
+    what = name.replace("-", " ")
+    why = str(exc) if isinstance(exc, DLQError) else error_without_secrets(exc)
     kind = _of_store(exc) if name == "store" else name
     return finding(kind, f"The {what} cannot be used: {why.rstrip('.')}.")
 

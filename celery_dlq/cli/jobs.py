@@ -24,7 +24,6 @@ from celery_dlq.cli.context import (
 )
 from celery_dlq.cli.options import StartAt, json_option
 from celery_dlq.cli.table import Cell, age, counting, letters_text, line, say, table, utc
-from celery_dlq.letters.printable import json_text
 from celery_dlq.operations.jobs import check_start
 from celery_dlq.operations.release import OPENED_AGAIN
 
@@ -169,11 +168,10 @@ class JobRequest:
 
     def agreed(self) -> JobRun:
         """The job to which a person agreed: on the letters that the question counted."""
-        ids = self.where.ids
-        if ids is None or len(ids) > 1:  # before a whole queue is read to count them
-            need_terminal(f"{self.kind} letters of {self.queue}")
         # Without a filter, nothing must be read to count them; a second finds what is in the way.
-        every = self.where or self.how["limit"] is not None
+        ids, every = self.where.ids, self.where or self.how["limit"] is not None
+        if self.where and ids is None:  # before a whole queue is read
+            need_terminal(f"{self.kind} letters of {self.queue}")
         run, seen = self.prepared(seconds=float("inf") if every else 1.0)
         count = run.job.total or 0
         self.refuse_none(count)
@@ -290,9 +288,21 @@ def _show(console: Console, found: Job) -> None:
     """Everything about one job."""
     shown = found.to_json()
     say(console, f"{found.kind} of {found.queue}: {found.state}", "bold")
+    shown["filter"] = found.readable_filter()
     for name in _SHOWN:
         value = shown[name]
         if value not in (None, "", {}):
-            say(console, f"  {name:<12}{json_text(value) if isinstance(value, dict) else value}")
+            say(console, f"  {name:<12}{_plain(value)}")
     for name, count in found.counts.items():
-        say(console, f"  {name:<12}{count:,}")
+        if count:
+            say(console, f"  {name:<12}{count:,}")
+
+
+def _plain(value: Any) -> str:
+    """A value as people read it: of a mapping its names and values."""
+    if isinstance(value, dict):
+        some = ((name, one) for name, one in value.items() if one not in (None, "", {}, []))
+        return ", ".join(f"{name} {_plain(one)}" for name, one in some)
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(_plain, value))
+    return f"{value:,}" if type(value) is int else str(value)

@@ -50,6 +50,7 @@ _MAX_BODY_BYTES = 200
 _MAX_FIELD_CHARS = 200
 _MAX_VALUE_CHARS = 1000
 _SHORT_ID = 8
+_ROWS_AT_ONCE = 200
 _LETHAL = frozenset({"max_deliveries_exceeded", "worker_lost", "time_limit_exceeded"})
 
 
@@ -178,8 +179,11 @@ def tail(
 
 def letters(console: Console, title: str, found: Iterable[Entry]) -> int:
     """Letters, a row each, without holding their bodies; returns how many there were."""
-    columns = ("!id", "task, reason", "!when, deliveries", "description")
-    return table(console, title, columns, map(_row, found))
+    columns, shown = ("!id", "task, reason", "!when, deliveries", "description"), 0
+    rows = map(_row, found)
+    while some := list(islice(rows, _ROWS_AT_ONCE)):  # else the first waits for the last
+        shown += table(console, "" if shown else title, columns, some)
+    return shown
 
 
 def _row(entry: Entry) -> tuple[Cell, ...]:

@@ -157,18 +157,19 @@ def _group(group: Group) -> tuple[Cell, ...]:
 
 
 def _change(change: Change) -> tuple[Cell, ...]:
-    detail = block(shortened(_detail(change.detail), _MAX_DETAIL_CHARS))
+    detail = block(_detail(change.detail))
     what = (change.action.value, change.target)
     return (age(change.at), change.actor), what, change.letters, detail
 
 
 def _detail(detail: Mapping[str, Any]) -> str:
     """Names and values, a line each: narrow enough for a column."""
-    return "\n".join(
+    texts = (
         one_line(f"{name}: {value if isinstance(value, str) else json_text(value)}")
         for name, value in detail.items()
         if value not in (None, "", {}, [])
     )
+    return "\n".join(shortened(text, _MAX_DETAIL_CHARS) for text in texts)
 
 
 def _memory(summaries: Sequence[QueueSummary], server: ServerMemory | None) -> Iterator[str]:

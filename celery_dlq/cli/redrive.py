@@ -208,6 +208,8 @@ def _redrive_notes(report: RedriveReport) -> Iterator[tuple[str, str]]:
         canary = report.canary or {}
         holds = canary["holds"] if canary.get("verdict") == "held" else ()
         yield unfinished("redrive", report, report.redrive_id, holds), "red"
+    if report.chords:
+        yield _CHORDS.format(report.chords), "yellow"
     if report.corrupt:
         yield f"Skipped {unreadable_text(report.corrupt)}.", ""
     if report.finished:

@@ -25,7 +25,7 @@ from celery_dlq.cli.table import counting, letters_text, say, utc
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import one_line
-from celery_dlq.operations.removal import DiscardReport
+from celery_dlq.operations.removal import DiscardOptions, DiscardReport
 
 
 @click.command()
@@ -89,7 +89,9 @@ def restore(
     where = letter_filter(fields)
     if letter_ids:
         if where or everything or limit or job:
-            raise click.UsageError("choose letters by ID, by --job, or by a filter or --all")
+            raise click.UsageError(
+                "choose letters by ID, by --job, or by a filter or --all; got both"
+            )
         ask_for("restore", queue or "all queues", len(letter_ids), by_id=True, yes=yes)
         _restore_each(ctx, letter_ids, queue)
     elif job is not None:
@@ -138,8 +140,8 @@ def _restore_matching(
     matching = (one for one in binned if not where or where.matches_fields(one.fields))
     count = sum(1 for _ in islice(matching, limit))
     if not count:
-        of = f" by job {job}" if job else ""
-        raise click.ClickException(f"no letter of {queue!r} that was discarded{of} matches")
+        of = f"; job {job} discarded none that is left" if job else ""
+        raise click.ClickException(f"no discarded letter of {queue!r} matches{of}")
     ask_for("restore", queue, count, by_id=False, yes=yes)
     with counting(console, "restored", total=count) as progress:
         restored, taken = dead_letters.restore_all(
@@ -194,6 +196,7 @@ def _remove(
     **given: Any,
 ) -> None:
     background = background or start_at is not None
+    DiscardOptions(limit=given["limit"])  # checked before anything is asked
     request = JobRequest.of(ctx, kind, given, ("limit", "note", *names))
     dead_letters, queue, where = request.dead_letters, request.queue, request.where
     if background:

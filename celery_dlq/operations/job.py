@@ -16,7 +16,7 @@ from celery_dlq import timing
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import get_logger, one_line, shortened
-from celery_dlq.letters.record import Recorded
+from celery_dlq.letters.record import Recorded, from_micros, iso
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.operations.redrive.select import Progress, RawEntry, select
 from celery_dlq.store.letters import Letters
@@ -160,6 +160,12 @@ class Job(Recorded):
     def handled(self) -> int:
         """Number of letters that it is done with, in whatever way."""
         return sum(self.counts.get(name, 0) for name in _HANDLED)
+
+    def readable_filter(self) -> dict[str, Any]:
+        """Its filter with times as people write them."""
+        times = ("since", "until")
+        micros = {name: self.filter[name] for name in times if type(self.filter.get(name)) is int}
+        return {**self.filter, **{name: iso(from_micros(at)) for name, at in micros.items()}}
 
     @property
     def changed(self) -> int:

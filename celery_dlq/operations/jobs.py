@@ -509,7 +509,7 @@ def run_next(jobs: Jobs, stopping: Callable[[], bool]) -> bool:
 
 def _detail(job: Job) -> dict[str, Any]:
     """What the audit says of a job from its beginning on."""
-    ids, shown = job.filter.get("ids", ()), dict(job.filter)
+    ids, shown = job.filter.get("ids", ()), job.readable_filter()
     if len(ids) > _MOST_IDS_SHOWN:
         shown["ids"] = [*ids[:_MOST_IDS_SHOWN], f"and {len(ids) - _MOST_IDS_SHOWN} more"]
     note = {"note": job.options["note"]} if job.options.get("note") else {}

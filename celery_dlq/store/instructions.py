@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 from uuid import uuid4
 
 from celery_dlq.letters.printable import readable
-from celery_dlq.letters.record import EPOCH, Recorded
+from celery_dlq.letters.record import EPOCH, Recorded, iso
 from celery_dlq.store.keys import Keys, compact, spelled
 from celery_dlq.store.part import Part
 
@@ -133,6 +133,17 @@ class Hold(Instruction):
         """A JSON-ready mapping with the attribute names."""
         found = Recorded.to_json(self)
         return {"created_at": found.pop("since"), **found}
+
+    def for_audit(self) -> dict[str, Any]:
+        """What the audit says of it: no times of its own, which are those of the changes."""
+        circuit = self.circuit
+        if circuit is None:
+            what: dict[str, Any] = {"task": self.task, "queue": self.queue}
+        else:  # the exact names instead of patterns
+            what = {"task": circuit.task, "queue": circuit.queue, "state": circuit.state}
+            what |= {"fingerprint": circuit.fingerprint, "letter": circuit.letter}
+        what |= {"where": list(self.where), "reason": self.reason, "until": iso(self.until)}
+        return {name: value for name, value in what.items() if value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 MAX_CALLS = 16
 """Requests answered at the same time; a store that hangs keeps no more threads than these."""
 
-MAX_FIELDS = 200
+MAX_TICKED = 200
+"""Letters that may be ticked at a time."""
+
+MAX_FIELDS = MAX_TICKED + 100
+"""Fields of a form or a query: the ticked letters, a filter and options."""
 
 Fields = Mapping[str, Sequence[str]]
 """Values by name."""

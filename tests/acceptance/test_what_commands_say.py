@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import re
+from collections.abc import Iterator
+from datetime import datetime, timezone
 from types import ModuleType
 from typing import Any
 
 import pytest
+from builders import a_letter
 from command_line import Dlq
+from rich.console import Console
 from test_operations import QUEUE, left, put
 
 from celery_dlq.cli.jobs import unfinished
+from celery_dlq.cli.letters import letters
+from celery_dlq.letters.record import DeadLetter
 from celery_dlq.operations.redrive.work import RedriveReport
 from celery_dlq.operations.release import OPENED_AGAIN
 from celery_dlq.store.claims import Claims
@@ -121,7 +129,48 @@ def test_a_wrong_discard_is_taken_back_by_its_job_and_not_a_colleagues(
     assert set(left(poison)) == mine
     assert {one.key for one in poison.dlq.discarded(QUEUE)} == theirs
     again = dlq("restore", "--job", job.id, "--yes")
-    assert (again.exit_code, "no letter" in again.stderr) == (1, True)
+    assert (again.exit_code, "no discarded letter" in again.stderr) == (1, True)
     purge = poison.dlq.purge(QUEUE)
     refused = dlq("restore", "--job", purge.job_id, "--yes")
     assert (refused.exit_code, "a purge" in refused.stderr) == (1, True)
+
+
+def test_audit_and_job_are_for_people(poison: ModuleType, dlq: Dlq) -> None:
+    """Times as people write them, no JSON in the way, no zeros, nothing cut in the middle."""
+    put(poison)
+    since = datetime(2026, 1, 2, 3, 4, tzinfo=timezone.utc)
+    poison.dlq.purge(QUEUE, since=since, task_name="poison_app.fails")
+    poison.dlq.hold(queue="orders", reason="gateway down " * 30)
+    held, purged = poison.dlq.changes()
+    assert purged.detail["filter"]["since"].startswith("2026-01-02T03:04")
+    assert held.detail.keys() == {"task", "queue", "reason"}
+    shown = dlq("audit", columns=200).stdout
+    assert "2026-01-02T03:04" in shown
+    assert not re.search(r"\d{12}", shown.replace(purged.detail["job"], ""))
+    job = poison.dlq.jobs()[0]
+    status = dlq("jobs", "status", job.id).stdout
+    assert "removed     1" in status
+    assert not re.search(r"\s0$", status, re.MULTILINE)
+    assert "{" not in status
+    assert "since 2026-01-02T03:04" in status
+
+
+def test_a_redrive_of_a_part_of_a_chord_says_so(poison: ModuleType, dlq: Dlq) -> None:
+    """Also without a dry run: the chord fails, its body does not run."""
+    links = '{"callbacks": null, "errbacks": null, "chain": null, "chord": {"task": "shop.sum"}}'
+    put(poison, body=f"[[1], {{}}, {links}]".encode())
+    done = dlq("redrive", QUEUE, "--all", "--yes", "--force")
+    assert "Parts of chords: 1" in done.stdout
+
+
+def test_a_long_list_begins_before_it_has_read_all() -> None:
+    """``list --limit 3000 | head`` shows the first rows at once."""
+    text = io.StringIO()
+
+    def found() -> Iterator[DeadLetter]:
+        yield from (a_letter() for _ in range(250))
+        assert text.getvalue().count("shop.charge") == 200
+        yield a_letter()
+
+    assert letters(Console(file=text, width=200), QUEUE, found()) == 251
+    assert text.getvalue().count("shop.charge") == 251

@@ -8,6 +8,7 @@ from builders import DLQ, a_letter, key_of
 from test_web_groups import GROUP, GROUPS, PAGE, shown, stored
 from web_pages import SAME_SITE, Pages, form_of, get, pages, post
 
+from celery_dlq.web.http import MAX_TICKED
 from celery_dlq.web.pages.letters import PAGE as PAGE_SIZE
 from celery_dlq.web.status import busiest_first
 
@@ -95,3 +96,15 @@ def test_the_page_of_a_discard_has_the_way_back() -> None:
     web.dlq.start(plan.id)
     web.dlq.assembly.jobs().run_next(lambda: False)
     assert [letter.id for letter in web.dlq.letters(DLQ)] == [mine.id]
+
+
+def test_as_many_letters_as_may_be_ticked_are_taken() -> None:
+    """The number that is refused is that of letters, not of fields."""
+    web = pages()
+    stored(web)
+    ids = [("ids", f"{number:032x}") for number in range(MAX_TICKED)]
+    query = urlencode([("only", "ticked"), ("task_name", "shop.charge"), *ids])
+    assert web.handle(get(f"{GROUPS}/redrive", query=query)).status == 200
+    more = urlencode([("only", "ticked"), ("ids", "x"), *ids])
+    refused = web.handle(get(f"{GROUPS}/redrive", query=more))
+    assert (refused.status, b"at most 200 ticked letters" in refused.body) == (400, True)

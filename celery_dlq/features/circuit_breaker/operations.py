@@ -24,7 +24,7 @@ from celery_dlq.features.circuit_breaker.policy import (
     next_state,
 )
 from celery_dlq.letters.printable import get_logger
-from celery_dlq.letters.record import from_micros, to_micros
+from celery_dlq.letters.record import to_micros
 from celery_dlq.operations.instructions import KnownNames, reason_of
 from celery_dlq.operations.redrive.publisher import broker_name
 from celery_dlq.operations.release import HeldMessages, HeldQueues
@@ -153,12 +153,7 @@ class Circuits:
             action=Action.CIRCUIT_OPENED if opens else Action.CIRCUIT_CLOSED,
             actor=actor,
             target=hold.id,
-            detail={  # the exact names instead of patterns
-                **hold.to_json(),
-                "task": circuit.task,
-                "queue": circuit.queue,
-                "opened_at": from_micros(circuit.opened_at).isoformat(),
-            },
+            detail=hold.for_audit(),
         )
         self._events.emit(change)
         try:  # the state is changed: a store that is away now changes nothing else

@@ -181,7 +181,7 @@ class Holds:
 
     def _record(self, action: Action, hold: Hold) -> None:
         """Add a change of a hold to the audit."""
-        self._audit.record(action, hold.id, hold.to_json())
+        self._audit.record(action, hold.id, hold.for_audit())
 
     def _end(self, hold: Hold, run: JobRun) -> bool:
         """Let a run be the one that releases a hold; false if another process was faster."""

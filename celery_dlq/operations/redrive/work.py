@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq.errors import CorruptLetter, DLQError, RedriveError
 from celery_dlq.events import Redriven, whoami
 from celery_dlq.letters.headers import PUBLICATION_HEADER, REPLACED_TASK_NESTING, whole_number
+from celery_dlq.letters.links import is_in_chord
 from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.letters.record import Delivery, from_micros
 from celery_dlq.operations.edit import Edit, edited
@@ -43,6 +44,7 @@ _COUNTS = (
     "maybe_twice",
     "skipped",
     "gone",
+    "chords",
     "corrupt",
     "failures",
     "refused",
@@ -68,6 +70,7 @@ class RedriveReport:
         failed: Errors by letter id, for letters whose message the broker did not take; they
             stay. The first 1,000 are listed.
         failures: Number of all such letters.
+        chords: Messages that are parts of chords: such a chord fails, and its body does not run.
         doubtful: Of those failures, how many the broker may have taken nevertheless.
         refused: Number of letters that stay because their message would be lost.
         refused_by: Such letters by queue or task, with the reason. The first 1,000 are listed.
@@ -89,6 +92,7 @@ class RedriveReport:
     corrupt: int = 0
     failed: dict[str, str] = field(default_factory=dict)
     failures: int = 0
+    chords: int = 0
     doubtful: int = 0
     refused: int = 0
     refused_by: dict[str, int] = field(default_factory=dict)
@@ -268,6 +272,10 @@ class LettersWork(Work):
 
     def message(self, found: RawEntry, now: datetime) -> Outgoing:
         """The original message, perhaps edited."""
+        fields = found.fields
+        self.report.chords += is_in_chord(
+            fields.get(b"content_type", b""), fields.get(b"body", b"")
+        )
         job = self.run.job  # its last heartbeat was by the clock of Redis, just now
         message = outgoing(
             found, self.options, redrive_id=job.id, redriven_at=job.updated_at, now=now

@@ -14,7 +14,7 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.fingerprint import Raised, raised
 from celery_dlq.letters.record import iso
 from celery_dlq.policies.checks import age_seconds, duration_seconds
-from celery_dlq.web.http import Call, Page, RequestError
+from celery_dlq.web.http import MAX_TICKED, Call, Page, RequestError
 
 if TYPE_CHECKING:
     from celery_dlq.letters.record import DeadLetter
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _Value = TypeVar("_Value")
 
-MAX_TICKED = 200
 MOST_PAGES = 10_000
 MAX_LINES_CHARS = 200_000
 

@@ -109,7 +109,7 @@ def test_a_phone_shows_rows_as_cards_and_breaks_no_word(
     a_bad_day: str, context: Callable[..., Any], pages: Pages, dlq: DeadLetters
 ) -> None:
     """Columns were outside of the view, and words were broken: ``ope/n``, ``circui/t``."""
-    dlq.hold("shop.charge", reason="the gateway is down")
+    dlq.hold(queue="orders", reason="the gateway is down")
     broken = """() => {
         const found = [], walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
         for (let node; (node = walk.nextNode());) {
@@ -133,6 +133,22 @@ def test_a_phone_shows_rows_as_cards_and_breaks_no_word(
         assert page.evaluate(outside) == [], path
     page.goto(f"{pages.url}/holds")
     assert page.get_by_role("button", name="Release").bounding_box()["y"] < 740
+
+
+def test_ids_and_tracebacks_are_copied_by_a_button(
+    a_bad_day: str, page: Any, pages: Pages, dlq: DeadLetters
+) -> None:
+    """Where the clipboard is closed, the text is selected; without JavaScript, no button."""
+    del a_bad_day
+    group = dlq.groups(QUEUE)[0]
+    page.goto(f"{pages.url}/queues/{QUEUE}/groups/{group.fingerprint}")
+    page.evaluate("() => { navigator.clipboard.writeText = (text) => { window.given = text; }; }")
+    page.get_by_role("button", name="Copy the fingerprint").click()
+    assert page.evaluate("() => window.given") == group.fingerprint
+    page.goto(f"{pages.url}/queues/{QUEUE}/letters/{group.example_id}")
+    page.evaluate("() => { navigator.clipboard.writeText = () => { throw new Error(); }; }")
+    page.get_by_role("button", name="Copy the id of the letter").click()
+    assert page.get_by_label("Text to copy").input_value() == group.example_id
 
 
 def test_buttons_and_fields_are_large_enough(a_bad_day: str, page: Any, pages: Pages) -> None:

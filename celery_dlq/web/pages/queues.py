@@ -130,9 +130,10 @@ def group(call: Call) -> Page:
         and job.state != "planned"
         and fingerprint.startswith(str(job.filter.get("fingerprint", "-")))
     )
+    name = (found.exception_type or "").rpartition(".")[2]
     return call.page(
         "group.html",
-        title=f"{queue}: {found.exception_type or found.reason or fingerprint}",
+        title=f"{queue}: {name or found.reason or fingerprint}",
         group=found,
         columns=_columns_of_day(found),
         example=example,

@@ -29,7 +29,7 @@ MAX_CALLS = 16
 MAX_TICKED = 200
 """Letters that may be ticked at a time."""
 
-MAX_FIELDS = MAX_TICKED + 100
+MAX_FIELDS = MAX_TICKED + 50
 """Fields of a form or a query: the ticked letters, a filter and options."""
 
 Fields = Mapping[str, Sequence[str]]

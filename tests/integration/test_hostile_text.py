@@ -100,7 +100,7 @@ def test_every_table_is_harmless(shop: DeadLetters) -> None:
     """Names keep to their lines, and nothing steers the terminal."""
     job = shop.discard(STORED, limit=1, grep="forged").job_id
     shop.override_policy(f"orders{EVIL}", timedelta(hours=1), max_deliveries=4)
-    shop.assembly.jobs().record(Action.EDITED, EVIL, {EVIL: EVIL, "other": [EVIL]}, letters=1)
+    shop.assembly.jobs().audit.record(Action.EDITED, EVIL, {EVIL: EVIL, "other": [EVIL]}, letters=1)
     for command in (
         ["queues"],
         ["list", STORED],
@@ -121,7 +121,7 @@ def test_every_table_is_harmless(shop: DeadLetters) -> None:
 
 def test_json_says_what_is_there(shop: DeadLetters) -> None:
     """Each line is JSON, of the very values that Python gives."""
-    shop.assembly.jobs().record(Action.EDITED, EVIL, {"x": EVIL}, letters=1)
+    shop.assembly.jobs().audit.record(Action.EDITED, EVIL, {"x": EVIL}, letters=1)
     shop.override_policy(f"orders{EVIL}", timedelta(hours=1), max_deliveries=4)
     expected: dict[str, Any] = {
         "list": [letter.to_json() for letter in shop.letters(STORED, newest_first=True)],

@@ -27,7 +27,6 @@ from celery_dlq.letters.headers import (
     named_after,
 )
 from celery_dlq.letters.packed import INLINE
-from celery_dlq.letters.printable import shortened
 from celery_dlq.letters.record import from_micros, iso
 from celery_dlq.operations.job import JobOptions
 from celery_dlq.operations.redrive.select import RawEntry
@@ -61,6 +60,11 @@ _TRANSPORT_PROPERTIES = frozenset(
 
 _MAX_CANARY = 1000
 _MAX_LIFE_CHARS = 200
+_LIFE = (
+    ("reason", b"reason"),
+    ("exception", b"exception_type"),
+    ("fingerprint", b"fingerprint"),
+)
 
 _encoded = json.JSONEncoder().encode
 _decode = json.JSONDecoder().raw_decode
@@ -242,12 +246,14 @@ def outgoing(
 
 def _lives(headers: Mapping[str, Any], raw: Mapping[bytes, bytes], letter_id: str) -> str:
     """What a message died of so far, as JSON, without what may quote its arguments."""
-    names = {"reason": b"reason", "exception": b"exception_type", "fingerprint": b"fingerprint"}
-    texts = {key: raw.get(name, b"").decode("utf-8", "replace") for key, name in names.items()}
     at = from_micros(int(raw.get(b"dead_lettered_at", b"0")))
-    known = {key: shortened(text, _MAX_LIFE_CHARS) for key, text in texts.items() if text}
-    life = {"at": at.isoformat(), **known, "letter": letter_id}
-    return json.dumps([*lives_of(headers), life][-MAX_LIVES:])
+    life = {"at": at.isoformat(), "letter": letter_id}
+    for name, field_name in _LIFE:
+        value = raw.get(field_name)
+        if value:
+            life[name] = value.decode("utf-8", "replace")[:_MAX_LIFE_CHARS]
+    earlier = lives_of(headers) if EARLIER_HEADER in headers else []
+    return _encoded([*earlier, life][-MAX_LIVES:])
 
 
 def _is_over(expires: bytes | None, now: datetime) -> bool:

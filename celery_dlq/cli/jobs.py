@@ -54,7 +54,7 @@ _SHOWN = (
 @json_option
 @click.pass_context
 def jobs(ctx: click.Context, *, as_json: bool) -> None:
-    """Show jobs, newest first: redrives, discards, purges and releases."""
+    """Show jobs, newest first: redrives, discards, purges, restores, releases."""
     if ctx.invoked_subcommand is not None:
         return
     found = [_shown(ctx, job) for job in dead_letters_of(ctx).jobs()]

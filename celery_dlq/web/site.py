@@ -107,7 +107,7 @@ ROUTES = (
     post("/jobs/{job}/start", changes.start, VIEW),
     post("/jobs/{job}/cancel", changes.cancel, VIEW),
     post("/jobs/{job}/resume", changes.resume, VIEW),
-    post("/jobs/{job}/restore", changes.restore_job, REDRIVE),
+    post("/jobs/{job}/restore", changes.restore_job, REDRIVE, "restore discarded ones"),
     get("/policies", policies.policies, tab="Policies"),
     post("/policies", policies.set_policy, EDIT_POLICIES, "override policies"),
     post("/policies/unset", policies.unset_policy, EDIT_POLICIES, "end overrides"),

@@ -58,9 +58,9 @@ class Evidence:
         for letter in facts.letters:
             self.letters[letter.task_id].append(letter)
         self.ended = {e.worker: e for e in facts.ended}
-        self._logged_success: dict[tuple[str, int], float] = {}
-        for line in sorted(facts.succeeded, key=lambda line: -line.at):
-            self._logged_success[line.task_id, line.worker] = line.at  # the first one
+        self._logged_success: dict[tuple[str, int], list[float]] = defaultdict(list)
+        for line in sorted(facts.succeeded, key=lambda line: line.at):
+            self._logged_success[line.task_id, line.worker].append(line.at)
         self._received: dict[tuple[str, int], list[float]] = defaultdict(list)
         for line in facts.received:
             self._received[line.task_id, line.worker].append(line.at)
@@ -109,11 +109,27 @@ class Evidence:
                 if s.meets(earlier.at - ago, start.at)
             ):
                 return "its worker stood still for longer than its lease"
-            logged_as = (task_id_of(earlier.task_id), earlier.worker)
-            logged_at = self._logged_success.get(logged_as, start.at)
-            if logged_at >= start.at and any(spell.what in self._not_heard for spell in spells):
+            if self._success_logged_at(earlier, start.at) >= start.at and any(
+                spell.what in self._not_heard for spell in spells
+            ):
                 return HELD if self._was_held(earlier) else NOT_STORED
         return ""
+
+    def _success_logged_at(self, start: Mark, default: float) -> float:
+        """When a start's worker logged its success; a log does not name the publication."""
+        task_id = task_id_of(start.task_id)
+        logged = self._logged_success.get((task_id, start.worker), ())
+        others = [
+            mark.at
+            for key, marks in self.starts.items()
+            if key != start.key and task_id_of(key[0]) == task_id
+            for mark in marks
+            if mark.worker == start.worker
+        ]
+        for at in logged:
+            if at >= start.at and not any(start.at < other <= at for other in others):
+                return at
+        return default
 
     def _turn_ends(self, worker: int, last: float) -> float:
         """When a solo worker's loop turns after a task: not before those that follow at once."""

@@ -367,7 +367,7 @@ def test_a_canary_that_is_held_has_not_died(
     job = poison.dlq.jobs()[0]
     assert (job.state, job.canary["verdict"], job.counts["published"]) == ("stopped", "held", 3)
     assert [job.canary[name] for name in ("died", "open", "held")] == [0, 3, 3]
-    assert job.note == f"the canary is held by {hold_id}; after its release, resume this job"
+    assert job.note == f"the canary is held by {hold_id}: release that first, then resume this job"
     assert len(left(poison)) == 2
 
     poison.dlq.release(hold_id)

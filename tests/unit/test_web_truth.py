@@ -10,7 +10,6 @@ from web_pages import SAME_SITE, Pages, form_of, get, pages, post
 
 from celery_dlq.web.http import MAX_TICKED
 from celery_dlq.web.pages.letters import PAGE as PAGE_SIZE
-from celery_dlq.web.status import busiest_first
 
 LETTERS = f"{GROUPS}/letters"
 
@@ -61,8 +60,7 @@ def test_a_mended_queue_is_not_hot() -> None:
     other = a_letter(dead_letter_queue="mail-DLQ")
     web.dlq.assembly.backend.letters.dead_letter(other, key_of(other))
     web.dlq.assembly.backend.letters.remove(DLQ, [letter.id])
-    found = busiest_first(web.dlq.queues())
-    assert [queue.name for queue in found] == ["mail-DLQ", DLQ]
+    assert [*web.dlq.assembly.reading().busiest()] == ["mail-DLQ", DLQ]
     assert web.handle(get("/")).body.count(b'class="hot"') == 1
 
 

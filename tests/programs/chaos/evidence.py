@@ -133,13 +133,12 @@ class Evidence:
 
     def _turn_ends(self, worker: int, last: float) -> float:
         """When a solo worker's loop turns after a task: not before those that follow at once."""
-        for mark in sorted(
-            (m for m in self.facts.starts if m.worker == worker), key=lambda m: m.at
-        ):
-            if last <= mark.at <= last + AT_ONCE_SECONDS:
+        first, marks = last, [mark for mark in self.facts.starts if mark.worker == worker]
+        for mark in sorted(marks, key=lambda mark: mark.at):
+            if first <= mark.at <= last + AT_ONCE_SECONDS:
                 published = self.facts.published.get(mark.task_id)
                 lasts = LASTING_SECONDS.get(published.kind if published else "", QUICK_SECONDS)
-                last = max(self._ends_of(mark), default=mark.at + lasts)
+                last = max([last, *(self._ends_of(mark) or [mark.at + lasts])])
         return last
 
     def _acknowledged_by(self, slot: str, last: float) -> float:

@@ -39,9 +39,22 @@ def shared(dlq: Any) -> Any:
     What nobody ended is over here; how long a worker may be silent is tested elsewhere.
     """
     backend = dlq.assembly.backend
-    backend.separate = lambda: backend
+    backend.separate = lambda: _Shared(backend)
     backend.counter = strict_counter(backend.connection, backend.keys)
     return dlq
+
+
+class _Shared:
+    """A store whose connections are those of others: who ends does not close them."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def close(self) -> None:
+        """Leave them open."""
 
 
 def strict_counter(

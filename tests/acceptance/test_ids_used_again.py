@@ -209,7 +209,7 @@ def test_the_copy_of_a_message_that_was_retried_does_nothing(
     poison: ModuleType, redis_url: str, start_worker: Start, ran: Ran
 ) -> None:
     """Its retry has succeeded: the copy is no start, and no death."""
-    sent = poison.retries_when_told.apply_async(("once",), task_id="order-7")
+    sent = poison.retries_when_told.apply_async(("once",), task_id="order-8")
     tell_to_retry(redis_url)
     with redis.Redis.from_url(redis_url) as broker:
         (entry,) = broker.lrange("orders", 0, -1)
@@ -218,7 +218,7 @@ def test_the_copy_of_a_message_that_was_retried_does_nothing(
         worker = start_worker({"dlq_queues": {"orders": {"max_deliveries": 1}}})
         assert sent.get(timeout=20) == "once"
         broker.lpush("orders", json.dumps(copy))
-        poll(lambda: "Late copy of task order-7 dropped" in worker.output)
+        poll(lambda: "Late copy of task order-8 dropped" in worker.output)
     assert ran("once") == 2
     assert sent.state == "SUCCESS"
     assert not poison.dlq.queues()

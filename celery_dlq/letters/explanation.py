@@ -27,6 +27,7 @@ from celery_dlq.letters.comparison import (
     Pair,
     Significant,
     candidates,
+    comparable,
     ranked,
     significant,
 )
@@ -55,16 +56,31 @@ _NOTHING = (
     f"Nothing stands out: no value that {LEAST} messages or more have is more frequent here, by a "
     "tenth and beyond chance. Ranges, pairs of values and times are not compared."
 )
-_NOTHING_SO_FAR = "What was compared shows no difference; the rest may."
-_CUT = "Older letters are left out: there was no time to read them."
+_NOTHING_SO_FAR = (
+    "What was compared shows no difference of a tenth or more beyond chance; the rest may."
+)
+_CUT = "Older letters are left out: the limit of time or number was reached."
 
 
 class Side(NamedTuple):
-    """Messages that letters are compared with: how many, and how many of them have each value."""
+    """Messages that letters are compared with: how many, and how many of them have each value.
+
+    ``letters`` and ``here`` are the same of the letters that are compared with them, if these are
+    not all: the others are of tasks of which this side has no message.
+    """
 
     against: str
     messages: int
     pairs: Counter[Pair]
+    letters: int | None = None
+    here: Counter[Pair] | None = None
+
+
+class OfTask(NamedTuple):
+    """Letters of a task, and the messages that their arguments were compared with."""
+
+    letters: int
+    others: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +90,9 @@ class Shared:
     Attributes:
         feature: The property, as in `Finding`.
         value: Its value as text, at most 200 characters.
-        others: Messages that have it, of what the letters are compared with.
-        of_others: Those that could; 0: there is none.
+        others: Messages that have it, of those with which it was compared.
+        of_others: Those that could; 0: there is none. Arguments are not compared with those of
+            other tasks.
     """
 
     feature: str
@@ -97,9 +114,12 @@ class Explanation:
     letters: int
     shared: tuple[Shared, ...]  # What fewest of the others have comes first
     compared: Mapping[str, int]  # The number of messages of each side, 0 or more
+    compared_letters: Mapping[str, int]  # The letters that each side was compared with
+    tasks: Mapping[str, OfTask]  # By the name of each task
     findings: tuple[Significant, ...]  # The most telling first
     unread: int  # Messages that were compared without arguments
-    cut: bool = False  # Older letters were not read
+    cut: bool = False  # Older messages were not read, for the limit of time or number
+    selected: int | None = None  # All letters that were to be explained; `None`: not known
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -116,31 +136,43 @@ class Explanation:
 
     @property
     def complete(self) -> bool:
-        """True if all values of all letters were compared, with enough others."""
-        enough = self.letters >= LEAST and self._alike >= MIN_OTHERS
+        """True if all values of all letters were compared, with enough others of each task."""
+        enough = self.letters >= LEAST and self._fewest >= MIN_OTHERS
         return enough and not self.unread and not self.cut
 
+    def text(self, one: Significant) -> str:
+        """A finding as a sentence."""
+        return sentence(one, self.compared_letters[one.against], self.letters)
+
     @property
-    def _alike(self) -> int:
-        """The messages that arguments were compared with."""
-        return max(self.compared.get(SAME_TASKS, 0), self.compared.get(SUCCESSES, 0))
+    def _fewest(self) -> int:
+        """The messages that arguments were compared with, of the task with the fewest."""
+        return min((one.others for one in self.tasks.values()), default=0)
+
+    @property
+    def _which(self) -> str:
+        """How many letters, and which if not all were looked at."""
+        which = f"{self.letters:,} letters"
+        if self.cut and self.selected != self.letters:
+            of = "" if self.selected is None else f" of {self.selected:,}"
+            which += f" that were looked at, the newest{of},"
+        return which
 
     def _shares(self) -> Iterator[str]:
         if self.shared:
             more = len(self.shared) - _MOST_NAMED
             yield (
-                f"All {self.letters:,} letters have "
+                f"All {self._which} have "
                 + ", ".join(one.text for one in self.shared[:_MOST_NAMED])
                 + (f" and {_counted(more, 'more value', 'more values')}." if more > 0 else ".")
             )
         elif self.letters > 1 and not self.unread:
-            yield f"No argument, release or host is the same in all {self.letters:,} letters."
+            yield f"No argument, release or host is the same in all {self._which.rstrip(',')}."
 
     def _sides(self) -> str:
         """What the letters were compared with."""
         sides = [
-            _counted(messages, *_COMPARED[against])
-            + (" (without their arguments)" if against == SAME_QUEUES else "")
+            _counted(messages, *_COMPARED[against]) + self._restriction(against)
             for against, messages in self.compared.items()
             if messages
         ]
@@ -152,25 +184,48 @@ class Explanation:
             )
         return f"Compared with {' and '.join(sides)}."
 
+    def _restriction(self, against: str) -> str:
+        """What, or which letters, were not compared with a side."""
+        if against == SAME_QUEUES:
+            return " (without their arguments)"
+        letters = self.compared_letters[against]
+        return "" if letters == self.letters else f" (only {letters:,} of these letters)"
+
     def _open(self) -> Iterator[str]:
         """What could not be compared, or not well."""
         if self.letters < LEAST:
             yield f"Fewer than {LEAST} letters hardly differ beyond chance."
-        elif not self._alike and any(self.compared.values()):
-            yield (
-                "Arguments were compared with nothing: neither other letters of the task nor "
-                "sampled successes of it (dlq_sample_successes) were read."
-            )
-        elif 0 < self._alike < MIN_OTHERS:
-            yield (
-                f"With fewer than {MIN_OTHERS} others of the task only large differences show; "
-                "sampled successes (dlq_sample_successes) show more."
-            )
+        elif any(self.compared.values()):
+            yield from self._few()
         if self.unread:
             were = _counted(self.unread, "message was", "messages were")
             yield f"{were} compared without arguments that cannot be read or are too large."
         if self.cut:
             yield _CUT
+
+    def _few(self) -> Iterator[str]:
+        """Tasks whose letters were compared with no or few others of the task."""
+        alone = {name: one.letters for name, one in self.tasks.items() if not one.others}
+        if alone:
+            whose = "Arguments"
+            if len(alone) < len(self.tasks):
+                names = ", ".join(
+                    shortened(one, _MAX_SHOWN_CHARS) for one in [*alone][:_MOST_NAMED]
+                )
+                more = len(alone) - _MOST_NAMED
+                names += f" and {_counted(more, 'more task', 'more tasks')}" if more > 0 else ""
+                letters = _counted(sum(alone.values()), "letter", "letters")
+                whose = f"Arguments of {letters} ({names})"
+            yield (
+                f"{whose} were compared with nothing: neither other letters of the task nor "
+                "sampled successes of it (dlq_sample_successes) were read."
+            )
+        if any(0 < one.others < MIN_OTHERS for one in self.tasks.values()):
+            task = "the task" if len(self.tasks) == 1 else "a task"
+            yield (
+                f"With fewer than {MIN_OTHERS} others of {task} only large differences show; "
+                "sampled successes (dlq_sample_successes) show more."
+            )
 
 
 def explain(
@@ -179,21 +234,36 @@ def explain(
     sides: Sequence[Side],
     *,
     alpha: float = ALPHA,
+    tasks: Mapping[str, OfTask] | None = None,
     cut: bool = False,
+    selected: int | None = None,
 ) -> Explanation:
-    """Explain letters by counts: how many of them, and of each side's messages, have each value."""
+    """Explain letters by counts: how many of them, and of each side's messages, have each value.
+
+    Without ``tasks`` the letters are of one.
+    """
     found: list[Significant] = []
+    compared_letters = {}
     for side in sides:
-        tested, tests = candidates(here, side.pairs, letters, side.messages, side.against)
+        inside = letters if side.letters is None else side.letters
+        own = here if side.here is None else side.here
+        compared_letters[side.against] = inside
+        tested, tests = candidates(own, side.pairs, inside, side.messages, side.against)
         found += significant(tested, tests, side.against, alpha)
+    if tasks is None:
+        alike = [side.messages for side in sides if side.against != SAME_QUEUES]
+        tasks = {"": OfTask(letters, max(alike, default=0))}
     return Explanation(
         letters=letters,
         shared=_shared(here, letters, sides),
         compared={side.against: side.messages for side in sides},
+        compared_letters=compared_letters,
+        tasks=tasks,
         findings=tuple(ranked(found)),
         unread=here[UNREAD]
         + sum(side.pairs[UNREAD] for side in sides if side.against != SAME_QUEUES),
         cut=cut,
+        selected=selected,
     )
 
 
@@ -207,8 +277,12 @@ def _shared(here: Counter[Pair], letters: int, sides: Sequence[Side]) -> tuple[S
         if value is None or count < letters or feature in WHOLE - OF_ANY_TASK:
             continue
         of_others, others = max(
-            (side.messages if feature in WHOLE else side.pairs[feature, None], side.pairs[pair])
-            for side in sides
+            (
+                (side.messages if feature in WHOLE else side.pairs[feature, None], side.pairs[pair])
+                for side in sides
+                if comparable(feature, side.against)
+            ),
+            default=(0, 0),
         )
         found.append(Shared(feature=feature, value=value, others=others, of_others=of_others))
     kinds = {feature: place for place, feature in enumerate(FIELDS)}
@@ -225,8 +299,8 @@ def named(feature: str, value: str) -> str:
     return feature if value == GIVEN else f"{feature} = {shortened(value, _MAX_SHOWN_CHARS)}"
 
 
-def sentence(one: Significant, letters: int) -> str:
-    """A finding of so many letters as a sentence."""
+def sentence(one: Significant, compared: int, letters: int | None = None) -> str:
+    """A finding as a sentence: so many letters of all, if more, were compared."""
     value = shortened(one.value, _MAX_SHOWN_CHARS)
     if one.value != GIVEN and one.feature.endswith("[]"):
         phrase = f"have {value} in {one.feature[:-2]}"
@@ -235,12 +309,16 @@ def sentence(one: Significant, letters: int) -> str:
     else:
         phrase = f"have {named(one.feature, one.value)}"
     # The shares of an argument's values are shares of the messages that have the argument.
-    start = ""
-    if one.of_letters < letters:
-        start = f"Of those with {one.feature.removesuffix('[]')}, "
+    having = [one.feature.removesuffix("[]")] if one.of_letters < compared else []
+    if letters is not None and compared < letters:
+        having.append(f"{'successes' if one.against == SUCCESSES else 'others'} of their task")
+    start = f"Of those with {' and '.join(having)}, " if having else ""
     here, there = _share(one.letters, one.of_letters), _share(one.others, one.of_others)
     here = here if start else here.capitalize()
-    return f"{start}{here} of these letters {phrase}, against {there} of {_OTHERS[one.against]}."
+    others = _OTHERS[one.against]
+    if one.feature == TASK:
+        others = others.replace("the task", "their tasks")
+    return f"{start}{here} of these letters {phrase}, against {there} of {others}."
 
 
 def _share(part: int, whole: int) -> str:

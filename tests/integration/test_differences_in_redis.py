@@ -88,6 +88,21 @@ def test_the_command_shows_it(shop: DeadLetters) -> None:
     assert found["findings"][0]["condition"] == "kwargs.tenant=42"
 
 
+@pytest.mark.parametrize("fingerprint", [GROUP, "aaaa"], ids=["whole", "its first digits"])
+def test_the_command_says_of_how_many_it_looked_at_the_newest(
+    shop: DeadLetters, monkeypatch: pytest.MonkeyPatch, fingerprint: str
+) -> None:
+    """In words and as JSON: what is said of all is said of those that were looked at."""
+    monkeypatch.setattr("celery_dlq.features.differences.operations._OF_EACH_SIDE", 0.004)
+    chosen = ("differences", DLQ, "--fingerprint", fingerprint)
+    said = " ".join(run(shop, *chosen).output.split())
+    assert said.startswith(
+        "All 20 letters that were looked at, the newest of 50, have kwargs.tenan"
+    )
+    found = json.loads(run(shop, *chosen, "--json").output)
+    assert (found["letters"], found["cut"], found["selected"]) == (20, True, 50)
+
+
 def test_that_nothing_stands_out_is_said_only_if_all_was_compared(shop: DeadLetters) -> None:
     """So are a filter that matches nothing, and a queue that is not there."""
     for number in range(20):

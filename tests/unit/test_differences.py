@@ -82,7 +82,7 @@ def test_a_planted_cause_is_the_finding(backend: Store) -> None:
 
 
 def test_what_all_letters_share_is_said_first(backend: Store) -> None:
-    """With others of other tasks alone, their arguments are shown, and nothing is concluded."""
+    """With others of other tasks alone, arguments are compared with nothing, also in words."""
     fill(
         backend.letters,
         80,
@@ -97,16 +97,16 @@ def test_what_all_letters_share_is_said_first(backend: Store) -> None:
     found = differences(backend)
     assert found.findings == ()
     assert [(one.feature, one.value, one.others, one.of_others) for one in found.shared] == [
-        ("kwargs.tenant", "nordic", 10, 40),
+        ("kwargs.tenant", "nordic", 0, 0),
         ("host", "celery@web-1", 40, 40),
     ]
     host = "host = celery@web-1 (others: 40 of 40)"
     read = "sampled successes of it (dlq_sample_successes) were read."
     assert found.sentences == (
-        f"All 80 letters have kwargs.tenant = nordic (others: 10 of 40), {host}.",
+        f"All 80 letters have kwargs.tenant = nordic, {host}.",
         "Compared with 40 other letters of the queue (without their arguments).",
         f"Arguments were compared with nothing: neither other letters of the task nor {read}",
-        "What was compared shows no difference; the rest may.",
+        "What was compared shows no difference of a tenth or more beyond chance; the rest may.",
     )
     assert json.loads(json.dumps(found.to_json()))["shared"][0]["value"] == "nordic"
 
@@ -312,7 +312,54 @@ def test_the_newest_are_compared_and_no_more(backend: Store) -> None:
     found = differences(backend, most=100)
     assert (found.letters, found.others, found.successes) == (40, 40, 20)
     assert found.findings[0].feature == "kwargs.new"
-    assert not found.cut
+    assert (found.cut, found.selected) == (True, 345)
+    newest = "All 40 letters that were looked at, the newest of 345, have kwargs.new = 1, "
+    assert found.sentences[0].startswith(newest)
+    assert "Older letters are left out" in found.sentences[-1]
+    most = differences(backend, most=1_000)
+    assert (most.letters, most.cut, most.selected) == (345, False, 345)
+
+
+def test_the_newest_of_so_many_that_they_are_not_counted(
+    backend: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of a fingerprint is counted by reading letters; without a number, none is said."""
+    fill(backend.letters, 30)
+    fill(backend.letters, 60, GROUP, kwargs={"plan": "trial"})
+    found = differences(backend, fingerprint=GROUP[:4], most=50)
+    assert found.sentences[0].startswith("All 20 letters that were looked at, the newest of 60, ")
+    monkeypatch.setattr("celery_dlq.features.differences.operations._MOST_COUNTED", 50)
+    found = differences(backend, fingerprint=GROUP[:4], most=50)
+    assert (found.letters, found.cut, found.selected) == (20, True, None)
+    assert found.sentences[0].startswith("All 20 letters that were looked at, the newest, have ")
+
+
+def test_letters_of_several_tasks_are_compared_each_with_its_own(backend: Store) -> None:
+    """What is said of the others of a task holds for the letters that have such others."""
+    same = {"worker_hostname": "celery@web-1", "args_json": "[]"}
+    ship = {"task_name": "shop.ship", **same}
+    fill(backend.letters, 80, kwargs={"tenant": "nordic"}, **same)
+    fill(backend.letters, 10, kwargs={"tenant": "nordic", "by": "air"}, **ship)
+    fill(backend.letters, 30, kwargs={"tenant": "other", "by": "sea"}, **ship)
+    found = differences(backend, fingerprint=None, conditions=["kwargs.tenant=nordic"])
+    by_air, of_charge = (one.text for one in found.findings)
+    assert by_air == (
+        "Of those with others of their task, all of these letters have kwargs.by = air, "
+        "against none of the other letters of the task."
+    )
+    assert of_charge == (
+        "89 % of these letters are of the task shop.charge, "
+        "against none of the other letters of the queue."
+    )
+    assert [(one.letters, one.of_letters) for one in found.findings] == [(10, 10), (80, 90)]
+    _all, compared, alone = found.sentences
+    assert compared == (
+        "Compared with 30 other letters of the task (only 10 of these letters) and 30 other "
+        "letters of the queue (without their arguments)."
+    )
+    assert alone.startswith(
+        "Arguments of 80 letters (shop.charge) were compared with nothing: neither other letters "
+    )
 
 
 def ticking() -> Iterator[float]:
@@ -331,7 +378,10 @@ def test_a_deadline_cuts_and_says_so(backend: Store) -> None:
     assert found.letters == 400
     assert 100 < found.others < 300
     assert found.findings[0].condition == "kwargs.plan=trial"
-    assert "Older letters are left out: there was no time to read them." in found.sentences
+    assert found.selected == 400
+    assert found.sentences[0].startswith("All 400 letters have ")
+    cut = "Older letters are left out: the limit of time or number was reached."
+    assert cut in found.sentences
     late = comparison.differences(DLQ, fingerprint=GROUP, deadline_seconds=1e-6)
     assert (late.letters, late.cut, late.findings) == (0, True, ())
     assert late.sentences[0] == "There are no letters to compare."
@@ -391,6 +441,7 @@ def test_an_unknown_queue_is_named(backend: Store) -> None:
         others=30,
         successes=0,
         cut=False,
+        selected=0,
         sentences=("There are no letters to compare.",),
         findings=(),
     )

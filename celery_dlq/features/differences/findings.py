@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from celery_dlq.letters.comparison import (
     Significant,
     ranked,
 )
-from celery_dlq.letters.explanation import named, sentence
+from celery_dlq.letters.explanation import named
 from celery_dlq.letters.filters import LetterFilter
 
 MOST_FINDINGS = 10
@@ -73,7 +73,7 @@ class Message(NamedTuple):
 
 
 def distinct(
-    found: Sequence[Significant], messages: list[Message], letters: int
+    found: Sequence[Significant], messages: list[Message], text: Callable[[Significant], str]
 ) -> tuple[Finding, ...]:
     """Put findings together that say the same: nearly the same messages have their values."""
     kept: list[tuple[Significant, set[int], list[str]]] = []
@@ -92,7 +92,7 @@ def distinct(
         else:
             if len(kept) < MOST_FINDINGS:
                 kept.append((one, holding, []))
-    return tuple(_finding(one, also, letters) for one, _held, also in kept)
+    return tuple(_finding(one, also, text(one)) for one, _held, also in kept)
 
 
 def _holders(pairs: set[Pair], messages: list[Message]) -> dict[Pair, set[int]]:
@@ -108,10 +108,10 @@ def _pair(one: Significant) -> Pair:
     return one.feature, None if one.value == GIVEN else one.value
 
 
-def _finding(one: Significant, also: list[str], letters: int) -> Finding:
+def _finding(one: Significant, also: list[str], text: str) -> Finding:
     return Finding(
         **asdict(one),
-        text=sentence(one, letters),
+        text=text,
         condition=_condition(one),
         where=_where(one),
         also=tuple(also),

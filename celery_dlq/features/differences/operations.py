@@ -28,7 +28,7 @@ from celery_dlq.letters.comparison import (
     Pair,
     pairs_of,
 )
-from celery_dlq.letters.explanation import Explanation, Shared, Side, explain
+from celery_dlq.letters.explanation import Explanation, OfTask, Shared, Side, explain
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.store.letters import Letters
@@ -45,6 +45,7 @@ _ENTRIES_PER_PAGE = 500
 # Shares of the time: reading letters ends after the first, reading successes after the second.
 _LETTERS_UNTIL, _SUCCESSES_UNTIL = 0.6, 0.8
 _OF_EACH_SIDE = 0.4  # of the messages
+_MOST_COUNTED = 1_000_000  # letters; the time ends before, in most queues
 
 _FIXED = {
     "fingerprint": {TASK},
@@ -61,10 +62,13 @@ class Differences:
 
     Attributes:
         dead_letter_queue: The queue.
-        letters: Letters that matched the filter.
+        letters: Letters that matched the filter and were looked at, the newest.
         others: Other letters that were read.
         successes: Sampled successes of the same tasks.
-        cut: True if time or room for more ran out: older letters were not read.
+        cut: True if not all was looked at: time or room for more ran out, or more letters match
+            than are compared.
+        selected: Letters that match the filter; ``None`` if so many match that they were not
+            counted in time.
         unread: How many messages were compared without arguments, which cannot be read or are too
             large.
         shared: The values that all letters have: arguments, release and host. What fewest of the
@@ -79,6 +83,7 @@ class Differences:
     others: int
     successes: int
     cut: bool
+    selected: int | None = None
     unread: int = 0
     shared: tuple[Shared, ...] = ()
     sentences: tuple[str, ...] = ()
@@ -111,10 +116,10 @@ class Comparison:
         """Find values that are more frequent in some letters than in others; changes nothing.
 
         The newest letters that match the filter, two fifths of ``most``, are compared with as many
-        other letters of the dead-letter queue: with those of the same tasks and, if these are
-        fewer than 20, with those from the same queues, by host and release only: all else follows
-        from the task. And with the newest sampled successes of the same tasks, one fifth (see
-        ``dlq_sample_successes``). Arguments of more than 65,536 characters of JSON are not
+        other letters of the dead-letter queue: with those of the same tasks and, if a task has
+        fewer than 20, with those from the same queues, by host, release and task only: all else
+        follows from the task. And with the newest sampled successes of the same tasks, one fifth
+        (see ``dlq_sample_successes``). Arguments of more than 65,536 characters of JSON are not
         looked into.
         """
         where = filter_of(where, fields)
@@ -135,37 +140,59 @@ class Comparison:
             most - 2 * side,
             until=start + deadline_seconds * _SUCCESSES_UNTIL,
         )
-        found = compared(letters, others, successes, cut=reader.cut)
-        messages = [*letters, *others, *successes]
+        selected: int | None = len(letters)
+        if reader.cut or len(letters) >= side:
+            selected = self._selected(dead_letter_queue, where, len(letters), deadline_seconds)
+        cut = reader.cut or selected != len(letters)
+        found = compared(letters, others, successes, cut=cut, selected=selected)
         return Differences(
             dead_letter_queue=dead_letter_queue,
             letters=len(letters),
             others=len(others),
             successes=len(successes),
             cut=found.cut,
+            selected=found.selected,
             unread=found.unread,
             shared=found.shared,
             sentences=found.sentences,
-            findings=distinct(found.findings, messages, len(letters)),
+            findings=distinct(found.findings, [*letters, *others, *successes], found.text),
         )
+
+    def _selected(self, queue: str, where: LetterFilter, least: int, seconds: float) -> int | None:
+        """How many letters match; ``None`` if they cannot be counted in time."""
+        seconds *= 1 - _SUCCESSES_UNTIL
+        count = self._reading.count(queue, where, most=_MOST_COUNTED, deadline_seconds=seconds)
+        return max(count.number, least) if count.exact else None
 
 
 def compared(
-    letters: list[Message], others: list[Message], successes: list[Message], *, cut: bool = False
+    letters: list[Message],
+    others: list[Message],
+    successes: list[Message],
+    *,
+    cut: bool = False,
+    selected: int | None = None,
 ) -> Explanation:
     """Count the values of messages, and explain the letters by them."""
-    tasks = {one.task for one in letters}
-    same = [one for one in others if one.task in tasks]
-    sides = [_side(SAME_TASKS, same)]
-    if len(same) < MIN_OTHERS:  # workers of other queues may have other hosts and releases
+    own = Counter(one.task for one in letters)
+    same = [one for one in others if one.task in own]
+    others_of, successes_of = (Counter(one.task for one in side) for side in (same, successes))
+    sides = [_of_tasks(SAME_TASKS, same, letters)]
+    if min((others_of[task] for task in own), default=0) < MIN_OTHERS:
+        # Workers of other queues may have other hosts and releases.
         queues = {pair for one in letters for pair in one.pairs if pair[0] == QUEUE}
-        sides.append(_side(SAME_QUEUES, [one for one in others if one.pairs & queues]))
-    sides.append(_side(SUCCESSES, successes))
-    return explain(_counts(letters), len(letters), sides, cut=cut)
+        near = [one for one in others if one.pairs & queues]
+        sides.append(Side(SAME_QUEUES, len(near), _counts(near)))
+    sides.append(_of_tasks(SUCCESSES, successes, letters))
+    tasks = {task: OfTask(n, max(others_of[task], successes_of[task])) for task, n in own.items()}
+    return explain(_counts(letters), len(letters), sides, tasks=tasks, cut=cut, selected=selected)
 
 
-def _side(against: str, messages: list[Message]) -> Side:
-    return Side(against, len(messages), _counts(messages))
+def _of_tasks(against: str, messages: list[Message], letters: list[Message]) -> Side:
+    """Messages, and the letters of their tasks."""
+    tasks = {one.task for one in messages}
+    inside = [one for one in letters if one.task in tasks]
+    return Side(against, len(messages), _counts(messages), len(inside), _counts(inside))
 
 
 def _counts(messages: list[Message]) -> Counter[Pair]:

@@ -29,7 +29,7 @@ from celery_dlq.letters.comparison import (
     Pair,
     pairs_of,
 )
-from celery_dlq.letters.explanation import Explanation, Side, explain, sentence
+from celery_dlq.letters.explanation import Explanation, Side, explain
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -137,7 +137,7 @@ def _rows(fingerprint: str, found: Explanation) -> Iterator[dict[str, Any]]:
         )
     for one in found.findings:
         yield row(
-            sentence(one, found.letters),
+            found.text(one),
             feature=one.feature,
             value=one.value,
             against=one.against,

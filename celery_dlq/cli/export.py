@@ -12,7 +12,7 @@ from rich.console import Console
 
 from celery_dlq.cli.context import console_of, dead_letters_of, print_lines, ready_for_many
 from celery_dlq.cli.options import FILTER_NAMES, filter_options, json_option, letter_filter
-from celery_dlq.cli.table import counting, letters_text, say, unreadable_text
+from celery_dlq.cli.table import counting, letters_text, say, successes_text, unreadable_text
 from celery_dlq.errors import ExportError
 from celery_dlq.letters.redaction import PATTERN_PREFIX
 
@@ -115,7 +115,7 @@ def export(
     if as_json:
         print_lines([report.to_json()])
     else:
-        show_exported(console, report)
+        show_exported(console, report, successes=options["successes"])
     if report.missing:
         raise ExportError(
             f"{report.destination} lacks letters that exports to other folders removed before "
@@ -141,12 +141,13 @@ def stop_event() -> threading.Event:
     return stop
 
 
-def show_exported(console: Console, report: ExportReport) -> None:
-    """What an export wrote."""
+def show_exported(console: Console, report: ExportReport, *, successes: bool = False) -> None:
+    """What an export wrote: letters, or successes."""
     if report.letters:
         files = f"{report.files:,} file{'' if report.files == 1 else 's'}"
         size = f"{report.bytes / 1024:,.0f} KiB in {files}"
-        what = f"{letters_text(report.letters)} ({size}) to {report.destination}"
+        count = successes_text(report.letters) if successes else letters_text(report.letters)
+        what = f"{count} ({size}) to {report.destination}"
         say(console, f"Exported {what}")
     else:
         up_to_date = "" if report.missing else f"; {report.destination} is up to date"

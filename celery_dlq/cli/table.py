@@ -177,6 +177,11 @@ def letters_text(count: int) -> str:
     return f"{count:,} letter{'' if count == 1 else 's'}"
 
 
+def successes_text(count: int) -> str:
+    """``1 success`` or ``1,234 successes``."""
+    return f"{count:,} success{'' if count == 1 else 'es'}"
+
+
 def unreadable_text(count: int) -> str:
     """``1 entry that is not a letter``, or several."""
     return f"{count:,} entr{'y that is not a letter' if count == 1 else 'ies that are not letters'}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -101,6 +102,12 @@ def test_the_command_says_of_how_many_it_looked_at_the_newest(
     )
     found = json.loads(run(shop, *chosen, "--json").output)
     assert (found["letters"], found["cut"], found["selected"]) == (20, True, 50)
+
+
+def test_exported_successes_are_no_letters(shop: DeadLetters, tmp_path: Path) -> None:
+    """The command says what it wrote."""
+    done = run(shop, "export", str(tmp_path / "good"), "--successes")
+    assert (done.exit_code, done.output.startswith("Exported 50 successes (")) == (0, True)
 
 
 def test_that_nothing_stands_out_is_said_only_if_all_was_compared(shop: DeadLetters) -> None:

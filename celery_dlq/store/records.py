@@ -215,7 +215,8 @@ class Group:
         last_seen_at: When the newest letter died.
         example_id: Id of the newest letter; empty if that was removed.
         course: Letters stored in each of the last 24 hours of the clock, the oldest hour first.
-            The last hour is still running. In Redis, removed letters are included.
+            The last hour is still running. In Redis, removed letters are included, but none from
+            before the group last was empty: it starts anew with its next letter.
         last_hour: Letters stored in the last hour, to five minutes. The same holds.
         releases: The `DeadLetter.release` of its letters, that of the newest letter first: at
             most five, among them the first one.

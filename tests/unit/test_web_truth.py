@@ -53,6 +53,21 @@ def test_a_mended_cause_stays_in_the_list_and_its_job_leads_to_it() -> None:
     assert linked(web, GROUPS).count(f"groups/{GROUP}") == 1
 
 
+def test_a_cause_that_comes_again_is_counted_anew() -> None:
+    """What its page says of the time before its letters were gone, it does not know."""
+    web = pages()
+    for _ in range(3):
+        stored(web)
+    web.dlq.discard(DLQ, fingerprint=GROUP)
+    stored(web)
+    found = web.dlq.group(DLQ, GROUP)
+    assert (found.last_hour, sum(found.course)) == (1, 1)
+    body = linked(web, PAGE)
+    assert "+1, since it was last empty" in body
+    assert body.count("since it was last empty") == 2
+    assert linked(web, GROUPS).count("Since it was last empty") == 3
+
+
 def test_a_mended_queue_is_not_hot() -> None:
     """It had many letters in the last hour, and has none now."""
     web = pages()

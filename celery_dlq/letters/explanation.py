@@ -91,8 +91,7 @@ class Shared:
         feature: The property, as in `Finding`.
         value: Its value as text, at most 200 characters.
         others: Messages that have it, of those with which it was compared.
-        of_others: Those that could; 0: there is none. Arguments are not compared with those of
-            other tasks.
+        of_others: Those that could; 0: there is none, or not of the task of each letter.
     """
 
     feature: str
@@ -280,7 +279,7 @@ def _shared(here: Counter[Pair], letters: int, sides: Sequence[Side]) -> tuple[S
             (
                 (side.messages if feature in WHOLE else side.pairs[feature, None], side.pairs[pair])
                 for side in sides
-                if comparable(feature, side.against)
+                if comparable(feature, side.against) and side.letters in {None, letters}
             ),
             default=(0, 0),
         )

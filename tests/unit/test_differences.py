@@ -336,7 +336,7 @@ def test_the_newest_of_so_many_that_they_are_not_counted(
 
 def test_letters_of_several_tasks_are_compared_each_with_its_own(backend: Store) -> None:
     """What is said of the others of a task holds for the letters that have such others."""
-    same = {"worker_hostname": "celery@web-1", "args_json": "[]"}
+    same = {"worker_hostname": "celery@web-1", "args_json": "[1]"}
     ship = {"task_name": "shop.ship", **same}
     fill(backend.letters, 80, kwargs={"tenant": "nordic"}, **same)
     fill(backend.letters, 10, kwargs={"tenant": "nordic", "by": "air"}, **ship)
@@ -352,7 +352,8 @@ def test_letters_of_several_tasks_are_compared_each_with_its_own(backend: Store)
         "against none of the other letters of the queue."
     )
     assert [(one.letters, one.of_letters) for one in found.findings] == [(10, 10), (80, 90)]
-    _all, compared, alone = found.sentences
+    shared, compared, alone = found.sentences
+    assert shared == "All 90 letters have args[0] = 1, host = celery@web-1 (others: 30 of 30)."
     assert compared == (
         "Compared with 30 other letters of the task (only 10 of these letters) and 30 other "
         "letters of the queue (without their arguments)."

@@ -124,8 +124,9 @@ class Job(Recorded):
         preview: What the dry run of a plan found: see `DryRun`; of long lists the first 20.
         canary: How its canary does: ``letters``, ``succeeded``, ``died``, ``open``, ``held`` (of
             those that are open) and the ids of their ``holds``, ``waited_seconds`` of
-            ``wait_seconds``, ``verdict`` (``running``, ``passed``, ``died again``, ``held`` or
-            ``not finished``), and ``died_ids``, the ids of the first new letters.
+            ``wait_seconds``, ``verdict`` (``running``, ``passed``, ``died again``, ``held``,
+            ``not finished`` or ``nothing tried``), and ``died_ids``, the ids of the first new
+            letters.
         failed: Errors by letter id, of the first letters whose message the broker did not take.
         change: The change of an edit, as JSON text. It may hold secrets: `to_json` leaves it out.
     """

@@ -63,6 +63,20 @@ class Claims(Part):
             states += map(ClaimState, self._call("claim", *args, queue=dead_letter_queue))
         return states
 
+    def held(
+        self, dead_letter_queue: str, letter_ids: Sequence[str], *, previous_run_prefix: str = ""
+    ) -> set[str]:
+        """Return the letters that `claim` would find held by another operation now."""
+        key, now, held = self._keys.claims(dead_letter_queue), to_micros(self.now()), set[str]()
+        for some in chunks(letter_ids):
+            for letter_id, claim in zip(some, self._client.hmget(key, some), strict=True):
+                _state, _, claimed = (claim or b"").decode("utf-8", "replace").partition("|")
+                owner, _, until = claimed.rpartition("|")
+                ours = previous_run_prefix and owner.startswith(previous_run_prefix)
+                if until.isdecimal() and int(until) * 1000 > now and not ours:
+                    held.add(letter_id)
+        return held
+
     def mark_published(
         self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str
     ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from celery_dlq.errors import RedriveError
 from celery_dlq.events import Action
 from celery_dlq.operations.edit import Edit
 from celery_dlq.operations.redrive import checks as module
+from celery_dlq.store.claims import Claims
 from celery_dlq.store.records import WorkerInfo
 
 QUEUES = ("orders", "other", "ordres", "empty")
@@ -180,6 +181,45 @@ def test_a_canary_takes_only_letters_that_arrive(shop: Shop) -> None:
     report = shop.dlq.redrive(DLQ, canary=1, canary_wait=0.1, max_failures=0)
     assert report.canary is not None
     assert (report.state, report.canary["redriven"]) == ("stopped", 1)
+
+
+def test_a_canary_tries_letters_that_no_other_command_has(shop: Shop) -> None:
+    """A killed command's claims outlive it: to choose its letters would try nothing."""
+    shop.works("orders")
+    letters = [shop.put(fingerprint="f" * 16) for _ in range(4)]
+    _claim(shop, letters[:3])
+    report = shop.dlq.redrive(DLQ, canary=1, canary_wait=0.1, max_failures=0)
+    assert report.canary is not None
+    assert (report.state, report.canary["redriven"], shop.left) == ("stopped", 1, 3)
+
+
+def test_a_canary_that_tried_nothing_stops_the_redrive(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No letter goes untried; a resume takes another canary."""
+    shop.works("orders")
+    _claim(shop, [shop.put(), shop.put()])
+    report = shop.dlq.redrive(DLQ, canary=1, canary_wait=0.1, max_failures=0)
+    assert report.canary is not None
+    assert (report.state, report.canary["verdict"]) == ("stopped", "nothing tried")
+    assert "no letter to try" in report.note
+
+    shop.put()
+    with monkeypatch.context() as patch:  # another command is faster than the canary
+        patch.setattr(Claims, "held", lambda *a, **_: _claim(shop, a[2]) or set())
+        late = shop.dlq.redrive(DLQ, canary=1, canary_wait=0.1, max_failures=0)
+    assert late.canary is not None
+    assert (late.state, late.canary["verdict"], shop.left) == ("stopped", "nothing tried", 3)
+
+    shop.dlq.store.claims.release(DLQ, [one.id for one in shop.dlq.letters(DLQ)], owner="other")
+    again = shop.dlq.resume(report.redrive_id)
+    assert (again.state, again.canary["redriven"], shop.left) == ("stopped", 1, 2)
+
+
+def _claim(shop: Shop, letters: Sequence[DeadLetter | str]) -> None:
+    """Let another command have letters."""
+    ids = [one if isinstance(one, str) else one.id for one in letters]
+    shop.dlq.store.claims.claim(DLQ, ids, owner="other", lease_seconds=60)
 
 
 def test_the_broker_is_asked_once_for_each_queue(

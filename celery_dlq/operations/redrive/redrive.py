@@ -27,6 +27,7 @@ from celery_dlq.operations.redrive.publisher import GrowingPace, Pace, Publisher
 from celery_dlq.operations.redrive.select import Progress, RawEntry, batches, died_again, select
 from celery_dlq.operations.redrive.work import LettersWork, RedriveReport, Work
 from celery_dlq.store.records import MessageKey, RedriveOutcome
+from celery_dlq.store.scripts import MOST_IDS
 
 if TYPE_CHECKING:
     from celery_dlq.operations.jobs import Jobs
@@ -37,6 +38,7 @@ _MAX_ENTRIES_SCANNED = 100_000
 _MAX_GROUPS = 1000
 
 PASSED = "passed"
+NOTHING_TRIED = "nothing tried"
 
 
 def watch(work: Work, messages: list[tuple[MessageKey, Outgoing]], canary: Canary) -> bool:
@@ -108,6 +110,8 @@ def _has_result(app: Any, task_id: str) -> bool:
 
 def _verdict(counts: dict[str, Any], max_failures: int) -> str:
     failed = counts["died"] + counts["open"]
+    if not counts["succeeded"] + failed:
+        return NOTHING_TRIED
     if failed <= max_failures:
         return PASSED
     if counts["died"] > max_failures:
@@ -122,6 +126,8 @@ def _why_stopped(canary: dict[str, Any]) -> str:
     if canary["verdict"] == "held":
         holds = ", ".join(canary["holds"])
         return f"the canary is held by {holds}: release that first, then resume this job"
+    if canary["verdict"] == NOTHING_TRIED:
+        return "the canary found no letter to try: others work on them, or publishing them failed"
     unfinished, seconds = canary["open"], canary["wait_seconds"]
     return f"{unfinished:,} of {letters:,} letters of the canary did not end in {seconds:g} s"
 
@@ -215,15 +221,34 @@ def _growing(found: Iterable[RawEntry], pace: Pace) -> Iterator[list[RawEntry]]:
 def _canary(work: Work, way: OneStep | Claimed, canary: Canary) -> bool:
     """Redrive a few letters and watch them; true to continue."""
     letters = min(canary.letters, work.options.limit or canary.letters)
-    few = chosen((one for one in work.selected() if not work.loss(one)), letters)
-    if not few:
-        return True
-    work.beat()
-    work.watched = []
-    only = LetterFilter(ids=frozenset(few))
-    found = select(work.store, work.run.job.queue, only)
-    for batch in batches(found, way.batch_size, way.max_bytes):
-        way.start(batch)
-    way.wait()
+    work.watched, tried = [], set[str]()
+    for _ in range(_MAX_REFUSED_BATCHES):  # others may be faster, or publishing may fail
+        found = (one for one in work.selected() if one.key not in tried and not work.loss(one))
+        few = chosen(_free(work, found), letters)
+        if not few:
+            break
+        tried.update(few)
+        work.beat()
+        only = LetterFilter(ids=frozenset(few))
+        for batch in batches(
+            select(work.store, work.run.job.queue, only), way.batch_size, way.max_bytes
+        ):
+            way.start(batch)
+        way.wait()
+        if work.watched:
+            break
     messages, work.watched = work.watched, None
+    if not messages and all(map(work.loss, work.selected())):
+        return True  # what is left stays anyway, and is counted
+    work.beat()  # also a job that tried nothing can be resumed
     return watch(work, [(work.key_of(message), message) for message in messages], canary)
+
+
+def _free(work: Work, found: Iterable[RawEntry]) -> Iterator[RawEntry]:
+    """Without the letters on which others work: to choose only those would try nothing."""
+    for batch in batches(found, MOST_IDS):
+        keys = [one.key for one in batch]
+        claimed = work.store.claims.held(
+            work.run.job.queue, keys, previous_run_prefix=work.run.previous_run_prefix
+        )
+        yield from (one for one in batch if one.key not in claimed)

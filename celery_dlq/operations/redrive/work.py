@@ -75,8 +75,8 @@ class RedriveReport:
         refused: Number of letters that stay because their message would be lost.
         refused_by: Such letters by queue or task, with the reason. The first 1,000 are listed.
         canary: Result of the canary, if there was one: numbers of letters, the ids of the
-            ``holds`` that have some, and the ``verdict`` (``passed``, ``died again``, ``held`` or
-            ``not finished``).
+            ``holds`` that have some, and the ``verdict`` (``passed``, ``died again``, ``held``,
+            ``not finished`` or ``nothing tried``).
         state: ``done``, ``cancelled``, ``stopped`` (by the canary), ``failed`` (the broker
             refused every batch, or blocks publishers) or ``interrupted`` (another process goes
             on with the job).

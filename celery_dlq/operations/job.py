@@ -25,6 +25,7 @@ from celery_dlq.store.records import ClaimState
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from celery_dlq.store.claims import Claims
     from celery_dlq.store.jobs import JobStore
 
 logger = get_logger("celery_dlq")
@@ -195,6 +196,18 @@ class Job(Recorded):
         if job.state == RUNNING and (silent or _is_dead(job)):
             return replace(job, state=INTERRUPTED)
         return job
+
+
+def counts_of(job: Job, claims: Claims) -> dict[str, int]:
+    """The results of a job, also those that its process was killed before it had saved."""
+    changed, counts = claims.changed(job.queue, job.id), dict(job.counts)
+    name = "restored" if job.kind == "restore" else "removed"
+    if job.kind not in (*REMOVALS, "restore"):
+        name, noted = "published", claims.redriven(job.queue, job.id)
+        states = {"finished": ClaimState.PUBLISHED, "maybe_twice": ClaimState.RECLAIMED}
+        counts |= {one: max(counts.get(one, 0), noted.get(s, 0)) for one, s in states.items()}
+        changed -= counts["finished"]
+    return {**counts, name: max(counts.get(name, 0), changed)}
 
 
 def _is_dead(job: Job) -> bool:

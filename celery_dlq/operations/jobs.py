@@ -46,6 +46,7 @@ from celery_dlq.operations.job import (
     Job,
     JobOptions,
     JobRun,
+    counts_of,
 )
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.redrive.publisher import broker_name
@@ -124,7 +125,7 @@ class Jobs:
 
     def jobs(self) -> list[Job]:
         """The jobs, newest first; at least the newest 500 are kept, and at most 50 plans."""
-        return [job for _, job in self._readable()]
+        return [self._counted(job) for _, job in self._readable()]
 
     def job(self, job_id: str, *, most_searched: int = MOST_SEARCHED) -> Job:
         """One job; for a redrive also how many of its messages ``died_again`` and ``succeeded``.
@@ -356,7 +357,14 @@ class Jobs:
         job = None if state is None else _job(state, self._store.now())
         if state is None or job is None:
             raise NotFound(f"expected the id of a job, got {job_id!r}; `dlq jobs` lists them")
-        return state, job
+        return state, self._counted(job)
+
+    def _counted(self, job: Job) -> Job:
+        """A job with what the store has counted: its process may die before it has said so."""
+        if job.state not in (RUNNING, INTERRUPTED):
+            return job
+        letters = self._letters(self._kinds[job.kind].action) if job.kind in self._kinds else None
+        return job if letters is None else replace(job, counts=counts_of(job, letters.claims))
 
     def _resumable(self, job_id: str) -> tuple[Mapping[str, Any], Job]:
         state, job = self._read(job_id)
@@ -400,12 +408,11 @@ class Jobs:
         """Record the result of a job that ends with an error, or is interrupted, as by Ctrl-C."""
         if not run.begun:
             return
-        failed, counts = isinstance(exc, Exception), dict(run.job.counts)
+        failed = isinstance(exc, Exception)
         why = f"{type(exc).__name__}: {exc}"[:500] if failed else ""
         with suppress(DLQError):  # the first error is the one to raise
-            if run.job.kind in REMOVALS:  # a batch may have been removed and not counted here
-                claims = self.backend.letters.claims
-                counts["removed"] = claims.changed(run.job.queue, run.operation)
+            # A batch may have been removed and not counted here.
+            counts = counts_of(run.job, self._letters(change.action).claims)
             run.end(FAILED if failed else INTERRUPTED, counts, why)
             self._record_end(run, change)
         if isinstance(exc, KeyboardInterrupt):  # the command prints it

@@ -14,7 +14,7 @@ from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Action, Change, whoami
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.letters.record import iso
-from celery_dlq.operations.job import CancelledError, Job, JobOptions, JobRun
+from celery_dlq.operations.job import CancelledError, Job, JobOptions, JobRun, counts_of
 from celery_dlq.operations.jobs import Jobs
 from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX, Reading, split
 from celery_dlq.operations.redrive.checks import DryRun
@@ -385,9 +385,9 @@ class Discard:
         self._scanned = scanned
         self._options: DiscardOptions = run.options
         # Of an earlier run, whose process may have been killed
-        earlier: dict[str, Any] = {name: int(run.job.counts.get(name, 0)) for name in _COUNTS}
-        removed = store.claims.changed(run.job.queue, run.operation) if run.job.run > 1 else 0
-        earlier["removed"] = max(earlier["removed"], removed)
+        job = run.job
+        counts = counts_of(job, store.claims) if job.run > 1 else job.counts
+        earlier: dict[str, Any] = {name: int(counts.get(name, 0)) for name in _COUNTS}
         self._report = DiscardReport(job_id=run.job.id, **earlier)
 
     def run(self, progress: Progress | None) -> DiscardReport:

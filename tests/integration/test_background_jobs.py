@@ -21,6 +21,7 @@ from fresh import fresh_store, jobs_on
 from servers import RedisServer
 from slow_proxy import SlowProxy
 from waiting import poll
+from web_pages import Pages, get
 
 from celery_dlq import DeadLetters, DLQError, LetterFilter
 from celery_dlq.errors import NotFound
@@ -385,6 +386,11 @@ def test_a_plan_that_was_killed_takes_no_other_letters(
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     poll(lambda: dlq.job(plan.id).state == "interrupted", timeout_seconds=30)
+    gone = 15 - dlq.store.length(DLQ)
+    assert [dlq.job(plan.id).changed, *(job.changed for job in dlq.jobs())] == [gone, gone]
+    page = Pages(dlq).handle(get(f"/jobs/{plan.id}"))
+    assert page.status == 200
+    assert (b"Restore what it discarded" in page.body) == (kind == "discard")
     dlq.resume(plan.id)
     assert left(dlq) == set(ids[10:])
 

@@ -17,6 +17,7 @@ from celery_dlq.letters.links import is_in_chord
 from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.letters.record import Delivery, from_micros
 from celery_dlq.operations.edit import Edit, edited
+from celery_dlq.operations.job import counts_of
 from celery_dlq.operations.redrive.checks import Holds, deliveries_of, targets_of, used_up
 from celery_dlq.operations.redrive.message import Outgoing, Prepared, RedriveOptions, outgoing
 from celery_dlq.operations.redrive.select import Progress, RawEntry
@@ -235,19 +236,9 @@ class Work:
 
     def _earlier(self) -> dict[str, Any]:
         """The results of earlier runs of the job, whose processes may have been killed."""
-        run = self.run
-        counts = {name: int(run.job.counts.get(name, 0)) for name in _COUNTS}
-        if run.job.run > 1:
-            claims, queue, job_id = self.store.claims, run.job.queue, run.job.id
-            noted = claims.redriven(queue, job_id)
-            seen = {
-                "finished": noted.get(ClaimState.PUBLISHED, 0),
-                "maybe_twice": noted.get(ClaimState.RECLAIMED, 0),
-            }
-            counts |= {name: max(counts[name], count) for name, count in seen.items()}
-            removed = claims.changed(queue, job_id) - counts["finished"]
-            counts["published"] = max(counts["published"], removed)
-        return counts
+        job = self.run.job
+        counts = counts_of(job, self.store.claims) if job.run > 1 else job.counts
+        return {name: int(counts.get(name, 0)) for name in _COUNTS}
 
     def _seed(self, found: RawEntry, message: Outgoing) -> Seed | None:
         """The count of earlier deliveries; forced, one less than its limit, or it would not run."""

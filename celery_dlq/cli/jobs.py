@@ -295,7 +295,8 @@ def _show(console: Console, found: Job) -> None:
             say(console, f"  {name:<12}{_plain(value)}")
     for name, count in found.counts.items():
         if count:
-            say(console, f"  {name:<12}{count:,}")
+            still_here = ", still here" if name == "died_again" else ""  # redriven ones are not
+            say(console, f"  {name:<12}{count:,}{still_here}")
 
 
 def _plain(value: Any) -> str:

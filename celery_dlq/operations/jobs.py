@@ -130,9 +130,10 @@ class Jobs:
     def job(self, job_id: str, *, most_searched: int = MOST_SEARCHED) -> Job:
         """One job; for a redrive also how many of its messages ``died_again`` and ``succeeded``.
 
-        A new letter's header names the redrive of its message. Workers count successes, on
-        guarded queues only. If there are more new letters than may be searched, ``searched`` is
-        their number: later ones may have died again, too.
+        A new letter's header names the redrive of its message; one that has left its queue is not
+        counted any more. Workers count successes, on guarded queues only. If there are more new
+        letters than may be searched, ``searched`` is their number: later ones may have died
+        again, too.
         """
         job = self.get(job_id)
         if job.kind not in REDRIVES or not job.run:

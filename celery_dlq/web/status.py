@@ -158,7 +158,12 @@ def numbers_of(dlq: DeadLetters) -> dict[str, Any]:
             job.id: {
                 "state": job.state,
                 "ended_at": iso(job.ended_at),
-                "counts": {**job.counts, "handled": job.handled},
+                "counts": {
+                    **job.counts,
+                    "handled": job.handled,
+                    "changed": job.changed,
+                    "unchanged": job.handled - job.changed,
+                },
                 "total": job.total,
                 "canary": {name: job.canary[name] for name in _CANARY if name in job.canary},
             }

@@ -400,7 +400,9 @@ def test_a_job_that_was_interrupted(shop: Make) -> None:
     run = jobs.new("redrive", DLQ, LetterFilter(), RedriveOptions())
     old = replace(run.job, state="running", updated_at=run.job.updated_at - timedelta(minutes=9))
     dlq.job_store.write(old.id, old.to_stored())
-    assert f"Job {old.id}, redrive of {DLQ}, is interrupted" in one(dlq, "job").sentence
+    found = one(dlq, "job")
+    assert f"Job {old.id}, redrive of {DLQ}, is interrupted" in found.sentence
+    assert "resume ID. One that waits also runs once a worker" in found.mend  # this one does not
 
 
 def test_letters_without_end(shop: Make) -> None:

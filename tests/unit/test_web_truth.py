@@ -111,6 +111,25 @@ def test_the_page_of_a_discard_has_the_way_back() -> None:
     assert [letter.id for letter in web.dlq.letters(DLQ)] == [mine.id]
 
 
+def test_letters_that_a_redrive_skipped_are_not_among_the_published() -> None:
+    """Another command has them all."""
+    web = pages()
+    letter = stored(web)
+    web.dlq.store.claims.claim(DLQ, [letter.id], owner="other", lease_seconds=60)
+    job_id = web.dlq.redrive(DLQ, force=True).redrive_id
+    assert "0 of 1 letters published 1 skipped or kept" in shown(web, f"/jobs/{job_id}")
+    assert "done 0 of 1 1 skipped or kept" in shown(web, "/jobs")
+
+
+def test_those_that_died_again_are_counted_as_long_as_they_are_here() -> None:
+    """Redriven once more, they are not: the page says what the number is of."""
+    web = pages()
+    stored(web)
+    job_id = web.dlq.redrive(DLQ, force=True).redrive_id
+    stored(web, headers=f'{{"dlq_redrive": "{job_id}"}}')
+    assert "died again, still here 1" in shown(web, f"/jobs/{job_id}")
+
+
 def test_as_many_letters_as_may_be_ticked_are_taken() -> None:
     """The number that is refused is that of letters, not of fields."""
     web = pages()

@@ -128,7 +128,7 @@ KINDS = {
     ),
     "job": (
         "A redrive or a removal does not go on.",
-        "Go on with: dlq jobs resume ID. Or start a worker or dlq web: they run jobs that wait.",
+        "Go on with: dlq jobs resume ID. One that waits also runs once a worker or dlq web does.",
     ),
     "flood": (
         "Letters arrive without end.",

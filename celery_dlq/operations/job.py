@@ -19,6 +19,7 @@ from celery_dlq.letters.printable import get_logger, one_line, shortened
 from celery_dlq.letters.record import Recorded, from_micros, iso
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.operations.redrive.select import Progress, RawEntry, select
+from celery_dlq.store.claims import REMOVES
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import ClaimState
 
@@ -254,7 +255,8 @@ class JobRun:
 
         Long on purpose: Redis searches small hashes of short values linearly.
         """
-        return f"{self.job.id}:{self.job.run}@{self.job.host}:{self.job.pid}#{self._token}"
+        end = REMOVES if self.job.kind in REMOVALS else ""
+        return f"{self.job.id}:{self.job.run}@{self.job.host}:{self.job.pid}#{self._token}{end}"
 
     @property
     def operation(self) -> str:

@@ -28,6 +28,7 @@ from celery_dlq.operations.instructions import Audit
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.address import SCHEMES, SOCKETS
+from celery_dlq.store.claims import REMOVES
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import (
     ClaimState,
@@ -83,7 +84,7 @@ class Retention:
         changes = []
         with on_behalf_of(self._actor):
             for cause, chosen in self._chosen(name, policy, at, MAX_LETTERS_PER_PASS):
-                owner = f"trim {uuid4()}"
+                owner = f"trim {uuid4()}{REMOVES}"
                 found = chosen if dry_run else self._claimed(name, chosen, owner)
                 if not found:
                     continue

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 logger = get_logger("celery_dlq.store")
 
+REMOVES = "#removes"
+"""Ends the owners of claims that publish nothing: whoever takes them over has no doubt."""
+
 _MARKER_MILLIS = 60_000
 _ADOPTED_MILLIS = 30 * 86_400_000
 _CHANGED = (b"1", b"2", b"3", b"removed", b"restored", b"adopted")  # the first three by `redrive`

@@ -11,6 +11,7 @@ from builders import DLQ, NOW, a_delivery, a_key, a_letter, an_ended_delivery, e
 from waiting import poll
 
 from celery_dlq.letters.record import DeadLetter, Outcome, Reason
+from celery_dlq.store.claims import REMOVES
 from celery_dlq.store.letters import PAGE, Letters
 from celery_dlq.store.overviews import in_order
 from celery_dlq.store.records import (
@@ -651,6 +652,14 @@ def test_a_resumed_job_takes_over_the_claims_of_its_earlier_runs(store: Letters)
     assert store.claims.claim(
         DLQ, [one.id, other.id], owner="job-1:2@x", lease_seconds=60, previous_run_prefix="job-1:"
     ) == [ClaimState.RECLAIMED, ClaimState.PUBLISHED]
+
+
+def test_letters_that_a_killed_removal_claimed_were_not_published(store: Letters) -> None:
+    """A doubt of an earlier redrive stays, whoever had them in between."""
+    one, other = stored(store), stored(store)
+    store.claims.claim(DLQ, [other.id], owner="redrive", lease_seconds=0)
+    store.claims.claim(DLQ, [one.id, other.id], owner=f"discard{REMOVES}", lease_seconds=0)
+    assert claim(store, one.id, other.id) == [ClaimState.CLAIMED, ClaimState.RECLAIMED]
 
 
 def test_only_the_owner_notes_and_removes(store: Letters) -> None:

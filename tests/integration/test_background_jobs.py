@@ -23,7 +23,7 @@ from slow_proxy import SlowProxy
 from waiting import poll
 from web_pages import Pages, get
 
-from celery_dlq import DeadLetters, DLQError, LetterFilter
+from celery_dlq import DeadLetters, DLQError, LetterFilter, timing
 from celery_dlq.errors import NotFound
 from celery_dlq.events import Redriven, acting_as
 from celery_dlq.operations import api
@@ -33,6 +33,7 @@ from celery_dlq.operations.jobs import MOST_PLANS, Runner
 from celery_dlq.operations.redrive import checks as checks_module
 from celery_dlq.operations.redrive.message import RedriveOptions
 from celery_dlq.operations.removal import DiscardOptions
+from celery_dlq.store.letters import Letters
 
 Operators = Callable[[], DeadLetters]
 STORES = ["redis", "elsewhere"]
@@ -393,6 +394,22 @@ def test_a_plan_that_was_killed_takes_no_other_letters(
     assert (b"Restore what it discarded" in page.body) == (kind == "discard")
     dlq.resume(plan.id)
     assert left(dlq) == set(ids[10:])
+
+
+@pytest.mark.parametrize("operators", ["redis", "elsewhere"], indirect=True)
+def test_letters_of_a_removal_that_was_killed_are_not_called_published(
+    operators: Operators, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had claimed them, and removed none."""
+    dlq = operators()
+    put(dlq, 3)
+    monkeypatch.setattr(timing, "current", replace(timing.current, claim=0.0))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Letters, "remove", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
+        dlq.discard(DLQ)
+    monkeypatch.undo()
+    report = dlq.redrive(DLQ)
+    assert (report.published, report.maybe_twice) == (3, 0)
 
 
 DIES_LIMITED = """

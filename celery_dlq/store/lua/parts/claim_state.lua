@@ -8,6 +8,8 @@ local function claim_state(claim, owner, previous_run_prefix, now)
   if not who then return 1, 'claimed' end
   if who ~= owner and not free then return 4, nil end
   if what == 'published' then return 3, what end
-  if who == owner and what == 'claimed' then return 1, what end
+  -- An operation that only removes letters has published none of them: see REMOVES in claims.py.
+  local removes = string.sub(who, -8) == '#removes'
+  if what == 'claimed' and (who == owner or removes) then return 1, what end
   return 2, 'reclaimed'
 end

@@ -40,6 +40,7 @@ _ENDS = {
     "failed": "failed",
     "interrupted": "was interrupted",
 }
+_CLAIMED = "another command works on them, or was killed less than a minute ago"
 _STATE_STYLES = {"running": "green", "failed": "red", "interrupted": "red", "stopped": "yellow"}
 _SHOWN = (
     *("id", "actor", "started_at", "updated_at", "ended_at", "filter", "options", "total", "note"),
@@ -222,9 +223,11 @@ def _shown(ctx: click.Context, job: Job) -> Job:
 
 
 def show_in_the_way(console: Console, plan: DryRun) -> None:
-    """What the messages would wait for."""
+    """What the messages would wait for, and letters that others have."""
     for what, letters in plan.waits_for.items():
         say(console, f"  {letters_text(letters)} would wait for {what}.", "yellow")
+    if plan.claimed:
+        say(console, f"  {plan.claimed:,} would be skipped now: {_CLAIMED}.", "yellow")
 
 
 def unfinished(what: str, report: Any, job_id: str, holds: Sequence[str] = ()) -> str:
@@ -244,8 +247,7 @@ def unfinished(what: str, report: Any, job_id: str, holds: Sequence[str] = ()) -
 def skipped_texts(report: Any) -> Iterator[str]:
     """Why letters were skipped."""
     if held := report.skipped - report.gone:
-        why = "another command works on them, or was killed less than a minute ago"
-        yield f"{held:,} skipped: {why}; try again later."
+        yield f"{held:,} skipped: {_CLAIMED}; try again later."
     if report.gone:
         yield f"{report.gone:,} skipped: others have redriven, discarded or trimmed them meanwhile."
 

@@ -167,7 +167,8 @@ def _edited(dead_letters: DeadLetters, letter_id: str, queue: str) -> dict[str, 
 
 def _show_dry_run(console: Console, queue: str, plan: DryRun) -> None:
     """What a redrive would do, and whether what it needs is there."""
-    what = f"{letters_text(plan.letters - plan.used_up)} of {queue} ({plan.bytes / 1024:,.0f} KiB)"
+    letters = max(0, plan.letters - plan.used_up - plan.claimed)
+    what = f"{letters_text(letters)} of {queue} ({plan.bytes / 1024:,.0f} KiB)"
     say(console, f"Would redrive {what}; nothing was changed.", "bold")
     if plan.corrupt:
         say(console, f"  Would skip {unreadable_text(plan.corrupt)}.")

@@ -34,6 +34,8 @@ from celery_dlq.operations.redrive.work import RedriveReport, edited_by
 from celery_dlq.operations.release import release
 from celery_dlq.operations.removal import DiscardOptions, RestoreOptions, discard, restore
 from celery_dlq.policies.checks import check_names
+from celery_dlq.store.letters import Letters
+from celery_dlq.store.scripts import MOST_IDS
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -49,6 +51,27 @@ KINDS = {
 """The kinds of job, by their names."""
 
 _PREVIEW_SECONDS = 10.0
+
+
+class _Claimed:
+    """Counts letters that other operations have now; asks for many at once."""
+
+    def __init__(self, store: Letters, queue: str) -> None:
+        self._store = store
+        self._queue = queue
+        self._keys: list[str] = []
+        self._found = 0
+
+    def add(self, key: str) -> None:
+        self._keys.append(key)
+        if len(self._keys) >= MOST_IDS:
+            self.count()
+
+    def count(self) -> int:
+        """The number of those that were added and are claimed."""
+        keys, self._keys = self._keys, []
+        self._found += len(self._store.claims.held(self._queue, keys))
+        return self._found
 
 
 class RedriveArguments(RedriveKeys, FilterFields, total=False):
@@ -244,6 +267,7 @@ class Operations:
         job, where, limit, last = run.job, run.where, run.options.limit, run.job.until
         keys: set[str] = set()
         unread: list[int] = []
+        claimed = _Claimed(self._store, job.queue)
         redrives = isinstance(run.options, RedriveOptions)
 
         def matching(check: Progress) -> Iterator[RawEntry]:
@@ -259,6 +283,7 @@ class Operations:
             for one in islice(found, limit):
                 yield one if run.change is None else self._edited(one, run.change, run.options)
                 last = one.position  # it was counted in time
+                claimed.add(one.key)
                 if where.ids is not None:
                     keys.add(one.key)
 
@@ -266,7 +291,7 @@ class Operations:
         keeps_count = redrives and run.options.keep_count and not run.options.force
         seen = dry_run(matching, targets, keeps_count=keeps_count, seconds=seconds, scanned=scanned)
         waits_for = {**_too_late(run.options), **seen.waits_for}
-        seen = replace(seen, waits_for=waits_for, unread=sum(unread))
+        seen = replace(seen, waits_for=waits_for, unread=sum(unread), claimed=claimed.count())
         letters = seen.letters + seen.corrupt
         if limit is not None and not seen.exact:
             run.tell(note=_cut(letters, limit, seconds))

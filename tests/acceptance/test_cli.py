@@ -555,6 +555,17 @@ def test_a_dry_run_of_several_letters_takes_no_edit(dlq: Dlq, three: list[DeadLe
     assert (dry.exit_code, "Would redrive 1 letter" in dry.stdout) == (0, True)
 
 
+def test_a_dry_run_promises_no_letters_that_another_command_has(
+    dlq: Dlq, three: list[DeadLetter], poison: ModuleType
+) -> None:
+    """A redrive would skip them."""
+    claims = poison.dlq.store.claims
+    claims.claim("orders-DLQ", [three[0].id], owner="other", lease_seconds=60)
+    dry = dlq("redrive", "orders-DLQ", "--all", "--dry-run")
+    assert "Would redrive 2 letters" in dry.stdout
+    assert "1 would be skipped now: another command works on them" in dry.stdout
+
+
 def test_a_redrive_can_be_tried_dry_edited_and_watched(
     dlq: Dlq, three: list[DeadLetter], poison: ModuleType
 ) -> None:

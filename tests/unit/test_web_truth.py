@@ -116,6 +116,9 @@ def test_letters_that_a_redrive_skipped_are_not_among_the_published() -> None:
     web = pages()
     letter = stored(web)
     web.dlq.store.claims.claim(DLQ, [letter.id], owner="other", lease_seconds=60)
+    plan = web.dlq.plan("redrive", DLQ)
+    assert plan.preview["claimed"] == 1
+    assert "1 of these letters would be skipped now" in shown(web, f"/jobs/{plan.id}")
     job_id = web.dlq.redrive(DLQ, force=True).redrive_id
     assert "0 of 1 letters published 1 skipped or kept" in shown(web, f"/jobs/{job_id}")
     assert "done 0 of 1 1 skipped or kept" in shown(web, "/jobs")

@@ -64,6 +64,8 @@ class DryRun:
         chords: Number of letters whose message is a part of a chord. The chord fails with it, and
             the redrive does not run its body.
         used_up: Number of letters that stay with ``keep_count``: no delivery is left.
+        claimed: Number of letters on which another command works now, or one that was killed less
+            than a minute ago: they would be skipped.
         groups: The most frequent fingerprints, each with its number of letters.
         examples: Ids of the first letters.
         exact: False if there are more letters than it could read in time.
@@ -78,6 +80,7 @@ class DryRun:
     waits_for: Mapping[str, int] = field(default_factory=dict)
     chords: int = 0
     used_up: int = 0
+    claimed: int = 0
     groups: Sequence[Mapping[str, Any]] = ()
     examples: Sequence[str] = ()
     exact: bool = True

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
-from itertools import combinations
+from itertools import chain, combinations, islice
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import NotFound, SettingsError
@@ -112,7 +112,7 @@ class PolicyAdmin:
 
     def _report(self, queue: str | None) -> PolicyReport:
         table, task_queues, known = self.in_force(), self._task_queues(), self._known_queues()
-        workers = self._registry.workers(with_tasks=False)
+        workers = self._registry.workers()
         names = known.names.union(*(info.queues for info in workers), [queue] if queue else [])
         known = replace(known, names=names)
         queues = sorted({*table.queues, *table.overrides, *names})
@@ -125,7 +125,27 @@ class PolicyAdmin:
         low = (found.text for found in self._low_limits(table, task_queues))
         now = self._registry.now()
         soon = [_to_come(each) for each in self.overrides() if each.since > now]
-        return PolicyReport(views=tuple(views), warnings=(*unknown, *low, *soon, *drift(workers)))
+        warnings = (*unknown, *low, *soon, *self.drift(workers))
+        return PolicyReport(views=tuple(views), warnings=warnings)
+
+    def drift(self, workers: list[WorkerInfo], tasks: Iterable[str] = ()) -> list[str]:
+        """How live workers differ from this app, whose settings commands show, or else each other.
+
+        ``tasks`` are those of the app that have no policy of their own.
+        """
+        of_task = {f"{TASK_PREFIX}{name}": policy for name, policy in self._table.tasks.items()}
+        policies = {**self._table.queues, **of_task}
+        task_queues = self._task_queues()
+        mine = WorkerInfo(
+            hostname="this app",
+            pid=0,
+            version="",
+            started_at=MAX_TIME,
+            queues=tuple({*self._known_queues().names, *task_queues.values()}),
+            tasks=(*task_queues, *tasks),
+            policies={name: policy.to_json() for name, policy in policies.items()},
+        )
+        return [*_against(mine, workers)] or drift(workers)
 
     def in_force(self) -> PolicyTable:
         """The configured policies with the overrides applied."""
@@ -272,13 +292,26 @@ def _to_come(override: Override) -> str:
     )
 
 
+def _against(mine: WorkerInfo, workers: Iterable[WorkerInfo]) -> Iterator[str]:
+    """Compare one with a worker of each set of other policies and of queues, up to a bound."""
+    own = _kind(mine)
+    kinds = {(kind, info.queues): info for info in workers if (kind := _kind(info)) != own}
+    found = filter(None, (differences(mine, info) for info in kinds.values()))
+    return chain.from_iterable(islice(found, MAX_COMPARED_WORKERS))
+
+
 def drift(workers: list[WorkerInfo]) -> list[str]:
     """Compare one worker of each distinct set of policies with the others, up to a bound."""
     kinds: dict[str, WorkerInfo] = {}
     for info in workers:
-        kinds.setdefault(repr(sorted(info.policies.items(), key=lambda item: item[0])), info)
+        kinds.setdefault(_kind(info), info)
     some = list(kinds.values())[:MAX_COMPARED_WORKERS]
     return [text for one, other in combinations(some, 2) for text in differences(one, other)]
+
+
+def _kind(info: WorkerInfo) -> str:
+    """The same for all that have the same policies."""
+    return repr(sorted(info.policies.items(), key=lambda item: item[0]))
 
 
 def _check_span(queue: str, span: timedelta) -> None:
@@ -296,16 +329,16 @@ TASK_PREFIX = "task:"
 
 def differences(mine: WorkerInfo, other: WorkerInfo) -> list[str]:
     """One sentence for each queue or task whose policy differs between two workers."""
-    ours, theirs = _table(mine), _table(other)
+    ours, theirs = table_of(mine), table_of(other)
     queues = {*mine.queues} & {*other.queues} | {*ours.queues} & {*theirs.queues}
     pairs = [(f"queue {name!r}", ours.resolve(name), theirs.resolve(name)) for name in queues]
     pairs += [
-        (f"task {name}", ours.tasks[name], theirs.tasks[name])
-        for name in {*ours.tasks} & {*theirs.tasks}
+        (f"task {name}", ours.tasks.get(name), theirs.tasks.get(name))
+        for name in {*ours.tasks, *mine.tasks} & {*theirs.tasks, *other.tasks}
     ]
     return [
         f"For {what}, {mine.hostname} and {other.hostname} have different policies: "
-        f"{_difference(own or Policy(), its or Policy())}"
+        f"{_difference(own or Policy(), its or Policy()) or 'only one of them guards it'}"
         for what, own, its in sorted(pairs, key=lambda pair: pair[0])
         if own != its
     ]
@@ -331,8 +364,8 @@ def _flat(policy: Policy) -> dict[str, Any]:
     return found
 
 
-def _table(info: WorkerInfo) -> PolicyTable:
-    """The policies on a info; keys that this version does not know are left out."""
+def table_of(info: WorkerInfo) -> PolicyTable:
+    """The policies that a worker registered; keys that this version does not know are left out."""
     parsed = {name: _policy(values) for name, values in info.policies.items()}
     return PolicyTable(
         {name: policy for name, policy in parsed.items() if not name.startswith(TASK_PREFIX)},

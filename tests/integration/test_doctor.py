@@ -67,7 +67,8 @@ def shop(server: RedisServer) -> Iterator[Make]:
                 del app.tasks[name]
         dlq = DeadLetters(app, **({"clock": clock} if clock else {}))
         if worker:
-            Store(server.url).workers.register(a_worker())
+            policies = {**SOUND, **settings}["dlq_queues"]
+            Store(server.url).workers.register(a_worker(policies=policies))
         made.append(dlq)
         return dlq
 
@@ -231,7 +232,9 @@ def test_an_override_that_ends_the_limit(shop: Make) -> None:
     dlq = shop()
     dlq.override_policy("orders", timedelta(hours=1), max_deliveries=False)
     assert [row.bounded for row in dlq.guarantees(dlq.doctor())] == [False]
-    assert "'orders'" in one(dlq, "no-limit").sentence
+    (found,) = dlq.doctor()
+    assert (found.check, found.queues) == ("no-limit", ("orders",))
+    assert found.mend == "End the override with: dlq policies unset orders max_deliveries"
 
 
 def test_a_worker_without_celery_dlq_on_a_guarded_queue(
@@ -252,7 +255,7 @@ def test_a_worker_without_celery_dlq_on_a_guarded_queue(
         found = one(dlq, "plain-workers")
         assert "take from 'orders': plain@old." in found.sentence
         (row,) = dlq.guarantees([found])
-        assert [row.cell(name) for name in ("bounded", "lossless", "exact")] == ["no", "yes", "no"]
+        assert [row.cell(name) for name in ("bounded", "lossless", "exact")] == ["no", "no", "no"]
     finally:
         worker.kill()
         worker.wait()
@@ -367,6 +370,64 @@ def test_workers_with_two_policies(shop: Make) -> None:
     policies = {"orders": {"max_deliveries": 9, "dead_letter_ttl": 3600.0}}
     dlq.registry.register(a_worker(hostname="celery@web-2", policies=policies))
     assert "max_deliveries 3 and 9" in one(dlq, "worker-policies").sentence
+
+
+WEAK_WORKERS = [
+    ({}, "max_deliveries 3 and not set", ["no", "no", "no"]),
+    ({"orders": {}}, "max_deliveries 3 and not set", ["no", "yes", "yes"]),
+    (
+        {"orders": {"max_crashes": 3}},
+        "max_deliveries 3 and not set",
+        ["yes, of crashes", "yes", "yes"],
+    ),
+    (
+        {"*": {"max_deliveries": 3, "dead_letter_ttl": 3600.0, "reasons": ["failed"]}},
+        "reasons not set and ['failed']",
+        ["yes", "yes, of the reasons kept", "yes"],
+    ),
+    (
+        {"orders": {"max_deliveries": 3}, "task:shop.charge": {"max_deliveries": False}},
+        "max_deliveries not set and False",
+        ["no", "yes", "yes"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("policies", "difference", "cells"), WEAK_WORKERS)
+def test_workers_that_have_other_policies_than_this_app(
+    shop: Make, policies: dict[str, Any], difference: str, cells: list[str]
+) -> None:
+    """They were not restarted: what they do counts, and `dlq policies` says it too."""
+    dlq = shop(worker=False)
+    dlq.registry.register(a_worker(policies=policies, tasks=("shop.charge",)))
+    found = dlq.doctor()
+    assert {one.check for one in found} == {"worker-policies"}
+    text = " ".join(one.sentence for one in found)
+    assert "this app and celery@web-1 have different policies" in text
+    assert difference in text
+    (row,) = dlq.guarantees(found)
+    assert [row.cell(name) for name in ("bounded", "lossless", "exact")] == cells
+    assert "this app and celery@web-1" in " ".join(dlq.policies().warnings)
+
+
+def test_an_app_without_the_limit_that_its_workers_have(shop: Make) -> None:
+    """The command ran with other settings: the next start of a worker has no limit."""
+    dlq = shop(dlq_queues={"orders": {"dead_letter_ttl": 3600}}, worker=False)
+    dlq.registry.register(a_worker())
+    found = dlq.doctor()
+    assert [one.check for one in found] == ["no-limit", "worker-policies"]
+    assert "max_deliveries not set and 3" in found[1].sentence
+    assert [row.bounded for row in dlq.guarantees(found)] == [False]
+
+
+def test_workers_of_other_queues_and_a_task_always_eager(shop: Make) -> None:
+    """Another app in the same store is no worker of this one; an eager task has no guarantee."""
+    dlq = shop()
+    dlq.registry.register(a_worker(hostname="m@1", queues=("mails",), policies={"mails": {}}))
+    assert dlq.doctor() == []
+    dlq.app.conf.task_always_eager = True
+    (row,) = dlq.guarantees()
+    assert [row.cell(name) for name in ("bounded", "lossless", "exact")] == ["no", "no", "no"]
 
 
 def test_a_spool_that_is_not_empty(shop: Make) -> None:

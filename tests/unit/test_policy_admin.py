@@ -264,8 +264,10 @@ def test_all_policies_are_shown_with_their_warnings(
     policy_admin: PolicyAdmin, backend: Store
 ) -> None:
     """Queues, then tasks; unknown queues and differences last."""
-    backend.workers.register(a_worker("one", {"orders": {"max_deliveries": 5}}, "orders"))
-    backend.workers.register(a_worker("two", {"orders": {"max_deliveries": 6}}, "orders"))
+    same = {name: policy.to_json() for name, policy in TABLE.queues.items()}
+    backend.workers.register(a_worker("one", same, "orders"))
+    other = {**same, "orders": {"max_deliveries": 6}}
+    backend.workers.register(a_worker("two", other, "orders"))
     rules = policy_admin.policies()
     assert [(view.queue, view.task) for view in rules.views] == [
         ("ord*", None),
@@ -273,7 +275,7 @@ def test_all_policies_are_shown_with_their_warnings(
         ("default", "shop.charge"),
     ]
     assert rules.warnings == (
-        "For queue 'orders', one and two have different policies: max_deliveries 5 and 6",
+        "For queue 'orders', this app and two have different policies: max_deliveries 5 and 6",
     )
     *lines, warning = rules.to_json()
     assert warning == {"warning": rules.warnings[0]}

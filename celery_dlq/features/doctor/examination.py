@@ -64,7 +64,8 @@ class Examination:
 
         Args:
             found: What `doctor` found. Without it, no server is asked: overrides, limits of the
-                broker's own, and workers without celery_dlq are not known.
+                broker's own, policies of live workers, and workers without celery_dlq are not
+                known.
 
         Returns:
             A row for those tasks for which all answers are the same.
@@ -77,6 +78,7 @@ class Examination:
         if found is not None and all(one.check not in STORE[:2] for one in found):
             with suppress(StoreUnavailable):
                 case.table = self._dlq.policy_admin().in_force()
+                case.registered = self._dlq.backend.workers.workers(with_tasks=False)
         return settings_checks.guarantees(case, found or ())
 
     def _store(self, case: Case) -> list[Finding]:

@@ -111,8 +111,8 @@ KINDS = {
         "Finish the deploy.",
     ),
     "worker-policies": (
-        "A limit differs from worker to worker.",
-        "Deploy the same settings to all workers, and restart them.",
+        "A limit differs from worker to worker, or from what this app says.",
+        "Restart the workers with these settings, or run the command with the settings they have.",
     ),
     "spool-not-empty": (
         "Letters are missing from their queue.",
@@ -156,8 +156,11 @@ KINDS = {
 STORE = ("store", "store-slow", "store-refuses")
 """The findings of a store that was not examined, or not as a worker uses it."""
 
+ALL = ("bounded", "lossless", "exact")
+"""The guarantees that a task may have or not, by name."""
+
 WEAKENS = {
-    "plain-workers": ("bounded", "exact"),
+    "plain-workers": ALL,
     "fetch": ("lossless",),
     "redrive-policy": ("lossless",),
     "delivery-limit": ("lossless",),
@@ -184,9 +187,10 @@ class Finding(Recorded):
     queues: tuple[str, ...] = ()
 
 
-def finding(check: str, sentence: str, *queues: str) -> Finding:
-    """A finding of a known kind, about some queues."""
-    symptom, mend = KINDS[check]
+def finding(check: str, sentence: str, *queues: str, mend: str = "") -> Finding:
+    """A finding of a known kind, about some queues; ``mend`` if that of the kind is not it."""
+    symptom, usual = KINDS[check]
+    mend = mend or usual
     return Finding(check=check, symptom=symptom, sentence=sentence, mend=mend, queues=queues)
 
 
@@ -198,8 +202,8 @@ class Guarantee(Recorded):
         broker: ``Redis``, ``RabbitMQ``, ``Amazon SQS``, or the name of kombu's transport.
         acknowledgement: ``late``, ``late, unless a process is killed``, or ``early``.
         tasks: Their names. Tasks without a policy are left out.
-        bounded: True if ``max_deliveries`` or ``max_crashes`` limits the starts of a message, and
-            no worker without celery_dlq takes messages of the queue.
+        bounded: True if ``max_deliveries`` or ``max_crashes`` limits the starts of a message, here
+            and in each live worker, and no worker without celery_dlq takes messages of the queue.
         lossless: True if a message is kept when its worker is killed.
         exact: True if only starts are counted, and each is.
         conditions: What a yes is limited to, by the name of the guarantee: for example

@@ -15,7 +15,6 @@ from celery_dlq.features.doctor.settings_checks import Case
 from celery_dlq.letters.links import is_in_chord
 from celery_dlq.letters.printable import some_of
 from celery_dlq.operations.job import INTERRUPTED, WAITING
-from celery_dlq.operations.policies import drift
 from celery_dlq.operations.retention import Retention, faults
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.store.check import ask
@@ -60,13 +59,14 @@ def clock(case: Case) -> Iterator[Finding]:
 
 
 def workers(case: Case) -> Iterator[Finding]:
-    """Whether the workers that are alive run one version, with one set of policies."""
-    found = case.dlq.backend.workers.workers(with_tasks=False)
+    """Whether the workers that are alive run one version, with the policies of this app."""
+    found = case.dlq.backend.workers.workers()
     if not found:
         yield finding("no-worker", "No worker with celery_dlq gave a sign of life for 30 s.")
     if len(versions := {info.version for info in found}) > 1:
         yield finding("worker-versions", f"Workers run celery_dlq {some_of(sorted(versions))}.")
-    for difference in drift(found)[:_MOST_SHOWN]:
+    tasks = [one.name for one in case.tasks]
+    for difference in case.dlq.policy_admin().drift(found, tasks)[:_MOST_SHOWN]:
         yield finding("worker-policies", f"{difference}.")
     for gauges in case.dlq.backend.metrics.read().workers:
         if gauges.spool:

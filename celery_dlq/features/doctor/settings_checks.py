@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.config import Settings, visibility_timeout
-from celery_dlq.features.doctor.finding import WEAKENS, Finding, Guarantee, finding
+from celery_dlq.features.doctor.finding import ALL, WEAKENS, Finding, Guarantee, finding
 from celery_dlq.letters.printable import some_of
+from celery_dlq.operations.policies import table_of
 from celery_dlq.operations.protection import (
     EARLY,
     LATE,
@@ -22,12 +23,14 @@ from celery_dlq.operations.protection import (
     weaknesses,
 )
 from celery_dlq.operations.retention import database, is_brokers
+from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.transport.redis.fetch import ReliableFetch
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
     from celery_dlq.policies.table import PolicyTable
+    from celery_dlq.store.records import WorkerInfo
 
 BROKERS = {"redis": "Redis", "amqp": "RabbitMQ", "sqs": "Amazon SQS"}
 
@@ -37,6 +40,7 @@ class Case:
     """An app, and what several checks ask of it."""
 
     dlq: Assembly
+    registered: list[WorkerInfo] = field(default_factory=list)  # live workers, if they are known
 
     @property
     def settings(self) -> Settings:
@@ -62,6 +66,26 @@ class Case:
     def guarded(self) -> list[AppTask]:
         """Those of them that a policy guards."""
         return [one for one in self.tasks if one.policy is not None]
+
+    @cached_property
+    def others(self) -> list[tuple[PolicyTable, set[str]]]:
+        """The policies of live workers, with the queues they take from."""
+        found: dict[str, tuple[PolicyTable, set[str]]] = {}
+        for info in self.registered:
+            table = replace(table_of(info), overrides=self.table.overrides)
+            found.setdefault(repr(info.policies), (table, set()))[1].update(info.queues)
+        return [*found.values()]
+
+    def policies_of(self, one: AppTask) -> list[AppTask]:
+        """A task with each policy that its messages meet: this app's, and those of workers."""
+        return [
+            one,
+            *(
+                replace(one, policy=table.resolve(one.queue, table.tasks.get(one.name)))
+                for table, queues in self.others
+                if one.queue in queues
+            ),
+        ]
 
     @property
     def no_reliable_fetch(self) -> str | None:
@@ -98,9 +122,17 @@ def policies(case: Case) -> Iterator[Finding]:
     """Policies, and ways to acknowledge, that weaken a guarantee."""
     for kind in WEAKNESSES:
         for queue, sentence in weaknesses(case.tasks, kind):
-            yield finding(kind, sentence, queue)
+            ended = _ended(case, queue) if kind == "no-limit" else []
+            unset = f"End the override with: dlq policies unset {queue} {' '.join(ended)}"
+            yield finding(kind, sentence, queue, mend=unset if ended else "")
     if case.dlq.app.conf.task_always_eager:
         yield finding("always-eager", "task_always_eager is on.")
+
+
+def _ended(case: Case, queue: str) -> list[str]:
+    """The limits of a queue that an override ends."""
+    override, _source = case.table.overrides.get(queue, (Policy(), ""))
+    return [key for key in ("max_deliveries", "max_crashes") if override.of(key) is False]
 
 
 def fetching(case: Case) -> Iterator[Finding]:
@@ -142,13 +174,16 @@ def guarantees(case: Case, findings: Sequence[Finding]) -> list[Guarantee]:
     driver = case.transport.driver_type
     fetches = case.settings.reliable_fetch if driver == "sqs" else not case.no_reliable_fetch
     keeps = driver == "amqp" or (driver in BROKERS and fetches)
+    always = {"lossless"} if not keeps else set()
+    if case.dlq.app.conf.task_always_eager:
+        always = {*ALL}
     shared = is_brokers(case.settings, case.dlq.app.conf, database)
     rows: dict[tuple[Any, ...], list[str]] = {}
     for way in (LATE, UNLESS_KILLED, EARLY):
         for one in case.guarded:
             if one.acknowledgement == way:
-                lost = _weakened(one.queue, findings) | ({"lossless"} if not keeps else set())
-                rows.setdefault((way, *_cells(one, lost)), []).append(one.name)
+                lost = _weakened(one.queue, findings) | always
+                rows.setdefault((way, *_cells(case.policies_of(one), lost)), []).append(one.name)
     return [
         Guarantee(
             broker=BROKERS.get(driver, driver),
@@ -170,15 +205,19 @@ def _weakened(queue: str, findings: Sequence[Finding]) -> set[str]:
     return {guarantee for one in here for guarantee in WEAKENS.get(one.check, ())}
 
 
-def _cells(one: AppTask, lost: set[str]) -> tuple[Any, ...]:
-    """What is guaranteed to a task, and under which conditions."""
-    early = one.acknowledgement == EARLY
-    bounded = one.limit is not None and "bounded" not in lost
+def _cells(each: Sequence[AppTask], lost: set[str]) -> tuple[Any, ...]:
+    """What is guaranteed to a task by the weakest of its policies, and under which conditions."""
+    if any(one.policy is None for one in each):
+        lost = {*ALL}
+    early = each[0].acknowledgement == EARLY
+    limits = [one.limit for one in each]
+    bounded = None not in limits and "bounded" not in lost
     lossless = not early and "lossless" not in lost
     exact = "exact" not in lost
+    leaves_out = any(one.leaves_out for one in each)
     conditions = {
-        "bounded": (one.limit or "") if bounded else "",
-        "lossless": "of the reasons kept" if lossless and one.leaves_out else "",
+        "bounded": next(filter(None, limits), "") if bounded else "",
+        "lossless": "of the reasons kept" if lossless and leaves_out else "",
         "exact": "but for cold shutdowns" if exact and early else "",
     }
     found = tuple((name, text) for name, text in conditions.items() if text)

@@ -248,7 +248,8 @@ def test_without_a_rule_everybody_looks_and_nobody_changes() -> None:
     page = ask(app, "GET", "/nowhere").text
     assert "staging" in page
     assert "Back to the application" in page
-    assert "read-only" in page
+    assert "read-only" not in page, "nobody has asked who this is"
+    assert "read-only" in ask(app, "GET", "/policies").text
 
 
 @pytest.mark.parametrize("path", ["/", "/events/poll", "/queues/orders-DLQ", "/nowhere"])

@@ -138,6 +138,12 @@ def test_redrive_and_export_do_what_they_say(
     assert "1 letter" in dlq("redrive", "orders-DLQ", "--yes", "--all").stdout
 
 
+def test_a_page_past_the_last_is_no_mistake(dlq: Dlq, dead: list[DeadLetter]) -> None:
+    """A script that turns pages ends there."""
+    past = dlq("list", "orders-DLQ", "--page", "999", "--json")
+    assert (past.exit_code, past.lines) == (0, [])
+
+
 MISTAKES = [
     (("list", "nowhere"), 1, "'nowhere'; there are: orders-DLQ"),
     (("groups", "nowhere"), 1, "'nowhere'"),

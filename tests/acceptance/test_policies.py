@@ -152,7 +152,9 @@ def test_a_worker_trims_what_is_past_its_time(
     assert poison.dlq.store.length("orders-DLQ") == 1
     assert "For 24 hours `dlq restore ID` brings them back." in done.stdout
     assert len(list(poison.dlq.discarded("orders-DLQ"))) == 2
-    assert "Nothing to trim." in dlq("trim", "orders-DLQ", conf=limit).stdout
+    nothing = dlq("trim", "orders-DLQ", conf=limit)
+    assert "Nothing to trim." in nothing.stdout
+    assert nothing.exit_code == 0
 
 
 @pytest.mark.parametrize("value", ["dead_letter_ttl=1", "dead_letter_max_length=1"])

@@ -254,6 +254,7 @@ def test_a_worker_without_celery_dlq_on_a_guarded_queue(
         poll(dlq.doctor, timeout_seconds=60)
         found = one(dlq, "plain-workers")
         assert "take from 'orders': plain@old." in found.sentence
+        assert "remote control" not in shown(dlq, exit_code=1)
         (row,) = dlq.guarantees([found])
         assert [row.cell(name) for name in ("bounded", "lossless", "exact")] == ["no", "no", "no"]
     finally:
@@ -575,8 +576,10 @@ def test_the_command_says_what_to_do_and_what_is_guaranteed(shop: Make) -> None:
     assert "Set task_acks_late = True" in text
     assert "Guarantees of guarded tasks on Redis" in text
     assert max(map(len, text.splitlines())) <= 80
-    finding, guarantee = map(json.loads, shown(dlq, "--json", exit_code=1).splitlines())
+    finding, guarantee, unseen = map(json.loads, shown(dlq, "--json", exit_code=1).splitlines())
     assert finding["check"] == "early-acknowledgement"
+    assert unseen["warning"].startswith("No worker answered remote control")
+    assert "No worker answered remote control" in text
     assert "shop.charge" in guarantee.pop("tasks")
     assert guarantee == {
         "broker": "Redis",
@@ -594,7 +597,7 @@ def test_the_command_of_a_sound_app_exits_with_0(shop: Make, server: RedisServer
     assert "No fault was found." in shown(shop(), exit_code=0)
     other = shop(dlq_url=server.url.replace("/0", "/1"))
     Store(server.url.replace("/0", "/1")).workers.register(a_worker())
-    (row,) = map(json.loads, shown(other, "--json", exit_code=0).splitlines())
+    row, _unseen = map(json.loads, shown(other, "--json", exit_code=0).splitlines())
     assert (row["acknowledgement"], row["redrive"]) == ("late", "at least once")
 
 

@@ -10,8 +10,11 @@ from rich.console import Console
 from celery_dlq.cli.context import console_of, dead_letters_of, load_tasks, print_lines
 from celery_dlq.cli.options import json_option
 from celery_dlq.cli.table import facts, say, table
+from celery_dlq.features.doctor.examination import Examination
 from celery_dlq.features.doctor.finding import STORE, Finding, Guarantee
 from celery_dlq.letters.printable import some_of
+
+_UNSEEN = "No worker answered remote control, so workers without celery_dlq are not seen."
 
 
 @click.command(short_help="Show what endangers messages and letters, and what to do.")
@@ -25,14 +28,18 @@ def doctor(ctx: click.Context, *, as_json: bool) -> None:
     shows which guarantees the app has. Exits with 1 if it finds something.
     """
     load_tasks(ctx.obj.app)
-    dead_letters = dead_letters_of(ctx)
-    found = dead_letters.doctor()
+    examination = Examination(dead_letters_of(ctx).assembly)
+    found = examination.findings()
     wrong = any(finding.check == "settings" for finding in found)
-    rows = [] if wrong else dead_letters.guarantees(found)
+    rows = [] if wrong else examination.guarantees(found)
+    unseen = [_UNSEEN] if rows and not examination.answered else []
     if as_json:
         print_lines(one.to_json() for one in (*found, *rows))
+        print_lines({"warning": text} for text in unseen)
     else:
         _show(console_of(ctx), found, rows)
+        for text in unseen:
+            say(console_of(ctx), text, "yellow")
     if found:
         ctx.exit(1)
 

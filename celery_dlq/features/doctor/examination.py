@@ -34,6 +34,8 @@ class Examination:
 
     def __init__(self, assembly: Assembly) -> None:
         self._dlq = assembly
+        self.answered = False
+        """True once a worker has answered remote control: others without celery_dlq are seen."""
 
     def findings(self) -> list[Finding]:
         """What endangers messages or letters in this app, in at most ten seconds.
@@ -111,7 +113,9 @@ class Examination:
         """Who takes messages of guarded queues; nothing of a broker or store that does not tell."""
         connection = self._dlq.app.connection_for_write(connect_timeout=_CONNECT_SECONDS)
         with suppress(Exception), connection, self._dlq.separate() as own:
-            return list(server_checks.plain_workers(Case(own), connection))
+            answers = server_checks.answers(own.app, connection)
+            self.answered = bool(answers)
+            return list(server_checks.plain_workers(Case(own), answers))
         return []
 
     def _results(self) -> list[Finding]:

@@ -130,17 +130,18 @@ def broker(case: Case, channel: Any) -> Iterator[Finding]:
             yield finding("redrive-policy", f"{low.text}.", low.queue)
 
 
-def plain_workers(case: Case, connection: Any) -> Iterator[Finding]:
-    """Workers of guarded queues that answer, and have not registered in the store.
-
-    A worker that answers no remote control is not seen.
-    """
+def answers(app: Any, connection: Any) -> dict[str, Any]:
+    """The queues of workers that answer remote control, by host name."""
     if not connection.supports_exchange_type("fanout"):
-        return
+        return {}
+    asked = app.control.inspect(timeout=_REPLY_SECONDS, connection=connection)
+    return asked.active_queues() or {}
+
+
+def plain_workers(case: Case, answers: dict[str, Any]) -> Iterator[Finding]:
+    """Workers of guarded queues that answer, and have not registered in the store."""
     known = KnownQueues.of(case.dlq.app).names | {one.queue for one in case.tasks}
     guarded = {q for q in known if case.table.resolve(q)} | {one.queue for one in case.guarded}
-    asked = case.dlq.app.control.inspect(timeout=_REPLY_SECONDS, connection=connection)
-    answers = asked.active_queues() or {}
     registered = {one.hostname for one in case.dlq.backend.workers.workers(with_tasks=False)}
     found: dict[str, list[str]] = {}
     for hostname in sorted(answers.keys() - registered):

@@ -178,5 +178,10 @@ def _show_others(console: Console, report: ExportReport) -> None:
     for name, folder in report.kept_for.items():
         say(console, f"Letters of {name} stay there until an export to {folder} has read them.")
     for name, letters in report.gone.items():
-        text = f"Before this first export {letters_text(letters)} left {name}"
-        say(console, f"{text} (redriven, discarded, purged or trimmed; see `dlq audit`).", "yellow")
+        most = f"{'Besides, at' if report.missing else 'At'} most {letters_text(letters)}"
+        why = "redriven, discarded, purged or trimmed; see `dlq audit`"
+        say(console, f"{most} left {name} before this first export ({why}).", "yellow")
+    for one in report.maybe_missing:
+        text = f"Exports to {one['folder']} removed letters of {one['dead_letter_queue']} before"
+        why = "it is not known whether the filter of this folder matches any"
+        say(console, f"{text}, stored until {one['until']}; {why}.", "yellow")

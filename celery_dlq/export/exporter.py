@@ -80,12 +80,15 @@ class ExportReport:
     compared: list[str] = field(default_factory=list)
     # Names in the folder that no export made; some readers fail on them
     foreign: list[str] = field(default_factory=list)
-    # By dead-letter queue, of a first export without filters: letters that left it before, for
-    # whatever reason; empty before Redis 7.0, which does not count them
+    # By dead-letter queue, of a first export without filters: how many letters at most left it
+    # before, beside those in `missing`; empty before Redis 7.0, which does not count them
     gone: dict[str, int] = field(default_factory=dict)
     # Letters that exports to other folders removed before this one had them: each with
-    # `dead_letter_queue`, `letters` (at most so many), `until` (when they were stored) and `folder`
+    # `dead_letter_queue`, `letters` (at most so many; 0: not known), `until` (when they were
+    # stored) and `folder`
     missing: list[dict[str, Any]] = field(default_factory=list)
+    # The same for a folder with a filter: nobody knows whether it matches any of them
+    maybe_missing: list[dict[str, Any]] = field(default_factory=list)
     # By dead-letter queue: the folder in use for which letters were not trimmed
     kept_for: dict[str, str] = field(default_factory=dict)
 
@@ -96,8 +99,8 @@ class ExportReport:
     def missing_text(self) -> str:
         """What the folder lacks because of exports to other folders; empty if nothing."""
         return "; ".join(
-            f"{one['letters'] or 'some'} of {one['dead_letter_queue']}, stored until "
-            f"{one['until']}, which {one['folder']} has"
+            f"{'up to ' if one['letters'] else ''}{one['letters'] or 'some'} of "
+            f"{one['dead_letter_queue']}, stored until {one['until']}, which {one['folder']} has"
             for one in self.missing
         )
 
@@ -152,6 +155,8 @@ class ParquetExport:
         self.store = store
         self.where = where or LetterFilter()
         self.rolling = rolling or Rolling()
+        # `since` and `until` move on, so such a folder can have the letters that come
+        self.filtered = bool(replace(self.where, since=None, until=None))
         self.redaction = redaction
         self.trimmed = trimmed
         self.trims = trims  # called before; gives the operation for which letters are counted
@@ -503,21 +508,26 @@ class _Queue:
         checkpoint, export = self._checkpoint, self._export
         compared = checkpoint.compared or (FIRST_POSITION, FIRST_POSITION)
         have = max(checkpoint.last or FIRST_POSITION, compared[1], key=ordered)
-        if have == FIRST_POSITION and not export.where and export.required is table.LETTER:
-            left = (export.store.stored_ever(self.name) or 0) - export.store.length(self.name)
-            if left > 0:
-                export.report.gone[self.name] = left
+        since, known = export.where.since, 0
+        found = export.report.maybe_missing if export.filtered else export.report.missing
         for other in export.store.export_folders(self.name):
             if other.key == export.leases.place or ordered(other.trimmed) <= ordered(have):
                 continue
+            if since is not None and ordered(other.trimmed) < ordered(position_at(since)):
+                continue
+            known = max(known, other.trimmed_letters)  # several folders may have the same ones
             missing = {
                 "dead_letter_queue": self.name,
-                "letters": other.trimmed_letters,
+                "letters": 0 if export.where else other.trimmed_letters,
                 "until": iso(stored_at(other.trimmed)),
                 "folder": other.name,
             }
-            if missing not in export.report.missing:
-                export.report.missing.append(missing)
+            if missing not in found:
+                found.append(missing)
+        if have == FIRST_POSITION and not export.where and export.required is table.LETTER:
+            left = export.store.left(self.name) - known
+            if left > 0:
+                export.report.gone[self.name] = left
 
     def _trim(self) -> None:
         """Remove the letters that are in files, except those that another folder in use lacks."""

@@ -78,7 +78,8 @@ class Keys:
 
     ids = QueueKey("HASH: letter id to stream entry id.")
     tally = QueueKey(
-        "HASH: ``reason:…`` to letters; ``group:…`` to times, example, course and facts."
+        "HASH: ``reason:…`` to letters; ``group:…`` to times, example, course and facts; "
+        "``restored`` to how often a letter came back from the bin."
     )
     groups = QueueKey("ZSET: fingerprints by their number of letters.")
     newest_groups = QueueKey(

@@ -201,6 +201,15 @@ class Letters(Part):
         end = self._end(dead_letter_queue)
         return 0 if not end else int(end[1]) if end[1] != b"" else None
 
+    def left(self, dead_letter_queue: str) -> int:
+        """Return the number of letters that left a queue, and did not come back from its bin.
+
+        It is 0 before Redis 7.0, which does not count what was added.
+        """
+        stored = self.stored_ever(dead_letter_queue) or 0
+        restored = self._client.hget(self._keys.tally(dead_letter_queue), "restored")
+        return max(0, stored - int(restored or 0) - self.length(dead_letter_queue))
+
     def oldest(
         self, dead_letter_queue: str, *, after: str | None, most: int
     ) -> list[LetterSummary]:

@@ -252,3 +252,55 @@ def test_a_first_export_says_how_many_letters_left_before_it(
     assert f"2 letters left {DLQ}" in done.output
     store.remove(DLQ, ids[2:3])
     assert "left" not in command(shop, "export", tmp_path).output
+
+
+def test_letters_that_another_folder_has_are_not_said_to_have_left(
+    shop: DeadLetters, tmp_path: Path
+) -> None:
+    """Nor are those that came back from the bin: each is told of once, or not at all."""
+    store = shop.store
+    put(store, 12)
+    if not store.stored_ever(DLQ):
+        pytest.skip("this Redis does not count what was ever stored")
+    command(shop, "export", tmp_path / "first", "--then-trim")
+    ids = put(store, 10)
+    store.remove(DLQ, ids[:3])
+    store.remove(DLQ, ids[3:6], keep_seconds=60)
+    for letter_id in ids[3:6]:
+        store.restore(DLQ, letter_id)
+    done = command(shop, "export", tmp_path / "second")
+    assert done.exit_code == 1
+    assert f"up to 12 of {DLQ}" in done.stderr
+    assert f"Besides, at most 3 letters left {DLQ}" in done.stdout
+
+
+def test_a_letter_that_came_back_did_not_leave(shop: DeadLetters, tmp_path: Path) -> None:
+    """It is in the queue, and then in the folder."""
+    (letter_id,) = put(shop.store, 1)
+    shop.store.remove(DLQ, [letter_id], keep_seconds=60)
+    shop.store.restore(DLQ, letter_id)
+    assert "left" not in command(shop, "export", tmp_path).output
+
+
+def test_a_folder_with_a_filter_does_not_say_what_it_cannot_know(
+    shop: DeadLetters, tmp_path: Path
+) -> None:
+    """Which of the removed letters match, their files would tell; nobody reads those."""
+    put(shop.store, 3)
+    command(shop, "export", tmp_path / "first", "--then-trim")
+    done = command(shop, "export", tmp_path / "task", "--task", "shop.oom")
+    assert (done.exit_code, "lacks" in done.output) == (0, False)
+    assert f"removed letters of {DLQ} before" in done.output
+    assert "not known whether the filter" in done.output
+    done = command(shop, "export", tmp_path / "since", "--since", "1h")
+    assert (done.exit_code, "lacks letters" in done.stderr) == (1, True)
+    assert f"some of {DLQ}" in done.stderr
+
+
+def test_letters_from_before_since_are_not_missing(shop: DeadLetters, tmp_path: Path) -> None:
+    """The folder was not to have them."""
+    put(shop.store, 3)
+    command(shop, "export", tmp_path / "first", "--then-trim")
+    later = (shop.store.now() + timedelta(minutes=5)).isoformat()
+    done = command(shop, "export", tmp_path / "since", "--since", later)
+    assert (done.exit_code, "removed" in done.output) == (0, False)

@@ -28,6 +28,7 @@ if letter.id and letter.reason and letter.fingerprint then
   redis.call('HSET', KEYS[3], group, table.concat({first, last, letter.id, others}, '|'))
   redis.call('ZADD', KEYS[7], last, letter.fingerprint)
 end
+redis.pcall('HINCRBY', KEYS[3], 'restored', 1)  -- stored twice, and left once at most
 redis.call('XDEL', KEYS[5], entry)
 redis.call('HDEL', KEYS[6], ARGV[1])
 if ARGV[3] == '1' then

@@ -256,6 +256,7 @@ class DeadLetters:
     lift_policy = _of(Assembly.policy_admin, PolicyAdmin.lift_policy)
 
     export = _of(Assembly.exports, Exports.export)
+    forget_export = _of(Assembly.exports, Exports.forget_export)
 
     memory = _of(Assembly.memory_check, MemoryCheck.memory)
     warnings = _of(Assembly.memory_check, MemoryCheck.warnings)

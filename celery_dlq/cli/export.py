@@ -12,14 +12,23 @@ from rich.console import Console
 
 from celery_dlq.cli.context import console_of, dead_letters_of, print_lines, ready_for_many
 from celery_dlq.cli.options import FILTER_NAMES, filter_options, json_option, letter_filter
-from celery_dlq.cli.table import counting, letters_text, say, successes_text, unreadable_text
+from celery_dlq.cli.table import (
+    FORGET,
+    counting,
+    letters_text,
+    say,
+    successes_text,
+    unreadable_text,
+)
 from celery_dlq.errors import ExportError
+from celery_dlq.letters.printable import some_of
 from celery_dlq.letters.redaction import PATTERN_PREFIX
 
 if TYPE_CHECKING:
     from celery_dlq.export.exporter import ExportReport
 
 _MAX_FOREIGN_FILES = 5
+_GIVEN = click.core.ParameterSource.COMMANDLINE
 
 
 @click.command(short_help="Write letters to Parquet files; later runs add what is new.")
@@ -72,6 +81,11 @@ _MAX_FOREIGN_FILES = 5
     is_flag=True,
     help="Continue a folder that another Redis began, or this one before it was emptied.",
 )
+@click.option(
+    "--forget",
+    is_flag=True,
+    help="Export nothing, and keep no more letters for this folder, which may be gone.",
+)
 @json_option
 @click.pass_context
 def export(
@@ -79,6 +93,7 @@ def export(
     /,
     destination: str,
     *,
+    forget: bool,
     queues: tuple[str, ...],
     redact: tuple[str, ...],
     redact_key_file: Any,
@@ -92,6 +107,9 @@ def export(
     have the same filter and redaction. The exit code is 1 where exports to other folders have
     removed letters before.
     """
+    if forget:
+        _forget(ctx, destination)
+        return
     if redact_key_file is not None and not redact:
         raise click.UsageError("--redact-key-file needs --redact: nothing would be redacted")
     key = redact_key_file.read() if redact_key_file is not None else None
@@ -121,6 +139,14 @@ def export(
             f"{report.destination} lacks letters that exports to other folders removed before "
             f"(--then-trim): {report.missing_text()}"
         )
+
+
+def _forget(ctx: click.Context, destination: str) -> None:
+    given = {name for name in ctx.params if ctx.get_parameter_source(name) is _GIVEN}
+    if given > {"destination", "forget"}:
+        raise click.UsageError("--forget exports nothing: it takes no other option")
+    queues = dead_letters_of(ctx).forget_export(destination)
+    say(console_of(ctx), f"No more letters of {some_of(queues)} are kept for {destination}.")
 
 
 def _rules(text: str) -> list[str]:
@@ -175,8 +201,11 @@ def show_exported(console: Console, report: ExportReport, *, successes: bool = F
 
 def _show_others(console: Console, report: ExportReport) -> None:
     """What other folders lack, and what left the queues before this folder was there."""
-    for name, folder in report.kept_for.items():
-        say(console, f"Letters of {name} stay there until an export to {folder} has read them.")
+    for name, folders in report.kept_for.items():
+        text = f"Letters of {name} stay there until each of these folders has them"
+        say(console, f"{text}: {some_of(folders)}.")
+    if report.kept_for:
+        say(console, FORGET)
     for name, letters in report.gone.items():
         most = f"{'Besides, at' if report.missing else 'At'} most {letters_text(letters)}"
         why = "redriven, discarded, purged or trimmed; see `dlq audit`"

@@ -21,11 +21,12 @@ from celery_dlq.cli.options import (
     letter_filter,
     yes_option,
 )
-from celery_dlq.cli.table import counting, letters_text, say, utc
+from celery_dlq.cli.table import FORGET, counting, letters_text, say, utc
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.letters.filters import LetterFilter
-from celery_dlq.letters.printable import one_line
+from celery_dlq.letters.printable import one_line, some_of
 from celery_dlq.operations.removal import DiscardOptions, DiscardReport
+from celery_dlq.store.letters import Letters
 
 
 @click.command()
@@ -176,13 +177,24 @@ def trim(ctx: click.Context, queues: tuple[str, ...], *, dry_run: bool, as_json:
         say(console, f"{verb} {what} because of {change.detail['cause']}.")
     store = dead_letters_of(ctx).store
     for name in queues or store.names():
-        folder = store.lacking(name)
-        if folder is not None and store.oldest(name, after=folder.position, most=1):
-            say(console, f"Not trimmed: letters of {name} that {folder.name} lacks.")
+        if folders := _kept_for(store, name):
+            lack = "lacks" if len(folders) == 1 else "lack"
+            say(console, f"Not trimmed: letters of {name} that {some_of(folders)} {lack}.")
+            say(console, FORGET)
     if not changes:
         say(console, "Nothing to trim.")
     elif "kept_until" in changes[0].detail:
         say(console, "For 24 hours `dlq restore ID` brings them back.")
+
+
+def _kept_for(store: Letters, queue: str) -> list[str]:
+    """The folders of exports that lack letters of a queue."""
+    names: list[str] = []
+    for folder in store.lacking(queue):  # the one that lacks most is first
+        if not store.oldest(queue, after=folder.position, most=1):
+            break
+        names.append(folder.name)
+    return names
 
 
 def _remove(

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 _CLOCK_SKEW_SECONDS = 2
 _FOLDED_WIDTH = 16  # a name that is folded at less cannot be read
 
+FORGET = "  If one of them is not used any more: `dlq export FOLDER --forget`."
+"""Said below names of folders for which letters are kept."""
+
 Cell = str | int | Text | Sequence[str | Text] | None
 """What a table shows in one place: a line, a number, styled text, or several lines."""
 

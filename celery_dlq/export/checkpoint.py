@@ -70,22 +70,20 @@ class ExportLeases:
         store: Letters,
         destination: Destination,
         store_id: str,
-        folder: str,
-        of: str | None = None,
+        about: Mapping[str, Any],
     ) -> None:
         self._store = store
         self._name = destination.name
-        self.place = destination.shared or folder
+        self.folder: str = about["folder"]
+        self.place = destination.shared or self.folder
         self.is_local = destination.shared is None
         self._seconds = timing.current.export_lease if destination.shared else 0.0
         self.store_id = store_id
-        self.folder = folder
         self.refused = False
         # The stored state is ``owner|…``.
-        host = socket.gethostname().replace("|", "_")
-        self._owner = f"{host} pid {os.getpid()} {uuid4().hex[:8]}"
-        name = self._name if destination.shared else f"{destination.root} on {host}"
-        self._about = {"folder": folder, "name": name, "of": of}
+        self._owner = f"{_host()} pid {os.getpid()} {uuid4().hex[:8]}"
+        name = self._name if destination.shared else local_name(destination.root)
+        self._about = {**about, "name": name}
         self._held: dict[str, Lease] = {}
         self._ended = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="celery_dlq-leases", daemon=True)
@@ -275,6 +273,15 @@ class Checkpoint:
         """Write it down in the store, then beside the files: the store is asked first."""
         state = self.note()
         self.destination.save(_place(self.queue), json.dumps(state).encode())
+
+
+def local_name(root: str) -> str:
+    """The name of a folder of this machine, which others also have."""
+    return f"{root} on {_host()}"
+
+
+def _host() -> str:
+    return socket.gethostname().replace("|", "_")
 
 
 def agree(

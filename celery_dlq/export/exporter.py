@@ -89,8 +89,8 @@ class ExportReport:
     missing: list[dict[str, Any]] = field(default_factory=list)
     # The same for a folder with a filter: nobody knows whether it matches any of them
     maybe_missing: list[dict[str, Any]] = field(default_factory=list)
-    # By dead-letter queue: the folder in use for which letters were not trimmed
-    kept_for: dict[str, str] = field(default_factory=dict)
+    # By dead-letter queue: the folders in use for which letters were not trimmed
+    kept_for: dict[str, list[str]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names."""
@@ -274,7 +274,8 @@ class ParquetExport:
             store=store_id,
             take_over=self._take_over,
         )
-        return ExportLeases(self.store, self.destination, store_id, folder, self._of)
+        about = {"folder": folder, "of": self._of, "filtered": self.filtered}
+        return ExportLeases(self.store, self.destination, store_id, about)
 
     def _export(self, name: str, older: float = 0.0) -> None:
         """Read a queue; commit what was read ``older`` seconds ago. It fails alone."""
@@ -554,12 +555,16 @@ class _Queue:
         """The position up to which letters are in files, and no other folder in use lacks them."""
         export, checkpoint = self._export, self._checkpoint
         position = checkpoint.position or FIRST_POSITION
-        other = export.store.lacking(self.name, but=export.leases.place)
-        if other is None or ordered(other.position) >= ordered(position):
+        others = [
+            one
+            for one in export.store.lacking(self.name, but=export.leases.place)
+            if ordered(one.position) < ordered(position)
+        ]
+        if not others:
             return position
-        export.report.kept_for[self.name] = other.name
+        export.report.kept_for[self.name] = [one.name for one in others]
         # Positions in the names of earlier generations are those of a store that went back.
-        return FIRST_POSITION if checkpoint.generation else other.position
+        return FIRST_POSITION if checkpoint.generation else others[0].position
 
 
 def _is_before(end: str | None, position: str | None) -> bool:

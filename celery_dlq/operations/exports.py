@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from celery_dlq.errors import SettingsError
+from celery_dlq.errors import ExportError, SettingsError
 from celery_dlq.events import Action, Events
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
+from celery_dlq.letters.printable import some_of
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.operations.instructions import Audit, CountedChange
 from celery_dlq.operations.reading import Reading
@@ -83,6 +85,36 @@ class Exports:
         if follow is not None:
             return export.follow(chosen, follow, progress=progress)
         return export.run(chosen(), progress=progress, expected=expected)
+
+    def forget_export(self, /, destination: str | Path) -> list[str]:
+        """Keep no more letters for a folder, which may be gone; return the dead-letter queues.
+
+        Its next export keeps letters for it again.
+
+        Args:
+            destination: The folder or URL, or its name in ``kept_for`` of an `ExportReport`.
+
+        Raises:
+            ExportError: No letters are kept for such a folder.
+        """
+        from celery_dlq.export.checkpoint import local_name  # noqa: PLC0415 - pyarrow is an extra
+        from celery_dlq.export.destination import shown  # noqa: PLC0415 - pyarrow is an extra
+
+        text, letters = shown(destination).rstrip("/"), self._backend.letters
+        wanted, found, others = {text, local_name(os.path.abspath(text))}, [], set[str]()  # noqa: PTH100 - does not resolve links
+        for queue in letters.names():
+            for folder in letters.lacking(queue):
+                if folder.name.rstrip("/") in wanted:
+                    letters.lease(queue, folder.key, "", 0).request("forget")
+                    found.append(queue)
+                else:
+                    others.add(folder.name)
+        if not found:
+            raise ExportError(
+                f"expected a folder for which letters are kept, got {text}; "
+                f"they are kept for {some_of(sorted(others)) or 'none'}"
+            )
+        return list(dict.fromkeys(found))
 
     def _queues(self, given: str | Iterable[str] | None) -> Callable[[], list[str]]:
         """The queues to export; without names all, also those that come while it follows."""

@@ -131,9 +131,9 @@ class Retention:
     ) -> Iterator[tuple[str, list[LetterSummary]]]:
         """The letters of one pass by the rule that removes them; each is read after the one before.
 
-        None that a folder of an export in use still lacks.
+        None that a folder of an export in use still lacks, unless that has a filter.
         """
-        store, lacking = self._store, self._store.lacking(name)
+        store, lacking = self._store, self._store.lacking(name)[:1]
         rules: dict[str, Callable[[], Iterable[LetterSummary]]] = {
             "dead_letter_ttl": lambda: self._too_old(name, policy, at, 2 * most),
             "expires": lambda: () if policy.dead_letter_ttl else store.ended(name, most=most),
@@ -146,7 +146,7 @@ class Retention:
                 [
                     one
                     for one in found
-                    if lacking is None or ordered(one.position) <= ordered(lacking.position)
+                    if all(ordered(one.position) <= ordered(its.position) for its in lacking)
                 ],
             )
 

@@ -55,7 +55,7 @@ class Lease(Part):
         self.request("end")
 
     def request(self, what: str, state: str = "") -> LeaseReply:
-        """Take, keep, note or end it; see ``lease.lua``."""
+        """Take, keep, note, end or forget it; see ``lease.lua``."""
         args = (what, self.name, self.owner, int(self.seconds * 1000), state)
         acquired, noted = self._call("lease", *args, queue=self.dead_letter_queue)
         return LeaseReply(bool(acquired), noted.decode("utf-8", "backslashreplace"))

@@ -256,25 +256,27 @@ class Letters(Part):
         found = (_folder(text_of(key), text_of(text), of) for key, text in noted.items())
         return [one for one in found if one is not None]
 
-    def lacking(self, dead_letter_queue: str, *, but: str = "") -> ExportFolder | None:
-        """Return the folder in use that lacks most letters, but for one; ``None``: no other is.
+    def lacking(self, dead_letter_queue: str, *, but: str = "") -> list[ExportFolder]:
+        """Return the folders in use without a filter, but for one; first what lacks most letters.
 
         Whatever removes letters that nobody has looked at removes none after its position.
         """
-        others = [one for one in self.export_folders(dead_letter_queue) if one.key != but]
+        others = [
+            one
+            for one in self.export_folders(dead_letter_queue)
+            if one.key != but and not one.filtered
+        ]
         if not others:
-            return None
+            return []
         since, end = self.now() - FOLDER_IN_USE, self.last_position(dead_letter_queue)
-        found: ExportFolder | None = None
+        found = []
         for one in others:
             # A queue that ends before was made anew, or lost its end: the folder has none of it.
             beyond = ordered(one.position) > ordered(end or FIRST_POSITION)
             has = replace(one, position=FIRST_POSITION) if beyond else one
-            if one.seen_at >= since and (
-                found is None or ordered(has.position) < ordered(found.position)
-            ):
-                found = has
-        return found
+            if one.seen_at >= since:
+                found.append(has)
+        return sorted(found, key=lambda one: ordered(one.position))
 
     def identity(self) -> str:
         """Return a random id, made by the first call, that the store keeps for ever.
@@ -391,6 +393,7 @@ def _folder(key: str, text: str, of: str | None) -> ExportFolder | None:
             position=known["position"] or FIRST_POSITION,
             trimmed=max(trimmed, key=ordered),
             trimmed_letters=int(known.get("trimmed_letters", 0)),
+            filtered=known.get("filtered") is True,
         )
         return folder if ordered(folder.position) else None
     except (ValueError, TypeError, AttributeError, LookupError, OverflowError):

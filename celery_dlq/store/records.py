@@ -280,6 +280,7 @@ class ExportFolder:
     # Its exports removed letters up to this position, or are doing so
     trimmed: str = FIRST_POSITION
     trimmed_letters: int = 0  # How many of those that are removed are in its files
+    filtered: bool = False  # True if it has some letters only; such a folder holds none back
 
 
 class Restored(Enum):

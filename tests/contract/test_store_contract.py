@@ -325,7 +325,7 @@ def test_each_folder_of_an_export_lacks_letters_of_its_own(store: Letters) -> No
     """Whatever removes letters asks for the folder that lacks most of them."""
     many(store, 12)
     places = [found.position for found in store.letters(DLQ, newest_first=False)]
-    assert store.lacking(DLQ) is None
+    assert store.lacking(DLQ) == []
     exported_to(store, "a", places[2])
     exported_to(store, "b", places[5], trimmed=places[4], trimmed_letters=5)
     found = {one.key: one for one in store.export_folders(DLQ)}
@@ -336,7 +336,7 @@ def test_each_folder_of_an_export_lacks_letters_of_its_own(store: Letters) -> No
     exported_to(store, "c", None)  # it has begun
     assert lacking(store) == ("c", FIRST_POSITION)
     stored(store, dead_letter_queue="mail-DLQ")
-    assert store.lacking("mail-DLQ") is None
+    assert store.lacking("mail-DLQ") == []
 
 
 def test_a_folder_is_in_use_until_thirty_days_after_its_last_export(
@@ -351,6 +351,29 @@ def test_a_folder_is_in_use_until_thirty_days_after_its_last_export(
         monkeypatch.setattr(store, "now", lambda days=days: now + timedelta(days=days))
         assert lacking(store) == kept
     assert [one.key for one in store.export_folders(DLQ)] == ["look"]
+
+
+def test_a_folder_with_a_filter_keeps_no_letters(store: Letters) -> None:
+    """Most of them it can never have."""
+    many(store, 2)
+    first, last = [found.position for found in store.letters(DLQ, newest_first=False)]
+    exported_to(store, "some", first, filtered=True)
+    assert store.lacking(DLQ) == []
+    exported_to(store, "all", last)
+    assert [one.key for one in store.lacking(DLQ)] == ["all"]
+
+
+def test_a_folder_that_is_forgotten_keeps_letters_from_its_next_export_on(store: Letters) -> None:
+    """Its state stays: the next export goes on where the last one ended."""
+    many(store, 2)
+    first, _last = [found.position for found in store.letters(DLQ, newest_first=False)]
+    exported_to(store, "look", first)
+    for key, known in (("look", True), ("other", False)):
+        assert store.lease(DLQ, key, "", 0).request("forget").acquired is known
+    assert store.lacking(DLQ) == []
+    assert [(one.key, one.position) for one in store.export_folders(DLQ)] == [("look", first)]
+    exported_to(store, "look", first)
+    assert lacking(store) == ("look", first)
 
 
 def test_a_folder_whose_position_is_beyond_the_end_lacks_all(store: Letters) -> None:
@@ -377,7 +400,7 @@ def test_leases_that_are_no_folders_of_letters_are_passed_over(
 
 def lacking(store: Letters, queue: str = DLQ, *, but: str = "") -> tuple[str, str] | None:
     found = store.lacking(queue, but=but)
-    return None if found is None else (found.key, found.position)
+    return (found[0].key, found[0].position) if found else None
 
 
 # -- overviews -----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -13,7 +14,7 @@ from typing import Any
 import intervals
 import pyarrow.parquet as pq
 import pytest
-from builders import DLQ, a_letter, an_app, key_of
+from builders import DLQ, a_letter, an_app, exported_to, key_of
 from click.testing import CliRunner
 from waiting import poll
 
@@ -105,7 +106,7 @@ def test_a_trimming_export_leaves_what_another_folder_lacks(
         command(shop, "export", folder)
     ids += put(store, 3)
     done = command(shop, "export", first, "--then-trim", "--roll-rows", 2)
-    assert f"until an export to {second}" in done.output
+    assert f"until each of these folders has them: {second}" in " ".join(done.output.split())
     assert in_queue(store) == sorted(ids[4:])
     assert command(shop, "export", second).exit_code == 0
     assert command(shop, "export", first, "--then-trim").exit_code == 0
@@ -304,3 +305,59 @@ def test_letters_from_before_since_are_not_missing(shop: DeadLetters, tmp_path: 
     later = (shop.store.now() + timedelta(minutes=5)).isoformat()
     done = command(shop, "export", tmp_path / "since", "--since", later)
     assert (done.exit_code, "removed" in done.output) == (0, False)
+
+
+def test_a_folder_with_a_filter_keeps_no_letters(shop: DeadLetters, tmp_path: Path) -> None:
+    """Only folders that get all letters do; ``--since`` moves on, and such a folder gets all."""
+    put(shop.store, 2)
+    command(shop, "export", tmp_path / "task", "--task", "shop.oom")
+    command(shop, "export", tmp_path / "since", "--since", "1h")
+    put(shop.store, 2)
+    done = command(shop, "export", tmp_path / "lake", "--then-trim")
+    assert f"{tmp_path / 'since'} on " in done.output
+    assert f"{tmp_path / 'task'} on " not in done.output
+    command(shop, "export", tmp_path / "since", "--since", "1h")
+    command(shop, "export", tmp_path / "lake", "--then-trim")
+    assert in_queue(shop.store) == []
+
+
+def test_a_deleted_folder_is_forgotten(shop: DeadLetters, tmp_path: Path) -> None:
+    """Nothing else would end its thirty days."""
+    looks = [tmp_path / f"look{number}" for number in range(7)]
+    put(shop.store, 1)
+    for look in looks:
+        command(shop, "export", look)
+    put(shop.store, 2)
+    done = command(shop, "export", tmp_path / "lake", "--then-trim")
+    assert "and 2 more" in done.output
+    assert "`dlq export FOLDER --forget`" in done.output
+    assert "--forget" in command(shop, "trim", "--dry-run").output
+    for look in looks:
+        shutil.rmtree(look)
+        done = command(shop, "export", look, "--forget")
+        assert (done.exit_code, f"No more letters of {DLQ} are kept" in done.output) == (0, True)
+        assert not look.exists()
+    command(shop, "export", tmp_path / "lake", "--then-trim")
+    assert in_queue(shop.store) == []
+
+
+def test_a_folder_is_forgotten_by_the_name_that_is_shown(shop: DeadLetters, tmp_path: Path) -> None:
+    """It may be one of another machine."""
+    put(shop.store, 1)
+    exported_to(shop.store, "/mnt/lake on web-7", "1-1")
+    done = command(shop, "export", "/mnt/lake", "--forget")
+    assert (done.exit_code, "/mnt/lake on web-7" in done.stderr) == (1, True)
+    assert command(shop, "export", "/mnt/lake", "--forget", "--then-trim").exit_code == 2
+    assert command(shop, "export", "/mnt/lake on web-7", "--forget").exit_code == 0
+    assert shop.store.lacking(DLQ) == []
+
+
+def test_a_folder_that_was_forgotten_goes_on(shop: DeadLetters, tmp_path: Path) -> None:
+    """Its next export writes what is new, as if it had not been forgotten."""
+    ids = put(shop.store, 2)
+    command(shop, "export", tmp_path)
+    assert command(shop, "export", tmp_path, "--forget").exit_code == 0
+    ids += put(shop.store, 1)
+    done = command(shop, "export", tmp_path)
+    assert ("Exported 1 letter" in done.output, "Read again" in done.output) == (True, False)
+    assert in_files(tmp_path) == sorted(ids)

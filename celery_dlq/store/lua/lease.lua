@@ -1,6 +1,7 @@
--- Purpose: acquire, renew, annotate or end a lease about a dead-letter queue.
+-- Purpose: acquire, renew, annotate, end or age a lease about a dead-letter queue.
 -- KEYS: 1 leases (hash)
 -- ARGV: 1 what (take, keep, note or end)
+--          or forget (it is as old as can be until it is used again; any owner)
 --       2 name (what the lease is the right to)
 --       3 owner
 --       4 lease (milliseconds until it is free unless renewed)
@@ -12,6 +13,11 @@ local MOST_NAMES = 1000
 local what, name, owner, lease = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 redis.call('PEXPIRE', KEYS[1], LEASES_EXPIRE_MILLIS)  -- OOM-safe order, see README
 local held = redis.call('HGET', KEYS[1], name)
+if what == 'forget' then
+  local holder, state = string.match(held or '', '^([^|]*)|%d+|(.*)$')
+  if holder then redis.call('HSET', KEYS[1], name, holder .. '|0|' .. state) end
+  return {holder and 1 or 0, ''}
+end
 if not held and redis.call('HLEN', KEYS[1]) >= MOST_NAMES then  -- forget the oldest
   local all, oldest, first = redis.call('HGETALL', KEYS[1]), nil, math.huge
   for n = 1, #all, 2 do

@@ -34,7 +34,8 @@ def test_files_of_two_versions_are_read_with_all_columns(
     (tmp_path / "letters/_celery_dlq/about").write_text("{}")
     monkeypatch.chdir(tmp_path)
     page = ROOT / "docs/how-to/export.md"
-    python = [block.text for block in blocks(page) if block.language == "python"]
+    texts = [block.text for block in blocks(page) if block.language == "python"]
+    python = [text for text in texts if "dlq.export" not in text]  # those that read files
     names: dict[str, Any] = {}
     for text in python:
         exec(text, names)  # noqa: S102 - the page's own

@@ -94,7 +94,7 @@ def test_the_command_says_of_how_many_it_looked_at_the_newest(
     shop: DeadLetters, monkeypatch: pytest.MonkeyPatch, fingerprint: str
 ) -> None:
     """In words and as JSON: what is said of all is said of those that were looked at."""
-    monkeypatch.setattr("celery_dlq.features.differences.operations._OF_EACH_SIDE", 0.004)
+    monkeypatch.setattr("celery_dlq.features.differences.operations.OF_EACH_SIDE", 0.004)
     chosen = ("differences", DLQ, "--fingerprint", fingerprint)
     said = " ".join(run(shop, *chosen).output.split())
     assert said.startswith(

@@ -328,7 +328,7 @@ def test_the_newest_of_so_many_that_they_are_not_counted(
     fill(backend.letters, 60, GROUP, kwargs={"plan": "trial"})
     found = differences(backend, fingerprint=GROUP[:4], most=50)
     assert found.sentences[0].startswith("All 20 letters that were looked at, the newest of 60, ")
-    monkeypatch.setattr("celery_dlq.features.differences.operations._MOST_COUNTED", 50)
+    monkeypatch.setattr("celery_dlq.features.differences.operations.MOST_COUNTED", 50)
     found = differences(backend, fingerprint=GROUP[:4], most=50)
     assert (found.letters, found.cut, found.selected) == (20, True, None)
     assert found.sentences[0].startswith("All 20 letters that were looked at, the newest, have ")

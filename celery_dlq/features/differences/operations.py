@@ -44,8 +44,8 @@ _LEAST_MESSAGES = 5  # two letters, two others, one success
 _ENTRIES_PER_PAGE = 500
 # Shares of the time: reading letters ends after the first, reading successes after the second.
 _LETTERS_UNTIL, _SUCCESSES_UNTIL = 0.6, 0.8
-_OF_EACH_SIDE = 0.4  # of the messages
-_MOST_COUNTED = 1_000_000  # letters; the time ends before, in most queues
+OF_EACH_SIDE = 0.4  # of the messages
+MOST_COUNTED = 1_000_000  # letters; the time ends before, in most queues
 
 _FIXED = {
     "fingerprint": {TASK},
@@ -130,7 +130,7 @@ class Comparison:
             )
         self._reading.check_queue(dead_letter_queue)
         reader = _Reader(self, dead_letter_queue, where)
-        start, side = self.monotonic(), round(most * _OF_EACH_SIDE)
+        start, side = self.monotonic(), round(most * OF_EACH_SIDE)
         letters, others = reader.letters(
             self._backend.letters, side, until=start + deadline_seconds * _LETTERS_UNTIL
         )
@@ -161,7 +161,7 @@ class Comparison:
     def _selected(self, queue: str, where: LetterFilter, least: int, seconds: float) -> int | None:
         """How many letters match; ``None`` if they cannot be counted in time."""
         seconds *= 1 - _SUCCESSES_UNTIL
-        count = self._reading.count(queue, where, most=_MOST_COUNTED, deadline_seconds=seconds)
+        count = self._reading.count(queue, where, most=MOST_COUNTED, deadline_seconds=seconds)
         return max(count.number, least) if count.exact else None
 
 

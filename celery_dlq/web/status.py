@@ -30,7 +30,7 @@ logger = get_logger("celery_dlq.web")
 
 NUMBERS_SECONDS = 1.8
 FLEET_SECONDS = 5.0
-MAX_QUEUES = 200
+MAX_QUEUES = 100
 MAX_JOBS = 50
 _ENDED_SECONDS = 60.0
 _CANARY = ("letters", "succeeded", "died", "open", "held", "verdict")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 from rabbit import RabbitServer
+from test_holds import held, hold_of, release
 from waiting import poll
 from workers import Place, Worker, run_python
 
@@ -121,16 +122,13 @@ def test_messages_with_one_id_are_held_and_released_each(
     worker = start_worker(env=place.env)
     publish(redis_url, place, ("fails", ["dead"], {"task_id": "order-7"}))
     letters()
-    hold = "import poison_app as p; print(p.dlq.hold('poison_app.healthy').id)"
-    hold_id = run_python(redis_url, "-c", hold, **place.env).stdout.strip()
+    hold_id = hold_of(redis_url, place, "poison_app.healthy")
     poll(lambda: "holds tasks" in worker.output)
     keys = [f"waits-{n}" for n in range(5)]
     publish(redis_url, place, *(("healthy", [key], {"task_id": "order-7"}) for key in keys))
-    poll(lambda: sum(one.held for one in poison.dlq.holds()) == 5 or sum(map(ran, keys)) > 0)
+    poll(lambda: held(poison) == 5 or sum(map(ran, keys)) > 0)
     assert sum(map(ran, keys)) == 0
-    release = "import sys, poison_app as p; print(p.dlq.release(sys.argv[1]).to_json())"
-    done = run_python(redis_url, "-c", release, hold_id, **place.env)
-    assert done.returncode == 0, done.stderr
+    release(redis_url, place, hold_id)
 
     poll(lambda: [ran(key) for key in keys] == [1] * 5)
     assert len(letters()) == 1
@@ -164,14 +162,11 @@ def test_equal_messages_of_a_plain_publisher_are_held_and_released_each(
     again = ("fails", ["same"], {"task_id": "order-7"})
     publish_plainly(again)
     letters()
-    hold = "import poison_app as p; print(p.dlq.hold('poison_app.fails').id)"
-    hold_id = run_python(redis_url, "-c", hold, **place.env).stdout.strip()
+    hold_id = hold_of(redis_url, place, "poison_app.fails")
     poll(lambda: "holds tasks" in worker.output)
     publish_plainly(again, again)
-    poll(lambda: sum(one.held for one in poison.dlq.holds()) == 2)
-    release = "import sys, poison_app as p; print(p.dlq.release(sys.argv[1]).to_json())"
-    done = run_python(redis_url, "-c", release, hold_id, **place.env)
-    assert done.returncode == 0, done.stderr
+    poll(lambda: held(poison) == 2)
+    release(redis_url, place, hold_id)
 
     poll(lambda: ran("same") == 3, timeout_seconds=20)
     assert len(letters(count=3)) == 3

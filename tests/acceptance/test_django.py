@@ -110,6 +110,7 @@ POSTS: dict[str, tuple[dict[str, Any], int]] = {
     "start": ({}, 303),
     "cancel": ({}, 303),
     "resume": ({}, 303),
+    "restore_job": ({}, 303),
     "set_policy": (
         {
             "queue": "orders",
@@ -150,7 +151,13 @@ def seeded(dlq: DeadLetters, route: Route) -> dict[str, str]:
 
 
 def job_for(dlq: DeadLetters, name: str) -> str:
-    """A redrive that is planned, or for ``resume`` was cancelled; its id."""
+    """A redrive that is planned, or for ``resume`` was cancelled; a discard to restore; its id."""
+    if name == "restore_job":
+        job = dlq.plan("discard", QUEUE)
+        dlq.start(job.id)
+        poll(lambda: dlq.job(job.id).state == "done")
+        put(dlq, 2)
+        return job.id
     job = dlq.plan("redrive", QUEUE, force=True)
     if name == "resume":
         dlq.start(job.id)

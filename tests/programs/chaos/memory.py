@@ -33,6 +33,7 @@ from kombu.exceptions import OperationalError
 from servers import RedisServer
 
 from celery_dlq import DeadLetters
+from celery_dlq.letters.headers import PUBLICATION_HEADER, named_after
 from celery_dlq.letters.record import letter_id
 
 TESTS = Path(__file__).parents[1]
@@ -203,6 +204,8 @@ class Flood:
                         declare=[Queue(QUEUE)],
                         serializer="json",
                         headers={
+                            # Tells the id of the message's letter beforehand.
+                            PUBLICATION_HEADER: _publication(task_id),
                             "lang": "py",
                             "task": f"chaos.flood.{rng.choice(('late', 'early'))}",
                             "id": task_id,
@@ -266,8 +269,12 @@ class Flood:
             self.report.disorder += sum(a > b for a, b in pairwise(order))
 
 
+def _publication(task_id: str) -> str:
+    return named_after(task_id.encode())
+
+
 def _letter_of(task_id: str) -> str:
-    return letter_id(DEAD_LETTER_QUEUE, task_id, 0, 0)
+    return letter_id(DEAD_LETTER_QUEUE, task_id, 0, 0, publication=_publication(task_id))
 
 
 def flood(options: argparse.Namespace) -> Report:

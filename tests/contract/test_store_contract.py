@@ -865,6 +865,24 @@ def test_the_outcome_of_a_watched_message_is_known(backend: Store) -> None:
     ]
 
 
+@pytest.mark.parametrize("places", ["beside", "elsewhere"])
+def test_a_watched_message_that_died_has_died_however_often_it_is_told(
+    backend: Store, places: str
+) -> None:
+    """A worker that got no answer tells it again; the canary must not take that for a success."""
+    key = a_key(redrives=1)
+    letter = a_letter(task_id=key.task_id, redrives=1)
+    backend.store.claims.watch([key])
+    backend.counter.count(key, a_delivery(), None)
+    for _ in range(2):
+        if places == "beside":
+            backend.store.dead_letter(letter, key_of(letter))
+        else:
+            backend.counter.died(key)
+            backend.counter.flush()
+        assert backend.store.claims.outcomes([key]) == [RedriveOutcome.DIED]
+
+
 def test_deliveries_of_an_earlier_life_can_count(backend: Store) -> None:
     """A redrive with its counts kept goes on where the message died."""
     key = a_key(redrives=1)

@@ -141,7 +141,7 @@ def spark_options() -> str:
 
 def doctor() -> str:
     """Every kind of finding of ``dlq doctor``."""
-    from celery_dlq.features.doctor.finding import KINDS  # noqa: PLC0415 - a feature may be away
+    from celery_dlq.features.doctor.finding import KINDS
 
     rows = [(f"`{name}`", symptom, mend) for name, (symptom, mend) in KINDS.items()]
     return table(("finding", "what you see", "what to do"), rows)

@@ -24,7 +24,7 @@ local MINUTE_MILLIS = 60000
 -- include: late_copy
 local id, fingerprint, at = ARGV[1], ARGV[3], ARGV[4]
 local function forget(reply)
-  note_death(4, ARGV[6], redis.call('HEXISTS', KEYS[4], 'watched'), ARGV[7])
+  note_death(4, ARGV[6], redis.call('HMGET', KEYS[4], 'watched', 'died'), ARGV[7])
   note_late_copy(10, id, tonumber(ARGV[7]))  -- a late copy must not run with a fresh count
   note_late_copy(10, reply .. '|' .. ARGV[10], tonumber(ARGV[7]))
   redis.call('PEXPIRE', KEYS[10], ARGV[7])

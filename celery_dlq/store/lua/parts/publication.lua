@@ -24,9 +24,9 @@ local function forget_message(run, place)
   redis.call('HSET', KEYS[run], 'shared', 1)
   return gone
 end
-local function note_death(run, place, is_watched, ttl)  -- watched by a redrive's canary
+local function note_death(run, place, marks, ttl)  -- watched by a redrive's canary, or noted before
   forget_message(run, place)
-  if is_watched == 1 then
+  if marks[1] or marks[2] then
     redis.call('HSET', KEYS[run], 'died', 1)
     redis.call('PEXPIRE', KEYS[run], ttl)
   end

@@ -230,8 +230,10 @@ class DeliveryCounter:
         """
         until = time.monotonic() + timing.current.last_try
         self.flush()
-        while not self.connection.confirm() and time.monotonic() < until:
+        while (self._done or not self.connection.confirm()) and time.monotonic() < until:
             time.sleep(timing.current.last_try / 30)
+            self.connection.breaker.worked()  # its pauses may outlast the worker
+            self._forget_all()
         self.connection.close()
 
     def _start(self, delivery: Delivery) -> str:

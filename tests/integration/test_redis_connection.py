@@ -240,6 +240,26 @@ def test_unawaited_calls_without_any_redis_never_raise(own: Parts, server: Redis
     assert connection.errors >= 2
 
 
+def test_a_worker_that_ends_tells_its_successes_to_a_redis_that_comes_back() -> None:
+    """A failover in a deploy would leave their counts, as of messages that vanished."""
+    with RedisServer("--appendonly", "yes", "--appendfsync", "always") as server:
+        own, keys = Parts(server.url), [a_key() for _ in range(3)]
+        counter = own.counter()
+        for key in keys:
+            assert counter.count_first(key, a_delivery())
+        counter.flush()
+        server.kill()
+        poll(lambda: not counter.connection.send_unanswered([("PING",)]))  # it is known to be away
+        for key in keys:
+            counter.succeeded(key, a_delivery())
+        comes_back = threading.Timer(1.5, server.start)
+        comes_back.start()
+        counter.close()
+        comes_back.join()
+        assert [count_of(server, key) for key in keys] == [0, 0, 0]
+        own.close()
+
+
 def test_a_store_works_again_when_redis_comes_back_empty(own: Parts, server: RedisServer) -> None:
     """Its scripts were lost with the old server."""
     store = own.store()

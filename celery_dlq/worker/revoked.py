@@ -6,7 +6,8 @@ restart (``--statedb``), but not when they were revoked. A redriven message has 
 letter had. So each worker that gets the command ``revoke`` notes in Redis when; the message says
 when it was redriven; both by the clock of Redis.
 
-1. The command comes: the ids are known here at once, in the store after the next tick.
+1. The command comes: the ids are known here at once, in the store after the next tick, or before
+   it is asked.
 2. A redriven message comes whose id is in Celery's set. The store knows no later revocation: it
    runs. Else, and while the store does not answer, it is revoked, and becomes a letter.
 """
@@ -64,9 +65,11 @@ class Revocations:
         """True if a message was redriven after all revocations of it that this worker knows."""
         redriven = redriven_at(request.request_dict)
         names = [] if redriven is None else _revoked_names(request)
-        if redriven is None or not names or any(name in self._unsent for name in names):
+        if redriven is None or not names:
             return False
         try:
+            if any(name in self._unsent for name in names):
+                self.send()  # the message may have been redriven since, within this second
             last = self._store.last(names)
         except StoreUnavailable as exc:
             logger.warning("Task %s counts as revoked until the store answers: %s", request.id, exc)

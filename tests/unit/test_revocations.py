@@ -63,7 +63,7 @@ def letters(worker: Worker) -> list[tuple[Reason, str]]:
 
 @pytest.mark.parametrize("sent", [True, False], ids=["in the store", "on its way"])
 def test_a_revocation_holds_for_redrives_before_it(worker: Worker, sent: bool) -> None:
-    """What is on its way into the store counts as new."""
+    """Also while the store has not been told yet."""
     before = now(worker)
     command(worker, "revoke", task_id=[worker.id])
     if sent:
@@ -73,6 +73,13 @@ def test_a_revocation_holds_for_redrives_before_it(worker: Worker, sent: bool) -
     assert worker.said == ["letter", "ack"]
     worker.guard.tick()
     assert runs(worker, now(worker))
+
+
+def test_a_redrive_within_the_second_of_its_revocation_runs(worker: Worker) -> None:
+    """The store is told of a revocation once a second, and at once if a message asks."""
+    command(worker, "revoke", task_id=[worker.id])
+    assert runs(worker, now(worker))
+    assert letters(worker) == []
 
 
 def test_an_id_that_no_operator_revoked_runs_once_it_is_redriven(worker: Worker) -> None:

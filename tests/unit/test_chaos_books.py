@@ -125,6 +125,8 @@ def test_a_worker_that_does_not_end_is_a_fault_unless_servers_were_away(
     assert faults(books) == found
     green = balance("quick", at(1.0), at(1.0), ended=[hung], pool="gevent")
     assert not faults(green)  # Celery's own handler fails there
+    pool = replace(hung, reading=True)
+    assert not faults(balance("quick", at(1.0), at(1.0), ended=[pool]))  # Celery's own pool waits
 
 
 @pytest.mark.parametrize(

@@ -260,8 +260,9 @@ class Balance(Evidence):
                 since = max(since, spell.end + AGAIN_SECONDS)
             free += max(0.0, ended.at - since)
             how = "SIGQUIT" if ended.cold else "SIGTERM"
-            # Celery's handler of a cold shutdown fails in the event loop of gevent.
-            celerys = ended.cold and self.facts.pool == "gevent"
+            # Celery's handler of a cold shutdown fails in the event loop of gevent, and its prefork
+            # pool waits for the rest of a result whose process a signal to the group has ended.
+            celerys = ended.reading or (ended.cold and self.facts.pool == "gevent")
             fault = free > FREE_SECONDS and not celerys
             where = self.books.faults if fault else self.books.explained
             where["did not end when it was asked to"].append(

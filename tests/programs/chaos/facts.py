@@ -87,6 +87,7 @@ class Ended:
         asked: It was asked to end, so it had time to give back.
         hung: It was asked, and did not until it was killed.
         group: Its whole process group was asked.
+        reading: It hung where Celery's pool reads a result that a child which is gone did not end.
     """
 
     worker: int
@@ -98,6 +99,7 @@ class Ended:
     asked: bool = False
     hung: bool = False
     group: bool = False
+    reading: bool = False
 
 
 @dataclass(frozen=True, slots=True)

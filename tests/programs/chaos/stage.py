@@ -57,6 +57,10 @@ def _limit(pid: int, descriptors: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (descriptors, hard))
 
 
+READING = "in _flush_outqueue"
+"""In the stack of a worker whose pool, at its end, reads a result that a child did not finish."""
+
+
 @dataclass(slots=True)
 class Slot:
     """A place for a worker; processes come and go.
@@ -122,6 +126,7 @@ class Slot:
                 self.asked_to_end,
                 self.hung,
                 self.group,
+                self.hung and READING in self.logs[self.process.pid].read_text("utf-8", "replace"),
             )
         )
         self.process, self.asked_at = None, None

@@ -2,9 +2,9 @@
 
 A *feature* is the name of a property, such as ``host`` or ``kwargs.customer.kind``. A message has
 pairs of a feature and a value; the value ``None`` means: the argument was given. Arguments are
-looked into one level deep: ``kwargs.customer.kind``, ``args[0].id``, and ``kwargs.tags[]`` for the
-items of a list. Whoever may publish writes arguments. So they are only parsed, and bounded in size
-and number.
+looked into three levels deep: ``kwargs.order.ship.country``, ``args[0].id``, and ``kwargs.tags[]``
+and ``kwargs.items[].sku`` for the items of a list. Whoever may publish writes arguments. So they
+are only parsed, and bounded in size and number.
 
 A value is tested by Fisher's exact test (the probability that chance alone makes it as frequent)
 and corrected for the number of values by the procedure of Benjamini and Hochberg. Among many
@@ -22,7 +22,7 @@ total frequency may decide whether it is tested.
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import exp, lgamma, sqrt
@@ -48,6 +48,9 @@ FIELDS = {
 TASK = "task"
 """The feature of the task's name; for letters that were not chosen by their cause."""
 
+SIZE = "size"
+"""The feature of the characters of args and kwargs as JSON; only its ranges are compared."""
+
 WHOLE = frozenset({*FIELDS, TASK})
 """Features that are not arguments: their shares are shares of all messages."""
 
@@ -62,6 +65,9 @@ GIVEN = "(given)"
 
 MAX_VALUE_CHARS = 200
 """Longer values are cut, and count as equal if their beginnings are."""
+
+DEPTH = 3
+"""Levels of arguments that are looked into; deeper values are compared as JSON."""
 
 MAX_ARGUMENTS_CHARS = 64 * 1024
 """Args or kwargs with more characters of JSON are not looked into."""
@@ -88,8 +94,10 @@ def pairs_of(text_of: Callable[[str], str | None], masked: Masked | None = None)
     }
     if task := text_of("task_name"):
         found.add((TASK, task[:MAX_VALUE_CHARS]))
-    args = _parsed(text_of("args_json") or "", list)
-    kwargs = _parsed(text_of("kwargs_json") or "", dict)
+    texts = text_of("args_json"), text_of("kwargs_json")
+    if texts[0] is not None and texts[1] is not None:
+        found.add((SIZE, str(len(texts[0]) + len(texts[1]))))
+    args, kwargs = _parsed(texts[0] or "", list), _parsed(texts[1] or "", dict)
     if args is None or kwargs is None:
         found.add(UNREAD)
     shown = (args or [], kwargs or {})
@@ -102,25 +110,26 @@ def pairs_of(text_of: Callable[[str], str | None], masked: Masked | None = None)
 
 
 def _arguments(args: list[Any], kwargs: dict[str, Any]) -> Iterator[Pair]:
-    for name, value in kwargs.items():
-        yield from _argument(f"kwargs.{name}"[:MAX_VALUE_CHARS], value)
-    for place, value in enumerate(args):
-        yield from _argument(f"args[{place}]", value)
-
-
-def _argument(feature: str, value: Any) -> Iterator[Pair]:
-    yield feature, None
-    if isinstance(value, dict):
-        for name, part in value.items():
-            path = f"{feature}.{name}"[:MAX_VALUE_CHARS]
-            yield path, None
-            yield path, _text(part)
-    elif isinstance(value, list):
-        for item in value:
-            yield f"{feature}[]", None
-            yield f"{feature}[]", _text(item)
-    else:
-        yield feature, _text(value)
+    """The pairs of arguments, level by level: a wide one hides no other."""
+    waiting: deque[tuple[str, Any, int]] = deque()
+    waiting.extend((f"kwargs.{name}", value, 1) for name, value in kwargs.items())
+    waiting.extend((f"args[{place}]", value, 1) for place, value in enumerate(args))
+    while waiting:
+        name, value, depth = waiting.popleft()
+        feature = name[:MAX_VALUE_CHARS]
+        yield feature, None
+        if isinstance(value, dict) and depth < DEPTH:
+            waiting.extend((f"{feature}.{each}", part, depth + 1) for each, part in value.items())
+        elif isinstance(value, list):
+            for item in value:
+                yield f"{feature}[]", None
+                if isinstance(item, dict) and depth < DEPTH:
+                    parts = item.items()
+                    waiting.extend((f"{feature}[].{one}", part, depth + 1) for one, part in parts)
+                else:
+                    yield f"{feature}[]", _text(item)
+        else:
+            yield feature, _text(value)
 
 
 def _parsed(text: str, kind: type[_Kind]) -> _Kind | None:
@@ -191,6 +200,10 @@ SAME_TASKS, SAME_QUEUES, SUCCESSES = "same tasks", "same queues", "successes"
 _NEGLIGIBLE = 1e-13  # of a sum
 
 
+VALUE, SET, RANGE, PAIR = "value", "set", "range", "pair"
+"""What a finding is: one value, several of a feature, a range of numbers, values of two features"""
+
+
 class Candidate(NamedTuple):
     """A value that ``a`` of ``n`` messages inside have, and ``c`` of ``m`` outside."""
 
@@ -226,6 +239,14 @@ class Significant:
     lift: float
     p_value: float  # The probability that chance makes it as frequent
     q_value: float  # The same after correction for all tests
+    kind: str = VALUE
+    values: tuple[str, ...] = ()  # Of a set, the most frequent first, at most 20
+    parts: tuple[tuple[str, str], ...] = ()  # Of a pair: both features and values
+    low: str | None = None  # Of a range: its ends, both in it; `None`: it has none
+    high: str | None = None
+    causes: int = 0  # Other causes that it was compared with; 0: successes, or not known
+    neighbour: str | None = None  # The fingerprint of the only other cause
+    also: tuple[str, ...] = ()  # What nearly the same letters have, or what follows from it
 
     @property
     def order(self) -> tuple[float, bool, str, str]:

@@ -189,7 +189,7 @@ def _release(name: str, at: float, without: Sequence[Sequence[Any]] = ()) -> Rel
     return Release(name, at, tuple((str(one), int(number)) for one, number in without))
 
 
-def timing(  # noqa: PLR0913
+def timing(
     course: Course,
     others: Mapping[str, Course],
     *,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple
 
 from celery_dlq.letters.comparison import (
     ALPHA,
@@ -31,6 +31,7 @@ from celery_dlq.letters.comparison import (
     ranked,
     significant,
 )
+from celery_dlq.letters.course import Onset, Release, Timing, Trend
 from celery_dlq.letters.printable import shortened
 
 _MAX_SHOWN_CHARS = 80
@@ -56,6 +57,7 @@ _NOTHING = (
     f"Nothing stands out: no value that {LEAST} messages or more have is more frequent here, by a "
     "tenth and beyond chance. Ranges, pairs of values and times are not compared."
 )
+_NO_HEADLINE = "nothing stands out"
 _NOTHING_SO_FAR = (
     "What was compared shows no difference of a tenth or more beyond chance; the rest may."
 )
@@ -119,6 +121,59 @@ class Explanation:
     unread: int  # Messages that were compared without arguments
     cut: bool = False  # Older messages were not read, for the limit of time or number
     selected: int | None = None  # All letters that were to be explained; `None`: not known
+    timing: Timing | None = None
+    # Of the cause's redriven messages, those that died again and those that succeeded
+    again: tuple[int, int] | None = None
+
+    @property
+    def onset(self) -> Onset | None:
+        """Since when the cause is there."""
+        return self.timing.onset if self.timing else None
+
+    @property
+    def trend(self) -> Trend | None:
+        """Whether it grows, is steady, over or back."""
+        return self.timing.trend if self.timing else None
+
+    @property
+    def release(self) -> Release | None:
+        """The release that it began with."""
+        return self.timing.began_with if self.timing else None
+
+    @property
+    def headline(self) -> str:
+        """The cause in one sentence: since when, on which release, for which letters."""
+        parts = [*(self.timing.clauses if self.timing else ())]
+        parts += [self.text(one).rstrip(".") for one in self.findings[:2]]
+        if self.again and sum(self.again):
+            parts.append(f"{self.again[0]:,} of {sum(self.again):,} redriven ones died again")
+        text = "; ".join(parts) or _NO_HEADLINE
+        return f"{text[0].upper()}{text[1:]}."
+
+    def to_json(self) -> dict[str, Any]:
+        """Values that JSON has; `from_json` reads them."""
+        found = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {
+            **found,
+            "shared": [asdict(one) for one in self.shared],
+            "findings": [asdict(one) for one in self.findings],
+            "timing": self.timing.to_json() if self.timing else None,
+        }
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Explanation:
+        """The explanation that `to_json` wrote, also after a round through JSON's text."""
+        again, time = found["again"], found["timing"]
+        return cls(
+            **{
+                **found,
+                "shared": tuple(Shared(**one) for one in found["shared"]),
+                "tasks": {name: OfTask(*one) for name, one in found["tasks"].items()},
+                "findings": tuple(_significant(one) for one in found["findings"]),
+                "timing": Timing.from_json(time) if time else None,
+                "again": tuple(again) if again else None,
+            }
+        )
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -129,6 +184,8 @@ class Explanation:
         if not self.letters:
             return ("There are no letters to compare.", *[_CUT] * self.cut)
         found = [*self._shares(), self._sides(), *self._open()]
+        if self.timing:
+            found.insert(0, self.headline)
         if not self.findings and any(self.compared.values()):
             found.append(_NOTHING if self.complete else _NOTHING_SO_FAR)
         return tuple(found)
@@ -152,6 +209,8 @@ class Explanation:
     def _which(self) -> str:
         """How many letters, and which if not all were looked at."""
         which = f"{self.letters:,} letters"
+        if not self.cut and self.selected is not None and self.selected > self.letters:
+            which += f" looked at, of {self.selected:,},"
         if self.cut and self.selected != self.letters:
             of = "" if self.selected is None else f" of {self.selected:,}"
             which += f" that were looked at, the newest{of},"
@@ -225,6 +284,12 @@ class Explanation:
                 f"With fewer than {MIN_OTHERS} others of {task} only large differences show; "
                 "sampled successes (dlq_sample_successes) show more."
             )
+
+
+def _significant(found: Mapping[str, Any]) -> Significant:
+    parts = tuple((str(feature), str(value)) for feature, value in found["parts"])
+    lists = {name: tuple(found[name]) for name in ("values", "also")}
+    return Significant(**{**found, **lists, "parts": parts})
 
 
 def explain(

@@ -57,7 +57,7 @@ from celery_dlq.letters.contrasts import (
     times_of,
     widest,
 )
-from celery_dlq.letters.course import Course, Moment, timing
+from celery_dlq.letters.course import Course, Moment, Timing, timings
 from celery_dlq.letters.explanation import Explanation, OfTask, Shared
 
 SAMPLE = 2_000
@@ -109,10 +109,16 @@ def explain_causes(
         cut: True if older messages were not read.
     """
     unit = _Unit(messages)
+    moments = unit.moments()
+    known = {
+        name: Course.of(moments[name], letters=group.size) for name, group in unit.letters.items()
+    }
+    courses = {**known, **courses}
+    times = timings(courses, moments, unit.letters.keys() & wanted, ends_at=ends_at, alpha=alpha)
     return {
-        name: unit.explained(name, courses, ends_at, alpha, cut=cut)
+        name: unit.explained(name, courses[name], times[name], alpha, cut=cut)
         for name in wanted
-        if name in unit.letters
+        if name in times
     }
 
 
@@ -167,8 +173,8 @@ class _Unit:
     def explained(
         self,
         name: str,
-        courses: Mapping[str, Course],
-        ends_at: float | None,
+        course: Course,
+        timing: Timing,
         alpha: float,
         *,
         cut: bool,
@@ -177,7 +183,6 @@ class _Unit:
         here = self.letters[name]
         sides = self.sides(name)
         own = self.tasks[name]
-        course = courses.get(name) or Course.of(moments_of(here), letters=here.size)
         same = [one for one in sides if one.against != SAME_QUEUES]
         others = {
             task: max(
@@ -199,21 +204,17 @@ class _Unit:
             + sum(group.count(UNREAD) for side in same for rival in side.rivals for group in rival),
             cut=cut,
             selected=course.letters,
-            timing=timing(
-                course,
-                {other: one for other, one in courses.items() if other != name},
-                moments=moments_of(here),
-                moments_of_others={group.name: moments_of(group) for group in self.others(name)},
-                successes=[
-                    moment
-                    for task in own
-                    if task in self.good
-                    for moment in moments_of(self.good[task])
-                ],
-                ends_at=ends_at,
-            ),
+            timing=timing,
             again=course.again,
         )
+
+    def moments(self) -> dict[str | None, list[Moment]]:
+        """The times of the letters of each cause, and of the successes."""
+        found: dict[str | None, list[Moment]] = {
+            name: moments_of(group) for name, group in self.letters.items()
+        }
+        found[None] = [one for group in self.good.values() for one in moments_of(group)]
+        return found
 
     def others(self, name: str) -> list[Group]:
         """The other causes of the same tasks."""

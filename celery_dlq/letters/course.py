@@ -9,11 +9,14 @@ it comes. Its statements are true of the letters; a cause that comes steadily ge
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
-from math import isfinite, log
+from math import isfinite
 from typing import Any, Literal, NamedTuple
+
+from celery_dlq.letters import times as tests
+from celery_dlq.letters.printable import shortened
 
 ALPHA = 0.01
 """The tolerated share of causes with a false statement on time, of all kinds together."""
@@ -24,6 +27,23 @@ MOST_RELEASES = 20
 _WIDTHS = (1, 10, 60, 600, 3600, 6 * 3600, 86_400, 7 * 86_400, 30 * 86_400)
 _MOST_BUCKETS = 500
 _MANY = 10
+
+_SAMPLE = 2_000
+_KINDS = 10  # of statements, each of which may be false in a tenth of alpha
+_FUTURE = 300  # seconds by which a clock may be ahead
+_OLDEST = 1_262_304_000  # 2010: older times are of a wrong clock
+_GAP = 30 * 86_400  # before a last message that is of a wrong clock
+_LEAST_STEADY = 30  # letters, of which it can be said that they come steadily
+_MOST_IN_BURSTS = 0.5  # of the time, and of others
+_LEAST_LEAN = 0.08  # of the mean time: a rate that doubles in two thirds of the time
+_JUMP, _FALL = 4, 10
+_ERRORS = 3.1  # standard errors, of a probability of 1 in 1,000
+_NEAR_ERRORS = 2
+_COINCIDES = 0.1
+_ABOUT = 2 * 3600
+_MOST_NAMED = 5
+_LEAST_PAUSE = 0.1  # of the time
+_LEAST_RETURNED = 5  # letters before and after a pause
 
 
 class Moment(NamedTuple):
@@ -86,6 +106,26 @@ class Course:
             again=again,
         )
 
+    def between(self, start: float, end: float) -> int:
+        """Letters in an interval, by the buckets whose middle is in it."""
+        return sum(
+            count
+            for place, count in self.buckets.items()
+            if start <= (place + 0.5) * self.width < end
+        )
+
+    def spread(self) -> list[Moment]:
+        """Times of 2,000 letters at most, as they are in the buckets."""
+        total = sum(self.buckets.values())
+        share = min(1.0, _SAMPLE / total) if total else 0.0
+        found, left = list[Moment](), 0.5
+        for place, count in sorted(self.buckets.items()):
+            left += count * share
+            some = int(left)
+            left -= some
+            found += [Moment((place + (one + 0.5) / some) * self.width) for one in range(some)]
+        return found
+
 
 def _by_letters(item: tuple[str, tuple[int, float, float]]) -> tuple[int, str]:
     return -item[1][0], item[0]
@@ -125,12 +165,13 @@ class Rate(NamedTuple):
 class Release(NamedTuple):
     """A release that began or mended a cause.
 
-    ``without`` are releases that did not know the cause, and the messages of the task that died
-    of other causes, or succeeded, on each.
+    ``chance`` is the probability that it only coincides. ``without`` are releases that had none of
+    the cause, and the messages of the task that died of other causes, or succeeded, on each.
     """
 
     name: str
     at: float
+    chance: float
     without: tuple[tuple[str, int], ...] = ()
 
 
@@ -138,8 +179,8 @@ class Pattern(NamedTuple):
     """Hours of the day, days of the week or a period in which a cause comes.
 
     ``start`` and ``end`` are seconds since the period's begin, which is aligned to 1970, of
-    weeks to a Monday. ``share`` of the letters came then, which is ``expected`` of the time, or of other
-    messages if more.
+    weeks to a Monday. ``share`` of the letters came then, which is ``expected`` of the time, or of
+    other messages if more. Of ``bursts``, the start and end are those of the last, since 1970.
     """
 
     kind: Literal["hours", "weekdays", "period", "bursts"]
@@ -148,6 +189,7 @@ class Pattern(NamedTuple):
     end: float
     share: float
     expected: float
+    bursts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +218,7 @@ class Timing:
     def from_json(cls, found: Mapping[str, Any]) -> Timing:
         """The timing that `to_json` wrote."""
         kinds: dict[str, Any] = {"onset": Onset, "trend": Trend, "rate": Rate, "pattern": Pattern}
-        kinds |= {"began_with": _release, "mended_by": _release, "span": lambda *both: both}
+        kinds |= {"began_with": _release, "mended_by": _release, "span": _both}
         return cls(
             **{
                 name: kinds[name](*value) if name in kinds else value
@@ -185,61 +227,398 @@ class Timing:
         )
 
 
-def _release(name: str, at: float, without: Sequence[Sequence[Any]] = ()) -> Release:
-    return Release(name, at, tuple((str(one), int(number)) for one, number in without))
+def _both(first: float, last: float) -> tuple[float, float]:
+    return first, last
 
 
-def timing(
-    course: Course,
-    others: Mapping[str, Course],
+def _release(name: str, at: float, chance: float, without: Sequence[Sequence[Any]] = ()) -> Release:
+    return Release(name, at, chance, tuple((str(one), int(number)) for one, number in without))
+
+
+def timings(
+    courses: Mapping[str, Course],
+    moments: Mapping[str | None, Sequence[Moment]],
+    wanted: Iterable[str],
     *,
-    moments: Sequence[Moment] = (),  # noqa: ARG001
-    moments_of_others: Mapping[str, Sequence[Moment]] | None = None,  # noqa: ARG001
-    successes: Sequence[Moment] = (),  # noqa: ARG001
     starts_at: float | None = None,
     ends_at: float | None = None,
     alpha: float = ALPHA,
-) -> Timing:
-    """What is known of the time of a cause.
+) -> dict[str, Timing]:
+    """What is known of the time of causes that are compared with each other.
 
     Args:
-        course: All letters of the cause.
-        others: Other causes of the task, by fingerprint.
-        moments: A sample of the cause's letters, all where there are few.
-        moments_of_others: A sample of each other cause.
-        successes: A sample of the task's successes.
+        courses: All letters of each cause of the task, by fingerprint.
+        moments: A sample of the letters of each, all where there are few; of ``None`` a sample of
+            the task's successes.
+        wanted: The fingerprints of the causes to explain.
         starts_at: When the data begin; by default with the first message.
         ends_at: When they end: now, of letters that still come; by default with the last message.
-        alpha: The tolerated probability of a false statement.
+        alpha: The tolerated probability of a false statement on a cause.
     """
-    timed = sum(course.buckets.values())
-    if not timed or course.first_at is None or course.last_at is None:
-        return Timing(letters=timed)
-    ends = max([course.last_at, *(one.last_at or 0 for one in others.values())])
-    starts = min([course.first_at, *(one.first_at or ends for one in others.values())])
-    ends, starts = ends_at or ends, starts_at or starts
-    rate = Rate(timed, max(course.last_at - course.first_at, 1))
-    gap = rate.seconds / timed
-    before = course.first_at - starts
-    late = timed * log(1 + before / rate.seconds) > -log(alpha / 10)
-    over = timed * log(1 + (ends - course.last_at) / rate.seconds) > -log(alpha / 10)
+    unit = _Unit(courses, moments, starts_at, ends_at)
+    return {name: _timing(unit, name, alpha / _KINDS) for name in wanted}
+
+
+class _Unit:
+    """Causes of a task, and the messages of each in order of time."""
+
+    def __init__(
+        self,
+        courses: Mapping[str, Course],
+        moments: Mapping[str | None, Sequence[Moment]],
+        starts_at: float | None,
+        ends_at: float | None,
+    ) -> None:
+        self.courses = courses
+        known: dict[str | None, Sequence[Moment]] = dict(moments)
+        known |= {name: one.spread() for name, one in courses.items() if not moments.get(name)}
+        first, last = _span([one.at for all_ in known.values() for one in all_], ends_at)
+        self.starts = first if starts_at is None else starts_at
+        self.ends = last if ends_at is None else ends_at
+        self.moments = {
+            name: sorted((one for one in all_ if first <= one.at <= last), key=lambda one: one.at)
+            for name, all_ in known.items()
+        }
+        self.times = {name: [one.at for one in all_] for name, all_ in self.moments.items()}
+        self.first_of: dict[str, float] = {}
+        for all_ in self.moments.values():
+            for at, release in all_:
+                if release is not None:
+                    self.first_of[release] = min(at, self.first_of.get(release, at))
+        for course in courses.values():
+            for release, (_count, at, _last) in course.releases.items():
+                if first <= at <= last:
+                    self.first_of[release] = min(at, self.first_of.get(release, at))
+        known_since = self.starts + (self.ends - self.starts) / 100
+        self.begun = [name for name, at in self.first_of.items() if at > known_since]
+
+    def others(self, name: str) -> list[list[float]]:
+        """The times of other causes of which there are enough; successes are the newest only."""
+        return [
+            all_
+            for other, all_ in self.times.items()
+            if other not in {name, None} and len(all_) >= tests.LEAST_OTHERS
+        ]
+
+
+def _span(times: list[float], ends_at: float | None) -> tuple[float, float]:
+    """When messages come; those with a wrong clock are left out."""
+    latest = float("inf") if ends_at is None else ends_at + _FUTURE
+    found = sorted(at for at in times if _OLDEST <= at <= latest)
+    if not found:
+        return 0.0, 0.0
+    last = len(found) - 1
+    for place in range(last, last - len(found) // 200 - 1, -1):
+        if place and found[place] - found[place - 1] > max(
+            _GAP, 10 * (found[place - 1] - found[0])
+        ):
+            last = place - 1
+    return found[0], found[last]
+
+
+def _timing(unit: _Unit, name: str, alpha: float) -> Timing:
+    course, times = unit.courses[name], unit.times[name]
+    if len(times) < 3:  # noqa: PLR2004 - no rate
+        return Timing(letters=len(times), span=(unit.starts, unit.ends))
+    others = unit.others(name)
+    begin, end, paused = _changes(times, others, unit.starts, unit.ends, alpha)
+    start = unit.starts if begin is None else begin.at
+    stop = unit.ends if end is None else -end.at
+    active = [at for at in times if start <= at <= stop]
+    others = _within(others, start, stop)
+    pattern = None if paused else _pattern(active, others, start, stop, alpha)
+    trend = paused or _trend(active, others, start, stop, patterned=pattern is not None)
+    if end is not None:
+        trend = Trend("over", _exact(course.last_at, -end.at, end.uncertainty, course.width))
+    onset = None
+    if begin is not None:
+        at = _exact(course.first_at, begin.at, begin.uncertainty, course.width)
+        is_first = at <= times[0]
+        before = 0 if is_first else course.between(unit.starts - course.width, at)
+        onset = Onset(at, begin.uncertainty, before)
     return Timing(
-        letters=timed,
-        span=(starts, ends),
-        onset=Onset(course.first_at, 3 * gap) if late else None,
-        trend=Trend("over", course.last_at) if over else Trend("steady"),
-        rate=rate,
+        letters=course.between(unit.starts - course.width, unit.ends + course.width),
+        span=(unit.starts, unit.ends),
+        onset=onset,
+        trend=trend,
+        rate=_rate(active, start, stop, trend, course.between(start, stop) / len(active)),
+        began_with=None if onset is None else _began_with(unit, name, onset),
+        mended_by=None if end is None else _mended_by(unit, name),
+        pattern=pattern,
     )
 
 
+def _reversed(times: Sequence[float]) -> list[float]:
+    return [-at for at in reversed(times)]
+
+
+def _exact(exact: float | None, sampled: float, uncertainty: float, width: int) -> float:
+    """The time of the first of all letters, if that of a sample is near it."""
+    near = exact is not None and abs(exact - sampled) <= max(uncertainty, width)
+    return exact if near and exact is not None else sampled
+
+
+def _within(others: Sequence[Sequence[float]], start: float, end: float) -> list[list[float]]:
+    """What others have in an interval; those with little are left out."""
+    found = [[at for at in other if start <= at <= end] for other in others]
+    return [other for other in found if len(other) >= tests.LEAST_OTHERS]
+
+
+def _changes(
+    times: Sequence[float],
+    others: Sequence[Sequence[float]],
+    starts: float,
+    ends: float,
+    alpha: float,
+) -> tuple[tests.Step | None, tests.Step | None, Trend | None]:
+    """When a cause began and ended, in reversed time, and whether it returned after a pause."""
+    burst = [first for first, _last in tests.bursts(times, starts, ends)]
+    whole, times = times, burst or times
+    directions = (
+        (times, others, starts, ends),
+        (_reversed(times), [_reversed(other) for other in others], -ends, -starts),
+    )
+    begin, end = (
+        _step(tests.first_step(own, start), own, theirs, stop, alpha)
+        for own, theirs, start, stop in directions
+    )
+    start, stop = begin.at if begin else starts, -end.at if end else ends
+    if burst:
+        return begin, end and end._replace(at=-whole[-1]), None
+    paused = _pause(times, _within(others, start, stop), start, stop, alpha)
+    if paused is None:
+        rise, fall = (
+            _step(tests.rise(own, start, stop, least), own, theirs, stop, alpha)
+            for (own, theirs, start, stop), least in zip(directions, (_JUMP, _FALL), strict=True)
+        )
+        begin, end = begin or rise, end or fall
+        if begin and end and begin.at >= -end.at:
+            return None, None, None
+    return begin, end, paused
+
+
+def _step(
+    found: tests.Step | None,
+    times: Sequence[float],
+    others: Sequence[Sequence[float]],
+    end: float,
+    alpha: float,
+) -> tests.Step | None:
+    """A step that neither chance nor the traffic makes."""
+    if found is None or found.chance > alpha:
+        return None
+    usually = tests.usual_share(others, lambda all_: tests.share_between(all_, found.at, end + 1))
+    inside = tests.share_between(times, found.at, end + 1)
+    messages = len(times) / tests.dispersion(times, found.at, times[-1])
+    return found if tests.chance(inside, usually, messages) <= alpha else None
+
+
+def _pattern(
+    times: Sequence[float],
+    others: Sequence[Sequence[float]],
+    start: float,
+    end: float,
+    alpha: float,
+) -> Pattern | None:
+    """The hours in which a cause comes, or its bursts."""
+    found = tests.hours_of(times, start, end, lambda hours: tests.usual_share(others, hours.share))
+    if found is not None and found[-1] <= alpha:
+        hours, share, expected, _chance = found
+        kind: Any = {tests.DAY: "hours", tests.WEEK: "weekdays"}.get(hours.period, "period")
+        return Pattern(kind, hours.period, hours.start, hours.end, share, expected)
+    bursts = tests.bursts(times, start, end)
+
+    def in_bursts(all_: Sequence[float]) -> float:
+        return sum(tests.share_between(all_, *one) for one in bursts)
+
+    taken = sum(last - first for first, last in bursts) / (end - start)
+    expected = max(taken, tests.usual_share(others, in_bursts))
+    if not bursts or expected > _MOST_IN_BURSTS:
+        return None
+    first, last = bursts[-1]
+    return Pattern("bursts", 0, first, last, 1.0, expected, len(bursts))
+
+
+def _trend(
+    times: Sequence[float],
+    others: Sequence[Sequence[float]],
+    start: float,
+    end: float,
+    *,
+    patterned: bool,
+) -> Trend | None:
+    """How a cause goes on while it is there."""
+    if not times or end <= start:
+        return None
+    leans = [tests.lean(other, start, end) for other in others]
+    late = max(0.5, tests.usual(leans, 0.5))
+    early = min(0.5, -tests.usual([(-mean, error) for mean, error in leans], -0.5))
+    mean, error = tests.lean(times, start, end)
+    if mean - late > max(_LEAST_LEAN, _ERRORS * error):
+        return Trend("growing")
+    if early - mean > max(_LEAST_LEAN, _ERRORS * error):
+        return Trend("shrinking")
+    steady = mean - late < _NEAR_ERRORS * error and early - mean < _NEAR_ERRORS * error
+    return Trend("steady") if steady and len(times) >= _LEAST_STEADY and not patterned else None
+
+
+def _pause(
+    times: Sequence[float],
+    others: Sequence[Sequence[float]],
+    start: float,
+    end: float,
+    alpha: float,
+) -> Trend | None:
+    """A pause of a cause in which others came."""
+    found = tests.pause(times)
+    if found is None:
+        return None
+    gone, back, chance = found
+    part = (back - gone) / (end - start)
+    before = sum(at <= gone for at in times)
+    if min(before, len(times) - before) < _LEAST_RETURNED or part < _LEAST_PAUSE or chance > alpha:
+        return None
+    came = [tests.share_between(other, gone, back) for other in others]
+    if came and max(came) < part / 3:
+        return None
+    return Trend("returned", back, gone)
+
+
+def _rate(
+    times: Sequence[float], start: float, end: float, trend: Trend | None, scale: float
+) -> Rate | None:
+    """Letters of late where the rate changes, else of all the time."""
+    number = len(times)
+    if trend is not None and trend.kind in {"growing", "shrinking"}:
+        number = min(number, max(_MANY, number // 10))
+        start = times[-number]
+    elif trend is not None and trend.kind == "returned" and trend.since is not None:
+        start = trend.since
+        number = sum(at >= start for at in times)
+    return Rate(round(number * scale), end - start) if end > start else None
+
+
+def _began_with(unit: _Unit, name: str, onset: Onset) -> Release | None:
+    """The release with whose first messages a cause began, if all of it is on it or later ones."""
+    first_of = unit.first_of
+    after = [one for one in unit.moments[name] if one.release and one.at >= onset.at]
+    known = [one for one in unit.begun if first_of[one] <= onset.at + 1]
+    if not after or not known:
+        return None
+    release = max(known, key=lambda one: first_of[one])
+    begin = first_of[release]
+
+    def confined(all_: Iterable[Moment]) -> list[tests.Confined]:
+        return [tests.Confined(at, first_of[on] >= begin) for at, on in all_ if on]
+
+    return _release_of(unit, name, release, confined(after), confined, backwards=False)
+
+
+def _mended_by(unit: _Unit, name: str) -> Release | None:
+    """The release with whose begin a cause ended, if none of it is on it or later ones."""
+    first_of = unit.first_of
+    own = [one for one in unit.moments[name] if one.release]
+    newest = max((first_of[one.release] for one in own if one.release), default=unit.ends)
+    later = [one for one in unit.begun if first_of[one] > newest]
+    if not later:
+        return None
+    release = min(later, key=lambda one: first_of[one])
+    begin = first_of[release]
+
+    def confined(all_: Iterable[Moment]) -> list[tests.Confined]:
+        return sorted(tests.Confined(-at, first_of[on] < begin) for at, on in all_ if on)
+
+    return _release_of(unit, name, release, confined(own), confined, backwards=True)
+
+
+def _release_of(
+    unit: _Unit,
+    name: str,
+    release: str,
+    cause: Sequence[tests.Confined],
+    confined: Callable[[Iterable[Moment]], list[tests.Confined]],
+    *,
+    backwards: bool,
+) -> Release | None:
+    others = [confined(all_) for other, all_ in unit.moments.items() if other != name]
+    others = [one for one in others if one]
+    if sum(one.inside for one in cause) < 0.98 * len(cause) or not others:
+        return None
+    inside = [one.at for all_ in (cause, *others) for one in all_ if one.inside]
+    chance = tests.confined(cause, others, min(inside), len(unit.begun))
+    if chance > _COINCIDES:
+        return None
+    begin = unit.first_of[release]
+    without = Counter[str]()
+    for other, course in unit.courses.items():
+        if other != name:
+            without.update({one: count for one, (count, _, _) in course.releases.items()})
+    without.update(one.release for one in unit.moments.get(None, ()) if one.release)
+    free = [
+        (one, count)
+        for one, count in without.most_common()
+        if (unit.first_of.get(one, begin) < begin) is not backwards
+        and one not in unit.courses[name].releases
+    ]
+    return Release(release, begin, chance, tuple(free[:_MOST_NAMED]))
+
+
 def _clauses(timing: Timing) -> Iterator[str]:
-    if timing.onset:
-        at, uncertainty, _before = timing.onset
-        yield f"since {moment_text(at)}, give or take {span_text(uncertainty)}"
-    if timing.trend:
-        yield timing.trend.kind
-    if timing.rate and timing.letters > 1:
-        yield rate_text(timing.rate)
+    onset, trend, rate = timing.onset, timing.trend, timing.rate
+    if onset:
+        about = "about " if onset.uncertainty >= _ABOUT else ""
+        yield (
+            f"since {about}{moment_text(onset.at)}, give or take {span_text(onset.uncertainty)}"
+            + (f" ({onset.before:,} letters before)" if onset.before else "")
+        )
+    if timing.began_with:
+        yield from _release_clauses("began", timing.began_with)
+    if trend:
+        yield _trend_clause(trend, rate)
+    if timing.mended_by:
+        yield from _release_clauses("ended", timing.mended_by)
+    if timing.pattern:
+        yield pattern_text(timing.pattern)
+
+
+def _release_clauses(verb: str, release: Release) -> Iterator[str]:
+    when = "with" if release.chance <= ALPHA else "about when"
+    yield f"{verb} {when} release {shortened(release.name, 80)}" + (
+        "" if release.chance <= ALPHA else " began"
+    )
+    if release.without:
+        name, count = release.without[0]
+        yield f"{shortened(name, 80)} had none of it in {count:,} other messages of the task"
+
+
+def _trend_clause(trend: Trend, rate: Rate | None) -> str:
+    often = f": {rate_text(rate)}" if rate else ""
+    if trend.kind == "over" and trend.since is not None:
+        return f"over since {moment_text(trend.since)}"
+    if trend.kind == "returned" and trend.since is not None and trend.gone is not None:
+        pause = span_text(trend.since - trend.gone)
+        return f"back since {moment_text(trend.since)} after a pause of {pause}{often}"
+    return f"{trend.kind}{often}" + ("" if trend.kind == "steady" or not rate else " now")
+
+
+_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+
+
+def pattern_text(pattern: Pattern) -> str:
+    """When a cause comes, such as ``every day from 02:00 to 03:00 UTC``."""
+    share = "" if pattern.share == 1 else f" ({min(99, int(100 * pattern.share))} % of it)"
+    if pattern.kind == "bursts":
+        return f"in {pattern.bursts} bursts, the last at {moment_text(pattern.start)}"
+    if pattern.kind == "weekdays":
+        first, last = (int(at // 86_400) % 7 for at in (pattern.start, pattern.end - 1))
+        if first == last:
+            return f"on {_WEEKDAYS[first]}s (UTC){share}"
+        return f"from {_WEEKDAYS[first]} to {_WEEKDAYS[last]} (UTC){share}"
+    start, end = (f"{int(at) // 3600 % 24:02}:{int(at) % 3600 // 60:02}" for at in pattern[2:4])
+    if pattern.kind == "hours":
+        return f"every day from {start} to {end} UTC{share}"
+    length = (pattern.end - pattern.start) % pattern.period
+    return f"every {span_text(pattern.period)} for {span_text(length)}{share}"
 
 
 def moment_text(at: float) -> str:
@@ -259,6 +638,6 @@ def rate_text(rate: Rate) -> str:
     """Letters a minute, hour or day, in the smallest of these with one or more."""
     for name, size in (("second", 1), ("minute", 60), ("hour", 3600), ("day", 86_400)):
         number = rate.letters / rate.seconds * size
-        if number >= 1 and (name != "second" or number >= _MANY):
-            return f"{number:,.0f} a {name}"
+        if number >= (_MANY if name == "second" else 2):
+            return f"{number:,.0f} {'an' if name == 'hour' else 'a'} {name}"
     return f"{rate.letters:,} in {span_text(rate.seconds)}"

@@ -269,7 +269,9 @@ def ranked(
     while left:
         largest = left[0].order[0]
         near = [one for one in left if one.order[0] - largest < LEAST_DIFFERENCE]
-        result += sorted(near, key=lambda one: (last(one), kinds.get(one.feature, -1)))
+        result += sorted(
+            near, key=lambda one: (last(one), one.kind in {SET, RANGE}, kinds.get(one.feature, -1))
+        )
         left = left[len(near) :]
     return result
 

@@ -3,9 +3,8 @@
 A group has the messages of one cause, or successes. A property is a value, a set of values, a
 range of numbers, or two values at once. Each other cause is a rival that weighs as much as any
 other, whatever its size, and a property must be more frequent here than in more than half of the
-rivals: one neighbour that is all of another release makes no finding of the release that it lacks.
-That chance does it is tested rival by rival, and the tests are put together as a partial
-conjunction.
+rivals. So one neighbour that is all of another release makes no finding of the release that it
+lacks. The tests, rival by rival, are put together as a partial conjunction.
 
 Releases, hosts and publishers come and go. They are compared between messages of the same time.
 
@@ -18,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, pairwise
@@ -27,54 +26,38 @@ from typing import NamedTuple
 
 from celery_dlq.letters.comparison import SIZE, UNREAD, WHOLE, Pair, chance
 
-IN_TIME = frozenset({"release", "host", "origin"})
-"""Features that are compared between messages of the same time."""
-
-LEAST_SPREAD = 1.25
-"""A rival whose values are so many times as concentrated as the cause's deviates itself."""
-
-_LEAST_CONCENTRATION = 0.02
 _MOST_STRATA = 24
 _STRATUM = 20  # letters
 _FEW = 20  # messages; causes of fewer are one rival
 _ENOUGH = 300  # messages of a rival of several causes, where there are many
+_LEAST_RIVALS = 5  # where there are so many causes
 _MOST_NUMBERS = 4_000  # of all rivals, from which the ends of a range are chosen
+_MOST_RANKED = 300  # numbers of a group that are compared with time
+_FOLLOWS_TIME = 0.5  # the correlation of ranks
 
-Holds = Callable[["Group"], int]
-"""The messages of a group that have a property, as bits."""
+PART = 0.05
+"""Of a smaller share it is not known whether it is a part."""
 
 
 class Group:
     """Messages, ordered by time, and which of them have each pair."""
 
-    __slots__ = (
-        "_halves",
-        "_masks",
-        "_numbers",
-        "_spread",
-        "index",
-        "name",
-        "pairs",
-        "size",
-        "times",
-    )
+    __slots__ = ("_even", "_masks", "_numbers", "_usual", "index", "name", "size", "times")
 
     def __init__(self, name: str, messages: Iterable[tuple[float | None, frozenset[Pair]]]) -> None:
         self.name = name
         timed = sorted(messages, key=lambda one: (one[0] is None, one[0] or 0.0))
         self.size = len(timed)
         self.times = [at for at, _pairs in timed if at is not None]
-        self.pairs = [pairs for _at, pairs in timed]
-        self.index: dict[Pair, list[int]] = defaultdict(list)
-        for number, pairs in enumerate(self.pairs):
+        index: dict[Pair, list[int]] = defaultdict(list)
+        for number, (_at, pairs) in enumerate(timed):
             for pair in pairs:
-                self.index[pair].append(number)
-        self.index = dict(self.index)
+                index[pair].append(number)
+        self.index: Mapping[Pair, list[int]] = dict(index)
         self._masks: dict[Pair, int] = {}
         self._numbers: dict[str, tuple[list[float], list[int]]] = {}
-        self._spread: dict[str, list[int]] = {}
-        even = _bits(range(0, self.size, 2), self.size)
-        self._halves = (even, self.all ^ even)
+        self._usual: dict[str, str] | None = None
+        self._even = bits(range(0, self.size, 2), self.size)
 
     @property
     def all(self) -> int:
@@ -82,53 +65,65 @@ class Group:
         return (1 << self.size) - 1
 
     def half(self, number: int) -> int:
-        """Every second message in time."""
-        return self._halves[number]
+        """Every second message in time, from the first or the second one on, as bits."""
+        return self.all ^ self._even if number else self._even
 
     def count(self, pair: Pair) -> int:
-        """The messages that have a pair."""
-        found = self.index.get(pair)
-        return len(found) if found else 0
+        """The number of messages that have a pair."""
+        return len(self.index.get(pair, ()))
 
     def mask(self, pair: Pair) -> int:
         """The messages that have a pair, as bits."""
         found = self._masks.get(pair)
         if found is None:
-            found = self._masks[pair] = _bits(self.index.get(pair, ()), self.size)
+            found = self._masks[pair] = bits(self.index.get(pair, ()), self.size)
         return found
 
     def any_of(self, pairs: Iterable[Pair]) -> int:
         """The messages that have one of the pairs, as bits."""
-        numbers = (number for pair in pairs for number in self.index.get(pair, ()))
-        return _bits(numbers, self.size)
+        return bits((one for pair in pairs for one in self.index.get(pair, ())), self.size)
 
-    def known(self, feature: str, value: str | None = "") -> int:
-        """The messages that could have a value of a feature, as bits."""
+    def known(self, feature: str, *, given: bool = False) -> int:
+        """The messages that could have a value of a feature, as bits.
+
+        With ``given`` those that could have the argument.
+        """
         if feature in WHOLE:
             return self.all
-        if value is None:
-            return self.all & ~self.mask(UNREAD) | self.mask((feature, None))
         if feature == SIZE:
-            return _bits(self.numbers(SIZE)[1], self.size)
-        return self.mask((feature, None))
+            return bits(self.numbers(SIZE)[1], self.size)
+        having = self.mask((feature, None))
+        return having | self.all & ~self.mask(UNREAD) if given else having
 
-    def concentration(self, feature: str) -> float:
-        """The probability that two messages have the same value of a feature."""
-        if not self._spread:
-            for (each, value), holders in self.index.items():
-                if value is not None:
-                    found = self._spread.setdefault(each, [0, 0])
-                    found[0] += len(holders) * (len(holders) - 1)
-                    found[1] += len(holders)
-        same, all_ = self._spread.get(feature, (0, 0))
-        return same / (all_ * (all_ - 1)) if all_ > 1 else 0.0
+    def values(self, feature: str) -> dict[Pair, int]:
+        """The messages with each value of a feature."""
+        return {
+            pair: len(holders)
+            for pair, holders in self.index.items()
+            if pair[0] == feature and pair[1] is not None
+        }
+
+    def share(self, feature: str, value: str) -> float:
+        """The share of the messages with a value, of those that could."""
+        could = self.known(feature).bit_count()
+        return self.count((feature, value)) / could if could else 0.0
+
+    def usual(self, feature: str) -> str | None:
+        """The value of a feature that nearly all messages have that could."""
+        if self._usual is None:
+            self._usual = {}
+            for (name, value), holders in self.index.items():
+                many = value is not None and 2 * len(holders) >= self.count((name, None))
+                if value is not None and many and self.share(name, value) >= 1 - PART:
+                    self._usual[name] = value
+        return self._usual.get(feature)
 
     def numbers(self, feature: str) -> tuple[list[float], list[int]]:
         """The values of a feature that are numbers, sorted, and their messages."""
         return self._numbers.get(feature, ([], []))
 
     def read_numbers(self, features: frozenset[str]) -> None:
-        """Parse the numbers of some features, once for all comparisons."""
+        """Parse the values of some features, once for all comparisons."""
         found: dict[str, list[tuple[float, int]]] = defaultdict(list)
         for (feature, value), holders in self.index.items():
             if value is not None and feature in features:
@@ -142,16 +137,33 @@ class Group:
     def between(self, feature: str, low: float, high: float) -> int:
         """The messages with a number in a range, both ends included, as bits."""
         values, holders = self.numbers(feature)
-        first, last = bisect_left(values, low), bisect_right(values, high)
-        return _bits(holders[first:last], self.size)
+        return bits(holders[bisect_left(values, low) : bisect_right(values, high)], self.size)
+
+    def width(self, feature: str) -> float:
+        """The width of the range of four fifths of the numbers."""
+        numbers, _holders = self.numbers(feature)
+        tenth = len(numbers) // 10
+        return numbers[-1 - tenth] - numbers[tenth] if numbers else 0.0
+
+    def follows_time(self, feature: str) -> float:
+        """The correlation of a feature's numbers with time, of ranks: ids may be counted up."""
+        numbers, holders = self.numbers(feature)
+        step = max(1, len(holders) // _MOST_RANKED)
+        some, count = holders[::step], len(holders[::step])
+        if 2 * len(set(numbers[::step])) <= count or count <= 1:
+            return 0.0  # of few values the ranks are not known
+        places = sorted(range(count), key=some.__getitem__)
+        apart = sum((place - rank) ** 2 for rank, place in enumerate(places))
+        return 1 - 6 * apart / (count * (count * count - 1))
 
     def during(self, start: float, end: float) -> int:
-        """The messages of a time, its end excluded, as bits."""
+        """The messages of a span of time, its end excluded, as bits."""
         first, last = bisect_left(self.times, start), bisect_left(self.times, end)
         return ((1 << last) - 1) ^ ((1 << first) - 1)
 
 
-def _bits(numbers: Iterable[int], size: int) -> int:
+def bits(numbers: Iterable[int], size: int) -> int:
+    """A set of numbers below ``size`` as bits."""
     found = bytearray((size >> 3) + 1)
     for number in numbers:
         found[number >> 3] |= 1 << (number & 7)
@@ -169,22 +181,37 @@ def number_of(value: str) -> float | None:
     return found if isfinite(found) else None
 
 
-Rival = Sequence[Group]
+Rival = tuple[Group, ...]
 """Groups that are compared with as one."""
+
+Holds = Callable[[Group], int]
+"""The messages of a group that have a property, as bits."""
 
 
 def rivals_of(groups: Sequence[Group]) -> list[Rival]:
-    """Put causes together: the small ones, and of many those that have few messages."""
-    total = sum(one.size for one in groups)
-    large = sum(one.size >= _FEW for one in groups)
-    number = max(min(large, 5), min(large, total // _ENOUGH), 1)
+    """Put causes together: the small ones, and of many those that have few messages.
+
+    No large cause is put together with small ones alone, which it would outweigh.
+    """
+    large = [one for one in groups if one.size >= _FEW]
+    small = [one for one in groups if one.size < _FEW]
+    enough = sum(one.size for one in large) // _ENOUGH
+    found = _even(large, max(_LEAST_RIVALS, enough))
+    some = sum(one.size for one in small)
+    if some >= _FEW // 2 or not large:
+        found += _even(small, max(1, min(3, some // _FEW)))
+    return found
+
+
+def _even(groups: Sequence[Group], number: int) -> list[Rival]:
+    """At most so many rivals, of nearly equal numbers of messages."""
     found: list[list[Group]] = [[] for _ in range(min(number, len(groups)))]
     sizes = [0] * len(found)
     for one in sorted(groups, key=lambda one: (-one.size, one.name)):
         place = sizes.index(min(sizes))
         found[place].append(one)
         sizes[place] += one.size
-    return list(found)
+    return [tuple(one) for one in found]
 
 
 def times_of(group: Group) -> list[Holds]:
@@ -194,8 +221,8 @@ def times_of(group: Group) -> list[Holds]:
         return []
     number = max(1, min(_MOST_STRATA, len(times) // _STRATUM))
     margin = (times[-1] - times[0]) / 10 / number or 60.0
-    cuts = [times[len(times) * one // number] for one in range(1, number)]
-    ends = [times[0] - margin, *sorted(set(cuts) - {times[0]}), times[-1] + margin]
+    cuts = {times[len(times) * one // number] for one in range(1, number)}
+    ends = [times[0] - margin, *sorted(cuts - {times[0]}), times[-1] + margin]
     return [partial(Group.during, start=start, end=end) for start, end in pairwise(ends)]
 
 
@@ -208,68 +235,95 @@ class Counts(NamedTuple):
     m: int
 
 
+class Against(NamedTuple):
+    """A property here and in a rival: the shares, and the chance that it is more frequent here."""
+
+    rival: Rival
+    here: float
+    there: float
+    chance: float
+    holders: int
+    others: int
+
+
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """A property here and in the rivals.
+    """A property of ``letters`` of ``of_letters``, here and in the rivals."""
 
-    ``share`` and ``elsewhere`` are the shares; the latter is the median rival's, of two the larger
-    one. ``chance`` is the probability that chance makes it more frequent than in more than half of
-    the rivals.
-    """
+    letters: int
+    of_letters: int
+    rivals: tuple[Against, ...]  # Those with the smallest share first
 
-    here: tuple[int, int]
-    there: tuple[int, int]
-    share: float
-    elsewhere: float
-    chance: float
+    @property
+    def _median(self) -> Against:
+        """The median rival; of two the one with the larger share."""
+        return self.rivals[len(self.rivals) // 2]
+
+    @property
+    def here(self) -> float:
+        """The share of the letters, of the times and tasks that were compared."""
+        return self._median.here
+
+    @property
+    def there(self) -> float:
+        """The share of the median rival."""
+        return self._median.there
 
     @property
     def difference(self) -> float:
         """Of the shares."""
-        return self.share - self.elsewhere
+        return self.here - self.there
+
+    @property
+    def chance(self) -> float:
+        """The probability that chance makes it more frequent than in more than half of them."""
+        most = len(self.rivals) // 2
+        ordered = sorted(one.chance for one in self.rivals)
+        return min(1.0, (len(ordered) - most) * ordered[most])
+
+    @property
+    def holders(self) -> int:
+        """The others that have it."""
+        return sum(one.holders for one in self.rivals)
+
+    @property
+    def others(self) -> int:
+        """The others that could."""
+        return sum(one.others for one in self.rivals)
 
 
 def contrast(
-    here: Group,
-    rivals: Sequence[Rival],
+    group: Group,
+    rivals: Iterable[Rival],
     holds: Holds,
     known: Holds,
     *,
     strata: Sequence[Holds] = (),
     half: int | None = None,
 ) -> Contrast | None:
-    """Compare a property of ``known`` messages, stratum by stratum.
+    """Compare a property of the messages that could have it, stratum by stratum.
 
-    ``None``: there is nothing to compare with. With ``half`` only every second message counts.
+    With ``half`` only every second message counts. ``None``: there is nothing to compare with.
     """
 
-    def bits(group: Group) -> tuple[int, int]:
-        base = known(group) if half is None else known(group) & group.half(half)
-        return holds(group) & base, base
+    def having(one: Group) -> tuple[int, int]:
+        base = known(one) if half is None else known(one) & one.half(half)
+        return holds(one) & base, base
 
-    own = bits(here)
+    own = having(group)
     found = []
     for rival in rivals:
-        others = [(one, *bits(one)) for one in rival]
-        counts = _counts(here, own, others, strata)
+        counts = _counts(group, own, [(one, *having(one)) for one in rival], strata)
         if counts:
-            found.append(_of(counts))
+            found.append(_against(rival, counts))
+    found.sort(key=lambda one: one.there)
     if not found:
         return None
-    found.sort(key=lambda one: one[2])
-    most = len(found) // 2
-    p_value = min(1.0, (len(found) - most) * sorted(one[3] for one in found)[most])
-    return Contrast(
-        (own[0].bit_count(), own[1].bit_count()),
-        (sum(one[0] for one in found), sum(one[1] for one in found)),
-        found[most][4],
-        found[most][2],
-        p_value,
-    )
+    return Contrast(own[0].bit_count(), own[1].bit_count(), tuple(found))
 
 
 def _counts(
-    here: Group,
+    group: Group,
     own: tuple[int, int],
     others: Sequence[tuple[Group, int, int]],
     strata: Sequence[Holds],
@@ -277,7 +331,7 @@ def _counts(
     """Counts here and in a rival, of each stratum that both have; without strata at once."""
     found = []
     for stratum in strata or (_whole,):
-        inside = stratum(here)
+        inside = stratum(group)
         n = (own[1] & inside).bit_count()
         if not n:
             continue
@@ -295,17 +349,18 @@ def _whole(group: Group) -> int:
     return group.all
 
 
-def _of(strata: list[Counts]) -> tuple[int, int, float, float, float]:
-    """Those that have it and all, the share as of the same times, the chance, the share here."""
+def _against(rival: Rival, strata: Sequence[Counts]) -> Against:
     n = sum(one.n for one in strata)
-    share = sum(one.a for one in strata) / n
-    elsewhere = sum(one.n * one.c / one.m for one in strata) / n
-    if len(strata) == 1:
-        a, n, c, m = strata[0]
-        p_value = chance(a, c, n, m) if a * m > c * n else 1.0
+    here = sum(one.a for one in strata) / n
+    there = sum(one.n * one.c / one.m for one in strata) / n
+    if here <= there:
+        p_value = 1.0
+    elif len(strata) == 1:
+        p_value = chance(strata[0].a, strata[0].c, strata[0].n, strata[0].m)
     else:
         p_value = _bound(strata)
-    return sum(one.c for one in strata), sum(one.m for one in strata), elsewhere, p_value, share
+    holders, others = sum(one.c for one in strata), sum(one.m for one in strata)
+    return Against(rival, here, there, p_value, holders, others)
 
 
 def _bound(strata: Iterable[Counts]) -> float:
@@ -326,25 +381,38 @@ def _bound(strata: Iterable[Counts]) -> float:
     return exp(-trials * divergence)
 
 
-def deviates(rival: Rival, here: Group, feature: str) -> bool:
-    """True if a rival has fewer values of a feature than the cause: it differs, not the cause."""
-    there = sum(one.concentration(feature) * one.size for one in rival)
-    there /= sum(one.size for one in rival)
-    return there > LEAST_SPREAD * here.concentration(feature) + _LEAST_CONCENTRATION
+def usual_of(rival: Rival, feature: str) -> str | None:
+    """The value of a feature that nearly all messages of a rival have."""
+    values = {one.usual(feature) for one in rival}
+    return values.pop() if len(values) == 1 else None
 
 
-def narrower(rival: Rival, here: Group, feature: str) -> bool:
-    """True if most of a rival's numbers are closer together than those of the cause."""
-    own = _width(here.numbers(feature)[0])
-    there = [_width(one.numbers(feature)[0]) for one in rival]
-    return min(there) * LEAST_SPREAD < own
+def inside(rival: Rival, group: Group, feature: str) -> bool:
+    """True if a rival's numbers are a part of the cause's: then it is the rival that is special."""
+    numbers, _holders = group.numbers(feature)
+    for one in rival:
+        others, _holders = one.numbers(feature)
+        few = int(len(others) * PART)
+        if not others:
+            continue
+        below = bisect_left(numbers, others[few]) / len(numbers)
+        above = 1 - bisect_right(numbers, others[-1 - few]) / len(numbers)
+        if PART < below + above < 1 - PART or min(below, above) > PART:
+            return True
+    return False
 
 
-def _width(numbers: Sequence[float]) -> float:
-    return numbers[len(numbers) * 9 // 10] - numbers[len(numbers) // 10] if numbers else 0.0
+def follows_time(groups: Iterable[Group], feature: str) -> bool:
+    """True if the numbers of a feature follow time in most groups."""
+    found = sorted(
+        abs(one.follows_time(feature))
+        for one in groups
+        if len(one.numbers(feature)[0]) >= _FEW // 2
+    )
+    return bool(found) and found[len(found) // 2] >= _FOLLOWS_TIME
 
 
-def widest(own: Sequence[float], others: Sequence[Sequence[float]]) -> tuple[float, float] | None:
+def widest(own: Sequence[float], others: Iterable[Sequence[float]]) -> tuple[float, float] | None:
     """The range that holds most of the own numbers beyond the others' mean share (Kadane)."""
     sized = [one for one in others if one]
     if not own or not sized:
@@ -352,18 +420,15 @@ def widest(own: Sequence[float], others: Sequence[Sequence[float]]) -> tuple[flo
     most = max(1, _MOST_NUMBERS // len(sized))
     rows = [(value, 1 / len(own)) for value in own]
     for one in sized:
-        step = max(1, len(one) // most)
-        some = one[::step]
+        some = one[:: max(1, len(one) // most)]
         weight = -1 / len(some) / len(sized)
         rows += [(value, weight) for value in some]
     rows.sort()
-    best, found = 0.0, None
-    total, start = 0.0, None
+    best, found, total, start = 0.0, None, 0.0, rows[0][0]
     for value, each in groupby(rows, key=lambda row: row[0]):
-        weight = sum(row[1] for row in each)
-        if start is None or total <= 0:
+        if total <= 0:
             total, start = 0.0, value
-        total += weight
+        total += sum(row[1] for row in each)
         if total > best:
             best, found = total, (start, value)
     return found

@@ -102,6 +102,11 @@ class Shared:
     of_others: int
 
     @property
+    def portion(self) -> float:
+        """The share of the others that have it; 0: there are none."""
+        return self.others / self.of_others if self.of_others else 0.0
+
+    @property
     def text(self) -> str:
         """The value, and how many others have it."""
         others = f" (others: {self.others:,} of {self.of_others:,})" if self.of_others else ""
@@ -121,6 +126,8 @@ class Explanation:
     unread: int  # Messages that were compared without arguments
     cut: bool = False  # Older messages were not read, for the limit of time or number
     selected: int | None = None  # All letters that were to be explained; `None`: not known
+    causes: int = 0  # Other causes of the same tasks
+    not_compared: tuple[str, ...] = ()  # Features of which no side has enough messages
     timing: Timing | None = None
     # Of the cause's redriven messages, those that died again and those that succeeded
     again: tuple[int, int] | None = None
@@ -171,6 +178,7 @@ class Explanation:
                 "tasks": {name: OfTask(*one) for name, one in found["tasks"].items()},
                 "findings": tuple(_significant(one) for one in found["findings"]),
                 "timing": Timing.from_json(time) if time else None,
+                "not_compared": tuple(found["not_compared"]),
                 "again": tuple(again) if again else None,
             }
         )
@@ -350,12 +358,8 @@ def _shared(here: Counter[Pair], letters: int, sides: Sequence[Side]) -> tuple[S
         )
         found.append(Shared(feature=feature, value=value, others=others, of_others=of_others))
     kinds = {feature: place for place, feature in enumerate(FIELDS)}
-    found.sort(key=lambda one: (_portion(one), kinds.get(one.feature, -1), one.feature, one.value))
+    found.sort(key=lambda one: (one.portion, kinds.get(one.feature, -1), one.feature, one.value))
     return tuple(found)
-
-
-def _portion(one: Shared) -> float:
-    return one.others / one.of_others if one.of_others else 0.0
 
 
 def named(feature: str, value: str) -> str:

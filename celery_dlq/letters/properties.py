@@ -1,0 +1,571 @@
+"""Which properties of a cause's letters other messages have less often.
+
+1. Each value is tested. Sets of values are chosen in one half of the messages and tested in the
+   other, or tested by how often letters of the cause share a value. Ranges of numbers count as
+   many tests as there are ranges, pairs of values as many as there are pairs.
+2. The correction is for all of them. What follows from the time, or from a stronger finding, is
+   none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import combinations
+from math import sqrt
+from typing import Any, NamedTuple
+
+from celery_dlq.letters.comparison import (
+    GIVEN,
+    LEAST,
+    LEAST_DIFFERENCE,
+    MIN_OTHERS,
+    PAIR,
+    RANGE,
+    SET,
+    SIZE,
+    SUCCESSES,
+    TASK,
+    UNREAD,
+    VALUE,
+    Pair,
+    Significant,
+    chance,
+    comparable,
+    ranked,
+)
+from celery_dlq.letters.contrasts import (
+    PART,
+    Against,
+    Contrast,
+    Group,
+    Holds,
+    Rival,
+    contrast,
+    inside,
+    usual_of,
+    widest,
+)
+
+IN_TIME = frozenset({"release", "host", "origin"})
+"""Features that are compared between messages of the same time."""
+
+ENOUGH_SUCCESSES = 50
+"""With so many successes nothing else is compared: they are what is usual."""
+
+_MOST_IN_SET = 100  # values
+_MOST_SHOWN = 20  # values of a set
+_LEAST_LIFT = 3  # of each value of a set
+_LEAST_EACH = 2.25  # letters with each value of a set; twice is also what is redriven
+_FEW_LETTERS = 100
+_LEAST_OF_PAIR = 0.3  # the share of the letters that have one of its values
+_MOST_PAIRED = 8  # values
+_ALIKE = 0.25
+_RARE = 0.1
+_MOST_FINDINGS = 10
+_MOST_ALSO = 5
+_CLEARLY = 2.0  # standard errors
+_SELECT, _TEST = 0, 1  # halves
+
+
+class Side(NamedTuple):
+    """What a cause is compared with."""
+
+    against: str
+    rivals: Sequence[Rival]
+
+    @property
+    def groups(self) -> list[Group]:
+        """The causes of all rivals."""
+        return [group for rival in self.rivals for group in rival]
+
+    @property
+    def messages(self) -> int:
+        """How many there are."""
+        return sum(group.size for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Property:
+    feature: str
+    value: str
+    holds: Holds
+    known: Holds
+    kind: str = VALUE
+    in_time: bool = False
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+class _Tested(NamedTuple):
+    """A property that differs, perhaps by chance."""
+
+    chance: float
+    of: _Property
+    side: Side
+    contrast: Contrast
+    q_value: float = 1.0
+
+
+class Comparison:
+    """The tests of one cause.
+
+    Args:
+        here: Its letters.
+        sides: What it is compared with, the best background first.
+        totals: All messages with each pair.
+        numeric: The features whose values are numbers.
+        times: Spans of time in which the cause has letters.
+        tasks: What has the messages of each task, if there are several.
+        following: Numeric features that follow time.
+        alpha: The tolerated share of false findings.
+    """
+
+    def __init__(
+        self,
+        here: Group,
+        sides: Sequence[Side],
+        *,
+        totals: Counter[Pair],
+        numeric: Sequence[str],
+        following: frozenset[str],
+        times: Sequence[Holds],
+        tasks: Sequence[Holds],
+        alpha: float,
+    ) -> None:
+        self._here = here
+        self._sides = sides
+        self._totals = totals
+        self._numeric = numeric
+        self._following = following
+        self._times = times
+        self._tasks = tasks
+        self._alpha = alpha
+        self._tests = 0
+        self.not_compared: set[str] = set()
+
+    def findings(self) -> tuple[Significant, ...]:
+        """What is beyond chance, the most telling first."""
+        tested = [*self._values(), *self._sets(), *self._ranges()]
+        found = [one for one in self._corrected(tested) if self._holds_in_time(one)]
+        return tuple(self._distinct([*self._pairs(found), *found]))
+
+    def _corrected(self, tested: Sequence[_Tested]) -> list[_Tested]:
+        """What stays after the correction of Benjamini and Hochberg."""
+        ordered = sorted(tested, key=lambda one: (-one.chance, one.of.feature, one.of.value))
+        found, q_value = [], 1.0
+        for place, one in enumerate(ordered):
+            q_value = min(q_value, one.chance * self._tests / (len(ordered) - place))
+            if q_value <= self._alpha:
+                found.append(one._replace(q_value=q_value))
+        return found
+
+    def _compared(self, of: _Property, *, half: int | None = None) -> _Tested | None:
+        """A property that differs from the best background that there is."""
+        for side in self._sides:
+            if not comparable(of.feature, side.against):
+                continue
+            strata = self._times if of.in_time else self._tasks
+            found = contrast(self._here, side.rivals, of.holds, of.known, strata=strata, half=half)
+            if found is None or (
+                side.against == SUCCESSES
+                and found.others < ENOUGH_SUCCESSES
+                and len(self._sides) > 1
+            ):
+                continue
+            if of.in_time and self._times and found.others < MIN_OTHERS:
+                continue
+            judged = self._judged(of, side, found)
+            return _Tested(judged.chance, of, side, judged) if judged else None
+        self.not_compared.add(of.feature)
+        return None
+
+    def _judged(self, of: _Property, side: Side, found: Contrast) -> Contrast | None:
+        """The contrast with those rivals that can show that it is this cause that differs.
+
+        A rival that has fewer values of the feature lacks this one for a reason of its own.
+        """
+        if side.against == SUCCESSES:
+            return found if found.difference >= LEAST_DIFFERENCE else None
+        special = self._special(of, found)
+        left = tuple(one for one in found.rivals if one.there >= one.here or one not in special)
+        if not left:
+            return None
+        found = replace(found, rivals=left)
+        if len(left) == 1:
+            return found if self._alone(of, found) else None
+        if found.difference >= LEAST_DIFFERENCE:
+            return found
+        return self._without_twin(found)
+
+    def _special(self, of: _Property, found: Contrast) -> list[Against]:
+        """Rivals that have only a part of the cause's values of a feature, and differ by that.
+
+        A value that most rivals have, each nearly alone, is what is usual.
+        """
+        if of.kind == RANGE:
+            return [one for one in found.rivals if inside(one.rival, self._here, of.feature)]
+        if of.kind == PAIR or self._here.usual(of.feature) is not None:
+            return []
+        usual = {one: usual_of(one.rival, of.feature) for one in found.rivals}
+        most, number = Counter(usual.values()).most_common(1)[0]
+        agreed = most is not None and 2 * number > len(usual) > 1 and not of.in_time
+        if most is not None and agreed and self._here.share(of.feature, most) >= PART:
+            return []
+        return [
+            one
+            for one, value in usual.items()
+            if value is not None and self._here.count((of.feature, value))
+        ]
+
+    def _alone(self, of: _Property, found: Contrast) -> bool:
+        """True if of two causes that differ it is this one that is special.
+
+        Few messages elsewhere have what it has, or nearly all letters here, and some there.
+        """
+        if found.difference < LEAST_DIFFERENCE:
+            return False
+        if found.here < 1 and not found.holders and of.kind != RANGE:
+            return self._alike_but(of, found.rivals[0].rival)
+        small = found.there <= 1 - found.here
+        return small or (found.here >= 1 - PART and found.there <= 1 / 2)
+
+    def _alike_but(self, of: _Property, rival: Rival) -> bool:
+        """True if the letters without a property are as the rival's: only it makes them differ."""
+        rest = of.known(self._here) & ~of.holds(self._here)
+        size = rest.bit_count()
+        could = sum(one.known(of.feature).bit_count() for one in rival)
+        counts = Counter[Pair]()
+        for one in rival:
+            counts.update(
+                {p: len(h) for p, h in one.index.items() if p[0] == of.feature and p[1] is not None}
+            )
+        if not counts or not size:
+            return True
+        pair, number = counts.most_common(1)[0]
+        return number / could - (self._here.mask(pair) & rest).bit_count() / size <= _ALIKE
+
+    def _without_twin(self, found: Contrast) -> Contrast | None:
+        """The contrast without rivals that have it as often: one cause of several names."""
+        if found.here < 1 - _RARE:
+            return None
+        left = tuple(one for one in found.rivals if one.there <= _RARE)
+        if not left or any(_RARE < one.there < 1 - _RARE for one in found.rivals):
+            return None
+        return replace(found, rivals=left)
+
+    def _values(self) -> Iterator[_Tested]:
+        """Single values."""
+        sizes: dict[tuple[str, bool], int] = {}
+        for pair, holders in self._here.index.items():
+            feature, value = pair
+            if self._totals[pair] < LEAST or pair == UNREAD or feature == SIZE:
+                continue
+            self._tests += 1
+            given = value is None
+            known = partial(Group.known, feature=feature, given=given)
+            if (feature, given) not in sizes:
+                sizes[feature, given] = known(self._here).bit_count()
+            if len(holders) < LEAST_DIFFERENCE * sizes[feature, given]:
+                continue
+            found = self._compared(
+                _Property(
+                    feature=feature,
+                    value=GIVEN if value is None else value,
+                    holds=partial(Group.mask, pair=pair),
+                    known=known,
+                    in_time=feature in IN_TIME,
+                )
+            )
+            if found:
+                yield found
+
+    def _sets(self) -> Iterator[_Tested]:
+        """Values of a feature that only together are more frequent."""
+        features: dict[str, list[Pair]] = defaultdict(list)
+        for pair, holders in self._here.index.items():
+            feature, value = pair
+            if value is not None and feature not in {TASK, SIZE} and len(holders) > 1:
+                features[feature].append(pair)
+        for feature, pairs in features.items():
+            if len(pairs) > 1 and feature not in self._following:
+                self._tests += 1
+                found = self._set(feature, pairs)
+                if found:
+                    yield found
+
+    def _set(self, feature: str, pairs: Sequence[Pair]) -> _Tested | None:
+        side = next((one for one in self._sides if comparable(feature, one.against)), None)
+        if side is None:
+            return None
+
+        def of(chosen: Sequence[Pair], **details: Any) -> _Property:
+            return _Property(
+                feature=feature,
+                value=f"{len(chosen)} values",
+                holds=partial(Group.any_of, pairs=tuple(chosen)),
+                known=partial(Group.known, feature=feature),
+                kind=SET,
+                in_time=feature in IN_TIME,
+                details=details,
+            )
+
+        final = self._chosen(feature, pairs, side, None)
+        if len(final) <= 1:
+            return None
+        shown = tuple(str(value) for _feature, value in final[:_MOST_SHOWN])
+        found = self._compared(of(final, values=shown))
+        if not found or not self._several(found, final):
+            return None
+        proofs = [self._repeated(feature, found)]
+        chosen = self._chosen(feature, pairs, side, _SELECT)
+        if len(chosen) > 1:
+            # Without the most frequent value: that is a finding of its own.
+            rest = [self._compared(of(chosen[skip:]), half=_TEST) for skip in (0, 1)]
+            if all(rest):
+                proofs.append(max(one.chance for one in rest if one))
+        return found._replace(chance=min(1.0, 2 * min(proofs)))
+
+    def _several(self, found: _Tested, values: Sequence[Pair]) -> bool:
+        """True if several values make the difference, and each has several letters."""
+        letters = found.contrast.letters
+        rest = letters - self._here.count(values[0])
+        return (
+            rest >= LEAST_DIFFERENCE * found.contrast.of_letters
+            and letters >= _LEAST_EACH * len(values)
+        )
+
+    def _repeated(self, feature: str, found: _Tested) -> float:
+        """The probability that letters share values by chance, if they do as those of rivals.
+
+        Of letters with a value that others of the cause have as well every second one counts:
+        two of them are of one draw. Rivals count with any value of the cause.
+        """
+        own = self._here.known(feature)
+        values = [pair for pair in self._here.index if pair[0] == feature and pair[1] is not None]
+        repeated = [pair for pair in values if self._here.count(pair) > 1]
+        a = (self._here.any_of(repeated) & own).bit_count()
+        a -= max(self._here.count(pair) for pair in repeated)
+        any_value = partial(Group.any_of, pairs=values)
+        known = partial(Group.known, feature=feature)
+        met = contrast(self._here, [one.rival for one in found.contrast.rivals], any_value, known)
+        if met is None:
+            return 1.0
+        n = own.bit_count()
+        tails = sorted(
+            chance(max(0, a // 2), one.holders, n // 2, one.others)
+            if a * one.others > one.holders * n
+            else 1.0
+            for one in met.rivals
+        )
+        most = len(tails) // 2
+        return min(1.0, (len(tails) - most) * tails[most])
+
+    def _chosen(
+        self, feature: str, pairs: Sequence[Pair], side: Side, half: int | None
+    ) -> list[Pair]:
+        """The values that are much more frequent here, the most frequent first."""
+        here = self._here.all if half is None else self._here.half(half)
+        n = (self._here.known(feature) & here).bit_count()
+        rivals = [
+            (one, inside, size)
+            for one in side.groups
+            for inside in [one.all if half is None else one.half(half)]
+            for size in [(one.known(feature) & inside).bit_count()]
+            if size
+        ]
+        found = []
+        for pair in pairs:
+            a = (self._here.mask(pair) & here).bit_count()
+            share = sum(
+                (one.mask(pair) & inside).bit_count() / size
+                for one, inside, size in rivals
+                if pair in one.index
+            )
+            if a and rivals and a / n > _LEAST_LIFT * share / len(rivals):
+                found.append((-a, str(pair[1])))
+        found.sort()
+        return [(feature, value) for _a, value in found[:_MOST_IN_SET]]
+
+    def _ranges(self) -> Iterator[_Tested]:
+        """Ranges of numbers."""
+        for feature in self._numeric:
+            own, _holders = self._here.numbers(feature)
+            side = next((one for one in self._sides if comparable(feature, one.against)), None)
+            if not own or side is None:
+                continue
+            self._tests += 1
+            others = [one.numbers(feature)[0] for one in side.groups]
+            ends = widest(own, others)
+            if ends is None or ends[0] == ends[1]:
+                continue
+            low, high = (f"{end:.15g}" for end in ends)
+            found = self._compared(
+                _Property(
+                    feature=feature,
+                    value=f"{low} to {high}",
+                    holds=partial(Group.between, feature=feature, low=ends[0], high=ends[1]),
+                    known=partial(Group.known, feature=feature),
+                    kind=RANGE,
+                    in_time=feature in self._following,
+                    details={"low": low, "high": high},
+                )
+            )
+            if found and self._wider(found):
+                distinct = len({value for numbers in (own, *others) for value in numbers})
+                ranges = distinct * (distinct + 1) / 2
+                yield found._replace(chance=min(1.0, found.chance * ranges))
+
+    def _wider(self, found: _Tested) -> bool:
+        """True if several values of a range make the difference, not one of them."""
+        feature = found.of.feature
+        inside = found.of.holds(self._here)
+        most = max(
+            (
+                len(holders)
+                for (name, value), holders in self._here.index.items()
+                if name == feature and value is not None and inside >> holders[0] & 1
+            ),
+            default=0,
+        )
+        least = (LEAST_DIFFERENCE + found.contrast.there) * found.contrast.of_letters
+        return found.contrast.letters - most >= least
+
+    def _pairs(self, found: Sequence[_Tested]) -> list[_Tested]:
+        """The two values of which each makes the other more telling, if there are such."""
+        single = [
+            one
+            for one in sorted(found, key=lambda one: -one.contrast.difference)
+            if one.of.kind == VALUE and one.contrast.here >= _LEAST_OF_PAIR
+        ][:_MOST_PAIRED]
+        several = [*combinations(single, 2)]
+        met = [self._pair(first, second, len(several)) for first, second in several]
+        best = sorted((one for one in met if one), key=lambda one: -one.contrast.difference)
+        return best[:1]
+
+    def _pair(self, first: _Tested, second: _Tested, tests: int) -> _Tested | None:
+        if first.of.feature == second.of.feature or first.side.against != second.side.against:
+            return None
+        of = _Property(
+            feature=f"{first.of.feature} and {second.of.feature}",
+            value=f"{first.of.value} and {second.of.value}",
+            holds=_both(first.of.holds, second.of.holds),
+            known=_both(first.of.known, second.of.known),
+            kind=PAIR,
+            in_time=first.of.in_time or second.of.in_time,
+            details={"parts": tuple((one.of.feature, one.of.value) for one in (first, second))},
+        )
+        strata = self._times if of.in_time else self._tasks
+        rivals = first.side.rivals
+        whole = contrast(self._here, rivals, of.holds, of.known, strata=strata)
+        shares = [(one.contrast.here, one.contrast.there) for one in (first, second)]
+        if (
+            whole is None
+            or whole.here < (1 - _RARE) * min(here for here, _there in shares)
+            or whole.there >= min(there for _here, there in shares)
+        ):
+            return None
+        chances = []
+        for base, other in ((first, second), (second, first)):
+            inside = contrast(self._here, rivals, other.of.holds, base.of.holds, strata=strata)
+            if inside is None or inside.difference < LEAST_DIFFERENCE:
+                return None
+            chances.append(inside.chance * tests)
+        if max(chances) > self._alpha:
+            return None
+        return _Tested(max(chances), of, first.side, whole, max(chances))
+
+    def _holds_in_time(self, one: _Tested) -> bool:
+        """False if others of the same time have the property as often, or none can be compared.
+
+        Arguments may change with time: a date, a campaign, an id that is counted up.
+        """
+        if one.of.in_time or not self._times:
+            return True
+        same = contrast(self._here, one.side.rivals, one.of.holds, one.of.known, strata=self._times)
+        if same is not None and same.others >= MIN_OTHERS:
+            error = sqrt(max(same.there * (1 - same.there), 1 / same.others) / same.others)
+            drifts = same.there - one.contrast.there > _CLEARLY * error
+            return not drifts or (
+                same.difference >= LEAST_DIFFERENCE and same.chance <= self._alpha
+            )
+        return not self._clustered(one)
+
+    def _clustered(self, one: _Tested) -> bool:
+        """True if the others with a property are of a small part of the time."""
+        holders: list[float] = []
+        times: list[float] = []
+        for group in one.side.groups:
+            has = one.of.holds(group)
+            times += group.times
+            holders += [at for place, at in enumerate(group.times) if has >> place & 1]
+        return len(holders) >= LEAST and 2 * _middle(holders) < _middle(times)
+
+    def _distinct(self, found: Sequence[_Tested]) -> list[Significant]:
+        """Put findings together of which one follows from the other."""
+        made = [(_finding(one), one) for one in found]
+        order = ranked([each for each, _one in made])
+        order.sort(key=lambda each: each.kind != PAIR)
+        kept: list[tuple[Significant, _Tested, list[str]]] = []
+        for each in order:
+            one = next(tested for known, tested in made if known is each)
+            for _each, stronger, also in kept:
+                if self._follows(one, stronger):
+                    name = each.feature if each.value == GIVEN else f"{each.feature} = {each.value}"
+                    if name not in also and len(also) < _MOST_ALSO:
+                        also.append(name)
+                    break
+            else:
+                if len(kept) < _MOST_FINDINGS:
+                    kept.append((each, one, []))
+        return [replace(each, also=tuple(also)) for each, _one, also in kept]
+
+    def _follows(self, one: _Tested, stronger: _Tested) -> bool:
+        """True if a finding is none where the stronger one is held constant."""
+
+        def without(group: Group) -> int:
+            return group.all & ~stronger.of.holds(group)
+
+        inside = contrast(
+            self._here,
+            one.side.rivals,
+            one.of.holds,
+            one.of.known,
+            strata=(stronger.of.holds, without),
+        )
+        return inside is None or inside.difference < LEAST_DIFFERENCE or inside.chance > self._alpha
+
+
+def _both(first: Holds, second: Holds) -> Holds:
+    return lambda group: first(group) & second(group)
+
+
+def _middle(times: Sequence[float]) -> float:
+    """The width of the range of four fifths of the times."""
+    ordered = sorted(times)
+    tenth = len(ordered) // 10
+    return ordered[-1 - tenth] - ordered[tenth]
+
+
+def _finding(one: _Tested) -> Significant:
+    found = one.contrast
+    alone = one.side.against != SUCCESSES and len(found.rivals) == len(found.rivals[0].rival) == 1
+    return Significant(
+        feature=one.of.feature,
+        value=one.of.value,
+        kind=one.of.kind,
+        against=one.side.against,
+        letters=found.letters,
+        of_letters=found.of_letters,
+        others=found.holders,
+        of_others=found.others,
+        share_here=found.here,
+        share_elsewhere=found.there,
+        lift=found.here / (found.there or 0.5 / found.others),
+        p_value=one.chance,
+        q_value=one.q_value,
+        causes=sum(len(met.rival) for met in found.rivals) * (one.side.against != SUCCESSES),
+        neighbour=found.rivals[0].rival[0].name if alone else None,
+        **one.of.details,
+    )

@@ -65,29 +65,39 @@ _OVERVIEW = """
            count_if(reason = 'succeeded') AS successes
     FROM {letters}
 """
-# One pass. Because of the sets, Spark uses its object hash aggregate, which sorts all letters if
-# there are more groups than spark.sql.objectHashAggregate.sortBased.fallbackThreshold (128;
-# `local_session` raises it).
+# By cause and reason first: Spark 3.5 has no `mode` that decides between equals. For the sets,
+# Spark uses its object hash aggregate, which sorts all letters if there are more groups than
+# spark.sql.objectHashAggregate.sortBased.fallbackThreshold (128; `local_session` raises it).
 _GROUPS = """
     SELECT fingerprint, letters, first_seen_at, last_seen_at, newest.task_name AS task_name,
            reasons, main_reason, newest.exception_type AS exception_type, hosts, releases,
            newest.id AS example_id, newest.description AS example_description
-    FROM (SELECT coalesce(fingerprint, 'unknown') AS fingerprint,
-                 count(*) AS letters,
-                 min(dead_lettered_at) AS first_seen_at,
-                 max(dead_lettered_at) AS last_seen_at,
-                 sort_array(collect_set(coalesce(reason, 'unknown'))) AS reasons,
-                 mode(coalesce(reason, 'unknown'), true) AS main_reason,
-                 size(collect_set(worker_hostname)) AS hosts,
-                 sort_array(collect_set(release)) AS releases,
-                 max_by(struct(coalesce(task_name, 'unknown') AS task_name,
-                               exception_type,
-                               coalesce(id, '') AS id,
-                               coalesce(nullif(description, ''), exception_message, '')
-                                   AS description),
-                        struct(dead_lettered_at, coalesce(id, ''))) AS newest
-          FROM {letters}
-          GROUP BY coalesce(fingerprint, 'unknown'))
+    FROM (SELECT fingerprint,
+                 sum(letters) AS letters,
+                 min(first_seen_at) AS first_seen_at,
+                 max(last_seen_at) AS last_seen_at,
+                 sort_array(collect_list(reason)) AS reasons,
+                 min_by(reason, struct(-letters, reason)) AS main_reason,
+                 size(array_distinct(flatten(collect_list(hosts)))) AS hosts,
+                 array_sort(array_distinct(flatten(collect_list(releases)))) AS releases,
+                 max_by(newest, struct(newest.at, newest.id)) AS newest
+          FROM (SELECT coalesce(fingerprint, 'unknown') AS fingerprint,
+                       coalesce(reason, 'unknown') AS reason,
+                       count(*) AS letters,
+                       min(dead_lettered_at) AS first_seen_at,
+                       max(dead_lettered_at) AS last_seen_at,
+                       collect_set(worker_hostname) AS hosts,
+                       collect_set(release) AS releases,
+                       max_by(struct(coalesce(task_name, 'unknown') AS task_name,
+                                     exception_type,
+                                     coalesce(id, '') AS id,
+                                     dead_lettered_at AS at,
+                                     coalesce(nullif(description, ''), exception_message, '')
+                                         AS description),
+                              struct(dead_lettered_at, coalesce(id, ''))) AS newest
+                FROM {letters}
+                GROUP BY coalesce(fingerprint, 'unknown'), coalesce(reason, 'unknown'))
+          GROUP BY fingerprint)
     ORDER BY letters DESC, fingerprint
 """
 _REASONS = """
@@ -151,7 +161,7 @@ _LIMITS = """
         FROM shares)
     SELECT task_name, delivery, reached, succeeded, died,
            try_divide(succeeded, reached) AS share, cumulative_share, samples, lost_at_most,
-           min(delivery) FILTER (WHERE lost_at_most <= {lost})
+           min(CASE WHEN lost_at_most <= {lost} THEN delivery END)
                OVER (PARTITION BY task_name) AS advised_max_deliveries
     FROM bounds
     ORDER BY task_name, delivery

@@ -12,12 +12,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import ExportError
-from celery_dlq.letters.comparison import ALPHA
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.letters.record import from_micros, iso
 from celery_dlq.spark.session import is_running, local_session
-from celery_dlq.spark.triage.causes import COLUMNS as WHY_COLUMNS
-from celery_dlq.spark.triage.causes import causes_of, explanations_of
+from celery_dlq.spark.triage.causes import explanations_of
 from celery_dlq.spark.triage.questions import (
     COLUMNS,
     check_folder,
@@ -34,6 +32,7 @@ from celery_dlq.spark.triage.questions import (
     timeline,
 )
 from celery_dlq.spark.triage.questions import successes as successful
+from celery_dlq.spark.triage.samples import COLUMNS as WHY_COLUMNS
 from celery_dlq.spark.triage.trends import bucket_for, new_since, run_sql, spikes
 
 if TYPE_CHECKING:
@@ -45,10 +44,6 @@ EARLIEST = datetime(1, 1, 1, tzinfo=timezone.utc)
 LATEST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
 """The first and last time of Python's calendar."""
 
-MAX_EXPLAINED_GROUPS = 5
-"""`findings` answers `why` for at most this many groups, with `MIN_LETTERS` or more each."""
-
-MIN_LETTERS = 5
 MAX_ROWS = 20
 
 Row = SimpleNamespace
@@ -143,24 +138,9 @@ def findings(
             new=tuple(fresh),
             new_causes=max((row.among for row in fresh), default=0),
             spikes=tuple(floods.values()),
-            causes=_causes(df, found, good),
+            causes=explanations_of(df, successes=good),
             limits=() if good is None else tuple(rows_of(limits(df, good).where("samples > 0"))),
         )
-
-
-def _causes(df: DataFrame, found: Triage, good: DataFrame | None) -> dict[str, Explanation]:
-    """Answer `why` for the largest groups, in one pass over the letters."""
-    largest = [
-        group.fingerprint
-        for group in found.groups[:MAX_EXPLAINED_GROUPS]
-        if group.letters >= MIN_LETTERS and group.fingerprint != "unknown"
-    ]
-    if not largest:
-        return {}
-    causes = causes_of(df, largest, good)
-    # Most comparisons have nothing to find, so together they may err as often as one.
-    comparisons = sum(len(one.sides) for one in causes)
-    return explanations_of(df, causes, good, ALPHA / comparisons)
 
 
 def _news_from(found: Triage) -> datetime | None:

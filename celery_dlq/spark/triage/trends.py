@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta
+from inspect import signature
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.record import to_micros
@@ -148,5 +150,14 @@ def spikes(df: DataFrame, bucket: str = "10 minutes") -> DataFrame:
 
 
 def run_sql(query: str, df: DataFrame, **values: Any) -> DataFrame:
-    """Run a query over ``{letters}``, the letters in ``df``."""
-    return df.sparkSession.sql(query, letters=df, **values)
+    """Run a query over ``{letters}``, the letters in ``df``, and over other values by name."""
+    session = df.sparkSession
+    values = {"letters": df, **values}
+    if "kwargs" in signature(session.sql).parameters:
+        return session.sql(query, **values)
+    # Spark Connect has it since 4.0. The view stays: the query is planned when it runs.
+    for name, value in values.items():
+        if hasattr(value, "createOrReplaceTempView"):
+            values[name] = f"celery_dlq_{uuid4().hex}"
+            value.createOrReplaceTempView(values[name])
+    return session.sql(query.format(**values))

@@ -1,0 +1,310 @@
+"""What the causes of a triage are explained by: a sample of messages, and exact counts over time.
+
+Spark counts the letters of causes, tasks and queues without reading arguments, and the driver
+makes a `Plan` of them: a few rows for each of the `MOST_CAUSES` largest causes. By it Spark draws
+messages and counts each cause over time, in rows that are grouped by *unit*: the task whose
+messages are compared with each other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from math import sqrt
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from celery_dlq.errors import DLQError
+from celery_dlq.letters.causes import SAMPLE
+from celery_dlq.letters.comparison import FIELDS, MAX_ARGUMENTS_CHARS, MIN_OTHERS
+from celery_dlq.letters.course import MOST_RELEASES, width_for
+from celery_dlq.spark.triage.trends import run_sql
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+COMPARED = (*FIELDS.values(), "args_json", "kwargs_json")
+COLUMNS = ("id", "fingerprint", "task_name", "dead_lettered_at", *COMPARED)
+"""The columns that are read."""
+
+MOST_CAUSES = 500
+"""Causes that are explained, the largest ones; smaller ones are compared with, together."""
+
+LEAST_LETTERS, LEAST_SHARE = 20, 0.01
+"""A cause with more letters, or with this share of all, is explained."""
+
+BUCKETS, RELEASES, MESSAGE = range(3)
+"""The kinds of rows of a unit, in their order."""
+
+_LEAST_SAMPLE = 200
+_MOST_MESSAGES = 100_000  # of all causes together, 300 MB of Python if they are of one task
+_MOST_QUEUES = 10_000  # of all tasks together
+_MOST_BUCKETS = 1_000
+_HASHES = 2**32
+
+
+def _query(text: str, **parts: str) -> str:
+    """A query with its parts, which are named in capitals, put in."""
+    for name, part in {**parts, **_PARTS}.items():
+        text = text.replace(name, part)
+    return text
+
+
+_PARTS = {
+    # Known by name are at most `MOST_CAUSES`; others may have no name, or no task.
+    "MESSAGE": """
+        2 AS kind, DRAW AS draw, task_name, unix_micros(dead_lettered_at) / 1e6D AS at,
+        release, source_queue, origin, worker_hostname, CAST(retries AS STRING) AS retries,
+        IF(length(args_json) > MOST_CHARS, 'too large', args_json) AS args_json,
+        IF(length(kwargs_json) > MOST_CHARS, 'too large', kwargs_json) AS kwargs_json
+    """,
+    "MOST_CHARS": str(MAX_ARGUMENTS_CHARS),
+    # A hash of the id draws the same messages whatever the files and partitions are.
+    "DRAW": "crc32(coalesce(id, concat_ws(' ', dead_lettered_at, kwargs_json)))",
+    "TASK": "coalesce(task_name, 'unknown')",
+}
+_BEGINS = """
+    SELECT start, slice(array_sort(collect_set(fingerprint)), 1, 6) AS fingerprints
+    FROM {letters} JOIN {begins} ON startswith(fingerprint, start)
+    GROUP BY start
+"""
+_CAUSES = _query("""
+    SELECT fingerprint, sum(letters) AS letters, max_by(task, letters) AS task,
+           min(first) AS first, max(last) AS last
+    FROM (SELECT fingerprint, TASK AS task, count(*) AS letters,
+                 unix_micros(min(dead_lettered_at)) AS first,
+                 unix_micros(max(dead_lettered_at)) AS last
+          FROM {letters} WHERE fingerprint IS NOT NULL AND CONDITION GROUP BY 1, 2)
+    GROUP BY fingerprint ORDER BY letters DESC, fingerprint LIMIT {most}
+""")
+_QUEUES = _query("""
+    SELECT TASK AS task, source_queue AS queue, count(*) AS letters
+    FROM {letters} WHERE CONDITION
+    GROUP BY 1, 2 ORDER BY letters DESC, task, queue LIMIT {most}
+""")
+_CONDITIONS = {
+    "": "TRUE",
+    "cause": "fingerprint IN (SELECT cause FROM {named})",
+    "task": _query("TASK IN (SELECT task FROM {named})"),
+    "queue": "source_queue IN (SELECT queue FROM {named})",
+}
+_OF_TASK = _query("""
+    SELECT unit, coalesce(fingerprint, 'unknown') AS cause, MESSAGE
+    FROM (SELECT /*+ BROADCAST(causes), BROADCAST(tasks) */ letters.*,
+                 coalesce(causes.unit, tasks.unit) AS unit,
+                 IF(causes.unit IS NULL, tasks.below, causes.below) AS below
+          FROM {letters} AS letters
+          LEFT JOIN {causes} AS causes ON fingerprint = causes.cause
+          LEFT JOIN {tasks} AS tasks ON TASK = tasks.task)
+    WHERE DRAW < below
+""")
+_OF_QUEUE = _query("""
+    SELECT /*+ BROADCAST(queues) */ unit, coalesce(fingerprint, 'unknown') AS cause, MESSAGE
+    FROM {letters}
+    JOIN {queues} AS queues ON source_queue = queues.queue AND TASK <> queues.task
+    WHERE DRAW < below
+""")
+_SUCCEEDED = _query("""
+    SELECT /*+ BROADCAST(tasks) */ unit, CAST(NULL AS STRING) AS cause, MESSAGE
+    FROM {letters} JOIN {tasks} AS tasks ON TASK = tasks.task
+    WHERE DRAW < below
+""")
+# The letters of each cause by a value, as JSON, in rows with the columns of messages.
+_COUNTS = """
+    SELECT unit, cause, KIND AS kind, 0L AS draw, CAST(NULL AS STRING) AS task_name,
+           CAST(NULL AS DOUBLE) AS at, NOTHING,
+           to_json(collect_list(struct(value, letters, first, last))) AS kwargs_json
+    FROM (SELECT *, row_number() OVER (PARTITION BY cause ORDER BY letters DESC, value) AS place
+          FROM (SELECT /*+ BROADCAST(causes) */ causes.unit, causes.cause, VALUE AS value,
+                       count(*) AS letters,
+                       unix_micros(min(dead_lettered_at)) / 1e6D AS first,
+                       unix_micros(max(dead_lettered_at)) / 1e6D AS last
+                FROM {letters} JOIN {causes} AS causes ON fingerprint = causes.cause
+                WHERE dead_lettered_at IS NOT NULL AND VALUE IS NOT NULL
+                GROUP BY 1, 2, 3))
+    WHERE place <= {most}
+    GROUP BY unit, cause
+"""
+_NOTHING = ", ".join(f"CAST(NULL AS STRING) AS {name}" for name in COMPARED[:-1])
+_IN_BUCKET = "floor(unix_micros(dead_lettered_at) / 1e6D / width)"
+_OVER_TIME = _query(_COUNTS, KIND=str(BUCKETS), VALUE=_IN_BUCKET, NOTHING=_NOTHING)
+_BY_RELEASE = _query(_COUNTS, KIND=str(RELEASES), VALUE="release", NOTHING=_NOTHING)
+
+
+class Known(NamedTuple):
+    """A cause whose letters are counted; ``first`` and ``last`` are microseconds since 1970."""
+
+    fingerprint: str
+    letters: int
+    task: str
+    first: int | None
+    last: int | None
+
+    @property
+    def width(self) -> int:
+        """Seconds of a bucket of its course."""
+        if self.first is None or self.last is None:
+            return width_for(0)
+        return width_for((self.last - self.first) / 1e6)
+
+
+class Near(NamedTuple):
+    """A queue of a task with few others; ``below`` is the limit of the hash."""
+
+    unit: int
+    task: str
+    queue: str
+    below: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Which letters are looked at, and where: a few rows for each cause."""
+
+    wanted: tuple[Known, ...]  # The causes to explain
+    known: tuple[Known, ...]  # Those as well that they are compared with
+    units: Mapping[str, int]  # By task
+    smaller: Mapping[str, int]  # Letters of causes that are not known, by task
+    near: tuple[Near, ...]
+    successes: Mapping[str, int]  # Messages that succeeded, by task
+    ends_at: float | None  # The last letter's time
+
+    @property
+    def sample(self) -> int:
+        """Letters of each cause that are looked at."""
+        return _share_of_messages(len(self.known))
+
+
+def plan_of(df: DataFrame, fingerprints: Sequence[str] | None, successes: DataFrame | None) -> Plan:
+    """Choose causes, by the beginnings of their fingerprints or by their number of letters."""
+    total, last = df.selectExpr("count(*)", "unix_micros(max(dead_lettered_at))").collect()[0]
+    if fingerprints is None:
+        known = _known(df)
+        wanted = [
+            one
+            for one in known
+            if one.letters > LEAST_LETTERS or one.letters >= LEAST_SHARE * total
+        ]
+    else:
+        names = _resolved(df, fingerprints)
+        own = {one.fingerprint: one for one in _known(df, "cause", names)}
+        wanted = [own[name] for name in dict.fromkeys(names)]
+        others = _known(df, "task", {one.task for one in wanted})
+        known = [*wanted, *(one for one in others if one.fingerprint not in own)][:MOST_CAUSES]
+    units = {task: unit for unit, task in enumerate(sorted({one.task for one in wanted}))}
+    queues = _queues(df, "task", units)
+    letters = _by_task(queues)
+    lonely = {one.task for one in wanted if letters[one.task] - one.letters < MIN_OTHERS}
+    for one in known:
+        letters[one.task] -= one.letters
+    return Plan(
+        wanted=tuple(wanted),
+        known=tuple(one for one in known if one.task in units),
+        units=units,
+        smaller=letters,
+        near=tuple(_near(df, lonely, units, queues)),
+        successes={} if successes is None else _by_task(_queues(successes, "task", units)),
+        ends_at=None if last is None else last / 1e6,
+    )
+
+
+def _resolved(df: DataFrame, begins: Sequence[str]) -> list[str]:
+    rows = run_sql(_BEGINS, df, begins=_frame(df, "start STRING", [(one,) for one in begins]))
+    found: dict[str, list[str]] = dict(rows.collect())
+    return [_only(found.get(one, []) if one else [], one) for one in begins]
+
+
+def _only(found: Sequence[str], begins: str) -> str:
+    """The only fingerprint that begins so."""
+    if begins in found:
+        return begins
+    if not found:
+        raise DLQError(f"expected a fingerprint of these letters, got {begins!r}")
+    if len(found) > 1:
+        several = ", ".join(found[:5])
+        raise DLQError(f"expected one fingerprint to begin with {begins!r}, got several: {several}")
+    return found[0]
+
+
+def _known(df: DataFrame, column: str = "", names: Iterable[str] = ()) -> list[Known]:
+    """The largest causes, of all letters or of those whose cause or task has one of the names."""
+    rows = _asked(_CAUSES, df, column, names, MOST_CAUSES)
+    return [Known(*row) for row in rows]
+
+
+def _queues(df: DataFrame, column: str, names: Iterable[str]) -> list[tuple[str, str | None, int]]:
+    """Tasks and source queues with their numbers of messages."""
+    return [tuple(row) for row in _asked(_QUEUES, df, column, names, _MOST_QUEUES)]
+
+
+def _asked(query: str, df: DataFrame, column: str, names: Iterable[str], most: int) -> list[Any]:
+    frame = _frame(df, f"{column or 'any'} STRING", [(one,) for one in names])
+    query = query.replace("CONDITION", _CONDITIONS[column])
+    return run_sql(query, df, named=frame, most=most).collect()
+
+
+def _by_task(queues: Iterable[tuple[str, str | None, int]]) -> Counter[str]:
+    letters: Counter[str] = Counter()
+    for task, _queue, count in queues:
+        letters[task] += count
+    return letters
+
+
+def _near(
+    df: DataFrame,
+    lonely: Collection[str],
+    units: Mapping[str, int],
+    queues: Iterable[tuple[str, str | None, int]],
+) -> Iterator[Near]:
+    """The queues of tasks with few others."""
+    theirs = [(task, queue) for task, queue, _ in queues if task in lonely and queue is not None]
+    if not theirs:
+        return
+    letters: defaultdict[str, int] = defaultdict(int)
+    for _task, queue, count in _queues(df, "queue", {queue for _task, queue in theirs}):
+        letters[queue or ""] += count
+    sample = _share_of_messages(len(theirs))
+    for task, queue in theirs:
+        yield Near(units[task], task, queue, _below(sample, letters[queue]))
+
+
+def rows_of_units(df: DataFrame, plan: Plan, successes: DataFrame | None) -> DataFrame:
+    """The rows by which causes are explained, with their ``unit``."""
+    known = [
+        (one.fingerprint, plan.units[one.task], _below(plan.sample, one.letters), one.width)
+        for one in plan.known
+    ]
+    causes = _frame(df, "cause STRING, unit INT, below BIGINT, width BIGINT", known)
+    parts = [
+        run_sql(_OF_TASK, df, causes=causes, tasks=_tasks(df, plan, plan.smaller)),
+        run_sql(_OVER_TIME, df, causes=causes, most=_MOST_BUCKETS),
+        run_sql(_BY_RELEASE, df, causes=causes, most=MOST_RELEASES),
+    ]
+    if plan.near:
+        queues = _frame(df, "unit INT, task STRING, queue STRING, below BIGINT", plan.near)
+        parts.append(run_sql(_OF_QUEUE, df, queues=queues))
+    if successes is not None:
+        parts.append(run_sql(_SUCCEEDED, successes, tasks=_tasks(df, plan, plan.successes)))
+    return reduce(lambda one, other: one.unionAll(other), parts)
+
+
+def _tasks(df: DataFrame, plan: Plan, messages: Mapping[str, int]) -> DataFrame:
+    sample = _share_of_messages(len(plan.units))
+    rows = [
+        (task, unit, _below(sample, messages.get(task, 0))) for task, unit in plan.units.items()
+    ]
+    return _frame(df, "task STRING, unit INT, below BIGINT", rows)
+
+
+def _share_of_messages(parts: int) -> int:
+    return max(_LEAST_SAMPLE, min(SAMPLE, _MOST_MESSAGES // max(1, parts)))
+
+
+def _below(sample: int, messages: int) -> int:
+    """The limit of the hash that draws a sample; four standard deviations more, to be cut."""
+    return min(_HASHES, int(_HASHES * (sample + 4 * sqrt(sample)) / max(1, messages)))
+
+
+def _frame(df: DataFrame, schema: str, rows: Sequence[tuple[Any, ...]]) -> DataFrame:
+    return df.sparkSession.createDataFrame([tuple(row) for row in rows], schema)

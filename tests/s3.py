@@ -34,6 +34,8 @@ def answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=2):  # noqa: S310 - our own server
             return True
+    except urllib.error.HTTPError:  # a server that refuses answers as well
+        return True
     except (urllib.error.URLError, OSError):
         return False
 

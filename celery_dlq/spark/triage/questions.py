@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from datetime import timedelta
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +12,7 @@ from celery_dlq.errors import DLQError, ExportError
 from celery_dlq.letters.headers import SAMPLE_HEADER
 from celery_dlq.letters.record import Kind, field_kinds
 from celery_dlq.spark.triage.trends import bucket_width, run_sql
+from celery_dlq.spark.triage.unreadable import readable_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -260,13 +259,14 @@ def check_folder(path: Path | str) -> int:
             got = "a file" if folder.exists() else "no such folder"
             raise ExportError(f"expected {path} to be a folder made by dlq export, got {got}")
         files = [f for f in folder.rglob("*.parquet") if _visible(f.relative_to(folder))]
-        if not files:
-            raise no_letters(path)
-        return sum(file.stat().st_size for file in files)
+        size = sum(file.stat().st_size for file in files)
     except OSError as exc:
         raise ExportError(
             f"expected {path} to be a folder that can be read, got: {exc.strerror or exc}"
         ) from exc
+    if not size:  # Spark leaves files of no bytes out
+        raise no_letters(path)
+    return size
 
 
 def column_ddl(names: Iterable[str]) -> str:
@@ -385,20 +385,6 @@ def limits(
     return df.sparkSession.sql(query, letters=df, successes=successes, **values)
 
 
-@contextmanager
-def readable_errors(path: Path | str) -> Iterator[None]:
-    """Turn Spark's errors about files it cannot read into one line."""
-    from pyspark.errors import PySparkException  # noqa: PLC0415 - imported when used
-
-    java_errors: type[Exception] = import_module("py4j.protocol").Py4JError
-    try:
-        yield
-    except (PySparkException, java_errors) as exc:
-        raise ExportError(
-            f"expected {path} to hold letters that Spark can read, got: {_one_line(exc)}"
-        ) from exc
-
-
 def _location(path: Path | str) -> str:
     return str(path) if is_remote(path) else f"file://{Path(path).resolve()}"
 
@@ -417,9 +403,3 @@ def no_letters(path: Path | str) -> ExportError:
     """The error for a folder without Parquet files."""
     message = f"expected {path} to hold letters, got none; write some with: dlq export"
     return ExportError(message)
-
-
-def _one_line(exc: Exception) -> str:
-    lines = [line.strip(" :\t") for line in str(exc).splitlines()]
-    texts = [line for line in lines if line and not line.startswith("An error occurred while")]
-    return texts[0] if texts else type(exc).__name__

@@ -26,7 +26,6 @@ from celery_dlq.spark.triage.questions import (
     no_letters,
     not_letters,
     overview,
-    readable_errors,
     reasons,
     scan,
     timeline,
@@ -34,6 +33,7 @@ from celery_dlq.spark.triage.questions import (
 from celery_dlq.spark.triage.questions import successes as successful
 from celery_dlq.spark.triage.samples import COLUMNS as WHY_COLUMNS
 from celery_dlq.spark.triage.trends import bucket_for, new_since, run_sql, spikes
+from celery_dlq.spark.triage.unreadable import readable_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,0 +1,78 @@
+"""What Spark could not read, in one line: Spark's own first line does not say what is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from urllib.parse import unquote
+
+from celery_dlq.errors import DLQError, ExportError, MissingExtra
+
+_FILE = re.compile(r"while reading (?:the )?file (\S+?)\.?(?:\s|$)")
+_CUT = re.compile(
+    r"not a Parquet file|EOFException|end of (?:the )?file|Could not read footer", re.IGNORECASE
+)
+_CAST = re.compile(
+    r"cannot be cast|CANNOT_CONVERT|TYPE_MISMATCH|cannot be converted", re.IGNORECASE
+)
+_LACKS = re.compile(r"(?:ModuleNotFoundError|ImportError): No module named '([\w.]+)'")
+_PYTHON = re.compile(r"\[?PYTHON_EXCEPTION|PythonException|from the Python worker")
+
+
+@contextmanager
+def readable_errors(path: Path | str) -> Iterator[None]:
+    """Turn Spark's errors into one line that says what to do.
+
+    Raises:
+        ExportError: Spark cannot read the files; which one, and what is wrong with it.
+        MissingExtra: This Python, or that of the executors, lacks a package.
+    """
+    from pyspark.errors import PySparkException, PySparkImportError  # noqa: PLC0415 - when used
+
+    unread: tuple[type[Exception], ...] = (PySparkException, *_java_errors())
+    try:
+        yield
+    except PySparkImportError as exc:
+        feature = "an explanation of causes"
+        raise MissingExtra(feature, "pyarrow", "spark") from exc
+    except unread as exc:
+        raise _in_one_line(str(exc), path, type(exc).__name__) from exc
+
+
+def _java_errors() -> tuple[type[Exception], ...]:
+    try:
+        return (import_module("py4j.protocol").Py4JError,)
+    except ImportError:  # the thin client of Spark Connect has no Java
+        return ()
+
+
+def _in_one_line(text: str, path: Path | str, kind: str) -> DLQError:
+    lacks = _LACKS.search(text)
+    if lacks is not None and _PYTHON.search(text):
+        return DLQError(
+            f"expected the Python of Spark's executors to have the package {lacks[1]!r}; install "
+            f"celery_dlq[spark] there"
+        )
+    file = _FILE.search(text)
+    if file is None:
+        got = _first_line(text) or kind
+    elif _CUT.search(text):
+        got = f"half a file, or one that is not Parquet: {_name(file[1])}"
+    elif _CAST.search(text):
+        got = f"a file of another schema, perhaps of a newer celery_dlq: {_name(file[1])}"
+    else:
+        got = f"a file that it cannot read: {_name(file[1])}"
+    return ExportError(f"expected {path} to hold letters that Spark can read, got {got}")
+
+
+def _name(url: str) -> str:
+    return unquote(re.sub(r"^file:/+", "/", url))
+
+
+def _first_line(text: str) -> str:
+    lines = [line.strip(" :\t") for line in text.splitlines()]
+    told = [line for line in lines if line and not line.startswith("An error occurred while")]
+    return told[0] if told else ""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,7 +33,7 @@ from celery_dlq.spark.triage.questions import (
 )
 from celery_dlq.spark.triage.questions import successes as successful
 from celery_dlq.spark.triage.samples import COLUMNS as WHY_COLUMNS
-from celery_dlq.spark.triage.trends import bucket_for, new_since, run_sql, spikes
+from celery_dlq.spark.triage.trends import bucket_for, bucket_width, new_since, run_sql, spikes
 from celery_dlq.spark.triage.unreadable import readable_errors
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ LATEST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
 """The first and last time of Python's calendar."""
 
 MAX_ROWS = 20
+MOST_DRAWN = 50
+"""The largest causes whose letters are counted over time, for the page."""
 
 Row = SimpleNamespace
 """One row of an answer; its attributes are the columns that the question's docstring names."""
@@ -55,6 +58,13 @@ _READ_BY_SPARK = ("file", "hdfs", "viewfs", "webhdfs", "swebhdfs")
 _LARGEST = """
     SELECT *, count(*) OVER () AS among FROM {letters}
     ORDER BY letters DESC, fingerprint LIMIT {most}
+"""
+_OVER_TIME = """
+    SELECT /*+ BROADCAST(drawn) */ drawn.name AS fingerprint,
+           floor(unix_micros(dead_lettered_at) / {width}) AS bucket, count(*) AS letters
+    FROM {letters} LEFT JOIN {drawn} AS drawn ON coalesce(fingerprint, 'unknown') = drawn.name
+    WHERE dead_lettered_at IS NOT NULL
+    GROUP BY 1, 2
 """
 _MAX_NEWS_PERIOD = timedelta(days=7)
 # Of files, some thousand letters: Spark answers before it would have compiled the questions to
@@ -100,6 +110,10 @@ class Findings:
     # The outcome of each delivery, for tasks with known successes; empty without a sample of
     # successes
     limits: tuple[Row, ...] = ()
+    # Letters by `floor(time / width of triage.bucket)`, of each of the `MOST_DRAWN` largest causes
+    # by fingerprint, and of all others together (`None`)
+    over_time: Mapping[str | None, Mapping[int, int]] = field(default_factory=dict)
+    successes: int | None = None  # Messages that succeeded; `None`: none were given
 
 
 def triage(path: Path | str, spark: SparkSession | None = None) -> Triage:
@@ -140,7 +154,20 @@ def findings(
             spikes=tuple(floods.values()),
             causes=explanations_of(df, successes=good),
             limits=() if good is None else tuple(rows_of(limits(df, good).where("samples > 0"))),
+            over_time=_over_time(df, found),
+            successes=None if good is None else good.count(),
         )
+
+
+def _over_time(df: DataFrame, found: Triage) -> dict[str | None, dict[int, int]]:
+    """Count the letters of the largest causes by time, some thousand rows."""
+    names = [(group.fingerprint,) for group in found.groups[:MOST_DRAWN]]
+    drawn = df.sparkSession.createDataFrame(names, "name STRING")
+    width = bucket_width(found.bucket) // timedelta(microseconds=1)
+    courses: dict[str | None, dict[int, int]] = defaultdict(dict)
+    for fingerprint, bucket, letters in run_sql(_OVER_TIME, df, drawn=drawn, width=width).collect():
+        courses[fingerprint][bucket] = letters
+    return dict(courses)
 
 
 def _news_from(found: Triage) -> datetime | None:

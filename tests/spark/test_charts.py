@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import time
+import re
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from celery_dlq.errors import MissingExtra
 from celery_dlq.letters.record import Reason
 from celery_dlq.spark import charts
 from celery_dlq.spark.triage import bucket_for
@@ -71,34 +69,30 @@ def a_triage(
     )
 
 
-@pytest.mark.parametrize(
-    "triage",
-    [
-        pytest.param(a_triage(), id="one letter"),
-        pytest.param(a_triage(groups=40, reasons=12, span=timedelta(days=9)), id="many"),
-        pytest.param(a_triage(groups=3, span=timedelta(days=900), deliveries=250), id="years"),
-        pytest.param(a_triage(task_name="$x_{a}$ \n\x1b" + "W漢" * 90), id="odd names"),
-    ],
-)
-def test_any_triage_has_charts(triage: Triage) -> None:
-    """Each is one SVG element without a warning, with names as text."""
-    pytest.importorskip("matplotlib")
-    for svg in (charts.timeline_svg(triage), charts.deliveries_svg(triage)):
-        assert svg.startswith("<svg")
-        assert svg.endswith("</svg>")
+def test_bars_are_the_letters_of_each_state() -> None:
+    """Their heights are in proportion, their places those of the buckets; a lone letter shows."""
+    drawn = charts.bars({5: {"known": 50, "new": 50}, 9: {"over": 1}}, 5, 9, marks=[7.5, 99.0])
+    (large, larger, small) = re.findall(r'class="(\w+)" x="([\d.]+)" .*? height="([\d.]+)"', drawn)
+    assert (large, larger) == (("new", "0.04", "50.0"), ("known", "0.04", "50.0"))
+    assert (small[0], small[1]) == ("over", "4.04")
+    assert float(small[2]) > 1
+    assert drawn.count("<line") == 1
+    assert 'viewBox="0 0 5 100"' in drawn
 
 
-def test_triage_without_times_has_charts() -> None:
-    """Letters that nobody dated are drawn without a time axis."""
-    pytest.importorskip("matplotlib")
-    undated = replace(a_triage(), first_seen_at=None, last_seen_at=None, timeline=())
-    assert charts.timeline_svg(undated).startswith("<svg")
+def test_bars_of_years_are_wide_enough_to_be_seen() -> None:
+    """Of 10,000 buckets each bar is as wide as some of them; without letters there are no bars."""
+    assert 'width="16.67"' in charts.bars({0: {"known": 1}}, 0, 9_999)
+    assert "<rect" not in charts.bars({}, 0, 0)
 
 
-def test_every_reason_has_a_colour_of_its_own() -> None:
-    """Two reasons look different in every panel."""
-    assert set(charts.COLOURS) == set(REASONS)
-    assert len({*charts.COLOURS.values(), charts.OTHER}) == len(REASONS) + 1
+def test_deliveries_of_many_tasks_are_in_few_rows() -> None:
+    """The largest tasks have rows of their own; deliveries above 20 share a column."""
+    rows = charts.delivery_rows(a_triage(groups=40, deliveries=250))
+    assert len(rows) == charts.MAX_TASKS + 1
+    assert rows[-1][0] == "30 other tasks"
+    assert rows[0][1] == [1, 0, 0, 0, 0, 0, 0, 251]
+    assert charts.delivery_rows(replace(a_triage(), deliveries=())) == []
 
 
 @pytest.mark.parametrize(
@@ -107,6 +101,7 @@ def test_every_reason_has_a_colour_of_its_own() -> None:
         (0, "0"),
         (9_960, "9,960"),
         (10_000, "10k"),
+        (600_000, "600k"),
         (999_600, "1M"),
         (5 * 10**9, "5G"),
     ],
@@ -116,29 +111,7 @@ def test_count_fits_its_cell(number: int, text: str) -> None:
     assert charts.short(number) == text
 
 
-@pytest.mark.parametrize(
-    ("text", "longest", "cut"),
-    [
-        ("shop.charge", 20, "shop.charge"),
-        ("shop.payments.charge", 12, "shop….charge"),
-        ("two\nlines", 20, r"two\nlines"),
-    ],
-)
-def test_long_name_is_cut_in_its_middle(text: str, longest: int, cut: str) -> None:
-    """Both ends of a dotted name are kept, on one line."""
-    assert charts.elided(text, longest) == cut
-    assert len(cut) <= longest
-
-
-def test_an_endless_name_is_cut_before_it_is_measured() -> None:
-    """Laying out 70,000 characters takes minutes."""
-    begun = time.process_time()
-    charts.deliveries_svg(a_triage(groups=3, task_name="a.b" * 23_333))
-    assert time.process_time() - begun < 15
-
-
-def test_missing_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without matplotlib the error is the command that brings it."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'celery_dlq\[spark\]'"):
-        charts.timeline_svg(a_triage())
+def test_a_long_name_may_be_broken_after_a_dot() -> None:
+    """And nowhere else; what follows the last dot stays whole."""
+    assert [*charts.parts_of("shop.charge_card")] == ["shop.", "charge_", "card"]
+    assert "".join(charts.parts_of("a.b@c: d")) == "a.b@c: d"

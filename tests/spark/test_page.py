@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,15 +19,18 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from browser.looking import CHROMIUM, sync_playwright, violations
 from builders import DLQ, a_delivery, a_key, a_letter, a_message, a_request, an_app, key_of
 from click.testing import CliRunner
 from servers import require
+from test_charts import a_triage
 
 from celery_dlq import DeadLetters
 from celery_dlq.errors import ExportError
 from celery_dlq.features.differences.sampling import Sampler, Samples
 from celery_dlq.letters.comparison import SUCCESSES
-from celery_dlq.letters.explanation import Side, explain
+from celery_dlq.letters.course import Onset, Release, Timing, Trend
+from celery_dlq.letters.explanation import Explanation, Side, explain
 from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.resolved import ResolvedPolicy
@@ -88,7 +93,7 @@ def letters() -> list[DeadLetter]:
 class Outline(HTMLParser):
     """Tags that were opened and closed, and everything that could load something."""
 
-    VOID = frozenset({"meta", "link", "br"})
+    VOID = frozenset({"meta", "link", "br", "wbr"})
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -132,10 +137,22 @@ def test_report_says_why_and_needs_nothing(
     assert not outline.tags & {"script", "img", "iframe", "object", "base", "form"}
     assert "default-src 'none'" in text
     assert "url(" not in text and "@import" not in text  # noqa: PT018 - one thought
-    charts_of = re.findall(r'<div class="chart" role="img" aria-label="([^"]+)"><svg', text)
-    assert [label.split(" by ")[0] for label in charts_of] == ["Letters per 10 minutes", "Letters"]
-    for said in ("280 dead letters in 2 queues", "<b>XXX</b>", "kwargs.currency", "&lt;script&gt;"):
+    charts_of = re.findall(r'<div class="chart ?\w*" role="img" aria-label="([^"]+)"><svg', text)
+    of_cause = "Letters per 10 minutes of this cause"
+    assert [label.split(",")[0] for label in charts_of] == [
+        *[of_cause] * 3,
+        "Letters per 10 minutes by the state of their cause",
+    ]
+    for said in (
+        "280 dead letters of 3 causes in 2 queues",
+        "&lt;script&gt;",
+        "compared with each",
+    ):
         assert said in text
+    cards = dict(zip("bac", re.findall(r"<article.*?</article>", text, re.DOTALL), strict=True))
+    assert "kwargs.currency = XXX" in cards["a"]
+    assert '<article class="new">' in cards["c"]
+    assert EVIL not in text
     assert "\x1b" not in text
     look_at(file, tmp_path)
 
@@ -174,47 +191,103 @@ def look_at(file: Path, folder: Path) -> None:
         tuple(round(float(part) * 255) for part in pixel[:3])
         for pixel in image.reshape(-1, image.shape[-1])[::7]
     }
-    for reason in (Reason.MAX_DELIVERIES_EXCEEDED, Reason.FAILED):
-        colour = charts.COLOURS[reason.value]
-        assert tuple(bytes.fromhex(colour[1:])) in seen
+    for state in ("known", "new"):
+        assert tuple(bytes.fromhex(charts.COLOURS[state][1:])) in seen
     assert len(seen) > 20  # letters of the text have many shades
 
 
-LOOK = """() => ({
-    wide: document.documentElement.scrollWidth,
-    beyond: [...document.querySelectorAll("td")].filter(
-        cell => cell.getBoundingClientRect().right > innerWidth).length,
-    broken: [...document.querySelectorAll("td b, td code")].filter(
-        name => name.getClientRects().length > 1).map(name => name.textContent),
-    label: getComputedStyle(document.querySelector("td.n"), "::before").content,
-})"""
+# Words on two lines, and what reaches beyond the window.
+LOOK = """() => {
+    const broken = [], beyond = [];
+    const walk = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+    for (let node; node = walk.nextNode();)
+        for (const word of node.data.matchAll(/[\\w]+/g)) {
+            const range = document.createRange();
+            range.setStart(node, word.index);
+            range.setEnd(node, word.index + word[0].length);
+            const boxes = [...range.getClientRects()];
+            if (new Set(boxes.map(box => box.top)).size > 1) broken.push(word[0]);
+            if (boxes.some(box => box.right > innerWidth)) beyond.push(word[0]);
+        }
+    return {broken, beyond, sideways: document.documentElement.scrollWidth - innerWidth};
+}"""
 
 
-def test_a_narrow_report_breaks_no_name_and_hides_nothing(tmp_path: Path) -> None:
-    """On a phone each row is a block of lines, each with the name of its column."""
-    from test_charts import a_triage
-
-    playwright = pytest.importorskip("playwright.sync_api")
-    browser = require(
-        shutil.which("chromium") or shutil.which("google-chrome"), "Chromium (a system package)"
-    )
-    triage = a_triage(groups=3, reasons=3, task_name="shop.orders.charge_the_card")
-    for group in triage.groups:
-        group.example_id = "3f0f0a52-9c7e-4d18-a8a3-6f0d8a4f9a11"
+def an_explanation(kind: Any, *, began: datetime | None = None) -> Explanation:
+    """Letters in CHF; the cause has a trend, and may have begun with a release."""
     kinds = [{("kwargs.currency", None), ("kwargs.currency", kind)} for kind in ("CHF", "EUR")]
     side = Side(SUCCESSES, 90, Counter(list(kinds[1]) * 90))
-    why = explain(Counter(list(kinds[0]) * 30), 30, [side])
-    assert why.findings
-    found = Findings(triage=triage, causes={triage.groups[0].fingerprint: why}, **NOTHING)
-    file = write_page(found, tmp_path / "triage.html", NOON)
-    with playwright.sync_playwright() as started:
+    at = None if began is None else began.timestamp()
+    timing = Timing(
+        letters=30,
+        onset=None if at is None else Onset(at, 60.0),
+        trend=Trend(kind, NOON.timestamp()),
+        began_with=None if at is None else Release("v7", at),
+    )
+    return replace(explain(Counter(list(kinds[0]) * 30), 30, [side]), timing=timing)
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    """Give a page with a cause of each state, long names and nothing from Spark."""
+    name = "shop.orders.fulfilment.charge_the_card_of_a_customer"
+    triage = a_triage(groups=5, reasons=3, task_name=name, span=timedelta(hours=3))
+    for group in triage.groups:
+        group.example_id = "3f0f0a52-9c7e-4d18-a8a3-6f0d8a4f9a11"
+        group.fingerprint = f"0123456789abcde{group.fingerprint[-1]}"
+    prints = [group.fingerprint for group in triage.groups]
+    whys = [
+        an_explanation("steady", began=NOON + timedelta(hours=2)),
+        an_explanation("growing"),
+        an_explanation("over"),
+        an_explanation("returned"),
+    ]
+    first = int(NOON.timestamp() // 600)
+    found = Findings(
+        triage=triage,
+        causes=dict(zip(prints, whys, strict=False)),
+        over_time={one: {first: 1, first + 15: 7} for one in [*prints, None]},
+        **{**NOTHING, "news_from": NOON + timedelta(hours=1)},
+    )
+    return write_page(found, tmp_path / "triage.html", NOON)
+
+
+def test_the_sentence_comes_first_with_what_it_rests_on(report: Path) -> None:
+    """A card has its cause's state, sentence, findings, fingerprint, bars and the release."""
+    text = report.read_text("utf-8")
+    cards = re.findall(r'<article class="(\w+)">(.*?)</article>', text, re.DOTALL)
+    tags = [re.findall(r'class="tag \w+">(\w+)<', card) for _state, card in cards]
+    assert [state for state, _card in cards] == ["new", "known", "over", "new", "known"]
+    assert tags == [["new"], ["growing"], ["over"], ["back"], ["known"]]
+    order = ["<h3>Since 2026-03-29 14:00", "<h3>", 'class="finds"', "<svg", "began with v7", "0123"]
+    places = [cards[0][1].index(part) for part in order]
+    assert places == sorted(places)
+    assert cards[0][1].count("<line") == 1
+    assert "Not explained" in cards[4][1]
+    assert text.index("<article") < text.index("Letters over time")
+    assert "<code>dlq_sample_successes</code> samples them" in text[: text.index("<article")]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [320, 390, 1100])
+def test_a_report_breaks_no_word_and_is_accessible(report: Path, width: int, scheme: Any) -> None:
+    """On a phone and on a desk, by day and by night; on paper no card is cut in two."""
+    browser = require(CHROMIUM if os.access(CHROMIUM, os.X_OK) else None, "chromium (of Debian)")
+    require(sync_playwright, "playwright and axe-playwright-python (celery_dlq[test])")
+    with sync_playwright() as started:
         chromium = started.chromium.launch(executable_path=browser, args=["--no-sandbox"])
-        view = chromium.new_page(viewport={"width": 390, "height": 800})
-        view.goto(file.as_uri())
-        seen = view.evaluate(LOOK)
-        view.screenshot(path=tmp_path / "narrow.png", full_page=True)
+        # The page's policy allows no script, of axe neither.
+        context = chromium.new_context(
+            viewport={"width": width, "height": 800}, color_scheme=scheme, bypass_csp=True
+        )
+        view = context.new_page()
+        view.goto(report.as_uri())
+        assert view.evaluate(LOOK) == {"broken": [], "beyond": [], "sideways": 0}
+        assert violations(view) == []
+        view.emulate_media(media="print")
+        style = "() => getComputedStyle(document.querySelector('article')).breakInside"
+        assert view.evaluate(style) == "avoid-page"
         chromium.close()
-    assert seen == {"wide": 390, "beyond": 0, "broken": [], "label": '"letters"'}
 
 
 @pytest.fixture
@@ -266,14 +339,14 @@ def test_command_compares_letters_with_successes(
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["letters"] == 30
     text = Path(file).read_text("utf-8")
-    assert "30 dead letters in 1 queue" in text
+    assert "30 dead letters of 1 cause in 1 queue" in text
+    assert "compared with 90 messages that succeeded" in text
+    (card,) = re.findall(r"<article.*?</article>", text, re.DOTALL)
+    assert "kwargs.currency = CHF" in card
+    assert "of the sampled successes" in card
     tables = [
         [" ".join(re.sub("<[^>]+>", " ", row).split()) for row in table.split("<tr>")[1:]]
-        for table in re.findall("<table.*?</table>", text, re.DOTALL)
-    ]
-    (causes,) = [table for table in tables if "lift" in table[0]]
-    assert causes[1:] == [
-        "kwargs.currency = CHF 100% 0.0% 180.0× below 1e-12 90 sampled successes of its task"
+        for table in re.findall("<table.*?</table>", text.replace("<wbr>", ""), re.DOTALL)
     ]
     # One of two successes was sampled: 90 stand for 180.
     (limits,) = [table for table in tables if "advised" in table[0]]
@@ -322,11 +395,8 @@ def test_times_at_the_ends_of_the_calendar_are_shown(
 
 def test_an_unwritable_report_place_is_refused(tmp_path: Path) -> None:
     """A page that cannot be written says so, with its name, and leaves no half one."""
-    from test_charts import a_triage
-
     found = Findings(triage=a_triage(groups=60, reasons=12), causes={}, **NOTHING)
-    assert "and 10 smaller groups with 10 letters" in page(found, NOON)
-    assert "No group with a known cause has the 5 letters" in page(found, NOON)
+    assert "10 smaller causes with 10 letters are not explained" in page(found, NOON)
     (tmp_path / "file").touch()
     with pytest.raises(ExportError, match=r"expected .*x\.html to be a file that can be written"):
         write_page(found, tmp_path / "file" / "x.html", NOON)

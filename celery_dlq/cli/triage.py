@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 
 from celery_dlq.cli.context import console_of, print_lines
 from celery_dlq.cli.letters import reason
-from celery_dlq.cli.options import json_option
+from celery_dlq.cli.options import MOMENT, json_option
 from celery_dlq.cli.table import block, letters_text, line, say, table, utc
 from celery_dlq.letters.printable import shortened
 
@@ -33,20 +33,31 @@ _MOST_GROUPS, _MOST_ROWS = 20, 30
     type=click.Path(),
     help="Compare with this folder, which `dlq export --successes` made; needs --html.",
 )
+@click.option("--since", type=MOMENT, help="Died since then: 2h, yesterday, 2026-01-31 (UTC).")
+@click.option("--until", type=MOMENT, help="Died before a time, in the forms of --since.")
+@click.option("--queue", help="Only this dead-letter queue, e.g. orders-DLQ.")
+@click.option("--task", help="Only this task, e.g. shop.charge.")
+@click.option("--release", help="Only this release of the code, as dlq_release names it.")
+@click.option("--fingerprint", help="Only this cause; its first digits are enough.")
 @json_option
 @click.pass_context
 def triage(
     ctx: click.Context,
+    /,
     path: str,
     *,
     html: str | None,
     successes: str | None,
     as_json: bool,
+    **only: Any,
 ) -> None:
-    """Show what fails and why, from the exported folder PATH, with PySpark."""
+    """Show what fails and why, from the exported folder PATH, with PySpark.
+
+    With --since, --until or --queue only the files of these days and this queue are read.
+    """
     if html is None and successes is not None:
         raise click.UsageError("--successes needs --html: only the report compares")
-    result = _result(path, html, successes)
+    result = _result(path, html, successes, only)
     if as_json:
         print_lines([result.to_json()])
     else:
@@ -55,14 +66,16 @@ def triage(
             say(console_of(ctx), f"Report: {html}")
 
 
-def _result(path: str, html: str | None, successes: str | None) -> Triage:
+def _result(path: str, html: str | None, successes: str | None, only: dict[str, Any]) -> Triage:
     from celery_dlq.spark.triage import rows  # noqa: PLC0415 - PySpark is an extra
+    from celery_dlq.spark.triage.selection import Selection  # noqa: PLC0415
 
+    selection = Selection(**only)
     if html is None:
-        return rows.triage(path)
+        return rows.triage(path, selection=selection)
     from celery_dlq.spark.page import write_page  # noqa: PLC0415 - needs more
 
-    found = rows.findings(path, successes=successes)
+    found = rows.findings(path, successes=successes, selection=selection)
     write_page(found, html, datetime.now(timezone.utc))
     return found.triage
 
@@ -81,7 +94,7 @@ def show_triage(console: Console, found: Triage) -> None:
         for group in found.groups[:_MOST_GROUPS]
     )
     table(console, "Causes: what fails", (">letters", "task", "cause", "example"), groups)
-    _more(console, len(found.groups) - _MOST_GROUPS, "Smaller groups")
+    _more(console, found.causes - _MOST_GROUPS, "Smaller groups")
     reasons = ((reason(one.reason), one.letters, f"{one.share:.0%}") for one in found.reasons)
     table(console, "Reasons", ("reason", ">letters", ">share"), reasons)
     totals: dict[datetime, int] = {}

@@ -17,7 +17,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -145,10 +145,15 @@ class Destination:
         cut = len(self._root.rstrip("/")) + 1 if self._root else 0
         return sorted(info.path[cut:] for info in self._fs.get_file_info(below) if info.is_file)
 
-    def copy_letters(self, folder: Path) -> int:
-        """Copy the files of letters, and nothing else, to a local folder; return their number."""
+    def copy_letters(self, folder: Path, has: Callable[[str], bool] | None = None) -> int:
+        """Copy the files of letters, and nothing else, to a local folder; return their number.
+
+        ``has`` is true for the folders ``dlq=…`` and ``day=…`` to copy, without which all are.
+        """
         try:
-            names = [name for name in self.files("") if _LETTERS.fullmatch(name)]
+            days = [""] if has is None else self._days(has)
+            found = (name for day in days for name in self.files(day))
+            names = [name for name in found if _LETTERS.fullmatch(name)]
             for name in names:
                 target = folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -161,6 +166,18 @@ class Destination:
                 f"expected {self.name} to be a folder that can be read, got: {reason}"
             ) from None
         return len(names)
+
+    def _days(self, has: Callable[[str], bool]) -> list[str]:
+        """The folders of queues and days that are wanted; of the others nothing is listed."""
+        folders = [""]
+        for level in ("dlq=", "day="):
+            folders = [
+                f"{folder}/{info.base_name}".lstrip("/")
+                for folder in folders
+                for info in self._fs.get_file_info(self._selector(folder))
+                if info.base_name.startswith(level) and has(info.base_name)
+            ]
+        return folders
 
     def _check_ours(self) -> None:
         found = self._fs.get_file_info(self._root)

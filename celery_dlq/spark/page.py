@@ -56,7 +56,7 @@ def page(found: Findings, now: datetime) -> str:
     triage = found.triage
     cards = cards_of(found)
     letters = charts.counted(triage.letters, "dead letter")
-    causes = charts.counted(len(triage.groups), "cause")
+    causes = charts.counted(triage.causes, "cause")
     return template.render(
         title=f"{letters} of {causes} in {charts.counted(len(triage.queues), 'queue')}",
         cards=cards,

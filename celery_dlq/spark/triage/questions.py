@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError, ExportError
 from celery_dlq.letters.headers import SAMPLE_HEADER
 from celery_dlq.letters.record import Kind, field_kinds
+from celery_dlq.spark.triage.selection import EVERYTHING, Selection, is_remote
 from celery_dlq.spark.triage.trends import bucket_width, run_sql
-from celery_dlq.spark.triage.unreadable import readable_errors
+from celery_dlq.spark.triage.unreadable import no_letters, readable_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,17 +49,15 @@ _READ_OPTIONS = {
     "recursiveFileLookup": "true",
     # Ignore other files, such as a README.
     "pathGlobFilter": "*.parquet",
-    # A path with [, * or { is not a pattern.
-    "__globPaths__": "false",
 }
 _MICROSECOND = timedelta(microseconds=1)
-_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 _OVERVIEW = """
     SELECT count(*) AS letters,
            min(dead_lettered_at) AS first_seen_at,
            max(dead_lettered_at) AS last_seen_at,
            sort_array(collect_set(coalesce(dead_letter_queue, 'unknown'))) AS queues,
+           (SELECT count(DISTINCT coalesce(fingerprint, 'unknown')) FROM {letters}) AS causes,
            count_if(fingerprint IS NULL AND dead_letter_queue IS NULL) AS strangers,
            count_if(reason = 'succeeded') AS successes
     FROM {letters}
@@ -175,16 +173,35 @@ _FROM_HISTORY = (
 )
 
 
-def letters(spark: SparkSession, path: Path | str) -> DataFrame:
+def letters(
+    spark: SparkSession,
+    path: Path | str,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    queue: str | None = None,
+    task: str | None = None,
+    release: str | None = None,
+    fingerprint: str | None = None,
+) -> DataFrame:
     """Read the letters that ``dlq export`` wrote to a folder.
 
     The columns and types are those of the record, whatever the files have: a column that an
     older version did not write is null. The names of queues come from the column
     ``dead_letter_queue``, not from the names of folders, so that ``007`` stays ``007``.
 
+    With ``since``, ``until`` or ``queue`` only the folders of these days and this queue are
+    listed, and only their files are read.
+
     Args:
         spark: The session that reads.
         path: The folder, one of the folders in it, or a URL that Spark reads.
+        since: Only letters that died at or after this aware time.
+        until: Only letters that died before this aware time.
+        queue: Only this dead-letter queue.
+        task: Only this task.
+        release: Only this version of the code, see ``dlq_release``.
+        fingerprint: Only this cause; the first digits are enough.
 
     Returns:
         One row per letter, columns as in `celery_dlq.letters.record.DeadLetter` without ``extra``:
@@ -192,13 +209,18 @@ def letters(spark: SparkSession, path: Path | str) -> DataFrame:
         ``headers``, ``properties``, ``history`` and ``native_death`` as JSON strings.
 
     Raises:
-        ExportError: There is no such folder, or it has no letters or other Parquet files.
+        ExportError: There is no such folder, or it has no such letters or other Parquet files.
+        DLQError: ``since`` is after ``until``.
+        ValueError: A time is naive.
     """
-    check_folder(path)
-    with readable_errors(path):
-        frame = scan(spark, path)
+    selection = Selection(
+        since=since, until=until, queue=queue, task=task, release=release, fingerprint=fingerprint
+    )
+    check_folder(path, selection)
+    with readable_errors(path, selected=bool(selection)):
+        frame = scan(spark, path, selection)
         if frame.where(_IS_LETTER).select("id").isEmpty():
-            raise not_letters(spark, path)
+            raise not_letters(spark, path, selection)
     return frame
 
 
@@ -226,15 +248,32 @@ def successes(spark: SparkSession, path: Path | str) -> DataFrame:
     return frame
 
 
-def scan(spark: SparkSession, path: Path | str) -> DataFrame:
+def scan(spark: SparkSession, path: Path | str, selection: Selection = EVERYTHING) -> DataFrame:
     """`letters` without the checks, for callers that check the rows themselves."""
     reader = spark.read.options(**_READ_OPTIONS).schema(column_ddl(field_kinds()))
-    return reader.parquet(_location(path))
+    if is_remote(path) and selection.chooses_folders:
+        frame = reader.parquet(selection.pattern(str(path)))
+    else:
+        # A path with [, * or { is not a pattern.
+        reader = reader.option("__globPaths__", "false")
+        frame = reader.parquet(*_locations(path, selection))
+    return selection.of(frame)
 
 
-def not_letters(spark: SparkSession, path: Path | str) -> ExportError:
+def _locations(path: Path | str, selection: Selection) -> list[str]:
+    if is_remote(path):
+        return [str(path)]
+    return [f"file://{place}" for place in selection.places(Path(path).resolve())]
+
+
+def not_letters(
+    spark: SparkSession, path: Path | str, selection: Selection = EVERYTHING
+) -> ExportError:
     """The error for a folder without letters: it is empty, or of another program."""
-    found = spark.read.options(**_READ_OPTIONS).parquet(_location(path)).columns
+    if selection:
+        return no_letters(path, selected=bool(selection))
+    reader = spark.read.options(**_READ_OPTIONS).option("__globPaths__", "false")
+    found = reader.parquet(*_locations(path, selection)).columns
     missing = [name for name in _REQUIRED if name not in found]
     if not missing:
         return no_letters(path)
@@ -244,10 +283,10 @@ def not_letters(spark: SparkSession, path: Path | str) -> ExportError:
     return ExportError(message)
 
 
-def check_folder(path: Path | str) -> int:
+def check_folder(path: Path | str, selection: Selection = EVERYTHING) -> int:
     """Check that a folder has Parquet files, so that a wrong name fails before Spark starts.
 
-    Returns their size in bytes; 0 for a URL, which is not checked.
+    Returns the size in bytes of those to read; 0 for a URL, which is not checked.
     """
     if is_remote(path):
         return 0
@@ -258,14 +297,19 @@ def check_folder(path: Path | str) -> int:
         if not folder.is_dir():
             got = "a file" if folder.exists() else "no such folder"
             raise ExportError(f"expected {path} to be a folder made by dlq export, got {got}")
-        files = [f for f in folder.rglob("*.parquet") if _visible(f.relative_to(folder))]
+        files = [
+            file
+            for place in selection.places(folder)
+            for file in (place.rglob("*.parquet") if place.is_dir() else [place])
+            if _visible(file.relative_to(folder))
+        ]
         size = sum(file.stat().st_size for file in files)
     except OSError as exc:
         raise ExportError(
             f"expected {path} to be a folder that can be read, got: {exc.strerror or exc}"
         ) from exc
     if not size:  # Spark leaves files of no bytes out
-        raise no_letters(path)
+        raise no_letters(path, selected=bool(selection))
     return size
 
 
@@ -284,6 +328,7 @@ def overview(df: DataFrame) -> DataFrame:
     Returns:
         ``letters`` bigint, ``first_seen_at`` and ``last_seen_at`` timestamp (null if no
         letter has a time), ``queues`` array of string (dead-letter queues, sorted),
+        ``causes`` bigint (different fingerprints),
         ``strangers`` bigint (rows that are not letters: another program's files),
         ``successes`` bigint (rows of ``dlq export --successes``, not letters either).
     """
@@ -385,21 +430,6 @@ def limits(
     return df.sparkSession.sql(query, letters=df, successes=successes, **values)
 
 
-def _location(path: Path | str) -> str:
-    return str(path) if is_remote(path) else f"file://{Path(path).resolve()}"
-
-
-def is_remote(path: Path | str) -> bool:
-    """True for a URL."""
-    return _REMOTE.match(str(path)) is not None
-
-
 def _visible(file: Path) -> bool:
     """True if Spark reads a file: it ignores names that begin with a dot or underscore."""
     return not any(part.startswith((".", "_")) for part in file.parts)
-
-
-def no_letters(path: Path | str) -> ExportError:
-    """The error for a folder without Parquet files."""
-    message = f"expected {path} to hold letters, got none; write some with: dlq export"
-    return ExportError(message)

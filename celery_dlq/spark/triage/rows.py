@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,9 +23,7 @@ from celery_dlq.spark.triage.questions import (
     check_folder,
     deliveries_before_death,
     groups,
-    is_remote,
     limits,
-    no_letters,
     not_letters,
     overview,
     reasons,
@@ -33,8 +32,10 @@ from celery_dlq.spark.triage.questions import (
 )
 from celery_dlq.spark.triage.questions import successes as successful
 from celery_dlq.spark.triage.samples import COLUMNS as WHY_COLUMNS
+from celery_dlq.spark.triage.samples import MOST_CAUSES
+from celery_dlq.spark.triage.selection import EVERYTHING, Selection, is_remote
 from celery_dlq.spark.triage.trends import bucket_for, bucket_width, new_since, run_sql, spikes
-from celery_dlq.spark.triage.unreadable import readable_errors
+from celery_dlq.spark.triage.unreadable import java_errors, no_letters, readable_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,15 +46,33 @@ EARLIEST = datetime(1, 1, 1, tzinfo=timezone.utc)
 LATEST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
 """The first and last time of Python's calendar."""
 
+MAX_GROUPS = MOST_CAUSES
+"""The largest causes that a triage shows; it counts all."""
+
 MAX_ROWS = 20
+UNKNOWN = "unknown"  # The fingerprint of what has none
+
 MOST_DRAWN = 50
 """The largest causes whose letters are counted over time, for the page."""
 
 Row = SimpleNamespace
 """One row of an answer; its attributes are the columns that the question's docstring names."""
 
-_READ_BY_SPARK = ("file", "hdfs", "viewfs", "webhdfs", "swebhdfs")
-
+_STRONGEST = """
+    SELECT fingerprint, task_name, bucket_start, letters, expected, score
+    FROM (SELECT *, row_number() OVER (PARTITION BY fingerprint ORDER BY score DESC, bucket_start)
+                    AS place
+          FROM {letters})
+    WHERE place = 1
+    ORDER BY score DESC, bucket_start, fingerprint LIMIT {most}
+"""
+_OF_LARGEST = """
+    WITH largest AS (
+        SELECT coalesce(fingerprint, 'unknown') AS name
+        FROM {letters} GROUP BY 1 ORDER BY count(*) DESC, name LIMIT {most})
+    SELECT * FROM {letters}
+    WHERE coalesce(fingerprint, 'unknown') IN (SELECT name FROM largest)
+"""
 # There may be as many new causes as letters.
 _LARGEST = """
     SELECT *, count(*) OVER () AS among FROM {letters}
@@ -66,6 +85,7 @@ _OVER_TIME = """
     WHERE dead_lettered_at IS NOT NULL
     GROUP BY 1, 2
 """
+_MAX_DELIVERIES = 10_000  # rows
 _MAX_NEWS_PERIOD = timedelta(days=7)
 # Of files, some thousand letters: Spark answers before it would have compiled the questions to
 # Java code, which takes a quarter of the CPU of a small triage.
@@ -84,7 +104,8 @@ class Triage:
     first_seen_at: datetime | None
     last_seen_at: datetime | None  # Time of the last death
     bucket: str  # Width of the buckets of `timeline`, e.g. `"10 minutes"`
-    groups: tuple[Row, ...]  # By cause, the largest first
+    causes: int  # Number of all causes
+    groups: tuple[Row, ...]  # By cause, the largest first, `MAX_GROUPS` at most
     reasons: tuple[Row, ...]  # By reason, the most frequent first
     timeline: tuple[Row, ...]  # By time and reason, the oldest first
     deliveries: tuple[Row, ...]  # By task and number of deliveries
@@ -105,8 +126,10 @@ class Findings:
     # The largest causes that are new or came back since then, `MAX_ROWS` at most
     new: tuple[Row, ...]
     new_causes: int  # Number of all causes that are new or came back
-    spikes: tuple[Row, ...]  # The strongest flood of each cause, the strongest first
-    causes: dict[str, Explanation]  # The answers to `why` for the largest groups, by fingerprint
+    # The strongest flood of each cause, the strongest first, `MAX_GROUPS` at most
+    spikes: tuple[Row, ...]
+    # The answers to `why` for causes with more than 20 letters or 1 % of all, by fingerprint
+    causes: dict[str, Explanation]
     # The outcome of each delivery, for tasks with known successes; empty without a sample of
     # successes
     limits: tuple[Row, ...] = ()
@@ -116,13 +139,16 @@ class Findings:
     successes: int | None = None  # Messages that succeeded; `None`: none were given
 
 
-def triage(path: Path | str, spark: SparkSession | None = None) -> Triage:
+def triage(
+    path: Path | str, spark: SparkSession | None = None, *, selection: Selection = EVERYTHING
+) -> Triage:
     """Answer the plain questions about an exported folder with Spark.
 
     It stops only a session that it started itself.
     """
-    with _opened(path, spark) as (session, place):
-        return ask(session, _shown(path), scan(session, place).select(*COLUMNS))
+    with _opened(path, spark, selection) as (session, place):
+        df = scan(session, place, selection).select(*COLUMNS)
+        return ask(session, _shown(path), df, selection)
 
 
 def findings(
@@ -130,29 +156,37 @@ def findings(
     spark: SparkSession | None = None,
     *,
     successes: Path | str | None = None,
+    selection: Selection = EVERYTHING,
 ) -> Findings:
     """Answer all questions about an exported folder with Spark."""
     if successes is not None:
         check_folder(successes)
-    with _here(successes or "", spark) as ended_well, _opened(path, spark) as (session, place):
-        good = None if successes is None else successful(session, ended_well)
+    with _opened(path, spark, selection) as (session, place), ExitStack() as until_then:
+        good = None
+        if successes is not None:
+            ended_well = until_then.enter_context(_here(session, successes, EVERYTHING))
+            good = successful(session, ended_well)
         columns = [*COLUMNS, *WHY_COLUMNS, *(["history"] if good is not None else [])]
-        df = scan(session, place).select(*dict.fromkeys(columns))
-        found = ask(session, _shown(path), df)
+        # What a cause is compared with has other fingerprints, and other releases.
+        wider = replace(selection, fingerprint=None, release=None)
+        around = scan(session, place, wider).select(*dict.fromkeys(columns))
+        df = selection.of(around)
+        found = ask(session, _shown(path), df, selection)
         since = _news_from(found)
         fresh: list[Row] = []
         if since is not None:
             fresh += rows_of(run_sql(_LARGEST, new_since(df, since), most=MAX_ROWS))
-        floods: dict[str, Row] = {}
-        for row in rows_of(spikes(df, found.bucket)):
-            floods.setdefault(row.fingerprint, row)
+        causes = None
+        if wider != selection:
+            names = (group.fingerprint for group in found.groups)
+            causes = [name for name in names if name != UNKNOWN]
         return Findings(
             triage=found,
             news_from=since,
             new=tuple(fresh),
             new_causes=max((row.among for row in fresh), default=0),
-            spikes=tuple(floods.values()),
-            causes=explanations_of(df, successes=good),
+            spikes=tuple(rows_of(run_sql(_STRONGEST, spikes(df, found.bucket), most=MAX_GROUPS))),
+            causes=explanations_of(around, causes, good),
             limits=() if good is None else tuple(rows_of(limits(df, good).where("samples > 0"))),
             over_time=_over_time(df, found),
             successes=None if good is None else good.count(),
@@ -182,29 +216,43 @@ def _shown(path: Path | str) -> str:
 
 
 @contextmanager
-def _here(path: Path | str, spark: SparkSession | None) -> Iterator[Path | str]:
-    """Where Spark finds the files: a new session cannot read a bucket, so they are copied."""
-    scheme = str(path).partition("://")[0].lower() if is_remote(path) else "file"
-    if spark is not None or is_running() or scheme in _READ_BY_SPARK:
+def _here(session: SparkSession, path: Path | str, selection: Selection) -> Iterator[Path | str]:
+    """Where Spark finds the files: what it cannot read itself is copied, the selected folders."""
+    if not is_remote(path) or _reads(session, str(path)):
         yield path
         return
     from celery_dlq.export.destination import Destination  # noqa: PLC0415 - for a bucket only
 
+    has = selection.has if selection.chooses_folders else None
     with TemporaryDirectory(prefix="celery-dlq-triage-") as folder:
-        if not Destination(path).copy_letters(Path(folder)):
-            raise no_letters(_shown(path))
+        if not Destination(path).copy_letters(Path(folder), has):
+            raise no_letters(_shown(path), selected=bool(selection))
         yield folder
+
+
+def _reads(session: SparkSession, url: str) -> bool:
+    """True if Spark has a file system for a URL; pyarrow's URLs have keys and options in them."""
+    if "?" in url or "@" in url:
+        return False
+    from pyspark.errors import PySparkException  # noqa: PLC0415 - imported when used
+
+    unread: tuple[type[Exception], ...] = (PySparkException, *java_errors())
+    try:
+        _ = session.read.schema("id STRING").parquet(url).columns
+    except unread as exc:
+        return not re.search(r"No FileSystem for scheme|ClassNotFoundException", str(exc))
+    return True
 
 
 @contextmanager
 def _opened(
-    path: Path | str, spark: SparkSession | None
+    path: Path | str, spark: SparkSession | None, selection: Selection
 ) -> Iterator[tuple[SparkSession, Path | str]]:
     """A session, and where it finds the files of a folder; what it cannot read is one line."""
     with (
-        _here(path, spark) as place,
-        session_for(spark, check_folder(place)) as session,
-        readable_errors(_shown(path)),
+        session_for(spark, check_folder(path, selection)) as session,
+        readable_errors(_shown(path), selected=bool(selection)),
+        _here(session, path, selection) as place,
     ):
         yield session, place
 
@@ -230,11 +278,13 @@ def session_for(given: SparkSession | None, size: int) -> Iterator[SparkSession]
             session.stop()
 
 
-def ask(spark: SparkSession, path: Path | str, df: DataFrame) -> Triage:
+def ask(
+    spark: SparkSession, path: Path | str, df: DataFrame, selection: Selection = EVERYTHING
+) -> Triage:
     """Collect the answers to the plain questions."""
     total = next(rows_of(overview(df)))
     if total.strangers == total.letters:
-        raise not_letters(spark, path)
+        raise not_letters(spark, path, selection)
     if total.successes:
         raise ExportError(
             f"expected {path} to hold letters, got messages that succeeded; pass this folder "
@@ -253,11 +303,17 @@ def ask(spark: SparkSession, path: Path | str, df: DataFrame) -> Triage:
         first_seen_at=first,
         last_seen_at=last,
         bucket=bucket,
-        groups=tuple(rows_of(groups(df))),
+        causes=total.causes,
+        groups=tuple(rows_of(groups(_of_largest(df) if total.causes > MAX_GROUPS else df))),
         reasons=tuple(rows_of(reasons(df))),
         timeline=tuple(rows_of(timeline(df, bucket))),
-        deliveries=tuple(rows_of(deliveries_before_death(df))),
+        deliveries=tuple(rows_of(deliveries_before_death(df).limit(_MAX_DELIVERIES))),
     )
+
+
+def _of_largest(df: DataFrame) -> DataFrame:
+    """The letters of the largest causes."""
+    return run_sql(_OF_LARGEST, df, most=MAX_GROUPS)
 
 
 def rows_of(df: DataFrame) -> Iterator[Row]:
@@ -265,10 +321,7 @@ def rows_of(df: DataFrame) -> Iterator[Row]:
     names = df.columns
     times = {name for name, kind in df.dtypes if kind == "timestamp"}
     columns = [f"unix_micros({name}) AS {name}" if name in times else name for name in names]
-    rows = df.selectExpr(*columns).collect()
-    rows.reverse()
-    while rows:  # there may be a hundred thousand: free each after it is read
-        row = rows.pop()
+    for row in df.selectExpr(*columns).collect():
         yield Row(**{name: _plain(row[name], is_time=name in times) for name in names})
 
 

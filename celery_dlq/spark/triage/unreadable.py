@@ -22,9 +22,18 @@ _LACKS = re.compile(r"(?:ModuleNotFoundError|ImportError): No module named '([\w
 _PYTHON = re.compile(r"\[?PYTHON_EXCEPTION|PythonException|from the Python worker")
 
 
+def no_letters(path: Path | str, *, selected: bool = False) -> ExportError:
+    """The error for a folder without Parquet files, or without the selected letters."""
+    if selected:
+        return ExportError(f"expected {path} to hold letters with these filters, got none")
+    return ExportError(f"expected {path} to hold letters, got none; write some with: dlq export")
+
+
 @contextmanager
-def readable_errors(path: Path | str) -> Iterator[None]:
+def readable_errors(path: Path | str, *, selected: bool = False) -> Iterator[None]:
     """Turn Spark's errors into one line that says what to do.
+
+    Of ``selected`` letters there may be no folder.
 
     Raises:
         ExportError: Spark cannot read the files; which one, and what is wrong with it.
@@ -32,17 +41,20 @@ def readable_errors(path: Path | str) -> Iterator[None]:
     """
     from pyspark.errors import PySparkException, PySparkImportError  # noqa: PLC0415 - when used
 
-    unread: tuple[type[Exception], ...] = (PySparkException, *_java_errors())
+    unread: tuple[type[Exception], ...] = (PySparkException, *java_errors())
     try:
         yield
     except PySparkImportError as exc:
         feature = "an explanation of causes"
         raise MissingExtra(feature, "pyarrow", "spark") from exc
     except unread as exc:
+        if selected and "PATH_NOT_FOUND" in str(exc):
+            raise no_letters(path, selected=True) from exc
         raise _in_one_line(str(exc), path, type(exc).__name__) from exc
 
 
-def _java_errors() -> tuple[type[Exception], ...]:
+def java_errors() -> tuple[type[Exception], ...]:
+    """What calls of Java raise, where there is Java."""
     try:
         return (import_module("py4j.protocol").Py4JError,)
     except ImportError:  # the thin client of Spark Connect has no Java

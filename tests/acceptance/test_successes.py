@@ -143,6 +143,24 @@ def test_the_share_is_kept_and_arguments_are_bounded() -> None:
     assert json.loads(noted.found[0]["headers"]) == {"dlq_sample_share": 0.25}
 
 
+def test_a_redriven_success_names_the_cause_that_it_died_of() -> None:
+    """Only the newest one, and nothing of what its publisher wrote besides."""
+    noted = Noted()
+    parts: Any = SimpleNamespace(
+        backend=SimpleNamespace(part=lambda _kind: noted),
+        settings=SimpleNamespace(sample_successes=1.0),
+        make=LetterMaker(clock=utc_now, hostname="celery@a", pid=1),
+    )
+    lives = [{"fingerprint": "a" * 16}, {"fingerprint": "b" * 16, "exception": SECRET}]
+    request, in_flight = a_success(text="a")
+    for earlier in (json.dumps(lives), "[{}]", "{", None):
+        request.request_dict["dlq_earlier"] = earlier
+        Sampler(parts, chance=lambda: 0.0).after_end(request, in_flight, SUCCEEDED)
+    redriven, *others = (json.loads(fields["headers"]) for fields in noted.found)
+    assert json.loads(redriven.pop("dlq_earlier")) == [{"fingerprint": "b" * 16}]
+    assert [redriven, *others] == [{"dlq_sample_share": 1.0}] * 4
+
+
 def test_the_stream_stays_bounded(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """About the newest ten thousand successes of a queue are kept."""
     monkeypatch.setattr(sampling, "MOST_SAMPLES", 200)

@@ -14,9 +14,9 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from celery_dlq.letters.headers import SAMPLE_HEADER
+from celery_dlq.letters.headers import EARLIER_HEADER, SAMPLE_HEADER, lives_of
 from celery_dlq.letters.packed import packed
 from celery_dlq.letters.record import Reason
 from celery_dlq.policies.decisions import Die
@@ -115,7 +115,6 @@ class Sampler(Observer):
     def __init__(self, parts: WorkerParts, chance: Callable[[], float] = random.random) -> None:
         self._samples = parts.backend.part(Samples)
         self._share = parts.settings.sample_successes
-        self._mark = json.dumps({SAMPLE_HEADER: self._share}).encode()
         self._make = parts.make
         self._chance = chance
 
@@ -144,7 +143,16 @@ class Sampler(Observer):
         )
         fields = replace(letter, history=()).to_fields()
         kept = {name: fields[name] for name in _KEPT if name in fields}
-        return {**kept, "reason": SUCCEEDED.encode(), "headers": self._mark}
+        return {**kept, "reason": SUCCEEDED.encode(), "headers": self._headers(request)}
+
+    def _headers(self, request: GuardedRequest) -> bytes:
+        """What the sample stands for, and of a redriven message the cause that it died of."""
+        headers: dict[str, Any] = {SAMPLE_HEADER: self._share}
+        lives = lives_of(request.request_dict)
+        if lives and "fingerprint" in lives[-1]:
+            cause = {"fingerprint": lives[-1]["fingerprint"]}
+            headers[EARLIER_HEADER] = json.dumps([cause])
+        return json.dumps(headers).encode()
 
 
 def _short(text: str | None) -> str | None:

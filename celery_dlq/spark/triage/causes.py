@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -20,6 +21,7 @@ from celery_dlq.letters.causes import Message, explain_causes
 from celery_dlq.letters.comparison import ALPHA, Pair, pairs_of
 from celery_dlq.letters.course import Course
 from celery_dlq.letters.explanation import Explanation
+from celery_dlq.spark.triage.again import again_of
 from celery_dlq.spark.triage.samples import (
     BUCKETS,
     MESSAGE,
@@ -136,8 +138,12 @@ def explanations_of(
     if not plan.wanted:
         return {}
     found: dict[str, str] = dict(explained(df, plan, successes, alpha).collect())
+    again = again_of(df, successes)
     return {
-        one.fingerprint: Explanation.from_json(json.loads(found[one.fingerprint]))
+        one.fingerprint: replace(
+            Explanation.from_json(json.loads(found[one.fingerprint])),
+            again=again.get(one.fingerprint),
+        )
         for one in plan.wanted
     }
 

@@ -166,7 +166,9 @@ def findings(
         if successes is not None:
             ended_well = until_then.enter_context(_here(session, successes, EVERYTHING))
             good = successful(session, ended_well)
-        columns = [*COLUMNS, *WHY_COLUMNS, *(["history"] if good is not None else [])]
+        columns = [*COLUMNS, *WHY_COLUMNS]
+        if good is not None:
+            columns += ["history", "headers", "redrives"]
         # What a cause is compared with has other fingerprints, and other releases.
         wider = replace(selection, fingerprint=None, release=None)
         around = scan(session, place, wider).select(*dict.fromkeys(columns))

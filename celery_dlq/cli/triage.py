@@ -12,13 +12,14 @@ from rich.console import Console
 from celery_dlq.cli.context import console_of, print_lines
 from celery_dlq.cli.letters import reason
 from celery_dlq.cli.options import MOMENT, json_option
-from celery_dlq.cli.table import block, letters_text, line, say, table, utc
+from celery_dlq.cli.table import letters_text, line, say, table, utc
 from celery_dlq.letters.printable import shortened
 
 if TYPE_CHECKING:
-    from celery_dlq.spark.triage.rows import Triage
+    from celery_dlq.spark.triage.rows import Findings
 
 _MOST_GROUPS, _MOST_ROWS = 20, 30
+_MAX_EXAMPLE_CHARS = 100
 
 
 @click.command(short_help="Show what fails and why, from an export, with PySpark.")
@@ -31,7 +32,7 @@ _MOST_GROUPS, _MOST_ROWS = 20, 30
 @click.option(
     "--successes",
     type=click.Path(),
-    help="Compare with this folder, which `dlq export --successes` made; needs --html.",
+    help="Compare with this folder, which `dlq export --successes` made.",
 )
 @click.option("--since", type=MOMENT, help="Died since then: 2h, yesterday, 2026-01-31 (UTC).")
 @click.option("--until", type=MOMENT, help="Died before a time, in the forms of --since.")
@@ -55,8 +56,6 @@ def triage(
 
     With --since, --until or --queue only the files of these days and this queue are read.
     """
-    if html is None and successes is not None:
-        raise click.UsageError("--successes needs --html: only the report compares")
     result = _result(path, html, successes, only)
     if as_json:
         print_lines([result.to_json()])
@@ -66,35 +65,25 @@ def triage(
             say(console_of(ctx), f"Report: {html}")
 
 
-def _result(path: str, html: str | None, successes: str | None, only: dict[str, Any]) -> Triage:
+def _result(path: str, html: str | None, successes: str | None, only: dict[str, Any]) -> Findings:
     from celery_dlq.spark.triage import rows  # noqa: PLC0415 - PySpark is an extra
     from celery_dlq.spark.triage.selection import Selection  # noqa: PLC0415
 
-    selection = Selection(**only)
-    if html is None:
-        return rows.triage(path, selection=selection)
-    from celery_dlq.spark.page import write_page  # noqa: PLC0415 - needs more
+    brief = html is None
+    found = rows.findings(path, successes=successes, selection=Selection(**only), brief=brief)
+    if html is not None:
+        from celery_dlq.spark.page import write_page  # noqa: PLC0415 - needs more
 
-    found = rows.findings(path, successes=successes, selection=selection)
-    write_page(found, html, datetime.now(timezone.utc))
-    return found.triage
+        write_page(found, html, datetime.now(timezone.utc))
+    return found
 
 
-def show_triage(console: Console, found: Triage) -> None:
-    """What is dying, why, when, and after how many deliveries."""
+def show_triage(console: Console, findings: Findings) -> None:
+    """What is dying and why, in sentences; when, and after how many deliveries."""
+    found = findings.triage
     span = f"{utc(found.first_seen_at)} to {utc(found.last_seen_at)}"
     say(console, f"{letters_text(found.letters)}, {span}", "bold")
-    groups = (
-        (
-            group.letters,
-            line(group.task_name, "bold"),
-            group.exception_type or ", ".join(group.reasons),
-            block(shortened(group.example_description or "", 100)),
-        )
-        for group in found.groups[:_MOST_GROUPS]
-    )
-    table(console, "Causes: what fails", (">letters", "task", "cause", "example"), groups)
-    _more(console, found.causes - _MOST_GROUPS, "Smaller groups")
+    _causes(console, findings)
     reasons = ((reason(one.reason), one.letters, f"{one.share:.0%}") for one in found.reasons)
     table(console, "Reasons", ("reason", ">letters", ">share"), reasons)
     totals: dict[datetime, int] = {}
@@ -106,6 +95,30 @@ def show_triage(console: Console, found: Triage) -> None:
     columns = ("task", ">deliveries", ">letters")
     table(console, "Deliveries before death", columns, islice(deliveries, _MOST_ROWS))
     _more(console, len(found.deliveries) - _MOST_ROWS, "Rows")
+
+
+def _causes(console: Console, found: Findings) -> None:
+    """The largest causes: the sentence, and the fingerprint for the next command."""
+    shown = found.triage.groups[:_MOST_GROUPS]
+    rows = (
+        (
+            line(group.fingerprint, "cyan"),
+            group.letters,
+            (
+                line(why.headline, "bold") if why else line("Not explained.", "dim"),
+                line(f"{group.task_name}: {group.exception_type or ', '.join(group.reasons)}"),
+                line(shortened(group.example_description or "", _MAX_EXAMPLE_CHARS), "dim"),
+            ),
+        )
+        for group in shown
+        for why in [found.causes.get(group.fingerprint)]
+    )
+    table(console, "Causes", ("!fingerprint", ">letters", "what fails, and why"), rows)
+    _more(console, found.triage.causes - len(shown), "Smaller causes")
+    causes, letters = found.unexplained
+    if causes:
+        which = "1 cause" if causes == 1 else f"{causes:,} causes"
+        say(console, f"Not explained: {which} with {letters_text(letters)}, too few of each")
 
 
 def _more(console: Console, number: int, what: str) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import planted
 import pytest
+from click.testing import CliRunner
 from test_questions import CLUSTER, NOON, frame, rows
 
+from celery_dlq.cli.commands import dlq
 from celery_dlq.errors import DLQError
 from celery_dlq.spark.triage import explain, letters
 from celery_dlq.spark.triage.again import known
@@ -142,3 +145,45 @@ def test_a_share_is_said_only_where_it_is_known(
 ) -> None:
     """A sampled success stands for many: with few of them anything may be true."""
     assert known(died, samples, weight) is said
+
+
+# -- dlq triage -----------------------------------------------------------------------
+
+
+def test_the_terminal_begins_with_the_sentences(spark: SparkSession, tmp_path: Path) -> None:
+    """Each cause is a sentence beside its fingerprint; small ones are counted, as in the JSON."""
+    small = [{"fingerprint": f"{number:016}", "dead_lettered_at": NOON} for number in range(7)]
+    folder = planted.write(iter(full([*of_two_causes(), *small])), tmp_path / "letters")
+    said = ran(folder)
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    assert lines[0].startswith("407 letters, ")
+    assert lines[1] == "Causes"
+    assert lines.index(next(line for line in lines if line.startswith(CLUSTER))) < 12
+    assert "CHF" in said
+    assert "Not explained: 7 causes with 7 letters" in said
+    assert said.index("Causes") < said.index("Reasons") < said.index("Over time")
+    found = json.loads(ran(folder, "--json"))
+    assert [one["fingerprint"] for one in found["explained"]] == [OTHER, CLUSTER]
+    assert found["unexplained"] == {"causes": 7, "letters": 7}
+    headline = found["explained"][1]["headline"]
+    assert "CHF" in headline
+    assert " ".join(headline.split()[:4]) in " ".join(said.split())
+    assert {"sentences", "findings", "timing", "again"} <= set(found["explained"][1])
+
+
+def full(some: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Letters with what every one has."""
+    fixed = {"task_name": "shop.charge", "dead_letter_queue": "orders-DLQ", "reason": "failed"}
+    return [
+        {"id": str(number), "source_queue": "orders", **fixed, "args_json": "[]", **letter}
+        for number, letter in enumerate(some)
+    ]
+
+
+def ran(folder: Path, *options: str) -> str:
+    """What the command prints."""
+    arguments = ["triage", str(folder), *options]
+    obj = SimpleNamespace(app=None, no_color=True)
+    done: Any = CliRunner().invoke(dlq, arguments, obj=obj, env={"COLUMNS": "100"})
+    assert done.exit_code == 0, done.output
+    return str(done.stdout)

@@ -120,16 +120,16 @@ class Findings:
     """The answers to all questions about a folder."""
 
     triage: Triage  # The rows of the plain triage
+    # The explanations of causes with more than 20 letters or 1 % of all, by fingerprint
+    causes: dict[str, Explanation]
     # Start of the period in which causes count as new: the last half of the letters' time, seven
     # days at most; `None`: the letters have no or one time
-    news_from: datetime | None
+    news_from: datetime | None = None
     # The largest causes that are new or came back since then, `MAX_ROWS` at most
-    new: tuple[Row, ...]
-    new_causes: int  # Number of all causes that are new or came back
+    new: tuple[Row, ...] = ()
+    new_causes: int = 0  # Number of all causes that are new or came back
     # The strongest flood of each cause, the strongest first, `MAX_GROUPS` at most
-    spikes: tuple[Row, ...]
-    # The answers to `why` for causes with more than 20 letters or 1 % of all, by fingerprint
-    causes: dict[str, Explanation]
+    spikes: tuple[Row, ...] = ()
     # The outcome of each delivery, for tasks with known successes; empty without a sample of
     # successes
     limits: tuple[Row, ...] = ()
@@ -137,6 +137,27 @@ class Findings:
     # by fingerprint, and of all others together (`None`)
     over_time: Mapping[str | None, Mapping[int, int]] = field(default_factory=dict)
     successes: int | None = None  # Messages that succeeded; `None`: none were given
+
+    @property
+    def unexplained(self) -> tuple[int, int]:
+        """The causes that are not explained, and their letters."""
+        own = [one.letters for one in self.triage.groups if one.fingerprint in self.causes]
+        return self.triage.causes - len(own), self.triage.letters - sum(own)
+
+    def to_json(self) -> dict[str, Any]:
+        """`Triage.to_json`, ``explained`` with the causes, ``unexplained`` with their numbers."""
+        causes, letters = self.unexplained
+        explained = [
+            {
+                "fingerprint": fingerprint,
+                "headline": one.headline,
+                "sentences": one.sentences,
+                **one.to_json(),
+            }
+            for fingerprint, one in self.causes.items()
+        ]
+        unexplained = {"causes": causes, "letters": letters}
+        return {**self.triage.to_json(), "explained": explained, "unexplained": unexplained}
 
 
 def triage(
@@ -157,8 +178,12 @@ def findings(
     *,
     successes: Path | str | None = None,
     selection: Selection = EVERYTHING,
+    brief: bool = False,
 ) -> Findings:
-    """Answer all questions about an exported folder with Spark."""
+    """Answer all questions about an exported folder with Spark.
+
+    If ``brief``, only those of the terminal: what changed over time is for the page.
+    """
     if successes is not None:
         check_folder(successes)
     with _opened(path, spark, selection) as (session, place), ExitStack() as until_then:
@@ -174,25 +199,35 @@ def findings(
         around = scan(session, place, wider).select(*dict.fromkeys(columns))
         df = selection.of(around)
         found = ask(session, _shown(path), df, selection)
-        since = _news_from(found)
-        fresh: list[Row] = []
-        if since is not None:
-            fresh += rows_of(run_sql(_LARGEST, new_since(df, since), most=MAX_ROWS))
         causes = None
         if wider != selection:
             names = (group.fingerprint for group in found.groups)
             causes = [name for name in names if name != UNKNOWN]
-        return Findings(
-            triage=found,
-            news_from=since,
-            new=tuple(fresh),
-            new_causes=max((row.among for row in fresh), default=0),
-            spikes=tuple(rows_of(run_sql(_STRONGEST, spikes(df, found.bucket), most=MAX_GROUPS))),
-            causes=explanations_of(around, causes, good),
-            limits=() if good is None else tuple(rows_of(limits(df, good).where("samples > 0"))),
-            over_time=_over_time(df, found),
-            successes=None if good is None else good.count(),
-        )
+        explained = explanations_of(around, causes, good)
+        if brief:
+            return Findings(triage=found, causes=explained)
+        return _with_changes(df, good, found, explained)
+
+
+def _with_changes(
+    df: DataFrame, good: DataFrame | None, found: Triage, explained: dict[str, Explanation]
+) -> Findings:
+    """The answers to the questions about changes and limits as well."""
+    since = _news_from(found)
+    fresh: list[Row] = []
+    if since is not None:
+        fresh += rows_of(run_sql(_LARGEST, new_since(df, since), most=MAX_ROWS))
+    return Findings(
+        triage=found,
+        causes=explained,
+        news_from=since,
+        new=tuple(fresh),
+        new_causes=max((row.among for row in fresh), default=0),
+        spikes=tuple(rows_of(run_sql(_STRONGEST, spikes(df, found.bucket), most=MAX_GROUPS))),
+        limits=() if good is None else tuple(rows_of(limits(df, good).where("samples > 0"))),
+        over_time=_over_time(df, found),
+        successes=None if good is None else good.count(),
+    )
 
 
 def _over_time(df: DataFrame, found: Triage) -> dict[str | None, dict[int, int]]:

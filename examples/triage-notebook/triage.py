@@ -13,12 +13,12 @@
 # %% [markdown]
 # # What is dying, and why
 #
-# A walk through the dead letters of a Celery app, from "how many" to "which orders, and what
-# to do with them". The letters come from `celery -A shop dlq export letters/`, and a sample of the
-# messages that succeeded from `celery -A shop dlq export successes/ --successes`; nothing here
-# touches Redis or the broker before the very last step, which is only shown.
+# From the sentence that you forward to the letters that can go again. The letters come from
+# `celery -A shop dlq export letters/`, and a sample of the messages that succeeded from
+# `celery -A shop dlq export successes/ --successes`. Nothing here touches Redis or the broker; the
+# redrive is the last step, and only shown.
 #
-# Every function takes a DataFrame of letters and gives a DataFrame, so that each answer can be
+# Every function takes a DataFrame of letters and returns a DataFrame, so that each answer can be
 # joined, filtered and kept like any other table. Needs: `pip install '../..[spark]'`.
 
 # %% tags=["parameters"]
@@ -33,7 +33,7 @@ import matplotlib.pyplot as plt
 from celery_dlq.errors import ExportError
 from celery_dlq.letters.record import from_micros
 from celery_dlq.spark import triage
-from celery_dlq.spark.charts import COLOURS, OTHER
+from celery_dlq.spark.charts import COLOURS
 from celery_dlq.spark.session import local_session
 
 spark = local_session("triage")  # on a cluster: your own session
@@ -51,30 +51,72 @@ plt.rcParams.update(
 # ## The letters
 #
 # One row a letter, the columns of the record. `triage.scan` fixes the types, so that old and new
-# files fit together, and reads a folder without letters as well; `triage.letters` refuses it. Only
-# the columns that the triage needs are kept in memory: never bodies or tracebacks.
+# files fit together, and reads a folder without letters as well; `triage.letters` refuses it.
+#
+# Messages that succeeded are the best to compare with: other letters died as well, each of its own
+# cause. Workers keep a sample of them with `dlq_sample_successes`.
 
 # %%
-letters = triage.scan(spark, LETTERS).drop("body", "traceback", "headers").cache()
-triage.overview(letters).show(truncate=False)
+letters = triage.scan(spark, LETTERS).drop("body", "traceback").cache()
+overview = triage.overview(letters).cache()
+overview.show(truncate=False)
+try:
+    good = triage.successes(spark, SUCCESSES).drop("body", "traceback").cache()
+except ExportError as none:
+    good = None
+    print(none)
 
 # %% [markdown]
-# ## Causes
+# ## The sentences
 #
 # A fingerprint is computed when a letter is written: exception type, task and the innermost
-# frames of the application. Letters with one fingerprint died of one cause.
+# frames of the application. Letters with one fingerprint died of one cause. `explain` says of each
+# cause since when it is there, whether it goes on, and what its letters have that others lack. At
+# most 2,000 letters of a cause are looked at; all are counted.
 
 # %%
-groups = triage.groups(letters)
-groups.select("fingerprint", "letters", "task_name", "exception_type", "main_reason").show(
-    truncate=40
+causes = triage.explain(letters, good).cache()
+headlines = causes.where("kind = 'headline'").limit(20).collect()
+for one in headlines:
+    print(f"{one.fingerprint}  {one.of_letters:,} letters\n   {one.text}")
+explained, known = causes.where("kind = 'headline'").count(), overview.first().causes
+print(f"{explained:,} of {known:,} causes have letters enough for a sentence.")
+
+# %% [markdown]
+# ## What the sentences rest on
+#
+# The numbers of each finding: so many of these letters have the value, and so many of the others.
+# `q_value` is the probability that chance makes such a difference somewhere, corrected for all that
+# was tested. A correlation is a lead, not a proof, but it is the line of code to read first.
+
+# %%
+findings = causes.where("against IS NOT NULL")
+evidence = ["feature", "value", "against", "letters", "of_letters", "others", "of_others"]
+findings.select("fingerprint", *evidence, "q_value").show(truncate=24)
+for row in causes.where("kind = 'note'").limit(10).collect():
+    print(f"{row.fingerprint[:8]}  {row.text}")
+
+# %%
+bars = findings.limit(12).collect()
+figure, axes = plt.subplots(figsize=(9, 0.8 + 0.45 * len(bars)), layout="constrained")
+places = range(len(bars))
+for shift, shares, label, colour in (
+    (-0.2, [row.share_here for row in bars], "its letters", COLOURS["new"]),
+    (0.2, [row.share_elsewhere for row in bars], "the others", COLOURS["smaller"]),
+):
+    axes.barh([place + shift for place in places], shares, 0.38, label=label, color=colour)
+axes.set_yticks(
+    list(places), [f"{row.feature} = {row.value[:40]}\n{row.fingerprint[:8]}" for row in bars]
 )
-groups.select("fingerprint", "example_description").show(truncate=90)
+axes.set(xlim=(0, 1), ylim=(len(bars) - 0.5, -0.5))
+if bars:
+    axes.legend(frameon=False, loc="lower right")
 
 # %% [markdown]
 # ## When
 #
-# The width of a bucket follows from the time that the letters span.
+# Letters over time, of the largest causes. The width of a bucket follows from the time that the
+# letters span. New are the causes that began in its second half.
 
 # %%
 first, last = letters.selectExpr(  # 0: no letter has a time
@@ -82,132 +124,57 @@ first, last = letters.selectExpr(  # 0: no letter has a time
     "coalesce(max(unix_micros(dead_lettered_at)), 0)",
 ).first()
 bucket = triage.bucket_for((last - first) / 1e6)
-timeline = triage.timeline(letters, bucket)
-rows = timeline.selectExpr("unix_micros(bucket_start) AS at", "reason", "letters").collect()
-
-figure, axes = plt.subplots()
+middle = from_micros(first + (last - first) // 2)
+news = {row.fingerprint for row in triage.new_since(letters, middle).limit(100).collect()}
+names = [one.fingerprint for one in headlines[:5]]
 width = triage.bucket_width(bucket)
-floor: dict[int, int] = {}
-for reason in sorted({row.reason for row in rows}):
-    for row in (row for row in rows if row.reason == reason):
-        axes.bar(
-            from_micros(row.at),
-            row.letters,
-            width=width,
-            align="edge",
-            edgecolor="white",
-            bottom=floor.get(row.at, 0),
-            color=COLOURS.get(reason, OTHER),
-        )
-        floor[row.at] = floor.get(row.at, 0) + row.letters
-    axes.bar([from_micros(first)], [0], color=COLOURS.get(reason, OTHER), label=reason)
-axes.set_ylabel(f"letters per {bucket.removeprefix('1 ')}")
-if rows:
-    axes.legend(frameon=False)
+counted = (
+    letters.where(letters["fingerprint"].isin(names) & letters["dead_lettered_at"].isNotNull())
+    .selectExpr(
+        "fingerprint",
+        f"floor(unix_micros(dead_lettered_at) / {width.total_seconds() * 1e6}) AS place",
+    )
+    .groupBy("fingerprint", "place")
+    .count()
+    .collect()
+)
+figure, rows = plt.subplots(
+    max(len(names), 1), sharex=True, squeeze=False, figsize=(9, 0.8 + 1.1 * len(names))
+)
+for axes, name in zip(rows[:, 0], names, strict=False):
+    own = [row for row in counted if row.fingerprint == name]
+    axes.bar(
+        [from_micros(int(row.place * width.total_seconds() * 1e6)) for row in own],
+        [row[2] for row in own],
+        width=width,
+        align="edge",
+        edgecolor="white",
+        color=COLOURS["new" if name in news else "known"],
+    )
+    axes.set_title(f"{name}, letters per {bucket.removeprefix('1 ')}", loc="left", size=9)
 figure.autofmt_xdate()
+
 # %% [markdown]
 # ## Of what, and after how many deliveries
 #
 # `max_deliveries_exceeded` is a message that took its worker down again and again; `failed` is an
-# exception that nobody caught.
+# exception that nobody caught. `limits` says on which delivery messages succeed, and what share of
+# the successes a limit there loses at most; it advises `max_deliveries` where thousands of
+# successes were sampled. Without a sample it only shows how far messages came.
 
 # %%
 triage.reasons(letters).show(truncate=False)
-triage.deliveries_before_death(letters).show()
-
-# %% [markdown]
-# ## What is new
-#
-# Causes that were never seen before a moment, say the last release, or that came back after a
-# quiet time. Here the moment is a fifth of the time from the first letter on, so that the picture
-# has something to tell. Floods are buckets far above what their cause had before.
-
-# %%
-release = from_micros(first + (last - first) // 5)
-triage.new_since(letters, release).select("fingerprint", "kind", "letters", "task_name").show()
-triage.spikes(letters, bucket).select("fingerprint", "task_name", "letters", "expected").show()
-
-# %% [markdown]
-# ## Why
-#
-# Which values do the letters of a cause have that others lack? Each value of each argument is a
-# suspect, and so are release, queue and host. The significance (Fisher's exact test) is corrected
-# for the number of suspects, so that a long list of arguments does not make a culprit by chance.
-#
-# There are two to compare with: other letters of the same task, and messages that succeeded, of
-# which the workers keep a sample (`dlq_sample_successes`). Here they are the two largest causes
-# with an exception. What all letters of a cause share comes first, then what is more frequent in
-# them than in others, then what they were compared with, and what that leaves open.
-
-# %%
-try:
-    good = triage.successes(spark, SUCCESSES).drop("body", "traceback").cache()
-except ExportError as none:
-    good = None
-    print(none)
-known = groups.where("exception_type IS NOT NULL AND fingerprint != 'unknown'")
-why = {
-    f"{one.exception_type} {one.fingerprint[:8]}": (
-        triage.why(letters, one.fingerprint, good).collect()
-    )
-    for one in known.limit(2).collect()
-}
-for cause, found in why.items():
-    print(cause)
-    for row in found:
-        chance = f"   chance {row.q_value:.0e}" if row.against else ""
-        print(f"   {row.text}{chance}")
-
-# %%
-bars = [(cause, row) for cause, found in why.items() for row in found if row.against]
-compared = sorted({row.against for _, row in bars})
-most = max((sum(row.against == name for _, row in bars) for name in compared), default=0)
-figure = plt.figure(figsize=(10, 0.8 + 0.45 * most), layout="constrained")
-for place, against in enumerate(compared, 1):
-    axes = figure.add_subplot(1, len(compared), place)
-    shown = [(cause, row) for cause, row in bars if row.against == against]
-    labels = [
-        f"{row.feature} = {row.value[:40]}\n{cause.rpartition('.')[2]}" for cause, row in shown
-    ]
-    places = range(len(shown))
-    axes.barh(
-        [p - 0.2 for p in places], [row.support for _, row in shown], 0.38, label="its letters"
-    )
-    axes.barh(
-        [p + 0.2 for p in places],
-        [row.share_of_others for _, row in shown],
-        0.38,
-        label=against,
-        color=OTHER,
-    )
-    axes.set_yticks(list(places), labels)
-    axes.set_title(f"against {against}")
-    axes.set(xlim=(0, 1), ylim=(most - 0.5, -0.5))
-    axes.legend(frameon=False, loc="lower right")
-# %% [markdown]
-# In the shop there is no exchange rate for one currency, and the declined cards come from one
-# provider. Against other letters there are more bars, which follow from these two: both causes have
-# the same task, so what one has, the other lacks. Against what succeeded only the two are left,
-# which is why a sample of successes is worth its few bytes. A lead, not a proof, but it is the line
-# of code to read first.
-
-# %% [markdown]
-# ## Limits
-#
-# `limits` says on which delivery messages succeed, and what share of the successes a limit there
-# loses at most; it advises `max_deliveries` where thousands of successes were sampled. Without a
-# sample it only shows how far messages came.
-
-# %%
 triage.limits(letters, good).drop("share", "cumulative_share").show()
 
 # %% [markdown]
-# ## Decide
+# ## Redrive these
 #
 # A decision is a row: which letter, and redrive or discard. Once the shop has the rate in its code,
-# the orders in that currency can run again; the image that kills workers cannot.
+# the orders in that currency can run again; the image that kills workers cannot. `died_again` has
+# what earlier redrives of a cause came to.
 
 # %%
+causes.where("redriven IS NOT NULL").select("fingerprint", "died_again", "redriven").show()
 decisions = letters.selectExpr(
     "dead_letter_queue",
     "id",

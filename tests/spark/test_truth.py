@@ -21,7 +21,7 @@ from celery_dlq.cli.table import Console
 from celery_dlq.cli.triage import show_triage
 from celery_dlq.spark.page import page
 from celery_dlq.spark.triage import limits, spikes
-from celery_dlq.spark.triage.causes import causes_of, explanations_of
+from celery_dlq.spark.triage.causes import explanations_of
 from celery_dlq.spark.triage.questions import scan
 from celery_dlq.spark.triage.rows import MAX_EXPLAINED_GROUPS, MAX_ROWS, Findings, findings
 

@@ -318,7 +318,7 @@ def _span(times: list[float], ends_at: float | None) -> tuple[float, float]:
 
 def _timing(unit: _Unit, name: str, alpha: float) -> Timing:
     course, times = unit.courses[name], unit.times[name]
-    if len(times) < 3:  # noqa: PLR2004 - no rate
+    if len(times) < 3 or times[0] == times[-1]:  # noqa: PLR2004 - no rate
         return Timing(letters=len(times), span=(unit.starts, unit.ends))
     others = unit.others(name)
     begin, end, paused = _changes(times, others, unit.starts, unit.ends, alpha)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.causes import Message, explain_causes
-from celery_dlq.letters.comparison import ALPHA, Pair, pairs_of
+from celery_dlq.letters.comparison import ALPHA, TASK, Pair, pairs_of
 from celery_dlq.letters.course import Course
 from celery_dlq.letters.explanation import Explanation
 from celery_dlq.spark.triage.again import again_of
@@ -218,7 +218,10 @@ class _Unit:
                     task=row["task_name"] or "unknown",
                     queue=row["source_queue"] or "",
                     at=row["at"],
-                    pairs=frozenset(same(pair, pair) for pair in pairs_of(row.get)),
+                    # Without the task: it follows from the cause.
+                    pairs=frozenset(
+                        same(pair, pair) for pair in pairs_of(row.get) if pair[0] != TASK
+                    ),
                 )
             )
 

@@ -100,9 +100,6 @@ def test_a_bucket_without_permission_is_one_line(
     monkeypatch: pytest.MonkeyPatch, denied: str, tmp_path: Path
 ) -> None:
     """The password of its URL is not shown, and nothing stays of the copy."""
-    from celery_dlq.spark.triage import rows
-
-    monkeypatch.setattr(rows, "is_running", lambda: False)  # a new session cannot read buckets
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     said = refused(denied, tmp_path)
     assert said.startswith("Error: expected s3://theirs/letters to be a folder that can be read, ")
@@ -155,6 +152,13 @@ def test_a_spark_without_arrow_is_one_line(spark: SparkSession) -> None:
     def lacks(_batches: Any) -> Any:
         raise ModuleNotFoundError("No module named 'celery_dlq'")
         yield
+
+    def divides(_batches: Any) -> Any:
+        yield 1 / 0
+
+    said = r"failed in Spark's Python: ZeroDivisionError: division by zero$"
+    with pytest.raises(DLQError, match=said), readable_errors("letters"):
+        frame.mapInArrow(divides, "id BIGINT").collect()
 
     with pytest.raises(DLQError) as raised, readable_errors("letters"):
         frame.mapInArrow(lacks, "id BIGINT").collect()

@@ -36,6 +36,7 @@ def a_triage(
         first_seen_at=NOON,
         last_seen_at=NOON + span,
         bucket=bucket_for(span.total_seconds()),
+        causes=groups,
         groups=tuple(
             Row(
                 fingerprint=f"{number:016x}",

@@ -19,6 +19,7 @@ _CAST = re.compile(
     r"cannot be cast|CANNOT_CONVERT|TYPE_MISMATCH|cannot be converted", re.IGNORECASE
 )
 _LACKS = re.compile(r"(?:ModuleNotFoundError|ImportError): No module named '([\w.]+)'")
+_RAISED = re.compile(r"^\w*(?:Error|Exception): .*", re.MULTILINE)
 _PYTHON = re.compile(r"\[?PYTHON_EXCEPTION|PythonException|from the Python worker")
 
 
@@ -68,7 +69,9 @@ def _in_one_line(text: str, path: Path | str, kind: str) -> DLQError:
             f"expected the Python of Spark's executors to have the package {lacks[1]!r}; install "
             f"celery_dlq[spark] there"
         )
-    file = _FILE.search(text)
+    file, raised = _FILE.search(text), _RAISED.findall(text)
+    if file is None and raised and _PYTHON.search(text):
+        return DLQError(f"the triage of {path} failed in Spark's Python: {raised[-1].strip()}")
     if file is None:
         got = _first_line(text) or kind
     elif _CUT.search(text):

@@ -13,7 +13,8 @@ import pytest
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.record import field_kinds, from_micros
 from celery_dlq.spark import triage as questions
-from celery_dlq.spark.triage.causes import causes_of, sums_of, why_each
+from celery_dlq.spark.triage.causes import why_each
+from celery_dlq.spark.triage.samples import plan_of, rows_of_units
 from celery_dlq.spark.triage.questions import column_ddl
 
 if TYPE_CHECKING:
@@ -155,8 +156,8 @@ def test_causes_are_asked_together_in_one_pass(spark: SparkSession) -> None:
 
 def scans(df: DataFrame, clusters: list[str], good: DataFrame) -> int:
     """Number of times that the plan of the comparisons reads the letters."""
-    counted = sums_of(df, causes_of(df, clusters, good), good)
-    plan = counted._jdf.queryExecution().sparkPlan().toString()  # type: ignore[operator]
+    rows = rows_of_units(df, plan_of(df, clusters, good), good)
+    plan = rows._jdf.queryExecution().sparkPlan().toString()  # type: ignore[operator]
     return str(plan).count("Scan ")
 
 

@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_dlq.errors import DLQError
-from celery_dlq.letters.causes import Message, explain_causes
+from celery_dlq.letters.causes import SAMPLE, Message, explain_causes
 from celery_dlq.letters.comparison import ALPHA, TASK, Pair, pairs_of
 from celery_dlq.letters.course import Course
 from celery_dlq.letters.explanation import Explanation
@@ -145,6 +145,7 @@ def explanations_of(
             again=again.get(one.fingerprint),
         )
         for one in plan.wanted
+        if one.fingerprint in found
     }
 
 
@@ -209,7 +210,7 @@ class _Unit:
         cause = row["cause"]
         if row["kind"] != MESSAGE:
             self._courses[cause][row["kind"]] = json.loads(row["kwargs_json"])
-        elif self._drawn[cause] < self._asked.sample:
+        elif self._drawn[cause] < (SAMPLE if cause is None else self._asked.sample):
             self._drawn[cause] += 1
             same = self._pairs.setdefault
             self._messages.append(

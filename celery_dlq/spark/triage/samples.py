@@ -277,7 +277,7 @@ def rows_of_units(df: DataFrame, plan: Plan, successes: DataFrame | None) -> Dat
     ]
     causes = _frame(df, "cause STRING, unit INT, below BIGINT, width BIGINT", known)
     parts = [
-        run_sql(_OF_TASK, df, causes=causes, tasks=_tasks(df, plan, plan.smaller)),
+        run_sql(_OF_TASK, df, causes=causes, tasks=_tasks(df, plan, plan.smaller, plan.sample)),
         run_sql(_OVER_TIME, df, causes=causes, most=_MOST_BUCKETS),
         run_sql(_BY_RELEASE, df, causes=causes, most=MOST_RELEASES),
     ]
@@ -285,12 +285,12 @@ def rows_of_units(df: DataFrame, plan: Plan, successes: DataFrame | None) -> Dat
         queues = _frame(df, "unit INT, task STRING, queue STRING, below BIGINT", plan.near)
         parts.append(run_sql(_OF_QUEUE, df, queues=queues))
     if successes is not None:
-        parts.append(run_sql(_SUCCEEDED, successes, tasks=_tasks(df, plan, plan.successes)))
+        tasks = _tasks(df, plan, plan.successes, _share_of_messages(len(plan.units)))
+        parts.append(run_sql(_SUCCEEDED, successes, tasks=tasks))
     return reduce(lambda one, other: one.unionAll(other), parts)
 
 
-def _tasks(df: DataFrame, plan: Plan, messages: Mapping[str, int]) -> DataFrame:
-    sample = _share_of_messages(len(plan.units))
+def _tasks(df: DataFrame, plan: Plan, messages: Mapping[str, int], sample: int) -> DataFrame:
     rows = [
         (task, unit, _below(sample, messages.get(task, 0))) for task, unit in plan.units.items()
     ]

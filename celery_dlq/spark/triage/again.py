@@ -10,6 +10,7 @@ from math import sqrt
 from typing import TYPE_CHECKING
 
 from celery_dlq.letters.headers import EARLIER_HEADER, SAMPLE_HEADER
+from celery_dlq.spark.triage.trends import run_sql
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -59,7 +60,7 @@ def again_of(df: DataFrame, successes: DataFrame | None) -> dict[str, tuple[int,
     """
     if successes is None or not {"headers", "redrives"} <= {*df.columns, *successes.columns}:
         return {}
-    rows = df.sparkSession.sql(_AGAIN, letters=df, successes=successes, most=_MOST_CAUSES)
+    rows = run_sql(_AGAIN, df, successes=successes, most=_MOST_CAUSES)
     return {
         row.cause: (row.died, round(row.succeeded))
         for row in rows.collect()

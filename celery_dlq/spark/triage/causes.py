@@ -35,8 +35,6 @@ from celery_dlq.spark.triage.samples import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_MOST_TASKS = 200  # of Spark, for the units
-
 
 def why(
     df: DataFrame,
@@ -155,14 +153,15 @@ def explained(
     """The fingerprint of each wanted cause, and its explanation as JSON."""
     asked = Asked(
         known={one.fingerprint: one for one in plan.known},
-        wanted=frozenset(one.fingerprint for one in plan.wanted),
+        wanted={unit.number: unit.causes for units in plan.units.values() for unit in units},
         sample=plan.sample,
         ends_at=plan.ends_at,
         # Together the units may err as often as one.
         alpha=alpha / len(plan.units),
     )
     rows = rows_of_units(df, plan, successes)
-    tasks = min(_MOST_TASKS, len(plan.units))
+    # Few units share a task of Spark by chance.
+    tasks = len(asked.wanted) * (3 if len(asked.wanted) > len(plan.units) else 1)
     rows = rows.repartition(tasks, "unit").sortWithinPartitions("unit", "kind", "draw", "cause")
     return rows.mapInArrow(
         partial(explained_units, asked), "fingerprint STRING, explanation STRING"
@@ -173,7 +172,7 @@ class Asked(NamedTuple):
     """What a task of Spark has to know of all units."""
 
     known: Mapping[str, Known]
-    wanted: frozenset[str]
+    wanted: Mapping[int, Sequence[str]]  # By unit
     sample: int
     ends_at: float | None
     alpha: float
@@ -184,8 +183,8 @@ def explained_units(asked: Asked, batches: Iterable[Any]) -> Iterator[Any]:
     import pyarrow as pa  # noqa: PLC0415 - where tasks run
 
     rows = (row for batch in batches for row in batch.to_pylist())
-    for _unit, of_unit in groupby(rows, itemgetter("unit")):
-        unit = _Unit(asked)
+    for number, of_unit in groupby(rows, itemgetter("unit")):
+        unit = _Unit(asked, asked.wanted[number])
         for row in of_unit:
             unit.add(row)
         found = unit.explained()
@@ -198,8 +197,9 @@ def explained_units(asked: Asked, batches: Iterable[Any]) -> Iterator[Any]:
 class _Unit:
     """The messages of a task and the courses of its causes."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: Asked, wanted: Sequence[str]) -> None:
         self._asked = asked
+        self._wanted = wanted
         self._messages: list[Message] = []
         self._drawn: Counter[str | None] = Counter()
         self._courses: defaultdict[str, dict[int, Any]] = defaultdict(dict)
@@ -233,11 +233,10 @@ class _Unit:
             for cause, known in self._asked.known.items()
             if cause in self._drawn
         }
-        wanted = [cause for cause in self._drawn if cause in self._asked.wanted]
         return explain_causes(
             self._messages,
             courses,
-            wanted,
+            [cause for cause in self._wanted if cause in self._drawn],
             ends_at=self._asked.ends_at,
             alpha=self._asked.alpha,
         )

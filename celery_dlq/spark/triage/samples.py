@@ -2,8 +2,9 @@
 
 Spark counts the letters of causes, tasks and queues without reading arguments, and the driver
 makes a `Plan` of them: a few rows for each of the `MOST_CAUSES` largest causes. By it Spark draws
-messages and counts each cause over time, in rows that are grouped by *unit*: the task whose
-messages are compared with each other.
+messages and counts each cause over time, in rows that are grouped by `Unit`: the messages of a task
+are compared with each other. On a cluster a task's causes are several units with the same messages,
+so that no executor works alone.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from math import sqrt
+from itertools import count as counter
+from math import ceil, sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_dlq.errors import DLQError
@@ -39,6 +41,7 @@ BUCKETS, RELEASES, MESSAGE = range(3)
 
 _LEAST_SAMPLE = 200
 _MOST_MESSAGES = 100_000  # of all causes together, 300 MB of Python if they are of one task
+_MOST_UNITS = 40
 _MOST_QUEUES = 10_000  # of all tasks together
 _MOST_BUCKETS = 1_000
 _HASHES = 2**32
@@ -96,7 +99,7 @@ _OF_TASK = _query("""
                  IF(causes.unit IS NULL, tasks.below, causes.below) AS below
           FROM {letters} AS letters
           LEFT JOIN {causes} AS causes ON fingerprint = causes.cause
-          LEFT JOIN {tasks} AS tasks ON TASK = tasks.task)
+          LEFT JOIN {tasks} AS tasks ON causes.cause IS NULL AND TASK = tasks.task)
     WHERE DRAW < below
 """)
 _OF_QUEUE = _query("""
@@ -115,7 +118,7 @@ _COUNTS = """
     SELECT unit, cause, KIND AS kind, 0L AS draw, CAST(NULL AS STRING) AS task_name,
            CAST(NULL AS DOUBLE) AS at, NOTHING,
            to_json(collect_list(struct(value, letters, first, last))) AS kwargs_json
-    FROM (SELECT *, row_number() OVER (PARTITION BY cause ORDER BY letters DESC, value) AS place
+    FROM (SELECT *, row_number() OVER (PARTITION BY unit, cause ORDER BY letters DESC, value) AS place
           FROM (SELECT /*+ BROADCAST(causes) */ causes.unit, causes.cause, VALUE AS value,
                        count(*) AS letters,
                        unix_micros(min(dead_lettered_at)) / 1e6D AS first,
@@ -149,6 +152,13 @@ class Known(NamedTuple):
         return width_for((self.last - self.first) / 1e6)
 
 
+class Unit(NamedTuple):
+    """Causes that one task of Spark explains, all by the same messages."""
+
+    number: int
+    causes: tuple[str, ...]
+
+
 class Near(NamedTuple):
     """A queue of a task with few others; ``below`` is the limit of the hash."""
 
@@ -164,7 +174,8 @@ class Plan:
 
     wanted: tuple[Known, ...]  # The causes to explain
     known: tuple[Known, ...]  # Those as well that they are compared with
-    units: Mapping[str, int]  # By task
+    # By task: its causes to explain, split into as many units as work side by side
+    units: Mapping[str, Sequence[Unit]]
     smaller: Mapping[str, int]  # Letters of causes that are not known, by task
     near: tuple[Near, ...]
     successes: Mapping[str, int]  # Messages that succeeded, by task
@@ -192,7 +203,7 @@ def plan_of(df: DataFrame, fingerprints: Sequence[str] | None, successes: DataFr
         wanted = [own[name] for name in dict.fromkeys(names)]
         others = _known(df, "task", {one.task for one in wanted})
         known = [*wanted, *(one for one in others if one.fingerprint not in own)][:MOST_CAUSES]
-    units = {task: unit for unit, task in enumerate(sorted({one.task for one in wanted}))}
+    units = _units(wanted, int(df.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1))
     queues = _queues(df, "task", units)
     letters = _by_task(queues)
     lonely = {one.task for one in wanted if letters[one.task] - one.letters < MIN_OTHERS}
@@ -207,6 +218,22 @@ def plan_of(df: DataFrame, fingerprints: Sequence[str] | None, successes: DataFr
         successes={} if successes is None else _by_task(_queues(successes, "task", units)),
         ends_at=None if last is None else last / 1e6,
     )
+
+
+def _units(wanted: Sequence[Known], partitions: int) -> dict[str, list[Unit]]:
+    """Each task's causes, in parts if there are more partitions than tasks."""
+    of_task: defaultdict[str, list[str]] = defaultdict(list)
+    for one in wanted:
+        of_task[one.task].append(one.fingerprint)
+    most = len(wanted)
+    if partitions > len(of_task):
+        most = ceil(len(wanted) / min(partitions, _MOST_UNITS))
+    units: defaultdict[str, list[Unit]] = defaultdict(list)
+    numbers = counter()
+    for task, causes in sorted(of_task.items()):
+        for first in range(0, len(causes), most):
+            units[task].append(Unit(next(numbers), tuple(causes[first : first + most])))
+    return dict(units)
 
 
 def _resolved(df: DataFrame, begins: Sequence[str]) -> list[str]:
@@ -254,7 +281,7 @@ def _by_task(queues: Iterable[tuple[str, str | None, int]]) -> Counter[str]:
 def _near(
     df: DataFrame,
     lonely: Collection[str],
-    units: Mapping[str, int],
+    units: Mapping[str, Sequence[Unit]],
     queues: Iterable[tuple[str, str | None, int]],
 ) -> Iterator[Near]:
     """The queues of tasks with few others."""
@@ -266,14 +293,16 @@ def _near(
         letters[queue or ""] += count
     sample = _share_of_messages(len(theirs))
     for task, queue in theirs:
-        yield Near(units[task], task, queue, _below(sample, letters[queue]))
+        for unit in units[task]:
+            yield Near(unit.number, task, queue, _below(sample, letters[queue]))
 
 
 def rows_of_units(df: DataFrame, plan: Plan, successes: DataFrame | None) -> DataFrame:
     """The rows by which causes are explained, with their ``unit``."""
     known = [
-        (one.fingerprint, plan.units[one.task], _below(plan.sample, one.letters), one.width)
+        (one.fingerprint, unit.number, _below(plan.sample, one.letters), one.width)
         for one in plan.known
+        for unit in plan.units[one.task]
     ]
     causes = _frame(df, "cause STRING, unit INT, below BIGINT, width BIGINT", known)
     parts = [
@@ -292,7 +321,9 @@ def rows_of_units(df: DataFrame, plan: Plan, successes: DataFrame | None) -> Dat
 
 def _tasks(df: DataFrame, plan: Plan, messages: Mapping[str, int], sample: int) -> DataFrame:
     rows = [
-        (task, unit, _below(sample, messages.get(task, 0))) for task, unit in plan.units.items()
+        (task, unit.number, _below(sample, messages.get(task, 0)))
+        for task, units in plan.units.items()
+        for unit in units
     ]
     return _frame(df, "task STRING, unit INT, below BIGINT", rows)
 

@@ -33,7 +33,6 @@ _PERIODS = (
 _BINS = 24
 _LEAST_SHARE = 0.8  # of the letters, in the hours that are said
 _MOST_OF_PERIOD = 0.5
-_MOST_MISSED = 7  # letters that a release would have had before the first, in 999 of 1,000 cases
 _STRATA = 50
 
 
@@ -364,7 +363,7 @@ class Confined(NamedTuple):
 def confined(
     cause: Sequence[Confined], others: Sequence[Sequence[Confined]], begin: float, begins: int
 ) -> float:
-    """The probability that a cause began by chance when releases began.
+    """The probability that a cause began at any time rather than with releases, at even odds.
 
     All of it is on these releases, which began at ``begin``; ``begins`` began in all. Two things
     speak for them: it began as soon as they were in use; and all of it is on them while others
@@ -372,15 +371,17 @@ def confined(
     """
     first, last = cause[0].at, max(cause[-1].at, *(one[-1].at for one in others))
     messages = sorted(one for source in others for one in source)
-    used = [at for at, inside in messages if inside]
     earlier = max((at for at, _inside in messages if at < begin), default=begin)
+    used = [at for at, inside in messages if inside]
     before = bisect_left(used, first)
-    after = len(used) - before
-    if not after or before / after * len(cause) > _MOST_MISSED or last <= earlier:
+    if before == len(used) or last <= first or not begins:
         return 1.0
-    waited = min((first - earlier) / (last - earlier), (before + 1) / (len(used) + 1))
-    both = min(1.0, begins * waited) * exp(_log_chance_inside(cause, others, begin))
-    return both * (1 - log(both)) if both > 0 else 0.0
+    together = dispersion([one.at for one in cause], first, cause[-1].at)
+    letters = len(cause) / together
+    missed = letters * min((first - begin) / (last - first), before / (len(used) - before))
+    narrow = 1 / (1 / letters + max(0.0, begin - earlier) / (last - begin))
+    likelier = log(narrow / begins) - missed - _log_chance_inside(cause, others, begin) / together
+    return 1 / (1 + exp(min(likelier, 700.0)))
 
 
 def _log_chance_inside(
@@ -401,4 +402,4 @@ def _log_chance_inside(
     for at, _inside in cause:
         if known := shares.get(int((at - begin) // size)):
             found += log(min(1.0, sum(known) / len(known)))
-    return found / dispersion([one.at for one in cause], cause[0].at, cause[-1].at)
+    return found

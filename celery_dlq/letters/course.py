@@ -41,6 +41,8 @@ _ERRORS = 2.8  # standard errors, of a probability of 1 in 400
 _NEAR_ERRORS = 2
 _COINCIDES = 1 / 6  # at even odds: a release is five times as likely as a coincidence
 _ABOUT = 2 * 3600
+_MANY_SUCCESSES = 200
+_MANY_PERIODS = 20  # of which the letters can grow more frequent
 _MOST_NAMED = 5
 _LEAST_PAUSE = 0.1  # of the time
 _LEAST_RETURNED = 5  # letters before and after a pause
@@ -293,7 +295,10 @@ class _Unit:
         self.begun = [name for name, at in self.first_of.items() if at > known_since]
 
     def others(self, name: str) -> list[list[float]]:
-        """The times of other causes of which there are enough; successes are the newest only."""
+        """The times of the traffic: successes if they were kept all the time, else other causes."""
+        good = self.times.get(None, [])
+        if len(good) >= _MANY_SUCCESSES and good[0] < self.starts + (self.ends - self.starts) / 20:
+            return [good]
         return [
             all_
             for other, all_ in self.times.items()
@@ -327,7 +332,12 @@ def _timing(unit: _Unit, name: str, alpha: float) -> Timing:
     active = [at for at in times if start <= at <= stop]
     others = _within(others, start, stop)
     pattern = None if paused else _pattern(active, others, start, stop, alpha)
-    trend = paused or _trend(active, others, start, stop, patterned=pattern is not None)
+    if pattern and begin and begin.at - unit.starts < 2 * pattern.period:
+        begin, start = None, unit.starts
+    if pattern and end and unit.ends + end.at < 2 * pattern.period:
+        end, stop = None, unit.ends
+    rare = pattern is not None and not 0 < pattern.period < (stop - start) / _MANY_PERIODS
+    trend = paused or (None if rare else _trend(active, others, start, stop))
     if end is not None:
         trend = Trend("over", _exact(course.last_at, -end.at, end.uncertainty, course.width))
     onset = None
@@ -421,7 +431,9 @@ def _pattern(
     alpha: float,
 ) -> Pattern | None:
     """The hours in which a cause comes, or its bursts."""
-    found = tests.hours_of(times, start, end, lambda hours: tests.usual_share(others, hours.share))
+    found = tests.hours_of(
+        times, start, end, lambda hours: tests.usual_share(others, hours.share, 0.5)
+    )
     if found is not None and found[-1] <= alpha:
         hours, share, expected, _chance = found
         kind: Any = {tests.DAY: "hours", tests.WEEK: "weekdays"}.get(hours.period, "period")
@@ -444,8 +456,6 @@ def _trend(
     others: Sequence[Sequence[float]],
     start: float,
     end: float,
-    *,
-    patterned: bool,
 ) -> Trend | None:
     """How a cause goes on while it is there."""
     if not times or end <= start:
@@ -459,7 +469,7 @@ def _trend(
     if early - mean > max(_LEAST_LEAN, _ERRORS * error):
         return Trend("shrinking")
     steady = mean - late < _NEAR_ERRORS * error and early - mean < _NEAR_ERRORS * error
-    return Trend("steady") if steady and len(times) >= _LEAST_STEADY and not patterned else None
+    return Trend("steady") if steady and len(times) >= _LEAST_STEADY else None
 
 
 def _pause(

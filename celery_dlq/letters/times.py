@@ -34,6 +34,7 @@ _BINS = 24
 _LEAST_SHARE = 0.8  # of the letters, in the hours that are said
 _MOST_OF_PERIOD = 0.5
 _STRATA = 50
+_STRAY = 0.01  # of the letters of a cause of a release, on others: late starts
 
 
 def chance(share: float, expected: float, messages: float) -> float:
@@ -58,24 +59,25 @@ def share_between(times: Sequence[float], start: float, end: float) -> float:
     return (bisect_left(times, end) - bisect_left(times, start)) / (len(times) or 1)
 
 
-def usual(values: Sequence[tuple[float, float]], alone: float) -> float:
+def usual(values: Sequence[tuple[float, float]], alone: float, least: float = 0.25) -> float:
     """What all but a quarter of others reach, so that one neighbour alone decides nothing.
 
     The values of others are given with their standard errors, which are added: the least of some
     is less than what they have in common.
     """
     reached = sorted(value + error for value, error in values)
-    return reached[(len(reached) - 1) // 4] if reached else alone
+    return reached[int((len(reached) - 1) * least)] if reached else alone
 
 
 def usual_share(
-    others: Sequence[Sequence[float]], share: Callable[[Sequence[float]], float]
+    others: Sequence[Sequence[float]],
+    share: Callable[[Sequence[float]], float],
+    least: float = 0.25,
 ) -> float:
     """The usual share of others' times."""
     shares = [(share(other), len(other)) for other in others]
-    return min(
-        1.0, usual([(one, sqrt((one * (1 - one) + 1 / of) / of)) for one, of in shares], 0.0)
-    )
+    found = [(one, sqrt((one * (1 - one) + 1 / of) / of)) for one, of in shares]
+    return min(1.0, usual(found, 0.0, least))
 
 
 def halves(times: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -86,14 +88,16 @@ def halves(times: Sequence[float]) -> tuple[list[float], list[float]]:
     return both
 
 
-def dispersion(times: Sequence[float], start: float, end: float) -> float:
+def dispersion(
+    times: Sequence[float], start: float, end: float, sizes: Sequence[int] = _BLOCKS
+) -> float:
     """How many messages come together, at least 1: the variance of counts divided by their mean.
 
     Differences of the differences of neighbouring counts show it, which a trend does not change.
     """
     found = 1.0
     times = times[bisect_left(times, start) : bisect_left(times, end)]
-    for blocks in _BLOCKS:
+    for blocks in sizes:
         number = min(blocks, len(times) // 2)
         if number < _BLOCKS[-1] // 2 or end <= start:
             continue
@@ -112,18 +116,21 @@ def dispersion(times: Sequence[float], start: float, end: float) -> float:
 def gap_chance(gap: float, after: Sequence[float]) -> float:
     """The probability of no message in ``gap`` seconds, of the times since its end.
 
-    It must be small by the nearest messages as well as by all of them.
+    It must be small by the nearest messages as well as by all of them. Times that grow more
+    frequent may have begun to do so with the gap.
     """
     count = len(after) - 1
-    if count < 2:  # noqa: PLR2004 - no rate
+    if count < 2 or after[-1] <= after[0]:  # noqa: PLR2004 - no rate
         return 1.0
+    mean, error = lean(after, after[0], after[-1])
+    power = 2 if mean > 0.5 + 3 * error else 1
     found = 0.0
     for number in {min(_LOCAL, count), min(4 * _LOCAL, count), count}:
         weight = float(number)
         if number == count:
             weight /= dispersion(after, after[0], after[-1])
-        length = after[number] - after[0] or 1e-6
-        found = max(found, (1 + gap / length) ** -weight)
+        length = after[number] - after[0] + 1e-6
+        found = max(found, (1 - (gap / (gap + length)) ** power) ** weight)
     return found
 
 
@@ -245,7 +252,9 @@ class Lean(NamedTuple):
 def lean(times: Sequence[float], start: float, end: float) -> Lean:
     """Whether times grow more frequent: their mean is then above a half."""
     mean = (sum(times) / len(times) - start) / (end - start)
-    return Lean(mean, sqrt(dispersion(times, start, end) / 12 / len(times)))
+    days = int((end - start) / DAY)
+    sizes = _BLOCKS if days < _BLOCKS[-1] // 2 else (min(days, _BLOCKS[0]),)  # of equal hours
+    return Lean(mean, sqrt(dispersion(times, start, end, sizes) / 12 / len(times)))
 
 
 class Hours(NamedTuple):
@@ -399,7 +408,8 @@ def _log_chance_inside(
         for place, count in counts.items():
             shares.setdefault(place, []).append((inside[place] + 0.5) / (count + 0.5))
     found = 0.0
-    for at, _inside in cause:
+    for at, is_inside in cause:
         if known := shares.get(int((at - begin) // size)):
-            found += log(min(1.0, sum(known) / len(known)))
+            share = min(1.0, sum(known) / len(known))
+            found += log(share) if is_inside else log(max(1 - share, _STRAY) / _STRAY)
     return found

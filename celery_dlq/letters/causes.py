@@ -88,7 +88,10 @@ def explain_causes(
         name: Course.of(moments[name], letters=group.size) for name, group in unit.letters.items()
     }
     courses = {**known, **courses}
-    times = timings(courses, moments, unit.letters.keys() & wanted, ends_at=ends_at, alpha=alpha)
+    times: dict[str, Timing] = {}
+    for names in unit.of_same_tasks():
+        same = {name: moments[name] for name in (*names, None)}
+        times |= timings(courses, same, names & {*wanted}, ends_at=ends_at, alpha=alpha)
     return {
         name: unit.explained(name, courses[name], times[name], alpha, cut=cut)
         for name in wanted
@@ -160,6 +163,13 @@ class _Unit:
             timing=timing,
             again=course.again,
         )
+
+    def of_same_tasks(self) -> list[set[str]]:
+        """Causes by their tasks, whose traffic has hours of its own."""
+        found: dict[frozenset[str], set[str]] = {}
+        for name in self.letters:
+            found.setdefault(frozenset(self.tasks[name]), set()).add(name)
+        return [*found.values()]
 
     def moments(self) -> dict[str | None, list[Moment]]:
         """The times of the letters of each cause, and of the successes."""

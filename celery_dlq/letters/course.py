@@ -9,7 +9,7 @@ it comes. Its statements are true of the letters; a cause that comes steadily ge
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from math import isfinite
@@ -34,7 +34,7 @@ _FUTURE = 300  # seconds by which a clock may be ahead
 _OLDEST = 1_262_304_000  # 2010: older times are of a wrong clock
 _GAP = 30 * 86_400  # before a last message that is of a wrong clock
 _LEAST_STEADY = 30  # letters, of which it can be said that they come steadily
-_MOST_IN_BURSTS = 0.5  # of the time, and of others
+_MOST_IN_BURSTS = 0.6  # of others' letters, more than of the time
 _LEAST_LEAN = 0.08  # of the mean time: a rate that doubles in two thirds of the time
 _JUMP, _FALL = 4, 10
 _ERRORS = 2.8  # standard errors, of a probability of 1 in 400
@@ -240,7 +240,7 @@ def _release(name: str, at: float, chance: float, without: Sequence[Sequence[Any
 def timings(
     courses: Mapping[str, Course],
     moments: Mapping[str | None, Sequence[Moment]],
-    wanted: Iterable[str],
+    wanted: Collection[str],
     *,
     starts_at: float | None = None,
     ends_at: float | None = None,
@@ -249,15 +249,16 @@ def timings(
     """What is known of the time of causes that are compared with each other.
 
     Args:
-        courses: All letters of each cause of the task, by fingerprint.
-        moments: A sample of the letters of each, all where there are few; of ``None`` a sample of
-            the task's successes.
+        courses: All letters of each cause, by fingerprint; of other tasks they say when releases
+            began.
+        moments: A sample of the letters of each cause of the task, all where there are few; of
+            ``None`` a sample of the task's successes. Without any, the courses are all there is.
         wanted: The fingerprints of the causes to explain.
         starts_at: When the data begin; by default with the first message.
         ends_at: When they end: now, of letters that still come; by default with the last message.
         alpha: The tolerated probability of a false statement on a cause.
     """
-    unit = _Unit(courses, moments, starts_at, ends_at)
+    unit = _Unit(courses, moments, wanted, starts_at, ends_at)
     return {name: _timing(unit, name, alpha / _KINDS) for name in wanted}
 
 
@@ -268,12 +269,15 @@ class _Unit:
         self,
         courses: Mapping[str, Course],
         moments: Mapping[str | None, Sequence[Moment]],
+        wanted: Collection[str],
         starts_at: float | None,
         ends_at: float | None,
     ) -> None:
         self.courses = courses
         known: dict[str | None, Sequence[Moment]] = dict(moments)
-        known |= {name: one.spread() for name, one in courses.items() if not moments.get(name)}
+        for name in wanted if moments else courses:
+            if not known.get(name):
+                known[name] = courses[name].spread()
         first, last = _span([one.at for all_ in known.values() for one in all_], ends_at)
         self.starts = first if starts_at is None else starts_at
         self.ends = last if ends_at is None else ends_at
@@ -382,8 +386,8 @@ def _changes(
     alpha: float,
 ) -> tuple[tests.Step | None, tests.Step | None, Trend | None]:
     """When a cause began and ended, in reversed time, and whether it returned after a pause."""
-    burst = [first for first, _last in tests.bursts(times, starts, ends)]
-    whole, times = times, burst or times
+    burst = _bursts(times, others, starts, ends, alpha)
+    whole, times = times, [first for first, _last in burst.spans] if burst else times
     directions = (
         (times, others, starts, ends),
         (_reversed(times), [_reversed(other) for other in others], -ends, -starts),
@@ -438,17 +442,27 @@ def _pattern(
         hours, share, expected, _chance = found
         kind: Any = {tests.DAY: "hours", tests.WEEK: "weekdays"}.get(hours.period, "period")
         return Pattern(kind, hours.period, hours.start, hours.end, share, expected)
-    bursts = tests.bursts(times, start, end)
-
-    def in_bursts(all_: Sequence[float]) -> float:
-        return sum(tests.share_between(all_, *one) for one in bursts)
-
-    taken = sum(last - first for first, last in bursts) / (end - start)
-    expected = max(taken, tests.usual_share(others, in_bursts))
-    if not bursts or expected > _MOST_IN_BURSTS:
+    bursts = _bursts(times, others, start, end, alpha)
+    if bursts is None:
         return None
-    first, last = bursts[-1]
-    return Pattern("bursts", 0, first, last, 1.0, expected, len(bursts))
+    first, last = bursts.spans[-1]
+    taken = sum(one[1] - one[0] for one in bursts.spans) / (end - start)
+    return Pattern("bursts", 0, first, last, 1.0, taken, len(bursts.spans))
+
+
+def _bursts(
+    times: Sequence[float],
+    others: Sequence[Sequence[float]],
+    start: float,
+    end: float,
+    alpha: float,
+) -> tests.Bursts | None:
+    """The bursts of a cause between which others come."""
+    found = tests.bursts(times, start, end)
+    if found is None or found.chance > alpha:
+        return None
+    meanwhile = _within(others, found.spans[0][0], found.spans[-1][1])
+    return found if tests.usual_share(meanwhile, found.share, 0.5) <= _MOST_IN_BURSTS else None
 
 
 def _trend(
@@ -618,7 +632,8 @@ def pattern_text(pattern: Pattern) -> str:
     """When a cause comes, such as ``every day from 02:00 to 03:00 UTC``."""
     share = "" if pattern.share == 1 else f" ({min(99, int(100 * pattern.share))} % of it)"
     if pattern.kind == "bursts":
-        return f"in {pattern.bursts} bursts, the last at {moment_text(pattern.start)}"
+        share = f"{min(99, max(1, round(100 * pattern.expected)))} % of the time"
+        return f"in {pattern.bursts} bursts in {share}, the last since {moment_text(pattern.start)}"
     if pattern.kind == "weekdays":
         first, last = (int(at // 86_400) % 7 for at in (pattern.start, pattern.end - 1))
         if first == last:

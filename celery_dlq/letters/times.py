@@ -34,6 +34,9 @@ _BINS = 24
 _LEAST_SHARE = 0.8  # of the letters, in the hours that are said
 _MOST_OF_PERIOD = 0.5
 _STRATA = 50
+_LONG_GAP = 5  # of the mean gap
+_MOST_OF_ONE = 0.6  # of the letters, in one of several bursts
+_MANY = 3  # bursts, and letters of each of them
 _STRAY = 0.01  # of the letters of a cause of a release, on others: late starts
 
 
@@ -348,18 +351,37 @@ def _best_hours(times: Sequence[float], period: int) -> tuple[Hours, float]:
     return Hours(period, start * size, (start + length) * size % period), gain
 
 
-def bursts(times: Sequence[float], start: float, end: float) -> list[tuple[float, float]]:
-    """The intervals in which all messages come, if they take a fifth of the time or less."""
-    longest = (end - start) / 50
-    found: list[tuple[float, float]] = []
+class Bursts(NamedTuple):
+    """Intervals in which all messages come, and the probability of so much time without any."""
+
+    spans: list[tuple[float, float]]
+    chance: float
+
+    def share(self, times: Sequence[float]) -> float:
+        """The share of times that are in them."""
+        return sum(share_between(times, first, last) for first, last in self.spans)
+
+
+def bursts(times: Sequence[float], start: float, end: float) -> Bursts | None:
+    """The intervals in which all messages come, if they take half of the time or less.
+
+    Of times that come evenly, one in 25 is in a gap of five mean gaps or more.
+    """
+    longest = _LONG_GAP * (end - start) / max(len(times), 1)
+    spans: list[list[float]] = []
     for at in times:
-        if found and at - found[-1][1] <= longest:
-            found[-1] = (found[-1][0], at)
+        if spans and at - spans[-1][-1] <= longest:
+            spans[-1].append(at)
         else:
-            found.append((at, at))
-    taken = sum(last - first for first, last in found)
-    few = 3 <= len(found) <= len(times) // 10 and taken <= (end - start) / 5  # noqa: PLR2004
-    return found if few else []
+            spans.append([at])
+    taken = sum(one[-1] - one[0] for one in spans) / max(end - start, 1e-6)
+    sizes = sorted(len(one) for one in spans)
+    few = len(sizes) < _MANY or sizes[-_MANY] < _MANY
+    if few or sizes[-1] > _MOST_OF_ONE * len(times) or taken > _MOST_OF_PERIOD:
+        return None
+    even = (1 + _LONG_GAP) * exp(-_LONG_GAP)
+    found = [(one[0], one[-1]) for one in spans]
+    return Bursts(found, chance(1 - taken, even, len(times) / _LONG_GAP))
 
 
 class Confined(NamedTuple):

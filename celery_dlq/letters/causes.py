@@ -34,7 +34,7 @@ from celery_dlq.letters.comparison import (
     Pair,
     comparable,
 )
-from celery_dlq.letters.contrasts import Group, follows_time, number_of, rivals_of, times_of
+from celery_dlq.letters.contrasts import Group, counted_up, number_of, rivals_of, times_of
 from celery_dlq.letters.course import Course, Moment, Timing, timings
 from celery_dlq.letters.explanation import Explanation, OfTask, Shared
 from celery_dlq.letters.properties import Comparison, Side
@@ -121,7 +121,7 @@ class _Unit:
         self._numeric = _numeric(groups)
         for group in groups:
             group.read_numbers(self._numeric)
-        self._following = frozenset(one for one in self._numeric if follows_time(groups, one))
+        self._numeric -= {one for one in self._numeric if counted_up(groups, one)}
 
     def explained(
         self,
@@ -139,7 +139,6 @@ class _Unit:
             sides,
             totals=self._totals,
             numeric=sorted(self._numeric),
-            following=self._following,
             times=times_of(here),
             tasks=[partial(Group.mask, pair=(TASK, task)) for task in tasks]
             if len(tasks) > 1

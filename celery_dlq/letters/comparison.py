@@ -25,7 +25,7 @@ import json
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import exp, lgamma, sqrt
+from math import exp, inf, lgamma, sqrt
 from typing import Any, NamedTuple, TypeVar
 
 Pair = tuple[str, str | None]
@@ -176,8 +176,8 @@ def _pieces(value: Any) -> Iterator[str]:
 _quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 
-ALPHA = 0.01
-"""The tolerated share of false findings among all findings."""
+ALPHA = 0.005
+"""The tolerated share of false findings among all findings of a cause."""
 
 LEAST_DIFFERENCE = 0.1
 """Of two shares: a smaller one is no finding, and does not put one finding before another."""
@@ -347,7 +347,7 @@ def significant(
 def chance(a: int, c: int, n: int, m: int) -> float:
     """Fisher's exact test, one-sided: the probability of ``a`` or more inside by chance."""
     total = a + c
-    first = _log_ways(n, a) + _log_ways(m, c) - _log_ways(n + m, total)
+    first = ways(n, a) + ways(m, c) - ways(n + m, total)
     term = terms = 1.0
     for k in range(a, min(n, total)):
         ratio = (n - k) * (total - k) / ((k + 1) * (m - total + k + 1))
@@ -358,5 +358,8 @@ def chance(a: int, c: int, n: int, m: int) -> float:
     return min(1.0, exp(first) * terms)
 
 
-def _log_ways(of: int, chosen: int) -> float:
+def ways(of: int, chosen: int) -> float:
+    """The logarithm of the number of ways to choose some of them; minus infinity: none."""
+    if not 0 <= chosen <= of:
+        return -inf
     return lgamma(of + 1) - lgamma(chosen + 1) - lgamma(of - chosen + 1)

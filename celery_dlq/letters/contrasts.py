@@ -24,16 +24,19 @@ from itertools import groupby, pairwise
 from math import exp, isfinite, log
 from typing import NamedTuple
 
-from celery_dlq.letters.comparison import SIZE, UNREAD, WHOLE, Pair, chance
+from celery_dlq.letters.comparison import SIZE, UNREAD, WHOLE, Pair, chance, ways
 
 _MOST_STRATA = 24
-_STRATUM = 20  # letters
+_STRATUM = 5  # letters
 _FEW = 20  # messages; causes of fewer are one rival
 _ENOUGH = 300  # messages of a rival of several causes, where there are many
 _LEAST_RIVALS = 5  # where there are so many causes
 _MOST_NUMBERS = 4_000  # of all rivals, from which the ends of a range are chosen
 _MOST_RANKED = 300  # numbers of a group that are compared with time
 _FOLLOWS_TIME = 0.5  # the correlation of ranks
+_SEVERAL = 4  # messages with a value
+_MOST_TRIALS = 60  # of a test in strata that is exact
+_MOSTLY = 0.6  # of the messages
 
 PART = 0.05
 """Of a smaller share it is not known whether it is a part."""
@@ -139,13 +142,7 @@ class Group:
         values, holders = self.numbers(feature)
         return bits(holders[bisect_left(values, low) : bisect_right(values, high)], self.size)
 
-    def width(self, feature: str) -> float:
-        """The width of the range of four fifths of the numbers."""
-        numbers, _holders = self.numbers(feature)
-        tenth = len(numbers) // 10
-        return numbers[-1 - tenth] - numbers[tenth] if numbers else 0.0
-
-    def follows_time(self, feature: str) -> float:
+    def rank_with_time(self, feature: str) -> float:
         """The correlation of a feature's numbers with time, of ranks: ids may be counted up."""
         numbers, holders = self.numbers(feature)
         step = max(1, len(holders) // _MOST_RANKED)
@@ -363,7 +360,21 @@ def _against(rival: Rival, strata: Sequence[Counts]) -> Against:
     return Against(rival, here, there, p_value, holders, others)
 
 
-def _bound(strata: Iterable[Counts]) -> float:
+def _tail(strata: Iterable[Counts], least: int) -> float:
+    """The probability of so many or more, by the distribution of the sum."""
+    found = [1.0]
+    for a, n, c, m in strata:
+        each = [ways(n, k) + ways(m, a + c - k) for k in range(min(n, a + c) + 1)]
+        of_all = ways(n + m, a + c)
+        sums = [0.0] * (len(found) + len(each) - 1)
+        for place, before in enumerate(found):
+            for k, one in enumerate(each):
+                sums[place + k] += before * exp(one - of_all)
+        found = sums
+    return min(1.0, sum(found[least:]))
+
+
+def _bound(strata: Sequence[Counts]) -> float:
     """An upper bound of the probability that so many or more have it here, stratum by stratum.
 
     With its margins fixed, a stratum's number is a sum of independent trials, and so is the sum.
@@ -376,6 +387,8 @@ def _bound(strata: Iterable[Counts]) -> float:
         trials += min(one.n, holders)
     if a <= expected or not trials:
         return 1.0
+    if trials <= _MOST_TRIALS:
+        return _tail(strata, a)
     p, q = a / trials, min(expected / trials, 1.0)
     divergence = p * log(p / q) + ((1 - p) * log((1 - p) / (1 - q)) if p < 1 else 0.0)
     return exp(-trials * divergence)
@@ -402,14 +415,38 @@ def inside(rival: Rival, group: Group, feature: str) -> bool:
     return False
 
 
-def follows_time(groups: Iterable[Group], feature: str) -> bool:
-    """True if the numbers of a feature follow time in most groups."""
-    found = sorted(
-        abs(one.follows_time(feature))
-        for one in groups
-        if len(one.numbers(feature)[0]) >= _FEW // 2
-    )
-    return bool(found) and found[len(found) // 2] >= _FOLLOWS_TIME
+def around(rival: Rival, feature: str, low: float, high: float) -> bool:
+    """True if a rival has numbers on both sides of a range."""
+    numbers = [each for one in rival for each in [one.numbers(feature)[0]] if each]
+    ends = [each[0] for each in numbers], [each[-1] for each in numbers]
+    return bool(numbers) and min(ends[0]) < low <= high < max(ends[1])
+
+
+def counted_up(groups: Iterable[Group], feature: str) -> bool:
+    """True if the numbers of a feature grow or fall with time: ids are counted up."""
+    sizes = [(one, len(one.numbers(feature)[0])) for one in groups]
+    total = sum(size for _one, size in sizes)
+    mean = sum(one.rank_with_time(feature) * size for one, size in sizes) / max(total, 1)
+    return total >= _FEW and abs(mean) >= _FOLLOWS_TIME
+
+
+def changes_with_time(groups: Iterable[Group], feature: str) -> bool:
+    """True if most values of a feature are of a small part of the time: dates, campaigns."""
+    short = several = 0
+    for one in groups:
+        whole = middle(one.times)
+        for pair, count in one.values(feature).items():
+            if count >= _SEVERAL and count <= one.size * (1 - PART):
+                times = [one.times[place] for place in one.index[pair] if place < len(one.times)]
+                several += count
+                short += count * (2 * middle(times) < whole)
+    return several >= _FEW and short > _MOSTLY * several
+
+
+def middle(ordered: Sequence[float]) -> float:
+    """The width of the range of four fifths of some times."""
+    tenth = len(ordered) // 10
+    return ordered[-1 - tenth] - ordered[tenth] if ordered else 0.0
 
 
 def widest(own: Sequence[float], others: Iterable[Sequence[float]]) -> tuple[float, float] | None:

@@ -43,6 +43,8 @@ from celery_dlq.letters.contrasts import (
     Group,
     Holds,
     Rival,
+    around,
+    changes_with_time,
     contrast,
     inside,
     usual_of,
@@ -82,6 +84,11 @@ class Side(NamedTuple):
         return [group for rival in self.rivals for group in rival]
 
     @property
+    def all(self) -> Rival:
+        """All of them as one."""
+        return tuple(self.groups)
+
+    @property
     def messages(self) -> int:
         """How many there are."""
         return sum(group.size for group in self.groups)
@@ -115,10 +122,9 @@ class Comparison:
         here: Its letters.
         sides: What it is compared with, the best background first.
         totals: All messages with each pair.
-        numeric: The features whose values are numbers.
+        numeric: The features whose values are numbers, without those that are counted up.
         times: Spans of time in which the cause has letters.
         tasks: What has the messages of each task, if there are several.
-        following: Numeric features that follow time.
         alpha: The tolerated share of false findings.
     """
 
@@ -129,7 +135,6 @@ class Comparison:
         *,
         totals: Counter[Pair],
         numeric: Sequence[str],
-        following: frozenset[str],
         times: Sequence[Holds],
         tasks: Sequence[Holds],
         alpha: float,
@@ -138,7 +143,6 @@ class Comparison:
         self._sides = sides
         self._totals = totals
         self._numeric = numeric
-        self._following = following
         self._times = times
         self._tasks = tasks
         self._alpha = alpha
@@ -226,7 +230,10 @@ class Comparison:
         """
         if found.difference < LEAST_DIFFERENCE:
             return False
-        if found.here < 1 and not found.holders and of.kind != RANGE:
+        if of.kind == RANGE and not found.holders:
+            low, high = (float(of.details[end]) for end in ("low", "high"))
+            return around(found.rivals[0].rival, of.feature, low, high)
+        if found.here < 1 and not found.holders:
             return self._alike_but(of, found.rivals[0].rival)
         small = found.there <= 1 - found.here
         return small or (found.here >= 1 - PART and found.there <= 1 / 2)
@@ -289,7 +296,7 @@ class Comparison:
             if value is not None and feature not in {TASK, SIZE} and len(holders) > 1:
                 features[feature].append(pair)
         for feature, pairs in features.items():
-            if len(pairs) > 1 and feature not in self._following:
+            if len(pairs) > 1:
                 self._tests += 1
                 found = self._set(feature, pairs)
                 if found:
@@ -408,7 +415,6 @@ class Comparison:
                     holds=partial(Group.between, feature=feature, low=ends[0], high=ends[1]),
                     known=partial(Group.known, feature=feature),
                     kind=RANGE,
-                    in_time=feature in self._following,
                     details={"low": low, "high": high},
                 )
             )
@@ -468,10 +474,12 @@ class Comparison:
             return None
         chances = []
         for base, other in ((first, second), (second, first)):
-            inside = contrast(self._here, rivals, other.of.holds, base.of.holds, strata=strata)
-            if inside is None or inside.difference < LEAST_DIFFERENCE:
+            met = contrast(
+                self._here, [first.side.all], other.of.holds, base.of.holds, strata=strata
+            )
+            if met is None or met.difference < LEAST_DIFFERENCE:
                 return None
-            chances.append(inside.chance * tests)
+            chances.append(met.chance * tests)
         if max(chances) > self._alpha:
             return None
         return _Tested(max(chances), of, first.side, whole, max(chances))
@@ -483,24 +491,16 @@ class Comparison:
         """
         if one.of.in_time or not self._times:
             return True
+        parts = [feature for feature, _value in one.of.details.get("parts", ())]
+        changes = any(
+            changes_with_time(one.side.groups, feature) for feature in parts or [one.of.feature]
+        )
         same = contrast(self._here, one.side.rivals, one.of.holds, one.of.known, strata=self._times)
-        if same is not None and same.others >= MIN_OTHERS:
-            error = sqrt(max(same.there * (1 - same.there), 1 / same.others) / same.others)
-            drifts = same.there - one.contrast.there > _CLEARLY * error
-            return not drifts or (
-                same.difference >= LEAST_DIFFERENCE and same.chance <= self._alpha
-            )
-        return not self._clustered(one)
-
-    def _clustered(self, one: _Tested) -> bool:
-        """True if the others with a property are of a small part of the time."""
-        holders: list[float] = []
-        times: list[float] = []
-        for group in one.side.groups:
-            has = one.of.holds(group)
-            times += group.times
-            holders += [at for place, at in enumerate(group.times) if has >> place & 1]
-        return len(holders) >= LEAST and 2 * _middle(holders) < _middle(times)
+        if same is None or same.others < MIN_OTHERS:
+            return not changes
+        error = sqrt(max(same.there * (1 - same.there), 1 / same.others) / same.others)
+        changes = changes or same.there - one.contrast.there > _CLEARLY * error
+        return not changes or (same.difference >= LEAST_DIFFERENCE and same.chance <= self._alpha)
 
     def _distinct(self, found: Sequence[_Tested]) -> list[Significant]:
         """Put findings together of which one follows from the other."""
@@ -527,25 +527,18 @@ class Comparison:
         def without(group: Group) -> int:
             return group.all & ~stronger.of.holds(group)
 
-        inside = contrast(
+        met = contrast(
             self._here,
-            one.side.rivals,
+            [one.side.all],
             one.of.holds,
             one.of.known,
             strata=(stronger.of.holds, without),
         )
-        return inside is None or inside.difference < LEAST_DIFFERENCE or inside.chance > self._alpha
+        return met is None or met.difference < LEAST_DIFFERENCE or met.chance > self._alpha
 
 
 def _both(first: Holds, second: Holds) -> Holds:
     return lambda group: first(group) & second(group)
-
-
-def _middle(times: Sequence[float]) -> float:
-    """The width of the range of four fifths of the times."""
-    ordered = sorted(times)
-    tenth = len(ordered) // 10
-    return ordered[-1 - tenth] - ordered[tenth]
 
 
 def _finding(one: _Tested) -> Significant:

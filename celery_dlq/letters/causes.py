@@ -28,13 +28,18 @@ from celery_dlq.letters.comparison import (
     SAME_TASKS,
     SIZE,
     SUCCESSES,
-    TASK,
     UNREAD,
     WHOLE,
     Pair,
     comparable,
 )
-from celery_dlq.letters.contrasts import Group, counted_up, number_of, rivals_of, times_of
+from celery_dlq.letters.contrasts import (
+    Group,
+    counted_up,
+    number_of,
+    rivals_of,
+    times_of,
+)
 from celery_dlq.letters.course import Course, Moment, Timing, timings
 from celery_dlq.letters.explanation import Explanation, OfTask, Shared
 from celery_dlq.letters.properties import Comparison, Side
@@ -69,6 +74,7 @@ def explain_causes(
     ends_at: float | None = None,
     alpha: float = ALPHA,
     cut: bool = False,
+    timed: bool = True,
 ) -> dict[str, Explanation]:
     """Explain causes by a sample of letters and successes that are compared together.
 
@@ -80,7 +86,8 @@ def explain_causes(
         wanted: The fingerprints to explain.
         ends_at: When the data end; by default with the last message.
         alpha: The tolerated share of false findings.
-        cut: True if older messages were not read.
+        cut: True if older letters were not read.
+        timed: False if messages of a time were left out, so that nothing is known of the time.
     """
     unit = _Unit(messages)
     moments = unit.moments()
@@ -89,13 +96,13 @@ def explain_causes(
     }
     courses = {**known, **courses}
     times: dict[str, Timing] = {}
-    for names in unit.of_same_tasks():
+    for names in unit.of_same_tasks() if timed else ():
         same = {name: moments[name] for name in (*names, None)}
         times |= timings(courses, same, names & {*wanted}, ends_at=ends_at, alpha=alpha)
     return {
-        name: unit.explained(name, courses[name], times[name], alpha, cut=cut)
+        name: unit.explained(name, courses[name], times.get(name), alpha, cut=cut)
         for name in wanted
-        if name in times
+        if name in unit.letters
     }
 
 
@@ -111,7 +118,7 @@ class _Unit:
             else:
                 letters[one.cause].append(one)
         self.tasks = {name: Counter(one.task for one in some) for name, some in letters.items()}
-        self._queues = {name: {one.queue for one in some} for name, some in letters.items()}
+        self._messages = dict(letters)
         self.letters = {name: _group(name, some) for name, some in letters.items()}
         self._good = {task: _group(task, some) for task, some in good.items()}
         groups = [*self.letters.values(), *self._good.values()]
@@ -127,7 +134,7 @@ class _Unit:
         self,
         name: str,
         course: Course,
-        timing: Timing,
+        timing: Timing | None,
         alpha: float,
         *,
         cut: bool,
@@ -140,9 +147,7 @@ class _Unit:
             totals=self._totals,
             numeric=sorted(self._numeric),
             times=times_of(here),
-            tasks=[partial(Group.mask, pair=(TASK, task)) for task in tasks]
-            if len(tasks) > 1
-            else [],
+            tasks=[partial(Group.of_task, task=task) for task in tasks] if len(tasks) > 1 else [],
             alpha=alpha,
         )
         findings = comparison.findings()
@@ -180,9 +185,12 @@ class _Unit:
 
     def _of_task(self, name: str, task: str) -> OfTask:
         """The letters of a task, and the larger number of others or successes."""
-        others = sum(counts[task] for other, counts in self.tasks.items() if other != name)
+        others = self._of_other_causes(name, task)
         good = self._good.get(task)
         return OfTask(self.tasks[name][task], max(others, good.size if good else 0))
+
+    def _of_other_causes(self, name: str, task: str) -> int:
+        return sum(counts[task] for other, counts in self.tasks.items() if other != name)
 
     def _of_tasks(self, name: str, side: Side) -> int:
         """The letters of those tasks of which a side has messages."""
@@ -213,19 +221,25 @@ class _Unit:
             found.append(Side(SUCCESSES, [tuple(good)]))
         if same:
             found.append(Side(SAME_TASKS, rivals_of(same)))
-        if sum(one.size for one in same) < MIN_OTHERS:
-            near = [
-                group
-                for other, group in self.letters.items()
-                if other != name and self._queues[other] & self._queues[name]
-            ]
-            if len(near) > len(same):
+        if min(self._of_other_causes(name, task) for task in self.tasks[name]) < MIN_OTHERS:
+            near = self._near(name)
+            if near:
                 found.append(Side(SAME_QUEUES, rivals_of(near)))
         return found
 
+    def _near(self, name: str) -> list[Group]:
+        """The letters of other causes, of any task, from the same queues."""
+        queues = {one.queue for one in self._messages[name]}
+        found = (
+            _group(other, [one for one in some if one.queue in queues])
+            for other, some in self._messages.items()
+            if other != name
+        )
+        return [one for one in found if one.size]
+
 
 def _group(name: str, messages: Iterable[Message]) -> Group:
-    return Group(name, ((one.at, one.pairs) for one in messages))
+    return Group(name, ((one.at, one.task, one.pairs) for one in messages))
 
 
 def _numeric(groups: Iterable[Group]) -> frozenset[str]:

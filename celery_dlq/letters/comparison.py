@@ -6,27 +6,17 @@ looked into three levels deep: ``kwargs.order.ship.country``, ``args[0].id``, an
 and ``kwargs.items[].sku`` for the items of a list. Whoever may publish writes arguments. So they
 are only parsed, and bounded in size and number.
 
-A value is tested by Fisher's exact test (the probability that chance alone makes it as frequent)
-and corrected for the number of values by the procedure of Benjamini and Hochberg. Among many
-messages hardly any difference is chance, so it must also be `LEAST_DIFFERENCE` or more. At most
-`MOST_TESTED` values of one comparison are tested: those that are more frequent inside and stand
-out most. The others count as tests without a finding, so the limit can hide a weak finding but
-never adds a false one.
-
-Source: Y. Benjamini, Y. Hochberg, "Controlling the False Discovery Rate", J. R.
-Statist. Soc. B 57 (1995); R. Bourgon et al., "Independent filtering increases
-detection power for high-throughput experiments", PNAS 107 (2010), for why a value's
-total frequency may decide whether it is tested.
+`celery_dlq.letters.properties` tests which of them set a cause apart.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import exp, inf, lgamma, sqrt
-from typing import Any, NamedTuple, TypeVar
+from math import exp, inf, lgamma
+from typing import Any, TypeVar
 
 Pair = tuple[str, str | None]
 Masked = Callable[[list[Any], dict[str, Any]], tuple[list[Any], dict[str, Any]]]
@@ -95,7 +85,7 @@ def pairs_of(text_of: Callable[[str], str | None], masked: Masked | None = None)
     if task := text_of("task_name"):
         found.add((TASK, task[:MAX_VALUE_CHARS]))
     texts = text_of("args_json"), text_of("kwargs_json")
-    if texts[0] is not None and texts[1] is not None:
+    if texts[0] and texts[1]:
         found.add((SIZE, str(len(texts[0]) + len(texts[1]))))
     args, kwargs = _parsed(texts[0] or "", list), _parsed(texts[1] or "", dict)
     if args is None or kwargs is None:
@@ -191,9 +181,6 @@ MIN_OTHERS = 20
 Nor is it then said that nothing stands out.
 """
 
-MOST_TESTED = 2_000
-"""Values tested in one comparison."""
-
 SAME_TASKS, SAME_QUEUES, SUCCESSES = "same tasks", "same queues", "successes"
 """What letters are compared with: letters of the same tasks, of the same queues; successes."""
 
@@ -202,24 +189,6 @@ _NEGLIGIBLE = 1e-13  # of a sum
 
 VALUE, SET, RANGE, PAIR = "value", "set", "range", "pair"
 """What a finding is: one value, several of a feature, a range of numbers, values of two features"""
-
-
-class Candidate(NamedTuple):
-    """A value that ``a`` of ``n`` messages inside have, and ``c`` of ``m`` outside."""
-
-    feature: str
-    value: str
-    a: int
-    c: int
-    n: int
-    m: int
-
-    @property
-    def distance(self) -> float:
-        """The difference of the two shares, in standard errors."""
-        share = (self.a + self.c) / (self.n + self.m)
-        error = sqrt(share * (1 - share) * (1 / self.n + 1 / self.m))
-        return (self.a / self.n - self.c / self.m) / error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,25 +224,25 @@ class Significant:
         return (difference, self.value == GIVEN, self.feature, self.value)
 
 
-def ranked(
-    found: list[Significant], last: Callable[[Significant], bool] = lambda _one: False
-) -> list[Significant]:
+def ranked(found: list[Significant]) -> list[Significant]:
     """Sort findings, the most telling first: the largest difference of the shares.
 
     Of nearly equal differences, arguments come first, then the fields in the order of `FIELDS`: a
-    new release often has new hosts, and a host has all the letters of its release. ``last`` is
-    true for those that come after the others.
+    new release often has new hosts, and a host has all the letters of its release. A value comes
+    before a set and a range, and these before that an argument was given.
     """
     kinds = {feature: place for place, feature in enumerate(FIELDS)}
     left, result = sorted(found, key=lambda one: one.order), list[Significant]()
     while left:
         largest = left[0].order[0]
         near = [one for one in left if one.order[0] - largest < LEAST_DIFFERENCE]
-        result += sorted(
-            near, key=lambda one: (last(one), one.kind in {SET, RANGE}, kinds.get(one.feature, -1))
-        )
+        result += sorted(near, key=lambda one: (_weight(one), kinds.get(one.feature, -1)))
         left = left[len(near) :]
     return result
+
+
+def _weight(one: Significant) -> int:
+    return 2 if one.value == GIVEN else one.kind in {SET, RANGE}
 
 
 def comparable(feature: str, against: str) -> bool:
@@ -284,64 +253,7 @@ def comparable(feature: str, against: str) -> bool:
     """
     if against == SAME_QUEUES:
         return feature in OF_ANY_TASK
-    return against != SUCCESSES or feature != "retries"
-
-
-def candidates(
-    here: Counter[Pair],
-    there: Counter[Pair],
-    inside: int,
-    outside: int,
-    against: str,
-) -> tuple[list[Candidate], int]:
-    """The values to test, and the number of tests they stand for.
-
-    Counted are the messages with each pair here and there, of ``inside`` and ``outside`` in all.
-    """
-    found, tests = [], 0
-    for pair in here.keys() | there.keys():
-        feature, value = pair
-        a, c = here[pair], there[pair]
-        if a + c < LEAST or pair == UNREAD or not comparable(feature, against):
-            continue
-        n, m = inside, outside
-        if value is None:  # among those whose arguments are known
-            n, m = max(a, inside - here[UNREAD]), max(c, outside - there[UNREAD])
-        elif feature not in WHOLE:  # among those that have the argument
-            n, m = here[feature, None], there[feature, None]
-        if not n or not m or a + c >= n + m:  # what all messages have explains nothing
-            continue
-        tests += 1
-        if a * m > c * n:
-            found.append(Candidate(feature, GIVEN if value is None else value, a, c, n, m))
-    found.sort(key=lambda one: (-one.distance, one.feature, one.value))
-    return found[:MOST_TESTED], tests
-
-
-def significant(
-    tested: Sequence[Candidate], tests: int, against: str, alpha: float = ALPHA
-) -> Iterator[Significant]:
-    """The candidates of one comparison that are significant."""
-    ordered = sorted(((chance(*one[2:]), one) for one in tested), reverse=True)
-    q_value = 1.0
-    for place, (p_value, (feature, value, a, c, n, m)) in enumerate(ordered):
-        q_value = min(q_value, p_value * tests / (len(ordered) - place))
-        here, there = a / n, c / m
-        if q_value <= alpha and here - there >= LEAST_DIFFERENCE:
-            yield Significant(
-                feature=feature,
-                value=value,
-                against=against,
-                letters=a,
-                of_letters=n,
-                others=c,
-                of_others=m,
-                share_here=here,
-                share_elsewhere=there,
-                lift=here / (there or 0.5 / m),
-                p_value=p_value,
-                q_value=q_value,
-            )
+    return feature != TASK and (against != SUCCESSES or feature != "retries")
 
 
 def chance(a: int, c: int, n: int, m: int) -> float:

@@ -45,15 +45,28 @@ PART = 0.05
 class Group:
     """Messages, ordered by time, and which of them have each pair."""
 
-    __slots__ = ("_even", "_masks", "_numbers", "_usual", "index", "name", "size", "times")
+    __slots__ = (
+        "_even",
+        "_masks",
+        "_numbers",
+        "_tasks",
+        "_usual",
+        "index",
+        "name",
+        "size",
+        "times",
+    )
 
-    def __init__(self, name: str, messages: Iterable[tuple[float | None, frozenset[Pair]]]) -> None:
+    def __init__(
+        self, name: str, messages: Iterable[tuple[float | None, str, frozenset[Pair]]]
+    ) -> None:
         self.name = name
         timed = sorted(messages, key=lambda one: (one[0] is None, one[0] or 0.0))
         self.size = len(timed)
-        self.times = [at for at, _pairs in timed if at is not None]
+        self.times = [at for at, _task, _pairs in timed if at is not None]
+        self._tasks = [task for _at, task, _pairs in timed]
         index: dict[Pair, list[int]] = defaultdict(list)
-        for number, (_at, pairs) in enumerate(timed):
+        for number, (_at, _task, pairs) in enumerate(timed):
             for pair in pairs:
                 index[pair].append(number)
         self.index: Mapping[Pair, list[int]] = dict(index)
@@ -66,6 +79,10 @@ class Group:
     def all(self) -> int:
         """All messages, as bits."""
         return (1 << self.size) - 1
+
+    def of_task(self, task: str) -> int:
+        """The messages of a task, as bits."""
+        return bits((n for n, name in enumerate(self._tasks) if name == task), self.size)
 
     def half(self, number: int) -> int:
         """Every second message in time, from the first or the second one on, as bits."""
@@ -327,7 +344,7 @@ def _counts(
 ) -> list[Counts]:
     """Counts here and in a rival, of each stratum that both have; without strata at once."""
     found = []
-    for stratum in strata or (_whole,):
+    for stratum in strata or (whole,):
         inside = stratum(group)
         n = (own[1] & inside).bit_count()
         if not n:
@@ -342,7 +359,8 @@ def _counts(
     return found
 
 
-def _whole(group: Group) -> int:
+def whole(group: Group) -> int:
+    """All messages of a group, as bits."""
     return group.all
 
 
@@ -413,13 +431,6 @@ def inside(rival: Rival, group: Group, feature: str) -> bool:
         if PART < below + above < 1 - PART or min(below, above) > PART:
             return True
     return False
-
-
-def around(rival: Rival, feature: str, low: float, high: float) -> bool:
-    """True if a rival has numbers on both sides of a range."""
-    numbers = [each for one in rival for each in [one.numbers(feature)[0]] if each]
-    ends = [each[0] for each in numbers], [each[-1] for each in numbers]
-    return bool(numbers) and min(ends[0]) < low <= high < max(ends[1])
 
 
 def counted_up(groups: Iterable[Group], feature: str) -> bool:

@@ -1,41 +1,36 @@
 """What the letters of a cause share, how they differ from others, and what is left open.
 
-``dlq differences``, its page, `DeadLetters.differences` and the triage's `why` count messages in
-their own ways. `explain` makes the answer of the counts, so all of them say the same.
+`celery_dlq.letters.causes` makes it, for ``dlq differences``, its page, `DeadLetters.differences`
+and the triage, so all of them say the same.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from math import floor, log10, sqrt
 from typing import Any, NamedTuple
 
 from celery_dlq.letters.comparison import (
-    ALPHA,
-    FIELDS,
     GIVEN,
     LEAST,
     MIN_OTHERS,
-    OF_ANY_TASK,
+    PAIR,
+    RANGE,
     SAME_QUEUES,
     SAME_TASKS,
+    SET,
+    SIZE,
     SUCCESSES,
     TASK,
-    UNREAD,
-    WHOLE,
-    Pair,
     Significant,
-    candidates,
-    comparable,
-    ranked,
-    significant,
 )
 from celery_dlq.letters.course import Onset, Release, Timing, Trend
 from celery_dlq.letters.printable import shortened
 
 _MAX_SHOWN_CHARS = 80
 _MOST_NAMED = 5  # shared values in a sentence
+_MOST_IN_HEADLINE = 3  # findings
 _PHRASES = {
     "host": "ran on",
     "release": "ran on release",
@@ -48,34 +43,21 @@ _OTHERS = {
     SAME_QUEUES: "the other letters of the queue",
     SUCCESSES: "the sampled successes of the task",
 }
+_EACH_CAUSE = ", each cause alike"
 _COMPARED = {
     SAME_TASKS: ("other letter of the task", "other letters of the task"),
     SUCCESSES: ("sampled success of the task", "sampled successes of the task"),
     SAME_QUEUES: ("other letter of the queue", "other letters of the queue"),
 }
 _NOTHING = (
-    f"Nothing stands out: no value that {LEAST} messages or more have is more frequent here, by a "
-    "tenth and beyond chance. Ranges, pairs of values and times are not compared."
+    "Nothing stands out: no value, set of values, range of numbers or pair of values is more "
+    "frequent here, by a tenth and beyond chance."
 )
-_NO_HEADLINE = "nothing stands out"
 _NOTHING_SO_FAR = (
     "What was compared shows no difference of a tenth or more beyond chance; the rest may."
 )
+_SMALLEST_CHANCE = 12  # one in so many powers of ten
 _CUT = "Older letters are left out: the limit of time or number was reached."
-
-
-class Side(NamedTuple):
-    """Messages that letters are compared with: how many, and how many of them have each value.
-
-    ``letters`` and ``here`` are the same of the letters that are compared with them, if these are
-    not all: the others are of tasks of which this side has no message.
-    """
-
-    against: str
-    messages: int
-    pairs: Counter[Pair]
-    letters: int | None = None
-    here: Counter[Pair] | None = None
 
 
 class OfTask(NamedTuple):
@@ -149,13 +131,40 @@ class Explanation:
 
     @property
     def headline(self) -> str:
-        """The cause in one sentence: since when, on which release, for which letters."""
-        parts = [*(self.timing.clauses if self.timing else ())]
-        parts += [self.text(one).rstrip(".") for one in self.findings[:2]]
+        """The cause in one sentence.
+
+        Since when and how often it comes, with which release it began, what its letters have and
+        others lack, how sure that is, and how many of a redrive would likely die again.
+        """
+        parts = [*(self.timing.clauses if self.timing else ()), *self._contents()]
         if self.again and sum(self.again):
-            parts.append(f"{self.again[0]:,} of {sum(self.again):,} redriven ones died again")
-        text = "; ".join(parts) or _NO_HEADLINE
+            parts.append(_redriven(*self.again))
+        text = "; ".join(parts)
         return f"{text[0].upper()}{text[1:]}."
+
+    def _contents(self) -> Iterator[str]:
+        """What sets the letters apart, or that nothing does."""
+        if self.findings:
+            first = self.findings[0]
+            looked = f" ({self._looked} looked at)" if self._sampled else ""
+            yield f"{_lower(self.text(first)[:-1])}{looked}, {_chance(first.q_value)}"
+            for one in self.findings[1:_MOST_IN_HEADLINE]:
+                yield _lower(self.text(one)[:-1])
+        elif self.complete:
+            yield "nothing sets its letters apart"
+        elif self.shared:
+            names = " and ".join(named(one.feature, one.value) for one in self.shared[:2])
+            yield f"all {self._which} have {names}, perhaps as others do"
+        else:
+            yield "not explained"
+
+    @property
+    def _sampled(self) -> bool:
+        return not self.cut and self.selected is not None and self.selected > self.letters
+
+    @property
+    def _looked(self) -> str:
+        return f"{self.letters:,} of {self.selected:,} letters"
 
     def to_json(self) -> dict[str, Any]:
         """Values that JSON has; `from_json` reads them."""
@@ -202,7 +211,7 @@ class Explanation:
     def complete(self) -> bool:
         """True if all values of all letters were compared, with enough others of each task."""
         enough = self.letters >= LEAST and self._fewest >= MIN_OTHERS
-        return enough and not self.unread and not self.cut
+        return enough and not (self.unread or self.cut or self.not_compared)
 
     def text(self, one: Significant) -> str:
         """A finding as a sentence."""
@@ -217,7 +226,7 @@ class Explanation:
     def _which(self) -> str:
         """How many letters, and which if not all were looked at."""
         which = f"{self.letters:,} letters"
-        if not self.cut and self.selected is not None and self.selected > self.letters:
+        if self._sampled:
             which += f" looked at, of {self.selected:,},"
         if self.cut and self.selected != self.letters:
             of = "" if self.selected is None else f" of {self.selected:,}"
@@ -263,6 +272,10 @@ class Explanation:
             yield f"Fewer than {LEAST} letters hardly differ beyond chance."
         elif any(self.compared.values()):
             yield from self._few()
+        if self.not_compared and self._fewest >= MIN_OTHERS:
+            some = self.not_compared[:_MOST_NAMED]
+            names = ", ".join(shortened(one, _MAX_SHOWN_CHARS) for one in some)
+            yield f"Too few others of the same time or with the same argument to compare: {names}."
         if self.unread:
             were = _counted(self.unread, "message was", "messages were")
             yield f"{were} compared without arguments that cannot be read or are too large."
@@ -300,100 +313,92 @@ def _significant(found: Mapping[str, Any]) -> Significant:
     return Significant(**{**found, **lists, "parts": parts})
 
 
-def explain(
-    here: Counter[Pair],
-    letters: int,
-    sides: Sequence[Side],
-    *,
-    alpha: float = ALPHA,
-    tasks: Mapping[str, OfTask] | None = None,
-    cut: bool = False,
-    selected: int | None = None,
-) -> Explanation:
-    """Explain letters by counts: how many of them, and of each side's messages, have each value.
-
-    Without ``tasks`` the letters are of one.
-    """
-    found: list[Significant] = []
-    compared_letters = {}
-    for side in sides:
-        inside = letters if side.letters is None else side.letters
-        own = here if side.here is None else side.here
-        compared_letters[side.against] = inside
-        tested, tests = candidates(own, side.pairs, inside, side.messages, side.against)
-        found += significant(tested, tests, side.against, alpha)
-    if tasks is None:
-        alike = [side.messages for side in sides if side.against != SAME_QUEUES]
-        tasks = {"": OfTask(letters, max(alike, default=0))}
-    return Explanation(
-        letters=letters,
-        shared=_shared(here, letters, sides),
-        compared={side.against: side.messages for side in sides},
-        compared_letters=compared_letters,
-        tasks=tasks,
-        findings=tuple(ranked(found)),
-        unread=here[UNREAD]
-        + sum(side.pairs[UNREAD] for side in sides if side.against != SAME_QUEUES),
-        cut=cut,
-        selected=selected,
-    )
-
-
-def _shared(here: Counter[Pair], letters: int, sides: Sequence[Side]) -> tuple[Shared, ...]:
-    """The values that all letters have; of fields, those that can explain a death of any task."""
-    if letters < 2:  # noqa: PLR2004 - one letter shares nothing
-        return ()
-    found = []
-    for pair, count in here.items():
-        feature, value = pair
-        if value is None or count < letters or feature in WHOLE - OF_ANY_TASK:
-            continue
-        of_others, others = max(
-            (
-                (side.messages if feature in WHOLE else side.pairs[feature, None], side.pairs[pair])
-                for side in sides
-                if comparable(feature, side.against) and side.letters in {None, letters}
-            ),
-            default=(0, 0),
-        )
-        found.append(Shared(feature=feature, value=value, others=others, of_others=of_others))
-    kinds = {feature: place for place, feature in enumerate(FIELDS)}
-    found.sort(key=lambda one: (one.portion, kinds.get(one.feature, -1), one.feature, one.value))
-    return tuple(found)
-
-
 def named(feature: str, value: str) -> str:
     """``kwargs.tenant = 42``; the name alone of an argument that was given."""
     return feature if value == GIVEN else f"{feature} = {shortened(value, _MAX_SHOWN_CHARS)}"
 
 
+def name_of(one: Significant) -> str:
+    """A finding in few words, as it is named beside another."""
+    if one.kind == PAIR:
+        return " and ".join(named(*part) for part in one.parts)
+    if one.kind == SET:
+        return f"{one.feature}: {one.value}"
+    if one.kind == RANGE:
+        return f"{one.feature} {_range(one)}"
+    return named(one.feature, one.value)
+
+
 def sentence(one: Significant, compared: int, letters: int | None = None) -> str:
     """A finding as a sentence: so many letters of all, if more, were compared."""
-    value = shortened(one.value, _MAX_SHOWN_CHARS)
-    if one.value != GIVEN and one.feature.endswith("[]"):
-        phrase = f"have {value} in {one.feature[:-2]}"
-    elif one.feature in _PHRASES:
-        phrase = f"{_PHRASES[one.feature]} {value}"
-    else:
-        phrase = f"have {named(one.feature, one.value)}"
     # The shares of an argument's values are shares of the messages that have the argument.
-    having = [one.feature.removesuffix("[]")] if one.of_letters < compared else []
+    given = one.kind != PAIR and one.feature != SIZE and one.of_letters < compared
+    having = [one.feature.removesuffix("[]")] if given else []
     if letters is not None and compared < letters:
         having.append(f"{'successes' if one.against == SUCCESSES else 'others'} of their task")
     start = f"Of those with {' and '.join(having)}, " if having else ""
-    here, there = _share(one.letters, one.of_letters), _share(one.others, one.of_others)
+    here = _share(one.share_here, all_=one.letters == one.of_letters)
     here = here if start else here.capitalize()
-    others = _OTHERS[one.against]
+    there = _share(one.share_elsewhere, none=not one.others, all_=one.others == one.of_others)
+    others = _OTHERS[one.against] + (_EACH_CAUSE if one.causes > 1 else "")
+    if one.neighbour is not None:
+        others = f"the letters of the only other cause ({shortened(one.neighbour, 16)})"
     if one.feature == TASK:
         others = others.replace("the task", "their tasks")
-    return f"{start}{here} of these letters {phrase}, against {there} of {others}."
+    return f"{start}{here} of these letters {_phrase(one)}, against {there} of {others}."
 
 
-def _share(part: int, whole: int) -> str:
+def _phrase(one: Significant) -> str:
+    """What the letters have."""
+    value = shortened(one.value, _MAX_SHOWN_CHARS)
+    feature = one.feature.removesuffix("[]")
+    if one.kind == PAIR:
+        return f"have {name_of(one)}"
+    if one.kind == SET:
+        shown = [shortened(each, _MAX_SHOWN_CHARS) for each in one.values[:_MOST_NAMED]]
+        return f"have one of {one.value} of {feature} ({', '.join(shown)}, …)"
+    if one.feature == SIZE:
+        return f"have arguments of {_range(one)} characters of JSON"
+    if one.kind == RANGE:
+        return f"have {feature} {_range(one)}"
+    if one.value != GIVEN and one.feature.endswith("[]"):
+        return f"have {value} in {feature}"
+    if one.feature in _PHRASES:
+        return f"{_PHRASES[one.feature]} {value}"
+    return f"have {named(one.feature, one.value)}"
+
+
+def _range(one: Significant) -> str:
+    if one.high is None:
+        return f"{one.low} or more"
+    return f"{one.high} or less" if one.low is None else f"{one.low} to {one.high}"
+
+
+def _share(share: float, *, none: bool = False, all_: bool = False) -> str:
     """A share in words; neither 0 % nor 100 % unless it is exact."""
-    if part in {0, whole}:
-        return "all" if part else "none"
-    return f"{min(99, max(1, round(100 * part / whole)))} %"
+    if none or all_:
+        return "none" if none else "all"
+    return f"{min(99, max(1, round(100 * share)))} %"
+
+
+def _chance(probability: float) -> str:
+    """How sure a finding is."""
+    power = floor(-log10(probability)) if probability > 0 else _SMALLEST_CHANCE
+    return f"by chance in less than 1 of {10 ** min(power, _SMALLEST_CHANCE):,} such reports"
+
+
+def _redriven(died: int, succeeded: int) -> str:
+    """What became of redriven messages, and the interval of Wilson for the next ones, at 95 %."""
+    number, z = died + succeeded, 1.96
+    middle = (died + z * z / 2) / (number + z * z)
+    wide = z * sqrt(died * succeeded / number + z * z / 4) / (number + z * z)
+    low, high = (round(100 * min(max(middle + side * wide, 0), 1)) for side in (-1, 1))
+    again = f"{died:,} of {number:,} redriven messages died again"
+    return f"{again}, so {low} to {high} % of the next ones likely will"
+
+
+def _lower(text: str) -> str:
+    return f"{text[0].lower()}{text[1:]}"
 
 
 def _counted(number: int, one: str, several: str) -> str:

@@ -24,6 +24,7 @@ from celery_dlq.letters.comparison import (
     MIN_OTHERS,
     PAIR,
     RANGE,
+    SAME_QUEUES,
     SET,
     SIZE,
     SUCCESSES,
@@ -43,13 +44,13 @@ from celery_dlq.letters.contrasts import (
     Group,
     Holds,
     Rival,
-    around,
     changes_with_time,
     contrast,
     inside,
     usual_of,
     widest,
 )
+from celery_dlq.letters.explanation import name_of
 
 IN_TIME = frozenset({"release", "host", "origin"})
 """Features that are compared between messages of the same time."""
@@ -167,10 +168,13 @@ class Comparison:
 
     def _compared(self, of: _Property, *, half: int | None = None) -> _Tested | None:
         """A property that differs from the best background that there is."""
+        could = False
         for side in self._sides:
             if not comparable(of.feature, side.against):
                 continue
-            strata = self._times if of.in_time else self._tasks
+            could = True
+            tasks = () if side.against == SAME_QUEUES else self._tasks
+            strata = self._times if of.in_time else tasks
             found = contrast(self._here, side.rivals, of.holds, of.known, strata=strata, half=half)
             if found is None or (
                 side.against == SUCCESSES
@@ -182,7 +186,8 @@ class Comparison:
                 continue
             judged = self._judged(of, side, found)
             return _Tested(judged.chance, of, side, judged) if judged else None
-        self.not_compared.add(of.feature)
+        if could:
+            self.not_compared.add(of.feature)
         return None
 
     def _judged(self, of: _Property, side: Side, found: Contrast) -> Contrast | None:
@@ -210,7 +215,7 @@ class Comparison:
         """
         if of.kind == RANGE:
             return [one for one in found.rivals if inside(one.rival, self._here, of.feature)]
-        if of.kind == PAIR or self._here.usual(of.feature) is not None:
+        if of.kind == PAIR or of.feature == TASK or self._here.usual(of.feature) is not None:
             return []
         usual = {one: usual_of(one.rival, of.feature) for one in found.rivals}
         most, number = Counter(usual.values()).most_common(1)[0]
@@ -231,8 +236,7 @@ class Comparison:
         if found.difference < LEAST_DIFFERENCE:
             return False
         if of.kind == RANGE and not found.holders:
-            low, high = (float(of.details[end]) for end in ("low", "high"))
-            return around(found.rivals[0].rival, of.feature, low, high)
+            return of.details["low"] is not None and of.details["high"] is not None
         if found.here < 1 and not found.holders:
             return self._alike_but(of, found.rivals[0].rival)
         small = found.there <= 1 - found.here
@@ -407,21 +411,35 @@ class Comparison:
             ends = widest(own, others)
             if ends is None or ends[0] == ends[1]:
                 continue
-            low, high = (f"{end:.15g}" for end in ends)
-            found = self._compared(
-                _Property(
-                    feature=feature,
-                    value=f"{low} to {high}",
-                    holds=partial(Group.between, feature=feature, low=ends[0], high=ends[1]),
-                    known=partial(Group.known, feature=feature),
-                    kind=RANGE,
-                    details={"low": low, "high": high},
-                )
-            )
+            found = self._compared(self._range(feature, ends, others))
             if found and self._wider(found):
                 distinct = len({value for numbers in (own, *others) for value in numbers})
                 ranges = distinct * (distinct + 1) / 2
                 yield found._replace(chance=min(1.0, found.chance * ranges))
+
+    def _range(
+        self, feature: str, ends: tuple[float, float], others: Sequence[Sequence[float]]
+    ) -> _Property:
+        """A range; it has no end where no other message has a number beyond it."""
+        own, _holders = self._here.numbers(feature)
+        low, high = (f"{end:.15g}" for end in ends)
+        first = min((numbers[0] for numbers in others if numbers), default=ends[0])
+        last = max((numbers[-1] for numbers in others if numbers), default=ends[1])
+        lowest = None if first >= ends[0] and own[0] >= ends[0] else low
+        highest = None if last <= ends[1] and own[-1] <= ends[1] else high
+        if lowest is None and highest is None:
+            lowest, highest = low, high
+        value = f"{low} to {high}"
+        if lowest is None or highest is None:
+            value = f"{high} or less" if lowest is None else f"{low} or more"
+        return _Property(
+            feature=feature,
+            value=value,
+            holds=partial(Group.between, feature=feature, low=ends[0], high=ends[1]),
+            known=partial(Group.known, feature=feature),
+            kind=RANGE,
+            details={"low": lowest, "high": highest},
+        )
 
     def _wider(self, found: _Tested) -> bool:
         """True if several values of a range make the difference, not one of them."""
@@ -512,7 +530,7 @@ class Comparison:
             one = next(tested for known, tested in made if known is each)
             for _each, stronger, also in kept:
                 if self._follows(one, stronger):
-                    name = each.feature if each.value == GIVEN else f"{each.feature} = {each.value}"
+                    name = name_of(each)
                     if name not in also and len(also) < _MOST_ALSO:
                         also.append(name)
                     break

@@ -1,34 +1,23 @@
 """How letters differ: values that others of their queue, and successes, have less often.
 
-The same question as the triage's `why`, about the newest letters at once: few enough to be
-counted here, without Spark. Both share what they compare and how they test it
-(`celery_dlq.letters.comparison`).
+The same question as the triage's, about the newest letters at once, without Spark. Both get the
+answer of `celery_dlq.letters.causes`.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError
-from celery_dlq.features.differences.findings import Finding, Message, distinct
-from celery_dlq.letters.comparison import (
-    MIN_OTHERS,
-    QUEUE,
-    SAME_QUEUES,
-    SAME_TASKS,
-    SUCCESSES,
-    TASK,
-    Masked,
-    Pair,
-    pairs_of,
-)
-from celery_dlq.letters.explanation import Explanation, OfTask, Shared, Side, explain
+from celery_dlq.features.differences.findings import Finding, finding
+from celery_dlq.letters.causes import Message, explain_causes
+from celery_dlq.letters.comparison import TASK, Masked, Pair, pairs_of
+from celery_dlq.letters.explanation import Explanation, Shared
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.store.letters import Letters
@@ -44,6 +33,8 @@ _LEAST_MESSAGES = 5  # two letters, two others, one success
 _ENTRIES_PER_PAGE = 500
 # Shares of the time: reading letters ends after the first, reading successes after the second.
 _LETTERS_UNTIL, _SUCCESSES_UNTIL = 0.6, 0.8
+_SELECTED = "selected"  # the letters that are compared, as the name of their cause
+_MICROS = 1e6
 OF_EACH_SIDE = 0.4  # of the messages
 MOST_COUNTED = 1_000_000  # letters; the time ends before, in most queues
 
@@ -131,20 +122,17 @@ class Comparison:
         self._reading.check_queue(dead_letter_queue)
         reader = _Reader(self, dead_letter_queue, where)
         start, side = self.monotonic(), round(most * OF_EACH_SIDE)
-        letters, others = reader.letters(
-            self._backend.letters, side, until=start + deadline_seconds * _LETTERS_UNTIL
-        )
-        successes = reader.successes(
-            self._backend.sampled,
-            {one.task for one in letters},
-            most - 2 * side,
-            until=start + deadline_seconds * _SUCCESSES_UNTIL,
-        )
+        until = start + deadline_seconds * _LETTERS_UNTIL
+        letters, others = reader.letters(self._backend.letters, side, until=until)
+        tasks, until = {one.task for one in letters}, start + deadline_seconds * _SUCCESSES_UNTIL
+        successes = reader.successes(self._backend.sampled, tasks, most - 2 * side, until=until)
         selected: int | None = len(letters)
         if reader.cut or len(letters) >= side:
             selected = self._selected(dead_letter_queue, where, len(letters), deadline_seconds)
         cut = reader.cut or selected != len(letters)
-        found = compared(letters, others, successes, cut=cut, selected=selected)
+        found = compared(
+            letters, others, successes, cut=cut, selected=selected, whole=len(others) < side
+        )
         return Differences(
             dead_letter_queue=dead_letter_queue,
             letters=len(letters),
@@ -155,7 +143,7 @@ class Comparison:
             unread=found.unread,
             shared=found.shared,
             sentences=found.sentences,
-            findings=distinct(found.findings, [*letters, *others, *successes], found.text),
+            findings=tuple(finding(one, found.text(one)) for one in found.findings),
         )
 
     def _selected(self, queue: str, where: LetterFilter, least: int, seconds: float) -> int | None:
@@ -172,31 +160,25 @@ def compared(
     *,
     cut: bool = False,
     selected: int | None = None,
+    whole: bool = True,
 ) -> Explanation:
-    """Count the values of messages, and explain the letters by them."""
-    own = Counter(one.task for one in letters)
-    same = [one for one in others if one.task in own]
-    others_of, successes_of = (Counter(one.task for one in side) for side in (same, successes))
-    sides = [_of_tasks(SAME_TASKS, same, letters)]
-    if min((others_of[task] for task in own), default=0) < MIN_OTHERS:
-        # Workers of other queues may have other hosts and releases.
-        queues = {pair for one in letters for pair in one.pairs if pair[0] == QUEUE}
-        near = [one for one in others if one.pairs & queues]
-        sides.append(Side(SAME_QUEUES, len(near), _counts(near)))
-    sides.append(_of_tasks(SUCCESSES, successes, letters))
-    tasks = {task: OfTask(n, max(others_of[task], successes_of[task])) for task, n in own.items()}
-    return explain(_counts(letters), len(letters), sides, tasks=tasks, cut=cut, selected=selected)
-
-
-def _of_tasks(against: str, messages: list[Message], letters: list[Message]) -> Side:
-    """Messages, and the letters of their tasks."""
-    tasks = {one.task for one in messages}
-    inside = [one for one in letters if one.task in tasks]
-    return Side(against, len(messages), _counts(messages), len(inside), _counts(inside))
-
-
-def _counts(messages: list[Message]) -> Counter[Pair]:
-    return Counter(chain.from_iterable(one.pairs for one in messages))
+    """Explain letters by others; ``whole``: all others were read, so that the time is known."""
+    if not letters:
+        sides: dict[str, int] = {}
+        return Explanation(
+            letters=0,
+            shared=(),
+            compared=sides,
+            compared_letters=sides,
+            tasks={},
+            findings=(),
+            unread=0,
+            cut=cut,
+            selected=selected,
+        )
+    messages = chain((one._replace(cause=_SELECTED) for one in letters), others, successes)
+    found = explain_causes(messages, {}, [_SELECTED], cut=cut, timed=whole and not cut)[_SELECTED]
+    return replace(found, selected=selected)
 
 
 class _Reader:
@@ -222,7 +204,7 @@ class _Reader:
             for entry in self._entries(store, start, until):
                 side = not self._where.matches_fields(entry.fields)
                 if entry.is_letter and len(sides[side]) < enough[side]:
-                    sides[side].append(self._message(entry))
+                    sides[side].append(self._message(entry, died=True))
                 if len(sides[1]) < enough[1]:
                     continue
                 if len(sides[0]) >= enough[0]:
@@ -253,7 +235,7 @@ class _Reader:
         found: list[Message] = []
         for entry in self._entries(store, None, until) if tasks and most else ():
             if entry.text("task_name") in tasks:
-                found.append(self._message(entry))
+                found.append(self._message(entry, died=False))
             if len(found) >= most:
                 break
         return found
@@ -268,11 +250,17 @@ class _Reader:
                     return
                 yield RawEntry(position, raw)
 
-    def _message(self, entry: RawEntry) -> Message:
+    def _message(self, entry: RawEntry, *, died: bool) -> Message:
         pairs = (pair for pair in pairs_of(entry.text, self._masked) if pair[0] not in self._fixed)
-        # Equal pairs are one object.
-        kept = frozenset(self._known.setdefault(pair, pair) for pair in pairs)
-        return Message(entry.text("task_name"), kept)
+        task, at = entry.text("task_name"), entry.text("dead_lettered_at")
+        return Message(
+            cause=(entry.text("fingerprint") or f"unknown {task}") if died else None,
+            task=task,
+            queue=entry.text("source_queue"),
+            at=int(at) / _MICROS if at.isdecimal() else None,
+            # Equal pairs are one object.
+            pairs=frozenset(self._known.setdefault(pair, pair) for pair in pairs),
+        )
 
 
 def fixed_by(where: Mapping[str, Any]) -> frozenset[str]:

@@ -15,8 +15,7 @@ def differences(call: Call) -> Page:
     )
     findings = []
     for finding in compared.findings:
-        selects = {**finding.where, "conditions": finding.condition or ""}
-        query = {"fingerprint": fingerprint, **selects} if any(selects.values()) else {}
+        query = {"fingerprint": fingerprint, **finding.where} if finding.where else {}
         findings.append((finding, query))
     return call.page(
         "differences.html",

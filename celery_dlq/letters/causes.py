@@ -35,6 +35,7 @@ from celery_dlq.letters.comparison import (
 )
 from celery_dlq.letters.contrasts import (
     Group,
+    changes_with_time,
     counted_up,
     number_of,
     rivals_of,
@@ -128,6 +129,7 @@ class _Unit:
         self._numeric = _numeric(groups)
         for group in groups:
             group.read_numbers(self._numeric)
+        self._changing: dict[str, bool] = {}
         self._numeric -= {one for one in self._numeric if counted_up(groups, one)}
 
     def explained(
@@ -148,13 +150,16 @@ class _Unit:
             numeric=sorted(self._numeric),
             times=times_of(here),
             tasks=[partial(Group.of_task, task=task) for task in tasks] if len(tasks) > 1 else [],
+            changes=self._changes,
             alpha=alpha,
         )
         findings = comparison.findings()
         same = [group for side in sides if side.against != SAME_QUEUES for group in side.groups]
         return Explanation(
             letters=here.size,
-            shared=_shared(here, sides),
+            shared=_shared(
+                here, [side for side in sides if self._of_tasks(name, side) == here.size]
+            ),
             findings=findings,
             compared={side.against: side.messages for side in sides},
             compared_letters={side.against: self._of_tasks(name, side) for side in sides},
@@ -174,6 +179,13 @@ class _Unit:
         for name in self.letters:
             found.setdefault(frozenset(self.tasks[name]), set()).add(name)
         return [*found.values()]
+
+    def _changes(self, feature: str) -> bool:
+        """True if most values of a feature are of a small part of the time."""
+        if feature not in self._changing:
+            groups = [*self.letters.values(), *self._good.values()]
+            self._changing[feature] = changes_with_time(groups, feature)
+        return self._changing[feature]
 
     def moments(self) -> dict[str | None, list[Moment]]:
         """The times of the letters of each cause, and of the successes."""
@@ -266,7 +278,10 @@ def _moments(group: Group) -> list[Moment]:
 
 
 def _shared(here: Group, sides: Sequence[Side]) -> tuple[Shared, ...]:
-    """The values that all letters have; of fields, those that can explain a death of any task."""
+    """The values that all letters have; of fields, those that can explain a death of any task.
+
+    The sides are those that all letters were compared with.
+    """
     if here.size == 1:
         return ()
     found = []

@@ -46,15 +46,8 @@ class Group:
     """Messages, ordered by time, and which of them have each pair."""
 
     __slots__ = (
-        "_even",
-        "_masks",
-        "_numbers",
-        "_tasks",
-        "_usual",
-        "index",
-        "name",
-        "size",
-        "times",
+        *("_even", "_masks", "_numbers", "_tasks", "_usual", "_values"),
+        *("index", "name", "size", "times"),
     )
 
     def __init__(
@@ -73,6 +66,7 @@ class Group:
         self._masks: dict[Pair, int] = {}
         self._numbers: dict[str, tuple[list[float], list[int]]] = {}
         self._usual: dict[str, str] | None = None
+        self._values: dict[str, list[Pair]] | None = None
         self._even = bits(range(0, self.size, 2), self.size)
 
     @property
@@ -111,32 +105,41 @@ class Group:
         if feature in WHOLE:
             return self.all
         if feature == SIZE:
-            return bits(self.numbers(SIZE)[1], self.size)
+            if (SIZE, None) not in self._masks:
+                self._masks[SIZE, None] = bits(self.numbers(SIZE)[1], self.size)
+            return self._masks[SIZE, None]
         having = self.mask((feature, None))
         return having | self.all & ~self.mask(UNREAD) if given else having
 
-    def values(self, feature: str) -> dict[Pair, int]:
-        """The messages with each value of a feature."""
-        return {
-            pair: len(holders)
-            for pair, holders in self.index.items()
-            if pair[0] == feature and pair[1] is not None
-        }
+    def values(self, feature: str) -> list[Pair]:
+        """The values of a feature that messages have."""
+        if self._values is None:
+            found: dict[str, list[Pair]] = defaultdict(list)
+            for pair in self.index:
+                if pair[1] is not None:
+                    found[pair[0]].append(pair)
+            self._values = dict(found)
+        return self._values.get(feature, [])
 
     def share(self, feature: str, value: str) -> float:
         """The share of the messages with a value, of those that could."""
-        could = self.known(feature).bit_count()
+        could = self._could(feature)
         return self.count((feature, value)) / could if could else 0.0
 
     def usual(self, feature: str) -> str | None:
         """The value of a feature that nearly all messages have that could."""
         if self._usual is None:
-            self._usual = {}
-            for (name, value), holders in self.index.items():
-                many = value is not None and 2 * len(holders) >= self.count((name, None))
-                if value is not None and many and self.share(name, value) >= 1 - PART:
-                    self._usual[name] = value
+            self._usual = {
+                name: value
+                for (name, value), holders in self.index.items()
+                if value is not None
+                and name != SIZE
+                and len(holders) >= (1 - PART) * self._could(name)
+            }
         return self._usual.get(feature)
+
+    def _could(self, feature: str) -> int:
+        return self.size if feature in WHOLE else self.count((feature, None))
 
     def numbers(self, feature: str) -> tuple[list[float], list[int]]:
         """The values of a feature that are numbers, sorted, and their messages."""
@@ -446,7 +449,8 @@ def changes_with_time(groups: Iterable[Group], feature: str) -> bool:
     short = several = 0
     for one in groups:
         whole = middle(one.times)
-        for pair, count in one.values(feature).items():
+        for pair in one.values(feature):
+            count = one.count(pair)
             if count >= _SEVERAL and count <= one.size * (1 - PART):
                 times = [one.times[place] for place in one.index[pair] if place < len(one.times)]
                 several += count

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
@@ -44,7 +44,6 @@ from celery_dlq.letters.contrasts import (
     Group,
     Holds,
     Rival,
-    changes_with_time,
     contrast,
     inside,
     usual_of,
@@ -126,6 +125,7 @@ class Comparison:
         numeric: The features whose values are numbers, without those that are counted up.
         times: Spans of time in which the cause has letters.
         tasks: What has the messages of each task, if there are several.
+        changes: Says whether most values of a feature are of a small part of the time.
         alpha: The tolerated share of false findings.
     """
 
@@ -138,6 +138,7 @@ class Comparison:
         numeric: Sequence[str],
         times: Sequence[Holds],
         tasks: Sequence[Holds],
+        changes: Callable[[str], bool],
         alpha: float,
     ) -> None:
         self._here = here
@@ -146,6 +147,7 @@ class Comparison:
         self._numeric = numeric
         self._times = times
         self._tasks = tasks
+        self._changes = changes
         self._alpha = alpha
         self._tests = 0
         self.not_compared: set[str] = set()
@@ -354,7 +356,7 @@ class Comparison:
         two of them are of one draw. Rivals count with any value of the cause.
         """
         own = self._here.known(feature)
-        values = [pair for pair in self._here.index if pair[0] == feature and pair[1] is not None]
+        values = self._here.values(feature)
         repeated = [pair for pair in values if self._here.count(pair) > 1]
         a = (self._here.any_of(repeated) & own).bit_count()
         a -= max(self._here.count(pair) for pair in repeated)
@@ -443,16 +445,9 @@ class Comparison:
 
     def _wider(self, found: _Tested) -> bool:
         """True if several values of a range make the difference, not one of them."""
-        feature = found.of.feature
         inside = found.of.holds(self._here)
-        most = max(
-            (
-                len(holders)
-                for (name, value), holders in self._here.index.items()
-                if name == feature and value is not None and inside >> holders[0] & 1
-            ),
-            default=0,
-        )
+        values = (self._here.index[pair] for pair in self._here.values(found.of.feature))
+        most = max((len(holders) for holders in values if inside >> holders[0] & 1), default=0)
         least = (LEAST_DIFFERENCE + found.contrast.there) * found.contrast.of_letters
         return found.contrast.letters - most >= least
 
@@ -510,9 +505,7 @@ class Comparison:
         if one.of.in_time or not self._times:
             return True
         parts = [feature for feature, _value in one.of.details.get("parts", ())]
-        changes = any(
-            changes_with_time(one.side.groups, feature) for feature in parts or [one.of.feature]
-        )
+        changes = any(self._changes(feature) for feature in parts or [one.of.feature])
         same = contrast(self._here, one.side.rivals, one.of.holds, one.of.known, strata=self._times)
         if same is None or same.others < MIN_OTHERS:
             return not changes

@@ -34,10 +34,12 @@ _FUTURE = 300  # seconds by which a clock may be ahead
 _OLDEST = 1_262_304_000  # 2010: older times are of a wrong clock
 _GAP = 30 * 86_400  # before a last message that is of a wrong clock
 _LEAST_STEADY = 30  # letters, of which it can be said that they come steadily
+_LEAST_UNEVEN_LETTERS = 50
+_LEAST_UNEVEN = 1.5  # the rate's variance by its square: one hour in six makes 5
 _MOST_IN_BURSTS = 0.6  # of others' letters, more than of the time
 _LEAST_LEAN = 0.08  # of the mean time: a rate that doubles in two thirds of the time
 _JUMP, _FALL = 4, 10
-_ERRORS = 2.8  # standard errors, of a probability of 1 in 400
+_ERRORS = 3  # standard errors, of a probability of 1 in 700
 _NEAR_ERRORS = 2
 _COINCIDES = 1 / 6  # at even odds: a release is five times as likely as a coincidence
 _ABOUT = 2 * 3600
@@ -303,11 +305,7 @@ class _Unit:
         good = self.times.get(None, [])
         if len(good) >= _MANY_SUCCESSES and good[0] < self.starts + (self.ends - self.starts) / 20:
             return [good]
-        return [
-            all_
-            for other, all_ in self.times.items()
-            if other not in {name, None} and len(all_) >= tests.LEAST_OTHERS
-        ]
+        return [all_ for other, all_ in self.times.items() if other not in {name, None} and all_]
 
 
 def _span(times: list[float], ends_at: float | None) -> tuple[float, float]:
@@ -327,8 +325,9 @@ def _span(times: list[float], ends_at: float | None) -> tuple[float, float]:
 
 def _timing(unit: _Unit, name: str, alpha: float) -> Timing:
     course, times = unit.courses[name], unit.times[name]
+    letters = course.between(unit.starts - course.width, unit.ends + course.width)
     if len(times) < 3 or times[0] == times[-1]:  # noqa: PLR2004 - no rate
-        return Timing(letters=len(times), span=(unit.starts, unit.ends))
+        return Timing(letters=letters, span=(unit.starts, unit.ends))
     others = unit.others(name)
     begin, end, paused = _changes(times, others, unit.starts, unit.ends, alpha)
     start = unit.starts if begin is None else begin.at
@@ -351,7 +350,7 @@ def _timing(unit: _Unit, name: str, alpha: float) -> Timing:
         before = 0 if is_first else course.between(unit.starts - course.width, at)
         onset = Onset(at, begin.uncertainty, before)
     return Timing(
-        letters=course.between(unit.starts - course.width, unit.ends + course.width),
+        letters=letters,
         span=(unit.starts, unit.ends),
         onset=onset,
         trend=trend,
@@ -373,9 +372,11 @@ def _exact(exact: float | None, sampled: float, uncertainty: float, width: int) 
 
 
 def _within(others: Sequence[Sequence[float]], start: float, end: float) -> list[list[float]]:
-    """What others have in an interval; those with little are left out."""
+    """What others have in an interval; those with little count as one if there is nothing else."""
     found = [[at for at in other if start <= at <= end] for other in others]
-    return [other for other in found if len(other) >= tests.LEAST_OTHERS]
+    large = [other for other in found if len(other) >= tests.LEAST_OTHERS]
+    small = [at for other in found for at in other]
+    return large or ([sorted(small)] if small else [])
 
 
 def _changes(
@@ -421,6 +422,7 @@ def _step(
     """A step that neither chance nor the traffic makes."""
     if found is None or found.chance > alpha:
         return None
+    others = [other for other in others if len(other) >= tests.LEAST_OTHERS]
     usually = tests.usual_share(others, lambda all_: tests.share_between(all_, found.at, end + 1))
     inside = tests.share_between(times, found.at, end + 1)
     messages = len(times) / tests.dispersion(times, found.at, times[-1])
@@ -444,10 +446,22 @@ def _pattern(
         return Pattern(kind, hours.period, hours.start, hours.end, share, expected)
     bursts = _bursts(times, others, start, end, alpha)
     if bursts is None:
-        return None
+        return _uneven(times, others, start, end)
     first, last = bursts.spans[-1]
     taken = sum(one[1] - one[0] for one in bursts.spans) / (end - start)
     return Pattern("bursts", 0, first, last, 1.0, taken, len(bursts.spans))
+
+
+def _uneven(
+    times: Sequence[float], others: Sequence[Sequence[float]], start: float, end: float
+) -> Pattern | None:
+    """Bursts of few letters each, which are not told from each other."""
+    own, error = tests.unevenness(times, start, end)
+    errors = [tests.unevenness(other, start, end) for other in others]
+    usually = max(_LEAST_UNEVEN, 2 * tests.usual([(one, 2 * its) for one, its in errors], 0.0, 0.5))
+    if len(times) < _LEAST_UNEVEN_LETTERS or own - 4 * error < usually:
+        return None
+    return Pattern("bursts", tests.HOUR, 0, 0, 1.0, 1 / (1 + own))
 
 
 def _bursts(
@@ -632,6 +646,8 @@ def pattern_text(pattern: Pattern) -> str:
     """When a cause comes, such as ``every day from 02:00 to 03:00 UTC``."""
     share = "" if pattern.share == 1 else f" ({min(99, int(100 * pattern.share))} % of it)"
     if pattern.kind == "bursts":
+        if not pattern.bursts:
+            return "in bursts of an hour or less"
         share = f"{min(99, max(1, round(100 * pattern.expected)))} % of the time"
         return f"in {pattern.bursts} bursts in {share}, the last since {moment_text(pattern.start)}"
     if pattern.kind == "weekdays":

@@ -36,6 +36,8 @@ _MOST_OF_PERIOD = 0.5
 _STRATA = 50
 _LONG_GAP = 5  # of the mean gap
 _MOST_OF_ONE = 0.6  # of the letters, in one of several bursts
+_FEWEST_HOURS = 48
+_FEWEST_PAIRS = 3  # of messages of one hour, expected of even times
 _MANY = 3  # bursts, and letters of each of them
 _STRAY = 0.01  # of the letters of a cause of a release, on others: late starts
 
@@ -382,6 +384,19 @@ def bursts(times: Sequence[float], start: float, end: float) -> Bursts | None:
     even = (1 + _LONG_GAP) * exp(-_LONG_GAP)
     found = [(one[0], one[-1]) for one in spans]
     return Bursts(found, chance(1 - taken, even, len(times) / _LONG_GAP))
+
+
+def unevenness(times: Sequence[float], start: float, end: float) -> tuple[float, float]:
+    """The variance of the rate an hour by its square, and the standard error; evenly it is 0."""
+    hours = int((end - start) // HOUR)
+    counts = Counter(int((at - start) // HOUR) for at in times)
+    counts.pop(hours, None)  # not a whole one
+    mean = sum(counts.values()) / max(hours, 1)
+    if hours < _FEWEST_HOURS or len(times) ** 2 < _FEWEST_PAIRS * 2 * hours:
+        return 0.0, float("inf")
+    squares = sum((count - mean) ** 2 for count in counts.values())
+    variance = (squares + (hours - len(counts)) * mean**2) / (hours - 1)
+    return (variance / mean - 1) / mean, sqrt(2 / hours) / mean
 
 
 class Confined(NamedTuple):

@@ -35,7 +35,7 @@ _OLDEST = 1_262_304_000  # 2010: older times are of a wrong clock
 _GAP = 30 * 86_400  # before a last message that is of a wrong clock
 _LEAST_STEADY = 30  # letters, of which it can be said that they come steadily
 _LEAST_UNEVEN_LETTERS = 50
-_LEAST_UNEVEN = 1.5  # the rate's variance by its square: one hour in six makes 5
+_LEAST_UNEVEN = 2.5  # the rate's variance by its square: one hour in six makes 5
 _MOST_IN_BURSTS = 0.6  # of others' letters, more than of the time
 _LEAST_LEAN = 0.08  # of the mean time: a rate that doubles in two thirds of the time
 _JUMP, _FALL = 4, 10
@@ -94,7 +94,8 @@ class Course:
         count = len(found) if letters is None else letters
         if not times:
             return cls(letters=count, again=again)
-        width = width_for(max(times) - min(times))
+        first, last = _span(times, None)  # a wrong clock makes no wide buckets
+        width = width_for(last - first)
         releases: dict[str, tuple[int, float, float]] = {}
         for at, release in found:
             if release is not None:
@@ -341,6 +342,8 @@ def _timing(unit: _Unit, name: str, alpha: float) -> Timing:
         end, stop = None, unit.ends
     rare = pattern is not None and not 0 < pattern.period < (stop - start) / _MANY_PERIODS
     trend = paused or (None if rare else _trend(active, others, start, stop))
+    if pattern and trend and trend.kind == "steady":
+        trend = None
     if end is not None:
         trend = Trend("over", _exact(course.last_at, -end.at, end.uncertainty, course.width))
     onset = None
@@ -354,7 +357,7 @@ def _timing(unit: _Unit, name: str, alpha: float) -> Timing:
         span=(unit.starts, unit.ends),
         onset=onset,
         trend=trend,
-        rate=_rate(active, start, stop, trend, course.between(start, stop) / len(active)),
+        rate=_rate(active, start, stop, trend, letters / len(times)),
         began_with=None if onset is None else _began_with(unit, name, onset),
         mended_by=None if end is None else _mended_by(unit, name),
         pattern=pattern,
@@ -658,8 +661,9 @@ def pattern_text(pattern: Pattern) -> str:
     start, end = (f"{int(at) // 3600 % 24:02}:{int(at) % 3600 // 60:02}" for at in pattern[2:4])
     if pattern.kind == "hours":
         return f"every day from {start} to {end} UTC{share}"
-    length = (pattern.end - pattern.start) % pattern.period
-    return f"every {span_text(pattern.period)} for {span_text(length)}{share}"
+    length = span_text((pattern.end - pattern.start) % pattern.period)
+    at = f", as from {start} to {end} UTC" if tests.DAY % pattern.period == 0 else ""
+    return f"every {span_text(pattern.period)} for {length}{at}{share}"
 
 
 def moment_text(at: float) -> str:

@@ -128,7 +128,7 @@ def gap_chance(gap: float, after: Sequence[float]) -> float:
     if count < 2 or after[-1] <= after[0]:  # noqa: PLR2004 - no rate
         return 1.0
     mean, error = lean(after, after[0], after[-1])
-    power = 2 if mean > 0.5 + 3 * error else 1
+    power = 2 if mean > 0.5 + 1.5 * error else 1
     found = 0.0
     for number in {min(_LOCAL, count), min(4 * _LOCAL, count), count}:
         weight = float(number)
@@ -150,7 +150,7 @@ class Step(NamedTuple):
 def first_step(times: Sequence[float], start: float) -> Step:
     """The begin of times that are not there from ``start`` on."""
     number = min(_LOCAL, len(times) - 1)
-    wait = 3 * (times[number] - times[0]) / max(number, 1)
+    wait = (20 ** (1 / max(number, 1)) - 1) * (times[number] - times[0])
     return Step(times[0], wait, gap_chance(times[0] - start, times))
 
 
@@ -171,7 +171,7 @@ def rise(times: Sequence[float], start: float, end: float, least: float) -> Step
     near = _near(tested, at, start, end)
     if near is None:
         return None
-    return Step(at, _around(times, start, end), max(found, near / 20))
+    return Step(at, _around(times, start, end), max(found, near / 8))
 
 
 def _near(times: Sequence[float], at: float, start: float, end: float) -> float | None:
@@ -377,9 +377,14 @@ def bursts(times: Sequence[float], start: float, end: float) -> Bursts | None:
         else:
             spans.append([at])
     taken = sum(one[-1] - one[0] for one in spans) / max(end - start, 1e-6)
+    half = (start + end) / 2
+    early = sum(max(0.0, min(one[-1], half) - min(one[0], half)) for one in spans)
+    free = 1 - 2 * early / max(end - start, 1e-6)  # of the first half; late gaps are a decline's
     sizes = sorted(len(one) for one in spans)
     few = len(sizes) < _MANY or sizes[-_MANY] < _MANY
     if few or sizes[-1] > _MOST_OF_ONE * len(times) or taken > _MOST_OF_PERIOD:
+        return None
+    if not 0.2 < free / 2 / (1 - taken) < 0.8:  # noqa: PLR2004
         return None
     even = (1 + _LONG_GAP) * exp(-_LONG_GAP)
     found = [(one[0], one[-1]) for one in spans]

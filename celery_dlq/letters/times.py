@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import exp, log, sqrt
+from random import Random
 from typing import NamedTuple
-from zlib import crc32
 
 HOUR, DAY, WEEK = 3600, 86_400, 7 * 86_400
 MONDAY = 4 * DAY
@@ -88,8 +88,9 @@ def usual_share(
 def halves(times: Sequence[float]) -> tuple[list[float], list[float]]:
     """Two halves of times, independent of each other and the same on each run."""
     both: tuple[list[float], list[float]] = ([], [])
-    for place, at in enumerate(times):
-        both[crc32(b"%d %f" % (place, at)) & 1].append(at)
+    bits = Random(len(times)).getrandbits(len(times) + 1)  # noqa: S311 - no secret
+    for at, bit in zip(times, f"{bits:0{len(times) + 1}b}", strict=False):
+        both[bit == "1"].append(at)
     return both
 
 

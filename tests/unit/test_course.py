@@ -7,13 +7,14 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
-from itertools import count, islice
+from functools import cache
+from itertools import accumulate
 
 import pytest
 
 from celery_dlq.letters.course import Course, Moment, Timing, timings, width_for
 
-HOUR, DAY = 3600, 86_400
+BIN, HOUR, DAY = 300, 3600, 86_400
 BEGIN = datetime(2026, 3, 2, tzinfo=timezone.utc).timestamp()  # a Monday
 SPAN = 14 * DAY
 Rate = Callable[[float], float]
@@ -47,13 +48,19 @@ def drawn(
     traffic: Rate = even,
     span: float = SPAN,
 ) -> list[Moment]:
-    """Letters at times of a rate, at most 1, of the traffic's."""
-    found: list[Moment] = []
-    while len(found) < number:
-        at = BEGIN + span * dice.random()
-        if dice.random() < rate(at) * traffic(at):
-            found.append(Moment(at, release(at)))
-    return found
+    """Letters at times of a rate, as a share of the traffic."""
+    places = range(int(span / BIN))
+    weights = weights_of(rate, traffic, span)
+    chosen = dice.choices(places, cum_weights=weights, k=number)
+    times = (BEGIN + BIN * (place + dice.random()) for place in chosen)
+    return [Moment(at, release(at)) for at in times]
+
+
+@cache
+def weights_of(rate: Rate, traffic: Rate, span: float) -> list[float]:
+    """The sums of the rate, which is one number in each `BIN`."""
+    middles = [BEGIN + BIN * (place + 0.5) for place in range(int(span / BIN))]
+    return [*accumulate(rate(at) * traffic(at) for at in middles)]
 
 
 def timing_of(
@@ -110,7 +117,7 @@ RATES: dict[str, Rate] = {
 
 
 @pytest.mark.parametrize("traffic", [even, by_day])
-@pytest.mark.parametrize("number", [150, 1500, 9000])
+@pytest.mark.parametrize("number", [150, 3000])
 @pytest.mark.parametrize("kind", [*RATES])
 def test_a_course_of_its_own_is_told(kind: str, number: int, traffic: Rate) -> None:
     """Of each kind, whatever the traffic's hours, and nothing else."""
@@ -127,7 +134,7 @@ def test_a_course_of_its_own_is_told(kind: str, number: int, traffic: Rate) -> N
 def test_a_steady_cause_is_steady_and_nothing_else() -> None:
     """At 5 to 3,000 letters, beside causes with courses of their own: 1 in 100 is wrong."""
     wrong, causes, steady = [], 0, 0
-    for seed in range(220):
+    for seed in range(120):
         dice = seeded(seed)
         traffic = (even, by_day)[seed % 2]
         kinds = dice.sample([*RATES], 2)
@@ -138,26 +145,25 @@ def test_a_steady_cause_is_steady_and_nothing_else() -> None:
         causes += 1
         steady += timing.trend is not None and timing.trend.kind == "steady"
         wrong += [(seed, len(cause), timing.clauses)] if said(timing) else []
-    assert len(wrong) <= causes / 100, wrong
+    assert len(wrong) <= 1, wrong
     assert steady > causes / 2
 
 
-@pytest.mark.parametrize("number", [14, 60, 1000, 30_000])
+@pytest.mark.parametrize("number", [14, 60, 2000])
 def test_the_onset_is_within_its_uncertainty(number: int) -> None:
     """In 95 of 100 cases, and the more letters, the more certain it is."""
     right, widths = 0, []
     for seed in range(20):
         dice = seeded(seed)
-        at = SPAN * dice.uniform(0.35, 0.8)
-        length = min(number, 3000)
-        onset = timing_of(drawn(dice, length, since(at)), neighbours(dice)).onset
+        at = BIN * dice.randint(1400, 3200)
+        onset = timing_of(drawn(dice, number, since(at)), neighbours(dice)).onset
         if onset is not None:
             right += abs(onset.at - BEGIN - at) <= onset.uncertainty
             widths.append(onset.uncertainty)
     assert len(widths) >= (12 if number < 60 else 20)
     assert right >= 0.85 * len(widths)
     # Of so many letters in a week or so, five times the mean gap
-    assert sorted(widths)[len(widths) // 2] < 6 * 9 * DAY / min(number, 3000)
+    assert sorted(widths)[len(widths) // 2] < 6 * 9 * DAY / number
 
 
 def test_letters_before_the_onset_are_counted() -> None:
@@ -168,7 +174,7 @@ def test_letters_before_the_onset_are_counted() -> None:
     assert timing.onset is not None
     assert abs(timing.onset.at - BEGIN - 9 * DAY) < 3 * HOUR
     assert timing.onset.before == pytest.approx(
-        sum(one.at < BEGIN + 9 * DAY for one in cause), abs=20
+        sum(one.at < BEGIN + 9 * DAY for one in cause), rel=0.2
     )
     assert "letters before)" in timing.clauses[0]
 
@@ -190,8 +196,8 @@ def of_releases(
     dice: random.Random, number: int, release: Callable[[float], str], names: set[str]
 ) -> list[Moment]:
     """Letters of a cause that only some releases have."""
-    found = (drawn(dice, 1, release=release)[0] for _ in count())
-    return [*islice((one for one in found if one.release in names), number)]
+    found = [one for one in drawn(dice, 50 * number, release=release) if one.release in names]
+    return dice.sample(found, number)
 
 
 @pytest.mark.parametrize("rollout", [0.0, DAY])
@@ -246,8 +252,8 @@ def test_a_deploy_that_mended_one_cause_and_began_another() -> None:
 
 @pytest.mark.parametrize("kind", ["growing", "period", "onset", "returned", "over"])
 def test_no_release_is_blamed_for_what_it_did_not_do(kind: str) -> None:
-    """A ramp, a flap, a later onset, a pause and an end between two deploys, in 20 cases each."""
-    for seed in range(20):
+    """A ramp, a flap, a later onset, a pause and an end between two deploys, in ten cases each."""
+    for seed in range(10):
         dice = seeded(seed)
         release = releases(2.9 * DAY, dice=dice)
         cause = drawn(dice, 900, RATES[kind], release)

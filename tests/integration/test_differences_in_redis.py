@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -102,6 +103,33 @@ def test_the_command_says_of_how_many_it_looked_at_the_newest(
     )
     found = json.loads(run(shop, *chosen, "--json").output)
     assert (found["letters"], found["cut"], found["selected"]) == (20, True, 50)
+
+
+def test_the_time_of_a_cause_is_said_while_all_of_its_letters_are_there(
+    shop: DeadLetters,
+) -> None:
+    """Since when, by the clock of Redis; of what is left after a removal it would be wrong."""
+    now, dice = datetime.now(timezone.utc), Random(7)  # noqa: S311 - the same every time
+    times = [(dice.uniform(0, 2), True) for _ in range(80)]
+    times += [(dice.uniform(0, 24), False) for _ in range(160)]
+    for number, (hours, new) in enumerate(sorted(times, reverse=True)):
+        letter = a_letter(
+            dead_letter_queue="timed-DLQ",
+            fingerprint=("c" if new else "d") * 16,
+            kwargs_json=json.dumps({"order": number}),
+            dead_lettered_at=now - timedelta(hours=hours),
+        )
+        shop.store.dead_letter(letter, key_of(letter))
+    chosen = ("differences", "timed-DLQ", "--fingerprint", "c" * 16)
+    said = run(shop, *chosen).output
+    begun = now - timedelta(hours=2)
+    onset = datetime.strptime(said[:26], "Since %Y-%m-%d %H:%M UTC").replace(tzinfo=timezone.utc)
+    assert abs(onset - begun) < timedelta(minutes=10)
+    steady = run(shop, *chosen[:-1], "d" * 16).output
+    assert "since" not in steady.lower()
+    gone = [one.id for one in shop.letters("timed-DLQ", fingerprint="c" * 16)][:70]
+    shop.discard("timed-DLQ", ids=frozenset(gone))
+    assert "since" not in run(shop, *chosen).output.lower()
 
 
 def test_exported_successes_are_no_letters(shop: DeadLetters, tmp_path: Path) -> None:

@@ -130,8 +130,10 @@ class Comparison:
         if reader.cut or len(letters) >= side:
             selected = self._selected(dead_letter_queue, where, len(letters), deadline_seconds)
         cut = reader.cut or selected != len(letters)
+        whole = len(others) < side and not reader.has_lost(letters)
+        now = self._backend.letters.overviews.now().timestamp()
         found = compared(
-            letters, others, successes, cut=cut, selected=selected, whole=len(others) < side
+            letters, others, successes, cut=cut, selected=selected, whole=whole, now=now
         )
         return Differences(
             dead_letter_queue=dead_letter_queue,
@@ -161,8 +163,9 @@ def compared(
     cut: bool = False,
     selected: int | None = None,
     whole: bool = True,
+    now: float | None = None,
 ) -> Explanation:
-    """Explain letters by others; ``whole``: all others were read, so that the time is known."""
+    """Explain letters by others; ``whole``: all that died were read, so that the time is known."""
     if not letters:
         sides: dict[str, int] = {}
         return Explanation(
@@ -177,8 +180,9 @@ def compared(
             selected=selected,
         )
     messages = chain((one._replace(cause=_SELECTED) for one in letters), others, successes)
-    found = explain_causes(messages, {}, [_SELECTED], cut=cut, timed=whole and not cut)[_SELECTED]
-    return replace(found, selected=selected)
+    timed = whole and not cut
+    found = explain_causes(messages, {}, [_SELECTED], ends_at=now, cut=cut, timed=timed)
+    return replace(found[_SELECTED], selected=selected)
 
 
 class _Reader:
@@ -192,6 +196,12 @@ class _Reader:
         self._known: dict[Pair, Pair] = {}
         self._fixed = fixed_by(where.to_json())
         self.cut = False
+        self._first_seen: float | None = None
+
+    def has_lost(self, letters: list[Message]) -> bool:
+        """True if letters of the group left before: then it is older than those that are here."""
+        times = [one.at for one in letters if one.at is not None]
+        return bool(times) and self._first_seen is not None and self._first_seen < min(times)
 
     def letters(
         self, store: Letters, most: int, *, until: float
@@ -225,6 +235,7 @@ class _Reader:
         group = store.overviews.group(self._queue, self._where.fingerprint)
         if group is None:
             return None, None
+        self._first_seen = group.first_seen_at.timestamp()
         entry = store.entry(self._queue, group.example_id) if group.example_id else None
         return group.letters, None if entry is None else entry[0]
 

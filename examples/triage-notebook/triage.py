@@ -78,7 +78,7 @@ except ExportError as none:
 causes = triage.explain(letters, good).cache()
 headlines = causes.where("kind = 'headline'").limit(20).collect()
 for one in headlines:
-    print(f"{one.fingerprint}  {one.of_letters:,} letters\n   {one.text}")
+    print(f"{one.fingerprint}  letters: {one.of_letters:,}\n   {one.text}")
 explained, known = causes.where("kind = 'headline'").count(), overview.first().causes
 print(f"{explained:,} of {known:,} causes have letters enough for a sentence.")
 
@@ -108,7 +108,7 @@ for shift, shares, label, colour in (
 axes.set_yticks(
     list(places), [f"{row.feature} = {row.value[:40]}\n{row.fingerprint[:8]}" for row in bars]
 )
-axes.set(xlim=(0, 1), ylim=(len(bars) - 0.5, -0.5))
+axes.set(xlim=(0, 1), ylim=(max(len(bars), 1) - 0.5, -0.5))
 if bars:
     axes.legend(frameon=False, loc="lower right")
 
@@ -128,12 +128,10 @@ middle = from_micros(first + (last - first) // 2)
 news = {row.fingerprint for row in triage.new_since(letters, middle).limit(100).collect()}
 names = [one.fingerprint for one in headlines[:5]]
 width = triage.bucket_width(bucket)
+micros = int(width.total_seconds() * 1_000_000)
 counted = (
     letters.where(letters["fingerprint"].isin(names) & letters["dead_lettered_at"].isNotNull())
-    .selectExpr(
-        "fingerprint",
-        f"floor(unix_micros(dead_lettered_at) / {width.total_seconds() * 1e6}) AS place",
-    )
+    .selectExpr("fingerprint", f"unix_micros(dead_lettered_at) DIV {micros} AS place")
     .groupBy("fingerprint", "place")
     .count()
     .collect()
@@ -144,7 +142,7 @@ figure, rows = plt.subplots(
 for axes, name in zip(rows[:, 0], names, strict=False):
     own = [row for row in counted if row.fingerprint == name]
     axes.bar(
-        [from_micros(int(row.place * width.total_seconds() * 1e6)) for row in own],
+        [from_micros(row.place * micros) for row in own],
         [row[2] for row in own],
         width=width,
         align="edge",

@@ -31,8 +31,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "triage-notebook"
 # What the shop's letters must show, asked in the notebook's own terms.
 CHECK = """
 found = {(row.feature, row.value) for row in bars if row.kind == "value"}
-assert found == {("kwargs.currency", "CHF"), ("kwargs.provider", "lastpay")}, bars
-assert {row.against for row in bars} == {"successes"}
+assert found == {("kwargs.currency", "CHF"), ("kwargs.provider", "lastpay")}, (good and good.count(), [r.text for r in causes.collect()], bars)
+assert {row.against for row in bars} == {"successes"}, (good, headlines)
 assert last - first < 86_400_000_000
 assert {row.action for row in decisions.collect()} == {"redrive", "discard"}
 """
@@ -100,7 +100,7 @@ def test_notebook_runs_on_letters_of_a_real_worker(
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]
     assert len(pictures) >= 2
     text = "".join(output.get("text", "") for output in outputs)
-    assert re.search(r"[0-9a-f]{16}  \d+ letters\n   .*kwargs\.currency = CHF", text), text
+    assert re.search(r"[0-9a-f]{16}  letters: \d+\n   .*kwargs\.currency = CHF", text), text
     first_picture = next(
         number for number, one in enumerate(outputs) if "image/png" in one.get("data", {})
     )

@@ -20,7 +20,7 @@ from benchmarks import report
 
 PAGE = Path(__file__).parents[3] / "docs" / "performance.md"
 NAMES = ("worker", "dying", "killed", "publish", "peers", "redrive", "export", "growth", "web")
-ON_REQUEST = ("triage",)
+ON_REQUEST = ("triage", "planted")
 """Those that need more than Python and servers: Java."""
 
 

@@ -142,6 +142,7 @@ _BARS: dict[str, tuple[str, Callable[[Result, Row], Quartiles | None]]] = {
     "publish": ("CPU a message, by plain Celery's", _quartiles("cpu_ratio")),
     "redrive": ("messages a second", _quartiles("per_second")),
     "export": ("letters a second", _quartiles("per_second")),
+    "planted": ("found, of what can be found", _single("recall")),
     "triage": ("seconds for groups in Spark", _single("groups")),
     "web": ("milliseconds of a page", _single("median_ms")),
 }

@@ -145,6 +145,10 @@ def _number(name: str, pattern: str = "{:,.0f}", scale: float = 1.0) -> Column:
     return show
 
 
+def _text(name: str) -> Column:
+    return lambda row: row.get(name, "–")
+
+
 _speed = _number("tasks_per_second")
 _COMMON: dict[str, Column] = {
     "tasks/s": _speed,
@@ -200,6 +204,18 @@ _TABLES: dict[str, dict[str, Column]] = {
         "Java, peak MB": _number("java_peak_mb"),
         "Python, peak MB": _number("python_peak_mb"),
         "load": _number("load", "{:.1f}"),
+    },
+    "planted": {
+        "causes": _number("causes"),
+        "can be found": _number("findable"),
+        "found": _number("found"),
+        "recall": _number("recall", "{:.2f}"),
+        "false, of 100 causes": _number("false_of_100", "{:.1f}"),
+        "false, of 100 causes without any truth": _number("noise_of_100", "{:.1f}"),
+        "seconds of a report, at most": _number("seconds", "{:.0f}"),
+    },
+    "kinds": {
+        f"{letters:,} letters": _text(f"of_{letters}") for letters in (1_000, 30_000, 1_000_000)
     },
     "triage": {
         "files MB": _number("file_mb"),

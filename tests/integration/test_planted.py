@@ -1,0 +1,121 @@
+"""The benchmark of planted causes judges rightly: the truth is found, and nothing else is true."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks.planted.folders import Expected, write
+from benchmarks.planted.judging import Claim, judge
+from benchmarks.planted.kinds import KINDS, chosen
+from benchmarks.planted.shops import Shop
+from benchmarks.planted.truths import (
+    Began,
+    Ended,
+    Flap,
+    Growth,
+    Hours,
+    Pair,
+    Range,
+    Returned,
+    Several,
+    Truth,
+    Value,
+    Weekday,
+)
+
+DAY = 86_400
+
+
+def said(truth: Truth) -> Claim:
+    """The statement that says a truth."""
+    match truth:
+        case Value(feature=feature, value=value):
+            return Claim("value", (feature,), (value,))
+        case Several(feature=feature, values=values):
+            return Claim("set", (feature,), values[:8])
+        case Range(feature=feature, low=low, high=high):
+            return Claim("range", (feature or "size",), low=low, high=high)
+        case Pair(features=features, values=values):
+            return Claim("pair", features, values)
+        case Hours(hour=hour):
+            return Claim("hour", low=hour * 3600, high=(hour + 1) * 3600)
+        case Weekday(day=day):
+            return Claim("weekday", low=day * DAY, high=(day + 1) * DAY)
+        case Flap() | Growth() | Returned():
+            return Claim(truth.kind)
+        case Began(at=at, release=None) | Ended(at=at, release=None):
+            return Claim(truth.kind, at=at)
+        case Began(release=release):
+            return Claim("began with", values=(release,))
+        case Ended(release=release):
+            return Claim("mended by", values=(release,))
+    raise AssertionError(truth)
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def planted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("planted")
+    write(folder, 3_000, request.param, successes=request.param == 2)
+    return folder
+
+
+def test_the_truth_is_found_and_the_truth_of_others_is_false(planted: Path) -> None:
+    """Of each cause; a steady one has no truth, and may have the same value by chance."""
+    expected = list(Expected.read(planted).values())
+    assert len(expected) > 26
+    for one in expected:
+        found = judge(one, map(said, one.truths))
+        assert (found.found, found.false) == (sum(one.findable), 0), one
+        assert found.found + found.luck == len(one.truths)
+        assert judge(one, ()).found == 0
+        others = {said(t) for each in expected for t in each.truths if each.kind != one.kind}
+        mine = {truth.kind for truth in one.truths} | one.also
+        other = {claim for claim in others if not {claim.kind, *claim.features} & one.follows}
+        times = {claim for claim in other if not claim.features and claim.kind not in mine}
+        assert judge(one, times).false == len(times), one
+
+
+def test_most_truths_of_some_thousand_letters_can_be_found(planted: Path) -> None:
+    """But for those of a task without other causes: there is nothing to compare with."""
+    expected = Expected.read(planted).values()
+    could = [able for one in expected for able in one.findable]
+    assert sum(could) >= 0.7 * len(could) > 9
+
+
+def test_two_seeds_have_every_kind() -> None:
+    """And a seed always makes the same shop and the same letters."""
+    assert len(KINDS) >= 20
+    assert {*chosen(3), *chosen(4)} == KINDS.keys()
+    one, other = Shop(5), Shop(5)
+    drawn = [shop.messages(shop.tasks[0], shop.tasks[0].load, 50).at for shop in (one, other)]
+    assert np.array_equal(*drawn)
+
+
+def test_the_letters_have_their_truth(planted: Path) -> None:
+    """The files say what the generator says: all letters of a tenant's cause have the tenant."""
+    import duckdb
+
+    rows = duckdb.sql(
+        f"SELECT fingerprint, count(*), min(epoch(dead_lettered_at)), count(DISTINCT release) "
+        f"FROM read_parquet('{planted}/letters/**/*.parquet') GROUP BY 1"
+    ).fetchall()
+    expected = Expected.read(planted)
+    assert {row[0]: row[1] for row in rows} == {k: one.letters for k, one in expected.items()}
+    for name, _count, first, releases in rows:
+        for truth in expected[name].truths:
+            if isinstance(truth, Began):
+                assert first >= truth.at - 2 * DAY  # the canary has the release earlier
+            if isinstance(truth, Growth):
+                assert releases > 1
+
+
+def test_a_wrong_release_is_false(planted: Path) -> None:
+    """For a cause that began without one, and for one that another began."""
+    for one in Expected.read(planted).values():
+        steady = replace(one, truths=(), findable=(), follows=frozenset(), also=frozenset())
+        for kind in ("began with", "mended by"):
+            assert judge(steady, [Claim(kind, values=(one.releases[0],))]).false == 1
+        assert judge(steady, [Claim("value", ("release",), (one.releases[-1],))]).false == 1

@@ -73,13 +73,16 @@ Ask = Callable[[Path], dict[str, Any]]
 
 
 def asked(
-    letters: int, seed: int, ask: Ask, *, noise: bool = False
+    letters: int, seed: int, ask: Ask, *, noise: bool = False, keep: Path | None = None
 ) -> tuple[float, list[tuple[str, Verdict]]]:
-    """The seconds of one report, and the verdict on each cause that it has to explain."""
+    """The seconds of one report, and the verdict on each cause that it has to explain.
+
+    The letters stay in ``keep``, if it is given.
+    """
     from benchmarks.planted.asking import timed
 
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+        folder = Path(place) if keep is None else keep / f"{letters}-{seed}"
         write(folder, letters, seed, noise=noise, successes=seed % 2 == 0)
         return timed(folder, ask)
 

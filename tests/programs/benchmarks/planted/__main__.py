@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from benchmarks.planted import asked, shown
 from benchmarks.planted.asking import by_core, by_spark
@@ -16,12 +17,13 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--noise", action="store_true", help="no cause depends on anything")
     parser.add_argument("--spark", action="store_true", help="ask Spark, not the core alone")
+    parser.add_argument("--keep", type=Path, help="keep the letters and their truth in this folder")
     options = parser.parse_args()
     for letters in options.letters:
         whole = Verdict()
         for seed in options.seeds:
             ask = by_spark if options.spark else by_core
-            seconds, found = asked(letters, seed, ask, noise=options.noise)
+            seconds, found = asked(letters, seed, ask, noise=options.noise, keep=options.keep)
             one = Verdict()
             for _kind, verdict in found:
                 one.add(verdict)

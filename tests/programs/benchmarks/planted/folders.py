@@ -1,13 +1,9 @@
-"""Folders as ``dlq export`` writes them, with letters of planted causes and the truth of each.
-
-``python -m benchmarks.planted.folders FOLDER LETTERS SEED`` writes one, for a look.
-"""
+"""Folders as ``dlq export`` writes them, with letters of planted causes and the truth of each."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -304,10 +300,3 @@ def _table(shop: Shop, one: _Drawn, letters: Messages, dice: np.random.Generator
         for each in schema()
     ]
     return pa.Table.from_arrays(columns, schema=schema())
-
-
-if __name__ == "__main__":
-    for found in write(
-        Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), successes="--successes" in sys.argv
-    ).values():
-        print(found.fingerprint, found.letters, found.kind, found.findable, *found.truths)

@@ -135,8 +135,9 @@ class Task:
         args = json.dumps([tree["args"][place] for place in sorted(tree["args"])])
         given = self.optional
         kwargs = json.dumps(tree["kwargs"])[:-1]
+        comma = ", " if tree["kwargs"] else ""
         last = [
-            f', "{given.path[-1]}": {text}}}' if code >= 0 else "}"
+            f'{comma}"{given.path[-1]}": {text}}}' if code >= 0 else "}"
             for code, text in zip(
                 messages.codes["optional"].tolist(),
                 given.text(messages.codes["optional"]),

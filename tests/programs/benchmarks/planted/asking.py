@@ -11,10 +11,10 @@ from typing import Any
 from benchmarks.planted.folders import Expected
 from benchmarks.planted.judging import Verdict, claims_of, judge
 from benchmarks.planted.truths import SAMPLE
-from celery_dlq.letters.causes import Message, explain_causes
-from celery_dlq.letters.course import Course, Moment
 
+from celery_dlq.letters.causes import Message, explain_causes
 from celery_dlq.letters.comparison import MIN_OTHERS, pairs_of
+from celery_dlq.letters.course import Course, Moment
 
 _COLUMNS = (
     *("id", "fingerprint", "task_name", "source_queue", "dead_lettered_at", "release", "origin"),
@@ -38,8 +38,19 @@ def timed(
 
 
 def by_spark(folder: Path) -> dict[str, Any]:
-    """The answers of the triage."""
-    raise NotImplementedError
+    """Explain all causes that are wanted by the triage, in a session of its own."""
+    from celery_dlq.spark.session import local_session
+    from celery_dlq.spark.triage import letters, successes
+    from celery_dlq.spark.triage.causes import explanations_of
+
+    spark = local_session("planted causes")
+    try:
+        good = folder / "successes"
+        sample = successes(spark, good) if good.exists() else None
+        found: dict[str, Any] = explanations_of(letters(spark, folder / "letters"), None, sample)
+    finally:
+        spark.stop()
+    return found
 
 
 def by_core(folder: Path) -> dict[str, Any]:
@@ -96,7 +107,9 @@ def _read(folder: Path) -> tuple[dict[str, Course], dict[str, list[Message]], di
 
 
 def _message(row: dict[str, Any]) -> Message:
-    texts = {name: None if row[name] is None else str(row[name]) for name in _COLUMNS}
+    # Without its task, which follows from the cause.
+    names = [name for name in _COLUMNS if name != "task_name" and row[name] is not None]
+    texts = {name: str(row[name]) for name in names}
     return Message(
         cause=row["fingerprint"],
         task=row["task_name"],

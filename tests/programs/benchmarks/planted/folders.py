@@ -215,7 +215,7 @@ def _seen_over_time(shop: Shop, one: _Drawn, truth: Truth) -> bool:
         part, enough = times >= truth.at, True
     else:
         assert isinstance(truth, Ended)
-        part, enough = times < truth.at, True
+        part, enough = times < (truth.latest or truth.at), True
     if isinstance(truth, (Began, Ended)) and truth.release is not None:
         # A release stands out from the others if it is nearer than they are.
         near = np.abs(times - truth.at) < np.min(np.diff(shop.starts)) / 4

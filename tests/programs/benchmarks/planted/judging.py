@@ -225,11 +225,13 @@ def _ended(claim: Claim, truth: Ended) -> bool | None:
 
 def _changed(claim: Claim, truth: Began | Ended, release: str, time: str) -> bool | None:
     """The release is the truth where one did it; the time alone is a part of it then."""
+    latest = truth.at if truth.latest is None else truth.latest
     if truth.release is not None and claim.values == (truth.release,):
         named = claim.kind == "value" and claim.features == ("release",)
         if claim.kind == release or (named and isinstance(truth, Began)):
             return True
-    if claim.kind == time and abs(claim.at - truth.at) <= max(2 * claim.within, 6 * HOUR):
+    near = max(2 * claim.within, 6 * HOUR)
+    if claim.kind == time and -near <= claim.at - truth.at <= near + (latest - truth.at):
         return None if truth.release is not None else True
     return False
 

@@ -412,7 +412,7 @@ def _released(name: str, shop: Shop, task: Task, number: int, let: Let, truth: T
 def _release(shop: Shop, task: Task) -> list[Cause]:
     """Only the last release fails."""
     number = len(shop.releases) - 1
-    truth = Began(at=float(shop.starts[number]), release=shop.releases[number])
+    truth = Began(at=shop.first(number), release=shop.releases[number], latest=shop.last(number))
 
     def let(messages: Messages) -> Numbers:
         return messages.release == number
@@ -423,7 +423,7 @@ def _release(shop: Shop, task: Task) -> list[Cause]:
 @kind("a deploy mended one and began another")
 def _mended(shop: Shop, task: Task) -> list[Cause]:
     number = max(1, len(shop.releases) // 2)
-    at, name = float(shop.starts[number]), shop.releases[number]
+    at, latest, name = shop.first(number), shop.last(number), shop.releases[number]
 
     def before(messages: Messages) -> Numbers:
         return messages.release < number
@@ -431,11 +431,10 @@ def _mended(shop: Shop, task: Task) -> list[Cause]:
     def after(messages: Messages) -> Numbers:
         return messages.release >= number
 
-    done = float(at + shop.takes[number])
     title = "a deploy mended one and began another"
     return [
-        _released(title, shop, task, number, before, Ended(at=done, release=name)),
-        _released(title, shop, task, number, after, Began(at=at, release=name)),
+        _released(title, shop, task, number, before, Ended(at=at, release=name, latest=latest)),
+        _released(title, shop, task, number, after, Began(at=at, release=name, latest=latest)),
     ]
 
 

@@ -254,6 +254,14 @@ class Shop:
             release[at >= self.upgraded[number][host]] = number
         return release
 
+    def first(self, number: int) -> float:
+        """When the first host had a release."""
+        return float(np.min(self.upgraded[number]))
+
+    def last(self, number: int) -> float:
+        """When all hosts had a release."""
+        return float(np.max(self.upgraded[number]))
+
     def _load(self, *, nightly: bool) -> Numbers:
         """Day and night, weekdays and Sundays; each task has its own."""
         dice, hours = self.dice, (self.times % DAY) / HOUR

@@ -103,19 +103,24 @@ class Growth(Truth):
 
 @dataclass(frozen=True, kw_only=True)
 class Began(Truth):
-    """No letters before a time, in seconds since 1970; the release that began it, if one did."""
+    """No letters before a time, in seconds since 1970; the release that began it, if one did.
+
+    A release begins with its canary, and all have it at ``latest``.
+    """
 
     at: float
     release: str | None
+    latest: float | None = None
     kind = "began"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended(Truth):
-    """No letters after a time; the release that mended it, if one did."""
+    """No letters after ``latest``; the release that mended it, if one did, began at a time."""
 
     at: float
     release: str | None
+    latest: float | None = None
     kind = "ended"
 
 

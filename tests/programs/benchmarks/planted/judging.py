@@ -45,6 +45,9 @@ class Claim(NamedTuple):
     neighbour: str | None = None
     """The only other cause, if it is said to be all that the letters were compared with."""
 
+    def __str__(self) -> str:
+        return " ".join(f"{name}={one}" for name, one in self._asdict().items() if one)
+
 
 class Says(Enum):
     """What a statement is worth: it is the truth, a part of it or what follows, or false."""
@@ -81,7 +84,8 @@ def judge(expected: Expected, claims: Iterable[Claim]) -> Verdict:
             false.append(claim)
     found = [place in hit for place in range(len(expected.truths))]
     missed = [
-        f"{expected.kind}, {expected.letters} letters: not found: {truth}"
+        f"{expected.fingerprint}, {expected.kind}, {expected.letters} letters: not found: {truth}; "
+        f"said: {', '.join(map(str, claims))}"
         for truth, yes, could in zip(expected.truths, found, expected.findable, strict=True)
         if could and not yes
     ]
@@ -93,7 +97,10 @@ def judge(expected: Expected, claims: Iterable[Claim]) -> Verdict:
         false=len(false),
         examples=(
             *missed,
-            *(f"{expected.kind}, {expected.letters} letters: false: {one}" for one in false),
+            *(
+                f"{expected.fingerprint}, {expected.kind}, {expected.letters} letters: false: {one}"
+                for one in false
+            ),
         ),
     )
 

@@ -12,6 +12,7 @@ the session's time zone is. Values that a foreign writer left empty count as ``u
 from __future__ import annotations
 
 from celery_dlq.spark.triage.causes import why
+from celery_dlq.spark.triage.changes import changes
 from celery_dlq.spark.triage.evidence import explain
 from celery_dlq.spark.triage.questions import (
     COLUMNS,
@@ -36,6 +37,7 @@ __all__ = [
     "COLUMNS",
     "bucket_for",
     "bucket_width",
+    "changes",
     "deliveries_before_death",
     "explain",
     "groups",

@@ -317,10 +317,10 @@ class Shop:
         return Task(
             name=f"{trade['app']}.{name}",
             queue=queue,
-            pool=number % len(self.pools),
+            pool=number % 4 % len(self.pools),  # the workers of a queue run all of its tasks
             arguments=found,
             optional=replace(optional, draw=given),
-            load=self._load(nightly=number == len(trade["tasks"]) - 2),
+            load=self._load(nightly=len(trade["tasks"]) - 4 < number < len(trade["tasks"]) - 1),
             grows=frozenset(grows),
         )
 

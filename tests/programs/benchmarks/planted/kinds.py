@@ -385,7 +385,7 @@ def _began(shop: Shop, task: Task) -> list[Cause]:
 def _flood(shop: Shop, task: Task) -> list[Cause]:
     at = _at(shop, 0.25, 0.75) // BIN * BIN
     until = at + HOUR * (2 + 4 * shop.dice.random()) // BIN * BIN
-    weights = (shop.times >= at - BIN) & (shop.times < until)
+    weights = (shop.times >= at) & (shop.times < until)
     truths = (Began(at=at, release=None), Ended(at=until, release=None))
     return [_timed("flood of some hours", task, weights, truths)]
 

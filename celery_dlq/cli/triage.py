@@ -16,6 +16,7 @@ from celery_dlq.cli.table import letters_text, line, say, table, utc
 from celery_dlq.letters.printable import shortened
 
 if TYPE_CHECKING:
+    from celery_dlq.spark.triage.against import Against, Changes
     from celery_dlq.spark.triage.rows import Findings
 
 _MOST_GROUPS, _MOST_ROWS = 20, 30
@@ -40,6 +41,11 @@ _MAX_EXAMPLE_CHARS = 100
 @click.option("--task", help="Only this task, e.g. shop.charge.")
 @click.option("--release", help="Only this release of the code, as dlq_release names it.")
 @click.option("--fingerprint", help="Only this cause; its first digits are enough.")
+@click.option(
+    "--against",
+    metavar="before|A..B|release=R|FOLDER",
+    help="Compare: with the time before --since, from A to B, before a release, another folder.",
+)
 @json_option
 @click.pass_context
 def triage(
@@ -49,14 +55,18 @@ def triage(
     *,
     html: str | None,
     successes: str | None,
+    against: str | None,
     as_json: bool,
     **only: Any,
 ) -> None:
     """Show what fails and why, from the exported folder PATH, with PySpark.
 
     With --since, --until or --queue only the files of these days and this queue are read.
+
+    With --against also what is new, gone, grown or shrunk, beyond chance. This week and last:
+    --since 7d --against before. Before and after a release: --against release=v8.
     """
-    result = _result(path, html, successes, only)
+    result = _result(path, html, successes, against, only)
     if as_json:
         print_lines([result.to_json()])
     else:
@@ -65,12 +75,20 @@ def triage(
             say(console_of(ctx), f"Report: {html}")
 
 
-def _result(path: str, html: str | None, successes: str | None, only: dict[str, Any]) -> Findings:
+def _result(
+    path: str, html: str | None, successes: str | None, against: str | None, only: dict[str, Any]
+) -> Findings:
     from celery_dlq.spark.triage import rows  # noqa: PLC0415 - PySpark is an extra
     from celery_dlq.spark.triage.selection import Selection  # noqa: PLC0415
 
     brief = html is None
-    found = rows.findings(path, successes=successes, selection=Selection(**only), brief=brief)
+    found = rows.findings(
+        path,
+        successes=successes,
+        selection=Selection(**only),
+        against=None if against is None else _against(against, only["since"]),
+        brief=brief,
+    )
     if html is not None:
         from celery_dlq.spark.page import write_page  # noqa: PLC0415 - needs more
 
@@ -78,11 +96,34 @@ def _result(path: str, html: str | None, successes: str | None, only: dict[str, 
     return found
 
 
+def _against(text: str, since: datetime | None) -> Against:
+    """Read what ``--against`` names."""
+    from celery_dlq.spark.triage.against import Against  # noqa: PLC0415 - PySpark is an extra
+    from celery_dlq.spark.triage.changes import Period  # noqa: PLC0415
+
+    first, _, last = text.partition("..")
+    name, _, release = text.partition("=")
+    if text == "before":
+        if since is None:
+            raise click.UsageError("--against before needs --since, e.g. --since 7d")
+        return Against()
+    if name == "release" and release:
+        if since is not None:
+            raise click.UsageError("--against release=… has a begin of its own; leave out --since")
+        return Against(release=release)
+    if not first or not last or "/" in text:
+        return Against(folder=text)
+    period = tuple(MOMENT.convert(part, None, None) for part in (first, last))
+    return Against(period=Period(*period))
+
+
 def show_triage(console: Console, findings: Findings) -> None:
     """What is dying and why, in sentences; when, and after how many deliveries."""
     found = findings.triage
     span = f"{utc(found.first_seen_at)} to {utc(found.last_seen_at)}"
     say(console, f"{letters_text(found.letters)}, {span}", "bold")
+    if findings.changes is not None:
+        _changes(console, findings.changes, findings)
     _causes(console, findings)
     reasons = ((reason(one.reason), one.letters, f"{one.share:.0%}") for one in found.reasons)
     table(console, "Reasons", ("reason", ">letters", ">share"), reasons)
@@ -95,6 +136,25 @@ def show_triage(console: Console, findings: Findings) -> None:
     columns = ("task", ">deliveries", ">letters")
     table(console, "Deliveries before death", columns, islice(deliveries, _MOST_ROWS))
     _more(console, len(found.deliveries) - _MOST_ROWS, "Rows")
+
+
+def _changes(console: Console, found: Changes, findings: Findings) -> None:
+    """The largest changes against another time."""
+    rows = (
+        (
+            line(row.fingerprint, "cyan"),
+            line(row.kind, "bold"),
+            row.letters,
+            row.letters_against,
+            found.rate(row),
+            why.headline if why else f"{row.task_name}: {row.exception_type or ''}",
+        )
+        for row in found.rows
+        for why in [findings.causes.get(row.fingerprint)]
+    )
+    columns = ("!fingerprint", "", ">letters", ">against", "rate", "cause")
+    table(console, f"What changed: {found.heading}", columns, rows)
+    say(console, found.note)
 
 
 def _causes(console: Console, found: Findings) -> None:

@@ -64,9 +64,9 @@ _CHANGES = """
         FROM {counted} GROUP BY fingerprint
         HAVING sum(letters) >= LEAST),
     dispersed AS (
-        SELECT *, CAST({times} AS DOUBLE) AS times,
+        SELECT *, CAST({times} AS DOUBLE) AS times, count(*) OVER () AS compared,
                letters / (letters + letters_against) AS q,
-               ln(2 * count(*) OVER () / {alpha}) AS bound,
+               ln(2 * (count(*) OVER ()) / {alpha}) AS bound,
                IF(letters = 0 OR letters_against = 0, 1,
                   greatest(1, (squares * {buckets} / letters - letters
                                + squares_against * {buckets_against} / letters_against
@@ -99,11 +99,12 @@ _CHANGES = """
         JOIN changed ON coalesce(every.fingerprint, 'unknown') = changed.fingerprint
          AND every.dead_lettered_at = changed.last_seen_at
         GROUP BY changed.fingerprint)
-    SELECT fingerprint, kind, letters, letters_against, ratio, ratio_low, ratio_high,
+    SELECT fingerprint, kind, letters, letters_against,
+           letters - letters_against / times AS more, ratio, ratio_low, ratio_high,
            first_seen_at, last_seen_at, letter.task_name AS task_name,
-           letter.exception_type AS exception_type, letter.id AS example_id
+           letter.exception_type AS exception_type, letter.id AS example_id, compared
     FROM changed JOIN newest USING (fingerprint)
-    ORDER BY abs(letters - letters_against * times) DESC, fingerprint
+    ORDER BY abs(more) DESC, fingerprint
 """
 
 
@@ -156,11 +157,13 @@ def changes(
 
     Returns:
         ``fingerprint`` string, ``kind`` string (``new``, ``gone``, ``grown`` or ``shrunk``),
-        ``letters`` and ``letters_against`` bigint, ``ratio`` double (of the rates; null: new),
-        ``ratio_low`` and ``ratio_high`` double (all ratios that chance does not rule out, for all
-        causes together; null: there is no highest), ``first_seen_at`` and ``last_seen_at``
-        timestamp (in both periods), ``task_name``, ``exception_type`` and ``example_id`` string
-        (of the newest letter). The largest change in letters comes first.
+        ``letters`` and ``letters_against`` bigint, ``more`` double (letters more than at the other
+        rate; negative: fewer), ``ratio`` double (of the rates; null: new), ``ratio_low`` and
+        ``ratio_high`` double (all ratios that chance does not rule out, for all causes together;
+        null: there is no highest), ``first_seen_at`` and ``last_seen_at`` timestamp (in both
+        periods), ``task_name``, ``exception_type`` and ``example_id`` string (of the newest
+        letter), ``compared`` bigint (causes that were compared). The largest change in letters
+        comes first.
 
     Raises:
         DLQError: A period has no length, or is naive, or there are no letters to take it from.

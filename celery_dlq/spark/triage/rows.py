@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from celery_dlq.errors import ExportError
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.letters.record import from_micros, iso
 from celery_dlq.spark.session import is_running, local_session
+from celery_dlq.spark.triage.against import Against, Changes
 from celery_dlq.spark.triage.causes import explanations_of
 from celery_dlq.spark.triage.questions import (
     COLUMNS,
@@ -137,6 +139,7 @@ class Findings:
     # by fingerprint, and of all others together (`None`)
     over_time: Mapping[str | None, Mapping[int, int]] = field(default_factory=dict)
     successes: int | None = None  # Messages that succeeded; `None`: none were given
+    changes: Changes | None = None  # What changed against another time; `None`: not asked
 
     @property
     def unexplained(self) -> tuple[int, int]:
@@ -145,7 +148,10 @@ class Findings:
         return self.triage.causes - len(own), self.triage.letters - sum(own)
 
     def to_json(self) -> dict[str, Any]:
-        """`Triage.to_json`, ``explained`` with the causes, ``unexplained`` with their numbers."""
+        """`Triage.to_json`, ``explained`` with the causes, ``unexplained`` with their numbers.
+
+        And ``changes``, if the letters were compared with others.
+        """
         causes, letters = self.unexplained
         explained = [
             {
@@ -157,7 +163,8 @@ class Findings:
             for fingerprint, one in self.causes.items()
         ]
         unexplained = {"causes": causes, "letters": letters}
-        return {**self.triage.to_json(), "explained": explained, "unexplained": unexplained}
+        found = {**self.triage.to_json(), "explained": explained, "unexplained": unexplained}
+        return found if self.changes is None else {**found, "changes": self.changes.to_json()}
 
 
 def triage(
@@ -178,6 +185,7 @@ def findings(
     *,
     successes: Path | str | None = None,
     selection: Selection = EVERYTHING,
+    against: Against | None = None,
     brief: bool = False,
 ) -> Findings:
     """Answer all questions about an exported folder with Spark.
@@ -186,7 +194,8 @@ def findings(
     """
     if successes is not None:
         check_folder(successes)
-    with _opened(path, spark, selection) as (session, place), ExitStack() as until_then:
+    files = selection if against is None else against.around(selection)
+    with _opened(path, spark, files) as (session, place), ExitStack() as until_then:
         good = None
         if successes is not None:
             ended_well = until_then.enter_context(_here(session, successes, EVERYTHING))
@@ -194,6 +203,8 @@ def findings(
         columns = [*COLUMNS, *WHY_COLUMNS]
         if good is not None:
             columns += ["history", "headers", "redrives"]
+        if against is not None:
+            selection = against.selected(selection, partial(_read, session, place))
         # What a cause is compared with has other fingerprints, and other releases.
         wider = replace(selection, fingerprint=None, release=None)
         around = scan(session, place, wider).select(*dict.fromkeys(columns))
@@ -204,9 +215,35 @@ def findings(
             names = (group.fingerprint for group in found.groups)
             causes = [name for name in names if name != UNKNOWN]
         explained = explanations_of(around, causes, good)
-        if brief:
-            return Findings(triage=found, causes=explained)
-        return _with_changes(df, good, found, explained)
+        answers = Findings(triage=found, causes=explained)
+        if not brief:
+            answers = _with_changes(df, good, found, explained)
+        if against is None:
+            return answers
+        return replace(answers, changes=_changes(session, place, selection, against))
+
+
+def _read(session: SparkSession, place: Path | str, selection: Selection) -> DataFrame:
+    return scan(session, place, selection).select(*COLUMNS)
+
+
+def _changes(
+    session: SparkSession, place: Path | str, selection: Selection, against: Against
+) -> Changes:
+    """Compare the selected letters with those of another time or folder."""
+    with ExitStack() as until_then:
+
+        def other(selection: Selection) -> DataFrame:
+            folder = str(against.folder)
+            check_folder(folder, selection)
+            return _read(
+                session, until_then.enter_context(_here(session, folder, selection)), selection
+            )
+
+        read = partial(_read, session, place)
+        here, there, df = against.compared(selection, read, other)
+        rows = tuple(rows_of(df))
+    return Changes(here=here, there=there, folder=against.folder, rows=rows)
 
 
 def _with_changes(

@@ -44,6 +44,11 @@ class Against:
     release: str | None = None
     folder: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.period is not None and self.period.seconds <= 0:
+            since, until = map(iso, self.period)
+            raise DLQError(f"expected the period to end after it begins, got {since} to {until}")
+
     def selected(self, selection: Selection, read: Read) -> Selection:
         """The letters to triage: by default those since the release, or since the period.
 
@@ -108,8 +113,10 @@ class Against:
         every = replace(selection, task=None, release=None, fingerprint=None)
         if not read(replace(every, since=None, until=period.since)).limit(1).isEmpty():
             return period
-        first = span(read(replace(every, since=period.since, until=period.until))).since
-        return Period(first, period.until)
+        inside = read(replace(every, since=period.since, until=period.until))
+        if inside.limit(1).isEmpty():
+            raise ExportError(f"expected letters of {_span_text(period)} to compare with, got none")
+        return Period(span(inside).since, period.until)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -192,8 +192,9 @@ def findings(
 
     If ``brief``, only those of the terminal: what changed over time is for the page.
     """
-    if successes is not None:
-        check_folder(successes)
+    for folder in (successes, against.folder if against is not None else None):
+        if folder is not None:
+            check_folder(folder)
     files = selection if against is None else against.around(selection)
     with _opened(path, spark, files) as (session, place), ExitStack() as until_then:
         good = None

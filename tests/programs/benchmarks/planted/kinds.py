@@ -324,7 +324,12 @@ def _at(shop: Shop, low: float, high: float) -> float:
 
 
 def _timed(name: str, task: Task, weights: Numbers, truths: tuple[Truth, ...]) -> Cause:
-    also = {"began": {"growing"}, "ended": set(), "returned": {"began"}, "growing": {"began"}}
+    also = {
+        "began": {"growing"},
+        "ended": {"shrinking"},
+        "returned": {"began"},
+        "growing": {"began"},
+    }
     return Cause(
         kind=name,
         task=task,
@@ -404,7 +409,7 @@ def _released(name: str, shop: Shop, task: Task, number: int, let: Let, truth: T
         truths=(truth,),
         let=let,
         follows=frozenset({"release", *task.grows}),
-        also=frozenset({"growing"}),
+        also=frozenset({"growing" if isinstance(truth, Began) else "shrinking"}),
     )
 
 

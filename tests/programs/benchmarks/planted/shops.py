@@ -196,16 +196,25 @@ class Shop:
         self.dice = np.random.default_rng(seed)
         dice = self.dice
         self.trade: dict[str, Any] = _TRADES[seed % len(_TRADES)]
-        self.days = int(dice.choice([21, 28, 35]))
+        self.days = int(dice.choice([7, 14, 21, 28, 35]))
         self.begin = 1_767_225_600.0 + DAY * int(dice.integers(0, 60))
         self.end = self.begin + DAY * self.days - HOUR * float(dice.random() * 12)
         bins = int((self.end - self.begin) // BIN)
         self.times = self.begin + BIN * np.arange(bins)
-        self.pools = [f"{name}" for name in ("web", "batch", "heavy")]
+        self.pools = ["web", "batch", "heavy"]
+        self._make_events()
         self._make_hosts()
         self._make_releases()
         self.origins = [f"gen{int(dice.integers(10, 9000))}@api-{number}" for number in range(6)]
         self.tasks = [self._task(number, name) for number, name in enumerate(self.trade["tasks"])]
+
+    def _make_events(self) -> None:
+        """What happens to all: traffic grows, once the broker is down, once customers change."""
+        dice, bins = self.dice, len(self.times)
+        self.traffic = np.linspace(1, 1 + 0.5 * dice.random(), bins)
+        down = int(bins * (0.1 + 0.8 * dice.random()))
+        self.traffic[down : down + int(dice.integers(6, 30))] = 0
+        self.shift = float(self.times[int(bins * (0.3 + 0.4 * dice.random()))])
 
     def _make_hosts(self) -> None:
         """Each pool has its hosts; a few come later or go earlier; the last is the canary."""
@@ -235,7 +244,7 @@ class Shop:
     def _make_releases(self) -> None:
         """Every few days one host after the other gets the next release; a canary a day before."""
         dice = self.dice
-        starts, at = [self.begin - DAY], self.begin + DAY * (2 + 2 * dice.random())
+        starts, at = [self.begin - DAY], self.begin + DAY * (1.5 + 1.5 * dice.random())
         while at < self.end - 3 * DAY:
             starts.append(at)
             at += DAY * (2.5 + 3 * dice.random())
@@ -266,11 +275,13 @@ class Shop:
         """Day and night, weekdays and Sundays; each task has its own."""
         dice, hours = self.dice, (self.times % DAY) / HOUR
         if nightly:
-            return ((hours >= 1) & (hours < 4)) * 1.0 + 1e-9
+            return self.traffic * ((hours >= 1) & (hours < 4))
         peak, swing, sunday = dice.integers(8, 20), 0.3 + 0.5 * dice.random(), 0.4 + dice.random()
         weekend = (self.times // DAY + 3) % 7 >= 5
         wave = 1 + swing * np.cos(2 * np.pi * (hours - peak) / 24)
-        return wave * np.where(weekend, min(sunday, 1.0), 1.0)
+        strong = self.times // DAY == self.begin // DAY + int(dice.integers(self.days))
+        wave *= np.where(strong, 1 + 2 * dice.random(), 1.0)
+        return self.traffic * wave * np.where(weekend, min(sunday, 1.0), 1.0)
 
     def _task(self, number: int, name: str) -> Task:
         dice, trade = self.dice, self.trade
@@ -304,9 +315,13 @@ class Shop:
             "flag": self._flag(place(trade["flag"])),
             "note": self._note(place("note")),
         }
+        grows = {found["order"].feature}
+        if dice.random() < 0.5:
+            found["second"] = self._shifted(found["second"], trade["second"][1])
+            grows.add(found["second"].feature)
         if day_first:
             found["day"] = self._day(place("as_of"))
-        grows = {found["order"].feature, *([found["day"].feature] if day_first else [])}
+            grows.add(found["day"].feature)
         name_of, values = trade["optional"]
         optional = choice(("kwargs", name_of), values, np.ones(len(values)))
         shown = 0.04 + 0.1 * dice.random()
@@ -323,6 +338,15 @@ class Shop:
             load=self._load(nightly=len(trade["tasks"]) - 4 < number < len(trade["tasks"]) - 1),
             grows=frozenset(grows),
         )
+
+    def _shifted(self, argument: Argument, values: Sequence[str]) -> Argument:
+        """The same with other shares from a moment on: a customer comes, a provider is changed."""
+        later = choice(argument.path, values, 0.2 + self.dice.random(len(values)))
+
+        def draw(dice: np.random.Generator, at: Numbers) -> Numbers:
+            return np.where(at < self.shift, argument.draw(dice, at), later.draw(dice, at))
+
+        return replace(argument, draw=draw)
 
     def _order(self, path: tuple[str | int, ...]) -> Argument:
         pace, begin = 0.5 + self.dice.random(), self.begin
@@ -341,7 +365,9 @@ class Shop:
 
     def _tenant(self, path: tuple[str | int, ...], form: str) -> Argument:
         count = int(self.dice.integers(80, 400))
-        weights = 1 / (5 + np.arange(count)) ** 0.7
+        weights = 1 / (1 + self.dice.integers(1, 8) + np.arange(count)) ** (
+            0.3 + self.dice.random()
+        )
         return choice(path, [form.format(number) for number in range(count)], weights)
 
     def _ids(self, path: tuple[str | int, ...], form: str, count: int) -> Argument:

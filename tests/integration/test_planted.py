@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow.dataset as ds
 import pytest
+from benchmarks.planted import asked
+from benchmarks.planted.asking import by_core
 from benchmarks.planted.folders import Expected, write
-from benchmarks.planted.judging import Claim, judge
+from benchmarks.planted.judging import Claim, Verdict, judge
 from benchmarks.planted.kinds import KINDS, chosen
 from benchmarks.planted.shops import Shop
 from benchmarks.planted.truths import (
@@ -143,3 +145,16 @@ def test_a_wrong_release_is_false(planted: Path) -> None:
         for kind in ("began with", "mended by"):
             assert judge(steady, [Claim(kind, values=(one.releases[0],))]).false == 1
         assert judge(steady, [Claim("value", ("release",), (one.releases[-1],))]).false == 1
+
+
+@pytest.mark.parametrize("noise", [False, True], ids=["planted", "noise"])
+def test_causes_are_found_and_nothing_else(noise: bool, tmp_path: Path) -> None:
+    """Three shops: nearly all that can be found is, and one statement of a hundred may be false."""
+    found = Verdict()
+    for seed in (31, 32, 33):
+        for _kind, verdict in asked(3_000, seed, by_core, noise=noise)[1]:
+            found.add(verdict)
+    assert found.causes > 60
+    assert found.false <= 1, found.examples
+    assert found.found >= 0.9 * found.findable, found.examples
+    assert noise or found.findable > 30

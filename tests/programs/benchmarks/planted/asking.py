@@ -38,19 +38,15 @@ def timed(
 
 
 def by_spark(folder: Path) -> dict[str, Any]:
-    """Explain all causes that are wanted by the triage, in a session of its own."""
+    """Explain all causes that are wanted by the triage, in a session that goes on."""
     from celery_dlq.spark.session import local_session
     from celery_dlq.spark.triage import letters, successes
     from celery_dlq.spark.triage.causes import explanations_of
 
     spark = local_session("planted causes")
-    try:
-        good = folder / "successes"
-        sample = successes(spark, good) if good.exists() else None
-        found: dict[str, Any] = explanations_of(letters(spark, folder / "letters"), None, sample)
-    finally:
-        spark.stop()
-    return found
+    good = folder / "successes"
+    sample = successes(spark, good) if good.exists() else None
+    return dict(explanations_of(letters(spark, folder / "letters"), None, sample))
 
 
 def by_core(folder: Path) -> dict[str, Any]:

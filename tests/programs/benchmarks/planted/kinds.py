@@ -345,7 +345,7 @@ def _hour(shop: Shop, task: Task) -> list[Cause]:
     hour = int(shop.dice.integers(24))
     weights = (shop.times % DAY) // HOUR == hour
     found = _timed("hour of the day", task, weights, (Hours(hour=hour),))
-    found.follows = frozenset()
+    found.follows, found.also = frozenset(), frozenset({"intermittent"})
     return [found]
 
 
@@ -353,7 +353,11 @@ def _hour(shop: Shop, task: Task) -> list[Cause]:
 def _weekday(shop: Shop, task: Task) -> list[Cause]:
     day = int(shop.dice.integers(7))
     weights = (shop.times // DAY + 3) % 7 == day
-    return [_timed("weekday", task, weights, (Weekday(day=day),))]
+    found = _timed("weekday", task, weights, (Weekday(day=day),))
+    found.also = frozenset({"intermittent"})
+    if shop.days <= 14:  # one or two such days: whether it is over is a matter of taste
+        found.also |= {"began", "ended", "returned", "growing", "shrinking"}
+    return [found]
 
 
 @kind("flap, every sixth hour")

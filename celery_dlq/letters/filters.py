@@ -16,6 +16,16 @@ from celery_dlq.letters.record import DeadLetter, Reason, check_aware, from_micr
 
 _MAX_SHOWN_CHARS = 40
 _GREPPED = (b"body", b"args_json", b"kwargs_json")
+_READ = {
+    "ids": ("id",),
+    "since": ("dead_lettered_at",),
+    "until": ("dead_lettered_at",),
+    "min_deliveries": ("deliveries",),
+    "grep": ("description", "exception_message", "body", "args_json", "kwargs_json"),
+    "conditions": ("args_json", "kwargs_json", "headers"),
+}
+"""Fields of a letter that some fields of a filter are compared with; others have their name."""
+
 MAX_GREP_CHARS = 1000
 
 
@@ -207,6 +217,12 @@ class LetterFilter:
                 read = _FROM_TEXT.get(name)
                 known[name] = read(name, texts[0]) if read else texts[0]
         return cls(**known)
+
+
+def fields_read(where: LetterFilter) -> frozenset[str]:
+    """The fields of a letter that a filter reads: others need not be there."""
+    given = {f.name for f in fields(where) if getattr(where, f.name) is not None}
+    return frozenset(name for one in given for name in _READ.get(one, (one,)))
 
 
 def filter_of(where: LetterFilter | None, fields: FilterFields) -> LetterFilter:

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import ItemsView, Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
@@ -130,6 +130,19 @@ def packed(fields: Mapping[str, bytes]) -> dict[str, bytes]:
         data = compressor.compress(SEPARATOR.join(compressed.values()))
         entry[COMPRESSED.decode()] = data + compressor.flush()
     return entry
+
+
+def codes_of(names: Iterable[str]) -> str:
+    """The letters in a head of some fields, and of those that their values are parts or copies of.
+
+    A reader who wants only these fields can do without the values of all others.
+    """
+    needed = set(names)
+    while True:
+        others = {one[name] for name in needed for one in (_WITHIN, _SAME_AS) if name in one}
+        if others <= needed:
+            return "".join(sorted({_CODES.get(name, _OTHER) for name in needed}))
+        needed |= others
 
 
 def _about_bytes(*groups: Mapping[str, bytes]) -> int:

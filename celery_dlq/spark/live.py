@@ -6,20 +6,25 @@ neither Celery nor kombu. Reading changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import MissingExtra, NotFound
-from celery_dlq.letters.filters import LetterFilter
-from celery_dlq.letters.packed import PackedFields
+from celery_dlq.letters.filters import LetterFilter, fields_read
+from celery_dlq.letters.packed import PackedFields, codes_of
+from celery_dlq.letters.record import field_kinds
 from celery_dlq.policies.checks import suggestion
 from celery_dlq.spark.options import ReadOptions
 from celery_dlq.store.records import FIRST_POSITION, RawPage, ordered, position_at
 
+if TYPE_CHECKING:
+    from celery_dlq.store.stream import Choice
+
 LETTERS_PER_TASK = 20_000
+_IDS_PER_TASK = 500
 MAX_TASKS_PER_QUEUE = 64
 
 _PAGE_LETTERS = 500
@@ -32,11 +37,15 @@ _CLOCK_SKEW = timedelta(hours=1)  # reading begins so long before `since` in the
 
 @dataclass(frozen=True, slots=True)
 class PositionRange:
-    """The letters of a queue after one position, up to another; both are stream ids."""
+    """The letters of a queue after one position, up to another; both are stream ids.
+
+    With ``ids`` only these letters, wherever they are.
+    """
 
     queue: str
     after: str
     until: str
+    ids: tuple[str, ...] = ()
 
 
 class LiveLetters:
@@ -110,10 +119,28 @@ class LiveLetters:
         edges = [span.after, *(f"{ms}-{sequence}" for ms, sequence in sorted(cuts)), span.until]
         return [PositionRange(span.queue, after, until) for after, until in pairwise(edges)]
 
+    def spans_of(self, queue: str, ids: Iterable[str]) -> list[PositionRange]:
+        """The letters of some ids that a queue has now."""
+        there = self._store.present(queue, sorted(ids))
+        return [
+            PositionRange(
+                queue, FIRST_POSITION, FIRST_POSITION, tuple(there[at : at + _IDS_PER_TASK])
+            )
+            for at in range(0, len(there), _IDS_PER_TASK)
+        ]
+
     def batches(
-        self, span: PositionRange, wanted: LetterFilter, columns: tuple[str, ...]
+        self,
+        span: PositionRange,
+        wanted: LetterFilter,
+        columns: tuple[str, ...],
+        fingerprints: tuple[str, ...] = (),
     ) -> Iterator[Any]:
-        """The letters of a range as Arrow record batches, bounded in rows and bytes."""
+        """The letters of a range as Arrow record batches, bounded in rows and bytes.
+
+        Redis leaves out the letters that it can judge and the fields that nobody reads; here
+        the whole filter is applied. ``fingerprints`` are beginnings, one of which matches.
+        """
         try:
             from celery_dlq.export import table  # noqa: PLC0415 - pyarrow is an extra
         except ImportError as exc:
@@ -127,9 +154,9 @@ class LiveLetters:
 
         rows: list[Mapping[bytes, bytes]] = []
         size = 0
-        for page in self._pages(span, _PAGE_LETTERS):
+        for page in self._pages(span, choice_of(wanted, columns, fingerprints)):
             for _position, entry in page:
-                if wanted.matches_fields(entry):
+                if wanted.matches_fields(entry) and _begins(entry, fingerprints):
                     rows.append(entry)
                     size += _size(entry)
             if len(rows) >= _MAX_BATCH_ROWS or size >= _MAX_BATCH_BYTES:
@@ -138,10 +165,41 @@ class LiveLetters:
         if rows:
             yield from batch()
 
-    def _pages(self, span: PositionRange, page_size: int) -> Iterator[RawPage]:
+    def _pages(self, span: PositionRange, choice: Choice | None) -> Iterator[RawPage]:
+        if span.ids:
+            found = (self._store.entry(span.queue, one) for one in span.ids)
+            return ([one] for one in found if one is not None)
         return self._store.fields(
-            span.queue, after=span.after, until=span.until, page_size=page_size
+            span.queue,
+            after=span.after,
+            until=span.until,
+            page_size=_PAGE_LETTERS,
+            choice=choice,
         )
+
+
+def choice_of(
+    wanted: LetterFilter, columns: tuple[str, ...], fingerprints: tuple[str, ...] = ()
+) -> Choice | None:
+    """What Redis leaves out; ``None``: nothing."""
+    from celery_dlq.store.stream import Choice  # noqa: PLC0415 - needs redis-py
+
+    given = wanted.to_json()
+    whole = len(columns) == len(field_kinds())
+    read = {*columns, *fields_read(wanted), *(["fingerprint"] if fingerprints else [])}
+    choice = Choice(
+        codes="" if whole else codes_of(read),
+        since=given.get("since"),
+        until=given.get("until"),
+        reason=given.get("reason", ""),
+        fingerprints=fingerprints or ((wanted.fingerprint,) if wanted.fingerprint else ()),
+    )
+    return None if choice == Choice() else choice
+
+
+def _begins(entry: Mapping[bytes, bytes], fingerprints: tuple[str, ...]) -> bool:
+    found = entry.get(b"fingerprint", b"").decode("utf-8", "replace") if fingerprints else ""
+    return found.startswith(fingerprints or "")
 
 
 def older(position: str, other: str) -> bool:

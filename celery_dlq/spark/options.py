@@ -37,10 +37,12 @@ class ReadOptions:
         queue: Only this dead-letter queue; ``None``: all of them.
         columns: Only these columns, in this order, separated by commas; by default all.
             Spark does not pass the columns it needs to a Python source: without this
-            option, bodies and tracebacks are read, too.
+            option, Redis sends bodies and tracebacks, too.
         since: Only letters dead-lettered at or after this ISO 8601 time (UTC if it has no
             offset).
         until: Only letters dead-lettered before it.
+        id: Only the letters of these ids, separated by commas.
+        fingerprint: Only the letters of these causes, separated by commas; the first digits do.
         where: Only letters for which these conditions on arguments and headers hold, e.g.
             ``kwargs.tenant=42``, as with ``dlq list --where``; several on a line each.
     """
@@ -50,6 +52,8 @@ class ReadOptions:
     columns: tuple[str, ...] = tuple(field_kinds())
     since: datetime | None = None
     until: datetime | None = None
+    id: tuple[str, ...] | None = None
+    fingerprint: tuple[str, ...] | None = None
     where: tuple[str, ...] | None = None
 
     @classmethod
@@ -117,8 +121,15 @@ def _conditions(where: str, value: object) -> tuple[str, ...]:
         raise SettingsError(f"in {where}: {exc}") from None
 
 
+def _several(where: str, value: object) -> tuple[str, ...]:
+    found = tuple(part.strip() for part in str(value).split(","))
+    if not all(found):
+        raise expected(where, "names separated by commas", value)
+    return found
+
+
 def _columns(where: str, value: object) -> tuple[str, ...]:
-    columns = tuple(part.strip() for part in str(value).split(","))
+    columns = _several(where, value)
     check_names(f"columns of a letter in {where}", columns, field_kinds(), SettingsError)
     if len(set(columns)) != len(columns):
         raise expected(where, "a list that names each column once", value)
@@ -139,5 +150,7 @@ _READ: Mapping[str, Check[Any]] = {
     "columns": _columns,
     "since": _time,
     "until": _time,
+    "id": _several,
+    "fingerprint": _several,
     "where": _conditions,
 }

@@ -52,7 +52,6 @@ _AT_LEAST = ("EqualTo", "GreaterThan", "GreaterThanOrEqual")
 _TEXTS = (
     "reason",
     "task_name",
-    "fingerprint",
     "exception_type",
     "worker_hostname",
     "release",
@@ -103,22 +102,6 @@ class RangePartition(InputPartition):
     span: PositionRange | None
 
 
-def _read(
-    options: ReadOptions,
-    partition: InputPartition,
-    columns: tuple[str, ...],
-    since: datetime | None,
-    until: datetime | None,
-    **others: Any,
-) -> Iterator[Any]:
-    """Read a partition as Arrow record batches; nothing if ``since`` is after ``until``."""
-    span: PositionRange | None = getattr(partition, "span", None)
-    if span is not None and (since is None or until is None or since <= until):
-        wanted = LetterFilter(since=since, until=until, conditions=options.where, **others)
-        with LiveLetters(options) as live:
-            yield from live.batches(span, wanted, columns)
-
-
 class LetterReader(DataSourceReader):
     """Reads the letters that are in the queues when the query is planned."""
 
@@ -126,6 +109,8 @@ class LetterReader(DataSourceReader):
         self._options = options
         self._columns = columns
         self._since, self._until = options.since, options.until
+        self._ids = None if options.id is None else frozenset(options.id)
+        self._fingerprints = options.fingerprint
         self._queues: frozenset[str] | None = None
         self._others: dict[str, Any] = {}
 
@@ -135,16 +120,22 @@ class LetterReader(DataSourceReader):
         with LiveLetters(self._options) as live:
             first = live.start(self._since)
             for queue in live.queues():
-                end = live.end(queue)
-                if (self._queues is None or queue in self._queues) and older(first, end):
+                if self._queues is not None and queue not in self._queues:
+                    continue
+                if self._ids is not None:
+                    found += map(RangePartition, live.spans_of(queue, self._ids))
+                elif older(first, end := live.end(queue)):
                     found += map(RangePartition, live.spans(PositionRange(queue, first, end)))
         return found or [RangePartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The letters of one partition, as Arrow record batches."""
-        return _read(
-            self._options, partition, self._columns, self._since, self._until, **self._others
-        )
+        """The letters of one partition, as Arrow record batches; none if no time is left."""
+        span: PositionRange | None = getattr(partition, "span", None)
+        since, until, where = self._since, self._until, self._options.where
+        if span is not None and (since is None or until is None or since <= until):
+            wanted = LetterFilter(since=since, until=until, conditions=where, **self._others)
+            with LiveLetters(self._options) as live:
+                yield from live.batches(span, wanted, self._columns, self._fingerprints or ())
 
 
 class FilteringReader(LetterReader):
@@ -160,9 +151,9 @@ class FilteringReader(LetterReader):
         column: tuple[str, ...] = getattr(condition, "attribute", ())
         kind = type(condition).__name__
         value = getattr(condition, "value", None)
-        if column == ("dead_letter_queue",) and kind in {"EqualTo", "EqualNullSafe", "In"}:
-            names = frozenset(value if isinstance(value, tuple) else [value])
-            self._queues = names if self._queues is None else self._queues & names
+        if kind == "In" or (kind in {"EqualTo", "EqualNullSafe"} and value is not None):
+            several = value if isinstance(value, (list, tuple)) else [value]
+            self._take_one_of(column, frozenset(one for one in several if one is not None))
         if kind in {"EqualTo", "EqualNullSafe"} and isinstance(value, str):
             self._take_text(column[0] if len(column) == 1 else "", value)
         if column == ("deliveries",) and kind in _AT_LEAST and isinstance(value, int):
@@ -177,6 +168,14 @@ class FilteringReader(LetterReader):
             if kind in {"EqualTo", "LessThan", "LessThanOrEqual"}:
                 end = moment if kind == "LessThan" else moment + _MICROSECOND
                 self._until = min(self._until or end, end)
+
+    def _take_one_of(self, column: tuple[str, ...], values: frozenset[str]) -> None:
+        if column == ("dead_letter_queue",):
+            self._queues = values if self._queues is None else self._queues & values
+        if column == ("id",):
+            self._ids = values if self._ids is None else self._ids & values
+        if column == ("fingerprint",) and self._fingerprints is None:
+            self._fingerprints = tuple(sorted(values)) or None
 
     def _take_text(self, column: str, value: str) -> None:
         if column in _TEXTS and (column != "reason" or value in set(map(str, Reason))):

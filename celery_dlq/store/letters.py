@@ -33,7 +33,7 @@ from celery_dlq.store.records import (
     ordered,
 )
 from celery_dlq.store.scripts import chunks
-from celery_dlq.store.stream import StreamReader
+from celery_dlq.store.stream import Choice, StreamReader
 
 if TYPE_CHECKING:
     from celery_dlq.store.store import Store
@@ -140,6 +140,14 @@ class Letters(Part):
         found = of_each(self._client, dead_letter_queues, ask)
         return next((name for name, (there,) in found if there), None)
 
+    def present(self, dead_letter_queue: str, letter_ids: Sequence[str]) -> list[str]:
+        """Return those of the given ids whose letters are in a queue."""
+        key, found = self._keys.ids(dead_letter_queue), []
+        for some in chunks(letter_ids):
+            entries = self._client.hmget(key, some)
+            found += [one for one, entry in zip(some, entries, strict=True) if entry]
+        return found
+
     def ids(
         self, dead_letter_queues: Sequence[str], prefix: str, *, most: int
     ) -> list[tuple[str, str]]:
@@ -181,14 +189,18 @@ class Letters(Part):
         until: str | None = None,
         page_size: int = PAGE,
         newest_first: bool = False,
+        choice: Choice | None = None,
     ) -> Iterator[RawPage]:
-        """Iterate over raw pages, bounded in entries and bytes; includes entries of any kind."""
+        """Iterate over raw pages, bounded in entries and bytes; includes entries of any kind.
+
+        With a choice, Redis sends the chosen letters and fields only, oldest first.
+        """
         # The end is fixed now: letters that arrive during the reading are left out.
         until = until or self.last_position(dead_letter_queue)
         if until is not None:
             stream = self._keys.letters(dead_letter_queue)
             yield from self._reader.pages(
-                stream, after, until, page_size, newest_first=newest_first
+                stream, after, until, page_size, newest_first=newest_first, choice=choice
             )
 
     def last_position(self, dead_letter_queue: str) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from celery_dlq.errors import StoreUnavailable
@@ -22,8 +23,29 @@ from celery_dlq.store.slots import client_for, first_key, pipelined
 PAGE_BYTES = 2 * 1024 * 1024
 """The entry with which a page reaches this size is its last one."""
 
+_LOOKED_AT_BYTES = 4 * PAGE_BYTES  # of entries that Redis may leave out
 _FIRST_PAGE_ENTRIES = 25  # the caller may need few
 _MAX_GROWTH = 5  # a page has at most this many times the entries of the one before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What Redis leaves out of a range of letters before it sends them.
+
+    What it cannot judge, such as an entry that is no letter, it sends.
+    """
+
+    codes: str = ""  # Of the fields that are read, see `letters.packed.codes_of`; empty: of all
+    since: int | None = None  # Microseconds since 1970
+    until: int | None = None  # The same, exclusive
+    reason: str = ""
+    fingerprints: tuple[str, ...] = ()  # Their beginnings; of any of them
+
+    def command(self, stream: str, begin: str, end: str, most: int) -> Command:
+        """Ask for the letters of a range, oldest first."""
+        times = ("" if micros is None else micros for micros in (self.since, self.until))
+        args = (begin, end, most, _LOOKED_AT_BYTES, self.codes, *times, self.reason)
+        return script_text("select").command([stream], *args, *self.fingerprints)
 
 
 class StreamReader:
@@ -47,29 +69,40 @@ class StreamReader:
         return _page(reply)
 
     def pages(
-        self, stream: str, after: str | None, until: str, page_size: int, *, newest_first: bool
+        self,
+        stream: str,
+        after: str | None,
+        until: str,
+        page_size: int,
+        *,
+        newest_first: bool = False,
+        choice: Choice | None = None,
     ) -> Iterator[RawPage]:
-        """Iterate over the entries of a range, page by page."""
+        """Iterate over the entries of a range, page by page; with a choice, oldest first."""
         low = f"({after}" if after else "-"
         begin, end = (until, low) if newest_first else (low, until)
         most, more = min(_FIRST_PAGE_ENTRIES, page_size), 1
+
+        def command() -> Command:
+            if choice is not None:
+                return choice.command(stream, begin, end, most)
+            return _command(stream, begin, end, most, newest_first=newest_first)
+
         ahead = ReadAhead(self._client, self._url)
         try:
             while more:
-                command = _command(stream, begin, end, most, newest_first=newest_first)
                 try:
-                    more, reply = self._answer(ahead, command)
+                    more, reply, *last = self._answer(ahead, command())
                 except StoreUnavailable:
                     most = 1
-                    command = _command(stream, begin, end, most, newest_first=newest_first)
-                    more, reply = self._asked_again(command)
-                if reply:
-                    begin, before = f"({reply[-1][0].decode()}", most
+                    more, reply, *last = self._asked_again(command())
+                if reply or last:
+                    begin, before = f"({(last or reply[-1])[0].decode()}", most
                     most = min(page_size, _MAX_GROWTH * most)
                     if more and most == before:  # the caller reads much, so ask ahead
-                        command = _command(stream, begin, end, most, newest_first=newest_first)
                         with suppress(StoreUnavailable):  # it is asked for again when needed
-                            ahead.ask(*command)
+                            ahead.ask(*command())
+                if reply:
                     yield _page(reply)
         finally:
             ahead.close()

@@ -6,13 +6,16 @@ import json
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta, timezone
 from importlib import import_module
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
 from builders import a_letter, key_of
 from servers import RedisServer
 
@@ -232,6 +235,158 @@ def test_pushed_filters_give_the_same_rows(
         source.conf.set("spark.sql.python.filterPushdown.enabled", "true")
 
 
+# -- what Redis answers before rows travel --------------------------------------
+
+
+def many(number: int) -> list[DeadLetter]:
+    """Letters as apps have them, about 2 KB each: two causes, in the order of storing."""
+    begun, headers = now(), json.dumps({"lang": "py", "stamps": {"x": "y" * 700}})
+    return [
+        a_letter(
+            dead_lettered_at=begun - timedelta(minutes=number - n),
+            fingerprint=("aa" if n % 100 else "bb") * 8,
+            body=json.dumps([[n], {"note": f"{n} " * 200}, {}]).encode(),
+            kwargs_json=json.dumps({"note": f"{n} " * 200}),
+            headers=headers,
+            traceback=f"Traceback of {n}\n" * 40,
+            release=f"v{n % 3}",
+        )
+        for n in range(number)
+    ]
+
+
+@pytest.fixture
+def sent(redis_url: str) -> Callable[[Callable[[], Any]], tuple[Any, int]]:
+    """Give a function that says what a call returns, and how many bytes Redis sent meanwhile."""
+    client = redis.Redis.from_url(redis_url)
+
+    def of(ask: Callable[[], Any]) -> tuple[Any, int]:
+        before = client.info("stats")["total_net_output_bytes"]
+        found = ask()
+        return found, client.info("stats")["total_net_output_bytes"] - before
+
+    return of
+
+
+def test_redis_answers_id_cause_queue_and_time(
+    source: SparkSession,
+    redis_url: str,
+    fill: Fill,
+    sent: Callable[[Callable[[], Any]], tuple[Any, int]],
+) -> None:
+    """As options and, pushed down, as conditions: what does not match is never sent."""
+    letters = many(2_000)
+    fill([*letters, *(a_letter(dead_letter_queue="other-DLQ") for _ in range(5))])
+    everything, all_bytes = sent(lambda: ids(live(source, redis_url)))
+    assert len(everything) == 2_005
+    assert all_bytes > 2_000_000
+    few = sorted(letter.id for letter in letters[701:704])
+    hour = (letters[1000].dead_lettered_at.isoformat(), letters[1060].dead_lettered_at.isoformat())
+    rare = sorted(letter.id for letter in letters if letter.fingerprint.startswith("b"))
+    in_hour = sorted(letter.id for letter in letters[1000:1060])
+    asked = (
+        ({"id": ",".join(few)}, "true", few, 40_000),
+        ({}, f"id = '{few[0]}'", few[:1], 40_000),
+        ({}, f"id IN ('{few[0]}', '{few[2]}', 'none')", [few[0], few[2]], 40_000),
+        ({"fingerprint": "bb"}, "true", rare, 150_000),
+        ({"fingerprint": "bb,cc", "columns": "id"}, "true", rare, 60_000),
+        ({}, f"fingerprint = '{'bb' * 8}'", rare, 150_000),
+        ({"queue": "orders-DLQ"}, f"fingerprint IN ('{'bb' * 8}', 'x')", rare, 150_000),
+        ({"since": hour[0], "until": hour[1]}, "true", in_hour, 300_000),
+        (
+            {},
+            f"dead_lettered_at >= '{hour[0]}' AND dead_lettered_at < '{hour[1]}'",
+            in_hour,
+            300_000,
+        ),
+        ({}, "dead_letter_queue IN ('orders-DLQ', 'x') AND id = 'none'", [], 40_000),
+        ({}, f"id = '{few[0]}' AND fingerprint = '{'bb' * 8}'", [], 40_000),
+    )
+    for options, where, expected, most in asked:
+        df = live(source, redis_url, **options).where(where)
+        found, size = sent(lambda df=df: ids(df))  # type: ignore[misc]
+        assert (found, size < most) == (expected, True), (options, where, size)
+
+
+def test_columns_that_nobody_reads_are_not_sent(
+    source: SparkSession,
+    redis_url: str,
+    fill: Fill,
+    sent: Callable[[Callable[[], Any]], tuple[Any, int]],
+) -> None:
+    """Bodies, headers and tracebacks stay in Redis; what is asked for is as it is stored."""
+    letters = [
+        *many(1_000),
+        # Other layouts: a compressed body's arguments, values that are long, a place in headers.
+        *(
+            a_letter(
+                dead_lettered_at=now(),
+                task_id=f"task-of-a-long-name-{n}",
+                headers=json.dumps({"id": f"task-of-a-long-name-{n}", "argsrepr": "('x' * 99)"}),
+                argsrepr="('x' * 99)",
+                description="d" * (n * 40),
+                body=b"\x1e\x00" * n,
+                args_json=json.dumps(["z" * 300]),
+                release="with\x1eseparator",
+            )
+            for n in range(12)
+        ),
+    ]
+    fill(letters)
+    of_all, all_bytes = sent(
+        lambda: {row["id"]: row.asDict() for row in live(source, redis_url).collect()}
+    )
+    parts = ("id", "id,release,description", "id,task_id,argsrepr", "id,args_json", "id,traceback")
+    for columns in (*parts, "id,body", "id,history,root_id,exception_message,headers"):
+        df = live(source, redis_url, columns=columns)
+        rows, size = sent(df.collect)
+        names = columns.split(",")
+        assert {row["id"]: row.asDict() for row in rows} == {
+            letter_id: {name: row[name] for name in names} for letter_id, row in of_all.items()
+        }, columns
+        assert size < all_bytes, columns
+        if columns in parts[:3]:
+            assert size < 600 * len(letters), (columns, size)
+    with_time = live(source, redis_url, columns="id", where="kwargs.note~7 7")
+    assert with_time.count() >= 1
+
+
+def test_a_filtered_read_is_right_while_letters_come_and_go(redis_url: str, fill: Fill) -> None:
+    """Each letter that is there from beginning to end is read once, and no letter twice."""
+    from celery_dlq.spark.options import ReadOptions
+    from celery_dlq.spark.source import LetterReader
+
+    staying, leaving = many(1_500), many(300)
+    fill([one for pair in zip_longest(staying, leaving) for one in pair if one])
+    options = {"url": redis_url, "columns": "id", "fingerprint": "aa,bb", "queue": "orders-DLQ"}
+    reader = LetterReader(ReadOptions.parse(options), ("id",))
+    ended, stores = threading.Event(), Store(redis_url, timeout_seconds=5).letters
+
+    def come_and_go() -> None:
+        for letter in leaving:
+            stores.remove(letter.dead_letter_queue, [letter.id])
+            store(redis_url, [a_letter(dead_lettered_at=now(), fingerprint="aa" * 8)])
+            if ended.is_set():
+                return
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for _ in range(3):
+            batches = [b for part in reader.partitions() for b in reader.read(part)]
+            found = [one for batch in batches for one in batch["id"].to_pylist()]
+            assert len(set(found)) == len(found)
+            assert {letter.id for letter in staying} <= set(found)
+    finally:
+        ended.set()
+        thread.join()
+        stores.close()
+    wanted = LetterReader(ReadOptions.parse({**options, "id": staying[7].id}), ("id",))
+    (part,) = wanted.partitions()
+    Store(redis_url).letters.remove(staying[7].dead_letter_queue, [staying[7].id])
+    assert list(wanted.read(part)) == []
+
+
 def test_partitions_have_about_the_same_size(
     redis_url: str, fill: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,6 +453,7 @@ def test_a_url_carries_all_that_reaches_the_letters() -> None:
         ({"columns": "idd"}, r"got 'idd'; did you mean 'id'\?"),
         ({"columns": "id,id"}, "each column once"),
         ({"since": "yesterday"}, "option 'since' to be an ISO 8601 time, got 'yesterday'"),
+        ({"id": "a,,b"}, "option 'id' to be names separated by commas, got 'a,,b'"),
         ({"where": "tenant=42"}, "in the option 'where': expected args, kwargs or headers"),
         ({"where": " \n"}, "option 'where' to be conditions such as kwargs.tenant=42, got"),
         ({"startingOffset": "latest"}, "got 'startingoffset'"),

@@ -74,6 +74,13 @@ TEST = [
     "pytest-xdist>=3.5",
     "pyyaml>=6",
 ]
+# Formats of tables that docs/how-to/sql-tools.md registers files in. CI installs them; a test that
+# needs them is skipped where they are not.
+LAKE = [
+    "deltalake>=1.1",
+    "pyiceberg[sql-sqlite]>=0.9",
+    "sqlglot>=26",
+]
 BENCH = [
     "dramatiq[redis]>=2",
     "matplotlib>=3.8",
@@ -169,6 +176,7 @@ setup(
         "web": WEB,
         "django": DJANGO,
         "test": TEST,
+        "lake": LAKE,
         "bench": BENCH,
         "docs": DOCS,
         "lint": LINT,

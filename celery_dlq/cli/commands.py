@@ -31,6 +31,7 @@ _MODULES = {
     "queues": "queues",
     "redrive": "redrive",
     "restore": "removal",
+    "schema": "schema",
     "show": "letters",
     "tail": "letters",
     "triage": "triage",

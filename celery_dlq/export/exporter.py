@@ -4,6 +4,7 @@ The folder::
 
     dlq=<queue>/day=<YYYY-MM-DD>/letters-<first>-<last>.parquet
     _celery_dlq/        state; see `celery_dlq.export.checkpoint`
+    _celery_dlq/schema  the columns of all files; see `celery_dlq.export.published`
 
 `celery_dlq.export.roll` explains the order of a commit.
 """
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dlq import timing
 from celery_dlq.errors import CorruptLetter, DLQError, ExportError, MissingExtra, StoreUnavailable
-from celery_dlq.export import checkpoint, table
+from celery_dlq.export import checkpoint, published, table
 from celery_dlq.export.checkpoint import Checkpoint, ExportLeases
 from celery_dlq.export.destination import Destination
 from celery_dlq.export.roll import Background, Roll, earlier_ids, trim
@@ -248,6 +249,7 @@ class ParquetExport:
             ):
                 self.destination.open()
                 self.leases = self._agree()
+                published.publish(self.destination)
                 self.report = ExportReport(destination=name, foreign=self.destination.foreign())
                 self.progress = progress or (lambda _count: None)
                 self._failures.clear()

@@ -7,13 +7,14 @@ python stream_letters.py letters lake --follow   # go on until Ctrl-C
 import argparse
 
 from celery_dlq.spark.session import local_session
-from celery_dlq.spark.triage import scan
 
 
 def start(spark, letters, lake, *, follow=False):
     """Start the query; its checkpoint beside the lake is what makes each letter be there once."""
-    # The columns of the record: a file of an older version may lack some. And the two of folders.
-    schema = scan(spark, letters).schema.add("dlq", "string").add("day", "date")
+    # A file of an older version may lack columns: the export writes down those of all files. The
+    # names of folders have two more.
+    schema = spark.read.parquet(f"{letters}/_celery_dlq/schema").schema
+    schema = schema.add("dlq", "string").add("day", "date")
     # Spark ignores files a week older than the newest one, such as those of a copied folder.
     files = spark.readStream.option("maxFileAge", "3650d")
     new = files.schema(schema).parquet(letters)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from exempt import EXEMPT, why_exempt
 from fenced import PAGES, ROOT, Block, blocks, page_name
 from java import QUICK_JAVA
 from page_runner import PageRunner, lend_shop, own_shop
+from servers import require
 from tiers import DEFAULT_TIER, in_default_tier
 
 from celery_dlq import Reason
@@ -28,6 +30,8 @@ IN_OWN_PROCESS = {"docs/how-to/triage.md"}
 """Pages whose Python starts Java."""
 WITH_WORKER = {"docs/how-to/outage.md"}
 """Pages that need a worker and do not say so."""
+OF_EXTRA_LAKE = {"deltalake", "pyiceberg"}
+"""Packages that only CI has: elsewhere the blocks that import them are left out."""
 WITH_RABBITMQ = {"docs/how-to/rabbitmq.md"}
 WITH_SQS = {"docs/how-to/sqs.md"}
 
@@ -57,6 +61,7 @@ def places(request: pytest.FixtureRequest, redis_url: str) -> dict[str, str]:
 def run_page(tmp_path: Path, places: dict[str, str]) -> Iterator[Callable[[str], None]]:
     """Give a function that runs a page."""
     runner = PageRunner(tmp_path, places, why_exempt)
+    left_out: list[str] = []
 
     def run(page: str) -> None:
         if not own_shop(CODE[page]):
@@ -68,12 +73,22 @@ def run_page(tmp_path: Path, places: dict[str, str]) -> Iterator[Callable[[str],
             if block.language not in SHOWN and not (
                 page in IN_OWN_PROCESS and block.language == "python"
             ):
-                runner.run_block(block)
+                if lacking := imported(block) & OF_EXTRA_LAKE - {*filter(find_spec, OF_EXTRA_LAKE)}:
+                    left_out.append(f"{block.place} ({', '.join(sorted(lacking))})")
+                else:
+                    runner.run_block(block)
+        if left_out:
+            require(None, f"pip install -e '.[lake]' for {' and '.join(left_out)}")
         if page in IN_OWN_PROCESS:
             run_as_script(CODE[page], tmp_path, places)
 
     yield run
     runner.close()
+
+
+def imported(block: Block) -> set[str]:
+    """The packages that a block of Python imports."""
+    return {*re.findall(r"^(?:from|import) (\w+)", block.text, re.MULTILINE)}
 
 
 def leave_letters(redis: str) -> None:

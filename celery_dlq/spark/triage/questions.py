@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError, ExportError
+from celery_dlq.letters.dialects import columns_of
 from celery_dlq.letters.headers import SAMPLE_HEADER
-from celery_dlq.letters.record import Kind, field_kinds
+from celery_dlq.letters.record import field_kinds
 from celery_dlq.spark.triage.selection import EVERYTHING, Selection, is_remote
 from celery_dlq.spark.triage.trends import bucket_width, run_sql
 from celery_dlq.spark.triage.unreadable import no_letters, readable_errors
@@ -33,14 +34,6 @@ COLUMNS = (
 )
 """The columns that the functions of this module read: select them before caching letters."""
 
-_TYPES = {
-    Kind.TEXT: "STRING",
-    Kind.INTEGER: "BIGINT",
-    Kind.TIME: "TIMESTAMP",
-    Kind.BYTES: "BINARY",
-    Kind.JSON: "STRING",
-    Kind.HISTORY: "STRING",
-}
 # Every letter has these two, and hardly another program's files have columns of these names.
 _REQUIRED = ("fingerprint", "dead_letter_queue")
 _IS_LETTER = "fingerprint IS NOT NULL OR dead_letter_queue IS NOT NULL"
@@ -187,7 +180,8 @@ def letters(
     """Read the letters that ``dlq export`` wrote to a folder.
 
     The columns and types are those of the record, whatever the files have: a column that an
-    older version did not write is null. The names of queues come from the column
+    older version did not write is null. Columns that a later version has added follow, as the
+    export wrote them down (``_celery_dlq/schema``). The names of queues come from the column
     ``dead_letter_queue``, not from the names of folders, so that ``007`` stays ``007``.
 
     With ``since``, ``until`` or ``queue`` only the folders of these days and this queue are
@@ -218,7 +212,7 @@ def letters(
     )
     check_folder(path, selection)
     with readable_errors(path, selected=bool(selection)):
-        frame = scan(spark, path, selection)
+        frame = scan(spark, path, selection, _added(spark, path))
         if frame.where(_IS_LETTER).select("id").isEmpty():
             raise not_letters(spark, path, selection)
     return frame
@@ -248,9 +242,14 @@ def successes(spark: SparkSession, path: Path | str) -> DataFrame:
     return frame
 
 
-def scan(spark: SparkSession, path: Path | str, selection: Selection = EVERYTHING) -> DataFrame:
+def scan(
+    spark: SparkSession,
+    path: Path | str,
+    selection: Selection = EVERYTHING,
+    added: str = "",
+) -> DataFrame:
     """`letters` without the checks, for callers that check the rows themselves."""
-    reader = spark.read.options(**_READ_OPTIONS).schema(column_ddl(field_kinds()))
+    reader = spark.read.options(**_READ_OPTIONS).schema(column_ddl(field_kinds()) + added)
     if is_remote(path) and selection.chooses_folders:
         frame = reader.parquet(selection.pattern(str(path)))
     else:
@@ -264,6 +263,20 @@ def _locations(path: Path | str, selection: Selection) -> list[str]:
     if is_remote(path):
         return [str(path)]
     return [f"file://{place}" for place in selection.places(Path(path).resolve())]
+
+
+def _added(spark: SparkSession, path: Path | str) -> str:
+    """The columns that a later version has added, as Spark SQL; nothing without a schema."""
+    from pyspark.errors import AnalysisException  # noqa: PLC0415 - imported when used
+
+    (place,) = _locations(path, EVERYTHING)
+    reader = spark.read.option("__globPaths__", "false")
+    try:
+        schema = reader.parquet(f"{place.rstrip('/')}/_celery_dlq/schema").schema
+    except AnalysisException:  # files of an older version, or a part of the folder
+        return ""
+    more = [one for one in schema if one.name not in field_kinds()]
+    return "".join(f", `{one.name}` {one.dataType.simpleString()}" for one in more)
 
 
 def not_letters(
@@ -315,8 +328,8 @@ def check_folder(path: Path | str, selection: Selection = EVERYTHING) -> int:
 
 def column_ddl(names: Iterable[str]) -> str:
     """The named columns of a letter in Spark SQL, in the order given."""
-    kinds = field_kinds()
-    return ", ".join(f"{name} {_TYPES[kinds[name]]}" for name in names)
+    kinds = columns_of("spark")
+    return ", ".join(f"{name} {kinds[name]}" for name in names)
 
 
 def overview(df: DataFrame) -> DataFrame:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery_dlq.errors import MissingExtra, NotFound
 from celery_dlq.letters.filters import LetterFilter, fields_read
@@ -18,10 +18,7 @@ from celery_dlq.letters.packed import PackedFields, codes_of
 from celery_dlq.letters.record import field_kinds
 from celery_dlq.policies.checks import suggestion
 from celery_dlq.spark.options import ReadOptions
-from celery_dlq.store.records import FIRST_POSITION, RawPage, ordered, position_at
-
-if TYPE_CHECKING:
-    from celery_dlq.store.stream import Choice
+from celery_dlq.store.records import FIRST_POSITION, Choice, RawPage, ordered, position_at
 
 LETTERS_PER_TASK = 20_000
 _IDS_PER_TASK = 500
@@ -182,8 +179,6 @@ def choice_of(
     wanted: LetterFilter, columns: tuple[str, ...], fingerprints: tuple[str, ...] = ()
 ) -> Choice | None:
     """What Redis leaves out; ``None``: nothing."""
-    from celery_dlq.store.stream import Choice  # noqa: PLC0415 - needs redis-py
-
     given = wanted.to_json()
     whole = len(columns) == len(field_kinds())
     read = {*columns, *fields_read(wanted), *(["fingerprint"] if fingerprints else [])}

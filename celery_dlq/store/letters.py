@@ -23,6 +23,7 @@ from celery_dlq.store.part import Part, of_each
 from celery_dlq.store.pipelined import Command
 from celery_dlq.store.records import (
     FIRST_POSITION,
+    Choice,
     ExportFolder,
     LetterSummary,
     MessageKey,
@@ -33,7 +34,7 @@ from celery_dlq.store.records import (
     ordered,
 )
 from celery_dlq.store.scripts import chunks
-from celery_dlq.store.stream import Choice, StreamReader
+from celery_dlq.store.stream import StreamReader
 
 if TYPE_CHECKING:
     from celery_dlq.store.store import Store

@@ -96,6 +96,20 @@ def position_at(moment: datetime) -> str:
     return f"{max(0, to_micros(moment) // 1000)}-0"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What Redis leaves out of a range of letters before it sends them.
+
+    What it cannot judge, such as an entry that is no letter, it sends.
+    """
+
+    codes: str = ""  # Of the fields that are read, see `letters.packed.codes_of`; empty: of all
+    since: int | None = None  # Microseconds since 1970
+    until: int | None = None  # The same, exclusive
+    reason: str = ""
+    fingerprints: tuple[str, ...] = ()  # Their beginnings; of any of them
+
+
 MAX_NOTES = 50
 """Maximum number of notes on a group; the oldest one goes."""
 

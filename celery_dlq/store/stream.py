@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.packed import fields_of
 from celery_dlq.store.connect import new_connection, translated
 from celery_dlq.store.pipelined import Command
-from celery_dlq.store.records import RawPage
+from celery_dlq.store.records import Choice, RawPage
 from celery_dlq.store.scripts import script_text
 from celery_dlq.store.slots import client_for, first_key, pipelined
 
@@ -26,26 +25,6 @@ PAGE_BYTES = 2 * 1024 * 1024
 _LOOKED_AT_BYTES = 4 * PAGE_BYTES  # of entries that Redis may leave out
 _FIRST_PAGE_ENTRIES = 25  # the caller may need few
 _MAX_GROWTH = 5  # a page has at most this many times the entries of the one before
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """What Redis leaves out of a range of letters before it sends them.
-
-    What it cannot judge, such as an entry that is no letter, it sends.
-    """
-
-    codes: str = ""  # Of the fields that are read, see `letters.packed.codes_of`; empty: of all
-    since: int | None = None  # Microseconds since 1970
-    until: int | None = None  # The same, exclusive
-    reason: str = ""
-    fingerprints: tuple[str, ...] = ()  # Their beginnings; of any of them
-
-    def command(self, stream: str, begin: str, end: str, most: int) -> Command:
-        """Ask for the letters of a range, oldest first."""
-        times = ("" if micros is None else micros for micros in (self.since, self.until))
-        args = (begin, end, most, _LOOKED_AT_BYTES, self.codes, *times, self.reason)
-        return script_text("select").command([stream], *args, *self.fingerprints)
 
 
 class StreamReader:
@@ -85,7 +64,7 @@ class StreamReader:
 
         def command() -> Command:
             if choice is not None:
-                return choice.command(stream, begin, end, most)
+                return _choosing(choice, stream, begin, end, most)
             return _command(stream, begin, end, most, newest_first=newest_first)
 
         ahead = ReadAhead(self._client, self._url)
@@ -171,6 +150,13 @@ def _command(
     """Ask for entries from one end of a range to the other."""
     args = (begin, end, int(newest_first), most, PAGE_BYTES)
     return script_text("page").command([stream], *args)
+
+
+def _choosing(choice: Choice, stream: str, begin: str, end: str, most: int) -> Command:
+    """Ask for the chosen letters of a range, oldest first."""
+    times = ("" if micros is None else micros for micros in (choice.since, choice.until))
+    args = (begin, end, most, _LOOKED_AT_BYTES, choice.codes, *times, choice.reason)
+    return script_text("select").command([stream], *args, *choice.fingerprints)
 
 
 def _page(reply: Sequence[Any]) -> RawPage:

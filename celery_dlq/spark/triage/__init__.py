@@ -11,6 +11,7 @@ the session's time zone is. Values that a foreign writer left empty count as ``u
 
 from __future__ import annotations
 
+from celery_dlq.spark.triage.arguments import arguments
 from celery_dlq.spark.triage.causes import why
 from celery_dlq.spark.triage.changes import changes
 from celery_dlq.spark.triage.evidence import explain
@@ -35,6 +36,7 @@ from celery_dlq.spark.triage.trends import (
 
 __all__ = [
     "COLUMNS",
+    "arguments",
     "bucket_for",
     "bucket_width",
     "changes",

@@ -46,6 +46,11 @@ _MAX_EXAMPLE_CHARS = 100
     metavar="before|A..B|release=R|FOLDER",
     help="Compare: with the time before --since, from A to B, before a release, another folder.",
 )
+@click.option(
+    "--summaries/--no-summaries",
+    default=True,
+    help="Keep a summary of each day in the folder, so that the next triage reads new days only.",
+)
 @json_option
 @click.pass_context
 def triage(
@@ -56,6 +61,7 @@ def triage(
     html: str | None,
     successes: str | None,
     against: str | None,
+    summaries: bool,
     as_json: bool,
     **only: Any,
 ) -> None:
@@ -66,7 +72,7 @@ def triage(
     With --against also what is new, gone, grown or shrunk, beyond chance. This week and last:
     --since 7d --against before. Before and after a release: --against release=v8.
     """
-    result = _result(path, html, successes, against, only)
+    result = _result(path, html, successes, against, only, summaries=summaries)
     if as_json:
         print_lines([result.to_json()])
     else:
@@ -76,7 +82,13 @@ def triage(
 
 
 def _result(
-    path: str, html: str | None, successes: str | None, against: str | None, only: dict[str, Any]
+    path: str,
+    html: str | None,
+    successes: str | None,
+    against: str | None,
+    only: dict[str, Any],
+    *,
+    summaries: bool,
 ) -> Findings:
     from celery_dlq.spark.triage import rows  # noqa: PLC0415 - PySpark is an extra
     from celery_dlq.spark.triage.selection import Selection  # noqa: PLC0415
@@ -88,6 +100,7 @@ def _result(
         selection=Selection(**only),
         against=None if against is None else _against(against, only["since"]),
         brief=brief,
+        summaries=summaries,
     )
     if html is not None:
         from celery_dlq.spark.page import write_page  # noqa: PLC0415 - needs more

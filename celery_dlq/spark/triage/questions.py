@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,13 +46,14 @@ _READ_OPTIONS = {
 _MICROSECOND = timedelta(microseconds=1)
 
 _OVERVIEW = """
-    SELECT count(*) AS letters,
-           min(dead_lettered_at) AS first_seen_at,
+    SELECT coalesce(sum(stands_for), 0) AS letters,
+           min(first_at) AS first_seen_at,
            max(dead_lettered_at) AS last_seen_at,
            sort_array(collect_set(coalesce(dead_letter_queue, 'unknown'))) AS queues,
            (SELECT count(DISTINCT coalesce(fingerprint, 'unknown')) FROM {letters}) AS causes,
-           count_if(fingerprint IS NULL AND dead_letter_queue IS NULL) AS strangers,
-           count_if(reason = 'succeeded') AS successes
+           coalesce(sum(IF(fingerprint IS NULL AND dead_letter_queue IS NULL, stands_for, 0)), 0)
+               AS strangers,
+           coalesce(sum(IF(reason = 'succeeded', stands_for, 0)), 0) AS successes
     FROM {letters}
 """
 # By cause and reason first: Spark 3.5 has no `mode` that decides between equals. For the sets,
@@ -73,8 +74,8 @@ _GROUPS = """
                  max_by(newest, struct(newest.at, newest.id)) AS newest
           FROM (SELECT coalesce(fingerprint, 'unknown') AS fingerprint,
                        coalesce(reason, 'unknown') AS reason,
-                       count(*) AS letters,
-                       min(dead_lettered_at) AS first_seen_at,
+                       sum(stands_for) AS letters,
+                       min(first_at) AS first_seen_at,
                        max(dead_lettered_at) AS last_seen_at,
                        collect_set(worker_hostname) AS hosts,
                        collect_set(release) AS releases,
@@ -92,7 +93,7 @@ _GROUPS = """
 """
 _REASONS = """
     SELECT reason, letters, letters / sum(letters) OVER () AS share
-    FROM (SELECT coalesce(reason, 'unknown') AS reason, count(*) AS letters
+    FROM (SELECT coalesce(reason, 'unknown') AS reason, sum(stands_for) AS letters
           FROM {letters}
           GROUP BY coalesce(reason, 'unknown'))
     ORDER BY letters DESC, reason
@@ -100,8 +101,9 @@ _REASONS = """
 _TIMELINE = """
     SELECT timestamp_micros(micros - pmod(micros, {width})) AS bucket_start,
            reason,
-           count(*) AS letters
-    FROM (SELECT unix_micros(dead_lettered_at) AS micros, coalesce(reason, 'unknown') AS reason
+           sum(stands_for) AS letters
+    FROM (SELECT unix_micros(dead_lettered_at) AS micros, coalesce(reason, 'unknown') AS reason,
+                 stands_for
           FROM {letters}
           WHERE dead_lettered_at IS NOT NULL)
     GROUP BY micros - pmod(micros, {width}), reason
@@ -110,7 +112,7 @@ _TIMELINE = """
 _DELIVERIES = """
     SELECT coalesce(task_name, 'unknown') AS task_name,
            coalesce(deliveries, 0) AS deliveries,
-           count(*) AS letters
+           sum(stands_for) AS letters
     FROM {letters}
     GROUP BY coalesce(task_name, 'unknown'), coalesce(deliveries, 0)
     ORDER BY task_name, deliveries
@@ -120,7 +122,7 @@ _DELIVERIES = """
 _LIMITS = """
     WITH ends AS (
         SELECT coalesce(task_name, 'unknown') AS task_name, {deliveries} AS deliveries,
-               count(*) AS died, CAST(0 AS DOUBLE) AS succeeded, 0 AS sampled,
+               sum(stands_for) AS died, CAST(0 AS DOUBLE) AS succeeded, 0 AS sampled,
                CAST(0 AS DOUBLE) AS squares
         FROM {letters} GROUP BY 1, 2
         UNION ALL
@@ -259,6 +261,12 @@ def scan(
     return selection.of(frame)
 
 
+def files_of(spark: SparkSession, places: Iterable[str]) -> DataFrame:
+    """The rows of the files in some folders, each as Spark names it."""
+    reader = spark.read.options(**_READ_OPTIONS).schema(column_ddl(field_kinds()))
+    return reader.option("__globPaths__", "false").parquet(*places)
+
+
 def _locations(path: Path | str, selection: Selection) -> list[str]:
     if is_remote(path):
         return [str(path)]
@@ -310,13 +318,7 @@ def check_folder(path: Path | str, selection: Selection = EVERYTHING) -> int:
         if not folder.is_dir():
             got = "a file" if folder.exists() else "no such folder"
             raise ExportError(f"expected {path} to be a folder made by dlq export, got {got}")
-        files = [
-            file
-            for place in selection.places(folder)
-            for file in (place.rglob("*.parquet") if place.is_dir() else [place])
-            if _visible(file.relative_to(folder))
-        ]
-        size = sum(file.stat().st_size for file in files)
+        size = sum(file.stat().st_size for file in files_in(folder, selection))
     except OSError as exc:
         raise ExportError(
             f"expected {path} to be a folder that can be read, got: {exc.strerror or exc}"
@@ -324,6 +326,14 @@ def check_folder(path: Path | str, selection: Selection = EVERYTHING) -> int:
     if not size:  # Spark leaves files of no bytes out
         raise no_letters(path, selected=bool(selection))
     return size
+
+
+def files_in(folder: Path, selection: Selection = EVERYTHING) -> Iterator[Path]:
+    """The Parquet files in a folder of this machine, as Spark finds them."""
+    for place in selection.places(folder):
+        for file in place.rglob("*.parquet") if place.is_dir() else [place]:
+            if _visible(file.relative_to(folder)):
+                yield file
 
 
 def column_ddl(names: Iterable[str]) -> str:

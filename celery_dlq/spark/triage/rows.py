@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta, timezone
@@ -36,6 +36,7 @@ from celery_dlq.spark.triage.questions import successes as successful
 from celery_dlq.spark.triage.samples import COLUMNS as WHY_COLUMNS
 from celery_dlq.spark.triage.samples import MOST_CAUSES
 from celery_dlq.spark.triage.selection import EVERYTHING, Selection, is_remote
+from celery_dlq.spark.triage.summaries import summarized
 from celery_dlq.spark.triage.trends import bucket_for, bucket_width, new_since, run_sql, spikes
 from celery_dlq.spark.triage.unreadable import java_errors, no_letters, readable_errors
 
@@ -71,7 +72,7 @@ _STRONGEST = """
 _OF_LARGEST = """
     WITH largest AS (
         SELECT coalesce(fingerprint, 'unknown') AS name
-        FROM {letters} GROUP BY 1 ORDER BY count(*) DESC, name LIMIT {most})
+        FROM {letters} GROUP BY 1 ORDER BY sum(stands_for) DESC, name LIMIT {most})
     SELECT * FROM {letters}
     WHERE coalesce(fingerprint, 'unknown') IN (SELECT name FROM largest)
 """
@@ -82,7 +83,8 @@ _LARGEST = """
 """
 _OVER_TIME = """
     SELECT /*+ BROADCAST(drawn) */ drawn.name AS fingerprint,
-           floor(unix_micros(dead_lettered_at) / {width}) AS bucket, count(*) AS letters
+           floor(unix_micros(dead_lettered_at) / {width}) AS bucket,
+           sum(stands_for) AS letters
     FROM {letters} LEFT JOIN {drawn} AS drawn ON coalesce(fingerprint, 'unknown') = drawn.name
     WHERE dead_lettered_at IS NOT NULL
     GROUP BY 1, 2
@@ -168,14 +170,19 @@ class Findings:
 
 
 def triage(
-    path: Path | str, spark: SparkSession | None = None, *, selection: Selection = EVERYTHING
+    path: Path | str,
+    spark: SparkSession | None = None,
+    *,
+    selection: Selection = EVERYTHING,
+    summaries: bool = True,
 ) -> Triage:
     """Answer the plain questions about an exported folder with Spark.
 
-    It stops only a session that it started itself.
+    It stops only a session that it started itself. Without ``summaries`` it reads all files.
     """
     with _opened(path, spark, selection) as (session, place):
-        df = scan(session, place, selection).select(*COLUMNS)
+        kept = summaries and place == path
+        df = _letters(session, place, selection, COLUMNS, kept=kept)
         return ask(session, _shown(path), df, selection)
 
 
@@ -187,10 +194,12 @@ def findings(
     selection: Selection = EVERYTHING,
     against: Against | None = None,
     brief: bool = False,
+    summaries: bool = True,
 ) -> Findings:
     """Answer all questions about an exported folder with Spark.
 
-    If ``brief``, only those of the terminal: what changed over time is for the page.
+    If ``brief``, only those of the terminal: what changed over time is for the page. Without
+    ``summaries`` it reads all files.
     """
     for folder in (successes, against.folder if against is not None else None):
         if folder is not None:
@@ -208,7 +217,9 @@ def findings(
             selection = against.selected(selection, partial(_read, session, place))
         # What a cause is compared with has other fingerprints, and other releases.
         wider = replace(selection, fingerprint=None, release=None)
-        around = scan(session, place, wider).select(*dict.fromkeys(columns))
+        # No summary has the history of a message.
+        kept = summaries and place == path and good is None
+        around = _letters(session, place, wider, columns, kept=kept)
         df = selection.of(around)
         found = ask(session, _shown(path), df, selection)
         causes = None
@@ -247,11 +258,27 @@ def _changes(
     return Changes(here=here, there=there, folder=against.folder, rows=rows)
 
 
+def _letters(
+    session: SparkSession,
+    place: Path | str,
+    selection: Selection,
+    columns: Iterable[str],
+    *,
+    kept: bool,
+) -> DataFrame:
+    """The letters of a folder, by its summaries where they are kept and less."""
+    if kept:
+        return summarized(session, place, selection)
+    return scan(session, place, selection).select(*dict.fromkeys(columns))
+
+
 def _with_changes(
     df: DataFrame, good: DataFrame | None, found: Triage, explained: dict[str, Explanation]
 ) -> Findings:
     """The answers to the questions about changes and limits as well."""
     since = _news_from(found)
+    if since is not None and "stands_for" in df.columns:  # summaries count by hours
+        since = since.replace(minute=0, second=0, microsecond=0)
     fresh: list[Row] = []
     if since is not None:
         fresh += rows_of(run_sql(_LARGEST, new_since(df, since), most=MAX_ROWS))

@@ -58,6 +58,11 @@ class Selection:
         """True if not all folders of an export have such letters."""
         return not (self.since is None and self.until is None and self.queue is None)
 
+    @property
+    def in_time(self) -> bool:
+        """True if letters of some time only are selected."""
+        return self.since is not None or self.until is not None
+
     def of(self, letters: DataFrame) -> DataFrame:
         """The selected ones of letters."""
         if self.since is not None:

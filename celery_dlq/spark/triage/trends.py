@@ -37,8 +37,8 @@ _NEW = """
     WITH changed AS (
         SELECT *
         FROM (SELECT coalesce(fingerprint, 'unknown') AS fingerprint,
-                     count_if(unix_micros(dead_lettered_at) >= {since}) AS letters,
-                     min(dead_lettered_at) FILTER (WHERE unix_micros(dead_lettered_at) >= {since})
+                     sum(IF(unix_micros(dead_lettered_at) >= {since}, stands_for, 0)) AS letters,
+                     min(first_at) FILTER (WHERE unix_micros(dead_lettered_at) >= {since})
                          AS first_seen_at,
                      max(dead_lettered_at) AS last_seen_at,
                      max(dead_lettered_at) FILTER (WHERE unix_micros(dead_lettered_at) < {since})
@@ -73,7 +73,7 @@ _SPIKES = """
         SELECT coalesce(fingerprint, 'unknown') AS fingerprint,
                coalesce(task_name, 'unknown') AS task_name,
                floor(unix_micros(dead_lettered_at) / {width}) AS bucket,
-               count(*) AS letters
+               sum(stands_for) AS letters
         FROM {letters}
         WHERE dead_lettered_at IS NOT NULL
         GROUP BY 1, 2, 3),
@@ -91,7 +91,7 @@ _SPIKES = """
                coalesce(sum(letters) OVER earlier, 0) AS earlier
         FROM buckets CROSS JOIN (
             SELECT floor(unix_micros(min(dead_lettered_at)) / {width}) AS first_bucket,
-                   count(*) AS total
+                   sum(stands_for) AS total
             FROM {letters})
         WHERE task_name = first_task
         WINDOW earlier AS (PARTITION BY fingerprint ORDER BY bucket
@@ -149,10 +149,26 @@ def spikes(df: DataFrame, bucket: str = "10 minutes") -> DataFrame:
     return run_sql(_SPIKES, df, width=bucket_width(bucket) // _MICROSECOND)
 
 
+def counted(df: DataFrame, query: str = "stands_for first_at") -> DataFrame:
+    """The rows that stand for letters; each letter for itself, or see `summaries`."""
+    if "stands_for" in df.columns:
+        return df.where("stands_for > 0")
+    more = {"stands_for": "1L", "first_at": "dead_lettered_at"}
+    asked = [f"{value} AS {name}" for name, value in more.items() if name in query]
+    return df.selectExpr("*", *asked) if asked else df
+
+
+def drawn(df: DataFrame) -> DataFrame:
+    """The rows that are messages to look at."""
+    if "drawn" not in df.columns:
+        return df
+    return df.where("drawn").drop("stands_for", "first_at", "drawn")
+
+
 def run_sql(query: str, df: DataFrame, **values: Any) -> DataFrame:
     """Run a query over ``{letters}``, the letters in ``df``, and over other values by name."""
     session = df.sparkSession
-    values = {"letters": df, **values}
+    values = {"letters": counted(df, query), **values}
     if "kwargs" in signature(session.sql).parameters:
         return session.sql(query, **values)
     # Spark Connect has it since 4.0. The view stays: the query is planned when it runs.

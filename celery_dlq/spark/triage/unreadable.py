@@ -73,7 +73,7 @@ def _in_one_line(text: str, path: Path | str, kind: str) -> DLQError:
     if file is None and raised and _PYTHON.search(text):
         return DLQError(f"the triage of {path} failed in Spark's Python: {raised[-1].strip()}")
     if file is None:
-        got = _first_line(text) or kind
+        got = first_line(text) or kind
     elif _CUT.search(text):
         got = f"half a file, or one that is not Parquet: {_name(file[1])}"
     elif _CAST.search(text):
@@ -87,7 +87,8 @@ def _name(url: str) -> str:
     return unquote(re.sub(r"^file:/+", "/", url))
 
 
-def _first_line(text: str) -> str:
+def first_line(text: str) -> str:
+    """The first line of an error that says something."""
     lines = [line.strip(" :\t") for line in text.splitlines()]
     told = [line for line in lines if line and not line.startswith("An error occurred while")]
     return told[0] if told else ""

@@ -1,0 +1,263 @@
+"""A summary of each day beside its files: the triage of a year reads small tables and the new day.
+
+::
+
+    _celery_dlq/summaries/place=<folder of a queue and day>/part-….orc
+
+A summary has two kinds of rows, with columns of letters:
+
+- Rows that stand for letters of one hour that are equal in `_EQUAL`: ``stands_for`` says for how
+  many, ``first_at`` is the time of the first one, all else is of the newest one.
+- The letters of each cause with the smallest hashes of their ids, as many as are looked at of a
+  cause (``drawn``). Of several days together, these hold the smallest of all: a triage looks at the
+  same letters with summaries and without.
+
+So a folder is its summaries, and the letters of folders without one. A summary belongs to a folder
+whose files have the names and sizes that they had (``stamp``). If a file is new, changed or gone,
+the summary of its folder is made anew; if all are gone, its letters go from there as well. The last
+day of each queue has none: it still changes.
+
+Nothing is in a summary that is not in the files: what they have redacted is redacted. They are not
+Parquet, so that nobody's pattern of Parquet files finds them. Spark replaces the summary of a
+folder, which is one file, when the job that wrote it has ended.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from celery_dlq.letters.causes import SAMPLE
+from celery_dlq.letters.comparison import MAX_ARGUMENTS_CHARS
+from celery_dlq.letters.printable import get_logger
+from celery_dlq.spark.triage import questions, samples
+from celery_dlq.spark.triage.selection import EVERYTHING, Selection, is_remote
+from celery_dlq.spark.triage.trends import run_sql
+from celery_dlq.spark.triage.unreadable import first_line, java_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+logger = get_logger("celery_dlq.spark")
+
+LEAST_DAYS = 8
+"""Days with letters, from which on summaries are made; fewer are counted by less than an hour."""
+
+_PLACE = "_celery_dlq/summaries"
+_GONE = "gone"  # the stamp of a folder that was removed
+_FOLDER = r"(dlq=[^/]+/day=[^/]+)/[^/]+$"
+_COLUMNS = tuple(dict.fromkeys([*questions.COLUMNS, *samples.COLUMNS]))
+_EQUAL = (
+    *("fingerprint", "task_name", "source_queue", "dead_letter_queue", "reason"),
+    *("exception_type", "release", "worker_hostname", "deliveries"),
+)
+_NEWEST = ("id", "description", "exception_message", "dead_lettered_at")
+_TEXTS = ("description", "exception_message")
+_DDL = (
+    f"{questions.column_ddl(_COLUMNS)}, "
+    "stands_for BIGINT, first_at TIMESTAMP, drawn BOOLEAN, stamp STRING, place STRING"
+)
+# What makes a summary another one, for the same files.
+_VERSION = sha256(f"1 {_DDL} {_EQUAL} {SAMPLE}".encode()).hexdigest()[:8]
+
+_LISTED = """
+    SELECT IF(size(filter(split(regexp_replace(path, '^[^/]+:', ''), '/'), x -> x <> '')) = {depth},
+              regexp_extract(path, '{folder}', 1), '') AS place,
+           collect_list(concat(regexp_extract(path, '[^/]+$', 0), ' ', length)) AS files
+    FROM {{letters}} GROUP BY 1
+"""
+_COUNTED = """
+    SELECT COLUMNS, stands_for, first_at, false AS drawn, stamp, place
+    FROM (SELECT place, stamp, EQUAL, count(*) AS stands_for,
+                 min(dead_lettered_at) AS first_at,
+                 max_by(struct(NEWEST), struct(dead_lettered_at, coalesce(id, ''))) AS newest
+          FROM {letters}
+          GROUP BY place, stamp, EQUAL, floor(unix_micros(dead_lettered_at) / 3600e6D))
+"""
+_DRAWN = """
+    SELECT COLUMNS, 0L AS stands_for, dead_lettered_at AS first_at, true AS drawn, stamp,
+           letters.place AS place
+    FROM {letters} AS letters JOIN {sizes} AS sizes
+      ON letters.place = sizes.place AND letters.fingerprint <=> sizes.fingerprint
+    WHERE DRAW < least(4294967296D, 4294967296D * SAMPLE / sizes.letters)
+"""
+
+
+def summarized(
+    spark: SparkSession, path: Path | str, selection: Selection = EVERYTHING
+) -> DataFrame:
+    """Read the letters of a folder as their summaries, and as they are where there is none.
+
+    Summaries that lack are made first, and kept in the folder. A folder that cannot be written is
+    read without them, which the log says in one line; a small one, or a part of its time, as well.
+
+    Args:
+        spark: The session that reads.
+        path: The folder, or a URL that Spark reads.
+        selection: Which letters.
+
+    Returns:
+        The columns of `questions.COLUMNS` and `samples.COLUMNS`. With summaries also
+        ``stands_for``, ``first_at`` and ``drawn``, which the questions of a triage understand.
+    """
+    stamps = {} if selection.in_time else _stamps(spark, path, selection)
+    closed = _closed(stamps)
+    if len({place.rpartition("/")[2] for place in stamps}) < LEAST_DAYS or not closed:
+        return questions.scan(spark, path, selection).select(*_COLUMNS)
+    known = _known(spark, path)
+    wanting = {place: stamp for place, stamp in closed.items() if known.get(place) != stamp}
+    gone = [place for place in known if place not in stamps] if not selection else []
+    if wanting or gone:
+        try:
+            _write(spark, path, wanting, gone)
+        except _unwritable() as exc:
+            logger.warning(
+                "%s is read without summaries of its days, which could not be kept there: %s",
+                path,
+                first_line(str(exc)) or type(exc).__name__,
+            )
+            return questions.scan(spark, path, selection).select(*_COLUMNS)
+        known = _known(spark, path)
+    summed = {place: stamp for place, stamp in closed.items() if known.get(place) == stamp}
+    rest = [place for place in stamps if place not in summed]
+    return _together(spark, path, summed, rest, selection)
+
+
+def _together(
+    spark: SparkSession,
+    path: Path | str,
+    summed: Mapping[str, str],
+    rest: Iterable[str],
+    selection: Selection,
+) -> DataFrame:
+    """The summaries of some folders, and the letters of others."""
+    valid = spark.createDataFrame(list(summed.items()), "place STRING, stamp STRING")
+    kept = _kept(spark, path).join(valid.hint("broadcast"), ["place", "stamp"], "left_semi")
+    columns = [*_COLUMNS, "stands_for", "first_at", "drawn"]
+    found = selection.of(kept).select(*columns)
+    places = [_below(path, place) for place in rest]
+    if not places:
+        return found
+    letters = selection.of(questions.files_of(spark, places)).selectExpr(
+        *_COLUMNS, "1L AS stands_for", "dead_lettered_at AS first_at", "true AS drawn"
+    )
+    return found.unionByName(letters)
+
+
+def _stamps(spark: SparkSession, path: Path | str, selection: Selection) -> dict[str, str]:
+    """The folders of queues and days, each with what its files are called and how large they are.
+
+    No file is opened. Nothing if there are files elsewhere, which nobody knows the days of.
+    """
+    files: dict[str, list[str]] = defaultdict(list)
+    if is_remote(path):
+        reader = spark.read.format("binaryFile").option("recursiveFileLookup", "true")
+        listed = reader.option("pathGlobFilter", "*.parquet").load(str(path))
+        depth = len(list(filter(None, re.sub("^[^/]+:", "", str(path)).split("/")))) + 3
+        files.update(run_sql(_LISTED.format(folder=_FOLDER, depth=depth), listed).collect())
+    else:
+        for file in questions.files_in(Path(path)):
+            found = re.fullmatch(_FOLDER, file.relative_to(path).as_posix())
+            files[found[1] if found else ""].append(f"{file.name} {file.stat().st_size}")
+    return {
+        place: _VERSION + sha256("\n".join(sorted(names)).encode()).hexdigest()
+        for place, names in files.items()
+        if "" not in files and all(map(selection.has, place.split("/")))
+    }
+
+
+def _closed(stamps: Mapping[str, str]) -> dict[str, str]:
+    """The folders but for the last day of each queue."""
+    last: dict[str, str] = {}
+    for place in sorted(stamps):
+        last[place.partition("/")[0]] = place
+    return {place: stamp for place, stamp in stamps.items() if place not in last.values()}
+
+
+def _kept(spark: SparkSession, path: Path | str) -> DataFrame:
+    return spark.read.schema(_DDL).orc(_below(path, _PLACE))
+
+
+def _known(spark: SparkSession, path: Path | str) -> dict[str, str]:
+    """The stamps of the summaries that there are."""
+    from pyspark.errors import AnalysisException  # noqa: PLC0415 - imported when used
+
+    try:
+        found = _kept(spark, path).groupBy("place").agg({"stamp": "max"}).collect()
+    except AnalysisException:  # there is no such folder yet
+        return {}
+    return {place: stamp for place, stamp in found if stamp != _GONE}
+
+
+def _write(
+    spark: SparkSession, path: Path | str, wanting: Mapping[str, str], gone: Iterable[str]
+) -> None:
+    """Make the summaries of some folders; of those that are gone, empty ones."""
+    empty = [(_GONE, place) for place in gone]
+    found = spark.createDataFrame(empty, "stamp STRING, place STRING").selectExpr(
+        *(f"CAST(NULL AS {one.partition(' ')[2]}) AS {one.partition(' ')[0]}" for one in _TYPES),
+        "stamp",
+        "place",
+    )
+    if wanting:
+        letters = _with_places(spark, path, wanting)
+        counted = run_sql(_query(_COUNTED, newest=True), letters)
+        sizes = letters.groupBy("place", "fingerprint").count()
+        sizes = sizes.withColumnRenamed("count", "letters").hint("broadcast")
+        drawn = run_sql(_query(_DRAWN, newest=False), letters, sizes=sizes)
+        found = found.unionByName(counted).unionByName(drawn)
+    writer = found.repartition("place").write.partitionBy("place").mode("overwrite")
+    writer.option("partitionOverwriteMode", "dynamic").orc(_below(path, _PLACE))
+
+
+def _with_places(spark: SparkSession, path: Path | str, wanting: Mapping[str, str]) -> DataFrame:
+    """The letters of some folders, each with its folder and the stamp of it."""
+    letters = questions.files_of(spark, [_below(path, place) for place in wanting])
+    # A URL, in which a plus is a plus.
+    at = "url_decode(replace(_metadata.file_path, '+', '%2B'))"
+    letters = letters.selectExpr(*_COLUMNS, f"regexp_extract({at}, '{_FOLDER}', 1) AS place")
+    stamps = spark.createDataFrame(list(wanting.items()), "place STRING, stamp STRING")
+    return letters.join(stamps.hint("broadcast"), "place")
+
+
+def _query(text: str, *, newest: bool) -> str:
+    columns = [
+        f"newest.{name}" if newest and name in _NEWEST else _column(name, drawn=not newest)
+        for name in _COLUMNS
+    ]
+    return (
+        text.replace("COLUMNS", ", ".join(columns))
+        .replace("EQUAL", ", ".join(_EQUAL))
+        .replace("NEWEST", ", ".join(_NEWEST))
+        .replace("DRAW ", f"{samples.DRAW} ")
+        .replace("SAMPLE", str(samples.most_drawn(SAMPLE)))
+    )
+
+
+def _column(name: str, *, drawn: bool) -> str:
+    """A column of a summary; only of letters that are drawn it has arguments."""
+    if (drawn and name in _TEXTS) or (not drawn and name not in _EQUAL):
+        kind = questions.column_ddl([name]).partition(" ")[2]
+        return f"CAST(NULL AS {kind}) AS {name}"
+    if name in {"args_json", "kwargs_json"}:
+        return f"IF(length({name}) > {MAX_ARGUMENTS_CHARS}, 'too large', {name}) AS {name}"
+    return "letters.fingerprint AS fingerprint" if drawn and name == "fingerprint" else name
+
+
+_TYPES = tuple(_DDL.split(", ")[:-2])
+
+
+def _below(path: Path | str, place: str) -> str:
+    root = str(path).rstrip("/") if is_remote(path) else f"file://{Path(path).resolve()}"
+    return f"{root}/{place}"
+
+
+def _unwritable() -> tuple[type[Exception], ...]:
+    """What Spark raises if it cannot write."""
+    from pyspark.errors import PySparkException  # noqa: PLC0415 - imported when used
+
+    return (PySparkException, *java_errors(), OSError)

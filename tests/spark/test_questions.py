@@ -14,8 +14,8 @@ from celery_dlq.errors import DLQError
 from celery_dlq.letters.record import field_kinds, from_micros
 from celery_dlq.spark import triage as questions
 from celery_dlq.spark.triage.causes import why_each
-from celery_dlq.spark.triage.samples import plan_of, rows_of_units
 from celery_dlq.spark.triage.questions import column_ddl
+from celery_dlq.spark.triage.samples import plan_of, rows_of_units
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

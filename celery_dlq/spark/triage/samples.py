@@ -120,7 +120,8 @@ _COUNTS = """
     SELECT unit, cause, KIND AS kind, 0L AS draw, CAST(NULL AS STRING) AS task_name,
            CAST(NULL AS DOUBLE) AS at, NOTHING,
            to_json(collect_list(struct(value, letters, first, last))) AS kwargs_json
-    FROM (SELECT *, row_number() OVER (PARTITION BY unit, cause ORDER BY letters DESC, value) AS place
+    FROM (SELECT *, row_number() OVER (PARTITION BY unit, cause
+                                       ORDER BY letters DESC, value) AS place
           FROM (SELECT /*+ BROADCAST(causes) */ causes.unit, causes.cause, VALUE AS value,
                        sum(stands_for) AS letters,
                        unix_micros(min(first_at)) / 1e6D AS first,

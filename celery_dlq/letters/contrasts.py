@@ -35,6 +35,7 @@ _MOST_NUMBERS = 4_000  # of all rivals, from which the ends of a range are chose
 _MOST_RANKED = 300  # numbers of a group that are compared with time
 _FOLLOWS_TIME = 0.5  # the correlation of ranks
 _SEVERAL = 4  # messages with a value
+_BEYOND = 0.25  # of the numbers, one in ten of equal ones
 _MOST_TRIALS = 60  # of a test in strata that is exact
 _MOSTLY = 0.6  # of the messages
 
@@ -431,9 +432,18 @@ def inside(rival: Rival, group: Group, feature: str) -> bool:
             continue
         below = bisect_left(numbers, others[few]) / len(numbers)
         above = 1 - bisect_right(numbers, others[-1 - few]) / len(numbers)
-        if PART < below + above < 1 - PART or min(below, above) > PART:
+        if _BEYOND < below + above < 1 - PART or min(below, above) > _BEYOND:
             return True
     return False
+
+
+def around(rival: Rival, group: Group, holds: Holds, feature: str) -> bool:
+    """True if a rival has numbers below and above those of the cause that have a property."""
+    inside_range = holds(group)
+    values, holders = group.numbers(feature)
+    own = [value for value, one in zip(values, holders, strict=True) if inside_range >> one & 1]
+    others = [value for one in rival for value in one.numbers(feature)[0]]
+    return bool(others) and min(others) < own[0] and own[-1] < max(others)
 
 
 def counted_up(groups: Iterable[Group], feature: str) -> bool:

@@ -44,6 +44,7 @@ from celery_dlq.letters.contrasts import (
     Group,
     Holds,
     Rival,
+    around,
     contrast,
     inside,
     usual_of,
@@ -84,11 +85,6 @@ class Side(NamedTuple):
         return [group for rival in self.rivals for group in rival]
 
     @property
-    def all(self) -> Rival:
-        """All of them as one."""
-        return tuple(self.groups)
-
-    @property
     def messages(self) -> int:
         """How many there are."""
         return sum(group.size for group in self.groups)
@@ -113,6 +109,16 @@ class _Tested(NamedTuple):
     side: Side
     contrast: Contrast
     q_value: float = 1.0
+
+    @property
+    def rivals(self) -> list[Rival]:
+        """Those that it was compared with at last."""
+        return [one.rival for one in self.contrast.rivals]
+
+    @property
+    def others(self) -> Rival:
+        """All of them as one."""
+        return tuple(group for rival in self.rivals for group in rival)
 
 
 class Comparison:
@@ -208,7 +214,7 @@ class Comparison:
             return found if self._alone(of, found) else None
         if found.difference >= LEAST_DIFFERENCE:
             return found
-        return self._without_twin(found)
+        return self._without_twin(of, found)
 
     def _special(self, of: _Property, found: Contrast) -> list[Against]:
         """Rivals that have only a part of the cause's values of a feature, and differ by that.
@@ -238,7 +244,7 @@ class Comparison:
         if found.difference < LEAST_DIFFERENCE:
             return False
         if of.kind == RANGE and not found.holders:
-            return of.details["low"] is not None and of.details["high"] is not None
+            return around(found.rivals[0].rival, self._here, of.holds, of.feature)
         if found.here < 1 and not found.holders:
             return self._alike_but(of, found.rivals[0].rival)
         small = found.there <= 1 - found.here
@@ -259,12 +265,13 @@ class Comparison:
         pair, number = counts.most_common(1)[0]
         return number / could - (self._here.mask(pair) & rest).bit_count() / size <= _ALIKE
 
-    def _without_twin(self, found: Contrast) -> Contrast | None:
-        """The contrast without rivals that have it as often: one cause of several names."""
-        if found.here < 1 - _RARE:
+    def _without_twin(self, of: _Property, found: Contrast) -> Contrast | None:
+        """The contrast without rivals that have it as well: one cause of several fingerprints."""
+        if of.kind != VALUE or self._here.usual(of.feature) != of.value:
             return None
-        left = tuple(one for one in found.rivals if one.there <= _RARE)
-        if not left or any(_RARE < one.there < 1 - _RARE for one in found.rivals):
+        left = tuple(one for one in found.rivals if 0 < one.there <= _RARE)
+        twins = [one for one in found.rivals if one.there >= 1 - PART]
+        if not len(twins) <= len(left) == len(found.rivals) - len(twins):
             return None
         return replace(found, rivals=left)
 
@@ -362,7 +369,7 @@ class Comparison:
         a -= max(self._here.count(pair) for pair in repeated)
         any_value = partial(Group.any_of, pairs=values)
         known = partial(Group.known, feature=feature)
-        met = contrast(self._here, [one.rival for one in found.contrast.rivals], any_value, known)
+        met = contrast(self._here, found.rivals, any_value, known)
         if met is None:
             return 1.0
         n = own.bit_count()
@@ -476,7 +483,7 @@ class Comparison:
             details={"parts": tuple((one.of.feature, one.of.value) for one in (first, second))},
         )
         strata = self._times if of.in_time else self._tasks
-        rivals = first.side.rivals
+        rivals = first.rivals
         whole = contrast(self._here, rivals, of.holds, of.known, strata=strata)
         shares = [(one.contrast.here, one.contrast.there) for one in (first, second)]
         if (
@@ -487,9 +494,7 @@ class Comparison:
             return None
         chances = []
         for base, other in ((first, second), (second, first)):
-            met = contrast(
-                self._here, [first.side.all], other.of.holds, base.of.holds, strata=strata
-            )
+            met = contrast(self._here, [first.others], other.of.holds, base.of.holds, strata=strata)
             if met is None or met.difference < LEAST_DIFFERENCE:
                 return None
             chances.append(met.chance * tests)
@@ -506,7 +511,7 @@ class Comparison:
             return True
         parts = [feature for feature, _value in one.of.details.get("parts", ())]
         changes = any(self._changes(feature) for feature in parts or [one.of.feature])
-        same = contrast(self._here, one.side.rivals, one.of.holds, one.of.known, strata=self._times)
+        same = contrast(self._here, one.rivals, one.of.holds, one.of.known, strata=self._times)
         if same is None or same.others < MIN_OTHERS:
             return not changes
         error = sqrt(max(same.there * (1 - same.there), 1 / same.others) / same.others)
@@ -540,7 +545,7 @@ class Comparison:
 
         met = contrast(
             self._here,
-            [one.side.all],
+            [one.others],
             one.of.holds,
             one.of.known,
             strata=(stronger.of.holds, without),

@@ -1,10 +1,8 @@
-"""The statistics of the triage and of `dlq differences`: exact, and no findings in noise."""
+"""The test of one value, and the order of findings."""
 
 from __future__ import annotations
 
-from collections import Counter
 from math import comb
-from random import Random
 
 import pytest
 from hypothesis import given
@@ -12,16 +10,11 @@ from hypothesis import strategies as st
 
 from celery_dlq.letters.comparison import (
     GIVEN,
-    LEAST_DIFFERENCE,
-    SAME_QUEUES,
+    RANGE,
     SAME_TASKS,
-    SUCCESSES,
-    Candidate,
-    Pair,
-    candidates,
+    Significant,
     chance,
     ranked,
-    significant,
 )
 
 
@@ -59,97 +52,27 @@ def test_a_million_letters_overflow_nothing() -> None:
     assert chance(100_000, 100_000, 500_000, 500_000) == pytest.approx(0.5, abs=0.01)
 
 
-def test_the_correction_is_that_of_benjamini_and_hochberg() -> None:
-    """Each q is the least p times tests by rank of those as large or larger."""
-    dice = Random(4)  # noqa: S311 - the same every time
-    tested = [
-        Candidate("kwargs.a", str(number), dice.randrange(5, 40), dice.randrange(20), 60, 60)
-        for number in range(80)
-    ]
-    tests = 100
-    found = {one.value: one for one in significant(tested, tests, "", alpha=1.0)}
-    by_chance = sorted(tested, key=lambda one: chance(*one[2:]))
-    for place, one in enumerate(by_chance):
-        assert (one.value in found) == (one.a / one.n - one.c / one.m >= LEAST_DIFFERENCE)
-        if one.value not in found:
-            continue
-        q_value = min(
-            1.0,
-            *(chance(*o[2:]) * tests / rank for rank, o in enumerate(by_chance[place:], place + 1)),
-        )
-        assert found[one.value].q_value == pytest.approx(q_value)
-    few = {one.value for one in significant(tested, tests, "", alpha=0.05)}
-    assert few == {value for value, one in found.items() if one.q_value <= 0.05}
-    assert 0 < len(few) < 80
-
-
-def some(count: int, *pairs: Pair) -> list[set[Pair]]:
-    """Messages with the same pairs."""
-    return [set(pairs) for _ in range(count)]
-
-
-def counted(
-    inside: list[set[Pair]], outside: list[set[Pair]], against: str
-) -> tuple[list[Candidate], int]:
-    """The candidates of messages."""
-    here, there = (Counter(pair for one in side for pair in one) for side in (inside, outside))
-    return candidates(here, there, len(inside), len(outside), against)
-
-
-def test_values_are_compared_among_those_that_have_the_argument(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Shares of hosts are of all messages; of values of arguments, of those with the argument."""
-    given_a = ("kwargs.a", None)
-    inside = [*some(6, given_a, ("kwargs.a", "x"), ("host", "h")), *some(4, ("host", "g"))]
-    outside = [*some(2, given_a, ("kwargs.a", "x")), *some(8, given_a), *some(10, ("host", "g"))]
-    found, tests = counted(inside, outside, SAME_TASKS)
-    assert found == [
-        Candidate("host", "h", 6, 0, 10, 20),
-        Candidate("kwargs.a", "x", 6, 2, 6, 10),
-        Candidate("kwargs.a", GIVEN, 6, 10, 10, 20),
-    ]
-    assert tests == 4  # g is more frequent outside
-    found, tests = counted(inside, outside, SAME_QUEUES)
-    assert (found, tests) == ([Candidate("host", "h", 6, 0, 10, 20)], 2)
-    monkeypatch.setattr("celery_dlq.letters.comparison.MOST_TESTED", 1)
-    found, tests = counted(inside, outside, SAME_TASKS)
-    assert ([one.value for one in found], tests) == (["h"], 4)
-
-
-def test_what_all_or_few_have_is_no_candidate() -> None:
-    """It explains nothing."""
-    inside = [*some(4, ("host", "h"), ("release", "v")), *some(6, ("host", "h"))]
-    assert counted(inside, some(10, ("host", "h")), SAME_TASKS) == ([], 0)
-
-
-def test_retries_are_not_compared_with_successes() -> None:
-    """What died was retried more often: that is how it died, not why."""
-    inside, outside = some(10, ("retries", "3")), some(10, ("retries", "0"))
-    assert counted(inside, outside, SUCCESSES) == ([], 0)
-    assert counted(inside, outside, SAME_TASKS)[1] == 2
-
-
 def test_of_nearly_equal_differences_the_release_is_before_the_host() -> None:
-    """Arguments are before both; a clear difference is before a kind."""
+    """Arguments are before both; a clear difference is before a kind, a value before a range."""
     shares = {"host": 60, "release": 58, "kwargs.a": 56, "queue": 40, "origin": 50}
-    found = [
-        next(significant([Candidate(feature, "x", a, 0, 60, 60)], 1, ""))
-        for feature, a in shares.items()
-    ]
+    found = [significant(feature, a) for feature, a in shares.items()]
+    found.append(significant("kwargs.b", 57, kind=RANGE))
+    found.append(significant("kwargs.c", 60, value=GIVEN))
     order = [one.feature for one in ranked(found)]
-    assert order == ["kwargs.a", "release", "host", "origin", "queue"]
+    assert order == ["kwargs.a", "release", "host", "kwargs.b", "kwargs.c", "origin", "queue"]
 
 
-def test_noise_has_no_findings() -> None:
-    """Of hundreds of values without any connection none is significant, seed after seed."""
-    for seed in range(5):
-        dice = Random(seed)  # noqa: S311 - the same every time
-        messages = [
-            {(f"kwargs.{name}", str(dice.randrange(30))) for name in "abcdefgh"}
-            | {(f"kwargs.{name}", None) for name in "abcdefgh"}
-            for _ in range(1_000)
-        ]
-        tested, tests = counted(messages[:500], messages[500:], SAME_TASKS)
-        assert tests > 200
-        assert list(significant(tested, tests, "")) == []
+def significant(feature: str, a: int, **changes: str) -> Significant:
+    """What ``a`` of 60 letters have, and no other message."""
+    return Significant(
+        **{"feature": feature, "value": "x", "against": SAME_TASKS, **changes},
+        letters=a,
+        of_letters=60,
+        others=0,
+        of_others=60,
+        share_here=a / 60,
+        share_elsewhere=0,
+        lift=2 * a,
+        p_value=1e-9,
+        q_value=1e-9,
+    )

@@ -95,7 +95,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def percent(part: int, whole: int) -> str:
+def percent(part: float, whole: int) -> str:
     """A share as a percentage; a tiny one is not rounded to zero."""
     share = part / whole if whole else 0.0
     return "<1%" if 0 < share < 0.01 else f"{share:.0%}"  # noqa: PLR2004 - one per cent

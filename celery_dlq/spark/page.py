@@ -69,6 +69,7 @@ def page(found: Findings, now: datetime) -> str:
         charts=charts,
         svg=Markup,  # of numbers and our own names
         cause=_cause,
+        share=lambda share: charts.percent(share, 1),
         last_part=_last_part,
         moment=_moment,
         at=lambda seconds: _moment(datetime.fromtimestamp(seconds, timezone.utc))[:16],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,10 @@ from uuid import UUID
 from builders import a_letter, a_request, key_of
 from celery.canvas import Signature
 
+from celery_dlq.features.differences.sampling import SUCCEEDED, Samples
 from celery_dlq.letters.record import DeadLetter, Delivery, Outcome, Reason
 from celery_dlq.store.keys import Keys
+from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
     from celery_dlq import DeadLetters
@@ -121,6 +124,24 @@ _CAUSES: tuple[dict[str, Any], ...] = (
 )
 
 
+_SAMPLED = (
+    "schema_version",
+    "id",
+    "task_id",
+    "task_name",
+    "source_queue",
+    "dead_letter_queue",
+    "dead_lettered_at",
+    "deliveries",
+    "retries",
+    "args_json",
+    "kwargs_json",
+    "worker_hostname",
+    "release",
+    "origin",
+)
+
+
 def stored(dlq: DeadLetters, client: Any, letters: int | None = None) -> list[DeadLetter]:
     """Store the letters of a bad day, oldest first.
 
@@ -139,6 +160,35 @@ def stored(dlq: DeadLetters, client: Any, letters: int | None = None) -> list[De
         dlq.store.dead_letter(letter, key_of(letter))
     _spread(client, found)
     return found
+
+
+def sampled(dlq: DeadLetters, successes: int = 400) -> None:
+    """Store a sample of messages that succeeded, of the tasks of the two largest causes."""
+    dice = Random(11)  # noqa: S311 - the same every time
+    (url,) = dlq.settings.url or ()
+    store = Store(url)
+    kept = store.part(Samples)
+    for number in range(successes):
+        letter = _letter(_CAUSES[number % 2], number % 2, dice)
+        args, kwargs = json.loads(letter.args_json or ""), json.loads(letter.kwargs_json or "")
+        kwargs["currency"] = dice.choice(["EUR", "EUR", "USD", "GBP", "CHF"])
+        ended = datetime.now(timezone.utc) - timedelta(minutes=dice.uniform(1, 24 * 60))
+        release = "2026.47.1" if ended > datetime.now(timezone.utc) - timedelta(hours=1) else None
+        good = replace(
+            letter,
+            args_json=json.dumps(args),
+            kwargs_json=json.dumps(kwargs),
+            dead_lettered_at=ended,
+            release=release or "2026.46.3",
+            retries=0,
+            fingerprint="",
+        )
+        fields = {name: good.to_fields()[name] for name in _SAMPLED if name in good.to_fields()}
+        marks = {"reason": SUCCEEDED.encode(), "headers": b'{"dlq_sample_share": 0.001}'}
+        kept.add(letter.dead_letter_queue, {**fields, **marks})
+        kept.flush()
+    store.connection.call("PING")
+    store.close()
 
 
 def _letter(cause: dict[str, Any], number: int, dice: Random) -> DeadLetter:

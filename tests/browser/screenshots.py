@@ -93,9 +93,12 @@ def _take(browser: Browser, pages: Pages, group: str, letter: str, folder: Path)
 
 
 def _report(browser: Browser, dlq: DeadLetters, work: Path, folder: Path) -> None:
-    """The report of a triage of all letters."""
+    """The report of a triage of all letters, compared with a sample of what succeeded."""
+    bad_day.sampled(dlq)
     dlq.export(work / "letters")
-    _run(dlq, "triage", "letters", "--html", "report.html", folder=work)
+    dlq.export(work / "successes", successes=True)
+    options = ("--successes", "successes", "--html", "report.html")
+    _run(dlq, "triage", "letters", *options, folder=work)
     page = browser.new_page(viewport=WIDE)
     page.goto((work / "report.html").as_uri())
     _shot(page, folder / "report.png")

@@ -18,8 +18,9 @@ if VERSION is None:
 PARQUET = ["pyarrow>=15"]
 SPARK = [
     *PARQUET,
-    # PySpark 4.3 needs Python 3.11; its Python workers need nothing else of ours.
-    'pyspark>=4.0; python_version >= "3.11"',
+    # PySpark 4.3 needs Python 3.11; its Python workers need nothing else of ours. The live source
+    # needs 4.0.
+    'pyspark>=3.5; python_version >= "3.11"',
     # Without it PySpark refuses to hand Arrow batches to a Python function, as `why` does. Below 3:
     # PySpark 4.3 works with pandas 3, and warns at each use that it does not fully support it.
     'pandas>=2.2,<3; python_version >= "3.11"',

@@ -18,19 +18,25 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    InputPartition,
-)
-
-from celery_dlq.errors import SettingsError
+from celery_dlq.errors import DLQError, MissingExtra, SettingsError
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import Reason, field_kinds
 from celery_dlq.policies.checks import check_names
 from celery_dlq.spark.live import LiveLetters, PositionRange, older
 from celery_dlq.spark.options import ReadOptions
 from celery_dlq.spark.triage.questions import column_ddl
+
+try:
+    from pyspark import __version__ as pyspark_version
+    from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+except ModuleNotFoundError as exc:
+    if exc.name == "pyspark.sql.datasource":
+        raise DLQError(
+            f"expected PySpark 4.0 or later for the format celery_dlq, got {pyspark_version}; "
+            f"export the letters, and read the files"
+        ) from exc
+    feature = "the format celery_dlq"
+    raise MissingExtra(feature, "pyspark", "spark") from exc
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -126,9 +126,10 @@ def test_a_lonely_cause_has_nothing_to_compare_with(spark: SparkSession, tmp_pat
     letters = (row for row in planted.letters(300) if row["fingerprint"] == "steady")
     found = findings(planted.write(letters, tmp_path), spark)
     assert found.causes["steady"].compared == {"same tasks": 0, "same queues": 0}
-    said = " ".join(found.causes["steady"].sentences)
-    assert "There is nothing to compare 42 letters with" in said
-    assert "Nothing stands out" not in said
+    why = " ".join(found.causes["steady"].sentences)
+    assert "There is nothing to compare 42 letters with" in why
+    assert "Nothing stands out" not in why
+    said = sections(found)
     assert "no cause is new" in said["New and returned"]
     assert "The first 6 × 1 day are not compared." in said["Floods"]
 

@@ -40,12 +40,14 @@ def readable_errors(path: Path | str, *, selected: bool = False) -> Iterator[Non
         ExportError: Spark cannot read the files; which one, and what is wrong with it.
         MissingExtra: This Python, or that of the executors, lacks a package.
     """
-    from pyspark.errors import PySparkException, PySparkImportError  # noqa: PLC0415 - when used
-
+    errors = import_module("pyspark.errors")
+    PySparkException: type[Exception] = errors.PySparkException  # noqa: N806 - a class
+    # Spark 3.5 has Python's own.
+    lacking: type[Exception] = getattr(errors, "PySparkImportError", ImportError)
     unread: tuple[type[Exception], ...] = (PySparkException, *java_errors())
     try:
         yield
-    except PySparkImportError as exc:
+    except lacking as exc:
         feature = "an explanation of causes"
         raise MissingExtra(feature, "pyarrow", "spark") from exc
     except unread as exc:

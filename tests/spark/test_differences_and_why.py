@@ -1,36 +1,46 @@
-"""`dlq differences` and the triage's `why` say the same of the same letters, in the same order."""
+"""The triage's `why` says what the core says of the same letters, which `dlq differences` asks too."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import pytest
 from test_questions import CLUSTER, NOON, frame, orders
 
-from celery_dlq.features.differences.operations import Message, compared
+from celery_dlq.letters.causes import Message, explain_causes
 from celery_dlq.letters.comparison import TASK, pairs_of
-from celery_dlq.letters.explanation import Explanation, sentence
+from celery_dlq.letters.course import Course, Moment
 from celery_dlq.letters.record import to_micros
-from celery_dlq.spark.triage.causes import why_each
+from celery_dlq.spark.triage.causes import explanations_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def message(letter: dict[str, Any]) -> Message:
-    """A letter of `frame` as it is compared without Spark."""
+def fields_of(letters: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The columns of `frame`, in the order in which Spark draws them."""
     defaults = {"worker_hostname": "web-1", "release": "v1"}
-    fields = {**defaults, **letter, "dead_lettered_at": to_micros(letter["dead_lettered_at"])}
-    pairs = pairs_of(lambda name: str(fields.get(name) or ""))
-    return Message(fields["task_name"], frozenset(p for p in pairs if p[0] != TASK))
+    found = [
+        {
+            "id": str(number),
+            **defaults,
+            **letter,
+            "at": to_micros(letter["dead_lettered_at"]) / 1e6,
+        }
+        for number, letter in enumerate(letters)
+    ]
+    return sorted(found, key=lambda one: crc32(one["id"].encode()))
 
 
-def texts(found: Explanation) -> list[str]:
-    """Everything that it says, in order."""
-    shared = [f"All {found.letters:,} letters have {one.text}." for one in found.shared]
-    findings = [sentence(one, found.letters) for one in found.findings]
-    return [*shared, *findings, *found.sentences[bool(shared) :]]
+def message(fields: dict[str, Any], cause: str | None) -> Message:
+    """A letter, or a success, as the core gets it."""
+    pairs = pairs_of(lambda name: str(fields[name]) if fields.get(name) is not None else None)
+    without_task = frozenset(pair for pair in pairs if pair[0] != TASK)
+    return Message(cause, fields["task_name"], fields["source_queue"], fields["at"], without_task)
 
 
 def varied(seed: int, count: int, **planted: Any) -> list[dict[str, Any]]:
@@ -56,36 +66,35 @@ PLANTED = {
 }
 
 
+@pytest.mark.parametrize("partitions", [1, 200], ids=["one executor", "a cluster"])
 @pytest.mark.parametrize("same", [True, False], ids=["same tasks", "same queues"])
-def test_both_find_the_same_in_the_same_order(spark: SparkSession, *, same: bool) -> None:
-    """Counts, shares and probabilities are equal, against letters and against successes."""
+def test_spark_and_python_say_the_same(
+    spark: SparkSession, *, same: bool, partitions: int
+) -> None:
+    """Findings, numbers, times and sentences are equal, on a laptop and on a cluster."""
     letters = varied(7, 600, **PLANTED)
     letters = [one for one in letters if same or one["fingerprint"] != "b" * 16]
     good = varied(8, 300)
-    inside = [one for one in letters if one["fingerprint"] == CLUSTER]
-    others = [one for one in letters if one["fingerprint"] != CLUSTER]
-    successes = [one for one in good if one["task_name"] == "shop.charge"]
-    here = compared(*([message(one) for one in side] for side in (inside, others, successes)))
-    there = why_each(frame(spark, letters), [CLUSTER], frame(spark, good).drop("fingerprint"))
-    assert texts(here) == [row["text"] for row in there]
-    there = [row for row in there if row["against"]]
-    assert [(one.feature, one.value, one.against) for one in here.findings] == [
-        (row["feature"], row["value"], row["against"]) for row in there
+    fields = fields_of(letters)
+    of_task = [one for one in fields if not same or one["task_name"] == "shop.charge"]
+    messages = [message(one, one["fingerprint"]) for one in of_task]
+    messages += [
+        message(one, None) for one in fields_of(good) if one["task_name"] == "shop.charge"
     ]
-    against = {one.against for one in here.findings}
-    assert against == {"same tasks" if same else "same queues", "successes"}
-    features = {one.feature for one in here.findings}
-    assert {"kwargs.currency", "host", "args[0][]", "args[1].sku"} <= features
-    if not same:
-        others = {one.feature for one in here.findings if one.against == "same queues"}
-        assert others == {"host"}
-    for one, row in zip(here.findings, there, strict=True):
-        assert one.letters == row["letters"]
-        for mine, its in [
-            (one.share_here, row["support"]),
-            (one.share_elsewhere, row["share_of_others"]),
-            (one.lift, row["lift"]),
-            (one.p_value, row["p_value"]),
-            (one.q_value, row["q_value"]),
-        ]:
-            assert mine == pytest.approx(its, rel=1e-9)
+    moments = defaultdict(list)
+    for one in fields:
+        moments[one["fingerprint"]].append(Moment(one["at"], one["release"]))
+    causes = {"a" * 16, "b" * 16}  # of the task
+    courses = {name: Course.of(times) for name, times in moments.items() if name in causes}
+    ends_at = max(one["at"] for one in fields)
+    here = explain_causes(messages, courses, [CLUSTER], ends_at=ends_at)[CLUSTER]
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
+    try:
+        successes = frame(spark, good).drop("fingerprint")
+        there = explanations_of(frame(spark, letters), [CLUSTER[:3]], successes)[CLUSTER]
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", str(before))
+    assert replace(there, again=None) == here
+    assert there.sentences == here.sentences
+    assert {"kwargs.currency", "host"} <= {one.feature for one in here.findings}

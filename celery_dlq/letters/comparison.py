@@ -227,9 +227,10 @@ class Significant:
 def ranked(found: list[Significant]) -> list[Significant]:
     """Sort findings, the most telling first: the largest difference of the shares.
 
-    Of nearly equal differences, arguments come first, then the fields in the order of `FIELDS`: a
-    new release often has new hosts, and a host has all the letters of its release. A value comes
-    before a set and a range, and these before that an argument was given.
+    Successes show what is usual, so what was compared with them comes before the rest. Of
+    nearly equal differences, arguments come first, then the fields in the order of `FIELDS`: a
+    new release often has new hosts, and a host has all the letters of its release. A value
+    comes before a set and a range, and these before that an argument was given.
     """
     kinds = {feature: place for place, feature in enumerate(FIELDS)}
     left, result = sorted(found, key=lambda one: one.order), list[Significant]()
@@ -238,7 +239,7 @@ def ranked(found: list[Significant]) -> list[Significant]:
         near = [one for one in left if one.order[0] - largest < LEAST_DIFFERENCE]
         result += sorted(near, key=lambda one: (_weight(one), kinds.get(one.feature, -1)))
         left = left[len(near) :]
-    return result
+    return sorted(result, key=lambda one: one.against != SUCCESSES)
 
 
 def _weight(one: Significant) -> int:

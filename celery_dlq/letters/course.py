@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from math import isfinite
+from random import Random
 from typing import Any, Literal, NamedTuple
 
 from celery_dlq.letters import times as tests
@@ -120,7 +121,7 @@ class Course:
         )
 
     def spread(self) -> list[Moment]:
-        """Times of 2,000 letters at most, as they are in the buckets."""
+        """Times of 2,000 letters at most, as they are in the buckets; the last may not be over."""
         total = sum(self.buckets.values())
         share = min(1.0, _SAMPLE / total) if total else 0.0
         found, left = list[Moment](), 0.5
@@ -128,7 +129,11 @@ class Course:
             left += count * share
             some = int(left)
             left -= some
-            found += [Moment((place + (one + 0.5) / some) * self.width) for one in range(some)]
+            start, end = place * self.width, (place + 1) * self.width
+            first = self.first_at if self.first_at and start <= self.first_at < end else start
+            last = self.last_at if self.last_at and start <= self.last_at < end else end
+            dice = Random(place)  # noqa: S311 - the same each time, and of no period of its own
+            found += [Moment(first + (last - first) * dice.random()) for _ in range(some)]
         return found
 
 
@@ -278,9 +283,9 @@ class _Unit:
     ) -> None:
         self.courses = courses
         known: dict[str | None, Sequence[Moment]] = dict(moments)
-        for name in wanted if moments else courses:
-            if not known.get(name):
-                known[name] = courses[name].spread()
+        names = wanted if moments else courses.keys()
+        self.rough = {name for name in names if not known.get(name)}
+        known |= {name: courses[name].spread() for name in self.rough}
         first, last = _span([one.at for all_ in known.values() for one in all_], ends_at)
         self.starts = first if starts_at is None else starts_at
         self.ends = last if ends_at is None else ends_at
@@ -351,7 +356,8 @@ def _timing(unit: _Unit, name: str, alpha: float) -> Timing:
         at = _exact(course.first_at, begin.at, begin.uncertainty, course.width)
         is_first = at <= times[0]
         before = 0 if is_first else course.between(unit.starts - course.width, at)
-        onset = Onset(at, begin.uncertainty, before)
+        known = at == course.first_at or name not in unit.rough
+        onset = Onset(at, max(begin.uncertainty, 0 if known else course.width / 2), before)
     return Timing(
         letters=letters,
         span=(unit.starts, unit.ends),
@@ -499,7 +505,9 @@ def _trend(
         return Trend("growing")
     if early - mean > max(_LEAST_LEAN, _ERRORS * error):
         return Trend("shrinking")
-    steady = mean - late < _NEAR_ERRORS * error and early - mean < _NEAR_ERRORS * error
+    # Where the traffic is far from even, a cause that follows it has no rate.
+    steady = abs(mean - 0.5) < 2 * _LEAST_LEAN
+    steady &= mean - late < _NEAR_ERRORS * error and early - mean < _NEAR_ERRORS * error
     return Trend("steady") if steady and len(times) >= _LEAST_STEADY else None
 
 

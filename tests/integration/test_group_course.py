@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from celery_dlq.features.differences.operations import course_of
+from celery_dlq.letters.course import Timing, timings
 from celery_dlq.letters.record import from_micros
 from celery_dlq.store.connect import connect
 from celery_dlq.store.overviews import read_group
+from celery_dlq.store.records import Group
 from celery_dlq.store.scripts import source
 
 HOUR = 3_600_000
@@ -53,6 +56,32 @@ def test_every_letter_is_in_the_course(redis_url: str) -> None:
     group = read_group("aa", 90, text, now=now)
     assert tuple(group.course) == (*[0] * 22, 60, 30)
     assert group.last_hour == 60
+
+
+def test_the_course_says_how_a_cause_grows_also_of_letters_that_left(redis_url: str) -> None:
+    """By the hours of its group, beside another group's; of one that began anew, of both lives."""
+    start, now = 492_400 * HOUR, 492_424 * HOUR - 60_000
+
+    def read(minutes: list[int]) -> Group:
+        times = [start + one * 60_000 for one in minutes]
+        first, last, *others = grown(redis_url, times, [""] * len(times))
+        text = "|".join((f"{first}000", f"{last}000", *others))  # microseconds, as letters have
+        return read_group("aa", len(times), text, now=from_micros(now * 1000))
+
+    def said(*lives: list[int]) -> Timing:
+        courses = {"a": course_of([*map(read, lives)], now / 1000)}
+        courses["b"] = course_of([read([*range(0, 1439, 12)])], now / 1000)
+        return timings(courses, {}, ["a"], starts_at=start / 1000, ends_at=now / 1000)["a"]
+
+    growing = said([int(1438 * (n / 300) ** 0.5) for n in range(300)])
+    assert growing.clauses == ("growing: 26 an hour now",)
+    assert said([*range(0, 1439, 6)]).clauses == ("steady: 10 an hour",)
+    anew = [*range(900, 1439, 6)]
+    (since, _steady) = said(anew).clauses
+    assert since.startswith(
+        f"since {from_micros((start + 900 * 60_000) * 1000):%Y-%m-%d %H:%M} UTC"
+    )
+    assert said(anew, [*range(0, 900, 6)]).clauses == ("steady: 10 an hour",)
 
 
 def test_the_number_of_an_hour_is_not_found_in_another(redis_url: str) -> None:

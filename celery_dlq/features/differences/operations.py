@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +19,12 @@ from celery_dlq.errors import DLQError
 from celery_dlq.features.differences.findings import Finding, finding
 from celery_dlq.letters.causes import Message, explain_causes
 from celery_dlq.letters.comparison import TASK, Masked, Pair, pairs_of
+from celery_dlq.letters.course import Course, Timing, timings
 from celery_dlq.letters.explanation import Explanation, Shared
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.store.letters import Letters
-from celery_dlq.store.records import ordered
+from celery_dlq.store.records import KEPT_DAYS, Group, ordered
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -35,6 +38,8 @@ _ENTRIES_PER_PAGE = 500
 _LETTERS_UNTIL, _SUCCESSES_UNTIL = 0.6, 0.8
 _SELECTED = "selected"  # the letters that are compared, as the name of their cause
 _MICROS = 1e6
+_HOUR = 3600
+_MOST_GROUPS = 50  # of the queue, the newest: what else died at the time
 OF_EACH_SIDE = 0.4  # of the messages
 MOST_COUNTED = 1_000_000  # letters; the time ends before, in most queues
 
@@ -129,11 +134,12 @@ class Comparison:
         selected: int | None = len(letters)
         if reader.cut or len(letters) >= side:
             selected = self._selected(dead_letter_queue, where, len(letters), deadline_seconds)
-        cut = reader.cut or selected != len(letters)
-        whole = len(others) < side and not reader.has_lost(letters)
-        now = self._backend.letters.overviews.now().timestamp()
-        found = compared(
-            letters, others, successes, cut=cut, selected=selected, whole=whole, now=now
+        found = reader.explained(
+            self._backend.letters,
+            (letters, others, successes),
+            cut=reader.cut or selected != len(letters),
+            selected=selected,
+            whole=len(others) < side,
         )
         return Differences(
             dead_letter_queue=dead_letter_queue,
@@ -185,6 +191,23 @@ def compared(
     return replace(found[_SELECTED], selected=selected)
 
 
+def course_of(lives: list[Group], now: float) -> Course:
+    """The course of a group by the hours of the clock, of which the last one is still running."""
+    last = int(now // _HOUR)
+    counts = Counter[int]()
+    for group in lives:
+        first = last - len(group.course) + 1
+        counts.update({first + place: count for place, count in enumerate(group.course) if count})
+    seen = max(one.last_seen_at for one in lives).timestamp()
+    return Course(
+        letters=sum(counts.values()),
+        first_at=min(one.first_seen_at for one in lives).timestamp(),
+        last_at=min(now, seen) if seen // _HOUR == last else now,
+        width=_HOUR,
+        buckets=counts,
+    )
+
+
 class _Reader:
     """Reads messages newest first, until a time."""
 
@@ -198,7 +221,7 @@ class _Reader:
         self.cut = False
         self._first_seen: float | None = None
 
-    def has_lost(self, letters: list[Message]) -> bool:
+    def _has_lost(self, letters: list[Message]) -> bool:
         """True if letters of the group left before: then it is older than those that are here."""
         times = [one.at for one in letters if one.at is not None]
         return bool(times) and self._first_seen is not None and self._first_seen < min(times)
@@ -235,9 +258,53 @@ class _Reader:
         group = store.overviews.group(self._queue, self._where.fingerprint)
         if group is None:
             return None, None
-        self._first_seen = group.first_seen_at.timestamp()
+        self._first_seen = min(one.first_seen_at for one in self._lives(store, group)).timestamp()
         entry = store.entry(self._queue, group.example_id) if group.example_id else None
         return group.letters, None if entry is None else entry[0]
+
+    def explained(
+        self,
+        store: Letters,
+        messages: tuple[list[Message], list[Message], list[Message]],
+        *,
+        cut: bool,
+        selected: int | None,
+        whole: bool,
+    ) -> Explanation:
+        """Explain letters; the time by their own times if all that died were read."""
+        whole = whole and not self._has_lost(messages[0])
+        now = store.overviews.now().timestamp()
+        found = compared(*messages, cut=cut, selected=selected, whole=whole, now=now)
+        return found if found.timing else replace(found, timing=self._timing(store, now))
+
+    def _lives(self, store: Letters, group: Group) -> list[Group]:
+        """A group, and what it was before its last letter left and it began anew."""
+        overviews = store.overviews
+        gone = overviews.emptied(self._queue, overviews.now() - timedelta(days=KEPT_DAYS))
+        return [group, *(one for _, one in gone if one.fingerprint == group.fingerprint)]
+
+    def _timing(self, store: Letters, now: float) -> Timing | None:
+        """When the group died that the filter names, by its counts of the last 24 hours.
+
+        Letters that left are counted as well.
+        """
+        overviews = store.overviews
+        name = self._where.fingerprint
+        own = None if name is None else overviews.group(self._queue, name)
+        if own is None:
+            return None
+        names = {own.fingerprint, *overviews.ranked(self._queue, "newest", most=_MOST_GROUPS)}
+        courses = {
+            group.fingerprint: course_of(
+                self._lives(store, group) if group == own else [group], now
+            )
+            for group in overviews.groups(self._queue, [*names])
+            if group.task_name == own.task_name
+        }
+        starts_at = (now // _HOUR - len(own.course) + 1) * _HOUR
+        name = own.fingerprint
+        found = timings(courses, {}, [name], starts_at=starts_at, ends_at=now)[name]
+        return found if found.clauses else None
 
     def successes(
         self, store: Letters, tasks: set[str], most: int, *, until: float

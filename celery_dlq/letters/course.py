@@ -45,6 +45,7 @@ _NEAR_ERRORS = 2
 _COINCIDES = 1 / 6  # at even odds: a release is five times as likely as a coincidence
 _ABOUT = 2 * 3600
 _MANY_SUCCESSES = 200
+_MOST_OTHERS, _ENOUGH_OF_EACH = 20, 500  # causes and letters: the traffic needs no more
 _MANY_PERIODS = 20  # of which the letters can grow more frequent
 _MOST_NAMED = 5
 _LEAST_PAUSE = 0.1  # of the time
@@ -294,24 +295,38 @@ class _Unit:
             for name, all_ in known.items()
         }
         self.times = {name: [one.at for one in all_] for name, all_ in self.moments.items()}
+        largest = sorted(self.times, key=lambda name: (name is not None, -len(self.times[name])))
+        self._largest = largest[: _MOST_OTHERS + 2]
+        self._traffic = {
+            name: self.times[name][:: len(self.times[name]) // _ENOUGH_OF_EACH + 1]
+            for name in self._largest
+        }
+        self._learn_releases(first, last)
+
+    def _learn_releases(self, first: float, last: float) -> None:
+        """When each release began, also with letters of other tasks; those that began in time."""
+        seen = {one.release for all_ in self.moments.values() for one in all_ if one.release}
+        begins = [(one.release, one.at) for all_ in self.moments.values() for one in all_]
+        for course in self.courses.values():
+            begins += [(release, at) for release, (_count, at, _last) in course.releases.items()]
         self.first_of: dict[str, float] = {}
-        for all_ in self.moments.values():
-            for at, release in all_:
-                if release is not None:
-                    self.first_of[release] = min(at, self.first_of.get(release, at))
-        for course in courses.values():
-            for release, (_count, at, _last) in course.releases.items():
-                if first <= at <= last:
-                    self.first_of[release] = min(at, self.first_of.get(release, at))
+        for release, at in begins:
+            if release is not None and first <= at <= last:
+                self.first_of[release] = min(at, self.first_of.get(release, at))
         known_since = self.starts + (self.ends - self.starts) / 100
-        self.begun = [name for name, at in self.first_of.items() if at > known_since]
+        self.begun = [name for name in sorted(seen) if self.first_of[name] > known_since]
 
     def others(self, name: str) -> list[list[float]]:
         """The times of the traffic: successes if they were kept all the time, else other causes."""
         good = self.times.get(None, [])
         if len(good) >= _MANY_SUCCESSES and good[0] < self.starts + (self.ends - self.starts) / 20:
             return [good]
-        return [all_ for other, all_ in self.times.items() if other not in {name, None} and all_]
+        names = [other for other in self._largest if other not in {name, None}]
+        return [self._traffic[other] for other in names[:_MOST_OTHERS] if self._traffic[other]]
+
+    def messages(self, name: str) -> list[list[Moment]]:
+        """The messages of the largest other causes, and successes."""
+        return [self.moments[other] for other in self._largest if other != name]
 
 
 def _span(times: list[float], ends_at: float | None) -> tuple[float, float]:
@@ -589,7 +604,7 @@ def _release_of(
     *,
     backwards: bool,
 ) -> Release | None:
-    others = [confined(all_) for other, all_ in unit.moments.items() if other != name]
+    others = [confined(all_) for all_ in unit.messages(name)]
     others = [one for one in others if one]
     if sum(one.inside for one in cause) < 0.98 * len(cause) or not others:
         return None

@@ -333,7 +333,7 @@ def contrast(
     for rival in rivals:
         counts = _counts(group, own, [(one, *having(one)) for one in rival], strata)
         if counts:
-            found.append(_against(rival, counts))
+            found.append(against(rival, counts))
     found.sort(key=lambda one: one.there)
     if not found:
         return None
@@ -368,7 +368,8 @@ def whole(group: Group) -> int:
     return group.all
 
 
-def _against(rival: Rival, strata: Sequence[Counts]) -> Against:
+def against(rival: Rival, strata: Sequence[Counts]) -> Against:
+    """Compare by counts in strata; the shares elsewhere are those of the same strata."""
     n = sum(one.n for one in strata)
     here = sum(one.a for one in strata) / n
     there = sum(one.n * one.c / one.m for one in strata) / n

@@ -521,15 +521,16 @@ class Comparison:
     def _distinct(self, found: Sequence[_Tested]) -> list[Significant]:
         """Put findings together of which one follows from the other."""
         made = [(_finding(one), one) for one in found]
-        order = ranked([each for each, _one in made])
-        order.sort(key=lambda each: each.kind != PAIR)
+        order = _before_their_parts(ranked([each for each, _one in made]))
         kept: list[tuple[Significant, _Tested, list[str]]] = []
         for each in order:
             one = next(tested for known, tested in made if known is each)
-            for _each, stronger, also in kept:
+            for main, stronger, also in kept:
+                if (each.feature, each.value) in main.parts:
+                    break
                 if self._follows(one, stronger):
                     name = name_of(each)
-                    if name not in also and len(also) < _MOST_ALSO:
+                    if each.kind != PAIR and name not in also and len(also) < _MOST_ALSO:
                         also.append(name)
                     break
             else:
@@ -551,6 +552,18 @@ class Comparison:
             strata=(stronger.of.holds, without),
         )
         return met is None or met.difference < LEAST_DIFFERENCE or met.chance > self._alpha
+
+
+def _before_their_parts(found: Sequence[Significant]) -> list[Significant]:
+    """Findings in their order, pairs just before the first of their values."""
+    result = [one for one in found if one.kind != PAIR]
+    for pair in found:
+        if pair.kind == PAIR:
+            places = [
+                place for place, one in enumerate(result) if (one.feature, one.value) in pair.parts
+            ]
+            result.insert(min(places, default=0), pair)
+    return result
 
 
 def _both(first: Holds, second: Holds) -> Holds:

@@ -78,11 +78,14 @@ def test_the_command_shows_it(shop: DeadLetters) -> None:
     """A table for people, one object for programs."""
     done = run(shop, "differences", DLQ, "--fingerprint", GROUP)
     assert done.exit_code == 0
-    assert done.output.splitlines()[:2] == [
-        "All 50 letters have kwargs.tenant = 42 (others: 0 of 100).",
-        "Compared with 100 other letters of the task and 50 sampled successes of the task.",
-    ]
     said = " ".join(done.output.split())
+    tenant = "ll of these letters have kwargs.tenant = 42, against none of the sampled successes"
+    assert tenant in done.output.splitlines()[0]
+    for text in (
+        "All 50 letters have kwargs.tenant = 42 (others: 0 of 50).",
+        "Compared with 50 sampled successes of the task and 100 other letters of the task.",
+    ):
+        assert text in said
     assert "All of these letters have kwargs.tenant = 42, against" in said
     (line,) = run(shop, "differences", DLQ, "--fingerprint", GROUP, "--json").output.splitlines()
     found = json.loads(line)
@@ -145,14 +148,14 @@ def test_that_nothing_stands_out_is_said_only_if_all_was_compared(shop: DeadLett
         letter = a_letter(dead_letter_queue="quiet-DLQ", kwargs_json=kwargs)
         shop.store.dead_letter(letter, key_of(letter))
     done = run(shop, "differences", "quiet-DLQ")
-    shared, compared = done.output.splitlines()
+    _headline, shared, compared = done.output.splitlines()
     assert (done.exit_code, shared) == (
         0,
         "All 20 letters have args[0] = 1, kwargs.tenant = 0, task = shop.charge.",
     )
     assert compared.startswith("There is nothing to compare 20 letters with")
     noise = run(shop, "differences", DLQ, "--fingerprint", "bbbb")
-    assert noise.output.splitlines()[-1].startswith("Nothing stands out: no value that 5 messages")
+    assert noise.output.splitlines()[-1].startswith("Nothing stands out: no value, set of values,")
     none = run(shop, "differences", DLQ, "--task", "nobody")
     assert (none.exit_code, "no letter of 'orders-DLQ' matches" in none.output) == (1, True)
     unknown = run(shop, "differences", "nowhere")

@@ -14,7 +14,7 @@ import pytest
 
 from celery_dlq.letters.causes import Message, explain_causes
 from celery_dlq.letters.comparison import SUCCESSES, pairs_of
-from celery_dlq.letters.contrasts import Counts, Group, _against, rivals_of
+from celery_dlq.letters.contrasts import Counts, Group, against, rivals_of
 from celery_dlq.letters.course import Course
 from celery_dlq.letters.explanation import Explanation
 
@@ -329,9 +329,9 @@ def test_a_test_in_strata_is_exact_or_errs_on_the_safe_side() -> None:
         ways[sum(each)] += many
     least = sum(one.a for one in strata)
     exact = sum(many for k, many in ways.items() if k >= least) / ways.total()
-    assert _against((), strata).chance == pytest.approx(exact)
+    assert against((), strata).chance == pytest.approx(exact)
     many_strata = [Counts(30, 60, 10, 60)] * 3
-    assert 1e-20 < _against((), many_strata).chance < 1e-5
+    assert 1e-20 < against((), many_strata).chance < 1e-5
 
 
 def test_wide_arguments_hide_no_other() -> None:

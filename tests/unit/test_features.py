@@ -47,7 +47,7 @@ def test_a_message_is_its_place_and_its_task() -> None:
     }
 
 
-def test_arguments_are_looked_into_one_level_deep() -> None:
+def test_arguments_are_looked_into_three_levels_deep() -> None:
     """An argument was given, and has a value; parts of objects and items of lists have theirs."""
     kwargs = '{"customer": {"kind": "vip", "at": {"x": [1.50, null]}}, "tags": ["a", "b", "a"]}'
     assert arguments('[7, {"sku": true}]', kwargs) == {
@@ -60,7 +60,10 @@ def test_arguments_are_looked_into_one_level_deep() -> None:
         ("kwargs.customer.kind", None),
         ("kwargs.customer.kind", "vip"),
         ("kwargs.customer.at", None),
-        ("kwargs.customer.at", '{"x":[1.50,null]}'),
+        ("kwargs.customer.at.x", None),
+        ("kwargs.customer.at.x[]", None),
+        ("kwargs.customer.at.x[]", "1.50"),
+        ("kwargs.customer.at.x[]", "null"),
         ("kwargs.tags", None),
         ("kwargs.tags[]", None),
         ("kwargs.tags[]", "a"),

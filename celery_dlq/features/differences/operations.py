@@ -109,14 +109,20 @@ class Comparison:
         deadline_seconds: float = 1.0,
         **fields: Unpack[FilterFields],
     ) -> Differences:
-        """Find values that are more frequent in some letters than in others; changes nothing.
+        """Find what some letters have and others lack, and since when they come; changes nothing.
 
-        The newest letters that match the filter, two fifths of ``most``, are compared with as many
-        other letters of the dead-letter queue: with those of the same tasks and, if a task has
-        fewer than 20, with those from the same queues, by host, release and task only: all else
-        follows from the task. And with the newest sampled successes of the same tasks, one fifth
-        (see ``dlq_sample_successes``). Arguments of more than 65,536 characters of JSON are not
-        looked into.
+        Looked for are values, sets of values, ranges of numbers and pairs of values of all
+        arguments, three levels deep, and of release, host, queue, publisher and retries. A finding
+        is more frequent in the letters by a tenth, beyond chance, and no mirror image of a single
+        other cause: each counts alike.
+
+        The newest letters that match the filter, two fifths of ``most``, are compared with the
+        newest sampled successes of the same tasks, one fifth (see ``dlq_sample_successes``). With
+        fewer than 50 of them, with as many other letters of the same tasks as letters and, if a
+        task has fewer than 20, with those from the same queues, by host, release and task only: all
+        else follows from the task. Hosts, releases and publishers are compared between messages of
+        the same time. What is said of the time is of all letters; if not all were read, nothing is.
+        Arguments of more than 65,536 characters of JSON are not looked into.
         """
         where = filter_of(where, fields)
         if most < _LEAST_MESSAGES or not deadline_seconds > 0:

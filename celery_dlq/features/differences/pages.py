@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from celery_dlq.letters.explanation import name_of
 from celery_dlq.web.http import Call, Page, get
 
 
@@ -16,7 +17,7 @@ def differences(call: Call) -> Page:
     findings = []
     for finding in compared.findings:
         query = {"fingerprint": fingerprint, **finding.where} if finding.where else {}
-        findings.append((finding, query))
+        findings.append((finding, name_of(finding), query))
     return call.page(
         "differences.html",
         title=f"{queue}: how {found.exception_type or found.reason} differs",

@@ -68,9 +68,7 @@ PLANTED = {
 
 @pytest.mark.parametrize("partitions", [1, 200], ids=["one executor", "a cluster"])
 @pytest.mark.parametrize("same", [True, False], ids=["same tasks", "same queues"])
-def test_spark_and_python_say_the_same(
-    spark: SparkSession, *, same: bool, partitions: int
-) -> None:
+def test_spark_and_python_say_the_same(spark: SparkSession, *, same: bool, partitions: int) -> None:
     """Findings, numbers, times and sentences are equal, on a laptop and on a cluster."""
     letters = varied(7, 600, **PLANTED)
     letters = [one for one in letters if same or one["fingerprint"] != "b" * 16]
@@ -78,9 +76,7 @@ def test_spark_and_python_say_the_same(
     fields = fields_of(letters)
     of_task = [one for one in fields if not same or one["task_name"] == "shop.charge"]
     messages = [message(one, one["fingerprint"]) for one in of_task]
-    messages += [
-        message(one, None) for one in fields_of(good) if one["task_name"] == "shop.charge"
-    ]
+    messages += [message(one, None) for one in fields_of(good) if one["task_name"] == "shop.charge"]
     moments = defaultdict(list)
     for one in fields:
         moments[one["fingerprint"]].append(Moment(one["at"], one["release"]))

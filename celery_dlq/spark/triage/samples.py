@@ -21,7 +21,7 @@ from celery_dlq.errors import DLQError
 from celery_dlq.letters.causes import SAMPLE
 from celery_dlq.letters.comparison import FIELDS, MAX_ARGUMENTS_CHARS, MIN_OTHERS
 from celery_dlq.letters.course import MOST_RELEASES, width_for
-from celery_dlq.spark.triage.trends import run_sql
+from celery_dlq.spark.triage.trends import counted, drawn, run_sql
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -45,6 +45,7 @@ _MOST_UNITS = 40
 _MOST_QUEUES = 10_000  # of all tasks together
 _MOST_BUCKETS = 1_000
 _HASHES = 2**32
+_LEAST_WIDTH = 3600
 
 
 def _query(text: str, **parts: str) -> str:
@@ -54,6 +55,8 @@ def _query(text: str, **parts: str) -> str:
     return text
 
 
+# A hash of the id draws the same messages whatever the files and partitions are.
+DRAW = "crc32(coalesce(id, concat_ws(' ', dead_lettered_at, kwargs_json)))"
 _PARTS = {
     # Known by name are at most `MOST_CAUSES`; others may have no name, or no task.
     "MESSAGE": """
@@ -63,8 +66,7 @@ _PARTS = {
         IF(length(kwargs_json) > MOST_CHARS, 'too large', kwargs_json) AS kwargs_json
     """,
     "MOST_CHARS": str(MAX_ARGUMENTS_CHARS),
-    # A hash of the id draws the same messages whatever the files and partitions are.
-    "DRAW": "crc32(coalesce(id, concat_ws(' ', dead_lettered_at, kwargs_json)))",
+    "DRAW": DRAW,
     "TASK": "coalesce(task_name, 'unknown')",
 }
 _BEGINS = """
@@ -75,14 +77,14 @@ _BEGINS = """
 _CAUSES = _query("""
     SELECT fingerprint, sum(letters) AS letters, max_by(task, letters) AS task,
            min(first) AS first, max(last) AS last
-    FROM (SELECT fingerprint, TASK AS task, count(*) AS letters,
-                 unix_micros(min(dead_lettered_at)) AS first,
+    FROM (SELECT fingerprint, TASK AS task, sum(stands_for) AS letters,
+                 unix_micros(min(first_at)) AS first,
                  unix_micros(max(dead_lettered_at)) AS last
           FROM {letters} WHERE fingerprint IS NOT NULL AND CONDITION GROUP BY 1, 2)
     GROUP BY fingerprint ORDER BY letters DESC, fingerprint LIMIT {most}
 """)
 _QUEUES = _query("""
-    SELECT TASK AS task, source_queue AS queue, count(*) AS letters
+    SELECT TASK AS task, source_queue AS queue, sum(stands_for) AS letters
     FROM {letters} WHERE CONDITION
     GROUP BY 1, 2 ORDER BY letters DESC, task, queue LIMIT {most}
 """)
@@ -121,8 +123,8 @@ _COUNTS = """
     FROM (SELECT *, row_number() OVER (PARTITION BY unit, cause ORDER BY letters DESC, value)
                     AS place
           FROM (SELECT /*+ BROADCAST(causes) */ causes.unit, causes.cause, VALUE AS value,
-                       count(*) AS letters,
-                       unix_micros(min(dead_lettered_at)) / 1e6D AS first,
+                       sum(stands_for) AS letters,
+                       unix_micros(min(first_at)) / 1e6D AS first,
                        unix_micros(max(dead_lettered_at)) / 1e6D AS last
                 FROM {letters} JOIN {causes} AS causes ON fingerprint = causes.cause
                 WHERE dead_lettered_at IS NOT NULL AND VALUE IS NOT NULL
@@ -144,13 +146,14 @@ class Known(NamedTuple):
     task: str
     first: int | None
     last: int | None
+    least: int = 1  # Seconds of a bucket at least: summaries of days count by hours
 
     @property
     def width(self) -> int:
         """Seconds of a bucket of its course."""
         if self.first is None or self.last is None:
-            return width_for(0)
-        return width_for((self.last - self.first) / 1e6)
+            return max(self.least, width_for(0))
+        return max(self.least, width_for((self.last - self.first) / 1e6))
 
 
 class Unit(NamedTuple):
@@ -190,7 +193,8 @@ class Plan:
 
 def plan_of(df: DataFrame, fingerprints: Sequence[str] | None, successes: DataFrame | None) -> Plan:
     """Choose causes, by the beginnings of their fingerprints or by their number of letters."""
-    total, last = df.selectExpr("count(*)", "unix_micros(max(dead_lettered_at))").collect()[0]
+    totals = ("coalesce(sum(stands_for), 0)", "unix_micros(max(dead_lettered_at))")
+    total, last = counted(df).selectExpr(*totals).collect()[0]
     if fingerprints is None:
         known = _known(df)
         wanted = [
@@ -258,7 +262,8 @@ def _only(found: Sequence[str], begins: str) -> str:
 def _known(df: DataFrame, column: str = "", names: Iterable[str] = ()) -> list[Known]:
     """The largest causes, of all letters or of those whose cause or task has one of the names."""
     rows = _asked(_CAUSES, df, column, names, MOST_CAUSES)
-    return [Known(*row) for row in rows]
+    least = _LEAST_WIDTH if "stands_for" in df.columns else 1
+    return [Known(*row)._replace(least=least) for row in rows]
 
 
 def _queues(df: DataFrame, column: str, names: Iterable[str]) -> list[tuple[str, str | None, int]]:
@@ -307,13 +312,15 @@ def rows_of_units(df: DataFrame, plan: Plan, successes: DataFrame | None) -> Dat
     ]
     causes = _frame(df, "cause STRING, unit INT, below BIGINT, width BIGINT", known)
     parts = [
-        run_sql(_OF_TASK, df, causes=causes, tasks=_tasks(df, plan, plan.smaller, plan.sample)),
+        run_sql(
+            _OF_TASK, drawn(df), causes=causes, tasks=_tasks(df, plan, plan.smaller, plan.sample)
+        ),
         run_sql(_OVER_TIME, df, causes=causes, most=_MOST_BUCKETS),
         run_sql(_BY_RELEASE, df, causes=causes, most=MOST_RELEASES),
     ]
     if plan.near:
         queues = _frame(df, "unit INT, task STRING, queue STRING, below BIGINT", plan.near)
-        parts.append(run_sql(_OF_QUEUE, df, queues=queues))
+        parts.append(run_sql(_OF_QUEUE, drawn(df), queues=queues))
     if successes is not None:
         tasks = _tasks(df, plan, plan.successes, _share_of_messages(len(plan.units)))
         parts.append(run_sql(_SUCCEEDED, successes, tasks=tasks))
@@ -335,7 +342,12 @@ def _share_of_messages(parts: int) -> int:
 
 def _below(sample: int, messages: int) -> int:
     """The limit of the hash that draws a sample; four standard deviations more, to be cut."""
-    return min(_HASHES, int(_HASHES * (sample + 4 * sqrt(sample)) / max(1, messages)))
+    return min(_HASHES, int(_HASHES * most_drawn(sample) / max(1, messages)))
+
+
+def most_drawn(sample: int) -> float:
+    """How many messages are drawn, so that there are as many as are looked at."""
+    return sample + 4 * sqrt(sample)
 
 
 def _frame(df: DataFrame, schema: str, rows: Sequence[tuple[Any, ...]]) -> DataFrame:

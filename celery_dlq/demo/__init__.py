@@ -104,7 +104,7 @@ class _Demo:
             self._worker = None
         self._begin("Read what PySpark found")
         self._until("the triage to end", lambda: triage.poll() is not None)
-        self._show(self.folder.joinpath("triage.log").read_text("utf-8"), triage.returncode, 6)
+        self._show(self.folder.joinpath("triage.log").read_text("utf-8"), triage.returncode, 12)
         took = time.monotonic() - started
         say(self.console, f"Done in {took:.0f} s. Files: {self.folder}", "bold green")
         say(self.console, f"Report: {report.resolve().as_uri()}")

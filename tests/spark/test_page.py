@@ -8,7 +8,6 @@ import re
 import resource
 import shutil
 import subprocess
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -28,9 +27,9 @@ from test_charts import a_triage
 from celery_dlq import DeadLetters
 from celery_dlq.errors import ExportError
 from celery_dlq.features.differences.sampling import Sampler, Samples
-from celery_dlq.letters.comparison import SUCCESSES
+from celery_dlq.letters.causes import Message, explain_causes
 from celery_dlq.letters.course import Onset, Release, Timing, Trend
-from celery_dlq.letters.explanation import Explanation, Side, explain
+from celery_dlq.letters.explanation import Explanation
 from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.resolved import ResolvedPolicy
@@ -215,8 +214,13 @@ LOOK = """() => {
 
 def an_explanation(kind: Any, *, began: datetime | None = None) -> Explanation:
     """Letters in CHF; the cause has a trend, and may have begun with a release."""
-    kinds = [{("kwargs.currency", None), ("kwargs.currency", kind)} for kind in ("CHF", "EUR")]
-    side = Side(SUCCESSES, 90, Counter(list(kinds[1]) * 90))
+    messages = [
+        Message(cause, "shop.charge", "orders", NOON.timestamp() + number, frozenset(pairs))
+        for cause, currency, count in (("a", "CHF", 30), (None, "EUR", 90))
+        for pairs in [{("kwargs.currency", None), ("kwargs.currency", currency)}]
+        for number in range(count)
+    ]
+    found = explain_causes(messages, {}, ["a"])["a"]
     at = None if began is None else began.timestamp()
     timing = Timing(
         letters=30,
@@ -224,7 +228,7 @@ def an_explanation(kind: Any, *, began: datetime | None = None) -> Explanation:
         trend=Trend(kind, NOON.timestamp()),
         began_with=None if at is None else Release("v7", at, 1e-9),
     )
-    return replace(explain(Counter(list(kinds[0]) * 30), 30, [side]), timing=timing)
+    return replace(found, timing=timing)
 
 
 @pytest.fixture

@@ -245,7 +245,10 @@ def _pair(shop: Shop, task: Task) -> list[Cause]:
     truth = Pair(
         features=(arguments[0].feature, arguments[1].feature), values=(values[0], values[1])
     )
-    return [Cause(kind="pair", task=task, truths=(truth,), let=holds, holds=(holds,))]
+    found = Cause(kind="pair", task=task, truths=(truth,), let=holds, holds=(holds,))
+    if arguments[1].feature in task.grows:  # from a moment on there are more or fewer such messages
+        found.also = frozenset({"growing", "shrinking", "began", "ended"})
+    return [found]
 
 
 @kind("host")

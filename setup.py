@@ -59,6 +59,7 @@ TEST = [
     "kombu[sqs]>=5.4",
     "pandas>=2.1,<3",
     "polars>=1",
+    'pyspark[connect]>=4.0; python_version >= "3.11"',
     # They have the schemas of Kubernetes and of compose files, for those of examples/.
     "check-jsonschema>=0.29",
     "kubernetes-validate>=1.31",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from datetime import datetime, timedelta, timezone
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -159,43 +158,6 @@ def scans(df: DataFrame, clusters: list[str], good: DataFrame) -> int:
     rows = rows_of_units(df, plan_of(df, clusters, good), good)
     plan = rows._jdf.queryExecution().sparkPlan().toString()  # type: ignore[operator]
     return str(plan).count("Scan ")
-
-
-def fisher(a: int, c: int, n: int, m: int) -> float:
-    """The exact one-sided p value, by counting."""
-    draws = math.comb(n + m, a + c)
-    terms = (math.comb(n, k) * math.comb(m, a + c - k) for k in range(a, min(n, a + c) + 1))
-    return sum(terms) / draws
-
-
-def test_p_values_are_exact(spark: SparkSession) -> None:
-    """The test of the counts is Fisher's exact one, for small and for large tables."""
-    tables = [(3, 2, 8, 20), (9, 40, 10, 90), (30, 100, 100, 900), (5, 0, 6, 2_000)]
-    for a, c, n, m in tables:
-        letters = [
-            {"fingerprint": CLUSTER, "release": "bad" if i < a else None} for i in range(n)
-        ] + [{"fingerprint": "b" * 16, "release": "bad" if i < c else None} for i in range(m)]
-        found = questions.why(frame(spark, letters), CLUSTER, alpha=0.9999)
-        (row,) = found.where(f"feature = 'release' AND {FINDINGS}").collect()
-        assert row["p_value"] == pytest.approx(fisher(a, c, n, m), rel=1e-6)
-        assert row["lift"] == pytest.approx((a / n) / ((c or 0.5) / m))
-
-
-def test_only_what_stands_out_is_tested_and_the_rest_counts(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The driver gets some values of a comparison; the correction is for all of them."""
-    letters = orders(6, 600, letter={"worker_hostname": "web-13", "release": "v9"})
-    df = frame(spark, letters)
-    everything = rows(questions.why(df, CLUSTER, alpha=0.5).where(FINDINGS))
-    monkeypatch.setattr("celery_dlq.letters.comparison.MOST_TESTED", 2)
-    found = rows(questions.why(df, CLUSTER, alpha=0.5).where(FINDINGS))
-    assert {row["value"] for row in found} == {"web-13", "v9"}
-    for row in found:
-        (same,) = [
-            r for r in everything if (r["feature"], r["value"]) == (row["feature"], row["value"])
-        ]
-        assert row == {**same, "q_value": pytest.approx(same["q_value"])}
 
 
 def test_successes_are_a_second_comparison(spark: SparkSession) -> None:

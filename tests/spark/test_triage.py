@@ -208,6 +208,7 @@ def test_triage_holds_all_answers(spark: SparkSession, export: Export) -> None:
         first_seen_at=NOON + timedelta(minutes=1),
         last_seen_at=NOON + timedelta(minutes=3),
         bucket="10 seconds",
+        causes=2,
         groups=found.groups,
         reasons=(
             Row(reason="failed", letters=2, share=0.5),

@@ -1,4 +1,4 @@
-"""A triage of millions of letters on a standalone cluster of Spark, on one machine, and its figures.
+"""A triage of millions of letters on a standalone cluster of Spark on one machine; its figures.
 
 It makes letters, starts a master and workers of one core, asks all questions of
 `dlq triage --html` with one, two and four executors, and reads Spark's event log: which part of
@@ -283,7 +283,8 @@ def show(found: list[Figures], letters: int) -> None:
         share, stage = one.longest
         print(
             f"{one.executors:>9}  {one.seconds:>7.1f}  {letters / one.seconds:>9,.0f}"
-            f"  {one.idle_share:>12.0%}  {one.tasks:>5}  {1e6 * one.work_seconds / letters:>10.1f} µs"
+            f"  {one.idle_share:>12.0%}  {one.tasks:>5}"
+            f"  {1e6 * one.work_seconds / letters:>10.1f} µs"
             f"  {one.result_bytes / 1e3:>4,.0f} KB  {share:.0%} of {stage}"
         )
 

@@ -1,4 +1,4 @@
-"""A triage of millions of letters on a standalone cluster of Spark on one machine; its figures.
+"""A triage of millions of letters on a standalone Spark cluster on one machine, and its figures.
 
 It makes letters, starts a master and workers of one core, asks all questions of
 `dlq triage --html` with one, two and four executors, and reads Spark's event log: which part of
@@ -135,7 +135,7 @@ def daemon(folder: Path, name: str, *arguments: str) -> Iterator[Path]:
         "SPARK_WORKER_DIR": str(folder / name),
     }
     with log.open("wb") as output:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603 - Spark's own script
             [str(spark_home() / "bin" / "spark-class"), *arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -154,7 +154,7 @@ def spark_home() -> Path:
     """Where pip put Spark."""
     found = find_spec("pyspark")
     if found is None or found.origin is None:
-        raise SystemExit("expected PySpark to be installed; see README.md")
+        raise SystemExit("expected PySpark to be installed; run: pip install 'celery_dlq[spark]'")
     return Path(found.origin).parent
 
 
@@ -165,7 +165,17 @@ def submitted(
     log = folder / f"events-{kind}-{executors}"
     log.mkdir()
     job = ["--job", kind, master, str(executors), str(letters), f"{log}:{count}"]
-    subprocess.run([sys.executable, __file__, *job], check=True, stdin=subprocess.DEVNULL)
+    output = folder / f"{kind}-{executors}.log"
+    with output.open("wb") as sink:
+        done = subprocess.run(  # noqa: S603 - this program
+            [sys.executable, __file__, *job],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+        )
+    if done.returncode:
+        raise SystemExit(f"expected the job to end well, got:\n{output.read_text('utf-8')[-3000:]}")
     return log
 
 
@@ -281,10 +291,10 @@ def show(found: list[Figures], letters: int) -> None:
     )
     for one in found:
         share, stage = one.longest
+        work = 1e6 * one.work_seconds / letters
         print(
             f"{one.executors:>9}  {one.seconds:>7.1f}  {letters / one.seconds:>9,.0f}"
-            f"  {one.idle_share:>12.0%}  {one.tasks:>5}"
-            f"  {1e6 * one.work_seconds / letters:>10.1f} µs"
+            f"  {one.idle_share:>12.0%}  {one.tasks:>5}  {work:>10.1f} µs"
             f"  {one.result_bytes / 1e3:>4,.0f} KB  {share:.0%} of {stage}"
         )
 

@@ -161,7 +161,8 @@ def make_report(place: str, page: str) -> dict[str, float]:
         found = findings(place, spark)
         write_page(found, page, datetime.now(timezone.utc))
         largest = next(iter(found.causes.values()))
-        assert ("kwargs.currency", "XXX") in {(row.feature, row.value) for row in largest.findings}, largest
+        features = {(row.feature, row.value) for row in largest.findings}
+        assert ("kwargs.currency", "XXX") in features, largest
         return {
             "seconds": time.perf_counter() - begun,
             "cpu_seconds": Tree(os.getpid()).cpu_seconds(),

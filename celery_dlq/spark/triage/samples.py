@@ -208,7 +208,9 @@ def plan_of(df: DataFrame, fingerprints: Sequence[str] | None, successes: DataFr
         wanted = [own[name] for name in dict.fromkeys(names)]
         others = _known(df, "task", {one.task for one in wanted})
         known = [*wanted, *(one for one in others if one.fingerprint not in own)][:MOST_CAUSES]
-    units = _units(wanted, int(df.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1))
+    partitions = str(df.sparkSession.conf.get("spark.sql.shuffle.partitions"))
+    # Databricks knows "auto".
+    units = _units(wanted, int(partitions) if partitions.isdecimal() else _MOST_UNITS)
     queues = _queues(df, "task", units)
     letters = _by_task(queues)
     lonely = {one.task for one in wanted if letters[one.task] - one.letters < MIN_OTHERS}

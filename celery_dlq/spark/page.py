@@ -111,7 +111,7 @@ def _ends(found: Findings) -> tuple[int, int]:
 def _state(why: Explanation | None, news: str | None, since: datetime | None) -> tuple[str, str]:
     """The state of a cause, and its word."""
     timing = None if why is None else why.timing
-    if timing is None:
+    if timing is None or (timing.onset, timing.trend) == (None, None):
         return ("new", _KINDS.get(news, news)) if news else ("known", "known")
     kind = timing.trend.kind if timing.trend else "steady"
     if kind == "over":

@@ -62,7 +62,7 @@ def test_each_cause_is_a_sentence_with_its_evidence(spark: SparkSession) -> None
     assert (currency["share_here"], currency["share_elsewhere"]) == (1.0, 0.0)
     assert currency["q_value"] >= currency["p_value"] > 0
     assert headline["died_again"] is None
-    assert {row["kind"] for row in found} <= {"headline", "shared", "note", "value", "pair"}
+    assert {row["kind"] for row in found} <= {"headline", "shared", "note", "value", "set"}
 
 
 def test_causes_are_chosen_by_the_beginning_of_their_fingerprint(spark: SparkSession) -> None:

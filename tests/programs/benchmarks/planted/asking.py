@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +40,23 @@ def timed(
 
 
 def by_spark(folder: Path) -> dict[str, Any]:
-    """Explain all causes that are wanted by the triage, in a session that goes on."""
-    from celery_dlq.spark.session import local_session
+    """Explain all causes that are wanted by the triage, in one session for all folders."""
     from celery_dlq.spark.triage import letters, successes
     from celery_dlq.spark.triage.causes import explanations_of
 
-    spark = local_session("planted causes")
+    spark = _session()
     good = folder / "successes"
     sample = successes(spark, good) if good.exists() else None
     return dict(explanations_of(letters(spark, folder / "letters"), None, sample))
+
+
+@cache
+def _session() -> Any:
+    from celery_dlq.spark.session import local_session
+
+    spark = local_session("planted causes")
+    atexit.register(spark.stop)
+    return spark
 
 
 def by_core(folder: Path) -> dict[str, Any]:

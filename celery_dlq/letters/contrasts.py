@@ -34,7 +34,7 @@ _LEAST_RIVALS = 5  # where there are so many causes
 _MOST_NUMBERS = 4_000  # of all rivals, from which the ends of a range are chosen
 _MOST_RANKED = 300  # numbers of a group that are compared with time
 _FOLLOWS_TIME = 0.5  # the correlation of ranks
-_SEVERAL = 4  # messages with a value
+_SEVERAL = 3  # messages with a value
 _BEYOND = 0.25  # of the numbers, one in ten of equal ones
 _MOST_TRIALS = 60  # of a test in strata that is exact
 _MOSTLY = 0.6  # of the messages
@@ -466,7 +466,7 @@ def changes_with_time(groups: Iterable[Group], feature: str) -> bool:
                 times = [one.times[place] for place in one.index[pair] if place < len(one.times)]
                 several += count
                 short += count * (2 * middle(times) < whole)
-    return several >= _FEW and short > _MOSTLY * several
+    return several >= _FEW // 2 and short > _MOSTLY * several
 
 
 def middle(ordered: Sequence[float]) -> float:

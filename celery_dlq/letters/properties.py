@@ -245,25 +245,31 @@ class Comparison:
             return False
         if of.kind == RANGE and not found.holders:
             return around(found.rivals[0].rival, self._here, of.holds, of.feature)
-        if found.here < 1 and not found.holders:
-            return self._alike_but(of, found.rivals[0].rival)
+        if of.kind == RANGE and found.here < 1 - PART:
+            return False
         small = found.there <= 1 - found.here
+        part = found.here < 1 - PART or (found.here < 1 and not found.holders)
+        if part and of.kind in {VALUE, SET} and of.feature != TASK:
+            return small and self._alike_but(of, found.rivals[0].rival)
         return small or (found.here >= 1 - PART and found.there <= 1 / 2)
 
     def _alike_but(self, of: _Property, rival: Rival) -> bool:
-        """True if the letters without a property are as the rival's: only it makes them differ."""
+        """True if the letters without a property are as the rival's: only it makes them differ.
+
+        If they have one value alone, either cause may be the special one.
+        """
         rest = of.known(self._here) & ~of.holds(self._here)
         size = rest.bit_count()
         could = sum(one.known(of.feature).bit_count() for one in rival)
         counts = Counter[Pair]()
         for one in rival:
-            counts.update(
-                {p: len(h) for p, h in one.index.items() if p[0] == of.feature and p[1] is not None}
-            )
+            counts.update({pair: one.count(pair) for pair in one.values(of.feature)})
         if not counts or not size:
             return True
+        own = [(self._here.mask(pair) & rest).bit_count() for pair in self._here.values(of.feature)]
         pair, number = counts.most_common(1)[0]
-        return number / could - (self._here.mask(pair) & rest).bit_count() / size <= _ALIKE
+        beyond = number / could - (self._here.mask(pair) & rest).bit_count() / size
+        return beyond <= _ALIKE and (size <= 1 or max(own) < (1 - PART) * size)
 
     def _without_twin(self, of: _Property, found: Contrast) -> Contrast | None:
         """The contrast without rivals that have it as well: one cause of several fingerprints."""
@@ -339,7 +345,8 @@ class Comparison:
         if not found or not self._several(found, final):
             return None
         proofs = [self._repeated(feature, found)]
-        chosen = self._chosen(feature, pairs, side, _SELECT)
+        # Of all values: those of several letters would be chosen by the other half as well.
+        chosen = self._chosen(feature, self._here.values(feature), side, _SELECT)
         if len(chosen) > 1:
             # Without the most frequent value: that is a finding of its own.
             rest = [self._compared(of(chosen[skip:]), half=_TEST) for skip in (0, 1)]
@@ -395,15 +402,18 @@ class Comparison:
             for size in [(one.known(feature) & inside).bit_count()]
             if size
         ]
+        least = 1 if half is None or n < _FEW_LETTERS else 2
         found = []
         for pair in pairs:
+            if self._here.count(pair) < least:
+                continue
             a = (self._here.mask(pair) & here).bit_count()
             share = sum(
                 (one.mask(pair) & inside).bit_count() / size
                 for one, inside, size in rivals
                 if pair in one.index
             )
-            if a and rivals and a / n > _LEAST_LIFT * share / len(rivals):
+            if a >= least and rivals and a / n > _LEAST_LIFT * share / len(rivals):
                 found.append((-a, str(pair[1])))
         found.sort()
         return [(feature, value) for _a, value in found[:_MOST_IN_SET]]
@@ -421,10 +431,11 @@ class Comparison:
             if ends is None or ends[0] == ends[1]:
                 continue
             found = self._compared(self._range(feature, ends, others))
-            if found and self._wider(found):
+            if found:
                 distinct = len({value for numbers in (own, *others) for value in numbers})
                 ranges = distinct * (distinct + 1) / 2
-                yield found._replace(chance=min(1.0, found.chance * ranges))
+                by_chance = max(found.chance, self._without_most_frequent(found))
+                yield found._replace(chance=min(1.0, by_chance * ranges))
 
     def _range(
         self, feature: str, ends: tuple[float, float], others: Sequence[Sequence[float]]
@@ -450,13 +461,20 @@ class Comparison:
             details={"low": lowest, "high": highest},
         )
 
-    def _wider(self, found: _Tested) -> bool:
-        """True if several values of a range make the difference, not one of them."""
+    def _without_most_frequent(self, found: _Tested) -> float:
+        """The chance of a range without its most frequent value: that is a finding of its own."""
         inside = found.of.holds(self._here)
-        values = (self._here.index[pair] for pair in self._here.values(found.of.feature))
-        most = max((len(holders) for holders in values if inside >> holders[0] & 1), default=0)
-        least = (LEAST_DIFFERENCE + found.contrast.there) * found.contrast.of_letters
-        return found.contrast.letters - most >= least
+        values = self._here.values(found.of.feature)
+        most = max(
+            (pair for pair in values if inside >> self._here.index[pair][0] & 1),
+            key=self._here.count,
+        )
+
+        def known(group: Group) -> int:
+            return found.of.known(group) & ~group.mask(most)
+
+        rest = contrast(self._here, found.rivals, found.of.holds, known, strata=self._tasks)
+        return rest.chance if rest and rest.difference >= LEAST_DIFFERENCE else 1.0
 
     def _pairs(self, found: Sequence[_Tested]) -> list[_Tested]:
         """The two values of which each makes the other more telling, if there are such."""

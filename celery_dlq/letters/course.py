@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
+from itertools import pairwise
 from math import isfinite
 from random import Random
 from typing import Any, Literal, NamedTuple
@@ -34,6 +35,7 @@ _KINDS = 5  # of statements that a cause without any may get
 _FUTURE = 300  # seconds by which a clock may be ahead
 _OLDEST = 1_262_304_000  # 2010: older times are of a wrong clock
 _GAP = 30 * 86_400  # before a last message that is of a wrong clock
+_LEAST_TREND = 12
 _LEAST_STEADY = 30  # letters, of which it can be said that they come steadily
 _LEAST_UNEVEN_LETTERS = 50
 _LEAST_UNEVEN = 2.5  # the rate's variance by its square: one hour in six makes 5
@@ -499,7 +501,11 @@ def _bursts(
     found = tests.bursts(times, start, end)
     if found is None or found.chance > alpha:
         return None
-    meanwhile = _within(others, found.spans[0][0], found.spans[-1][1])
+    # A pause of a task that runs at night is no gap between bursts.
+    pairs = pairwise(found.spans)
+    gone, back = max(((a[1], b[0]) for a, b in pairs), key=lambda gap: gap[1] - gap[0])
+    near = _within(others, found.spans[0][0], found.spans[-1][1])
+    meanwhile = _within([[at for at in one if not gone < at < back] for one in near], start, end)
     return found if tests.usual_share(meanwhile, found.share, 0.5) <= _MOST_IN_BURSTS else None
 
 
@@ -510,7 +516,7 @@ def _trend(
     end: float,
 ) -> Trend | None:
     """How a cause goes on while it is there."""
-    if not times or end <= start:
+    if len(times) < _LEAST_TREND or end <= start:
         return None
     leans = [tests.lean(other, start, end) for other in others]
     late = max(0.5, tests.usual(leans, 0.5))
@@ -540,9 +546,12 @@ def _pause(
     gone, back, chance = found
     part = (back - gone) / (end - start)
     before = sum(at <= gone for at in times)
+    came = [tests.share_between(other, gone, back) for other in others]
+    if came:
+        least = -tests.usual([(-share, (share / 20) ** 0.5) for share in came], 0.0, 0.75)
+        chance = min(chance, tests.missing(times, gone, back, max(0.0, least)))
     if min(before, len(times) - before) < _LEAST_RETURNED or part < _LEAST_PAUSE or chance > alpha:
         return None
-    came = [tests.share_between(other, gone, back) for other in others]
     if came and max(came) < part / 3:
         return None
     return Trend("returned", back, gone)

@@ -36,7 +36,7 @@ _MOST_OF_PERIOD = 0.5
 _STRATA = 50
 _LONG_GAP = 5  # of the mean gap
 _MOST_OF_ONE = 0.6  # of the letters, in one of several bursts
-_FEWEST_HOURS = 48
+_FEWEST_HOURS, _FEWEST_DAYS = 48, 7
 _FEWEST_PAIRS = 3  # of messages of one hour, expected of even times
 _MANY = 3  # bursts, and letters of each of them
 _STRAY = 0.01  # of the letters of a cause of a release, on others: late starts
@@ -246,6 +246,17 @@ def pause(times: Sequence[float]) -> tuple[float, float, float] | None:
     before = [-at for at in reversed(times[: place + 1])]
     found = max(gap_chance(gap, times[place + 1 :]), gap_chance(gap, before))
     return times[place], times[place + 1], found * len(times)
+
+
+def missing(times: Sequence[float], gone: float, back: float, share: float) -> float:
+    """The probability of none between two times, where a share of the traffic is, by whole days."""
+    sides = ((times[0], gone), (back, times[-1]))
+    days = [(start, end, int((end - start) / DAY)) for start, end in sides]
+    if sum(number for _start, _end, number in days) < _FEWEST_DAYS:
+        return 1.0
+    together = max(dispersion(times, start, end, (number,)) for start, end, number in days)
+    messages = len(times) / together
+    return messages * float((1 - share) ** messages)
 
 
 class Lean(NamedTuple):

@@ -270,6 +270,15 @@ def test_what_the_traffic_does_is_not_said_of_a_cause(kind: str) -> None:
     assert not said(timing_of(everyone[0], everyone[1:], ends_at=None)) - {"bursts"}
 
 
+def test_a_pause_of_a_nightly_task_is_a_pause() -> None:
+    """Its nights are no bursts, and the others go on."""
+    dice = seeded(12)
+    night = RATES["hours"]
+    cause = drawn(dice, 900, RATES["returned"], traffic=night)
+    timing = timing_of(cause, [drawn(dice, 200, traffic=night) for _ in range(3)])
+    assert said(timing) == {"returned"}
+
+
 def test_successes_say_what_the_traffic_is() -> None:
     """They lead, where they were kept all the time: the only other cause is no traffic."""
     dice = seeded(6)

@@ -450,7 +450,7 @@ def limits(
     successes = successes.selectExpr("task_name", "deliveries", f"1 / {share} AS stands_for")
     query = _LIMITS.replace("{deliveries}", _FROM_HISTORY)
     values: dict[str, Any] = {"lost": float(lost), "z2": _NORMAL_95**2}
-    return df.sparkSession.sql(query, letters=df, successes=successes, **values)
+    return run_sql(query, df, successes=successes, **values)
 
 
 def _visible(file: Path) -> bool:

@@ -21,7 +21,7 @@ from celery_dlq.letters.record import iso
 from celery_dlq.spark.page import page
 from celery_dlq.spark.triage.against import Against, Changes
 from celery_dlq.spark.triage.changes import Period
-from celery_dlq.spark.triage.rows import _changes, _read, findings
+from celery_dlq.spark.triage.rows import changes_of, read, findings
 from celery_dlq.spark.triage.selection import EVERYTHING, Selection
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def compared(
     spark: SparkSession, folder: Path, against: Against, selection: Selection = EVERYTHING
 ) -> Changes:
     """What changed; without the explanations, which take longer."""
-    selected = against.selected(selection, partial(_read, spark, folder))
-    return _changes(spark, folder, selected, against)
+    selected = against.selected(selection, partial(read, spark, folder))
+    return changes_of(spark, folder, selected, against)
 
 
 def kinds(changes: Changes) -> dict[str, str]:

@@ -214,7 +214,7 @@ def findings(
         if good is not None:
             columns += ["history", "headers", "redrives"]
         if against is not None:
-            selection = against.selected(selection, partial(_read, session, place))
+            selection = against.selected(selection, partial(read, session, place))
         # What a cause is compared with has other fingerprints, and other releases.
         wider = replace(selection, fingerprint=None, release=None)
         # No summary has the history of a message.
@@ -232,14 +232,14 @@ def findings(
             answers = _with_changes(df, good, found, explained)
         if against is None:
             return answers
-        return replace(answers, changes=_changes(session, place, selection, against))
+        return replace(answers, changes=changes_of(session, place, selection, against))
 
 
-def _read(session: SparkSession, place: Path | str, selection: Selection) -> DataFrame:
+def read(session: SparkSession, place: Path | str, selection: Selection) -> DataFrame:
     return scan(session, place, selection).select(*COLUMNS)
 
 
-def _changes(
+def changes_of(
     session: SparkSession, place: Path | str, selection: Selection, against: Against
 ) -> Changes:
     """Compare the selected letters with those of another time or folder."""
@@ -248,11 +248,11 @@ def _changes(
         def other(selection: Selection) -> DataFrame:
             folder = str(against.folder)
             check_folder(folder, selection)
-            return _read(
+            return read(
                 session, until_then.enter_context(_here(session, folder, selection)), selection
             )
 
-        read = partial(_read, session, place)
+        read = partial(read, session, place)
         here, there, df = against.compared(selection, read, other)
         rows = tuple(rows_of(df))
     return Changes(here=here, there=there, folder=against.folder, rows=rows)

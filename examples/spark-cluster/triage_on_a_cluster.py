@@ -154,7 +154,7 @@ def spark_home() -> Path:
     """Where pip put Spark."""
     found = find_spec("pyspark")
     if found is None or found.origin is None:
-        raise SystemExit("expected PySpark to be installed; run: pip install 'celery_dlq[spark]'")
+        raise SystemExit("expected PySpark to be installed; see README.md")
     return Path(found.origin).parent
 
 

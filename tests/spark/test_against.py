@@ -21,7 +21,7 @@ from celery_dlq.letters.record import iso
 from celery_dlq.spark.page import page
 from celery_dlq.spark.triage.against import Against, Changes
 from celery_dlq.spark.triage.changes import Period
-from celery_dlq.spark.triage.rows import changes_of, read, findings
+from celery_dlq.spark.triage.rows import changes_of, findings, read
 from celery_dlq.spark.triage.selection import EVERYTHING, Selection
 
 if TYPE_CHECKING:

@@ -236,6 +236,7 @@ def findings(
 
 
 def read(session: SparkSession, place: Path | str, selection: Selection) -> DataFrame:
+    """The letters of a part of a folder, for the plain questions."""
     return scan(session, place, selection).select(*COLUMNS)
 
 
@@ -252,8 +253,8 @@ def changes_of(
                 session, until_then.enter_context(_here(session, folder, selection)), selection
             )
 
-        read = partial(read, session, place)
-        here, there, df = against.compared(selection, read, other)
+        reads = partial(read, session, place)
+        here, there, df = against.compared(selection, reads, other)
         rows = tuple(rows_of(df))
     return Changes(here=here, there=there, folder=against.folder, rows=rows)
 

@@ -42,6 +42,9 @@ asked = {
     "deliveries": triage.deliveries_before_death(dead),
     "new": triage.new_since(dead, since),
     "spikes": triage.spikes(dead, "1 day"),
+    "changes": triage.changes(
+        dead, dead, (since, planted.END), (since - timedelta(days=7), since)
+    ),
     "limits": triage.limits(dead, dead),
     "why": triage.why(dead, "bad h"),
     "explain": triage.explain(dead),

@@ -160,8 +160,7 @@ def explained(
         alpha=alpha / len(plan.units),
     )
     rows = rows_of_units(df, plan, successes)
-    # Few units share a task of Spark by chance.
-    tasks = len(asked.wanted) * (3 if len(asked.wanted) > len(plan.units) else 1)
+    tasks = len(asked.wanted)  # of Spark
     rows = rows.repartition(tasks, "unit").sortWithinPartitions("unit", "kind", "draw", "cause")
     return rows.mapInArrow(
         partial(explained_units, asked), "fingerprint STRING, explanation STRING"

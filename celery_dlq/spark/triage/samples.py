@@ -74,6 +74,7 @@ _BEGINS = """
     FROM {letters} JOIN {begins} ON startswith(fingerprint, start)
     GROUP BY start
 """
+_NUMBERS = "SELECT min(id) FROM range({most}) GROUP BY pmod(hash(CAST(id AS INT)), {units})"
 _CAUSES = _query("""
     SELECT fingerprint, sum(letters) AS letters, max_by(task, letters) AS task,
            min(first) AS first, max(last) AS last
@@ -211,6 +212,7 @@ def plan_of(df: DataFrame, fingerprints: Sequence[str] | None, successes: DataFr
     partitions = str(df.sparkSession.conf.get("spark.sql.shuffle.partitions"))
     # Databricks knows "auto".
     units = _units(wanted, int(partitions) if partitions.isdecimal() else _MOST_UNITS)
+    units = _spread(df, units)
     queues = _queues(df, "task", units)
     letters = _by_task(queues)
     lonely = {one.task for one in wanted if letters[one.task] - one.letters < MIN_OTHERS}
@@ -241,6 +243,19 @@ def _units(wanted: Sequence[Known], partitions: int) -> dict[str, list[Unit]]:
         for first in range(0, len(causes), most):
             units[task].append(Unit(next(numbers), tuple(causes[first : first + most])))
     return dict(units)
+
+
+def _spread(df: DataFrame, units: Mapping[str, Sequence[Unit]]) -> dict[str, list[Unit]]:
+    """The units with numbers that Spark's hash puts into a partition each."""
+    total = sum(map(len, units.values()))
+    if total == len(units):
+        return {task: list(parts) for task, parts in units.items()}
+    rows = run_sql(_NUMBERS, df, most=40 * total, units=total).collect()
+    numbers = iter([int(row[0]) for row in rows])
+    return {
+        task: [Unit(next(numbers, part.number + 40 * total), part.causes) for part in parts]
+        for task, parts in units.items()
+    }
 
 
 def _resolved(df: DataFrame, begins: Sequence[str]) -> list[str]:

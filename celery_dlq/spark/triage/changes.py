@@ -17,12 +17,14 @@ from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 from celery_dlq.errors import DLQError
-from celery_dlq.letters.comparison import ALPHA
 from celery_dlq.letters.record import check_aware, from_micros, iso, to_micros
 from celery_dlq.spark.triage.trends import bucket_for, bucket_width, run_sql
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+ALPHA = 0.01
+"""The tolerated probability that chance makes any row of a comparison."""
 
 LEAST_CHANGE = 1.2
 """A smaller ratio of two rates is not said: traffic differs from week to week."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from celery_dlq.spark.triage.against import Against, Changes
     from celery_dlq.spark.triage.rows import Findings
 
-_MOST_GROUPS, _MOST_ROWS = 20, 30
+_FEW_CAUSES, _MOST_CAUSES, _MOST_ROWS = 20, 100, 30
 _MAX_EXAMPLE_CHARS = 100
 
 
@@ -171,8 +171,9 @@ def _changes(console: Console, found: Changes, findings: Findings) -> None:
 
 
 def _causes(console: Console, found: Findings) -> None:
-    """The largest causes: the sentence, and the fingerprint for the next command."""
-    shown = found.triage.groups[:_MOST_GROUPS]
+    """The sentence of each cause that is explained, and its fingerprint for the next command."""
+    explained = min(_MOST_CAUSES, len(found.causes))
+    shown = found.triage.groups[: max(_FEW_CAUSES, explained)]
     rows = (
         (
             line(group.fingerprint, "cyan"),

@@ -56,7 +56,7 @@ _NOTHING = (
 _NOTHING_SO_FAR = (
     "What was compared shows no difference of a tenth or more beyond chance; the rest may."
 )
-_SMALLEST_CHANCE = 12  # one in so many powers of ten
+_SMALLEST_CHANCE = 6  # one in so many powers of ten
 _CUT = "Older letters are left out: the limit of time or number was reached."
 
 

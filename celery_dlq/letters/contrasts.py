@@ -16,7 +16,7 @@ Statist. Assoc. 58 (1963), for the bound of a test in strata.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -421,6 +421,16 @@ def usual_of(rival: Rival, feature: str) -> str | None:
     """The value of a feature that nearly all messages of a rival have."""
     values = {one.usual(feature) for one in rival}
     return values.pop() if len(values) == 1 else None
+
+
+def repeats(rival: Rival, feature: str) -> float:
+    """How often two messages of a rival have the same value of a feature, of all pairs of them."""
+    counts = Counter[Pair]()
+    for one in rival:
+        counts.update({pair: one.count(pair) for pair in one.values(feature)})
+    total = sum(counts.values())
+    pairs = total * (total - 1)
+    return sum(count * (count - 1) for count in counts.values()) / pairs if pairs else 0.0
 
 
 def inside(rival: Rival, group: Group, feature: str) -> bool:

@@ -46,6 +46,8 @@ _ERRORS = 3  # standard errors, of a probability of 1 in 700
 _NEAR_ERRORS = 2
 _COINCIDES = 1 / 6  # at even odds: a release is five times as likely as a coincidence
 _ABOUT = 2 * 3600
+_MADE_BY_TRAFFIC = 0.05  # of a less likely step near it the traffic is not the reason
+_HOURS = 6 * 3600  # on each side of a step, in which the traffic may have one as well
 _MANY_SUCCESSES = 200
 _MOST_OTHERS, _ENOUGH_OF_EACH = 20, 500  # causes and letters: the traffic needs no more
 _MANY_PERIODS = 20  # of which the letters can grow more frequent
@@ -366,6 +368,8 @@ def _timing(unit: _Unit, name: str, alpha: float) -> Timing:
     trend = paused or (None if rare else _trend(active, others, start, stop))
     if pattern and trend and trend.kind == "steady":
         trend = None
+    if pattern and trend and pattern.kind == "bursts" and not pattern.bursts:
+        pattern = None  # a rate that grows is uneven as well
     if end is not None:
         trend = Trend("over", _exact(course.last_at, -end.at, end.uncertainty, course.width))
     onset = None
@@ -429,7 +433,7 @@ def _changes(
     paused = _pause(times, _within(others, start, stop), start, stop, alpha)
     if paused is None:
         rise, fall = (
-            _step(tests.rise(own, start, stop, least), own, theirs, stop, alpha)
+            _own_step(tests.rise(own, start, stop, least), own, theirs, (start, stop), alpha)
             for (own, theirs, start, stop), least in zip(directions, (_JUMP, _FALL), strict=True)
         )
         begin, end = begin or rise, end or fall
@@ -453,6 +457,32 @@ def _step(
     inside = tests.share_between(times, found.at, end + 1)
     messages = len(times) / tests.dispersion(times, found.at, times[-1])
     return found if tests.chance(inside, usually, messages) <= alpha else None
+
+
+def _own_step(
+    found: tests.Step | None,
+    times: Sequence[float],
+    others: Sequence[Sequence[float]],
+    span: tuple[float, float],
+    alpha: float,
+) -> tests.Step | None:
+    """A step that the traffic of the same hours does not make: a Monday has more than a Sunday."""
+    found = _step(found, times, others, span[1], alpha)
+    if found is None:
+        return None
+    at = found.at
+    length = max(tests.around(times, at, *span), _HOURS, 2 * found.uncertainty)
+    length = min(length, at - span[0], span[1] - at)
+    theirs = _within(others, at - length, at + length)
+    if sum(map(len, theirs)) < tests.LEAST_OTHERS:
+        return found
+
+    def after(all_: Sequence[float]) -> float:
+        return tests.share_between(all_, at, at + length)
+
+    near = [one for one in times if at - length <= one <= at + length]
+    usually = tests.usual_share(theirs, after, 0.5)
+    return found if tests.chance(after(near), usually, len(near)) <= _MADE_BY_TRAFFIC else None
 
 
 def _pattern(

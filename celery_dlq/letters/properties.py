@@ -47,6 +47,7 @@ from celery_dlq.letters.contrasts import (
     around,
     contrast,
     inside,
+    repeats,
     usual_of,
     widest,
 )
@@ -66,6 +67,8 @@ _FEW_LETTERS = 100
 _LEAST_OF_PAIR = 0.3  # the share of the letters that have one of its values
 _MOST_PAIRED = 8  # values
 _ALIKE = 0.25
+_NARROWER = 1.5  # times as often two messages have the same value
+_NEARLY_NEVER = 0.01  # two messages have the same value
 _RARE = 0.1
 _MOST_FINDINGS = 10
 _MOST_ALSO = 5
@@ -230,11 +233,22 @@ class Comparison:
         agreed = most is not None and 2 * number > len(usual) > 1 and not of.in_time
         if most is not None and agreed and self._here.share(of.feature, most) >= PART:
             return []
-        return [
-            one
-            for one, value in usual.items()
-            if value is not None and self._here.count((of.feature, value))
-        ]
+        return [one for one in usual if self._is_part(one.rival, of, agreed=agreed)]
+
+    def _is_part(self, rival: Rival, of: _Property, *, agreed: bool) -> bool:
+        """True if a rival has only a part of the values that the cause has, or fewer of them.
+
+        A rival of one host has the releases of that host alone.
+        """
+        if of.kind == SET and not (agreed or of.in_time):
+            own = _NARROWER * repeats((self._here,), of.feature) + _NEARLY_NEVER
+            return usual_of(rival, of.feature) is not None or repeats(rival, of.feature) > own
+        features = {of.feature, "host"} if of.feature == "release" else {of.feature}
+        return any(
+            self._here.usual(one) is None and self._here.count((one, value)) > 0
+            for one in features
+            if (value := usual_of(rival, one)) is not None
+        )
 
     def _alone(self, of: _Property, found: Contrast) -> bool:
         """True if of two causes that differ it is this one that is special.
@@ -557,7 +571,15 @@ class Comparison:
         return [replace(each, also=tuple(also)) for each, _one, also in kept]
 
     def _follows(self, one: _Tested, stronger: _Tested) -> bool:
-        """True if a finding is none where the stronger one is held constant."""
+        """True if a finding is none where the stronger one is held constant.
+
+        The values of a set were chosen by the letters: in a range of them it is more frequent.
+        """
+        has = one.of.holds(self._here)
+        kinds = {one.of.kind, stronger.of.kind}
+        if one.of.feature == stronger.of.feature and kinds == {SET, RANGE}:
+            rest = has & ~stronger.of.holds(self._here)
+            return rest.bit_count() < LEAST_DIFFERENCE * has.bit_count()
 
         def without(group: Group) -> int:
             return group.all & ~stronger.of.holds(group)

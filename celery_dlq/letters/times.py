@@ -163,7 +163,7 @@ def rise(times: Sequence[float], start: float, end: float, least: float) -> Step
     place, gain = _best_step(chosen, start, end)
     if not gain or gain < _growth_gain(chosen, start, end) + 3:
         return None
-    at = chosen[place]
+    at = chosen[place] if place else times[0]
     part = (end - at) / (end - start)
     after = share_between(tested, at, end + 1)
     if odds(after) < least * odds(part):
@@ -172,15 +172,21 @@ def rise(times: Sequence[float], start: float, end: float, least: float) -> Step
     near = _near(tested, at, start, end)
     if near is None:
         return None
-    return Step(at, _around(times, start, end), max(found, near / 8))
+    around = _around(times, start, end) if place else first_step(times, start).uncertainty
+    return Step(at, around, max(found, near / 8))
+
+
+def around(times: Sequence[float], at: float, start: float, end: float) -> float:
+    """The seconds on each side of a time in which a change of the rate at it must show."""
+    place = bisect_left(times, at)
+    number = max(_LOCAL, min(3 * _LOCAL, (len(times) - place) // 2))
+    last = min(place + number, len(times) - 1)
+    return min(times[last] - at, end - at, at - start)
 
 
 def _near(times: Sequence[float], at: float, start: float, end: float) -> float | None:
     """The probability of as many messages right after a time as right before it."""
-    place = bisect_left(times, at)
-    number = max(_LOCAL, min(3 * _LOCAL, (len(times) - place) // 2))
-    last = min(place + number, len(times) - 1)
-    length = min(times[last] - at, end - at, at - start)
+    place, length = bisect_left(times, at), around(times, at, start, end)
     before = place - bisect_left(times, at - length)
     after = bisect_left(times, at + length) - place
     if length <= 0 or not after:
@@ -200,7 +206,7 @@ def _gain(inside: int, outside: int, part: float) -> float:
 
 def _best_step(times: Sequence[float], start: float, end: float) -> tuple[int, float]:
     best, gain = 0, 0.0
-    for place in range(1, len(times) - 4):
+    for place in range(len(times) - 4):
         part = (end - times[place]) / (end - start)
         if not 0 < part < 1 or (len(times) - place) / len(times) <= part:
             continue
@@ -464,6 +470,7 @@ def _log_chance_inside(
     found = 0.0
     for at, is_inside in cause:
         if known := shares.get(int((at - begin) // size)):
-            share = min(1.0, sum(known) / len(known))
+            # The median: one neighbour that is all of another release decides nothing.
+            share = min(1.0, sorted(known)[len(known) // 2])
             found += log(share) if is_inside else log(max(1 - share, _STRAY) / _STRAY)
     return found

@@ -344,3 +344,57 @@ def test_wide_arguments_hide_no_other() -> None:
     assert ("unread", None) in found
     deep = {"kwargs_json": json.dumps({"a": {"b": {"c": {"d": 1}}}}), "args_json": "[]"}
     assert ("kwargs.a.b.c", '{"d":1}') in pairs_of(deep.get)
+
+
+@pytest.mark.parametrize("values", [{"library": "3.0"}, {"country": "AT"}])
+def test_a_set_is_no_mirror_image_of_the_only_neighbour(values: dict[str, Any]) -> None:
+    """The neighbour has one value, which none other has: the usual values are no set."""
+    every = explained({"one": having(**values), "steady": steady})
+    assert every["one"].findings
+    assert every["steady"].findings == ()
+
+
+def test_users_that_repeat_are_no_mirror_image_of_a_few_users() -> None:
+    """A cause of few users beside one of all the others, of which many have several letters."""
+
+    def few(dice: Random, message: dict[str, Any]) -> None:
+        message["user"] = f"bad {dice.randrange(12)}"
+
+    def any_of_many(dice: Random, message: dict[str, Any]) -> None:
+        message["user"] = str(dice.randrange(300))
+
+    every = explained({"few": few, "many": any_of_many}, 700)
+    assert [one.kind for one in every["few"].findings] == ["set"]
+    assert every["many"].findings == ()
+
+
+def test_a_neighbour_of_one_host_makes_no_release_of_a_cause() -> None:
+    """A canary host has a release of its own, and the neighbour is all of another host."""
+
+    def of_host(dice: Random, message: dict[str, Any]) -> None:
+        message["host"] = f"celery@web-{dice.randrange(4)}"
+        if message["host"] == "celery@web-0":
+            message["release"] = "canary"
+
+    def of_one(dice: Random, message: dict[str, Any]) -> None:
+        of_host(dice, message)
+        message.update(host="celery@web-3", release=dice.choice(["v6", "v7"]))
+
+    every = explained({"one host": of_one, "any": of_host})
+    assert found(every["any"]) == set()
+
+
+def test_the_values_of_a_range_are_no_set_beside_it() -> None:
+    """A hundred numbers in a row, each of several letters, beside successes of 2,000 numbers."""
+
+    def number(least: int, most: int) -> Change:
+        return lambda dice, message: message.update(more={"number": dice.randrange(least, most)})
+
+    dice, found = Random(3), list[Message]()  # noqa: S311 - the same every time
+    for cause, change in (("range", number(333, 433)), (None, number(0, 2000))):
+        for _ in range(500 if cause else 300):
+            values = fields(dice)
+            change(dice, values)
+            found.append(message(cause, values))
+    (one,) = explain_causes(found, {}, ["range"])["range"].findings
+    assert (one.kind, one.feature) == ("range", "kwargs.number")

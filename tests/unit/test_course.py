@@ -409,3 +409,44 @@ def test_what_is_said_is_plain_english() -> None:
     assert "release v2" in ended
     assert without.startswith("v2 had none of it in ")
     assert "began with release v2" in found[10]
+
+
+def test_a_neighbour_of_one_release_makes_no_release_of_a_cause() -> None:
+    """A canary has all letters of one cause; another began hours after a release that all have."""
+    dice = seeded(8)
+
+    def release(at: float) -> str:
+        return f"v{int((at - BEGIN) // (3 * DAY))}"
+
+    cause = drawn(dice, 1800, lambda at: float(6.9 <= (at - BEGIN) / DAY < 7), release)
+    canary = drawn(dice, 2000, release=lambda _at: "canary")
+    others = [canary, *(drawn(dice, 2000, release=release) for _ in range(5))]
+    assert timing_of(cause, others).began_with is None
+
+
+def test_a_monday_after_a_weekend_is_no_onset() -> None:
+    """A cause began on a Friday evening, and the weekend has a tenth of all letters a day."""
+
+    def by_week(at: float) -> float:
+        return by_day(at) * (0.1 if 5 <= (at - BEGIN) // DAY % 7 < 7 else 1.0)
+
+    for seed in range(8):
+        dice = seeded(f"monday {seed}")
+        cause = drawn(dice, 1000, since(4.8 * DAY), traffic=by_week, span=8 * DAY)
+        cause = [one for one in cause if one.at >= BEGIN + 3 * DAY]
+        others = [drawn(dice, 800, traffic=by_week, span=8 * DAY) for _ in range(3)]
+        others = [[one for one in some if one.at >= BEGIN + 3 * DAY] for some in others]
+        onset = timing_of(cause, others, ends_at=BEGIN + 8 * DAY).onset
+        assert onset is None or onset.at < BEGIN + 6.5 * DAY
+
+
+def test_a_rise_has_the_time_of_the_first_letter_where_none_are_before() -> None:
+    """Letters that happen to grow more frequent are no ramp; nor began they with the sixth."""
+    late = []
+    for seed in range(60):
+        dice = seeded(f"first {seed}")
+        cause = drawn(dice, 740, since(0.2 * DAY), span=3 * DAY)
+        onset = timing_of(cause, neighbours(dice), ends_at=BEGIN + 3 * DAY).onset
+        if onset is not None and onset.at - onset.uncertainty > BEGIN + 0.2 * DAY + 60:
+            late.append((seed, onset))
+    assert len(late) <= 2

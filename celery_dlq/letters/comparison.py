@@ -214,7 +214,7 @@ class Significant:
     low: str | None = None  # Of a range: its ends, both in it; `None`: it has none
     high: str | None = None
     causes: int = 0  # Other causes that it was compared with; 0: successes, or not known
-    neighbour: str | None = None  # The fingerprint of the only other cause
+    neighbour: str | None = None  # The fingerprint of the only cause to compare with
     also: tuple[str, ...] = ()  # What nearly the same letters have, or what follows from it
 
     @property

@@ -342,7 +342,7 @@ def sentence(one: Significant, compared: int, letters: int | None = None) -> str
     there = _share(one.share_elsewhere, none=not one.others, all_=one.others == one.of_others)
     others = _OTHERS[one.against] + (_EACH_CAUSE if one.causes > 1 else "")
     if one.neighbour is not None:
-        others = f"the letters of the only other cause ({shortened(one.neighbour, 16)})"
+        others = f"the letters of the only cause to compare with ({shortened(one.neighbour, 16)})"
     if one.feature == TASK:
         others = others.replace("the task", "their tasks")
     return f"{start}{here} of these letters {_phrase(one)}, against {there} of {others}."

@@ -76,7 +76,7 @@ def test_a_planted_cause_is_the_finding(backend: Store) -> None:
     assert one.condition == "kwargs.tenant=42"
     assert one.text == (
         "All of these letters have kwargs.tenant = 42, "
-        f"against 5 % of the letters of the only other cause ({REST})."
+        f"against 5 % of the letters of the only cause to compare with ({REST})."
     )
     assert one.neighbour == REST
     assert one.where == {"conditions": ("kwargs.tenant=42",)}
@@ -346,11 +346,11 @@ def test_letters_of_several_tasks_are_compared_each_with_its_own(backend: Store)
     by_air, of_charge = (one.text for one in sorted(found.findings, key=lambda one: one.letters))
     assert by_air == (
         "Of those with others of their task, all of these letters have kwargs.by = air, "
-        f"against none of the letters of the only other cause ({REST})."
+        f"against none of the letters of the only cause to compare with ({REST})."
     )
     assert of_charge == (
         "89 % of these letters are of the task shop.charge, "
-        f"against none of the letters of the only other cause ({REST})."
+        f"against none of the letters of the only cause to compare with ({REST})."
     )
     assert {(one.letters, one.of_letters) for one in found.findings} == {(10, 10), (80, 90)}
     _headline, shared, compared, alone = found.sentences

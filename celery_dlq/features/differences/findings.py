@@ -62,8 +62,8 @@ class Finding(Significant):
         also: What nearly the same letters have, or what follows from it, e.g.
             ``kwargs.plan = trial``; at most 5.
         causes: Other causes that the letters were compared with; 0: successes.
-        neighbour: The fingerprint of the only other cause; ``None``: there are several, or it was
-            compared with successes.
+        neighbour: The fingerprint of the only cause to compare with; ``None``: there are several,
+            or it was compared with successes.
     """
 
     text: str

@@ -172,8 +172,9 @@ class FilteringReader(LetterReader):
             if kind in _AT_LEAST:
                 self._since = max(self._since or moment, moment)
             if kind in {"EqualTo", "LessThan", "LessThanOrEqual"}:
-                end = moment if kind == "LessThan" else moment + _MICROSECOND
-                self._until = min(self._until or end, end)
+                end = moment if kind == "LessThan" else _after(moment)
+                if end is not None:
+                    self._until = min(self._until or end, end)
 
     def _take_one_of(self, column: tuple[str, ...], values: frozenset[str]) -> None:
         if column == ("dead_letter_queue",):
@@ -186,6 +187,14 @@ class FilteringReader(LetterReader):
     def _take_text(self, column: str, value: str) -> None:
         if column in _TEXTS and (column != "reason" or value in set(map(str, Reason))):
             self._others.setdefault(column, value)  # with another value, Spark finds nothing
+
+
+def _after(moment: datetime) -> datetime | None:
+    """The next microsecond; ``None`` after the last one of the calendar."""
+    try:
+        return moment + _MICROSECOND
+    except OverflowError:
+        return None
 
 
 def _columns(schema: StructType) -> tuple[str, ...]:

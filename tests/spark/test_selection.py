@@ -204,6 +204,29 @@ def test_a_pattern_has_the_days_and_no_others(since: str | None, until: str | No
         assert any(fnmatchcase(day, one) for one in days) == inside == chosen.has(f"day={day}"), day
 
 
+@pytest.mark.parametrize(
+    ("since", "until", "days"),
+    [
+        (None, "0001-01-01T00:00+00:00", "none"),
+        ("0001-01-01T00:00+05:00", None, "all"),
+        (None, "9999-12-31T23:59-05:00", "all"),
+        ("9999-12-31T23:59-05:00", None, "last"),
+    ],
+)
+def test_times_at_the_ends_of_the_calendar_select(
+    since: str | None, until: str | None, days: str
+) -> None:
+    """No time that a filter of letters takes is an error here."""
+
+    def moment(text: str | None) -> datetime | None:
+        return None if text is None else datetime.fromisoformat(text)
+
+    chosen = Selection(since=moment(since), until=moment(until))
+    assert chosen.has("day=2026-03-29") is (days == "all")
+    assert chosen.has("day=9999-12-31") is (days != "none")
+    assert chosen.pattern("s3://x/y")
+
+
 def test_other_files_and_folders_are_read_as_before(spark: SparkSession, year: Path) -> None:
     """Files that lie beside the folders of queues may have letters of any day."""
     import pyarrow as pa

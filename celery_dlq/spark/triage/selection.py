@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from celery_dlq.export.partition import queue_folder
 from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.letters.record import from_micros, to_micros
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,6 +26,7 @@ _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/|/Volumes/")
 _PATTERN = re.compile(r"([\\*?\[\]{},^])")
 _DAY_DIGITS = 8
 _LAST_INSTANT = timedelta(microseconds=1)
+_SECOND_INSTANT = datetime.min.replace(tzinfo=timezone.utc) + _LAST_INSTANT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,9 @@ class Selection:
 
     def __post_init__(self) -> None:
         LetterFilter(since=self.since, until=self.until)  # checks them
+        for name, moment in (("since", self.since), ("until", self.until)):
+            if moment is not None:  # in UTC, in which an offset may lead out of the calendar
+                object.__setattr__(self, name, from_micros(to_micros(moment)))
 
     def __bool__(self) -> bool:
         return any(getattr(self, one.name) is not None for one in fields(self))
@@ -121,7 +126,8 @@ class Selection:
         if self.since is not None:
             first = _digits(self.since)
         if self.until is not None:
-            last = _digits(self.until - _LAST_INSTANT)
+            # Before year 1 there is no day, and no letter either.
+            last = _digits(max(self.until, _SECOND_INSTANT) - _LAST_INSTANT)
         return first, last
 
 
@@ -135,7 +141,7 @@ def is_remote(path: Path | str) -> bool:
 
 
 def _digits(moment: datetime) -> str:
-    return moment.astimezone(timezone.utc).date().isoformat().replace("-", "")
+    return moment.date().isoformat().replace("-", "")
 
 
 def _literal(text: str) -> str:

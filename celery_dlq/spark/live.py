@@ -15,10 +15,10 @@ from typing import Any
 from celery_dlq.errors import MissingExtra, NotFound
 from celery_dlq.letters.filters import LetterFilter, fields_read
 from celery_dlq.letters.packed import PackedFields, codes_of
-from celery_dlq.letters.record import field_kinds
+from celery_dlq.letters.record import field_kinds, to_micros
 from celery_dlq.policies.checks import suggestion
 from celery_dlq.spark.options import ReadOptions
-from celery_dlq.store.records import FIRST_POSITION, Choice, RawPage, ordered, position_at
+from celery_dlq.store.records import FIRST_POSITION, Choice, RawPage, ordered
 
 LETTERS_PER_TASK = 20_000
 _IDS_PER_TASK = 500
@@ -30,6 +30,7 @@ _MAX_BATCH_BYTES = 16 * 1024 * 1024
 _SAMPLE_LETTERS = 1_000
 _TIMEOUT_SECONDS = 10.0  # for a reply of Redis
 _CLOCK_SKEW = timedelta(hours=1)  # reading begins so long before `since` in the stream
+_MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,7 @@ class LiveLetters:
         """
         if since is None:
             return FIRST_POSITION
-        begin = since - _CLOCK_SKEW
-        milliseconds = int(position_at(begin).partition("-")[0])
+        milliseconds = max(0, (to_micros(since) - _CLOCK_SKEW // _MICROSECOND) // 1000)
         return f"{milliseconds - 1}-{2**64 - 1}" if milliseconds else FIRST_POSITION
 
     def end(self, queue: str) -> str:

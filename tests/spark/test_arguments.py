@@ -95,6 +95,25 @@ def test_what_does_not_fit_is_null_and_kept_as_text(spark: SparkSession, export:
     assert [tuple(row)[:2] for row in more] == [(2, 3)]
 
 
+def test_a_type_that_is_asked_for_is_that_of_the_value(spark: SparkSession, export: Export) -> None:
+    """Also of what kombu tags, however the type is spelled; what Java reads as a number is none."""
+    from celery_dlq.spark.triage import arguments, letters
+
+    tagged = {
+        "price": {"__type__": "decimal", "__value__": "12.5"},
+        "at": {"__type__": "datetime", "__value__": "2026-03-04T05:06:07"},
+    }
+    folder = export(
+        [*(called(n, size=n + 0.5, **tagged) for n in range(60)), called(60, size="5d")]
+    )
+    asked = {"price": "DECIMAL(18,2)", "at": "timestamp"}
+    found = arguments(letters(spark, folder), "shop.charge", types=asked)
+    assert found.where("price = 12.5 AND at IS NOT NULL AND unfit IS NULL").count() == 60
+    assert found.where("unfit IS NOT NULL").select("size", "unfit").collect() == [(None, "size=5d")]
+    comment = found.schema["price"].metadata["comment"]
+    assert comment == "DECIMAL(18,2), as asked for; 60 values looked at"
+
+
 def test_names_come_from_the_signature_and_collide_with_nothing(
     spark: SparkSession, export: Export
 ) -> None:

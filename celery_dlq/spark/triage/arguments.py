@@ -34,6 +34,7 @@ _LEAST_SHARE = 0.95  # of values, for a type that not all have
 _MOST_DIGITS = 38
 _BIGINT = range(-(2**63), 2**63)
 _TEXT, _BOOLEAN, _WHOLE, _NUMBER, _LONG = "STRING", "BOOLEAN", "BIGINT", "DOUBLE", "DECIMAL(38,0)"
+_JSON_NUMBER = "^-?[0-9]+([.][0-9]+)?([eE][-+]?[0-9]+)?$"
 # What kombu writes for values that JSON lacks; of others, such as UUIDs, the text.
 _TAGGED = {"datetime": "TIMESTAMP", "date": "DATE", "decimal": "DECIMAL(38,9)"}
 _SAMPLED = """
@@ -98,7 +99,8 @@ def arguments(
     Types are inferred from 1,000 letters, drawn by a hash of their ids: whole numbers are bigint,
     others double, and so on; what kombu tags as a datetime, a date or a decimal is one. Lists and
     objects are text. If 95 % of an argument's values have a type, the column has it. A value that
-    does not fit is null, and kept as text. The comment in each field's metadata says what was seen.
+    does not fit is null, and kept as text; a text that spells such a value, such as "12", fits.
+    The comment in each field's metadata says what was seen.
 
     Args:
         df: Letters, as `letters` returns them.
@@ -120,7 +122,8 @@ def arguments(
     """
     found = _seen(df, task, _names_of(names))
     columns = _titled(found)
-    given = {**{title: one.type for title, one in columns.items()}, **(types or {})}
+    given = {title: one.type for title, one in columns.items()}
+    given |= {title: kind.strip().upper() for title, kind in (types or {}).items()}
     read = run_sql(_READ.replace("COLUMNS", ", ".join(LETTER_COLUMNS)), df, task=task)
     read = read.selectExpr(
         "*",
@@ -210,6 +213,8 @@ def _typed(text: str, kind: str, title: str, one: _Argument) -> Any:
     comment = f"{kind}; so were {fit:,} of {seen:,} values looked at"
     if kind == _TEXT:
         comment = f"{kind}; {seen:,} values looked at"
+    elif kind != one.type:
+        comment = f"{kind}, as asked for; {seen:,} values looked at"
     return _expr(_cast(text, kind)).alias(title, metadata={"comment": comment})
 
 
@@ -223,7 +228,9 @@ def _cast(text: str, kind: str) -> str:
     if kind == "TIMESTAMP":  # without an offset: UTC, whatever the session has
         offset = "T.*(Z|[+-][0-9]{2}:?[0-9]{2})$"
         return f"try_cast(IF({tagged} RLIKE '{offset}', {tagged}, concat({tagged}, 'Z')) AS {kind})"
-    return f"try_cast({tagged if kind in _TAGGED.values() else text} AS {kind})"
+    if kind in {_WHOLE, _NUMBER, _LONG}:  # and "5d" for 5
+        return f"IF({text} RLIKE '{_JSON_NUMBER}', try_cast({text} AS {kind}), NULL)"
+    return f"try_cast({tagged} AS {kind})"
 
 
 def _unfit(texts: Iterable[tuple[str, str, str]], found: Sequence[_Argument]) -> str:

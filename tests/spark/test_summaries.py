@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +19,7 @@ from celery_dlq.spark.triage.rows import Findings, findings, triage
 from celery_dlq.spark.triage.selection import Selection
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.usefixtures("pyspark")
 
@@ -102,10 +103,12 @@ def told(found: Findings) -> dict[str, Any]:
 
 
 def unreadable(folder: Path, *but: Path) -> Iterator[Path]:
-    """Make files fail that are opened, with the names and sizes that they had."""
+    """Make files fail that are opened, with the names, sizes and times that they had."""
     for file in folder.glob("dlq=*/day=*/*.parquet"):
         if file not in but:
-            file.write_bytes(b"x" * file.stat().st_size)
+            before = file.stat()
+            file.write_bytes(b"x" * before.st_size)
+            os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
             yield file
 
 
@@ -183,3 +186,71 @@ def test_a_small_folder_has_none_nor_one_with_files_elsewhere(
     assert len(summaries(folder)) == 7
     list(unreadable(folder, *folder.glob("dlq=*/day=2026-01-08/*")))
     assert triage(f"file://{folder}", spark).letters == 8 * OF_A_DAY
+
+
+def small(folder: Path, days: int = 9) -> Path:
+    """Days of one queue, as few as have summaries."""
+    for day in range(days):
+        write(folder, "007", day)
+    return folder
+
+
+def test_a_changed_file_of_the_same_size_is_seen(spark: SparkSession, tmp_path: Path) -> None:
+    """It was written later, whatever is in it."""
+    folder = small(tmp_path / "letters")
+    triage(folder, spark)
+    before = summaries(folder)
+    os.utime(folder / folder_of("007", "2026-01-04") / "letters-0-0-1-0.parquet")
+    triage(folder, spark)
+    after = summaries(folder)
+    assert [name[-10:] for name in after if after[name] != before[name]] == ["2026-01-04"]
+
+
+def test_a_folder_of_any_name_has_summaries(spark: SparkSession, tmp_path: Path) -> None:
+    """Its name is no pattern."""
+    folder = small(tmp_path / "let[t]er{s}? *")
+    for _ in range(2):
+        assert triage(folder, spark).letters == 9 * OF_A_DAY
+    assert len(summaries(folder)) == 8
+
+
+def test_what_is_gone_leaves_a_folder_that_has_become_small(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Also what a triage had begun to write when it was killed."""
+    folder = small(tmp_path / "letters")
+    triage(folder, spark)
+    killed = folder / "_celery_dlq/summaries/.spark-staging-1/place=x/part.orc"
+    killed.parent.mkdir(parents=True)
+    killed.touch()
+    os.utime(killed.parents[1], (0, 0))
+    for day in range(5):
+        shutil.rmtree(folder / folder_of("007", (BEGIN + timedelta(days=day)).date().isoformat()))
+    assert triage(folder, spark).letters == 4 * OF_A_DAY
+    kept = spark.read.orc(f"file://{folder}/_celery_dlq/summaries").where("kwargs_json IS NOT NULL")
+    assert kept.select("place").distinct().count() == 3
+    assert not killed.parents[1].exists()
+
+
+def test_a_summary_that_another_triage_replaces_is_no_error(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The files are read, which the log says in one line."""
+    from celery_dlq.spark.triage import rows
+
+    folder, summarized = small(tmp_path / "letters"), rows.summarized
+
+    def replaced(*args: Any) -> DataFrame:
+        found = summarized(*args)
+        shutil.rmtree(folder / "_celery_dlq/summaries")
+        return found
+
+    monkeypatch.setattr(rows, "summarized", replaced)
+    with caplog.at_level(logging.WARNING, logger="celery_dlq.spark"):
+        assert findings(folder, spark).triage.letters == 9 * OF_A_DAY
+        assert triage(folder, spark).letters == 9 * OF_A_DAY
+    assert len(caplog.records) == 2
+    assert "\n" not in caplog.records[0].getMessage()

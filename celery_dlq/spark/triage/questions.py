@@ -13,7 +13,7 @@ from celery_dlq.letters.headers import SAMPLE_HEADER
 from celery_dlq.letters.record import field_kinds
 from celery_dlq.spark.triage.selection import EVERYTHING, Selection, is_remote
 from celery_dlq.spark.triage.trends import bucket_width, run_sql
-from celery_dlq.spark.triage.unreadable import no_letters, readable_errors
+from celery_dlq.spark.triage.unreadable import java_errors, no_letters, readable_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -275,13 +275,14 @@ def _locations(path: Path | str, selection: Selection) -> list[str]:
 
 def _added(spark: SparkSession, path: Path | str) -> str:
     """The columns that a later version has added, as Spark SQL; nothing without a schema."""
-    from pyspark.errors import AnalysisException  # noqa: PLC0415 - imported when used
+    from pyspark.errors import PySparkException  # noqa: PLC0415 - imported when used
 
+    unread: tuple[type[Exception], ...] = (PySparkException, *java_errors())
     (place,) = _locations(path, EVERYTHING)
     reader = spark.read.option("__globPaths__", "false")
     try:
         schema = reader.parquet(f"{place.rstrip('/')}/_celery_dlq/schema").schema
-    except AnalysisException:  # files of an older version, or a part of the folder
+    except unread:  # files of an older version, a part of the folder, or half a copy
         return ""
     more = [one for one in schema if one.name not in field_kinds()]
     return "".join(f", `{one.name}` {one.dataType.simpleString()}" for one in more)

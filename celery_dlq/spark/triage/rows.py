@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta, timezone
@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_dlq.errors import ExportError
-from celery_dlq.letters.printable import url_without_secrets
+from celery_dlq.letters.printable import get_logger, url_without_secrets
 from celery_dlq.letters.record import from_micros, iso
 from celery_dlq.spark.session import is_running, local_session
 from celery_dlq.spark.triage.against import Against, Changes
@@ -36,7 +36,7 @@ from celery_dlq.spark.triage.questions import successes as successful
 from celery_dlq.spark.triage.samples import COLUMNS as WHY_COLUMNS
 from celery_dlq.spark.triage.samples import MOST_CAUSES
 from celery_dlq.spark.triage.selection import EVERYTHING, Selection, is_remote
-from celery_dlq.spark.triage.summaries import summarized
+from celery_dlq.spark.triage.summaries import SUMMARIES, summarized
 from celery_dlq.spark.triage.trends import bucket_for, bucket_width, new_since, run_sql, spikes
 from celery_dlq.spark.triage.unreadable import java_errors, no_letters, readable_errors
 
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from celery_dlq.letters.explanation import Explanation
+
+logger = get_logger("celery_dlq.spark")
+T = TypeVar("T")
 
 EARLIEST = datetime(1, 1, 1, tzinfo=timezone.utc)
 LATEST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
@@ -180,10 +183,14 @@ def triage(
 
     It stops only a session that it started itself. Without ``summaries`` it reads all files.
     """
-    with _opened(path, spark, selection) as (session, place):
-        kept = summaries and place == path
-        df = _letters(session, place, selection, COLUMNS, kept=kept)
-        return ask(session, _shown(path), df, selection)
+
+    def counted(*, summaries: bool) -> Triage:
+        with _opened(path, spark, selection) as (session, place):
+            kept = summaries and place == path
+            df = _letters(session, place, selection, COLUMNS, kept=kept)
+            return ask(session, _shown(path), df, selection)
+
+    return _with_or_without(counted, path, summaries=summaries)
 
 
 def findings(
@@ -201,6 +208,34 @@ def findings(
     If ``brief``, only those of the terminal: what changed over time is for the page. Without
     ``summaries`` it reads all files.
     """
+
+    def answered(*, summaries: bool) -> Findings:
+        return _findings(path, spark, successes, selection, against, brief=brief, kept=summaries)
+
+    return _with_or_without(answered, path, summaries=summaries)
+
+
+def _with_or_without(ask: Callable[..., T], path: Path | str, *, summaries: bool) -> T:
+    """Ask again without summaries if one was replaced, by another triage, while it was read."""
+    try:
+        return ask(summaries=summaries)
+    except ExportError as exc:
+        if not summaries or SUMMARIES not in str(exc):
+            raise
+        logger.warning("%s is read without summaries of its days: %s", _shown(path), exc)
+    return ask(summaries=False)
+
+
+def _findings(
+    path: Path | str,
+    spark: SparkSession | None,
+    successes: Path | str | None,
+    selection: Selection,
+    against: Against | None,
+    *,
+    brief: bool,
+    kept: bool,
+) -> Findings:
     for folder in (successes, against.folder if against is not None else None):
         if folder is not None:
             check_folder(folder)
@@ -218,7 +253,7 @@ def findings(
         # What a cause is compared with has other fingerprints, and other releases.
         wider = replace(selection, fingerprint=None, release=None)
         # No summary has the history of a message.
-        kept = summaries and place == path and good is None
+        kept = kept and place == path and good is None
         around = _letters(session, place, wider, columns, kept=kept)
         df = selection.of(around)
         found = ask(session, _shown(path), df, selection)

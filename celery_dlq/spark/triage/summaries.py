@@ -13,9 +13,9 @@ A summary has two kinds of rows, with columns of letters:
   same letters with summaries and without.
 
 So a folder is its summaries, and the letters of folders without one. A summary belongs to a folder
-whose files have the names and sizes that they had (``stamp``). If a file is new, changed or gone,
-the summary of its folder is made anew; if all are gone, its letters go from there as well. The last
-day of each queue has none: it still changes.
+whose files have the names, sizes and times of change that they had (``stamp``). If a file is new,
+changed or gone, the summary of its folder is made anew; if all are gone, its letters go from there
+as well. The last day of each queue has none: it still changes.
 
 Nothing is in a summary that is not in the files: what they have redacted is redacted. They are not
 Parquet, so that nobody's pattern of Parquet files finds them. Spark replaces the summary of a
@@ -25,8 +25,11 @@ folder, which is one file, when the job that wrote it has ended.
 from __future__ import annotations
 
 import re
+import shutil
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,7 +50,10 @@ logger = get_logger("celery_dlq.spark")
 LEAST_DAYS = 8
 """Days with letters, from which on summaries are made; fewer are counted by less than an hour."""
 
-_PLACE = "_celery_dlq/summaries"
+SUMMARIES = "_celery_dlq/summaries"
+"""The folder of the summaries."""
+
+_KILLED_SECONDS = 86_400.0  # no triage writes so long
 _GONE = "gone"  # the stamp of a folder that was removed
 _FOLDER = r"(dlq=[^/]+/day=[^/]+)/[^/]+$"
 _COLUMNS = tuple(dict.fromkeys([*questions.COLUMNS, *samples.COLUMNS]))
@@ -62,12 +68,13 @@ _DDL = (
     "stands_for BIGINT, first_at TIMESTAMP, drawn BOOLEAN, stamp STRING, place STRING"
 )
 # What makes a summary another one, for the same files.
-_VERSION = sha256(f"1 {_DDL} {_EQUAL} {SAMPLE}".encode()).hexdigest()[:8]
+_VERSION = sha256(f"2 {_DDL} {_EQUAL} {SAMPLE}".encode()).hexdigest()[:8]
 
 _LISTED = """
     SELECT IF(size(filter(split(regexp_replace(path, '^[^/]+:', ''), '/'), x -> x <> '')) = {depth},
               regexp_extract(path, '{folder}', 1), '') AS place,
-           collect_list(concat(regexp_extract(path, '[^/]+$', 0), ' ', length)) AS files
+           collect_list(concat(regexp_extract(path, '[^/]+$', 0), ' ', length, ' ',
+                               unix_millis(modificationTime))) AS files
     FROM {{letters}} GROUP BY 1
 """
 _COUNTED = """
@@ -105,10 +112,10 @@ def summarized(
         ``stands_for``, ``first_at`` and ``drawn``, which the questions of a triage understand.
     """
     stamps = {} if selection.in_time else _stamps(spark, path, selection)
-    closed = _closed(stamps)
-    if len({place.rpartition("/")[2] for place in stamps}) < LEAST_DAYS or not closed:
-        return questions.scan(spark, path, selection).select(*_COLUMNS)
-    known = _known(spark, path)
+    few = len({place.rpartition("/")[2] for place in stamps}) < LEAST_DAYS
+    closed = {} if few else _closed(stamps)
+    # A folder that has become small may have summaries of what is gone.
+    known = _known(spark, path) if closed or (stamps and not selection) else {}
     wanting = {place: stamp for place, stamp in closed.items() if known.get(place) != stamp}
     gone = [place for place in known if place not in stamps] if not selection else []
     if wanting or gone:
@@ -122,6 +129,8 @@ def summarized(
             )
             return questions.scan(spark, path, selection).select(*_COLUMNS)
         known = _known(spark, path)
+    if not closed:
+        return questions.scan(spark, path, selection).select(*_COLUMNS)
     summed = {place: stamp for place, stamp in closed.items() if known.get(place) == stamp}
     rest = [place for place in stamps if place not in summed]
     return _together(spark, path, summed, rest, selection)
@@ -149,7 +158,7 @@ def _together(
 
 
 def _stamps(spark: SparkSession, path: Path | str, selection: Selection) -> dict[str, str]:
-    """The folders of queues and days, each with what its files are called and how large they are.
+    """The folders of queues and days, each with the names, sizes and times of its files.
 
     No file is opened. Nothing if there are files elsewhere, which nobody knows the days of.
     """
@@ -162,7 +171,9 @@ def _stamps(spark: SparkSession, path: Path | str, selection: Selection) -> dict
     else:
         for file in questions.files_in(Path(path)):
             found = re.fullmatch(_FOLDER, file.relative_to(path).as_posix())
-            files[found[1] if found else ""].append(f"{file.name} {file.stat().st_size}")
+            now = file.stat()
+            changed = now.st_mtime_ns // 1_000_000
+            files[found[1] if found else ""].append(f"{file.name} {now.st_size} {changed}")
     return {
         place: _VERSION + sha256("\n".join(sorted(names)).encode()).hexdigest()
         for place, names in files.items()
@@ -179,13 +190,16 @@ def _closed(stamps: Mapping[str, str]) -> dict[str, str]:
 
 
 def _kept(spark: SparkSession, path: Path | str) -> DataFrame:
-    return spark.read.schema(_DDL).orc(_below(path, _PLACE))
+    # A path with [, * or { is not a pattern.
+    return spark.read.option("__globPaths__", "false").schema(_DDL).orc(_below(path, SUMMARIES))
 
 
 def _known(spark: SparkSession, path: Path | str) -> dict[str, str]:
     """The stamps of the summaries that there are."""
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - imported when used
 
+    if not is_remote(path) and not Path(path, SUMMARIES).exists():
+        return {}
     try:
         found = _kept(spark, path).groupBy("place").agg({"stamp": "max"}).collect()
     except AnalysisException:  # there is no such folder yet
@@ -197,6 +211,8 @@ def _write(
     spark: SparkSession, path: Path | str, wanting: Mapping[str, str], gone: Iterable[str]
 ) -> None:
     """Make the summaries of some folders; of those that are gone, empty ones."""
+    if not is_remote(path):
+        _forget_killed(Path(path, SUMMARIES))
     empty = [(_GONE, place) for place in gone]
     found = spark.createDataFrame(empty, "stamp STRING, place STRING").selectExpr(
         *(f"CAST(NULL AS {one.partition(' ')[2]}) AS {one.partition(' ')[0]}" for one in _TYPES),
@@ -211,7 +227,15 @@ def _write(
         drawn = run_sql(_query(_DRAWN, newest=False), letters, sizes=sizes)
         found = found.unionByName(counted).unionByName(drawn)
     writer = found.repartition("place").write.partitionBy("place").mode("overwrite")
-    writer.option("partitionOverwriteMode", "dynamic").orc(_below(path, _PLACE))
+    writer.option("partitionOverwriteMode", "dynamic").orc(_below(path, SUMMARIES))
+
+
+def _forget_killed(folder: Path) -> None:
+    """Remove what triages that were killed had begun to write, with arguments of letters."""
+    for begun in folder.glob(".spark-staging-*"):
+        with suppress(OSError):
+            if time.time() - begun.stat().st_mtime > _KILLED_SECONDS:
+                shutil.rmtree(begun)
 
 
 def _with_places(spark: SparkSession, path: Path | str, wanting: Mapping[str, str]) -> DataFrame:

@@ -506,3 +506,24 @@ def test_import_needs_neither_celery_nor_redis() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_times_at_the_ends_of_the_calendar_are_pushed_down() -> None:
+    """An hour before the first one and a microsecond after the last one is no time."""
+    from pyspark.sql.datasource import GreaterThanOrEqual, LessThanOrEqual
+
+    from celery_dlq.spark.live import LiveLetters
+    from celery_dlq.spark.options import ReadOptions
+    from celery_dlq.spark.source import FilteringReader
+    from celery_dlq.store.records import FIRST_POSITION
+
+    first = datetime.min.replace(tzinfo=timezone.utc)
+    last = datetime.max.replace(tzinfo=timezone.utc)
+    options = ReadOptions.parse({"url": "redis://localhost"})
+    column = ("dead_lettered_at",)
+    FilteringReader(options, ("id",)).pushFilters(
+        [GreaterThanOrEqual(column, first), LessThanOrEqual(column, last)]
+    )
+    with LiveLetters(options) as live:
+        assert live.start(first) == FIRST_POSITION
+        assert live.start(now()) > "1"

@@ -92,7 +92,7 @@ class _Demo:
         self._begin("See how many letters there are, and why")
         self._dlq("queues")
         self._dlq("groups", "orders-DLQ")
-        self._dlq("differences", "orders-DLQ", "--task", "shop.charge")
+        self._dlq("differences", "orders-DLQ", "--task", "shop.charge", most=3)
         self._begin("Mend the bug in charge, and redrive its letters: 3 first, then the rest")
         shop.FIXED.touch()
         self._dlq("redrive", "orders-DLQ", "--task", "shop.charge", "--canary", "3", "--yes")
@@ -104,7 +104,7 @@ class _Demo:
             self._worker = None
         self._begin("Read what PySpark found")
         self._until("the triage to end", lambda: triage.poll() is not None)
-        self._show(self.folder.joinpath("triage.log").read_text("utf-8"), triage.returncode, 12)
+        self._show(self.folder.joinpath("triage.log").read_text("utf-8"), triage.returncode, 8)
         took = time.monotonic() - started
         say(self.console, f"Done in {took:.0f} s. Files: {self.folder}", "bold green")
         say(self.console, f"Report: {report.resolve().as_uri()}")
@@ -156,13 +156,13 @@ class _Demo:
         say(self.console, f"$ {shown}", "bold")
         return [sys.executable, "-m", "celery", "-A", _APP, *command]
 
-    def _dlq(self, *arguments: str) -> None:
+    def _dlq(self, *arguments: str, most: int = 20) -> None:
         """Run a command as an operator would, and show it with what it prints."""
         command = self._typed("dlq", *arguments)
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=-1, text=True, check=False)  # noqa: S603 - our own
-        self._show(done.stdout, done.returncode)
+        self._show(done.stdout, done.returncode, most)
 
-    def _show(self, printed: str, returncode: int | None, most: int = 20) -> None:
+    def _show(self, printed: str, returncode: int | None, most: int) -> None:
         lines = [text.rstrip() for text in printed.splitlines() if text.strip()]
         hidden = len(lines) - most
         for text in lines[:most] + [f"… {hidden} more lines"] * (hidden > 0):

@@ -28,6 +28,7 @@ from celery_dlq.letters.comparison import SIZE, UNREAD, WHOLE, Pair, chance, way
 
 _MOST_STRATA = 24
 _STRATUM = 5  # letters
+_SAME_TIME = 60.0  # seconds
 _FEW = 20  # messages; causes of fewer are one rival
 _ENOUGH = 300  # messages of a rival of several causes, where there are many
 _LEAST_RIVALS = 5  # where there are so many causes
@@ -238,7 +239,7 @@ def times_of(group: Group) -> list[Holds]:
     if not times:
         return []
     number = max(1, min(_MOST_STRATA, len(times) // _STRATUM))
-    margin = (times[-1] - times[0]) / 10 / number or 60.0
+    margin = max((times[-1] - times[0]) / 10 / number, _SAME_TIME)
     cuts = {times[len(times) * one // number] for one in range(1, number)}
     ends = [times[0] - margin, *sorted(cuts - {times[0]}), times[-1] + margin]
     return [partial(Group.during, start=start, end=end) for start, end in pairwise(ends)]

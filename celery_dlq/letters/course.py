@@ -32,6 +32,7 @@ _MANY = 10
 
 _SAMPLE = 2_000
 _KINDS = 5  # of statements that a cause without any may get
+_BRIEF = 60  # seconds of data, of which nothing is said
 _FUTURE = 300  # seconds by which a clock may be ahead
 _OLDEST = 1_262_304_000  # 2010: older times are of a wrong clock
 _GAP = 30 * 86_400  # before a last message that is of a wrong clock
@@ -351,7 +352,8 @@ def _span(times: list[float], ends_at: float | None) -> tuple[float, float]:
 def _timing(unit: _Unit, name: str, alpha: float) -> Timing:
     course, times = unit.courses[name], unit.times[name]
     letters = course.between(unit.starts - course.width, unit.ends + course.width)
-    if len(times) < 3 or times[0] == times[-1]:  # noqa: PLR2004 - no rate
+    brief = unit.ends - unit.starts < _BRIEF
+    if brief or len(times) < 3 or times[0] == times[-1]:  # noqa: PLR2004 - no rate
         return Timing(letters=letters, span=(unit.starts, unit.ends))
     others = unit.others(name)
     begin, end, paused = _changes(times, others, unit.starts, unit.ends, alpha)

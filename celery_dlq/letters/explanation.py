@@ -153,8 +153,10 @@ class Explanation:
         elif self.complete:
             yield "nothing sets its letters apart"
         elif self.shared:
-            names = " and ".join(named(one.feature, one.value) for one in self.shared[:2])
-            yield f"all {self._which} have {names}, perhaps as others do"
+            rarer = [one for one in self.shared if one.portion < 1] or self.shared
+            unknown = "" if any(one.of_others for one in rarer[:2]) else ", perhaps as others do"
+            names = " and ".join(one.text for one in rarer[:2])
+            yield f"all {self._which} have {names}{unknown}"
         else:
             yield "not explained"
 

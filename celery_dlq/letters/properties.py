@@ -179,25 +179,20 @@ class Comparison:
 
     def _compared(self, of: _Property, *, half: int | None = None) -> _Tested | None:
         """A property that differs from the best background that there is."""
-        could = False
-        for side in self._sides:
-            if not comparable(of.feature, side.against):
-                continue
-            could = True
+        able = [side for side in self._sides if comparable(of.feature, side.against)]
+        for side in able:
             tasks = () if side.against == SAME_QUEUES else self._tasks
             strata = self._times if of.in_time else tasks
             found = contrast(self._here, side.rivals, of.holds, of.known, strata=strata, half=half)
             if found is None or (
-                side.against == SUCCESSES
-                and found.others < ENOUGH_SUCCESSES
-                and len(self._sides) > 1
+                side.against == SUCCESSES and found.others < ENOUGH_SUCCESSES and len(able) > 1
             ):
                 continue
             if of.in_time and self._times and found.others < MIN_OTHERS:
                 continue
             judged = self._judged(of, side, found)
             return _Tested(judged.chance, of, side, judged) if judged else None
-        if could:
+        if able:
             self.not_compared.add(of.feature)
         return None
 

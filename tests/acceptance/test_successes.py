@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 import redis
 from builders import a_delivery, a_key, a_message, a_request
-from click.testing import CliRunner
 from waiting import poll
 from workers import Worker
 
@@ -176,12 +175,3 @@ def test_the_stream_stays_bounded(redis_url: str, monkeypatch: pytest.MonkeyPatc
         newest = client.xrevrange(STREAM, count=1)[0][1]
     assert newest[b"id"] == b"2499"
     store.close()
-
-
-def test_the_command_tells_a_mistake(tmp_path: Path) -> None:
-    """Successes are compared in the report; without one the option is refused."""
-    from celery_dlq.cli.commands import dlq
-
-    done = CliRunner().invoke(dlq, ["triage", str(tmp_path), "--successes", str(tmp_path)])
-    assert done.exit_code == 2
-    assert "--successes needs --html" in done.stderr

@@ -151,10 +151,13 @@ def spikes(df: DataFrame, bucket: str = "10 minutes") -> DataFrame:
 
 def counted(df: DataFrame, query: str = "stands_for first_at") -> DataFrame:
     """The rows that stand for letters; each letter for itself, or see `summaries`."""
-    if "stands_for" in df.columns:
-        return df.where("stands_for > 0")
+    known = df.columns
+    if "stands_for" in known:
+        df = df.where("stands_for > 0")
     more = {"stands_for": "1L", "first_at": "dead_lettered_at"}
-    asked = [f"{value} AS {name}" for name, value in more.items() if name in query]
+    asked = [
+        f"{value} AS {name}" for name, value in more.items() if name in query and name not in known
+    ]
     return df.selectExpr("*", *asked) if asked else df
 
 

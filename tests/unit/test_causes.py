@@ -219,6 +219,18 @@ def test_a_cause_with_two_fingerprints_is_found_twice() -> None:
     assert every["other"].findings == ()
 
 
+def test_a_few_successes_are_compared_with_where_a_task_has_no_other_cause() -> None:
+    """Also where letters of other tasks of the queue are there: these have other arguments."""
+    alone = letters({"dear": having(currency="XXX")}, 12, successes=24)
+    near = [
+        one._replace(cause=f"near {number}", task="shop.ship")
+        for number, one in enumerate(letters({"near": steady}, 13))
+    ]
+    one = explain_causes([*alone, *near], {}, ["dear"])["dear"]
+    assert ("kwargs.currency", "XXX") in found(one)
+    assert "kwargs.currency = XXX, against none of the sampled successes" in one.headline
+
+
 def test_what_follows_from_a_finding_stands_beside_it() -> None:
     """The plan of a tenant: with the tenant held constant it says nothing."""
     dice = Random(1)  # noqa: S311 - the same every time

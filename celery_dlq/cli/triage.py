@@ -192,7 +192,8 @@ def _causes(console: Console, found: Findings) -> None:
     causes, letters = found.unexplained
     if causes:
         which = "1 cause" if causes == 1 else f"{causes:,} causes"
-        say(console, f"Not explained: {which} with {letters_text(letters)}, too few of each")
+        why_not = "20 or fewer of each, of no known cause, or beyond the largest 500 causes"
+        say(console, f"Not explained: {which} with {letters_text(letters)}: {why_not}")
 
 
 def _more(console: Console, number: int, what: str) -> None:

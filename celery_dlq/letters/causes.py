@@ -35,6 +35,7 @@ from celery_dlq.letters.comparison import (
 )
 from celery_dlq.letters.contrasts import (
     Group,
+    Stratum,
     changes_with_time,
     counted_up,
     number_of,
@@ -149,7 +150,9 @@ class _Unit:
             totals=self._totals,
             numeric=sorted(self._numeric),
             times=times_of(here),
-            tasks=[partial(Group.of_task, task=task) for task in tasks] if len(tasks) > 1 else [],
+            tasks=[Stratum(partial(Group.of_task, task=task)) for task in tasks]
+            if len(tasks) > 1
+            else [],
             changes=self._changes,
             alpha=alpha,
         )

@@ -48,8 +48,8 @@ class Group:
     """Messages, ordered by time, and which of them have each pair."""
 
     __slots__ = (
-        *("_even", "_masks", "_numbers", "_tasks", "_usual", "_values"),
-        *("index", "name", "size", "times"),
+        *("_even", "_masks", "_numbers", "_read", "_tasks", "_usual", "_values"),
+        *("all", "index", "name", "size", "times"),
     )
 
     def __init__(
@@ -70,11 +70,9 @@ class Group:
         self._usual: dict[str, str] | None = None
         self._values: dict[str, list[Pair]] | None = None
         self._even = bits(range(0, self.size, 2), self.size)
-
-    @property
-    def all(self) -> int:
+        self.all = (1 << self.size) - 1
         """All messages, as bits."""
-        return (1 << self.size) - 1
+        self._read = self.all & ~self.mask(UNREAD)
 
     def of_task(self, task: str) -> int:
         """The messages of a task, as bits."""
@@ -111,7 +109,7 @@ class Group:
                 self._masks[SIZE, None] = bits(self.numbers(SIZE)[1], self.size)
             return self._masks[SIZE, None]
         having = self.mask((feature, None))
-        return having | self.all & ~self.mask(UNREAD) if given else having
+        return having | self._read if given else having
 
     def values(self, feature: str) -> list[Pair]:
         """The values of a feature that messages have."""
@@ -233,7 +231,27 @@ def _even(groups: Sequence[Group], number: int) -> list[Rival]:
     return [tuple(one) for one in found]
 
 
-def times_of(group: Group) -> list[Holds]:
+class Stratum:
+    """Messages that are compared with each other alone: of a span of time, or of a task."""
+
+    __slots__ = ("_found", "_holds")
+
+    def __init__(self, holds: Holds) -> None:
+        self._holds = holds
+        self._found: dict[Rival, int] = {}
+
+    def of(self, rival: Rival) -> int:
+        """Its messages of the groups of a rival, as bits, those of one group after another's."""
+        found = self._found.get(rival)
+        if found is None:
+            found = 0
+            for one in rival:
+                found = found << one.size | self._holds(one)
+            self._found[rival] = found
+        return found
+
+
+def times_of(group: Group) -> list[Stratum]:
     """Spans of time with equally many of the group's messages, and some time around them."""
     times = group.times
     if not times:
@@ -242,7 +260,7 @@ def times_of(group: Group) -> list[Holds]:
     margin = max((times[-1] - times[0]) / 10 / number, _SAME_TIME)
     cuts = {times[len(times) * one // number] for one in range(1, number)}
     ends = [times[0] - margin, *sorted(cuts - {times[0]}), times[-1] + margin]
-    return [partial(Group.during, start=start, end=end) for start, end in pairwise(ends)]
+    return [Stratum(partial(Group.during, start=start, end=end)) for start, end in pairwise(ends)]
 
 
 class Counts(NamedTuple):
@@ -255,14 +273,32 @@ class Counts(NamedTuple):
 
 
 class Against(NamedTuple):
-    """A property here and in a rival: the shares, and the chance that it is more frequent here."""
+    """A property here and in a rival: the shares there are those of the same strata."""
 
     rival: Rival
     here: float
     there: float
-    chance: float
-    holders: int
-    others: int
+    strata: tuple[Counts, ...]
+
+    @property
+    def chance(self) -> float:
+        """The probability that chance makes it as frequent here."""
+        if self.here <= self.there:
+            return 1.0
+        if len(self.strata) == 1:
+            a, n, c, m = self.strata[0]
+            return chance(a, c, n, m)
+        return _bound(self.strata)
+
+    @property
+    def holders(self) -> int:
+        """The messages of the rival that have it."""
+        return sum(one.c for one in self.strata)
+
+    @property
+    def others(self) -> int:
+        """The messages of the rival that could have it."""
+        return sum(one.m for one in self.strata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +353,7 @@ def contrast(
     holds: Holds,
     known: Holds,
     *,
-    strata: Sequence[Holds] = (),
+    strata: Sequence[Stratum] = (),
     half: int | None = None,
 ) -> Contrast | None:
     """Compare a property of the messages that could have it, stratum by stratum.
@@ -325,14 +361,20 @@ def contrast(
     With ``half`` only every second message counts. ``None``: there is nothing to compare with.
     """
 
-    def having(one: Group) -> tuple[int, int]:
-        base = known(one) if half is None else known(one) & one.half(half)
-        return holds(one) & base, base
+    def having(some: Rival) -> tuple[int, int]:
+        has = could = 0
+        for one in some:
+            base = known(one) if half is None else known(one) & one.half(half)
+            has = has << one.size | holds(one) & base
+            could = could << one.size | base
+        return has, could
 
-    own = having(group)
+    here = (group,)
+    own = having(here)
     found = []
     for rival in rivals:
-        counts = _counts(group, own, [(one, *having(one)) for one in rival], strata)
+        same = [(one.of(here), one.of(rival)) for one in strata]
+        counts = _counts(own, having(rival), same or [(-1, -1)])
         if counts:
             found.append(against(rival, counts))
     found.sort(key=lambda one: one.there)
@@ -342,58 +384,37 @@ def contrast(
 
 
 def _counts(
-    group: Group,
-    own: tuple[int, int],
-    others: Sequence[tuple[Group, int, int]],
-    strata: Sequence[Holds],
+    own: tuple[int, int], others: tuple[int, int], strata: Iterable[tuple[int, int]]
 ) -> list[Counts]:
-    """Counts here and in a rival, of each stratum that both have; without strata at once."""
+    """Counts here and in a rival, of each stratum that both have."""
     found = []
-    for stratum in strata or (whole,):
-        inside = stratum(group)
-        n = (own[1] & inside).bit_count()
-        if not n:
-            continue
-        c = m = 0
-        for one, has, base in others:
-            inside_there = stratum(one)
-            c += (has & inside_there).bit_count()
-            m += (base & inside_there).bit_count()
-        if m:
-            found.append(Counts((own[0] & inside).bit_count(), n, c, m))
+    for here, there in strata:
+        n = (own[1] & here).bit_count()
+        m = (others[1] & there).bit_count()
+        if n and m:
+            a, c = (own[0] & here).bit_count(), (others[0] & there).bit_count()
+            found.append(Counts(a, n, c, m))
     return found
 
 
-def whole(group: Group) -> int:
-    """All messages of a group, as bits."""
-    return group.all
-
-
 def against(rival: Rival, strata: Sequence[Counts]) -> Against:
-    """Compare by counts in strata; the shares elsewhere are those of the same strata."""
+    """Compare by counts in strata."""
     n = sum(one.n for one in strata)
     here = sum(one.a for one in strata) / n
     there = sum(one.n * one.c / one.m for one in strata) / n
-    if here <= there:
-        p_value = 1.0
-    elif len(strata) == 1:
-        p_value = chance(strata[0].a, strata[0].c, strata[0].n, strata[0].m)
-    else:
-        p_value = _bound(strata)
-    holders, others = sum(one.c for one in strata), sum(one.m for one in strata)
-    return Against(rival, here, there, p_value, holders, others)
+    return Against(rival, here, there, tuple(strata))
 
 
 def _tail(strata: Iterable[Counts], least: int) -> float:
     """The probability of so many or more, by the distribution of the sum."""
     found = [1.0]
     for a, n, c, m in strata:
-        each = [ways(n, k) + ways(m, a + c - k) for k in range(min(n, a + c) + 1)]
         of_all = ways(n + m, a + c)
+        each = [exp(ways(n, k) + ways(m, a + c - k) - of_all) for k in range(min(n, a + c) + 1)]
         sums = [0.0] * (len(found) + len(each) - 1)
         for place, before in enumerate(found):
-            for k, one in enumerate(each):
-                sums[place + k] += before * exp(one - of_all)
+            for k, one in enumerate(each, place):
+                sums[k] += before * one
         found = sums
     return min(1.0, sum(found[least:]))
 

@@ -44,6 +44,7 @@ from celery_dlq.letters.contrasts import (
     Group,
     Holds,
     Rival,
+    Stratum,
     around,
     contrast,
     inside,
@@ -145,8 +146,8 @@ class Comparison:
         *,
         totals: Counter[Pair],
         numeric: Sequence[str],
-        times: Sequence[Holds],
-        tasks: Sequence[Holds],
+        times: Sequence[Stratum],
+        tasks: Sequence[Stratum],
         changes: Callable[[str], bool],
         alpha: float,
     ) -> None:
@@ -159,6 +160,7 @@ class Comparison:
         self._changes = changes
         self._alpha = alpha
         self._tests = 0
+        self._usual_of: dict[tuple[Rival, str], str | None] = {}
         self.not_compared: set[str] = set()
 
     def findings(self) -> tuple[Significant, ...]:
@@ -223,7 +225,7 @@ class Comparison:
             return [one for one in found.rivals if inside(one.rival, self._here, of.feature)]
         if of.kind == PAIR or of.feature == TASK or self._here.usual(of.feature) is not None:
             return []
-        usual = {one: usual_of(one.rival, of.feature) for one in found.rivals}
+        usual = {one: self._usual(one.rival, of.feature) for one in found.rivals}
         most, number = Counter(usual.values()).most_common(1)[0]
         agreed = most is not None and 2 * number > len(usual) > 1 and not of.in_time
         if most is not None and agreed and self._here.share(of.feature, most) >= PART:
@@ -237,13 +239,20 @@ class Comparison:
         """
         if of.kind == SET and not (agreed or of.in_time):
             own = _NARROWER * repeats((self._here,), of.feature) + _NEARLY_NEVER
-            return usual_of(rival, of.feature) is not None or repeats(rival, of.feature) > own
+            return self._usual(rival, of.feature) is not None or repeats(rival, of.feature) > own
         features = {of.feature, "host"} if of.feature == "release" else {of.feature}
         return any(
             self._here.usual(one) is None and self._here.count((one, value)) > 0
             for one in features
-            if (value := usual_of(rival, one)) is not None
+            if (value := self._usual(rival, one)) is not None
         )
+
+    def _usual(self, rival: Rival, feature: str) -> str | None:
+        """What is asked for each value of a feature, and of each rival."""
+        key = (rival, feature)
+        if key not in self._usual_of:
+            self._usual_of[key] = usual_of(rival, feature)
+        return self._usual_of[key]
 
     def _alone(self, of: _Property, found: Contrast) -> bool:
         """True if of two causes that differ it is this one that is special.
@@ -414,15 +423,15 @@ class Comparison:
         least = 1 if half is None or n < _FEW_LETTERS else 2
         found = []
         for pair in pairs:
-            if self._here.count(pair) < least:
-                continue
             a = (self._here.mask(pair) & here).bit_count()
+            if a < least:
+                continue
             share = sum(
                 (one.mask(pair) & inside).bit_count() / size
                 for one, inside, size in rivals
                 if pair in one.index
             )
-            if a >= least and rivals and a / n > _LEAST_LIFT * share / len(rivals):
+            if rivals and a / n > _LEAST_LIFT * share / len(rivals):
                 found.append((-a, str(pair[1])))
         found.sort()
         return [(feature, value) for _a, value in found[:_MOST_IN_SET]]
@@ -584,7 +593,7 @@ class Comparison:
             [one.others],
             one.of.holds,
             one.of.known,
-            strata=(stronger.of.holds, without),
+            strata=(Stratum(stronger.of.holds), Stratum(without)),
         )
         return met is None or met.difference < LEAST_DIFFERENCE or met.chance > self._alpha
 

@@ -37,7 +37,13 @@ from celery_dlq.spark.triage.samples import COLUMNS as WHY_COLUMNS
 from celery_dlq.spark.triage.samples import MOST_CAUSES
 from celery_dlq.spark.triage.selection import EVERYTHING, Selection, is_remote
 from celery_dlq.spark.triage.summaries import SUMMARIES, summarized
-from celery_dlq.spark.triage.trends import bucket_for, bucket_width, new_since, run_sql, spikes
+from celery_dlq.spark.triage.trends import (
+    bucket_for,
+    bucket_width,
+    largest_new_since,
+    run_sql,
+    spikes,
+)
 from celery_dlq.spark.triage.unreadable import java_errors, no_letters, readable_errors
 
 if TYPE_CHECKING:
@@ -76,13 +82,9 @@ _OF_LARGEST = """
     WITH largest AS (
         SELECT coalesce(fingerprint, 'unknown') AS name
         FROM {letters} GROUP BY 1 ORDER BY sum(stands_for) DESC, name LIMIT {most})
-    SELECT * FROM {letters}
-    WHERE coalesce(fingerprint, 'unknown') IN (SELECT name FROM largest)
-"""
-# There may be as many new causes as letters.
-_LARGEST = """
-    SELECT *, count(*) OVER () AS among FROM {letters}
-    ORDER BY letters DESC, fingerprint LIMIT {most}
+    SELECT /*+ BROADCAST(largest) */ letters.*
+    FROM {letters} AS letters
+    LEFT SEMI JOIN largest ON coalesce(letters.fingerprint, 'unknown') = largest.name
 """
 _OVER_TIME = """
     SELECT /*+ BROADCAST(drawn) */ drawn.name AS fingerprint,
@@ -317,7 +319,7 @@ def _with_changes(
         since = since.replace(minute=0, second=0, microsecond=0)
     fresh: list[Row] = []
     if since is not None:
-        fresh += rows_of(run_sql(_LARGEST, new_since(df, since), most=MAX_ROWS))
+        fresh += rows_of(largest_new_since(df, since, MAX_ROWS))
     return Findings(
         triage=found,
         causes=explained,

@@ -48,11 +48,15 @@ _HASHES = 2**32
 _LEAST_WIDTH = 3600
 
 
-def _query(text: str, **parts: str) -> str:
+def _put(text: str, **parts: str) -> str:
     """A query with its parts, which are named in capitals, put in."""
-    for name, part in {**parts, **_PARTS}.items():
+    for name, part in parts.items():
         text = text.replace(name, part)
     return text
+
+
+def _query(text: str, **parts: str) -> str:
+    return _put(text, **parts, **_PARTS)
 
 
 # A hash of the id draws the same messages whatever the files and partitions are.
@@ -78,23 +82,19 @@ _NUMBERS = "SELECT min(id) FROM range({most}) GROUP BY pmod(hash(CAST(id AS INT)
 _CAUSES = _query("""
     SELECT fingerprint, sum(letters) AS letters, max_by(task, letters) AS task,
            min(first) AS first, max(last) AS last
-    FROM (SELECT fingerprint, TASK AS task, sum(stands_for) AS letters,
+    FROM (SELECT HINT fingerprint, TASK AS task, sum(stands_for) AS letters,
                  unix_micros(min(first_at)) AS first,
                  unix_micros(max(dead_lettered_at)) AS last
-          FROM {letters} WHERE fingerprint IS NOT NULL AND CONDITION GROUP BY 1, 2)
+          FROM {letters} CHOSEN WHERE fingerprint IS NOT NULL GROUP BY 1, 2)
     GROUP BY fingerprint ORDER BY letters DESC, fingerprint LIMIT {most}
 """)
 _QUEUES = _query("""
-    SELECT TASK AS task, source_queue AS queue, sum(stands_for) AS letters
-    FROM {letters} WHERE CONDITION
+    SELECT HINT TASK AS task, source_queue AS queue, sum(stands_for) AS letters
+    FROM {letters} CHOSEN
     GROUP BY 1, 2 ORDER BY letters DESC, task, queue LIMIT {most}
 """)
-_CONDITIONS = {
-    "": "TRUE",
-    "cause": "fingerprint IN (SELECT cause FROM {named})",
-    "task": _query("TASK IN (SELECT task FROM {named})"),
-    "queue": "source_queue IN (SELECT queue FROM {named})",
-}
+_CHOSEN = "LEFT SEMI JOIN {named} AS named ON COLUMN = named.name"
+_COLUMNS = {"cause": "fingerprint", "task": _query("TASK"), "queue": "source_queue"}
 _OF_TASK = _query("""
     SELECT unit, coalesce(fingerprint, 'unknown') AS cause, MESSAGE
     FROM (SELECT /*+ BROADCAST(causes), BROADCAST(tasks) */ letters.*,
@@ -289,9 +289,12 @@ def _queues(df: DataFrame, column: str, names: Iterable[str]) -> list[tuple[str,
 
 
 def _asked(query: str, df: DataFrame, column: str, names: Iterable[str], most: int) -> list[Any]:
-    frame = _frame(df, f"{column or 'any'} STRING", [(one,) for one in names])
-    query = query.replace("CONDITION", _CONDITIONS[column])
-    return run_sql(query, df, named=frame, most=most).collect()
+    if not column:
+        return run_sql(_put(query, HINT="", CHOSEN=""), df, most=most).collect()
+    chosen = _CHOSEN.replace("COLUMN", _COLUMNS[column])
+    query = _put(query, HINT="/*+ BROADCAST(named) */", CHOSEN=chosen)
+    named = _frame(df, "name STRING", [(one,) for one in names])
+    return run_sql(query, df, named=named, most=most).collect()
 
 
 def _by_task(queues: Iterable[tuple[str, str | None, int]]) -> Counter[str]:

@@ -49,52 +49,48 @@ _NEW = """
         WHERE letters > 0
           AND (gone_since IS NULL
                OR unix_micros(first_seen_at) - unix_micros(gone_since) >= {quiet})),
+    chosen AS (CHOSEN),
     newest AS (
-        SELECT /*+ BROADCAST(changed) */ changed.fingerprint,
+        SELECT /*+ BROADCAST(chosen) */ chosen.fingerprint,
                max_by(struct(coalesce(task_name, 'unknown') AS task_name, exception_type,
                              coalesce(id, '') AS id), coalesce(id, '')) AS letter
-        FROM {letters} AS letters JOIN changed
-          ON coalesce(letters.fingerprint, 'unknown') = changed.fingerprint
-         AND letters.dead_lettered_at = changed.last_seen_at
-        GROUP BY changed.fingerprint)
+        FROM {letters} AS letters JOIN chosen
+          ON coalesce(letters.fingerprint, 'unknown') = chosen.fingerprint
+         AND letters.dead_lettered_at = chosen.last_seen_at
+        GROUP BY chosen.fingerprint)
     SELECT fingerprint, IF(gone_since IS NULL, 'new', 'returned') AS kind,
            letters, first_seen_at, last_seen_at, gone_since,
            letter.task_name AS task_name, letter.exception_type AS exception_type,
-           letter.id AS example_id
-    FROM changed JOIN newest USING (fingerprint)
+           letter.id AS example_id, among
+    FROM chosen JOIN newest USING (fingerprint)
     ORDER BY letters DESC, fingerprint
+"""
+_ALL = "SELECT *, CAST(NULL AS BIGINT) AS among FROM changed"
+# There may be as many new causes as letters.
+_LARGEST = """
+    SELECT *, count(*) OVER () AS among FROM changed
+    ORDER BY letters DESC, fingerprint LIMIT {most}
 """
 # A RANGE over bucket numbers treats buckets without letters, which have no row, as zeros.
 # If letters come at a constant rate, the share of n letters, of these and the earlier ones, is
 # 1 / (before + 1). By Chernoff's bound, chance makes it as large with probability
-# exp(-score^2 / 2) at most, which is to be below 1 % for all buckets together.
+# exp(-score^2 / 2) at most, which is to be below 1 % for all buckets together. Counted are causes
+# by a hash, since Spark is faster with numbers; the few that are found get their names afterwards.
 _SPIKES = """
     WITH counted AS (
-        SELECT coalesce(fingerprint, 'unknown') AS fingerprint,
-               coalesce(task_name, 'unknown') AS task_name,
-               floor(unix_micros(dead_lettered_at) / {width}) AS bucket,
-               sum(stands_for) AS letters
+        SELECT CAUSE AS cause, BUCKET AS bucket, sum(stands_for) AS letters
         FROM {letters}
         WHERE dead_lettered_at IS NOT NULL
-        GROUP BY 1, 2, 3),
-    -- Windows of one order, so that the counts are sorted once; a cause of two tasks has two rows.
-    buckets AS (
-        SELECT fingerprint, task_name, bucket, min(task_name) OVER this AS first_task,
-               sum(letters) OVER this AS letters
-        FROM counted
-        WINDOW this AS (PARTITION BY fingerprint ORDER BY bucket
-                        RANGE BETWEEN CURRENT ROW AND CURRENT ROW)),
+        GROUP BY 1, 2),
     compared AS (
-        SELECT fingerprint, task_name, bucket, letters, total,
-               least(24, bucket - first_bucket) AS before,
+        SELECT cause, bucket, letters, total, least(24, bucket - first_bucket) AS before,
                coalesce(max(letters) OVER earlier, 0) AS most,
                coalesce(sum(letters) OVER earlier, 0) AS earlier
-        FROM buckets CROSS JOIN (
+        FROM counted CROSS JOIN (
             SELECT floor(unix_micros(min(dead_lettered_at)) / {width}) AS first_bucket,
                    sum(stands_for) AS total
             FROM {letters})
-        WHERE task_name = first_task
-        WINDOW earlier AS (PARTITION BY fingerprint ORDER BY bucket
+        WINDOW earlier AS (PARTITION BY cause ORDER BY bucket
                            RANGE BETWEEN 24 PRECEDING AND 1 PRECEDING)),
     scored AS (
         SELECT *, earlier / before AS expected,
@@ -103,13 +99,18 @@ _SPIKES = """
                              earlier / (letters + earlier) * (before + 1) / before)))) AS score
         FROM compared
         WHERE before >= 6 AND letters * before > earlier
-          AND letters >= greatest(5, 2 * most))
-    SELECT fingerprint, task_name, timestamp_micros(bucket * {width}) AS bucket_start,
-           letters, expected, score
-    FROM scored
-    WHERE score >= greatest(4, sqrt(2 * ln(100 * total)))
+          AND letters >= greatest(5, 2 * most)),
+    found AS (SELECT * FROM scored WHERE score >= greatest(4, sqrt(2 * ln(100 * total))))
+    SELECT /*+ BROADCAST(found) */ coalesce(fingerprint, 'unknown') AS fingerprint,
+           min(coalesce(task_name, 'unknown')) AS task_name,
+           timestamp_micros(found.bucket * {width}) AS bucket_start,
+           found.letters, expected, score
+    FROM {letters} AS letters JOIN found ON CAUSE = found.cause AND BUCKET = found.bucket
+    GROUP BY 1, 3, 4, 5, 6
     ORDER BY score DESC, bucket_start, fingerprint
-"""
+""".replace("CAUSE", "xxhash64(coalesce(fingerprint, 'unknown'))").replace(
+    "BUCKET", "floor(unix_micros(dead_lettered_at) / {width})"
+)
 
 
 def bucket_for(seconds: float) -> str:
@@ -132,8 +133,18 @@ def new_since(df: DataFrame, since: datetime, quiet: str = "7 days") -> DataFram
     """Find causes that appeared at or after a time, or came back after a pause."""
     if since.tzinfo is None:
         raise DLQError(f"expected since to be an aware datetime, got the naive {since.isoformat()}")
+    return _new(_ALL, df, since, quiet).drop("among")
+
+
+def largest_new_since(df: DataFrame, since: datetime, most: int) -> DataFrame:
+    """The largest causes that `new_since` finds, with ``among``, the number of all."""
+    return _new(_LARGEST, df, since, "7 days", most=most)
+
+
+def _new(chosen: str, df: DataFrame, since: datetime, quiet: str, **values: Any) -> DataFrame:
     gone = bucket_width(quiet) // _MICROSECOND
-    return run_sql(_NEW, df, since=to_micros(since), quiet=gone)
+    query = _NEW.replace("CHOSEN", chosen)
+    return run_sql(query, df, since=to_micros(since), quiet=gone, **values)
 
 
 def spikes(df: DataFrame, bucket: str = "10 minutes") -> DataFrame:

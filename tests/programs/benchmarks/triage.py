@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 MILLION = 1_000_000
 CAUSES = 500
+PLANTED = "kwargs.currency = XXX"
+"""The largest cause has it, or another property of all of its letters that comes with it."""
 
 _ONE_TEXT = "'order ' || id || ' cannot be charged by provider ' || cause"
 # Five words of a cause's own behind the six that all share.
@@ -161,8 +163,7 @@ def make_report(place: str, page: str) -> dict[str, float]:
         found = findings(place, spark)
         write_page(found, page, datetime.now(timezone.utc))
         largest = next(iter(found.causes.values()))
-        features = {(row.feature, row.value) for row in largest.findings}
-        assert ("kwargs.currency", "XXX") in features, largest
+        assert PLANTED in str(largest), largest
         return {
             "seconds": time.perf_counter() - begun,
             "cpu_seconds": Tree(os.getpid()).cpu_seconds(),
@@ -209,8 +210,7 @@ def others(df: DataFrame) -> dict[str, float]:
     for question, ask in asked.items():
         found_seconds[question], rows = timed(lambda ask=ask: ask().collect())
         if question == "why":
-            found = {(row["feature"], row["value"]) for row in rows}
-            assert ("kwargs.currency", "XXX") in found, found
+            assert PLANTED in str(rows), rows
     return found_seconds
 
 

@@ -46,5 +46,7 @@ def _read(text: bytes | None) -> Any | None:
 def _merged(before: Any, ours: Any) -> Any:
     """Our columns, then those of a later version."""
     more = [field for field in before if field.name not in ours.names]
-    versions = [int((one.metadata or {}).get(_VERSION, 0)) for one in (before, ours)]
+    # Another tool may have written the file anew.
+    texts = [(one.metadata or {}).get(_VERSION, b"0") for one in (before, ours)]
+    versions = [int(text) if text.isdigit() else 0 for text in texts]
     return pa.schema([*ours, *more], metadata={_VERSION: str(max(versions)).encode()})

@@ -44,6 +44,11 @@ def test_an_export_writes_down_the_columns_of_all_versions(tmp_path: Path) -> No
     assert set(found.names) == {*schema().names, "verdict"}
     assert found.metadata[b"celery_dlq.schema_version"] == b"7"
 
+    stranger = schema().with_metadata({"celery_dlq.schema_version": "two"})
+    pq.write_table(stranger.empty_table(), place)
+    export(tmp_path / "letters")
+    assert pq.read_schema(place).equals(schema(), check_metadata=True)
+
     place.write_bytes(b"PAR1 half a fi")
     export(tmp_path / "letters")
     assert pq.read_schema(place).equals(schema(), check_metadata=True)

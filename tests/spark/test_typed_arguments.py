@@ -139,6 +139,8 @@ def test_names_come_from_the_signature_and_collide_with_nothing(
     assert plain.select("arg_0", "arg_1").first() == ("5", "late")
     with pytest.raises(DLQError, match="expected a task that has letters, got 'shop"):
         arguments(dead, "shop.chrage")
+    with pytest.raises(DLQError, match="types to name arguments of shop.charge: .*got amonut$"):
+        arguments(dead, "shop.charge", types={"amonut": "BIGINT"})
 
 
 def test_a_thousand_names_are_a_hundred_columns(spark: SparkSession, export: Export) -> None:

@@ -118,10 +118,16 @@ def arguments(
         are looked at.
 
     Raises:
-        DLQError: There are no letters of the task, or ``names`` has no signature.
+        DLQError: There are no letters of the task, ``names`` has no signature, or ``types`` names
+            a column that there is not.
     """
     found = _seen(df, task, _names_of(names))
     columns = _titled(found)
+    if unknown := sorted((types or {}).keys() - columns.keys()):
+        raise DLQError(
+            f"expected types to name arguments of {task}: {', '.join(columns)}; "
+            f"got {', '.join(unknown)}"
+        )
     given = {title: one.type for title, one in columns.items()}
     given |= {title: kind.strip().upper() for title, kind in (types or {}).items()}
     read = run_sql(_READ.replace("COLUMNS", ", ".join(LETTER_COLUMNS)), df, task=task)

@@ -12,7 +12,7 @@ import pytest
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.record import field_kinds, from_micros
 from celery_dlq.spark import triage as questions
-from celery_dlq.spark.triage.causes import why_each
+from celery_dlq.spark.triage.causes import explanations_of
 from celery_dlq.spark.triage.questions import column_ddl
 from celery_dlq.spark.triage.samples import plan_of, rows_of_units
 
@@ -93,9 +93,14 @@ def orders(seed: int, count: int, **planted: Any) -> list[dict[str, Any]]:
 FINDINGS = "against IS NOT NULL"  # neither what all letters share, nor a sentence
 
 
-def causes(df: DataFrame, **more: Any) -> set[tuple[str, str]]:
-    """Features and values that `why` finds."""
-    found = questions.why(df, CLUSTER, **more).where(FINDINGS).collect()
+def explained(df: DataFrame, good: DataFrame | None = None, name: str = CLUSTER) -> DataFrame:
+    """The rows about a cause, without its sentence."""
+    return questions.explain(df, good, fingerprints=[name]).where("kind <> 'headline'")
+
+
+def causes(df: DataFrame) -> set[tuple[str, str]]:
+    """Features and values that are found."""
+    found = explained(df).where(FINDINGS).collect()
     return {(row["feature"], row["value"]) for row in found}
 
 
@@ -108,7 +113,7 @@ def test_planted_causes_are_found(spark: SparkSession) -> None:
         letter={"worker_hostname": "web-13", "release": "v9"},
         args=[7, {"sku": 99}],
     )
-    found = questions.why(frame(spark, planted), CLUSTER[:6]).where(FINDINGS).collect()
+    found = explained(frame(spark, planted), name=CLUSTER[:6]).where(FINDINGS).collect()
     # All of them are in the same letters: one is told, and the others beside it.
     assert {(row["feature"], row["value"]) for row in found} <= {
         ("kwargs.currency", "XXX"),
@@ -123,7 +128,7 @@ def test_planted_causes_are_found(spark: SparkSession) -> None:
     first = found[0]
     inside = [letter for letter in planted if letter["fingerprint"] == CLUSTER]
     assert first["letters"] == sum('"XXX"' in letter["kwargs_json"] for letter in inside)
-    assert first["support"] == pytest.approx(first["letters"] / len(inside))
+    assert first["share_here"] == pytest.approx(first["letters"] / len(inside))
     assert first["against"] == "same tasks"
     assert first["q_value"] < 1e-10
 
@@ -144,8 +149,7 @@ def test_causes_are_asked_together_in_one_pass(spark: SparkSession) -> None:
     clusters = ["a", "b" * 16, "c"]
     # Of a task with few others the letters of its queues are read as well, with a table of queues.
     assert scans(df, clusters, good) <= scans(df, clusters[:1], good) + 2
-    found = why_each(df, clusters, good)
-    assert {row["fingerprint"][0] for row in found} == set("abc")
+    assert {name[0] for name in explanations_of(df, clusters, good)} == set("abc")
 
 
 def scans(df: DataFrame, clusters: list[str], good: DataFrame) -> int:
@@ -169,8 +173,8 @@ def test_successes_are_a_second_comparison(spark: SparkSession) -> None:
     mails = [{"task_name": "mail.send", "fingerprint": "m" * 16} for _ in range(30)]
     df = frame(spark, [*bad, *mails])
     arguments = f"feature LIKE 'kwargs%' AND {FINDINGS}"
-    assert questions.why(df, CLUSTER).where(arguments).collect() == []
-    found = rows(questions.why(df, CLUSTER, frame(spark, good)).where(arguments))
+    assert explained(df).where(arguments).collect() == []
+    found = rows(explained(df, frame(spark, good)).where(arguments))
     assert [(row["feature"], row["value"], row["against"]) for row in found] == [
         ("kwargs.currency", "XXX", "successes")
     ]
@@ -179,17 +183,17 @@ def test_successes_are_a_second_comparison(spark: SparkSession) -> None:
 def test_what_all_letters_share_comes_first_and_what_is_open_last(spark: SparkSession) -> None:
     """Also of three letters; with nothing to compare with, nothing is said to stand out or not."""
     three = [{"kwargs_json": json.dumps({"tenant": "nordic", "n": n})} for n in range(3)]
-    found = rows(questions.why(frame(spark, three), CLUSTER))
+    found = rows(explained(frame(spark, three)))
     shared = ["kwargs.tenant", "release", "host"]
     assert [row["feature"] for row in found] == [*shared, None, None, None]
-    assert [row["letters"] for row in found] == [3] * 6
+    assert [row["letters"] for row in found] == [3, 3, 3, None, None, None]
     assert found[0]["text"] == "All 3 letters have kwargs.tenant = nordic."
     assert found[-2]["text"].startswith("There is nothing to compare 3 letters with")
     assert found[-1]["text"] == "Fewer than 5 letters hardly differ beyond chance."
-    noise = rows(questions.why(frame(spark, orders(1, 400)), CLUSTER))
+    noise = rows(explained(frame(spark, orders(1, 400))))
     assert noise[-1]["text"].startswith("Nothing stands out")
     unread = [{"kwargs_json": None, "fingerprint": "b" * 16}]
-    some = rows(questions.why(frame(spark, [*orders(1, 400), *unread]), CLUSTER))
+    some = rows(explained(frame(spark, [*orders(1, 400), *unread])))
     assert "1 message was compared without arguments" in some[-2]["text"]
     assert some[-1]["text"].startswith("What was compared shows no difference")
 
@@ -211,10 +215,10 @@ def test_an_unknown_cluster_is_refused(spark: SparkSession) -> None:
         ("ab", "got several: ab12, ab34"),
     ]:
         with pytest.raises(DLQError, match=text) as caught:
-            questions.why(df, cluster)
+            explained(df, name=cluster)
         assert "\n" not in str(caught.value)
     with pytest.raises(DLQError, match="expected alpha between 0 and 1"):
-        questions.why(df, "ab12", alpha=1)
+        questions.explain(df, alpha=1)
 
 
 # -- trends -----------------------------------------------------------------------

@@ -139,7 +139,7 @@ def test_names_come_from_the_signature_and_collide_with_nothing(
     assert plain.select("arg_0", "arg_1").first() == ("5", "late")
     with pytest.raises(DLQError, match="expected a task that has letters, got 'shop"):
         arguments(dead, "shop.chrage")
-    with pytest.raises(DLQError, match="types to name arguments of shop.charge: .*got amonut$"):
+    with pytest.raises(DLQError, match=r"types to name arguments of shop.charge: .*got amonut$"):
         arguments(dead, "shop.charge", types={"amonut": "BIGINT"})
 
 

@@ -46,8 +46,7 @@ asked = {
         dead, dead, (since, planted.END), (since - timedelta(days=7), since)
     ),
     "limits": triage.limits(dead, dead),
-    "why": triage.why(dead, "bad h"),
-    "explain": triage.explain(dead),
+    "explain": triage.explain(dead, fingerprints=["bad h"]),
     "recent": triage.letters(spark, folder, since=since, task="shop.charge").select("id"),
 }
 answers = {name: len(question.collect()) for name, question in asked.items()}

@@ -1,7 +1,7 @@
 """Questions about the letters of an exported folder, answered by Spark SQL.
 
-Most functions take a DataFrame of letters and return a lazy DataFrame; `why` counts at once and
-finishes on the driver. All but `why` are plain Spark SQL, without Python on the executors.
+Most functions take a DataFrame of letters and return a lazy DataFrame; `explain` answers at once.
+All but `explain` are plain Spark SQL, without Python on the executors.
 They read only the columns they name: never ``body`` or ``traceback``. Times are in UTC whatever
 the session's time zone is. Values that a foreign writer left empty count as ``unknown``.
 
@@ -12,7 +12,6 @@ the session's time zone is. Values that a foreign writer left empty count as ``u
 from __future__ import annotations
 
 from celery_dlq.spark.triage.arguments import arguments
-from celery_dlq.spark.triage.causes import why
 from celery_dlq.spark.triage.changes import changes
 from celery_dlq.spark.triage.evidence import explain
 from celery_dlq.spark.triage.questions import (
@@ -52,5 +51,4 @@ __all__ = [
     "spikes",
     "successes",
     "timeline",
-    "why",
 ]

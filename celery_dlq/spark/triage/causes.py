@@ -1,4 +1,4 @@
-"""The question why: what the letters of a cause share, and what others have less often.
+"""The explanations of causes: what their letters share, and what others have less often.
 
 Messages are a sample, and counts over time are exact: see `celery_dlq.spark.triage.samples`. On the
 executors `celery_dlq.letters.causes` explains the causes of a unit, as it does for
@@ -34,89 +34,6 @@ from celery_dlq.spark.triage.samples import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-
-def why(
-    df: DataFrame,
-    fingerprint: str,
-    successes: DataFrame | None = None,
-    *,
-    alpha: float = ALPHA,
-) -> DataFrame:
-    """Explain the letters of one cause: what all share, and what others have less often.
-
-    See `celery_dlq.letters.causes` for what is compared, and how. At most 2,000 letters of each
-    cause of the task are looked at, and 2,000 messages that succeeded; counts over time are of all
-    letters. This package explains them on the executors, which need pyarrow.
-
-    A finding is a correlation: a host that got all the bad orders is found as well as the
-    orders.
-
-    Returns:
-        A row for each value that all letters have, then one for each finding, which has the side
-        in ``against``, then a row for each sentence that has only ``letters`` and ``text``: with
-        what they were compared, and what that leaves open. Only where everything was compared is
-        it said that nothing stands out.
-
-    Raises:
-        DLQError: No fingerprint, or more than one, begins with ``fingerprint``, or ``alpha`` is not
-            between 0 and 1.
-    """
-    found = why_each(df, [fingerprint], successes, alpha)
-    rows = [tuple(row.values()) for row in found]
-    return df.sparkSession.createDataFrame(rows, _DDL).drop("fingerprint").coalesce(1)
-
-
-_DDL = (
-    "fingerprint STRING, feature STRING, value STRING, against STRING, letters BIGINT, "
-    "support DOUBLE, share_of_others DOUBLE, lift DOUBLE, p_value DOUBLE, q_value DOUBLE, "
-    "text STRING"
-)
-
-
-def why_each(
-    df: DataFrame,
-    fingerprints: Sequence[str],
-    successes: DataFrame | None = None,
-    alpha: float = ALPHA,
-) -> list[dict[str, Any]]:
-    """Answer `why` for several causes in one pass over the letters."""
-    found = explanations_of(df, fingerprints, successes, alpha)
-    return [row for fingerprint, one in found.items() for row in _rows(fingerprint, one)]
-
-
-def _rows(fingerprint: str, found: Explanation) -> Iterator[dict[str, Any]]:
-    """The rows of `why`: shared values, findings, sentences."""
-
-    def row(text: str, **values: Any) -> dict[str, Any]:
-        names = (part.split()[0] for part in _DDL.split(", "))
-        known = {"fingerprint": fingerprint, "letters": found.letters, "text": text, **values}
-        return {name: known.get(name) for name in names}
-
-    for shared in found.shared:
-        share = shared.others / shared.of_others if shared.of_others else None
-        yield row(
-            f"All {found.letters:,} letters have {shared.text}.",
-            feature=shared.feature,
-            value=shared.value,
-            support=1.0,
-            share_of_others=share,
-        )
-    for one in found.findings:
-        yield row(
-            found.text(one),
-            feature=one.feature,
-            value=one.value,
-            against=one.against,
-            letters=one.letters,
-            support=one.share_here,
-            share_of_others=one.share_elsewhere,
-            lift=one.lift,
-            p_value=one.p_value,
-            q_value=one.q_value,
-        )
-    for text in found.sentences[bool(found.shared) :]:
-        yield row(text)
 
 
 def explanations_of(

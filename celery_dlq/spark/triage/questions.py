@@ -224,7 +224,7 @@ def successes(spark: SparkSession, path: Path | str) -> DataFrame:
     """Read the sample of successful messages that ``dlq export --successes`` wrote to a folder.
 
     It has the columns of `letters`: ``dead_lettered_at`` is the time of success, ``deliveries``
-    the delivery that succeeded, and ``fingerprint`` is null. For `why` and `limits`.
+    the delivery that succeeded, and ``fingerprint`` is null. For `explain` and `limits`.
 
     Args:
         spark: The session that reads.

@@ -226,7 +226,7 @@ _TABLES: dict[str, dict[str, Column]] = {
         "`timeline`": _number("timeline", "{:.1f}"),
         "`new_since`": _number("new_since", "{:.1f}"),
         "`spikes`": _number("spikes", "{:.1f}"),
-        "`why`": _number("why", "{:.1f}"),
+        "`explain`": _number("explain", "{:.1f}"),
         "Java, peak MB": _number("java_peak_mb"),
     },
 }

@@ -25,13 +25,13 @@ from benchmarks.processes import Tree, peak_mib
 from celery_dlq.spark.page import write_page
 from celery_dlq.spark.session import local_session
 from celery_dlq.spark.triage import (
+    explain,
     groups,
     letters,
     new_since,
     reasons,
     spikes,
     timeline,
-    why,
 )
 from celery_dlq.spark.triage.questions import check_folder
 from celery_dlq.spark.triage.rows import findings, session_for
@@ -204,12 +204,12 @@ def others(df: DataFrame) -> dict[str, float]:
         "timeline": lambda: timeline(df, "6 hours"),
         "new_since": lambda: new_since(df, datetime(2026, 1, 25, tzinfo=timezone.utc)),
         "spikes": lambda: spikes(df, "1 hour"),
-        "why": lambda: why(df, largest),
+        "explain": lambda: explain(df, fingerprints=[largest]),
     }
     found_seconds = {}
     for question, ask in asked.items():
         found_seconds[question], rows = timed(lambda ask=ask: ask().collect())
-        if question == "why":
+        if question == "explain":
             assert PLANTED in str(rows), rows
     return found_seconds
 

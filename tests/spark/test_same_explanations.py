@@ -1,4 +1,4 @@
-"""The triage's `why` says what the core says of the same letters, as `dlq differences` does."""
+"""The triage says what the core says of the same letters, as `dlq differences` does."""
 
 from __future__ import annotations
 

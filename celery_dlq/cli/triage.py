@@ -48,8 +48,9 @@ _MAX_EXAMPLE_CHARS = 100
 )
 @click.option(
     "--summaries/--no-summaries",
-    default=True,
-    help="Keep a summary of each day in the folder, so that the next triage reads new days only.",
+    default=None,
+    help="Keep a summary of each day in the folder, so that the next triage reads new days only. "
+    "By default from 8 days and 1 GB of files on, where that is quicker.",
 )
 @json_option
 @click.pass_context
@@ -61,7 +62,7 @@ def triage(
     html: str | None,
     successes: str | None,
     against: str | None,
-    summaries: bool,
+    summaries: bool | None,
     as_json: bool,
     **only: Any,
 ) -> None:
@@ -88,7 +89,7 @@ def _result(
     against: str | None,
     only: dict[str, Any],
     *,
-    summaries: bool,
+    summaries: bool | None,
 ) -> Findings:
     from celery_dlq.spark.triage import rows  # noqa: PLC0415 - PySpark is an extra
     from celery_dlq.spark.triage.selection import Selection  # noqa: PLC0415

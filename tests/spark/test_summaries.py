@@ -123,29 +123,29 @@ def test_the_second_triage_opens_summaries_and_the_new_day(
 ) -> None:
     """It says the same, of sixty days of which all files but the last day's would fail."""
     expected = told(plain(spark, folder))
-    assert told(findings(folder, spark)) == expected
+    assert told(findings(folder, spark, summaries=True)) == expected
     assert TENANT in str(expected["causes"])
     kept = summaries(folder)
     assert len(kept) == len(QUEUES) * (DAYS - 1)
     last = [write(folder, queue, DAYS - 1, 0) for queue in QUEUES]
     assert len(list(unreadable(folder, *last))) == len(QUEUES) * (DAYS - 1)
-    assert told(findings(folder, spark)) == expected
+    assert told(findings(folder, spark, summaries=True)) == expected
     assert summaries(folder) == kept
-    new = findings(folder, spark, selection=Selection(queue="007"))
+    new = findings(folder, spark, selection=Selection(queue="007"), summaries=True)
     assert new.triage.letters == DAYS * OF_A_DAY
     assert new.triage.queues == ("007",)
 
 
 def test_new_changed_and_removed_files_are_seen(spark: SparkSession, folder: Path) -> None:
     """The summaries of their days are made anew, and those of no others; what is gone is gone."""
-    findings(folder, spark)
+    findings(folder, spark, summaries=True)
     before = summaries(folder)
     write(folder, QUEUES[0], 3, number=7, letters=5)  # new
     write(folder, QUEUES[0], 4, letters=11)  # changed
     next((folder / folder_of("007", "2026-01-06")).glob("*.parquet")).unlink()  # removed
     shutil.rmtree(folder / folder_of("007", "2026-01-07"))
     write(folder, "007", DAYS)  # a new day: the last one is summarized now
-    found = findings(folder, spark)
+    found = findings(folder, spark, summaries=True)
     assert told(found) == told(plain(spark, folder))
     after = summaries(folder)
     changed = {name for name in after if after[name] != before.get(name)}
@@ -161,7 +161,7 @@ def test_a_folder_that_cannot_be_written_is_read_without(
     """It says so in one line, and tells the same."""
     (folder / "_celery_dlq").write_text("no folder")
     with caplog.at_level(logging.WARNING, logger="celery_dlq.spark"):
-        assert told(findings(folder, spark)) == told(plain(spark, folder))
+        assert told(findings(folder, spark, summaries=True)) == told(plain(spark, folder))
     lines = [one.getMessage() for one in caplog.records if "without summaries" in one.getMessage()]
     assert len(lines) == 1
     assert "\n" not in lines[0]
@@ -174,18 +174,20 @@ def test_a_small_folder_has_none_nor_one_with_files_elsewhere(
     folder = tmp_path / "letters"
     for day in range(7):
         write(folder, "007", day)
-    assert triage(folder, spark).letters == 7 * OF_A_DAY
+    assert triage(folder, spark, summaries=True).letters == 7 * OF_A_DAY
     (folder / "others").mkdir()
     shutil.move(write(folder, "x", 0), folder / "others/a.parquet")
     write(folder, "007", 7)
     for place in (folder, f"file://{folder}", folder / folder_of("007", "")[: -len("/day=")]):
-        assert triage(place, spark).letters in {9 * OF_A_DAY, 8 * OF_A_DAY}
+        assert triage(place, spark, summaries=True).letters in {9 * OF_A_DAY, 8 * OF_A_DAY}
         assert not (folder / "_celery_dlq").exists()
     shutil.rmtree(folder / "others")
-    assert triage(f"file://{folder}", spark).letters == 8 * OF_A_DAY
+    assert triage(folder, spark).letters == 8 * OF_A_DAY  # files of less than 1 GB
+    assert not (folder / "_celery_dlq").exists()
+    assert triage(f"file://{folder}", spark, summaries=True).letters == 8 * OF_A_DAY
     assert len(summaries(folder)) == 7
     list(unreadable(folder, *folder.glob("dlq=*/day=2026-01-08/*")))
-    assert triage(f"file://{folder}", spark).letters == 8 * OF_A_DAY
+    assert triage(f"file://{folder}", spark, summaries=True).letters == 8 * OF_A_DAY
 
 
 def small(folder: Path, days: int = 9) -> Path:
@@ -198,10 +200,10 @@ def small(folder: Path, days: int = 9) -> Path:
 def test_a_changed_file_of_the_same_size_is_seen(spark: SparkSession, tmp_path: Path) -> None:
     """It was written later, whatever is in it."""
     folder = small(tmp_path / "letters")
-    triage(folder, spark)
+    triage(folder, spark, summaries=True)
     before = summaries(folder)
     os.utime(folder / folder_of("007", "2026-01-04") / "letters-0-0-1-0.parquet")
-    triage(folder, spark)
+    triage(folder, spark, summaries=True)
     after = summaries(folder)
     assert [name[-10:] for name in after if after[name] != before[name]] == ["2026-01-04"]
 
@@ -210,7 +212,7 @@ def test_a_folder_of_any_name_has_summaries(spark: SparkSession, tmp_path: Path)
     """Its name is no pattern."""
     folder = small(tmp_path / "let[t]er{s}? *")
     for _ in range(2):
-        assert triage(folder, spark).letters == 9 * OF_A_DAY
+        assert triage(folder, spark, summaries=True).letters == 9 * OF_A_DAY
     assert len(summaries(folder)) == 8
 
 
@@ -219,14 +221,14 @@ def test_what_is_gone_leaves_a_folder_that_has_become_small(
 ) -> None:
     """Also what a triage had begun to write when it was killed."""
     folder = small(tmp_path / "letters")
-    triage(folder, spark)
+    triage(folder, spark, summaries=True)
     killed = folder / "_celery_dlq/summaries/.spark-staging-1/place=x/part.orc"
     killed.parent.mkdir(parents=True)
     killed.touch()
     os.utime(killed.parents[1], (0, 0))
     for day in range(5):
         shutil.rmtree(folder / folder_of("007", (BEGIN + timedelta(days=day)).date().isoformat()))
-    assert triage(folder, spark).letters == 4 * OF_A_DAY
+    assert triage(folder, spark, summaries=True).letters == 4 * OF_A_DAY
     kept = spark.read.orc(f"file://{folder}/_celery_dlq/summaries").where("kwargs_json IS NOT NULL")
     assert kept.select("place").distinct().count() == 3
     assert not killed.parents[1].exists()
@@ -243,14 +245,14 @@ def test_a_summary_that_another_triage_replaces_is_no_error(
 
     folder, summarized = small(tmp_path / "letters"), rows.summarized
 
-    def replaced(*args: Any) -> DataFrame:
-        found = summarized(*args)
+    def replaced(*args: Any, **options: Any) -> DataFrame:
+        found = summarized(*args, **options)
         shutil.rmtree(folder / "_celery_dlq/summaries")
         return found
 
     monkeypatch.setattr(rows, "summarized", replaced)
     with caplog.at_level(logging.WARNING, logger="celery_dlq.spark"):
-        assert findings(folder, spark).triage.letters == 9 * OF_A_DAY
-        assert triage(folder, spark).letters == 9 * OF_A_DAY
+        assert findings(folder, spark, summaries=True).triage.letters == 9 * OF_A_DAY
+        assert triage(folder, spark, summaries=True).letters == 9 * OF_A_DAY
     assert len(caplog.records) == 2
     assert "\n" not in caplog.records[0].getMessage()

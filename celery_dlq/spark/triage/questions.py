@@ -375,7 +375,7 @@ def groups(df: DataFrame) -> DataFrame:
         example are those of the newest letter. Ordered by ``letters`` descending, then
         ``fingerprint``.
     """
-    return run_sql(_GROUPS, df)
+    return run_sql(_GROUPS, df, hosts=True)
 
 
 def reasons(df: DataFrame) -> DataFrame:
@@ -419,7 +419,7 @@ def deliveries_before_death(df: DataFrame) -> DataFrame:
         ``task_name`` string, ``deliveries`` bigint (0: never started), ``letters``
         bigint, ordered by ``task_name``, then ``deliveries``.
     """
-    return run_sql(_DELIVERIES, df)
+    return run_sql(_DELIVERIES, df, hosts=True)
 
 
 def limits(
@@ -451,7 +451,7 @@ def limits(
     successes = successes.selectExpr("task_name", "deliveries", f"1 / {share} AS stands_for")
     query = _LIMITS.replace("{deliveries}", _FROM_HISTORY)
     values: dict[str, Any] = {"lost": float(lost), "z2": _NORMAL_95**2}
-    return run_sql(query, df, successes=successes, **values)
+    return run_sql(query, df, hosts=True, successes=successes, **values)
 
 
 def _visible(file: Path) -> bool:

@@ -179,16 +179,17 @@ def triage(
     spark: SparkSession | None = None,
     *,
     selection: Selection = EVERYTHING,
-    summaries: bool = True,
+    summaries: bool | None = None,
 ) -> Triage:
     """Answer the plain questions about an exported folder with Spark.
 
-    It stops only a session that it started itself. Without ``summaries`` it reads all files.
+    It stops only a session that it started itself. ``summaries`` of days: ``None`` keeps them where
+    that is quicker, ``False`` never.
     """
 
-    def counted(*, summaries: bool) -> Triage:
+    def counted(*, summaries: bool | None) -> Triage:
         with _opened(path, spark, selection) as (session, place):
-            kept = summaries and place == path
+            kept = summaries if place == path else False
             df = _letters(session, place, selection, COLUMNS, kept=kept)
             return ask(session, _shown(path), df, selection)
 
@@ -203,26 +204,26 @@ def findings(
     selection: Selection = EVERYTHING,
     against: Against | None = None,
     brief: bool = False,
-    summaries: bool = True,
+    summaries: bool | None = None,
 ) -> Findings:
     """Answer all questions about an exported folder with Spark.
 
-    If ``brief``, only those of the terminal: what changed over time is for the page. Without
-    ``summaries`` it reads all files.
+    If ``brief``, only those of the terminal: what changed over time is for the page.
+    ``summaries`` is that of `triage`.
     """
 
-    def answered(*, summaries: bool) -> Findings:
+    def answered(*, summaries: bool | None) -> Findings:
         return _findings(path, spark, successes, selection, against, brief=brief, kept=summaries)
 
     return _with_or_without(answered, path, summaries=summaries)
 
 
-def _with_or_without(ask: Callable[..., T], path: Path | str, *, summaries: bool) -> T:
+def _with_or_without(ask: Callable[..., T], path: Path | str, *, summaries: bool | None) -> T:
     """Ask again without summaries if one was replaced, by another triage, while it was read."""
     try:
         return ask(summaries=summaries)
     except ExportError as exc:
-        if not summaries or SUMMARIES not in str(exc):
+        if summaries is False or SUMMARIES not in str(exc):
             raise
         logger.warning("%s is read without summaries of its days: %s", _shown(path), exc)
     return ask(summaries=False)
@@ -236,7 +237,7 @@ def _findings(
     against: Against | None,
     *,
     brief: bool,
-    kept: bool,
+    kept: bool | None,
 ) -> Findings:
     for folder in (successes, against.folder if against is not None else None):
         if folder is not None:
@@ -255,7 +256,7 @@ def _findings(
         # What a cause is compared with has other fingerprints, and other releases.
         wider = replace(selection, fingerprint=None, release=None)
         # No summary has the history of a message.
-        kept = kept and place == path and good is None
+        kept = kept if place == path and good is None else False
         around = _letters(session, place, wider, columns, kept=kept)
         df = selection.of(around)
         found = ask(session, _shown(path), df, selection)
@@ -302,11 +303,11 @@ def _letters(
     selection: Selection,
     columns: Iterable[str],
     *,
-    kept: bool,
+    kept: bool | None,
 ) -> DataFrame:
-    """The letters of a folder, by its summaries where they are kept and less."""
-    if kept:
-        return summarized(session, place, selection)
+    """The letters of a folder, by its summaries where they are kept."""
+    if kept is not False:
+        return summarized(session, place, selection, always=kept is True)
     return scan(session, place, selection).select(*dict.fromkeys(columns))
 
 
@@ -453,7 +454,7 @@ def ask(
 
 def _of_largest(df: DataFrame) -> DataFrame:
     """The letters of the largest causes."""
-    return run_sql(_OF_LARGEST, df, most=MAX_GROUPS)
+    return run_sql(_OF_LARGEST, df, hosts=True, most=MAX_GROUPS)
 
 
 def rows_of(df: DataFrame) -> Iterator[Row]:

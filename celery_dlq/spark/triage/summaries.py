@@ -4,13 +4,14 @@
 
     _celery_dlq/summaries/place=<folder of a queue and day>/part-….orc
 
-A summary has two kinds of rows, with columns of letters:
+A summary has three kinds of rows (``kept``), with columns of letters:
 
-- Rows that stand for letters of one hour that are equal in `_EQUAL`: ``stands_for`` says for how
-  many, ``first_at`` is the time of the first one, all else is of the newest one.
-- The letters of each cause with the smallest hashes of their ids, as many as are looked at of a
-  cause (``drawn``). Of several days together, these hold the smallest of all: a triage looks at the
-  same letters with summaries and without.
+- ``hour``: a row stands for letters of one hour that are equal in `_OF_HOUR`. ``stands_for`` says
+  for how many, ``first_at`` is the time of the first one, all else is of the newest one.
+- ``day``: the same of the whole day, by host and deliveries as well, which few questions ask for.
+- ``letter``: the letters of each cause with the smallest hashes of their ids, `MOST_KEPT` at most.
+  Of several days together these hold the smallest of all: a triage looks at the same letters with
+  summaries and without, and at fewer where nearly all letters are of one day.
 
 So a folder is its summaries, and the letters of folders without one. A summary belongs to a folder
 whose files have the names, sizes and times of change that they had (``stamp``). If a file is new,
@@ -28,13 +29,12 @@ import re
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from celery_dlq.letters.causes import SAMPLE
 from celery_dlq.letters.comparison import MAX_ARGUMENTS_CHARS
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.spark.triage import questions, samples
@@ -50,6 +50,12 @@ logger = get_logger("celery_dlq.spark")
 LEAST_DAYS = 8
 """Days with letters, from which on summaries are made; fewer are counted by less than an hour."""
 
+LEAST_BYTES = 1024 * 1024 * 1024
+"""Of files: ten million letters and less are read as fast as their summaries."""
+
+MOST_KEPT = 500
+"""Letters of a cause and day that are kept to be looked at; of the folder it is four times that."""
+
 SUMMARIES = "_celery_dlq/summaries"
 """The folder of the summaries."""
 
@@ -57,18 +63,22 @@ _KILLED_SECONDS = 86_400.0  # no triage writes so long
 _GONE = "gone"  # the stamp of a folder that was removed
 _FOLDER = r"(dlq=[^/]+/day=[^/]+)/[^/]+$"
 _COLUMNS = tuple(dict.fromkeys([*questions.COLUMNS, *samples.COLUMNS]))
-_EQUAL = (
+_OF_HOUR = (
     *("fingerprint", "task_name", "source_queue", "dead_letter_queue", "reason"),
-    *("exception_type", "release", "worker_hostname", "deliveries"),
+    *("exception_type", "release"),
 )
+_OF_DAY = (*_OF_HOUR, "worker_hostname", "deliveries")
 _NEWEST = ("id", "description", "exception_message", "dead_lettered_at")
 _TEXTS = ("description", "exception_message")
 _DDL = (
     f"{questions.column_ddl(_COLUMNS)}, "
-    "stands_for BIGINT, first_at TIMESTAMP, drawn BOOLEAN, stamp STRING, place STRING"
+    "stands_for BIGINT, first_at TIMESTAMP, kept STRING, stamp STRING, place STRING"
 )
+_TYPES = tuple(_DDL.split(", ")[:-2])
+_NOTHING = {name: f"CAST(NULL AS {kind})" for name, kind in (one.split(" ") for one in _TYPES)}
+_HOUR = "floor(unix_micros(dead_lettered_at) / 3600e6D)"
 # What makes a summary another one, for the same files.
-_VERSION = sha256(f"2 {_DDL} {_EQUAL} {SAMPLE}".encode()).hexdigest()[:8]
+_VERSION = sha256(f"3 {_DDL} {_OF_HOUR} {_OF_DAY} {MOST_KEPT}".encode()).hexdigest()[:8]
 
 _LISTED = """
     SELECT IF(size(filter(split(regexp_replace(path, '^[^/]+:', ''), '/'), x -> x <> '')) = {depth},
@@ -78,24 +88,28 @@ _LISTED = """
     FROM {{letters}} GROUP BY 1
 """
 _COUNTED = """
-    SELECT COLUMNS, stands_for, first_at, false AS drawn, stamp, place
+    SELECT COLUMNS, stands_for, first_at, 'KEPT' AS kept, stamp, place
     FROM (SELECT place, stamp, EQUAL, count(*) AS stands_for,
                  min(dead_lettered_at) AS first_at,
                  max_by(struct(NEWEST), struct(dead_lettered_at, coalesce(id, ''))) AS newest
           FROM {letters}
-          GROUP BY place, stamp, EQUAL, floor(unix_micros(dead_lettered_at) / 3600e6D))
+          GROUP BY place, stamp, EQUAL, PERIOD)
 """
 _DRAWN = """
-    SELECT COLUMNS, 0L AS stands_for, dead_lettered_at AS first_at, true AS drawn, stamp,
+    SELECT COLUMNS, 0L AS stands_for, dead_lettered_at AS first_at, 'letter' AS kept, stamp,
            letters.place AS place
     FROM {letters} AS letters JOIN {sizes} AS sizes
       ON letters.place = sizes.place AND letters.fingerprint <=> sizes.fingerprint
-    WHERE DRAW < least(4294967296D, 4294967296D * SAMPLE / sizes.letters)
+    WHERE DRAW < least(4294967296D, 4294967296D * MOST_KEPT / sizes.letters)
 """
 
 
 def summarized(
-    spark: SparkSession, path: Path | str, selection: Selection = EVERYTHING
+    spark: SparkSession,
+    path: Path | str,
+    selection: Selection = EVERYTHING,
+    *,
+    always: bool = False,
 ) -> DataFrame:
     """Read the letters of a folder as their summaries, and as they are where there is none.
 
@@ -106,13 +120,21 @@ def summarized(
         spark: The session that reads.
         path: The folder, or a URL that Spark reads.
         selection: Which letters.
+        always: Also of files of less than `LEAST_BYTES`.
 
     Returns:
         The columns of `questions.COLUMNS` and `samples.COLUMNS`. With summaries also
-        ``stands_for``, ``first_at`` and ``drawn``, which the questions of a triage understand.
+        ``stands_for``, ``first_at`` and ``kept``, which the questions of a triage understand.
     """
-    stamps = {} if selection.in_time else _stamps(spark, path, selection)
-    few = len({place.rpartition("/")[2] for place in stamps}) < LEAST_DAYS
+    files = {} if selection.in_time else _files(spark, path, selection)
+    stamps = {
+        place: _VERSION + sha256("\n".join([place, *sorted(names)]).encode()).hexdigest()[:24]
+        for place, names in files.items()
+    }
+    size = sum(int(name.rsplit(" ", 2)[1]) for names in files.values() for name in names)
+    enough = always or size >= LEAST_BYTES
+    days = len({place.rpartition("/")[2] for place in stamps})
+    few = days < LEAST_DAYS or not enough
     closed = {} if few else _closed(stamps)
     # A folder that has become small may have summaries of what is gone.
     known = _known(spark, path) if closed or (stamps and not selection) else {}
@@ -144,20 +166,20 @@ def _together(
     selection: Selection,
 ) -> DataFrame:
     """The summaries of some folders, and the letters of others."""
-    valid = spark.createDataFrame(list(summed.items()), "place STRING, stamp STRING")
-    kept = _kept(spark, path).join(valid.hint("broadcast"), ["place", "stamp"], "left_semi")
-    columns = [*_COLUMNS, "stands_for", "first_at", "drawn"]
-    found = selection.of(kept).select(*columns)
+    # A stamp is of one place.
+    valid = spark.createDataFrame([(stamp,) for stamp in summed.values()], "stamp STRING")
+    kept = _kept(spark, path).join(valid.hint("broadcast"), "stamp", "left_semi")
+    found = selection.of(kept).select(*_COLUMNS, "stands_for", "first_at", "kept")
     places = [_below(path, place) for place in rest]
     if not places:
         return found
     letters = selection.of(questions.files_of(spark, places)).selectExpr(
-        *_COLUMNS, "1L AS stands_for", "dead_lettered_at AS first_at", "true AS drawn"
+        *_COLUMNS, "1L AS stands_for", "dead_lettered_at AS first_at", "'letter' AS kept"
     )
     return found.unionByName(letters)
 
 
-def _stamps(spark: SparkSession, path: Path | str, selection: Selection) -> dict[str, str]:
+def _files(spark: SparkSession, path: Path | str, selection: Selection) -> dict[str, list[str]]:
     """The folders of queues and days, each with the names, sizes and times of its files.
 
     No file is opened. Nothing if there are files elsewhere, which nobody knows the days of.
@@ -175,7 +197,7 @@ def _stamps(spark: SparkSession, path: Path | str, selection: Selection) -> dict
             changed = now.st_mtime_ns // 1_000_000
             files[found[1] if found else ""].append(f"{file.name} {now.st_size} {changed}")
     return {
-        place: _VERSION + sha256("\n".join(sorted(names)).encode()).hexdigest()
+        place: names
         for place, names in files.items()
         if "" not in files and all(map(selection.has, place.split("/")))
     }
@@ -215,17 +237,17 @@ def _write(
         _forget_killed(Path(path, SUMMARIES))
     empty = [(_GONE, place) for place in gone]
     found = spark.createDataFrame(empty, "stamp STRING, place STRING").selectExpr(
-        *(f"CAST(NULL AS {one.partition(' ')[2]}) AS {one.partition(' ')[0]}" for one in _TYPES),
+        *(f"{nothing} AS {name}" for name, nothing in _NOTHING.items()),
         "stamp",
         "place",
     )
     if wanting:
         letters = _with_places(spark, path, wanting)
-        counted = run_sql(_query(_COUNTED, newest=True), letters)
+        found = found.unionByName(run_sql(_counted("hour", _OF_HOUR, _HOUR), letters))
+        found = found.unionByName(run_sql(_counted("day", _OF_DAY, "place"), letters))
         sizes = letters.groupBy("place", "fingerprint").count()
         sizes = sizes.withColumnRenamed("count", "letters").hint("broadcast")
-        drawn = run_sql(_query(_DRAWN, newest=False), letters, sizes=sizes)
-        found = found.unionByName(counted).unionByName(drawn)
+        found = found.unionByName(run_sql(_drawn(), letters, sizes=sizes))
     writer = found.repartition("place").write.partitionBy("place").mode("overwrite")
     writer.option("partitionOverwriteMode", "dynamic").orc(_below(path, SUMMARIES))
 
@@ -248,31 +270,33 @@ def _with_places(spark: SparkSession, path: Path | str, wanting: Mapping[str, st
     return letters.join(stamps.hint("broadcast"), "place")
 
 
-def _query(text: str, *, newest: bool) -> str:
+def _counted(kept: str, equal: Sequence[str], period: str) -> str:
+    newest = {name: f"newest.{name}" for name in _NEWEST}
     columns = [
-        f"newest.{name}" if newest and name in _NEWEST else _column(name, drawn=not newest)
+        newest.get(name, name if name in equal else f"{_NOTHING[name]} AS {name}")
         for name in _COLUMNS
     ]
     return (
-        text.replace("COLUMNS", ", ".join(columns))
-        .replace("EQUAL", ", ".join(_EQUAL))
+        _COUNTED.replace("COLUMNS", ", ".join(columns))
+        .replace("EQUAL", ", ".join(equal))
         .replace("NEWEST", ", ".join(_NEWEST))
-        .replace("DRAW ", f"{samples.DRAW} ")
-        .replace("SAMPLE", str(samples.most_drawn(SAMPLE)))
+        .replace("KEPT", kept)
+        .replace("PERIOD", period)
     )
 
 
-def _column(name: str, *, drawn: bool) -> str:
-    """A column of a summary; only of letters that are drawn it has arguments."""
-    if (drawn and name in _TEXTS) or (not drawn and name not in _EQUAL):
-        kind = questions.column_ddl([name]).partition(" ")[2]
-        return f"CAST(NULL AS {kind}) AS {name}"
-    if name in {"args_json", "kwargs_json"}:
-        return f"IF(length({name}) > {MAX_ARGUMENTS_CHARS}, 'too large', {name}) AS {name}"
-    return "letters.fingerprint AS fingerprint" if drawn and name == "fingerprint" else name
-
-
-_TYPES = tuple(_DDL.split(", ")[:-2])
+def _drawn() -> str:
+    columns = {name: name for name in _COLUMNS} | {"fingerprint": "letters.fingerprint"}
+    columns |= {name: _NOTHING[name] for name in _TEXTS}
+    columns |= {
+        name: f"IF(length({name}) > {MAX_ARGUMENTS_CHARS}, 'too large', {name})"
+        for name in ("args_json", "kwargs_json")
+    }
+    return (
+        _DRAWN.replace("COLUMNS", ", ".join(f"{one} AS {name}" for name, one in columns.items()))
+        .replace("DRAW ", f"{samples.DRAW} ")
+        .replace("MOST_KEPT", str(samples.most_drawn(MOST_KEPT)))
+    )
 
 
 def _below(path: Path | str, place: str) -> str:

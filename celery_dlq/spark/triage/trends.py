@@ -160,11 +160,14 @@ def spikes(df: DataFrame, bucket: str = "10 minutes") -> DataFrame:
     return run_sql(_SPIKES, df, width=bucket_width(bucket) // _MICROSECOND)
 
 
-def counted(df: DataFrame, query: str = "stands_for first_at") -> DataFrame:
-    """The rows that stand for letters; each letter for itself, or see `summaries`."""
+def counted(df: DataFrame, query: str = "stands_for first_at", *, hosts: bool = False) -> DataFrame:
+    """The rows that stand for letters; each letter for itself, or see `summaries`.
+
+    With ``hosts`` those that know hosts and deliveries, but no times within a day.
+    """
     known = df.columns
     if "stands_for" in known:
-        df = df.where("stands_for > 0")
+        df = df.where(f"stands_for > 0 AND kept <> '{'hour' if hosts else 'day'}'")
     more = {"stands_for": "1L", "first_at": "dead_lettered_at"}
     asked = [
         f"{value} AS {name}" for name, value in more.items() if name in query and name not in known
@@ -174,15 +177,15 @@ def counted(df: DataFrame, query: str = "stands_for first_at") -> DataFrame:
 
 def drawn(df: DataFrame) -> DataFrame:
     """The rows that are messages to look at."""
-    if "drawn" not in df.columns:
+    if "kept" not in df.columns:
         return df
-    return df.where("drawn").drop("stands_for", "first_at", "drawn")
+    return df.where("kept = 'letter'").drop("stands_for", "first_at", "kept")
 
 
-def run_sql(query: str, df: DataFrame, **values: Any) -> DataFrame:
+def run_sql(query: str, df: DataFrame, *, hosts: bool = False, **values: Any) -> DataFrame:
     """Run a query over ``{letters}``, the letters in ``df``, and over other values by name."""
     session = df.sparkSession
-    values = {"letters": counted(df, query), **values}
+    values = {"letters": counted(df, query, hosts=hosts), **values}
     if "kwargs" in signature(session.sql).parameters:
         return session.sql(query, **values)
     # Spark Connect has it since 4.0. The view stays: the query is planned when it runs.

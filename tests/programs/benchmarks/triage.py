@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 MILLION = 1_000_000
 CAUSES = 500
-PLANTED = "kwargs.currency = XXX"
+PLANTED = r"kwargs\.currency\W+(value=)?\W*XXX"
 """The largest cause has it, or another property of all of its letters that comes with it."""
 
 _ONE_TEXT = "'order ' || id || ' cannot be charged by provider ' || cause"
@@ -163,7 +164,7 @@ def make_report(place: str, page: str) -> dict[str, float]:
         found = findings(place, spark)
         write_page(found, page, datetime.now(timezone.utc))
         largest = next(iter(found.causes.values()))
-        assert PLANTED in str(largest), largest
+        assert re.search(PLANTED, str(largest)), largest
         return {
             "seconds": time.perf_counter() - begun,
             "cpu_seconds": Tree(os.getpid()).cpu_seconds(),
@@ -210,7 +211,7 @@ def others(df: DataFrame) -> dict[str, float]:
     for question, ask in asked.items():
         found_seconds[question], rows = timed(lambda ask=ask: ask().collect())
         if question == "explain":
-            assert PLANTED in str(rows), rows
+            assert re.search(PLANTED, str(rows)), rows
     return found_seconds
 
 

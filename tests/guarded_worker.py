@@ -13,7 +13,11 @@ from fresh import fresh_conf, fresh_store, shared
 from celery_dlq import DeadLetters
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.worker.guard import Guard
-from celery_dlq.worker.request import guarded_request_class
+from celery_dlq.worker.request import (
+    ChildProcessRequest,
+    DeadLetterRequest,
+    guarded_request_class,
+)
 from celery_dlq.worker.wiring import guard_of
 from celery_dlq.writing.lifecycle import DeliveryState
 
@@ -39,7 +43,13 @@ class Worker:
     """A worker's main process, as far as one request goes."""
 
     def __init__(
-        self, tmp_path: Any, pool: Any = None, *, gives_back: bool = False, **policy: Any
+        self,
+        tmp_path: Any,
+        pool: Any = None,
+        *,
+        gives_back: bool = False,
+        kind: type[DeadLetterRequest] = ChildProcessRequest,
+        **policy: Any,
     ) -> None:
         orders = policy or {"max_deliveries": 1}
         conf: dict[str, Any] = {**fresh_conf(), "dlq_queues": {"orders": orders}}
@@ -57,8 +67,8 @@ class Worker:
             """Do nothing."""
 
         self.task = charge
-        kind = guarded_request_class(charge, self.guard)
-        self._kind = create_request_cls(kind, charge, pool or Pool(), "w", None, app=app)
+        base = guarded_request_class(charge, self.guard, kind)
+        self._kind = create_request_cls(base, charge, pool or Pool(), "w", None, app=app)
         self._store, self.down = self.dlq.store.dead_letter, False
         self.dlq.store.dead_letter = self._dead_letter  # type: ignore[method-assign]
 
@@ -81,10 +91,11 @@ class Worker:
         )
 
     def start(self, *, redelivered: bool = False, **headers: Any) -> Any:
-        """A request that a process has accepted."""
+        """A request that a process, or this one, has accepted."""
         request = self.receive(redelivered=redelivered, **headers)
         request.execute_using_pool(Pool())
-        assert request.dlq_state is DeliveryState.DISPATCHED
+        given = DeliveryState.NEW if request.dlq_starts_here else DeliveryState.DISPATCHED
+        assert request.dlq_state is given
         request.on_accepted(4711, 0.0)
         assert request.dlq_state is DeliveryState.RUNNING
         return request

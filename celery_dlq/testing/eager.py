@@ -38,7 +38,7 @@ from kombu.serialization import dumps
 from celery_dlq.plugin import DeadLetters
 from celery_dlq.policies.decisions import Die, Run
 from celery_dlq.worker.guard import Guard
-from celery_dlq.worker.request import refusal_error
+from celery_dlq.worker.settling import refusal_error
 from celery_dlq.worker.wiring import guard_of
 from celery_dlq.writing.failure import failure_of
 from celery_dlq.writing.lifecycle import DeliveryState, GuardedRequest, InFlight

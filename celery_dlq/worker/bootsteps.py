@@ -20,7 +20,11 @@ from celery_dlq.transport.redis.broker import UPGRADE, mismatch
 from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, read_on, starts_here
 from celery_dlq.worker.dropped import read_leniently, watch
 from celery_dlq.worker.guard import Guard
-from celery_dlq.worker.request import guarded_request_class
+from celery_dlq.worker.request import (
+    DeadLetterRequest,
+    guarded_request_class,
+    kind_of_request,
+)
 from celery_dlq.worker.revoked import listen
 from celery_dlq.worker.shutdown_signals import install
 from celery_dlq.worker.wiring import guard_of
@@ -61,7 +65,7 @@ class GuardStep(bootsteps.StartStopStep):
         except DLQError as exc:
             refuse_to_start(exc)
         worker.dead_letter_guard = self.guard
-        worker.dead_letter_tasks = TaskGuard(self.guard, starts_here=starts_here(worker.pool_cls))
+        worker.dead_letter_tasks = TaskGuard(self.guard, kind_of_request(worker.pool_cls))
         worker.dead_letter_tasks(worker.app)
         guarded = any(map(self.guard.may_guard, [None, *worker.app.tasks.values()]))
         if guarded and _driver_type(worker) == "amqp":
@@ -221,19 +225,19 @@ class TaskEvents:
 class TaskGuard:
     """Mixes the guard into the Request class of every task, also of tasks registered later."""
 
-    def __init__(self, guard: Guard, *, starts_here: bool) -> None:
+    def __init__(self, guard: Guard, kind: type[DeadLetterRequest]) -> None:
         self._guard = guard
-        self._starts_here = starts_here
+        self._kind = kind
         self._classes: dict[tuple[Any, bool], type] = {}
 
     def __call__(self, app: Any) -> None:
         """Guard all tasks that are registered now."""
         for task in [app.Task, *list(app.tasks.values())]:
-            kind = (task.Request, self._guard.may_guard(task))
-            made = self._classes.get(kind)
+            own = (task.Request, self._guard.may_guard(task))
+            made = self._classes.get(own)
             if made is None:
-                made = guarded_request_class(task, self._guard, starts_here=self._starts_here)
-                self._classes[kind] = self._classes[made, kind[1]] = made
+                made = guarded_request_class(task, self._guard, self._kind)
+                self._classes[own] = self._classes[made, own[1]] = made
             task.Request = made
             if task is not app.Task:
                 for one in self._guard.observers:

@@ -26,6 +26,7 @@ from celery_dlq.letters.record import Outcome, Reason, iso
 from celery_dlq.store.instructions import Demand
 from celery_dlq.store.metrics import DELIVERIES, INTERNAL_ERRORS
 from celery_dlq.worker.dispatched import ENDED
+from celery_dlq.worker.request import InProcessRequest, NotStartedError
 from celery_dlq.writing.lifecycle import DeliveryState
 
 
@@ -482,10 +483,11 @@ def test_a_task_that_succeeds_in_spite_of_a_demand_has_succeeded(worker: Worker)
 
 
 def test_a_message_whose_end_celery_does_not_report_is_given_back_charged_and_counted(
-    worker: Worker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its delivery vanished; the error of its thread, which nobody else has seen, is in the log."""
     change(monkeypatch, tick=0)
+    worker = Worker(tmp_path, kind=InProcessRequest)
     request = worker.start()
     request.dlq_job = future = Future[None]()
     future.set_exception(ConnectionError("the result backend is away"))
@@ -542,11 +544,11 @@ def test_a_start_whose_message_went_back_during_the_wait_for_its_count_does_not_
 
 
 def test_a_start_that_a_cold_shutdown_overtakes_while_it_is_counted_is_not_charged(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a pool of threads, the signal comes in another thread than the count."""
+    worker = Worker(tmp_path, kind=InProcessRequest)
     request = worker.receive()
-    monkeypatch.setattr(type(request), "dlq_starts_here", True)
     begin = worker.guard.begin
 
     def shut_down(request: Any) -> Any:
@@ -555,7 +557,8 @@ def test_a_start_that_a_cold_shutdown_overtakes_while_it_is_counted_is_not_charg
         return started
 
     monkeypatch.setattr(worker.guard, "begin", shut_down)
-    assert not request.dlq_begin()
+    with pytest.raises(NotStartedError):
+        request.on_accepted(1, 0.0)
     assert not request.dlq_in_flight.charged
     assert (worker.said, request.dlq_state) == ([], DeliveryState.NEW)
 

@@ -39,7 +39,6 @@ from celery_dlq.letters.headers import (
     HOLD_HEADER,
     REDRIVE_HEADER,
     REDRIVES_HEADER,
-    REPLACED_TASK_NESTING,
     whole_number,
 )
 from celery_dlq.letters.printable import get_logger
@@ -47,7 +46,6 @@ from celery_dlq.letters.record import Delivery, Outcome, Reason
 from celery_dlq.policies.decisions import Die, End, PutOff, Run, Verdict, decide_drop, decide_end
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.store.metrics import DELIVERIES, INTERNAL_ERRORS, SUCCEEDED
-from celery_dlq.store.records import MessageKey
 from celery_dlq.worker.delayed import Delayed
 from celery_dlq.worker.dispatched import AtWork, has_crashed
 from celery_dlq.worker.housekeeping import Housekeeping
@@ -56,7 +54,7 @@ from celery_dlq.worker.observer import FAILED, Ended, Observer, WorkerParts
 from celery_dlq.worker.observer import SUCCEEDED as RETURNED
 from celery_dlq.worker.revoked import Revocations
 from celery_dlq.worker.starts import Starts
-from celery_dlq.writing.capture import Message, message_id, publication_of
+from celery_dlq.writing.capture import Message, key_of
 from celery_dlq.writing.failure import Failure, failure_of
 from celery_dlq.writing.letter import history_of, last_number
 from celery_dlq.writing.lifecycle import (
@@ -178,17 +176,7 @@ class Guard:
             return request.dlq_in_flight
         if resolved is None:
             resolved = self._policies.of(request.delivery_info, request.task)
-        headers = request.request_dict
-        # The fast path for the usual id: every task pays for this.
-        task_id = request.id if type(request.id) is str else message_id(request.message, headers)
-        key = MessageKey(
-            dead_letter_queue=resolved.dead_letter_queue,
-            task_id=task_id,
-            retries=whole_number(headers.get("retries")),
-            redrives=whole_number(headers.get(REDRIVES_HEADER)),
-            nesting=whole_number(headers.get(REPLACED_TASK_NESTING)),
-            publication=publication_of(request.message),
-        )
+        key = key_of(request.message, request.request_dict, resolved.dead_letter_queue)
         delivery = Delivery(
             number=1,
             retries=key.retries,
@@ -197,7 +185,7 @@ class Guard:
             worker_pid=self.parts.pid,
             release=self.parts.settings.release,
         )
-        again = request.delivery_info.get("redelivered") or HOLD_HEADER in headers
+        again = request.delivery_info.get("redelivered") or HOLD_HEADER in request.request_dict
         in_flight = InFlight(resolved, key, delivery, self._flags_redelivery and not again)
         if resolved.policy is not None:
             request.dlq_in_flight = in_flight

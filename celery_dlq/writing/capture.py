@@ -70,13 +70,14 @@ class Message:
             body = compressed(plain, compression)
             if hides_nothing(compression):
                 args_json, kwargs_json = json_parts(plain, content_type)
+        key = key_of(message, request)
         return cls(
-            task_id=message_id(message, request),
+            task_id=key.task_id,
             task_name=_text(request.get("task")) or "",
-            retries=whole_number(request.get("retries")),
-            redrives=whole_number(headers.get(REDRIVES_HEADER)),
-            nesting=whole_number(request.get(REPLACED_TASK_NESTING)),
-            publication=publication_of(message),
+            retries=key.retries,
+            redrives=key.redrives,
+            nesting=key.nesting,
+            publication=key.publication,
             published_at=published_at(headers.get(PUBLICATION_HEADER)),
             exchange=_text(delivery.get("exchange")) or "",
             routing_key=_text(delivery.get("routing_key")) or "",
@@ -109,8 +110,27 @@ class Message:
         )
 
 
-def message_id(message: Any, request: Mapping[str, Any]) -> str:
+def key_of(message: Any, request: Mapping[str, Any], dead_letter_queue: str = "") -> MessageKey:
+    """The identity of a message, as it is counted and as its letter is named.
+
+    ``request`` has Celery's fields, in the form of protocol 2. Every task pays for this.
+    """
+    headers = message.headers if isinstance(message.headers, Mapping) else {}
+    return MessageKey(
+        dead_letter_queue=dead_letter_queue,
+        task_id=_message_id(message, request),
+        publication=publication_of(message),
+        retries=whole_number(request.get("retries")),
+        redrives=whole_number(headers.get(REDRIVES_HEADER)),  # protocol 1 has no place in its body
+        nesting=whole_number(request.get(REPLACED_TASK_NESTING)),
+    )
+
+
+def _message_id(message: Any, request: Mapping[str, Any]) -> str:
     """The task's id, else another id that stays the same when the message is redelivered."""
+    task_id = request.get("id")
+    if task_id and type(task_id) is str:  # nearly always
+        return task_id
     properties = message.properties or {}
     known = request.get("id") or properties.get("correlation_id") or properties.get("message_id")
     # In kombu's envelopes the tag stays with the message; AMQP has none there.

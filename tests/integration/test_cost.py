@@ -302,11 +302,12 @@ APP = Celery("cost", broker="memory://", set_as_current=False)
 
 def a_message(guard: Guard) -> Any:
     """The part of Celery's request that the guard uses."""
+    task_id = uuid()
     return SimpleNamespace(
-        id=uuid(),
+        id=task_id,
         task=SimpleNamespace(name="cost.noop", max_retries=3, app=APP),
         delivery_info={"exchange": "", "routing_key": "orders", "redelivered": False},
-        request_dict={"retries": 0},
+        request_dict={"id": task_id, "retries": 0},
         message=SimpleNamespace(headers={PUBLICATION_HEADER: publication(0x6414F7A3D3A7C, 7)}),
         dlq_in_flight=None,
     )

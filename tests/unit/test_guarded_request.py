@@ -572,3 +572,15 @@ def test_a_task_that_its_pool_cannot_cancel_runs_to_its_end(worker: Worker) -> N
     request.on_success((0, "fine", 0.1))
     assert worker.said == ["ack"]
     assert request.dlq_state is DeliveryState.DONE
+
+
+def test_a_redriven_message_of_protocol_1_is_counted_as_its_letter_is_named(
+    worker: Worker,
+) -> None:
+    """Celery reads such a message from its body, where nobody counts redrives."""
+    request = worker.receive()
+    request.message.headers["dlq_redrives"] = 1
+    request.execute_using_pool(Pool())
+    request.on_failure(an_error(ValueError("x")), return_ok=True)
+    (letter,) = worker.dlq.letters("orders-DLQ")
+    assert request.dlq_in_flight.key.letter_id == letter.id

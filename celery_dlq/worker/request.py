@@ -96,7 +96,7 @@ class DeadLetterRequest(SettlingRequest):
         if "execute_using_pool" in own:
             cls.execute_using_pool = _through("dlq_execute", own["execute_using_pool"])
         if "on_success" in own:
-            cls.on_success = _through("dlq_return", own["on_success"])
+            cls.on_success = _through("dlq_on_success", own["on_success"])
 
     # -- the start --------------------------------------------------------------------
 
@@ -226,7 +226,7 @@ class DeadLetterRequest(SettlingRequest):
 
     # -- the end ------------------------------------------------------------------------
 
-    def dlq_return(
+    def dlq_on_success(
         self, on_success: Callable[..., Any], failed__retval__runtime: Any, **kwargs: Any
     ) -> Any:
         """Forget the counts of a message whose task succeeded.
@@ -601,7 +601,7 @@ class InProcessRequest(DeadLetterRequest):
             self.dlq_move(_S.RUNNING)
         return super().on_accepted(pid, time_accepted)
 
-    def dlq_return(
+    def dlq_on_success(
         self, on_success: Callable[..., Any], failed__retval__runtime: Any, **kwargs: Any
     ) -> Any:
         """A greenlet that is killed reports a success of its own form: that is none.
@@ -612,7 +612,7 @@ class InProcessRequest(DeadLetterRequest):
         report = failed__retval__runtime
         if self._dlq_is_killed and not isinstance(report, ExceptionInfo) and report[0] is False:
             return None
-        return super().dlq_return(on_success, report, **kwargs)
+        return super().dlq_on_success(on_success, report, **kwargs)
 
     def on_timeout(self, soft: bool, timeout: Any) -> Any:  # noqa: FBT001 - Celery's signature
         """The time limit of gevent's pool; it also reports one that the task has of its own."""

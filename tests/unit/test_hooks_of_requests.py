@@ -24,7 +24,7 @@ from celery_dlq.worker.request import (
 from celery_dlq.worker.settling import SettlingRequest
 from celery_dlq.writing.lifecycle import DeliveryState
 
-WRAPPED = {"execute_using_pool": "dlq_execute", "on_success": "dlq_return"}
+WRAPPED = {"execute_using_pool": "dlq_execute", "on_success": "dlq_on_success"}
 """What the class that Celery derives defines itself, and the method of ours that is called."""
 
 NEWER = frozenset({"_announce_cancelled", "_retry_worker_lost", "_success_was_stored"})

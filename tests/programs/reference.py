@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import foreign
 
 import celery_dlq
 from celery_dlq import errors, registry
@@ -145,6 +146,20 @@ def doctor() -> str:
 
     rows = [(f"`{name}`", symptom, mend) for name, (symptom, mend) in KINDS.items()]
     return table(("finding", "what you see", "what to do"), rows)
+
+
+def foreign_names() -> str:
+    """What we wrap, replace or rely on of other packages, a table for each subject."""
+    names = foreign.names()
+    said = [f"{len(names)} names, {sum(map(foreign.is_private, names))} of them private.\n"]
+    for subject, rows in foreign.TABLES.items():
+        cells = [(_codes(row.names), _codes(row.files), row.why, _codes(row.tests)) for row in rows]
+        said += [f"### {subject}\n", table(("names", "in", "why", "test"), cells)]
+    return "\n".join(said)
+
+
+def _codes(texts: str) -> str:
+    return ", ".join(f"`{text}`" for text in texts.split())
 
 
 def commands(command: click.Command, path: str) -> str:
@@ -392,6 +407,7 @@ MADE: Mapping[str, Callable[[], str]] = {
     "redis keys": redis_keys,
     "errors": error_tree,
     "findings": doctor,
+    "foreign names": foreign_names,
     "commands": lambda: commands(_of("cli.commands:dlq"), f"{_APP}dlq"),
     "console script": lambda: commands(_of("__main__:main"), "celery-dlq"),
     "DeadLetters": operations,

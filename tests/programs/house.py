@@ -1,0 +1,256 @@
+"""What a change of celery_dlq costs: ``python tests/programs/house.py``, part of ``tox -e lint``.
+
+Six figures, each with its limit, which is today's value, and its goal. A figure may fall: then set
+the limit in `LIMITS` to it. Lines are printed and limited nowhere; a function has at most 45 lines
+of code, so that it is read at once.
+
+1. The files that five standing changes touch. ``docs/explanation/changes.md`` lists them.
+2. The names of other packages that we wrap, replace or rely on: ``tests/programs/foreign.py``.
+3. The modules and lines that a worker loads before its first task.
+4. The lines of code of the core, and of the largest feature.
+5. The mechanisms that stand more than once, in `COPIES`.
+6. The minutes of the tests, as CONTRIBUTING.md promises them.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import foreign
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "celery_dlq"
+CHANGES = ROOT / "docs" / "explanation" / "changes.md"
+LONGEST_FUNCTION = 45
+"""Lines of code."""
+
+LIMITS: dict[str, tuple[int, int]] = {
+    "files, a letter's field (A)": (8, 4),
+    "files, an operator's power (B)": (19, 7),
+    "files, a policy key (C1)": (9, 4),
+    "files, a feature removed (C2)": (36, 10),
+    "files, a reason (D)": (5, 2),
+    "names of other packages": (186, 70),
+    "of these, private": (65, 22),
+    "lines a worker loads": (22_799, 12_000),
+    "lines a worker loads, every feature": (29_752, 16_000),
+    "lines of code of the core": (30_866, 22_500),
+    "lines of code of the largest feature": (686, 700),
+    "copies of mechanisms": (19, 6),
+    "minutes of tox": (7, 3),
+    "minutes of tox -e full": (35, 20),
+}
+"""The most of each figure, which is today's value; and its goal."""
+
+COPIES: dict[str, tuple[str, ...]] = {
+    "back-off": (
+        "worker/housekeeping.py:class Backoff",
+        "store/pipelined.py:class Breaker",
+        "worker/heartbeat.py:_PAUSE_TICKS",
+        "features/exchange/publisher.py:outbox_max_pause",
+        "operations/reading.py:max_poll",
+        "export/exporter.py:max_poll",
+    ),
+    "lease": (
+        "store/lease.py:class Lease",
+        "transport/held.py:class Held",
+        "export/checkpoint.py:class ExportLeases",
+    ),
+    "publisher": (
+        "operations/redrive/publisher.py:class Publisher",
+        "features/exchange/connection.py:def publish",
+    ),
+    "parser of times": (
+        "letters/json_codec.py:datetime.fromisoformat",
+        "letters/headers.py:datetime.fromisoformat",
+        "worker/guard.py:datetime.fromisoformat",
+        "cli/removal.py:datetime.fromisoformat",
+    ),
+    "palette": ("spark/charts.py:#", "web/static/style.css:#"),
+    "stale headers": (
+        "operations/redrive/message.py:_STALE",
+        "features/exchange/connection.py:_STALE",
+    ),
+}
+"""Mechanisms and all their places, as ``file:text``, below celery_dlq; the goal is one of each."""
+
+_STARTED = """
+import json, sys
+from celery import Celery
+from celery_dlq import registry
+
+features, policy, settings = json.loads(sys.argv[1])
+if not features:
+    registry.FEATURES = ()
+from celery_dlq import DeadLetters
+app = Celery("shop", broker="redis://127.0.0.1:1/0", set_as_current=False)
+app.conf.dlq_queues = {"*": {"max_deliveries": 3, **policy}}
+app.conf.update(dlq_start_timeout=0, **settings)
+DeadLetters(app)
+app.WorkController(pool="solo", hostname="worker@here")
+print(json.dumps([m.__file__ for n, m in sys.modules.items() if n.startswith("celery_dlq")]))
+"""
+"""A worker that is made and not started: it loads what it needs, and Redis need not be there."""
+
+_EVERY_FEATURE = (
+    {
+        "circuit_breaker": {},
+        "auto_redrive": {"after": 60, "times": 1},
+        "exceptions": {"ValueError": "ignore"},
+        "dead_letter_exchange": "letters",
+    },
+    {"dlq_adopt": {"dead": "orders-DLQ"}, "dlq_sample_successes": 0.1},
+)
+"""A policy and settings that use what workers do for features."""
+
+_NO_CODE = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
+    *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
+}
+_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def code_of(source: str, tree: ast.Module) -> set[int]:
+    """The numbers of the lines that have code: no comment, no docstring, not blank."""
+    docstrings: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, _WITH_DOCSTRING) and ast.get_docstring(node, clean=False) is not None:
+            docstrings.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return lines - docstrings
+
+
+def lines_of_code() -> tuple[dict[str, int], list[tuple[int, str]]]:
+    """The lines of code of each file, and those of the functions, longest first."""
+    files: dict[str, int] = {}
+    functions: list[tuple[int, str]] = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        source, name = path.read_text("utf-8"), path.relative_to(PACKAGE).as_posix()
+        tree = ast.parse(source)
+        code = code_of(source, tree)
+        files[name] = len(code)
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                inside = code.intersection(range(node.lineno, (node.end_lineno or 0) + 1))
+                functions.append((len(inside), f"{name}:{node.name}"))
+    return files, sorted(functions, reverse=True)
+
+
+def rooms(files: dict[str, int]) -> tuple[int, int]:
+    """The lines of code of the core, and of the largest feature."""
+    features: dict[str, int] = {}
+    for name, code in files.items():
+        if name.startswith("features/"):
+            feature = name.split("/")[1]
+            features[feature] = features.get(feature, 0) + code
+    return sum(files.values()) - sum(features.values()), max(features.values())
+
+
+def foreign_names() -> tuple[int, int]:
+    """How many names of other packages are relied on, and how many of them are private."""
+    found = foreign.names()
+    return len(found), sum(map(foreign.is_private, found))
+
+
+def loaded(*, features: bool) -> list[Path]:
+    """The modules that a worker loads; with features: such as use all of them."""
+    policy, settings = _EVERY_FEATURE if features else ({}, {})
+    done = subprocess.run(
+        [sys.executable, "-c", _STARTED, json.dumps([features, policy, settings])],
+        capture_output=True,
+        text=True,
+        check=False,
+        encoding="utf-8",
+    )
+    if done.returncode:
+        raise SystemExit(f"expected a worker to be made, got:\n{done.stderr}")
+    return sorted(map(Path, json.loads(done.stdout.splitlines()[-1])))
+
+
+def lines(paths: list[Path]) -> int:
+    """The lines of files, with comments and blank ones: all are read by whoever mends a worker."""
+    return sum(path.read_text("utf-8").count("\n") for path in paths)
+
+
+def changes() -> dict[str, list[str]]:
+    """The standing changes by their letter, each with the files that it touches."""
+    found: dict[str, list[str]] = {}
+    for part in CHANGES.read_text("utf-8").split("\n## ")[1:]:
+        letter, _, text = part.partition(". ")
+        found[letter] = re.findall(r"^- `(\S+)`", text, re.MULTILINE)
+    return found
+
+
+def missing() -> Iterator[str]:
+    """What the page of changes and `COPIES` name and what is not there."""
+    for letter, paths in changes().items():
+        for path in paths:
+            if not (ROOT / path).exists():
+                yield f"{CHANGES.name}, {letter}: {path}"
+    for mechanism, places in COPIES.items():
+        for place in places:
+            path, _, text = place.partition(":")
+            if not ((PACKAGE / path).exists() and text in (PACKAGE / path).read_text("utf-8")):
+                yield f"COPIES, {mechanism}: {place}"
+
+
+def minutes() -> tuple[int, int]:
+    """The most minutes of ``tox`` and of ``tox -e full``, as CONTRIBUTING.md says them."""
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    found = re.findall(r"^\| `tox(?: -e full)?` \|.*?(\d+) minutes \|$", text, re.MULTILINE)
+    return int(found[0]), int(found[1])
+
+
+def figures(files: dict[str, int]) -> dict[str, int]:
+    """Each figure of `LIMITS`, as it is now."""
+    touched = changes()
+    few, every = loaded(features=False), loaded(features=True)
+    print(f"a worker loads {len(few)} modules, with every feature {len(every)}")
+    values = (
+        *(len(touched[letter]) for letter in ("A", "B", "C1", "C2", "D")),
+        *foreign_names(),
+        lines(few),
+        lines(every),
+        *rooms(files),
+        sum(map(len, COPIES.values())),
+        *minutes(),
+    )
+    return dict(zip(LIMITS, values, strict=True))
+
+
+def main() -> int:
+    """Print the figures; exit code 1 if one is above its limit, or a function is too long."""
+    files, functions = lines_of_code()
+    everything = list(PACKAGE.rglob("*.py"))
+    print(f"{len(everything)} files, {lines(everything):,} lines, {sum(files.values()):,} of code")
+    wrong = [f"expected what is named to be there: {name}" for name in missing()]
+    found = figures(files)
+    print(f"{'':40}{'now':>8}{'limit':>8}{'goal':>8}")
+    for name, value in found.items():
+        limit, goal = LIMITS[name]
+        print(f"{name:40}{value:8,}{limit:8,}{goal:8,}")
+        if value > limit:
+            wrong.append(f"expected at most {limit:,} {name}, got {value:,}: see {__file__}")
+    for length, place in functions:
+        if length > LONGEST_FUNCTION:
+            limit_text = f"at most {LONGEST_FUNCTION} lines of code"
+            wrong.append(f"expected a function of {limit_text}, got {length}: split {place}")
+    print("longest functions:", ", ".join(f"{place} {length}" for length, place in functions[:3]))
+    for text in wrong:
+        print(text)
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

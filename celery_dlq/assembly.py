@@ -22,12 +22,6 @@ from celery_dlq.events import Events
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.policies.checks import shown
-from celery_dlq.policies.delivery_limits import (
-    LowLimit,
-    default_limit,
-    low_limits,
-    low_receive_counts,
-)
 from celery_dlq.policies.policy import task_policies
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
@@ -36,7 +30,6 @@ from celery_dlq.store.address import Kind
 from celery_dlq.store.metrics import Measuring
 from celery_dlq.store.records import Clock
 from celery_dlq.transport import default_delay, publications
-from celery_dlq.transport.sqs.aws import redrive_policies
 
 if TYPE_CHECKING:
     from celery_dlq.operations.api import Operations
@@ -48,9 +41,16 @@ if TYPE_CHECKING:
     from celery_dlq.operations.release import HeldQueues
     from celery_dlq.operations.removal import Removal
     from celery_dlq.operations.retention import MemoryCheck
+    from celery_dlq.policies.delivery_limits import (
+        LowLimit,
+        default_limit,
+        low_limits,
+        low_receive_counts,
+    )
     from celery_dlq.store.store import Store
     from celery_dlq.transport.held import WatchedFetch
     from celery_dlq.transport.redis.fetch import ReliableFetch
+    from celery_dlq.transport.sqs.aws import redrive_policies
     from celery_dlq.transport.sqs.channel import VisibilityRenewal
     from celery_dlq.writing.memory_limit import MemoryLimit
     from celery_dlq.writing.spool import Spool
@@ -93,14 +93,18 @@ _LATER = {
     "Reading": "operations.reading",
     "HeldQueues": "operations.release",
     "Removal": "operations.removal",
+    "default_limit": "policies.delivery_limits",
+    "low_limits": "policies.delivery_limits",
+    "low_receive_counts": "policies.delivery_limits",
     "Store": "store.store",
     "ReliableFetch": "transport.redis.fetch",
+    "redrive_policies": "transport.sqs.aws",
     "VisibilityRenewal": "transport.sqs.channel",
     "MemoryLimit": "writing.memory_limit",
     "Spool": "writing.spool",
 }
 LATER = {name: _Imported(f"celery_dlq.{module}", name) for name, module in _LATER.items()}
-"""What only workers or operators need; whoever publishes imports this module, and none of these."""
+"""What only some processes need; whoever publishes imports this module, and none of these."""
 if not TYPE_CHECKING:
     globals().update(LATER)
 

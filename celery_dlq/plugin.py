@@ -16,7 +16,6 @@ from celery.local import Proxy
 from celery_dlq.assembly import LATER, Assembly
 from celery_dlq.config import Settings
 from celery_dlq.errors import MissingExtra
-from celery_dlq.letters.filters import FilterFields
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.policies.checks import check_names, expected
 from celery_dlq.registry import Feature, features
@@ -118,6 +117,8 @@ def _keywords(method: Callable[..., Any]) -> Collection[str] | None:
     """The keywords that a method takes; ``None`` if it checks them itself."""
     found = dict(signature(method).parameters)
     if "fields" in found:
+        from celery_dlq.letters.filters import FilterFields
+
         return {*found, *FilterFields.__annotations__}
     return None if any(one.kind is one.VAR_KEYWORD for one in found.values()) else found
 

@@ -336,6 +336,23 @@ class Jobs:
             return run.job
         return None
 
+    def run_one(self, stopping: Callable[[], bool]) -> bool:
+        """Run one job, whose note gets its error; false to wait before the next one."""
+        try:
+            job = self.run_next(stopping)
+        except StoreUnavailable as exc:
+            logger.warning("Cannot run jobs until the store answers: %s", exc)
+        except DLQError as exc:
+            logger.warning("A job failed: %s", exc)
+        except Exception:
+            logger.exception("A job failed")
+        else:
+            if job is not None:
+                now = "waits for the next process" if job.state == WAITING else f"is {job.state}"
+                logger.info("Job %s, a %s of %s, %s", job.id, job.kind, job.queue, now)
+            return job is not None
+        return False
+
     def forget(self, actor: str, keep: int) -> None:
         """Forget the ended jobs of an actor that is no person, all but the newest."""
         ended = (DONE, CANCELLED, STOPPED, FAILED)
@@ -493,26 +510,8 @@ class Runner:
     def _run_waiting(self) -> None:
         with self._make() as jobs:
             while not self._closing.is_set():
-                if not run_next(jobs, self._closing.is_set):
+                if not jobs.run_one(self._closing.is_set):
                     self._wake.acquire(timeout=timing.current.job_look)
-
-
-def run_next(jobs: Jobs, stopping: Callable[[], bool]) -> bool:
-    """Run one job, whose note gets its error; false to wait before the next one."""
-    try:
-        job = jobs.run_next(stopping)
-    except StoreUnavailable as exc:
-        logger.warning("Cannot run jobs until the store answers: %s", exc)
-    except DLQError as exc:
-        logger.warning("A job failed: %s", exc)
-    except Exception:
-        logger.exception("A job failed")
-    else:
-        if job is not None:
-            now = "waits for the next process" if job.state == WAITING else f"is {job.state}"
-            logger.info("Job %s, a %s of %s, %s", job.id, job.kind, job.queue, now)
-        return job is not None
-    return False
 
 
 def _detail(job: Job) -> dict[str, Any]:

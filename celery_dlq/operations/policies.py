@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from itertools import chain, combinations, islice
@@ -19,6 +18,7 @@ from celery_dlq.policies.delivery_limits import LowLimit
 from celery_dlq.policies.overrides import MAX_OVERRIDE, applied, begins, checked
 from celery_dlq.policies.policy import DLQ_SUFFIX, KeyValue, Policy, PolicyKeys, plain
 from celery_dlq.policies.queue_names import KnownQueues, did_you_mean
+from celery_dlq.policies.registered import TASK_PREFIX, differences
 from celery_dlq.policies.table import PolicyTable, Sourced
 from celery_dlq.store.instructions import Override
 from celery_dlq.store.records import WorkerInfo
@@ -322,60 +322,3 @@ def _check_span(queue: str, span: timedelta) -> None:
             f"expected an override to last more than 0 s and at most {MAX_OVERRIDE.days} days, got "
             f"{span.total_seconds():,.10g} s"
         )
-
-
-TASK_PREFIX = "task:"
-
-
-def differences(mine: WorkerInfo, other: WorkerInfo) -> list[str]:
-    """One sentence for each queue or task whose policy differs between two workers."""
-    ours, theirs = table_of(mine), table_of(other)
-    queues = {*mine.queues} & {*other.queues} | {*ours.queues} & {*theirs.queues}
-    pairs = [(f"queue {name!r}", ours.resolve(name), theirs.resolve(name)) for name in queues]
-    pairs += [
-        (f"task {name}", ours.tasks.get(name), theirs.tasks.get(name))
-        for name in {*ours.tasks, *mine.tasks} & {*theirs.tasks, *other.tasks}
-    ]
-    return [
-        f"For {what}, {mine.hostname} and {other.hostname} have different policies: "
-        f"{_difference(own or Policy(), its or Policy()) or 'only one of them guards it'}"
-        for what, own, its in sorted(pairs, key=lambda pair: pair[0])
-        if own != its
-    ]
-
-
-def _difference(own: Policy, its: Policy) -> str:
-    mine, theirs = _flat(own), _flat(its)
-    return ", ".join(
-        f"{key} {mine.get(key, 'not set')} and {theirs.get(key, 'not set')}"
-        for key in sorted({*mine, *theirs})
-        if mine.get(key) != theirs.get(key)
-    )
-
-
-def _flat(policy: Policy) -> dict[str, Any]:
-    """The keys that are set; those of a mapping are one each."""
-    found: dict[str, Any] = {}
-    for key, value in policy.to_json().items():
-        if isinstance(value, dict):
-            found.update({f"{key}[{name!r}]": one for name, one in value.items()})
-        else:
-            found[key] = value
-    return found
-
-
-def table_of(info: WorkerInfo) -> PolicyTable:
-    """The policies that a worker registered; keys that this version does not know are left out."""
-    parsed = {name: _policy(values) for name, values in info.policies.items()}
-    return PolicyTable(
-        {name: policy for name, policy in parsed.items() if not name.startswith(TASK_PREFIX)},
-        {name[len(TASK_PREFIX) :]: p for name, p in parsed.items() if name.startswith(TASK_PREFIX)},
-    )
-
-
-def _policy(values: Mapping[str, Any]) -> Policy:
-    policy = Policy()
-    for key, value in values.items():
-        with suppress(SettingsError):  # a key of another version
-            policy = Policy.parse({key: value}, key).over(policy)
-    return policy

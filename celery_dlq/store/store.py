@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import url_without_secrets
@@ -15,7 +15,6 @@ from celery_dlq.store.check import check
 from celery_dlq.store.connect import connect, is_refusal
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.instructions import Instructions
-from celery_dlq.store.jobs import JobStore
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.notes import GroupNotes
@@ -25,6 +24,9 @@ from celery_dlq.store.records import ServerMemory
 from celery_dlq.store.revoked import RevokedTasks
 from celery_dlq.store.slots import pipelined
 from celery_dlq.store.workers import MetricsStore, WorkerRegistry
+
+if TYPE_CHECKING:
+    from celery_dlq.store.jobs import JobStore
 
 _HELD_TTL_SECONDS = 1.0  # a copy of a held message may run once that is released
 
@@ -87,8 +89,14 @@ class Store:
         """The held messages, in streams like letters."""
         return Letters(self, Keys(f"{self.keys.prefix}:held"), _HELD_TTL_SECONDS)
 
+    @cached_property
+    def jobs(self) -> JobStore:
+        """States of jobs."""
+        from celery_dlq.store.jobs import JobStore  # noqa: PLC0415 - a worker without jobs has none
+
+        return JobStore(self)
+
     workers = cached_property(WorkerRegistry)  # live workers and the audit log
-    jobs = cached_property(JobStore)  # states of jobs
     metrics = cached_property(MetricsStore)  # metrics of all processes
     notes = cached_property(GroupNotes)  # notes of operators on groups of letters
     instructions = cached_property(Instructions)  # what operators require of all workers

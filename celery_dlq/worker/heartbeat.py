@@ -17,8 +17,8 @@ from celery_dlq.config import Settings
 from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import EPOCH
-from celery_dlq.operations.policies import TASK_PREFIX, differences
 from celery_dlq.policies.policy import task_policies
+from celery_dlq.policies.registered import TASK_PREFIX, differences
 from celery_dlq.store.instructions import Instruction, Instructions, Override
 from celery_dlq.store.metrics import STORE_ERRORS, Counts
 from celery_dlq.store.records import MAX_TASKS, WorkerInfo

@@ -23,7 +23,6 @@ from typing import Any
 
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.letters.printable import get_logger
-from celery_dlq.operations.jobs import run_next
 
 logger = get_logger("celery_dlq.worker")
 
@@ -196,5 +195,5 @@ class WorkerJobs:
         self._woken = False
         with self._separate() as self._own:
             running = self._own.jobs()
-            while run_next(running, stopping) and not stopping():
+            while running.run_one(stopping) and not stopping():
                 pass

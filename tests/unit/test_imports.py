@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import house
 import pytest
 
 _REPORT = """
@@ -91,6 +92,14 @@ def test_publishers_load_nothing_that_only_workers_need() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, encoding="utf-8"
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_worker_loads_no_job_and_no_redrive_before_one_runs() -> None:
+    """What can break a task is small: an operation is imported by the thread that runs it."""
+    names = [str(path) for path in house.loaded(features=False)]
+    late = ("operations/job", "operations/edit", "operations/redrive", "store/jobs", "sqs/aws")
+    assert any(name.endswith("worker/guard.py") for name in names)
+    assert [name for name in names if any(room in name for room in late)] == []
 
 
 def test_a_worker_without_sentry_and_prometheus_loads_neither() -> None:

@@ -15,10 +15,11 @@ from rich.console import Console
 from celery_dlq.cli.policies import show_policies
 from celery_dlq.errors import NotFound, SettingsError
 from celery_dlq.events import Action, Event, Events, whoami
-from celery_dlq.operations.policies import PolicyAdmin, differences
+from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.policies.overrides import by_queue, keys
 from celery_dlq.policies.policy import CrashLimit, Policy
 from celery_dlq.policies.queue_names import KnownQueues
+from celery_dlq.policies.registered import differences
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.instructions import Override
 from celery_dlq.store.records import WorkerInfo

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq.config import Settings, visibility_timeout
 from celery_dlq.features.doctor.finding import ALL, WEAKENS, Finding, Guarantee, finding
 from celery_dlq.letters.printable import some_of
-from celery_dlq.operations.policies import table_of
 from celery_dlq.operations.protection import (
     EARLY,
     LATE,
@@ -25,6 +24,7 @@ from celery_dlq.operations.protection import (
 from celery_dlq.operations.retention import database, is_brokers
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.queue_names import KnownQueues
+from celery_dlq.policies.registered import table_of
 from celery_dlq.transport.redis.fetch import ReliableFetch
 
 if TYPE_CHECKING:

@@ -262,7 +262,7 @@ class Assembly:
 
     def held(self) -> HeldQueues:
         """The queues of held messages."""
-        from celery_dlq.operations.release import MOST_HELD
+        from celery_dlq.store.instructions import MOST_HELD
 
         return HeldQueues(self.jobs(), most=MOST_HELD)
 

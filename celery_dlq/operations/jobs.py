@@ -49,7 +49,6 @@ from celery_dlq.operations.job import (
     counts_of,
 )
 from celery_dlq.operations.policies import PolicyAdmin
-from celery_dlq.operations.redrive.publisher import broker_name
 from celery_dlq.operations.redrive.select import MOST_SEARCHED, Progress, died_again
 from celery_dlq.store.endless import repeat
 from celery_dlq.store.letters import Letters
@@ -57,6 +56,7 @@ from celery_dlq.store.metrics import Measuring
 from celery_dlq.store.records import Clock, position_at
 from celery_dlq.store.store import Store
 from celery_dlq.store.workers import OpenChange
+from celery_dlq.transport.publications import broker_name
 
 logger = get_logger("celery_dlq")
 

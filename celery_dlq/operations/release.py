@@ -15,12 +15,12 @@ from celery_dlq.letters.record import iso
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.operations.job import FAILED, INTERRUPTED, WAITING, CancelledError, Job, JobRun
 from celery_dlq.operations.redrive.message import Outgoing, RedriveOptions, released
-from celery_dlq.operations.redrive.publisher import broker_name
 from celery_dlq.operations.redrive.redrive import carried_out
 from celery_dlq.operations.redrive.select import Progress, RawEntry
 from celery_dlq.operations.redrive.work import RedriveReport, Work
 from celery_dlq.store.instructions import Hold
 from celery_dlq.store.records import QueueSummary
+from celery_dlq.transport.publications import broker_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from celery_dlq.operations.redrive.message import Prepared
 
 logger = get_logger("celery_dlq.worker")
-
-MOST_HELD = 100_000
-"""About how many messages a hold takes; workers do not consume the queues of the next ones."""
-
 
 OPENED_AGAIN = (
     "the circuit breaker has opened again: the other messages stay held, and it releases them once "

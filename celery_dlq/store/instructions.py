@@ -24,6 +24,9 @@ from celery_dlq.store.part import Part
 MOST_HOLDS = 100
 """Holds at a time; workers compare each message with all that are in force."""
 
+MOST_HELD = 100_000
+"""About how many messages a hold takes; workers do not consume the queues of the next ones."""
+
 MOST_DEMANDS = 10_000
 """Demands at a time; each worker has all of them in memory."""
 

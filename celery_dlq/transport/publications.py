@@ -38,3 +38,10 @@ def name_publication(headers: Any = None, **_: Any) -> None:
         # Not from `random`, whose seed is the user's.
         number = int.from_bytes(os.urandom(2), "big")
         headers[PUBLICATION_HEADER] = publication(time.time_ns() // 1000, number)
+
+
+def broker_name(app: Any) -> str:
+    """The broker of an app, as jobs and holds name it: two hosts may call it differently."""
+    with app.connection_for_write() as connection:
+        place = str(connection.virtual_host or "").strip("/")
+        return f"{connection.transport.driver_type} /{place}"

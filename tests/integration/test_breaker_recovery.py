@@ -23,8 +23,7 @@ from waiting import poll
 
 from celery_dlq import DeadLetters
 from celery_dlq.errors import DLQError
-from celery_dlq.features.circuit_breaker import observer as recovery
-from celery_dlq.features.circuit_breaker import policy
+from celery_dlq.features.circuit_breaker import policy, recovery
 from celery_dlq.features.circuit_breaker.operations import Breakers
 from celery_dlq.features.circuit_breaker.policy import (
     Happened,
@@ -238,7 +237,7 @@ import sys
 sys.path.insert(0, sys.argv[2])
 from builders import an_app
 from celery_dlq import DeadLetters
-from celery_dlq.features.circuit_breaker.observer import recover
+from celery_dlq.features.circuit_breaker.recovery import recover
 from celery_dlq.operations.redrive import one_step, redrive
 one_step.OneStep.batch_size = redrive.MOST_AT_ONCE = 3
 dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[1]))

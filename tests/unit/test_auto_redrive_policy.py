@@ -14,7 +14,7 @@ from fresh import fresh_store
 from celery_dlq.cli.options import START_TIME
 from celery_dlq.errors import SettingsError
 from celery_dlq.events import Events
-from celery_dlq.features.auto_redrive.operations import AutoRedriveObserver
+from celery_dlq.features.auto_redrive.observer import AutoRedriveObserver
 from celery_dlq.features.auto_redrive.policy import AutoRedrive
 from celery_dlq.features.sentry import observer as sentry
 from celery_dlq.features.sentry.observer import Report, Why

@@ -27,9 +27,9 @@ from celery_dlq.features.circuit_breaker.policy import Ends, Succeeded
 from celery_dlq.features.sentry import observer as sentry
 from celery_dlq.features.sentry.observer import event_of_opening
 from celery_dlq.letters.headers import HOLD_HEADER
-from celery_dlq.operations.redrive.publisher import broker_name
 from celery_dlq.store.instructions import OPEN, RELEASING, Circuit
 from celery_dlq.store.metrics import CIRCUITS, INTERNAL_ERRORS, STORE_ERRORS
+from celery_dlq.transport.publications import broker_name
 from celery_dlq.web.status import Fleet
 
 

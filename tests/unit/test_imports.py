@@ -94,10 +94,17 @@ def test_publishers_load_nothing_that_only_workers_need() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_worker_loads_no_job_and_no_redrive_before_one_runs() -> None:
+@pytest.mark.parametrize("features", [False, True], ids=["no feature", "every feature"])
+def test_a_worker_loads_no_job_and_no_redrive_before_one_runs(*, features: bool) -> None:
     """What can break a task is small: an operation is imported by the thread that runs it."""
-    names = [str(path) for path in house.loaded(features=False)]
-    late = ("operations/job", "operations/edit", "operations/redrive", "store/jobs", "sqs/aws")
+    names = [str(path) for path in house.loaded(features=features)]
+    late = (
+        "operations/job",
+        "operations/edit",
+        "operations/redrive",
+        "operations/release",
+        "store/jobs",
+    )
     assert any(name.endswith("worker/guard.py") for name in names)
     assert [name for name in names if any(room in name for room in late)] == []
 

@@ -6,7 +6,7 @@ from celery_dlq.registry import Feature, PolicyKey
 
 FEATURE = Feature(
     name="auto_redrive",
-    observer="operations:observer",
+    observer="observer:observer",
     policy_keys={
         "auto_redrive": PolicyKey(
             check="policy:auto_redrive",

@@ -20,28 +20,23 @@ The clock is the store's.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 from celery_dlq import timing
 from celery_dlq.errors import NotFound
-from celery_dlq.events import DeadLettered, Event, on_behalf_of
+from celery_dlq.events import on_behalf_of
 from celery_dlq.features.auto_redrive.policy import AutoRedrive
 from celery_dlq.letters.filters import LetterFilter
-from celery_dlq.letters.record import DeadLetter, to_micros
+from celery_dlq.letters.record import to_micros
 from celery_dlq.operations.job import DONE, INTERRUPTED, RUNNING, WAITING, Job
 from celery_dlq.operations.jobs import Jobs
 from celery_dlq.operations.redrive.message import Canary, RedriveOptions
 from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.store.metrics import REDRIVES_USED_UP
 from celery_dlq.store.records import position_at
-from celery_dlq.worker.housekeeping import LongTask
-from celery_dlq.worker.observer import Observer, WorkerParts
 
 ACTOR = "auto_redrive"
 """Who redrives, in jobs and audit."""
@@ -231,64 +226,3 @@ def _options(rule: AutoRedrive, redrives: int) -> RedriveOptions:
         wait = min(max(timing.current.canary, rule.after), timing.current.max_canary)
         canary = Canary(letters=rule.canary, wait_seconds=wait)
     return RedriveOptions(rate=RATE, limit=MOST_LETTERS, due=rule.due(redrives), canary=canary)
-
-
-def observer(parts: WorkerParts) -> Observer:
-    """The observer of a worker."""
-    return AutoRedriveObserver(parts)
-
-
-class AutoRedriveObserver(Observer):
-    """Looks for letters that are due, and describes the last death of a message."""
-
-    def __init__(self, parts: WorkerParts) -> None:
-        self._parts = parts
-        self._look_at = time.monotonic() + self._pause()
-        # A pool child that dropped its copy of a connection would close it for this process.
-        self._own: Any = None
-        parts.events.subscribe(self._stored, lambda kind: kind is DeadLettered)
-
-    @property
-    def tasks(self) -> Sequence[LongTask]:
-        """Make jobs for what is due."""
-        return [LongTask(name="auto-redrive", is_due=self._is_due, work=self._look)]
-
-    def before_store(self, letter: DeadLetter) -> DeadLetter:
-        """Say in the letter that its message is redriven no more."""
-        text = self._used_up(letter)
-        if not text:
-            return letter
-        description = f"{letter.description}; {text}" if letter.description else text
-        return replace(letter, description=description)
-
-    def close(self) -> None:
-        """Count no more."""
-        self._parts.events.unsubscribe(self._stored)
-
-    def _used_up(self, letter: DeadLetter) -> str:
-        if not letter.redrives:
-            return ""
-        rule = self._parts.policies.policies.value_of(letter.dead_letter_queue, "auto_redrive")
-        return "" if rule is None else rule.used_up(letter.redrives, letter.reason)
-
-    def _stored(self, event: Event) -> None:
-        if isinstance(event, DeadLettered) and self._used_up(event.letter):
-            letter = event.letter
-            queues = letter.source_queue, letter.dead_letter_queue
-            self._parts.counts.count(REDRIVES_USED_UP, *queues)
-
-    def _is_due(self) -> bool:
-        if time.monotonic() < self._look_at:
-            return False
-        self._look_at = time.monotonic() + self._pause()
-        return bool(self._parts.policies.policies.values("auto_redrive"))
-
-    def _look(self, stopping: Callable[[], bool]) -> None:
-        with self._parts.separate() as self._own:
-            if look(self._own.jobs(), self._parts.policies.policies, stopping):
-                self._look_at = min(self._look_at, time.monotonic() + timing.current.job_look)
-
-    def _pause(self) -> float:
-        rules = self._parts.policies.policies.values("auto_redrive")
-        shortest = min((rule.after for rule in rules), default=timing.current.redrive_look)
-        return min(timing.current.redrive_look, max(1.0, shortest / 10))

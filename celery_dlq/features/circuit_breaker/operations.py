@@ -25,18 +25,19 @@ from celery_dlq.features.circuit_breaker.policy import (
 )
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import to_micros
-from celery_dlq.operations.instructions import KnownNames, reason_of
-from celery_dlq.operations.redrive.publisher import broker_name
-from celery_dlq.operations.release import HeldMessages, HeldQueues
+from celery_dlq.operations.instructions import reason_of
 from celery_dlq.policies.policy import task_policies
 from celery_dlq.store.instructions import MOST_HOLDS, OPEN, RELEASING, Circuit, Hold
 from celery_dlq.store.metrics import CIRCUITS, Counts
 from celery_dlq.store.part import Part
 from celery_dlq.store.scripts import script_text
 from celery_dlq.store.store import Store
+from celery_dlq.transport.publications import broker_name
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
+    from celery_dlq.operations.instructions import KnownNames
+    from celery_dlq.operations.release import HeldMessages, HeldQueues
 
 logger = get_logger("celery_dlq")
 

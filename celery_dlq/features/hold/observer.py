@@ -17,19 +17,17 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.features.hold.operations import Holds
 from celery_dlq.features.hold.unread import Unread
 from celery_dlq.letters import conditions, json_codec
 from celery_dlq.letters.headers import HOLD_HEADER, PUBLICATION_HEADER, named_after
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import Reason, to_micros
-from celery_dlq.operations.redrive.publisher import broker_name
-from celery_dlq.operations.release import MOST_HELD
 from celery_dlq.policies.decisions import Die, PutOff, Taken, Verdict
 from celery_dlq.policies.resolved import ResolvedPolicy
-from celery_dlq.store.instructions import OPEN, Hold, Instruction
+from celery_dlq.store.instructions import MOST_HELD, OPEN, Hold, Instruction
 from celery_dlq.store.metrics import HELD_MESSAGES, STORE_ERRORS
 from celery_dlq.store.records import Stored
+from celery_dlq.transport.publications import broker_name
 from celery_dlq.worker.housekeeping import LongTask, Task
 from celery_dlq.worker.observer import Observer, WorkerParts
 from celery_dlq.writing.capture import Message, another, is_named_after_content
@@ -80,6 +78,8 @@ class HoldObserver(Observer):
         ]
 
     def _release(self, stopping: Callable[[], bool]) -> None:
+        from celery_dlq.features.hold.operations import Holds  # noqa: PLC0415 - when it runs
+
         with self._parts.separate() as own:
             Holds(own).release_ended(stopping)
 

@@ -17,12 +17,12 @@ from celery_dlq.errors import DLQError, RedriveError
 from celery_dlq.letters import conditions
 from celery_dlq.letters.links import is_in_chord
 from celery_dlq.operations.redrive.message import Outgoing
-from celery_dlq.operations.redrive.publisher import broker_name
 from celery_dlq.operations.redrive.select import Progress, RawEntry
 from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.store.instructions import Hold
 from celery_dlq.store.records import MAX_TASKS, MessageKey, WorkerInfo
 from celery_dlq.store.store import Store
+from celery_dlq.transport.publications import broker_name
 from celery_dlq.transport.sqs.aws import is_sqs, queue_exists
 
 if TYPE_CHECKING:

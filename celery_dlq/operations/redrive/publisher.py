@@ -339,13 +339,6 @@ def not_published(message: Outgoing, exc: BaseException) -> str:
     )
 
 
-def broker_name(app: Any) -> str:
-    """The broker of an app, as jobs and holds name it: two hosts may call it differently."""
-    with app.connection_for_write() as connection:
-        place = str(connection.virtual_host or "").strip("/")
-        return f"{connection.transport.driver_type} /{place}"
-
-
 class Pace:
     """Limits a redrive to a number of letters a second."""
 

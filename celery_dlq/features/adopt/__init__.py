@@ -20,6 +20,6 @@ FEATURE = Feature(
         )
     },
     check_settings="settings:check",
-    commands={"import": "adopter:import_"},
+    commands={"import": "command:import_"},
     operations={"adopt": "adopter:AdoptRun.adopt"},
 )

@@ -54,7 +54,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             "Request.revoked Request._already_revoked Request._already_cancelled Request._context",
-            "worker/request.py",
+            "worker/request.py worker/settling.py",
             "A message that was redriven after its revocation runs; one that Celery revoked or"
             " cancelled ends once.",
             "test_celery_asks_a_request_whether_it_is_revoked_at_its_receipt_and_its_start",
@@ -75,7 +75,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             "state.task_ready backend.mark_as_failure signals.task_failure Request.send_event",
-            "worker/request.py",
+            "worker/settling.py",
             "A refused message ends as a failed one.",
             "tests/acceptance/test_deaths.py",
         ),

@@ -402,20 +402,8 @@ def _from_environment(known: Collection[str]) -> Mapping[str, Any]:
             f'expected {ENVIRONMENT} to be a JSON object such as {{"dlq_queues": {{}}}}, '
             f"got one of type {type(found).__name__}"
         )
-    check_names(f"dlq_ settings in {ENVIRONMENT}", found, known, SettingsError, gone=_GONE)
+    check_names(f"dlq_ settings in {ENVIRONMENT}", found, known, SettingsError)
     return found
-
-
-_GONE = {
-    "dlq_start": "dlq_start_timeout: 0 starts without the store, a number of seconds refuses then",
-    "dlq_store_timeout": "dlq_transport_options = {'socket_timeout': 5}",
-    "dlq_count_ttl": "nothing: counts are kept for 72 hours, or three visibility timeouts",
-    "dlq_max_delay": "nothing: a default_delay has the bound of RabbitMQ's native delays",
-    "dlq_held_max": "nothing: a hold takes about 100,000 messages",
-    "dlq_store": "dlq_url: letters are in Redis",
-    "dlq_web_url": "it as `dlq web --url`",
-    "dlq_web_secret": "it as `dlq web --secret`",
-}
 
 
 def _refuse_spelling(name: str, meant: str, namespace: str, keys: Collection[str]) -> None:
@@ -446,5 +434,6 @@ def _refuse_unknown(conf: Any, known: Collection[str]) -> None:
         elif (meant := name.lower().removeprefix("celery_")) != name and meant in known:
             _refuse_spelling(name, meant, namespace, keys)
         if name.startswith(PREFIX) and name not in known:
-            hint = f"write {_GONE[name]}" if name in _GONE else suggestion(name, known)
-            raise SettingsError(f"expected only known dlq_ settings, got {key!r}; {hint}")
+            raise SettingsError(
+                f"expected only known dlq_ settings, got {key!r}; {suggestion(name, known)}"
+            )

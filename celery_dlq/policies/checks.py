@@ -50,16 +50,11 @@ def check_names(
     names: Iterable[str],
     known: Collection[str],
     error: type[DLQError] = DLQError,
-    *,
-    gone: Mapping[str, str] | None = None,
 ) -> None:
-    """Refuse a name that is not known, with the one that is meant, or what replaced it."""
+    """Refuse a name that is not known, with the one that is meant."""
     for name in names:
-        if name in known:
-            continue
-        instead = (gone or {}).get(name)
-        hint = f"write {instead}" if instead else suggestion(name, known)
-        raise error(f"expected only known {what}, got {shown(name)}; {hint}")
+        if name not in known:
+            raise error(f"expected only known {what}, got {shown(name)}; {suggestion(name, known)}")
 
 
 def is_off(value: object) -> bool:
@@ -200,14 +195,13 @@ def mapping(
     *,
     required: Collection[str] = (),
     what: str = "",
-    gone: Mapping[str, str] | None = None,
 ) -> Check[dict[str, Any]]:
     """A check of a mapping with known keys, each with its own check; ``None`` is left out."""
 
     def check(where: str, value: object) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             raise expected(where, what or f"a mapping of {', '.join(keys)}", value)
-        check_names(f"keys in {where}", value, keys, SettingsError, gone=gone)
+        check_names(f"keys in {where}", value, keys, SettingsError)
         for key in required:
             if value.get(key) is None:
                 raise expected(where, f"a mapping with {key!r}", value)

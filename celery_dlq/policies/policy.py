@@ -178,7 +178,7 @@ class Policy:
         """Check and convert policy keys."""
         if not isinstance(values, Mapping):
             raise expected(where, "a mapping of policy keys", values)
-        check_names(f"policy keys in {where}", values, policy_keys(), SettingsError, gone=_GONE)
+        check_names(f"policy keys in {where}", values, policy_keys(), SettingsError)
         return _policy(
             {key: _checked(where, key, value) for key, value in values.items() if value is not None}
         )
@@ -307,13 +307,6 @@ _DELAY_SECONDS = duration(
     f"0 to {MAX_DELAY_SECONDS:,} seconds, RabbitMQ's bound",
     lambda given: given <= MAX_DELAY_SECONDS,
 )
-_GONE = {
-    "crash_window": "max_crashes = {'times': 3, 'within': 3600}",
-    "ignore_message_delay": "default_delay = {'seconds': 0, 'always': True}",
-    "dead_letter_routing_key": "dead_letter_exchange = {'name': …, 'routing_key': …}",
-    "ignore": "exceptions = {'shop.SoldOut': 'ignore'}",
-    "keep_until_exported": "nothing: of a queue that is exported, only what is exported is trimmed",
-}
 _CHECKS: dict[str, Check[Any]] = {
     "max_deliveries": integer(1),
     "max_crashes": _crashes,

@@ -230,8 +230,6 @@ def test_settings_of_others_do_not_matter() -> None:
         ("dlq_start_timout", "did you mean 'dlq_start_timeout'?"),
         ("dlq_zzz", "expected one of dlq_adopt, dlq_key_prefix"),
         ("dlq_", "did you mean 'dlq_"),
-        ("dlq_start", "write dlq_start_timeout: 0 starts without the store"),
-        ("dlq_store_timeout", "write dlq_transport_options = {'socket_timeout': 5}"),
     ],
 )
 def test_an_unknown_setting_is_refused_with_a_hint(name: str, hint: str) -> None:

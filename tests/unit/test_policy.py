@@ -62,12 +62,6 @@ def test_a_policy_takes_all_its_keys() -> None:
     )
 
 
-def test_a_key_that_is_gone_is_refused_with_what_to_write_instead() -> None:
-    """One line says it."""
-    with pytest.raises(SettingsError, match=r"'ignore'; write exceptions = \{'shop.SoldOut'"):
-        Policy.parse({"ignore": "KeyError"}, "x")
-
-
 def test_none_means_not_set_here() -> None:
     """A key with ``None`` is as good as left out."""
     assert Policy.parse({"max_deliveries": None, "exceptions": None}, "x") == Policy()

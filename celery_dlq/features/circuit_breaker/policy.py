@@ -150,9 +150,4 @@ _KEYS = mapping(
             lambda given: 0 < given <= _MOST_SECONDS,
         ),
     },
-    gone={
-        "share": f"nothing: it is {SHARE:g} of the executions within the window",
-        "probe_every": f"nothing: a probe runs every {timing.current.probe:g} seconds",
-        "probes": f"nothing: {PROBES} in a row must succeed",
-    },
 )

@@ -185,18 +185,12 @@ def _rule(where: str, value: object) -> ExceptionRule:
         )
     action = one_of(Action)(f"{where}['action']", value["action"])
     known = ("action", *KEYS_OF_ACTION[action])
-    check_names(f"keys of the action {action} in {where}", value, known, SettingsError, gone=_GONE)
+    check_names(f"keys of the action {action} in {where}", value, known, SettingsError)
     given = {key: item for key, item in value.items() if key != "action" and item is not None}
     return ExceptionRule(
         action=action,
         **{key: _RULE_CHECKS[key](f"{where}[{key!r}]", item) for key, item in given.items()},
     )
-
-
-_GONE = {
-    "retry_backoff_max": f"nothing: a wait is at most {BACKOFF_MAX_SECONDS:g} s, as in Celery",
-    "retry_jitter": "backoff = 'fixed' for waits without a random part",
-}
 
 
 # -- names of exceptions ------------------------------------------------------------------

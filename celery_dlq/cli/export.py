@@ -54,14 +54,6 @@ _GIVEN = click.core.ParameterSource.COMMANDLINE
 )
 @click.option("--follow", is_flag=True, help="Wait for new letters until Ctrl-C or SIGTERM.")
 @click.option(
-    "--roll-rows", type=click.IntRange(min=1), help="Begin a new file after this many letters."
-)
-@click.option(
-    "--roll-bytes",
-    type=click.IntRange(min=1),
-    help="Begin a new file after this many bytes before compression.",
-)
-@click.option(
     "--roll-seconds",
     type=click.FloatRange(min=0, min_open=True),
     help="With --follow: begin a new file after this many seconds.",

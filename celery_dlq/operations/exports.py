@@ -42,8 +42,6 @@ class Exports:
         redact: Sequence[str] = (),
         redact_key: bytes | None = None,
         follow: threading.Event | None = None,
-        roll_rows: int | None = None,
-        roll_bytes: int | None = None,
         roll_seconds: float | None = None,
         then_trim: bool = False,
         successes: bool = False,
@@ -57,14 +55,14 @@ class Exports:
 
         The files contain each letter once, however often exports are killed. A folder keeps
         the filter and the redaction of its first export. An export stops before the first
-        letter that died at or after ``until``; a later one continues there. A folder belongs to
-        one store. If that came back from an older snapshot, its letters are compared with the
+        letter that died at or after ``until``; a later one continues there. With ``follow`` a file
+        is closed after ``roll_seconds`` (60), or earlier if it is large. A folder belongs to one
+        store. If that came back from an older snapshot, its letters are compared with the
         files, and only those that are new are written. ``then_trim`` leaves what another folder
         in use lacks; what such an export removed before this one came is in ``missing``.
         """
         from celery_dlq.export.exporter import SUCCESSES, ParquetExport, Rolling  # noqa: PLC0415 - pyarrow is an extra
 
-        rolling: dict[str, Any] = {"rows": roll_rows, "bytes": roll_bytes, "seconds": roll_seconds}
         chosen = self._queues(dead_letter_queues)
         chosen_letters = filter_of(where, fields)
         if successes and (chosen_letters or then_trim):
@@ -76,7 +74,7 @@ class Exports:
             destination,
             where=chosen_letters,
             of=SUCCESSES if successes else None,
-            rolling=Rolling(**{name: n for name, n in rolling.items() if n is not None}),
+            rolling=None if roll_seconds is None else Rolling(seconds=roll_seconds),
             redaction=Redaction.with_key(redact, redact_key) if redact else None,
             filesystem=filesystem,
             take_over=take_over,

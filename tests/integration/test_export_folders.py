@@ -105,7 +105,7 @@ def test_a_trimming_export_leaves_what_another_folder_lacks(
     for folder in (first, second):
         command(shop, "export", folder)
     ids += put(store, 3)
-    done = command(shop, "export", first, "--then-trim", "--roll-rows", 2)
+    done = command(shop, "export", first, "--then-trim")
     assert f"until each of these folders has them: {second}" in " ".join(done.output.split())
     assert in_queue(store) == sorted(ids[4:])
     assert command(shop, "export", second).exit_code == 0

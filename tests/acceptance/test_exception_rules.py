@@ -20,7 +20,7 @@ Ran = Callable[[str], int]
 RETRY = {"action": "retry", "max_retries": 2}
 RULES: dict[str, Any] = {
     "json.JSONDecodeError": RETRY,
-    "exceptions_app.StubbornError": {**RETRY, "backoff": "fixed", "countdown": 0.1},
+    "exceptions_app.StubbornError": {**RETRY, "countdown": 0.1},
     "exceptions_app.FatalError": {"action": "dead_letter", "dead_letter_queue": "fatal-DLQ"},
     "exceptions_app.KnownError": {"action": "ignore"},
     "celery.exceptions.SoftTimeLimitExceeded": {"action": "ignore"},

@@ -86,23 +86,20 @@ def test_a_job_looks_for_those_that_died_again_in_some_letters(
     assert found.count('name="ids"') == 2
 
 
-def test_the_differences_of_some_letters_lead_to_those_of_more() -> None:
-    """The first page says how many of the group's letters were compared."""
+def test_the_differences_of_some_letters_lead_to_the_command() -> None:
+    """The page says how many of the group's letters were compared, and what compares more."""
     web = pages()
-    for number in range(200):
+    for number in range(350):
         stored(web, fingerprint=GROUP, kwargs_json=f'{{"plan": "trial", "n": {number}}}')
-    path = f"{QUEUE}/groups/{GROUP}/differences"
-    text = shown(web, path)
-    assert "of its newest letters, of 200 in all" in text
-    link = re.search(r'<a href="[^"?]*\?(more=yes)">Compare more letters', text)
-    assert link, text
-    more = web.handle(get(path, query=link[1])).body.decode()
-    assert "<p>200 of its newest letters." in more
-    assert "Compare more" not in more
+    text = shown(web, f"{QUEUE}/groups/{GROUP}/differences")
+    assert "of its newest letters, of 350 in all" in text
+    assert "The command dlq differences compares more." in re.sub(r"</?code>", "", text)
     # With nothing to compare with, nothing is said to differ, or not to.
-    assert "<p>All 200 letters have args[0] = 1, kwargs.plan = trial" in more
-    assert "There is nothing to compare 200 letters with" in more
-    assert "Nothing stands out" not in more
+    assert re.search(
+        r"All \d+ letters that were looked at, .*have args\[0\] = 1, kwargs.plan", text
+    )
+    assert "There is nothing to compare" in text
+    assert "Nothing stands out" not in text
 
 
 def test_the_beginning_of_an_id_finds_no_letter_on_a_page() -> None:

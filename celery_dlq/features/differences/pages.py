@@ -5,14 +5,15 @@ from __future__ import annotations
 from celery_dlq.letters.explanation import name_of
 from celery_dlq.web.http import Call, Page, get
 
+_MOST_LETTERS, _SECONDS = 300, 0.07
+
 
 def differences(call: Call) -> Page:
-    """Show how some letters of a group differ from others; with ``more``, how many do."""
+    """Show how some letters of a group differ from others."""
     queue, fingerprint = call.parts["queue"], call.parts["fingerprint"]
     found = call.dlq.group(queue, fingerprint)
-    most, seconds = (5_000, 1.0) if call.value("more") else (300, 0.07)
     compared = call.dlq.differences(
-        queue, fingerprint=fingerprint, most=most, deadline_seconds=seconds
+        queue, fingerprint=fingerprint, most=_MOST_LETTERS, deadline_seconds=_SECONDS
     )
     findings = []
     for finding in compared.findings:
@@ -23,9 +24,8 @@ def differences(call: Call) -> Page:
         title=f"{queue}: how {found.exception_type or found.reason} differs",
         group=found,
         compared=compared,
-        more=call.value("more"),
         findings=findings,
     )
 
 
-ROUTES = (get("/queues/{queue}/groups/{fingerprint}/differences", differences, seconds=4.0),)
+ROUTES = (get("/queues/{queue}/groups/{fingerprint}/differences", differences),)

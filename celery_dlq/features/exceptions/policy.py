@@ -42,13 +42,6 @@ class Action(TextEnum):
     IGNORE = "ignore"
 
 
-class Backoff(TextEnum):
-    """How the wait grows from one retry to the next."""
-
-    EXPONENTIAL = "exponential"
-    FIXED = "fixed"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExceptionRule:
     """What to do about one exception and its subclasses. ``None`` means: not set.
@@ -58,10 +51,9 @@ class ExceptionRule:
     Attributes:
         action: ``retry``, ``dead_letter`` (at once) or ``ignore`` (no letter).
         max_retries: Of ``retry``: at most this many retries. Unset: the task's own.
-        backoff: Of ``retry``: ``exponential`` (each wait is a random part of twice the one before,
-            600 seconds at most, as Celery's ``retry_backoff``) or ``fixed``. Unset: exponential.
-        countdown: Of ``retry``: seconds (or timedelta) before the first retry, rounded up to
-            whole ones. Unset: 1, or with a fixed backoff the task's ``default_retry_delay``.
+        countdown: Of ``retry``: seconds (or timedelta) before the first retry. Each further wait
+            may be twice as long, 600 seconds at most, and is a random part of that in whole
+            seconds, as with Celery's ``retry_backoff``. Unset: 1.
         dead_letter_queue: Of ``dead_letter``: the queue of the letters. Unset: the policy's.
 
     Source: https://docs.celeryq.dev/en/stable/userguide/tasks.html#Task.retry_backoff
@@ -69,18 +61,15 @@ class ExceptionRule:
 
     action: Action
     max_retries: int | None = None
-    backoff: Backoff | None = None
     countdown: float | None = None
     dead_letter_queue: str | None = None
 
-    def wait(self, retries: int, share: float) -> int | None:
-        """Whole seconds before the next retry; ``None`` for the task's ``default_retry_delay``.
+    def wait(self, retries: int, share: float) -> int:
+        """Whole seconds before the next retry.
 
         Whole as Celery's own: its native delay on RabbitMQ refuses half a second.
         ``share`` is a random number of at least 0 and less than 1, for the jitter.
         """
-        if self.backoff is Backoff.FIXED:
-            return None if self.countdown is None else ceil(self.countdown)
         first = DEFAULT_COUNTDOWN if self.countdown is None else self.countdown
         doubled: float = first * 2.0 ** min(max(retries, 0), _MAX_DOUBLINGS)
         return int(share * (ceil(min(BACKOFF_MAX_SECONDS, doubled)) + 1))
@@ -136,13 +125,12 @@ class ExceptionPolicy(KeyValue):
 
 
 KEYS_OF_ACTION = {
-    Action.RETRY: ("max_retries", "backoff", "countdown"),
+    Action.RETRY: ("max_retries", "countdown"),
     Action.DEAD_LETTER: ("dead_letter_queue",),
     Action.IGNORE: (),
 }
 _RULE_CHECKS: Mapping[str, Check[Any]] = {
     "max_retries": integer(0),
-    "backoff": one_of(Backoff),
     "countdown": seconds,
     "dead_letter_queue": queue_name,
 }
@@ -184,6 +172,11 @@ def _rule(where: str, value: object) -> ExceptionRule:
             where, "an action (retry, dead_letter or ignore), or a mapping with one", value
         )
     action = one_of(Action)(f"{where}['action']", value["action"])
+    if "backoff" in value:
+        raise SettingsError(
+            f"expected no 'backoff' in {where}, whose waits grow as with Celery's retry_backoff; "
+            f"for equal waits write autoretry_for and default_retry_delay at the task, and no rule"
+        )
     known = ("action", *KEYS_OF_ACTION[action])
     check_names(f"keys of the action {action} in {where}", value, known, SettingsError)
     given = {key: item for key, item in value.items() if key != "action" and item is not None}

@@ -67,12 +67,12 @@ def shows(text: str) -> list[str]:
     return [secret for secret in SECRETS if secret in text]
 
 
-@pytest.mark.parametrize("mode", ["groups", "off"])
+@pytest.mark.parametrize("reports", [True, False])
 def test_a_secret_is_shown_nowhere_and_the_redriven_task_receives_it(
-    observed: ModuleType, start: Start, sentry: FakeSentry, redis_url: str, mode: str
+    observed: ModuleType, start: Start, sentry: FakeSentry, redis_url: str, reports: bool
 ) -> None:
     """The letter's texts, the worker's log, Sentry's events of the retry and of the death."""
-    worker = start(dlq_redact=RULES, dlq_sentry=mode)
+    worker = start(dlq_redact=RULES, dlq_sentry=reports)
     publish(observed)
     poll(lambda: any(queue.letters for queue in observed.dlq.queues()), timeout_seconds=30)
     (letter,) = observed.dlq.letters("orders-DLQ")

@@ -173,21 +173,6 @@ def test_lost_processes_and_unknown_tasks_are_reported_once(
     assert lines in ([], ["multiprocessing"])  # three processes were lost
 
 
-def test_beside_leaves_the_integrations_events_and_links_letters_to_them(
-    observed: ModuleType, start: Start, sentry: FakeSentry
-) -> None:
-    """One failure is one event also then, and its letter keeps the id that Sentry gave."""
-    start(sentry.dsn, conf={"dlq_sentry": "beside"})
-    for number in range(3):
-        observed.fails.delay(str(number))
-    found = letters(observed, 3)
-    poll(lambda: len(sentry.events) == 3, timeout_seconds=30)
-
-    types = {e["exception"]["values"][-1]["mechanism"]["type"] for e in sentry.events}
-    assert types == {"celery"}
-    assert {letter.sentry_event_id for letter in found} == {e["event_id"] for e in sentry.events}
-
-
 def test_a_sentry_that_hangs_holds_nothing_up(observed: ModuleType, start: Start) -> None:
     """Letters are stored, healthy tasks run, and the worker stops when Sentry's 2 s are over."""
     with socket.create_server(("127.0.0.1", 0)) as listening:  # accepts and never answers
@@ -206,15 +191,15 @@ TRACED = {**TRACED, "headers": TRACED}
 """The headers of a message that a process with Sentry's tracing publishes."""
 
 
-@pytest.mark.parametrize("mode", ["groups", "off"])
+@pytest.mark.parametrize("reports", [True, False])
 @pytest.mark.parametrize("rate", [1.0, 0.0])
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_the_event_of_a_failed_task_belongs_to_its_trace(
-    observed: ModuleType, start: Start, sentry: FakeSentry, pool: str, rate: float, mode: str
+    observed: ModuleType, start: Start, sentry: FakeSentry, pool: str, rate: float, reports: bool
 ) -> None:
     """The trace of who published it, as without this package (off), and for a death unseen too."""
-    start(sentry.dsn, {"dlq_sentry": mode}, pool, traces_sample_rate=rate)
-    task = observed.rejects if (mode, pool) == ("groups", "threads") else observed.fails
+    start(sentry.dsn, {"dlq_sentry": reports}, pool, traces_sample_rate=rate)
+    task = observed.rejects if reports and pool == "threads" else observed.fails
     task.apply_async(("a",), headers=TRACED)
     poll(lambda: sentry.events, timeout_seconds=30)
 
@@ -224,13 +209,13 @@ def test_the_event_of_a_failed_task_belongs_to_its_trace(
     assert trace["span_id"] != SPAN
 
 
-@pytest.mark.parametrize("mode", ["groups", "off"])
+@pytest.mark.parametrize("reports", [True, False])
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_the_event_of_a_task_that_nobody_traced_before_belongs_to_its_transaction(
-    observed: ModuleType, start: Start, sentry: FakeSentry, pool: str, mode: str
+    observed: ModuleType, start: Start, sentry: FakeSentry, pool: str, reports: bool
 ) -> None:
     """The pool process begins the trace, and the letter's event is sent by another process."""
-    worker = start(sentry.dsn, {"dlq_sentry": mode}, pool, traces_sample_rate=1.0)
+    worker = start(sentry.dsn, {"dlq_sentry": reports}, pool, traces_sample_rate=1.0)
     observed.fails.delay("a")
     poll(lambda: sentry.events, timeout_seconds=30)
     worker.stop()

@@ -274,7 +274,7 @@ def test_a_fetch_that_redis_refuses(shop: Make, server: RedisServer) -> None:
 
 def test_a_package_that_is_missing(shop: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A setting wants Sentry, and it is not installed."""
-    dlq = shop(dlq_sentry="groups")
+    dlq = shop(dlq_sentry=True)
     assert dlq.doctor() == []
     monkeypatch.setitem(sys.modules, "sentry_sdk", None)
     monkeypatch.setattr(

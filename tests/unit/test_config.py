@@ -73,7 +73,7 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
         dlq_adopt={"orders.dead": "orders-DLQ", "other.dead": None},
         dlq_sample_successes=0.001,
         dlq_redact=["kwargs.card", r"re:\b\d{16}\b"],
-        dlq_sentry="beside",
+        dlq_sentry=False,
         dlq_reliable_fetch=False,
         dlq_lease=timedelta(seconds=30),
     ).conf
@@ -92,7 +92,7 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
         redact=("kwargs.card", r"re:\b\d{16}\b"),
         features={
             "adopt": {"orders.dead": "orders-DLQ", "other.dead": None},
-            "sentry": "beside",
+            "sentry": False,
         },
         reliable_fetch=False,
         lease=30.0,

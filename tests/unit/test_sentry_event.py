@@ -117,7 +117,7 @@ def test_lines_of_one_kind_pass_once_a_minute(monkeypatch: pytest.MonkeyPatch) -
     """The next kind passes at once."""
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    drops = SentryDeduplicator(lambda *_: False, lambda: False, instead=True)
+    drops = SentryDeduplicator(lambda *_: False, lambda: False)
 
     def passes(logger: str) -> bool:
         record = logging.LogRecord(logger, logging.ERROR, "", 1, "Process %r exited", (7,), None)

@@ -155,7 +155,7 @@ def fetching(case: Case) -> Iterator[Finding]:
 
 def host(case: Case) -> Iterator[Finding]:
     """What this host lacks: packages, and a folder where letters can wait."""
-    reports = case.dlq.app.conf.get("dlq_sentry") not in (None, "off")
+    reports = case.dlq.app.conf.get("dlq_sentry")
     if reports and find_spec("sentry_sdk") is None:
         text = "The package sentry_sdk is not installed: pip install 'celery_dlq[sentry]'."
         yield finding("missing-package", text)

@@ -10,11 +10,10 @@ FEATURE = Feature(
     settings={
         "sentry": Setting(
             check="observer:setting",
-            default="groups",
-            doc="What Sentry gets, if sentry_sdk is initialised in the worker. groups: one event a "
-            "cause when it is new, came back or grew tenfold, instead of the CeleryIntegration's "
-            "event a failure. beside: the integration's events stay, and deaths that it does not "
-            "see are reported. off: nothing of ours. Defaults to groups.",
+            default=True,
+            doc="Whether Sentry gets one event a cause when it is new, came back or grew tenfold, "
+            "instead of the CeleryIntegration's event a failure, if sentry_sdk is initialised in "
+            "the worker. Defaults to True.",
         )
     },
 )

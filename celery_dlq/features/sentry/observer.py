@@ -2,10 +2,8 @@
 
 Sentry's CeleryIntegration sends an event for every exception of every task, from the pool
 process. For a failure that becomes a letter this would be a duplicate, and in a flood one
-event per letter. So where ``dlq_sentry`` is ``groups``, this module drops the integration's
-event of such a failure; events of retries, unguarded tasks and everything else stay. With
-``beside`` the integration's events stay and their letters keep the event ids; this module
-reports only deaths that the integration does not see.
+event per letter. So this module drops the integration's event of such a failure; events of
+retries, unguarded tasks and everything else stay.
 
 A flood of letters must not become a flood of events. So the processes of an app decide
 together, in the store, once per letter. Reported are the first letter of a group, the first
@@ -40,7 +38,7 @@ from celery_dlq.letters.fingerprint import Raised, raised
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import DeadLetter, TextEnum, iso
 from celery_dlq.letters.redaction import Redaction
-from celery_dlq.policies.checks import one_of
+from celery_dlq.policies.checks import flag
 from celery_dlq.store.overviews import release_text
 from celery_dlq.store.part import Part
 from celery_dlq.worker.observer import Observer, WorkerParts
@@ -117,11 +115,7 @@ class Reports(Part):
 
 logger = get_logger("celery_dlq.sentry")
 
-GROUPS = "groups"
-BESIDE = "beside"
-OFF = "off"
-
-setting = one_of((GROUPS, BESIDE, OFF))
+setting = flag
 """The check of ``dlq_sentry``."""
 
 _TRACE_HEADER = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})(-[01])?")
@@ -151,7 +145,7 @@ def event_id_of(letter: DeadLetter) -> str:
 def observer(parts: WorkerParts) -> Observer | None:
     """The observer of a worker."""
     install_masking(parts.redaction)
-    return None if parts.settings.of("sentry") == OFF else SentryObserver(parts)
+    return SentryObserver(parts) if parts.settings.of("sentry") else None
 
 
 class SentryObserver(Observer):
@@ -167,8 +161,7 @@ class SentryObserver(Observer):
     def guards(self, keeps: Keeps) -> None:
         """Drop events before the pool starts, so that its processes inherit that."""
         if client() is not None:
-            instead = self._parts.settings.of("sentry") == GROUPS
-            SentryDeduplicator(keeps, HANDLING.get, instead=instead).install()
+            SentryDeduplicator(keeps, HANDLING.get).install()
 
     def before_store(self, letter: DeadLetter) -> DeadLetter:
         """The letter with the id of its event, if it will be reported."""
@@ -236,10 +229,9 @@ class SentryDeduplicator:
     Made in the worker's main process before the pool starts, so that pool processes inherit it.
     """
 
-    def __init__(self, keeps: Keeps, handling: Callable[[], bool], *, instead: bool) -> None:
+    def __init__(self, keeps: Keeps, handling: Callable[[], bool]) -> None:
         self._keeps = keeps
         self._handling = handling
-        self._instead = instead
         self._logged = LimitedSet(maxlen=_MAX_TEMPLATES, expires=_SECONDS_PER_LINE)
 
     def install(self) -> None:
@@ -260,15 +252,13 @@ class SentryDeduplicator:
 
     def processed(self, event: Any, hint: Mapping[str, Any]) -> Any:
         """Sentry's event, or ``None`` to drop it because a letter reports it."""
-        if self._instead and "log_record" in hint:
+        if "log_record" in hint:
             return event if self._may_log(hint["log_record"]) else None
         if _mechanism(event) != "celery" or not current_task:
             return event
         request = current_task.request
         try:
-            if self._instead and self._keeps(
-                current_task, request.delivery_info or {}, hint.get("exc_info")
-            ):
+            if self._keeps(current_task, request.delivery_info or {}, hint.get("exc_info")):
                 return None
         except Exception:
             logger.exception("Could not check an event of Sentry's integration; it is sent")

@@ -39,7 +39,7 @@ _Done = tuple[MessageKey, Delivery, bool]
 
 
 class DeliveryCounter:
-    """The `DeliveryCounter` in Redis."""
+    """Counts the deliveries of messages."""
 
     _CLEAN_UPS_PER_WRITE = 32
     _MAX_CLEAN_UPS = 4096  # expiry cleans up the rest

@@ -23,7 +23,7 @@ def may_start_at(state: Mapping[str, Any]) -> int | None:
 
 
 class JobStore(Part):
-    """The `JobStore` in Redis."""
+    """Keeps the states of jobs, and requests to cancel them."""
 
     def write(self, job_id: str, state: Mapping[str, Any]) -> str:
         """Save a state; return who has cancelled the job. Deletes the oldest of too many."""

@@ -40,7 +40,7 @@ _KEPT_MILLIS = KEPT_DAYS * 24 * 3600 * 1000
 
 
 class GroupNotes(Part):
-    """The `GroupNotes` in Redis.
+    """Keeps the notes and the states of groups.
 
     What is overdue is removed when the next note or state is written in the queue.
     """

@@ -117,7 +117,7 @@ class Overviews(Part):
     def groups(self, dead_letter_queue: str, fingerprints: Sequence[str]) -> list[Group]:
         """Return the groups of fingerprints that are known, from the tally; no letter is read.
 
-        Where letters are in Redis, also those of the newest 1,000 groups whose last letter left,
+        Also those of the newest 1,000 groups whose last letter left,
         for `KEPT_DAYS`.
         """
         if not fingerprints:

@@ -34,7 +34,7 @@ class OpenChange(NamedTuple):
 
 
 class WorkerRegistry(Part):
-    """The `WorkerRegistry` in Redis."""
+    """Keeps what workers report of themselves, and the audit log."""
 
     def register(self, info: WorkerInfo) -> None:
         """Save a worker's info; it is kept while the worker sends heartbeats."""

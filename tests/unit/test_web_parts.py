@@ -141,3 +141,12 @@ def test_only_the_groups_that_are_shown_are_read(
         (True, state)
     ] * 2
     assert sorted(read) == sorted(one.fingerprint for one in found)
+
+
+def test_a_fact_that_is_zero_is_shown() -> None:
+    """A count of nothing is known; only what is not known is left out."""
+    web = pages()
+    letter = stored(web, redrives=0, parent_id=None)
+    text = shown(web, f"{QUEUE}/letters/{letter.id}")
+    assert "<dt>redrives</dt><dd>0</dd>" in text
+    assert "parent id" not in text

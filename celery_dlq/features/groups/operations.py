@@ -41,7 +41,7 @@ class Notes:
 
         A group keeps its newest 50 notes: while it has letters, and for 90 days after.
         """
-        text = _checked(text)
+        text = checked_note(text)
         fingerprint, _ = self._check(dead_letter_queue, fingerprint)
         detail = {"fingerprint": fingerprint, "text": shortened(text, _MAX_AUDIT_CHARS)}
         at = self._audit.record(Action.NOTED, dead_letter_queue, detail).at
@@ -103,7 +103,7 @@ class Notes:
         release: str | None = None,
         until: datetime | None = None,
     ) -> GroupStatus:
-        text = _checked(note) if note.strip() else ""
+        text = checked_note(note) if note.strip() else ""
         fingerprint, _ = self._check(queue, fingerprint)
         at, actor = self._registry.now(), whoami()
         status = OPEN_GROUP
@@ -139,7 +139,8 @@ class Notes:
         return fingerprint, notes
 
 
-def _checked(text: str) -> str:
+def checked_note(text: str) -> str:
+    """Check the text of a note; return it without white space around it."""
     text = text.strip()
     if not 0 < len(text) <= MAX_NOTE_CHARS:
         raise DLQError(f"expected a note of 1 to {MAX_NOTE_CHARS:,} characters, got {len(text):,}")

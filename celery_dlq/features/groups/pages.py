@@ -5,22 +5,21 @@ from __future__ import annotations
 from datetime import datetime, timezone
 
 from celery_dlq.cli.table import letters_text
+from celery_dlq.errors import DLQError
 from celery_dlq.events import whoami
+from celery_dlq.features.groups.operations import checked_note
 from celery_dlq.store.records import Group
 from celery_dlq.web.http import Call, Page, Permission, RequestError, post
 from celery_dlq.web.pages import confirm, span_of
-
-MAX_NOTE_CHARS = 2000
 
 
 def add_note(call: Call) -> Page:
     """Add a note to a group: first show it as all will see it."""
     queue, fingerprint = call.parts["queue"], call.parts["fingerprint"]
-    text = call.typed("text")
-    if not 0 < len(text) <= MAX_NOTE_CHARS:
-        raise RequestError(
-            400, f"expected the note to have 1 to {MAX_NOTE_CHARS:,} characters, got {len(text):,}"
-        )
+    try:
+        text = checked_note(call.typed("text"))
+    except DLQError as exc:
+        raise RequestError(400, str(exc)) from exc
     found = call.dlq.group(queue, fingerprint)
     return confirm(
         call,

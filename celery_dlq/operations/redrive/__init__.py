@@ -1,1 +1,1 @@
-"""Redrive."""
+"""Sends letters back to their queues: chooses, checks, claims, publishes and removes them."""

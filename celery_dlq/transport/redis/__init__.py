@@ -1,1 +1,1 @@
-"""Redis."""
+"""Fetches messages from Redis brokers so that none is lost, and leases them to their worker."""

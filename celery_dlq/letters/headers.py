@@ -109,6 +109,38 @@ _LIFE = ("at", "reason", "exception", "fingerprint", "letter")
 MAX_COUNT = 2**31 - 1
 
 
+OF_ONE_PUBLICATION = (HOLD_HEADER, DELAY_HEADER, DELAY_SOURCE_HEADER)
+"""Headers of ours that are true of one publication: a redrive takes them off, and is immediate."""
+
+REDRIVE_HEADERS = (
+    REDRIVES_HEADER,
+    REDRIVE_HEADER,
+    REDRIVEN_AT_HEADER,
+    LETTER_HEADER,
+    EARLIER_HEADER,
+)
+"""Headers of ours that a redrive writes."""
+
+KEPT_HEADERS = (PUBLICATION_HEADER, EDITED_HEADER)
+"""Headers of ours that a message keeps over redrives."""
+
+# Set by a broker for an earlier delivery; wrong or harmful in the next one: RabbitMQ drops
+# messages that seem to go in a cycle. https://github.com/celery/celery/issues/10111
+REDELIVERED = "redelivered"
+BROKER_PREFIXES = (
+    "x-death",
+    "x-first-death-",
+    "x-last-death-",
+    "x-delivery-count",
+    "x-acquired-count",
+)
+
+
+def is_of_broker(name: str) -> bool:
+    """True for a header that a broker set for an earlier delivery."""
+    return name == REDELIVERED or name.startswith(BROKER_PREFIXES)
+
+
 def lives_of(headers: Mapping[str, Any]) -> list[dict[str, str]]:
     """Earlier deaths of a message, oldest first; a publisher may have written anything there."""
     text = headers.get(EARLIER_HEADER)

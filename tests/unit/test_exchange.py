@@ -104,7 +104,7 @@ def test_the_headers_are_the_contract() -> None:
     """Those of the original, without the broker's; and the death."""
     letter = a_letter(
         headers='{"id":"t","task":"shop.charge","x-death":[],"x-first-death-queue":"a",'
-        '"x-delivery-count":2,"redelivered":true}',
+        '"x-delivery-count":2,"x-acquired-count":2,"redelivered":true}',
         reason=Reason.EXPIRED,
         deliveries=3,
         retries=2,

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_dlq.errors import CorruptLetter
+from celery_dlq.letters import headers
 from celery_dlq.letters.packed import fields_of, packed
 from celery_dlq.operations.redrive.message import Outgoing, RedriveOptions, outgoing
 from celery_dlq.operations.redrive.select import RawEntry
@@ -48,16 +49,34 @@ def sent(entry: dict[str, bytes], **options: Any) -> Outgoing:
 
 @given(st.dictionaries(NAMES, VALUES), st.sampled_from(FORMS), st.sampled_from(["", " ", "\n"]))
 def test_headers_kept_as_text_are_those_decoded(
-    headers: dict[str, Any], form: dict[str, Any], space: str
+    headers_of_it: dict[str, Any], form: dict[str, Any], space: str
 ) -> None:
     """Whatever the headers, and however their text is spaced and escaped."""
     letter = a_letter(expires=NOW - timedelta(days=1))
-    text = space + json.dumps(headers, **form) + space
+    text = space + json.dumps(headers_of_it, **form) + space
     fields = {**letter.to_fields(), "headers": text.encode()}
     message = sent(packed(fields))
     assert message.headers["dlq_letter"] == letter.id
     if message.headers_text:
         assert json.loads(message.headers_text) == message.headers
+
+
+def test_a_redrive_knows_what_becomes_of_each_header_of_ours() -> None:
+    """A header that is forgotten would say of the next publication what was true of the last."""
+    ours = {value for name, value in vars(headers).items() if name.endswith("_HEADER")}
+    of_copies = {*headers.DEATH_HEADERS, headers.SAMPLE_HEADER} - {headers.LETTER_HEADER}
+    ways = (headers.OF_ONE_PUBLICATION, headers.REDRIVE_HEADERS, headers.KEPT_HEADERS, of_copies)
+    assert sorted(name for way in ways for name in way) == sorted(ours)
+
+
+def test_what_was_true_of_one_publication_is_no_more() -> None:
+    """What brokers set, too; other headers stay."""
+    stale = {*headers.OF_ONE_PUBLICATION, *headers.BROKER_PREFIXES, headers.REDELIVERED}
+    kept = {headers.EDITED_HEADER: "[]", "x-own": 1, "redelivered_by": "Ada"}
+    text = json.dumps({**dict.fromkeys(stale, 1), **kept})
+    found_headers = sent(packed(a_letter(headers=text).to_fields())).headers
+    assert stale.isdisjoint(found_headers)
+    assert kept.items() <= found_headers.items()
 
 
 def test_the_headers_of_a_plain_task_are_kept_as_text() -> None:
@@ -71,8 +90,8 @@ def test_the_headers_of_a_plain_task_are_kept_as_text() -> None:
 def test_headers_that_cannot_be_read_are_not_taken_for_none() -> None:
     """The message would be published without its headers."""
     task_id = "0b1c2d3e-0000-4000-8000-00000000000f"
-    headers = json.dumps({"lang": "py", "id": task_id})
-    entry = packed(a_letter(task_id=task_id, headers=headers).to_fields())
+    text = json.dumps({"lang": "py", "id": task_id})
+    entry = packed(a_letter(task_id=task_id, headers=text).to_fields())
     assert sent(entry).task_id == task_id
     assert b"lang" not in entry["+"], "the message is small: its headers are compressed"
     read = found({**entry, "-": entry["-"][:5]})

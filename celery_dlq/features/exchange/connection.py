@@ -13,7 +13,7 @@ from kombu.exceptions import OperationalError
 
 from celery_dlq.errors import BrokerUnavailable, DLQError, SettingsError
 from celery_dlq.features.exchange.policy import DeadLetterExchange
-from celery_dlq.letters.headers import RECORD_HEADER, death_headers, record_of
+from celery_dlq.letters.headers import RECORD_HEADER, death_headers, is_of_broker, record_of
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.policies.table import PolicyTable
 
@@ -25,8 +25,6 @@ _MESSAGE_ID_NAMESPACE = UUID("0a3c1c0e-5c7b-5a55-8a39-0d1a3f0f6f0b")
 _MOST_HEADER_CHARS = 64 * 1024  # beside the record, in one frame of AMQP
 _NOT_EQUIVALENT = 406  # AMQP's reply code
 
-# Set by a broker earlier; RabbitMQ drops messages that seem to go in a cycle.
-_STALE = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "redelivered")
 _KEPT_PROPERTIES = ("correlation_id", "reply_to", "priority", "type", "app_id", "delivery_mode")
 _DURABLE = 2
 
@@ -224,7 +222,7 @@ def announced_headers(letter: DeadLetter) -> dict[str, Any]:
     original = letter.decoded("headers")
     kept = original.items() if isinstance(original, dict) else ()
     return {
-        **{name: value for name, value in kept if not str(name).startswith(_STALE)},
+        **{name: value for name, value in kept if not is_of_broker(str(name))},
         **death_headers(letter),
     }
 

@@ -12,16 +12,19 @@ from uuid import uuid4
 from celery_dlq.errors import CorruptLetter, DLQError, RedriveError
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.headers import (
-    DELAY_HEADER,
-    DELAY_SOURCE_HEADER,
+    BROKER_PREFIXES,
     EARLIER_HEADER,
     HOLD_HEADER,
     LETTER_HEADER,
     MAX_LIVES,
+    OF_ONE_PUBLICATION,
     PUBLICATION_HEADER,
+    REDELIVERED,
     REDRIVE_HEADER,
+    REDRIVE_HEADERS,
     REDRIVEN_AT_HEADER,
     REDRIVES_HEADER,
+    is_of_broker,
     is_publication,
     lives_of,
     named_after,
@@ -32,19 +35,8 @@ from celery_dlq.operations.job import JobOptions
 from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.store.records import Seed
 
-# Set by a broker or by us for an earlier delivery; wrong or harmful in the next one.
-# x-death: https://github.com/celery/celery/issues/10111
-_STALE_PREFIXES = (
-    "x-death",
-    "x-first-death-",
-    "x-last-death-",
-    "x-delivery-count",
-    "x-acquired-count",
-)
-_STALE = ("redelivered", HOLD_HEADER, DELAY_HEADER, DELAY_SOURCE_HEADER)  # a redrive is immediate
-# A text of headers with one of these cannot be kept.
-_MARKERS = (REDRIVES_HEADER, REDRIVE_HEADER, REDRIVEN_AT_HEADER, LETTER_HEADER, EARLIER_HEADER)
-_CHANGED = frozenset({*_STALE, *_MARKERS})
+_STALE = (REDELIVERED, *OF_ONE_PUBLICATION)
+_CHANGED = frozenset({*_STALE, *REDRIVE_HEADERS})  # a text of headers with one cannot be kept
 # kombu sets these for each publish.
 _TRANSPORT_PROPERTIES = frozenset(
     {
@@ -277,7 +269,7 @@ def released(found: RawEntry, marker: str = "") -> Outgoing:
         raise CorruptLetter(f"the entry at {found.position} is not a held message")
     try:
         headers, _tagged = _json(_text(raw, b"headers", "{}"))
-        for name in [n for n in headers if n == "redelivered" or n.startswith(_STALE_PREFIXES)]:
+        for name in list(filter(is_of_broker, headers)):
             del headers[name]
         headers[HOLD_HEADER] = marker or _text(raw, b"dead_letter_queue")
         headers[LETTER_HEADER] = found.key
@@ -346,7 +338,7 @@ def _clean(text: str) -> tuple[dict[str, Any], bool]:
         for name in _STALE:
             cleaned.pop(name, None)
     if "x-" in "\n".join(cleaned):
-        for name in [name for name in cleaned if name.startswith(_STALE_PREFIXES)]:
+        for name in [name for name in cleaned if name.startswith(BROKER_PREFIXES)]:
             del cleaned[name]
             kept = False
     if not is_publication(cleaned.get(PUBLICATION_HEADER, "0" * 8)):

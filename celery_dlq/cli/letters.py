@@ -37,7 +37,7 @@ from celery_dlq.letters import json_codec
 from celery_dlq.letters.headers import lives_of
 from celery_dlq.letters.links import WHEN, links_of
 from celery_dlq.letters.printable import shortened
-from celery_dlq.letters.record import DeadLetter, Delivery
+from celery_dlq.letters.record import LETHAL, DeadLetter, Delivery, Reason
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.operations.redrive.select import matcher
 
@@ -51,7 +51,7 @@ _MAX_FIELD_CHARS = 200
 _MAX_VALUE_CHARS = 1000
 _SHORT_ID = 8
 _ROWS_AT_ONCE = 200
-_LETHAL = frozenset({"max_deliveries_exceeded", "worker_lost", "time_limit_exceeded"})
+_LETHAL = frozenset(reason.value for reason in Reason if LETHAL in reason.about)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

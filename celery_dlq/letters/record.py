@@ -51,23 +51,43 @@ class TextEnum(str, Enum):
     __str__ = str.__str__
 
 
+class About(Flag):
+    """What is true of all deaths of a reason."""
+
+    REGISTERED = auto()  # The task's name is one of the app's own
+    ANY_NAME = auto()  # Whoever can publish chooses the task's name: it is no label of a metric
+    LETHAL = auto()  # It cost a worker process, or its time
+
+
+REGISTERED, ANY_NAME, LETHAL = About
+_NOT_SAID = About(0)
+
+
 class Reason(TextEnum):
     """Why a message died: a closed list, the same in Redis, Parquet, metrics and CLI."""
 
-    MAX_DELIVERIES_EXCEEDED = "max_deliveries_exceeded"
-    MAX_RETRIES_EXCEEDED = "max_retries_exceeded"
-    FAILED = "failed"
-    REJECTED = "rejected"
-    TIME_LIMIT_EXCEEDED = "time_limit_exceeded"
-    WORKER_LOST = "worker_lost"
-    EXPIRED = "expired"
-    UNKNOWN_TASK = "unknown_task"
-    INVALID_MESSAGE = "invalid_message"
-    UNDECODABLE_MESSAGE = "undecodable_message"
-    RETRY_NOT_PUBLISHED = "retry_not_published"
-    ADOPTED = "adopted"
-    OPERATOR = "operator"
-    HELD = "held"  # not a death: only of messages that wait in the queue of a hold
+    about: About
+
+    def __new__(cls, value: str, about: About = _NOT_SAID) -> Reason:  # noqa: PYI034 - Python 3.10
+        """Make a member. The default is for type checkers only, which read ``Reason(value)`` so."""
+        made = str.__new__(cls, value)
+        made._value_, made.about = value, about
+        return made
+
+    MAX_DELIVERIES_EXCEEDED = "max_deliveries_exceeded", REGISTERED | LETHAL
+    MAX_RETRIES_EXCEEDED = "max_retries_exceeded", REGISTERED
+    FAILED = "failed", REGISTERED
+    REJECTED = "rejected", REGISTERED
+    TIME_LIMIT_EXCEEDED = "time_limit_exceeded", REGISTERED | LETHAL
+    WORKER_LOST = "worker_lost", REGISTERED | LETHAL
+    EXPIRED = "expired", REGISTERED
+    UNKNOWN_TASK = "unknown_task", ANY_NAME
+    INVALID_MESSAGE = "invalid_message", ANY_NAME
+    UNDECODABLE_MESSAGE = "undecodable_message", ANY_NAME
+    RETRY_NOT_PUBLISHED = "retry_not_published", REGISTERED
+    ADOPTED = "adopted", ANY_NAME
+    OPERATOR = "operator", REGISTERED
+    HELD = "held", REGISTERED  # not a death: only of messages that wait in the queue of a hold
 
 
 class Outcome(TextEnum):

@@ -28,7 +28,7 @@ from celery_dlq import timing
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import DeadLettered, Events
 from celery_dlq.letters.printable import get_logger
-from celery_dlq.letters.record import DeadLetter, Reason
+from celery_dlq.letters.record import ANY_NAME, DeadLetter
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.metrics import (
     DEAD_LETTERS,
@@ -49,12 +49,6 @@ logger = get_logger("celery_dlq.worker")
 
 _MAX_WAITING = 10_000
 _MOST_SECONDS = 0.25  # a quarter of the time between two ticks: each file is synced
-_NO_TASK = {
-    Reason.ADOPTED,
-    Reason.UNKNOWN_TASK,
-    Reason.INVALID_MESSAGE,
-    Reason.UNDECODABLE_MESSAGE,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +137,7 @@ class LetterStore:
             f"; group {letter.fingerprint} was resolved" if regressed else "",
         )
         queues = (letter.source_queue, letter.dead_letter_queue)
-        # Whoever can publish chooses the names of unknown tasks.
-        task = OTHER if letter.reason in _NO_TASK else letter.task_name
+        task = OTHER if ANY_NAME in letter.reason.about else letter.task_name
         self._counts.count(DEAD_LETTERS, *queues, letter.reason.value, task)
         if letter.redrives:
             self._counts.count(DIED_AGAIN, *queues, task)

@@ -14,7 +14,7 @@ from fresh import fresh_store
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Events
-from celery_dlq.letters.record import DeadLetter, Reason
+from celery_dlq.letters.record import ANY_NAME, REGISTERED, DeadLetter, Reason
 from celery_dlq.store.metrics import OTHER, REGRESSED, Counts
 from celery_dlq.store.records import GroupState, GroupStatus, MessageKey, ServerMemory
 from celery_dlq.writing import spool
@@ -107,18 +107,29 @@ def test_the_first_letter_of_a_resolved_group_is_told_apart(tmp_path: Path) -> N
     assert found == {("orders", "orders-DLQ", letters[0].task_name): 1}
 
 
+def test_each_reason_says_whether_its_task_names_are_the_apps_own() -> None:
+    """A worker knows the task, or it does not: one that looks up none has any name."""
+    strange = {reason for reason in Reason if ANY_NAME in reason.about}
+    assert all((ANY_NAME in reason.about) is not (REGISTERED in reason.about) for reason in Reason)
+    assert strange == {
+        Reason.ADOPTED,
+        Reason.UNKNOWN_TASK,
+        Reason.INVALID_MESSAGE,
+        Reason.UNDECODABLE_MESSAGE,
+    }
+
+
 def test_a_name_that_anybody_can_publish_is_no_label(tmp_path: Path) -> None:
     """Or a flood of invented tasks would take the place of the app's own."""
     said, counts = Said(), Counts()
     writer = LetterWriter(said, Spool(str(tmp_path), "x"), counts=counts)
-    for reason in (Reason.UNKNOWN_TASK, Reason.FAILED):
-        letter = a_letter(reason=reason)
+    for reason in Reason:
+        letter = a_letter(reason=reason, task_id=reason.value)
         writer.write(PendingLetter(letter, key_of(letter), said))
     store = fresh_store().metrics
     counts.flush(store.add)
     assert {series[-2:] for series in store.read().counts} == {
-        ("unknown_task", OTHER),
-        ("failed", letter.task_name),
+        (reason.value, OTHER if ANY_NAME in reason.about else letter.task_name) for reason in Reason
     }
 
 

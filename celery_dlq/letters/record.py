@@ -546,23 +546,32 @@ class _Form(NamedTuple):
     stored: Callable[[Any], bytes]
     read: Callable[[bytes], Any]  # what was stored
     shown: Callable[[Any], Any]  # as JSON has it
+    has_text: bool  # False if no value can hide a publisher's text: an export need not mask it
 
 
 _FORMS = {
-    Kind.TEXT: _Form(_text_to_bytes, _decode, _as_is),
-    Kind.JSON: _Form(_encode, _json_from, json.loads),
-    Kind.INTEGER: _Form(lambda value: b"%d" % value, int, _as_is),
+    Kind.TEXT: _Form(_text_to_bytes, _decode, _as_is, has_text=True),
+    Kind.JSON: _Form(_encode, _json_from, json.loads, has_text=True),
+    Kind.INTEGER: _Form(lambda value: b"%d" % value, int, _as_is, has_text=False),
     Kind.TIME: _Form(
-        lambda value: b"%d" % to_micros(value), lambda value: from_micros(int(value)), iso
+        lambda value: b"%d" % to_micros(value),
+        lambda value: from_micros(int(value)),
+        iso,
+        has_text=False,
     ),
-    Kind.BYTES: _Form(bytes, bytes, lambda value: base64.b64encode(value).decode("ascii")),
+    Kind.BYTES: _Form(
+        bytes, bytes, lambda value: base64.b64encode(value).decode("ascii"), has_text=True
+    ),
     Kind.HISTORY: _Form(
         lambda value: _encode(_HISTORY.encode([delivery.to_json() for delivery in value])),
         lambda value: tuple(Delivery.from_json(item) for item in json.loads(value)),
         lambda value: [delivery.to_json() for delivery in value],
+        has_text=True,
     ),
 }
 _FORM_OF = {name: _FORMS[kind] for name, kind in field_kinds().items()}
+TEXTLESS = frozenset(name for name, form in _FORM_OF.items() if not form.has_text)
+"""Fields whose values can hide no text, whatever a publisher wrote."""
 _TIMES = tuple(name for name, kind in field_kinds().items() if kind is Kind.TIME)
 
 

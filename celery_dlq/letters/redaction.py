@@ -28,7 +28,7 @@ from celery_dlq.errors import DLQError, ExportError
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.conditions import path_of
 from celery_dlq.letters.printable import get_logger, shortened
-from celery_dlq.letters.record import DeadLetter, Delivery, Kind, field_kinds
+from celery_dlq.letters.record import TEXTLESS, DeadLetter, Delivery, Kind, field_kinds
 from celery_dlq.letters.replacing import (
     ANY_DEPTH,
     MARKER,
@@ -182,7 +182,7 @@ class Redaction:
         for key, value in letter.items():
             name = key.decode("utf-8", "replace")
             kind = kinds.get(name)
-            if name in _NAMES or kind in (Kind.INTEGER, Kind.TIME):
+            if name in _NAMES or name in TEXTLESS:
                 kept[key] = value
             if kind is not None:
                 texts[name] = value if name == "body" else value.decode("utf-8", "replace")

@@ -347,6 +347,16 @@ def test_exports_have_the_same_grammar_and_leave_masked_values_alone() -> None:
     assert json.loads(fields[b"native_death"]) == [{"reason": tokens.token(CARD)}]
 
 
+def test_a_redacted_export_has_every_field_of_a_letter() -> None:
+    """A field of a kind that redaction does not know would be gone, without a word."""
+    texts = {"headers": b"{}", "properties": b"{}", "history": b"[]", "native_death": b"[]"}
+    body = {"body": b"[[], {}, {}]", "content_type": b"application/json"}
+    fields = dict.fromkeys(field_kinds(), b"1") | texts | body
+    redaction = Redaction.with_key([r"re:\d{16}"], KEY)
+    found = redaction.exported({name.encode(): value for name, value in fields.items()})
+    assert {name.decode() for name in found} == {*field_kinds()}
+
+
 def test_the_fingerprint_is_that_of_the_unmasked_cause() -> None:
     """Groups stay what they were before there was the setting."""
     traceback = '  File "/srv/shop/charge.py", line 3, in charge\nValueError: bad\n'

@@ -9,6 +9,7 @@ import pytest
 from jinja2 import UndefinedError
 
 import celery_dlq.web
+from celery_dlq.letters.record import Reason
 from celery_dlq.web.templating import Templates, ago, duration
 
 FOLDER = Path(celery_dlq.web.__file__).parent
@@ -62,3 +63,12 @@ def test_durations_have_one_unit(seconds: float, text: str) -> None:
 def test_what_is_unknown_has_no_unit() -> None:
     """Only a sign that it is."""
     assert [ago(None), duration(None)] == ["–", "–"]
+
+
+@pytest.mark.parametrize("reason", sorted({*Reason} - {Reason.HELD}))
+def test_each_reason_has_a_colour(reason: str) -> None:
+    """In bars and in front of its name; without one it would be black, or like no other reason."""
+    style = (FOLDER / "static" / "style.css").read_text()
+    assert re.search(rf"--r-{reason}: #[0-9a-f]{{6}};", style)
+    assert f".r-{reason} {{ fill: var(--r-{reason}); }}" in style
+    assert f".reason.r-{reason}::before {{ background: var(--r-{reason}); }}" in style

@@ -16,6 +16,7 @@ FEATURE = Feature(
             "the name of the queue that the message came from) and ``before_ack`` (RabbitMQ "
             "confirms the copy before the message is acknowledged). Unset: none.",
             is_name=True,
+            why_not="workers check and declare the exchanges when they start",
         )
     },
 )

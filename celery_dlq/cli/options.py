@@ -48,12 +48,7 @@ def _moment(text: str) -> datetime:
     if text in _DAYS_AGO:
         midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
         return midnight - timedelta(days=_DAYS_AGO[text])
-    return _iso(text)
-
-
-def _iso(text: str) -> datetime:
-    parsed = json_codec.moment(text)
-    return parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
+    return json_codec.instant(text)
 
 
 def _start_time(text: str) -> StartAt:
@@ -63,7 +58,7 @@ def _start_time(text: str) -> StartAt:
         return lambda now: now + timedelta(seconds=span)
     if clock is not None:
         return partial(_next, hour=int(clock[1]), minute=int(clock[2]))
-    moment = _iso(text)
+    moment = json_codec.instant(text)
     return lambda _now: moment
 
 

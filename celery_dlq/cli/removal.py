@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -24,6 +23,7 @@ from celery_dlq.cli.options import (
 from celery_dlq.cli.table import FORGET, counting, letters_text, say, utc
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.letters.json_codec import instant
 from celery_dlq.letters.printable import one_line, some_of
 from celery_dlq.operations.removal import DiscardOptions, DiscardReport
 from celery_dlq.store.letters import Letters
@@ -229,7 +229,7 @@ def _show(verb: str, console: Console, queue: str, report: DiscardReport) -> Non
     """What a discard or a purge did."""
     say(console, f"{verb} from {queue}: {letters_text(report.removed)} (job {report.job_id}).")
     if report.kept_until:
-        until = utc(datetime.fromisoformat(report.kept_until))
+        until = utc(instant(report.kept_until))
         say(console, f"  Until {until} `dlq restore --job {report.job_id}` brings them back.")
     for text in skipped_texts(report):
         say(console, f"  {text}")

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any, TypedDict
 
 from celery_dlq.errors import DLQError
@@ -254,10 +254,9 @@ def _plain(value: Any) -> Any:
 
 def _moment(name: str, text: str) -> datetime:
     try:
-        moment = json_codec.moment(text)
+        return json_codec.instant(text)
     except ValueError:
         raise DLQError(f"expected {name} to be an ISO 8601 time, got {text!r}") from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
 
 
 def _number(_name: str, text: str) -> int | str:

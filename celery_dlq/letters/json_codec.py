@@ -12,7 +12,7 @@ import base64
 import json
 import math
 import re
-from datetime import date, datetime, time
+from datetime import date, datetime, time, timezone
 from decimal import Decimal
 from functools import partial
 from typing import Any
@@ -65,6 +65,16 @@ def moment(text: str) -> datetime:
         return datetime.fromisoformat(text)
     except ValueError:
         return datetime.fromisoformat(_FRACTION.sub(lambda found: f".{found[1][:6]:0<6}", text))
+
+
+def instant(text: str) -> datetime:
+    """Parse an ISO 8601 time; one without a zone is UTC."""
+    return with_zone(moment(text))
+
+
+def with_zone(value: datetime) -> datetime:
+    """Return a time with its zone; one without a zone is UTC, as in databases and in AMQP."""
+    return value if value.tzinfo else value.replace(tzinfo=timezone.utc)
 
 
 def loads(text: str) -> Any:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from celery_dlq.errors import DLQError, SettingsError
 from celery_dlq.letters import conditions
-from celery_dlq.letters.json_codec import moment
+from celery_dlq.letters.json_codec import instant
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.letters.record import field_kinds
 from celery_dlq.policies.checks import Check, check_names, expected, text
@@ -138,10 +138,9 @@ def _columns(where: str, value: object) -> tuple[str, ...]:
 
 def _time(where: str, value: object) -> datetime:
     try:
-        found = moment(str(value).strip())
+        return instant(str(value).strip())
     except ValueError:
         raise expected(where, "an ISO 8601 time", value) from None
-    return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
 
 
 _READ: Mapping[str, Check[Any]] = {

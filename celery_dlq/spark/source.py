@@ -15,11 +15,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError, MissingExtra, SettingsError
 from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.letters.json_codec import with_zone
 from celery_dlq.letters.record import Reason, field_kinds
 from celery_dlq.policies.checks import check_names
 from celery_dlq.spark.live import LiveLetters, PositionRange, older
@@ -167,7 +168,7 @@ class FilteringReader(LetterReader):
             if least > self._others.get("min_deliveries", 0):
                 self._others["min_deliveries"] = least
         if column == ("dead_lettered_at",) and isinstance(value, datetime):
-            moment = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
+            moment = with_zone(value)
             # ``until`` is exclusive; times have whole microseconds.
             if kind in _AT_LEAST:
                 self._since = max(self._since or moment, moment)

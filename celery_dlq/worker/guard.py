@@ -27,7 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -41,6 +41,7 @@ from celery_dlq.letters.headers import (
     REDRIVES_HEADER,
     whole_number,
 )
+from celery_dlq.letters.json_codec import instant, with_zone
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import Delivery, Outcome, Reason
 from celery_dlq.policies.decisions import Die, End, PutOff, Run, Verdict, decide_drop, decide_end
@@ -567,10 +568,10 @@ def is_stored_by(in_flight: InFlight, result: Mapping[str, Any], now: datetime) 
 
     A task id may be used again, and Celery finds the result by the id.
     """
-    done, began = result.get("date_done"), in_flight.delivery.started_at
+    done: Any = result.get("date_done")
+    began = in_flight.delivery.started_at
     try:
-        at: Any = datetime.fromisoformat(done) if isinstance(done, str) else done
-        at = at if at.tzinfo else at.replace(tzinfo=timezone.utc)  # of a database
+        at = instant(done) if isinstance(done, str) else with_zone(done)
         if not at.microsecond:  # which may keep whole seconds
             began = began.replace(microsecond=0)
         return bool(began <= at <= now)

@@ -177,3 +177,12 @@ def test_safe_repr_never_floods() -> None:
     shown = json_codec.safe_repr("x" * 50_000, limit=100)
     assert len(shown) == 100
     assert shown.endswith("…")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2026-03-01T12:00:00", "2026-03-01T12:00:00Z", "2026-03-01T12:00:00.0000000Z"],
+)
+def test_a_time_without_a_zone_is_in_utc(text: str) -> None:
+    """As those with one: each reader of a time has the same rule."""
+    assert json_codec.instant(text) == datetime(2026, 3, 1, 12, tzinfo=timezone.utc)

@@ -306,14 +306,14 @@ def _time(value: object) -> datetime | None:
     """Parse a time: py-amqp returns naive UTC times; in JSON they are text or seconds."""
     try:
         if isinstance(value, str):
-            value = json_codec.moment(value)
+            value = json_codec.instant(value)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             value = datetime.fromtimestamp(value, timezone.utc)
     except (ValueError, OverflowError, OSError):
         return None
     if not isinstance(value, datetime):
         return None
-    return value.replace(tzinfo=timezone.utc) if value.tzinfo is None else value
+    return json_codec.with_zone(value)
 
 
 def _with_plain_times(value: Any) -> Any:

@@ -77,3 +77,21 @@ class Timing:
 
 current = Timing()
 """What the parts read, each time."""
+
+
+class Backoff:
+    """The one back-off: each pause is twice as long as the one before, up to a bound."""
+
+    def __init__(self, first: float, longest: float) -> None:
+        self._first, self._longest = min(first, longest), longest
+        self._next, self.failures = self._first, 0
+
+    def failed(self) -> float:
+        """Return how long to pause after one more failure."""
+        pause, self._next = self._next, min(2 * self._next, self._longest)
+        self.failures += 1
+        return pause
+
+    def worked(self) -> None:
+        """Begin with the shortest pause again."""
+        self._next, self.failures = self._first, 0

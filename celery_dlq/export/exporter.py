@@ -201,7 +201,8 @@ class ParquetExport:
         It waits for a store that does not answer.
         """
         with self._opened(progress):
-            pause, reported, away = timing.current.poll, set[str](), False
+            poll, reported, away = timing.current.poll, set[str](), False
+            backoff = timing.Backoff(2 * poll, timing.current.max_poll)
             names: Sequence[str] = ()
             while True:
                 last_round = stop.is_set()
@@ -212,15 +213,16 @@ class ParquetExport:
                     names = dead_letter_queues()
                     for name in names:
                         self._export(name, older=0.0 if last_round else self.rolling.seconds)
-                    pause = timing.current.poll
+                    pause = poll
+                    backoff.worked()
                 except StoreUnavailable as exc:
                     if last_round:
                         raise
                     self._forget()
                     away = True
-                    if pause == timing.current.poll:
+                    pause = backoff.failed()
+                    if backoff.failures == 1:
                         logger.warning("the export waits, the store does not answer: %s", exc)
-                    pause = min(2 * pause, timing.current.max_poll)
                 if last_round or (names and self._failures.keys() >= set(names)):
                     self._raise_failures()
                     return self.report

@@ -197,7 +197,8 @@ class Reading:
         after: str | None,
         stop: Callable[[], bool],
     ) -> Iterator[DeadLetter]:
-        pause = timing.current.poll
+        poll = timing.current.poll
+        backoff = timing.Backoff(2 * poll, timing.current.max_poll)
         while not stop():
             try:
                 until = self._store.last_position(dead_letter_queue)
@@ -207,11 +208,12 @@ class Reading:
                     ):
                         after = entry.position
                         yield from _readable(iter([entry]))
-                after, pause = until, timing.current.poll
+                after, pause = until, poll
+                backoff.worked()
             except StoreUnavailable as exc:
-                if pause == timing.current.poll:
+                pause = backoff.failed()
+                if backoff.failures == 1:
                     logger.warning("waiting, the store does not answer: %s", exc)
-                pause = min(2 * pause, timing.current.max_poll)
             time.sleep(pause)
 
     def get(self, letter_id: str, dead_letter_queue: str | None = None) -> DeadLetter:

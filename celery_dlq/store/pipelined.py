@@ -50,10 +50,8 @@ class Breaker:
         most_pause_seconds: float = 15.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._first_pause = pause_seconds
-        self._most_pause = most_pause_seconds
+        self._backoff = timing.Backoff(pause_seconds, most_pause_seconds)
         self._clock = clock
-        self._pause = pause_seconds
         self._closed_at = 0.0
         self._reason: Exception | None = None
 
@@ -75,14 +73,13 @@ class Breaker:
     def failed(self, exc: Exception) -> None:
         """Record a failure."""
         self._reason = exc
-        self._closed_at = self._clock() + self._pause
-        self._pause = min(2 * self._pause, self._most_pause)
+        self._closed_at = self._clock() + self._backoff.failed()
 
     def worked(self) -> None:
         """Record a reply."""
         if self._reason is not None:
             self._reason = None
-            self._pause = self._first_pause
+            self._backoff.worked()
 
 
 def commands_of(repetitions: Sequence[Repetition]) -> list[Command]:

@@ -1,4 +1,4 @@
-"""All that is periodic in a worker: one list, one clock, one back-off.
+"""All that is periodic in a worker: one list and one clock.
 
 Short work runs in the consumer's tick, once a second, in order: the heartbeat first, what waits for
 servers of its own last. A call to a hanging store costs a time-out, during which the user's tasks
@@ -21,12 +21,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from celery_dlq import timing
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.letters.printable import get_logger
 
 logger = get_logger("celery_dlq.worker")
 
-MAX_BACKOFF_SECONDS = 30
+MAX_BACKOFF_TICKS = 30
 _STOP_SECONDS = 5.0
 
 Stopping = Callable[[], bool]
@@ -54,24 +55,24 @@ class LongTask:
     close: Callable[[], object] = bool
 
 
-class Backoff:
-    """The one back-off: how many ticks to pause after a failure; twice as many each time."""
+class _Pause:
+    """The pause after a failure, in ticks."""
 
     def __init__(self) -> None:
-        self.left, self._next = 0, 1
+        self._left, self._backoff = 0, timing.Backoff(1, MAX_BACKOFF_TICKS)
 
     def over(self) -> bool:
         """Count a tick; True if no pause is left."""
-        self.left = max(0, self.left - 1)
-        return self.left == 0
+        self._left = max(0, self._left - 1)
+        return self._left == 0
 
     def failed(self) -> None:
         """Begin a pause."""
-        self.left, self._next = self._next + 1, min(2 * self._next, MAX_BACKOFF_SECONDS)
+        self._left = round(self._backoff.failed()) + 1
 
     def worked(self) -> None:
         """Begin with the shortest pause again."""
-        self._next = 1
+        self._backoff.worked()
 
 
 class Housekeeping:
@@ -80,7 +81,7 @@ class Housekeeping:
     def __init__(self) -> None:
         self._short: list[Task] = []
         self.long: list[_Thread] = []
-        self._backoff, self._paused_from = Backoff(), 0
+        self._pause, self._paused_from = _Pause(), 0
         self._ticks = 0
         self._stop = threading.Event()
 
@@ -98,7 +99,7 @@ class Housekeeping:
         for thread in self.long:
             thread.tick(self._ticks)
         tasks = self._short
-        if not self._backoff.over():
+        if not self._pause.over():
             tasks = tasks[: self._paused_from]
         for number, task in enumerate(tasks):
             if self._ticks % task.every:
@@ -107,13 +108,13 @@ class Housekeeping:
                 task.work()
             except StoreUnavailable as exc:
                 logger.debug("%s is put off: %s", task.name, exc)
-                self._backoff.failed()
+                self._pause.failed()
                 self._paused_from = number
                 return
             except Exception:
                 logger.exception("%s failed", task.name)
         if tasks is self._short:
-            self._backoff.worked()
+            self._pause.worked()
 
     def stop(self) -> None:
         """Let long work end, and wait a few seconds for it."""
@@ -138,14 +139,14 @@ class _Thread:
     def __init__(self, task: LongTask, stop: threading.Event) -> None:
         self.task = task
         self._stop = stop
-        self._backoff = Backoff()
+        self._pause = _Pause()
         self._thread: threading.Thread | None = None
 
     def tick(self, ticks: int) -> None:
         """Start the thread if the work is due and none works."""
         if self._stop.is_set() or (self._thread is not None and self._thread.is_alive()):
             return
-        if self._backoff.over() and ticks % self.task.every == 0 and self.task.is_due():
+        if self._pause.over() and ticks % self.task.every == 0 and self.task.is_due():
             self._thread = threading.Thread(
                 target=self._run, name=f"dlq-{self.task.name}", daemon=True
             )
@@ -164,9 +165,9 @@ class _Thread:
         except BaseException:  # it would end the thread, without a pause before the next one
             logger.exception("%s failed", self.task.name)
         else:
-            self._backoff.worked()
+            self._pause.worked()
             return
-        self._backoff.failed()
+        self._pause.failed()
 
 
 class WorkerJobs:

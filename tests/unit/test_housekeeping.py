@@ -9,6 +9,7 @@ import pytest
 from waiting import poll
 
 from celery_dlq.errors import DLQError, StoreUnavailable
+from celery_dlq.timing import Backoff
 from celery_dlq.worker.housekeeping import Housekeeping, LongTask, Task
 
 
@@ -123,3 +124,13 @@ def test_long_work_that_fails_rests_alone(
     assert heartbeat.ticks == 20
     assert len(runs) == 5  # and 1, 2, 4 and 8 ticks of rest
     assert "copies is put off: away" in caplog.text
+
+
+def test_a_pause_is_twice_as_long_as_the_one_before() -> None:
+    """Up to a bound, and from the beginning again once it worked."""
+    backoff = Backoff(2.0, 7.0)
+    assert [backoff.failed() for _ in range(4)] == [2.0, 4.0, 7.0, 7.0]
+    assert backoff.failures == 4
+    backoff.worked()
+    assert (backoff.failures, backoff.failed()) == (0, 2.0)
+    assert Backoff(20.0, 7.0).failed() == 7.0

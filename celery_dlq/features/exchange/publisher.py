@@ -147,7 +147,7 @@ class ExchangeOutbox(Observer):
         self._outbox = backend.part(Outbox)
         self.exchanges = exchanges
         self._lock = threading.Lock()
-        self._pauses: dict[tuple[str, str], tuple[float, float]] = {}  # its length and its end
+        self._pauses: dict[tuple[str, str], tuple[timing.Backoff, float]] = {}  # and its end
 
     @property
     def tasks(self) -> Sequence[LongTask]:
@@ -177,7 +177,8 @@ class ExchangeOutbox(Observer):
 
     def _publish(self, letter: DeadLetter, name: str, key: str) -> None:
         """Publish a copy, or raise; after a failure not at once again: tasks wait meanwhile."""
-        length, end = self._pauses.get((name, key), (0.5, 0.0))
+        new = timing.Backoff(1.0, timing.current.outbox_max_pause)
+        backoff, end = self._pauses.get((name, key), (new, 0.0))
         where = f"exchange {name!r} with routing key {key!r}"
         if time.monotonic() < end:
             raise StoreUnavailable(f"{where} has not confirmed a copy; it is tried again soon")
@@ -189,8 +190,7 @@ class ExchangeOutbox(Observer):
         if routed:
             self._pauses.pop((name, key), None)
             return
-        length = min(2 * length, timing.current.outbox_max_pause)
-        self._pauses[name, key] = length, time.monotonic() + length
+        self._pauses[name, key] = backoff, time.monotonic() + backoff.failed()
         raise StoreUnavailable(f"{where} does not confirm the copy of letter {letter.id}: {why}")
 
     def _confirmed(self, letter: DeadLetter, name: str, key: str) -> bool:

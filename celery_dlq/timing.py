@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,9 @@ class Timing:
 
 current = Timing()
 """What the parts read, each time."""
+
+CONNECT: dict[str, Any] = {"max_retries": 1, "interval_start": 0.2, "interval_step": 0.2}
+"""How a connection to a broker is tried, as kombu's ``ensure_connection`` takes it."""
 
 
 class Backoff:

@@ -17,10 +17,9 @@ from typing import Any
 from kombu.message import Message as KombuMessage
 from kombu.utils.json import loads
 
+from celery_dlq import timing
 from celery_dlq.errors import BrokerUnavailable, NotFound
 from celery_dlq.transport.sqs.aws import broker_errors, queue_exists
-
-_CONNECT: dict[str, Any] = {"max_retries": 3, "interval_start": 0.2, "interval_step": 0.3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class BrokerQueue:
 
     def _open(self) -> Any:
         if self._channel is None:
-            self._connection.ensure_connection(**_CONNECT)
+            self._connection.ensure_connection(**{**timing.CONNECT, "max_retries": 3})
             self._channel = self._opened()
         return self._channel
 

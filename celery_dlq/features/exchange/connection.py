@@ -11,6 +11,7 @@ from amqp.exceptions import FrameSyntaxError, MessageNacked  # type: ignore[impo
 from kombu.entity import Exchange
 from kombu.exceptions import OperationalError
 
+from celery_dlq import timing
 from celery_dlq.errors import BrokerUnavailable, DLQError, SettingsError
 from celery_dlq.features.exchange.policy import DeadLetterExchange
 from celery_dlq.letters.headers import RECORD_HEADER, death_headers, is_of_broker, record_of
@@ -20,7 +21,6 @@ from celery_dlq.policies.table import PolicyTable
 KEY = "dead_letter_exchange"
 
 _TRANSPORT_OPTIONS = {"confirm_publish": True, "read_timeout": 10, "write_timeout": 10}
-_CONNECT: dict[str, Any] = {"max_retries": 1, "interval_start": 0.2, "interval_step": 0.2}
 _MESSAGE_ID_NAMESPACE = UUID("0a3c1c0e-5c7b-5a55-8a39-0d1a3f0f6f0b")
 _MOST_HEADER_CHARS = 64 * 1024  # beside the record, in one frame of AMQP
 _NOT_EQUIVALENT = 406  # AMQP's reply code
@@ -64,7 +64,7 @@ class Exchanges:
         exchanges = self.checked()
         try:
             with self._errors():
-                self._connection.ensure_connection(**_CONNECT)
+                self._connection.ensure_connection(**timing.CONNECT)
                 for exchange in exchanges.values():
                     self._declare(exchange)
                 for where, exchange in self.named if self._is_amqp else ():
@@ -150,7 +150,7 @@ class Exchanges:
     def _open(self) -> Any:
         if self._producer is None:
             self._exchanges = {exchange.name: exchange for _where, exchange in self.named}
-            self._connection.ensure_connection(**_CONNECT)
+            self._connection.ensure_connection(**timing.CONNECT)
             self._producer = self._connection.Producer(
                 channel=self._connection.channel(),
                 auto_declare=False,

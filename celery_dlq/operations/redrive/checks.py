@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from celery_dlq import timing
 from celery_dlq.errors import DLQError, RedriveError
 from celery_dlq.letters import conditions
 from celery_dlq.letters.links import is_in_chord
@@ -438,7 +439,6 @@ def refuse_lost(plan: DryRun, *, force: bool = False) -> None:
         )
 
 
-_CONNECT: dict[str, Any] = {"max_retries": 1, "interval_start": 0.2, "interval_step": 0.2}
 _WAITS = {"read_timeout": 5, "write_timeout": 5}  # of RabbitMQ
 
 
@@ -446,7 +446,7 @@ def on_broker(app: Any, name: str) -> tuple[bool | None, bool]:
     """Whether the broker has a queue, ``None`` if unknown; and whether publishing makes it."""
     try:
         with app.connection_for_write(transport_options=_WAITS) as connection:
-            connection.ensure_connection(**_CONNECT)
+            connection.ensure_connection(**timing.CONNECT)
             if connection.transport.driver_type == "amqp":
                 return _declared(connection, name), False
             channel = connection.default_channel

@@ -33,32 +33,25 @@ LONGEST_FUNCTION = 45
 """Lines of code."""
 
 LIMITS: dict[str, tuple[int, int]] = {
-    "files, a letter's field (A)": (8, 4),
+    "files, a letter's field (A)": (7, 4),
     "files, an operator's power (B)": (19, 7),
     "files, a policy key (C1)": (9, 4),
     "files, a feature removed (C2)": (36, 10),
-    "files, a reason (D)": (5, 2),
+    "files, a reason (D)": (3, 2),
     "names of other packages": (186, 70),
     "of these, private": (65, 22),
-    "lines a worker loads": (19_914, 12_000),
-    "lines a worker loads, every feature": (24_169, 16_000),
-    "lines of code of the core": (30_909, 22_500),
+    "lines a worker loads": (19_975, 12_000),
+    "lines a worker loads, every feature": (24_199, 16_000),
+    "lines of code of the core": (30_923, 22_500),
     "lines of code of the largest feature": (687, 700),
-    "copies of mechanisms": (19, 6),
+    "copies of mechanisms": (12, 6),
     "minutes of tox": (7, 3),
     "minutes of tox -e full": (35, 20),
 }
 """The most of each figure, which is today's value; and its goal."""
 
 COPIES: dict[str, tuple[str, ...]] = {
-    "back-off": (
-        "worker/housekeeping.py:class Backoff",
-        "store/pipelined.py:class Breaker",
-        "worker/heartbeat.py:_PAUSE_TICKS",
-        "features/exchange/publisher.py:outbox_max_pause",
-        "operations/reading.py:max_poll",
-        "export/exporter.py:max_poll",
-    ),
+    "back-off": ("timing.py:class Backoff", "worker/heartbeat.py:_PAUSE_TICKS"),
     "lease": (
         "store/lease.py:class Lease",
         "transport/held.py:class Held",
@@ -71,14 +64,9 @@ COPIES: dict[str, tuple[str, ...]] = {
     "parser of times": (
         "letters/json_codec.py:datetime.fromisoformat",
         "letters/headers.py:datetime.fromisoformat",
-        "worker/guard.py:datetime.fromisoformat",
-        "cli/removal.py:datetime.fromisoformat",
     ),
     "palette": ("spark/charts.py:#", "web/static/style.css:#"),
-    "stale headers": (
-        "operations/redrive/message.py:_STALE",
-        "features/exchange/connection.py:_STALE",
-    ),
+    "stale headers": ("letters/headers.py:OF_ONE_PUBLICATION",),
 }
 """Mechanisms and all their places, as ``file:text``, below celery_dlq; the goal is one of each."""
 

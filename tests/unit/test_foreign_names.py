@@ -27,6 +27,7 @@ DOCUMENTED = {
     "_exit": "of os",
     "_get_current_object": "listed with its files: werkzeug's name, which every proxy has",
     "_replace": "of named tuples",
+    "_value_": "of enumerations",
 }
 """Private names that Python documents."""
 

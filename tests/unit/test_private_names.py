@@ -17,6 +17,7 @@ WORDS = re.compile(r"[\w.]+")
 
 THEIRS = frozenset(
     {
+        "_value_",  # enum.Enum
         # celery.worker.request.Request
         *("_announce_cancelled", "_announce_revoked"),
         *("_retry_worker_lost", "_success_was_stored"),

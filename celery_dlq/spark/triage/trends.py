@@ -166,7 +166,7 @@ def counted(df: DataFrame, query: str = "stands_for first_at", *, hosts: bool = 
     With ``hosts`` those that know hosts and deliveries, but no times within a day.
     """
     known = df.columns
-    if "stands_for" in known:
+    if "kept" in known:
         df = df.where(f"stands_for > 0 AND kept <> '{'hour' if hosts else 'day'}'")
     more = {"stands_for": "1L", "first_at": "dead_lettered_at"}
     asked = [

@@ -54,7 +54,7 @@ LEAST_BYTES = 1024 * 1024 * 1024
 """Of files: ten million letters and less are read as fast as their summaries."""
 
 MOST_KEPT = 500
-"""Letters of a cause and day that are kept to be looked at; of the folder it is four times that."""
+"""Letters of a cause and day that are kept to be looked at."""
 
 SUMMARIES = "_celery_dlq/summaries"
 """The folder of the summaries."""
@@ -132,9 +132,8 @@ def summarized(
         for place, names in files.items()
     }
     size = sum(int(name.rsplit(" ", 2)[1]) for names in files.values() for name in names)
-    enough = always or size >= LEAST_BYTES
     days = len({place.rpartition("/")[2] for place in stamps})
-    few = days < LEAST_DAYS or not enough
+    few = days < LEAST_DAYS or (size < LEAST_BYTES and not always)
     closed = {} if few else _closed(stamps)
     # A folder that has become small may have summaries of what is gone.
     known = _known(spark, path) if closed or (stamps and not selection) else {}

@@ -64,30 +64,35 @@ _NOT_SAID = About(0)
 
 
 class Reason(TextEnum):
-    """Why a message died: a closed list, the same in Redis, Parquet, metrics and CLI."""
+    """Why a message died: a closed list, the same in Redis, Parquet, metrics, CLI and pages.
+
+    A member is its text, what is true of all its deaths, and its colour on the pages.
+    """
 
     about: About
+    colour: str
 
-    def __new__(cls, value: str, about: About = _NOT_SAID) -> Reason:  # noqa: PYI034 - Python 3.10
-        """Make a member. The default is for type checkers only, which read ``Reason(value)`` so."""
+    def __new__(cls, value: str, about: About = _NOT_SAID, colour: str = "") -> Reason:  # noqa: PYI034 - Python 3.10
+        """Make a member. The defaults are for type checkers, which read ``Reason(value)`` so."""
         made = str.__new__(cls, value)
-        made._value_, made.about = value, about
+        made._value_, made.about, made.colour = value, about, colour
         return made
 
-    MAX_DELIVERIES_EXCEEDED = "max_deliveries_exceeded", REGISTERED | LETHAL
-    MAX_RETRIES_EXCEEDED = "max_retries_exceeded", REGISTERED
-    FAILED = "failed", REGISTERED
-    REJECTED = "rejected", REGISTERED
-    TIME_LIMIT_EXCEEDED = "time_limit_exceeded", REGISTERED | LETHAL
-    WORKER_LOST = "worker_lost", REGISTERED | LETHAL
-    EXPIRED = "expired", REGISTERED
-    UNKNOWN_TASK = "unknown_task", ANY_NAME
-    INVALID_MESSAGE = "invalid_message", ANY_NAME
-    UNDECODABLE_MESSAGE = "undecodable_message", ANY_NAME
-    RETRY_NOT_PUBLISHED = "retry_not_published", REGISTERED
-    ADOPTED = "adopted", ANY_NAME
-    OPERATOR = "operator", REGISTERED
-    HELD = "held", REGISTERED  # not a death: only of messages that wait in the queue of a hold
+    MAX_DELIVERIES_EXCEEDED = "max_deliveries_exceeded", REGISTERED | LETHAL, "#c8553d"
+    MAX_RETRIES_EXCEEDED = "max_retries_exceeded", REGISTERED, "#6797bf"
+    FAILED = "failed", REGISTERED, "#4478b0"
+    REJECTED = "rejected", REGISTERED, "#6064c8"
+    TIME_LIMIT_EXCEEDED = "time_limit_exceeded", REGISTERED | LETHAL, "#b9752a"
+    WORKER_LOST = "worker_lost", REGISTERED | LETHAL, "#b5476b"
+    EXPIRED = "expired", REGISTERED, "#4f8f62"
+    UNKNOWN_TASK = "unknown_task", ANY_NAME, "#7f66a8"
+    INVALID_MESSAGE = "invalid_message", ANY_NAME, "#9a78b8"
+    UNDECODABLE_MESSAGE = "undecodable_message", ANY_NAME, "#a8659f"
+    RETRY_NOT_PUBLISHED = "retry_not_published", REGISTERED, "#3f7d74"
+    ADOPTED = "adopted", ANY_NAME, "#93774f"
+    OPERATOR = "operator", REGISTERED, "#6f8a2f"
+    # Not a death: only of messages that wait in the queue of a hold
+    HELD = "held", REGISTERED, "#7f7a70"
 
 
 class Outcome(TextEnum):
@@ -158,12 +163,16 @@ class Recorded:
     @classmethod
     def from_stored(cls: type[_R], value: Mapping[str, Any]) -> _R:  # noqa: PYI019 - Python 3.10
         """Read what `to_stored` wrote; keys of later versions are skipped."""
-        kind: Any = cls
-        readers = _readers(kind)
-        known = {name: value[name] for name in readers if name in value}
-        return cls(
-            **{name: one if one is None else readers[name](one) for name, one in known.items()}
-        )
+        return _read(cls, value, lambda micros: from_micros(int(micros)))  # type: ignore[no-any-return]
+
+
+def _read(cls: Any, value: Mapping[str, Any], time: Callable[[Any], datetime]) -> Any:
+    known: dict[str, Any] = {}
+    for name, kind in _readers(cls).items():
+        if name in value:
+            read = time if kind is datetime else kind
+            known[name] = None if value[name] is None else read(value[name])
+    return cls(**known)
 
 
 def _mapping(record: Any, time: Callable[[datetime], Any]) -> dict[str, Any]:
@@ -179,18 +188,19 @@ def _plain(value: Any, time: Callable[[datetime], Any]) -> Any:
 
 
 @cache
-def _readers(cls: Any) -> dict[str, Callable[[Any], Any]]:
-    """What reads the value of each field: JSON has no times, tuples and enumerations."""
+def _readers(cls: Any) -> dict[str, Any]:
+    """What makes the value of each field of JSON, which has no times, tuples and enumerations."""
     hints = get_type_hints(cls)
     return {field.name: _reader(hints[field.name]) for field in dataclasses.fields(cls)}
 
 
-def _reader(hint: Any) -> Callable[[Any], Any]:
-    if datetime in (hint, *get_args(hint)):
-        return lambda value: from_micros(int(value))
+def _reader(hint: Any) -> Any:
+    for one in (hint, *get_args(hint)):
+        if isinstance(one, type) and issubclass(one, (datetime, Enum, int)) and one is not bool:
+            return one
     if get_origin(hint) is tuple:
         return tuple
-    return hint if isinstance(hint, type) and issubclass(hint, Enum) else lambda value: value
+    return lambda value: value
 
 
 _UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError)
@@ -214,10 +224,10 @@ class Delivery:
     """
 
     number: int
-    started_at: datetime
-    worker_hostname: str
     retries: int = 0
+    started_at: datetime
     ended_at: datetime | None = None
+    worker_hostname: str
     worker_pid: int | None = None
     outcome: Outcome | None = None
     exception_type: str | None = None
@@ -230,33 +240,15 @@ class Delivery:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping; times as ISO 8601 in UTC."""
-        return {
-            "number": self.number,
-            "retries": self.retries,
-            "started_at": iso(self.started_at),
-            "ended_at": iso(self.ended_at),
-            "worker_hostname": self.worker_hostname,
-            "worker_pid": self.worker_pid,
-            "outcome": None if self.outcome is None else self.outcome.value,
-            "exception_type": self.exception_type,
-            "exception_message": self.exception_message,
-            **({} if self.release is None else {"release": self.release}),
-        }
+        shown = _mapping(self, iso)
+        if self.release is None:  # as before there was a release
+            del shown["release"]
+        return shown
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Delivery:
         """Read what `to_json` wrote; keys of later versions are skipped."""
-        ended_at, outcome = value.get("ended_at"), value.get("outcome")
-        same = ("worker_pid", "exception_type", "exception_message", "release")
-        return cls(
-            number=int(value["number"]),
-            retries=int(value.get("retries", 0)),
-            started_at=json_codec.moment(value["started_at"]),
-            ended_at=None if ended_at is None else json_codec.moment(ended_at),
-            worker_hostname=str(value.get("worker_hostname", "")),
-            outcome=None if outcome is None else Outcome(outcome),
-            **{name: value.get(name) for name in same},
-        )
+        return _read(cls, {"worker_hostname": "", **value}, json_codec.moment)  # type: ignore[no-any-return]
 
 
 class Use(Flag):

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import TimeoutError as LateError
 from http import HTTPStatus
-from importlib.resources import files
 
 from celery_dlq.errors import (
     BrokerUnavailable,
@@ -69,7 +68,7 @@ def static(call: Call) -> Page:
         raise RequestError(404, f"there is no file {name!r} of this version")
     return Page(
         content_type=STATIC_TYPES[name[name.rfind(".") :]],
-        body=(files("celery_dlq.web") / "static" / name).read_bytes(),
+        body=call.site.templates.static_files[name],
         headers={"cache-control": "public, max-age=31536000, immutable"},
     )
 

@@ -75,13 +75,23 @@ class Templates:
         return text.encode("utf-8", "backslashreplace")
 
     @cached_property
-    def static(self) -> Mapping[str, str]:
-        """Hash of the content by the name of a static file; it is part of its path."""
+    def static_files(self) -> Mapping[str, bytes]:
+        """The static files by their names; the style has a colour for each reason."""
         folder = files("celery_dlq.web") / "static"
-        return {
-            each.name: hashlib.sha256(each.read_bytes()).hexdigest()[:12]
+        found = {
+            each.name: each.read_bytes()
             for each in folder.iterdir()
             if each.name[each.name.rfind(".") :] in STATIC_TYPES
+        }
+        colours = "".join(f".r-{each} {{ --reason: {each.colour}; }}\n" for each in Reason)
+        return {**found, "style.css": found["style.css"] + colours.encode()}
+
+    @cached_property
+    def static(self) -> Mapping[str, str]:
+        """Hash of the content by the name of a static file; it is part of its path."""
+        return {
+            name: hashlib.sha256(content).hexdigest()[:12]
+            for name, content in self.static_files.items()
         }
 
 

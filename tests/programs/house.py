@@ -37,14 +37,14 @@ LIMITS: dict[str, tuple[int, int]] = {
     "files, an operator's power (B)": (19, 7),
     "files, a policy key (C1)": (9, 4),
     "files, a feature removed (C2)": (36, 10),
-    "files, a reason (D)": (3, 2),
+    "files, a reason (D)": (2, 2),
     "names of other packages": (186, 70),
     "of these, private": (65, 22),
-    "lines a worker loads": (19_975, 12_000),
-    "lines a worker loads, every feature": (24_199, 16_000),
-    "lines of code of the core": (30_923, 22_500),
+    "lines a worker loads": (19_967, 12_000),
+    "lines a worker loads, every feature": (24_191, 16_000),
+    "lines of code of the core": (30_915, 22_500),
     "lines of code of the largest feature": (687, 700),
-    "copies of mechanisms": (12, 6),
+    "copies of mechanisms": (11, 6),
     "minutes of tox": (7, 3),
     "minutes of tox -e full": (35, 20),
 }
@@ -65,7 +65,7 @@ COPIES: dict[str, tuple[str, ...]] = {
         "letters/json_codec.py:datetime.fromisoformat",
         "letters/headers.py:datetime.fromisoformat",
     ),
-    "palette": ("spark/charts.py:#", "web/static/style.css:#"),
+    "palette": ("letters/record.py:colour",),
     "stale headers": ("letters/headers.py:OF_ONE_PUBLICATION",),
 }
 """Mechanisms and all their places, as ``file:text``, below celery_dlq; the goal is one of each."""

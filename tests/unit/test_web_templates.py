@@ -65,10 +65,30 @@ def test_what_is_unknown_has_no_unit() -> None:
     assert [ago(None), duration(None)] == ["–", "–"]
 
 
-@pytest.mark.parametrize("reason", sorted({*Reason} - {Reason.HELD}))
-def test_each_reason_has_a_colour(reason: str) -> None:
-    """In bars and in front of its name; without one it would be black, or like no other reason."""
-    style = (FOLDER / "static" / "style.css").read_text()
-    assert re.search(rf"--r-{reason}: #[0-9a-f]{{6}};", style)
-    assert f".r-{reason} {{ fill: var(--r-{reason}); }}" in style
-    assert f".reason.r-{reason}::before {{ background: var(--r-{reason}); }}" in style
+@pytest.mark.parametrize("reason", Reason)
+def test_each_reason_has_a_colour_of_its_own(reason: Reason) -> None:
+    """Its bars and the mark in front of its name have it, by the style that is served."""
+    style = Templates().static_files["style.css"].decode()
+    assert f"\n.r-{reason} {{ --reason: {reason.colour}; }}\n" in style
+    assert style.count(reason.colour) == 1
+    for ground in re.findall(r"--card: (#\w{6});", style):
+        assert _contrast(reason.colour, ground) >= 3, f"expected to see {reason} on {ground}"
+
+
+def test_a_style_with_other_colours_has_another_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Browsers keep a style for a year, by its path."""
+    before = Templates().static["style.css"]
+    monkeypatch.setattr(Reason.FAILED, "colour", "#123456")
+    assert Templates().static["style.css"] != before
+
+
+def _contrast(one: str, other: str) -> float:
+    """The contrast of two colours, as WCAG has it; graphics need 3."""
+    dark, light = sorted((_luminance(one), _luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    linear = (p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    return sum(map(float.__mul__, (0.2126, 0.7152, 0.0722), linear))

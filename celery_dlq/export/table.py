@@ -33,16 +33,6 @@ except ImportError as exc:
     feature = "the export of letters"
     raise MissingExtra(feature, "pyarrow", "parquet") from exc
 
-# Types that all Parquet readers share: no nanoseconds, no UUID type, no dictionaries.
-_TYPES: dict[Kind, Any] = {
-    Kind.TEXT: pa.string(),
-    Kind.INTEGER: pa.int64(),
-    Kind.TIME: pa.timestamp("us", tz="UTC"),
-    Kind.BYTES: pa.binary(),
-    Kind.JSON: pa.string(),
-    Kind.HISTORY: pa.string(),
-}
-
 _MIN_LAYOUT_ROWS = 8
 
 SUCCESS = frozenset(
@@ -59,7 +49,7 @@ Refused = Callable[[int, CorruptLetter], object]
 @cache
 def schema() -> Any:
     """The Arrow schema: one nullable column per field, in the order of the record."""
-    columns = [pa.field(name, _TYPES[kind]) for name, kind in field_kinds().items()]
+    columns = [pa.field(name, _TYPES[kind.column]) for name, kind in field_kinds().items()]
     return pa.schema(columns, metadata={"celery_dlq.schema_version": str(SCHEMA_VERSION)})
 
 
@@ -132,18 +122,12 @@ def _table(chosen: Any, found: Mapping[bytes, Any], length: int) -> Any:
 def _column(kind: Kind, values: Any, length: int) -> Any:
     """A typed column of stored values; ``None`` means that no row has one."""
     if values is None or values.null_count == length:
-        return pa.nulls(length, _TYPES[kind])
-    if kind is Kind.BYTES:
-        return pc.cast(values, _TYPES[kind])
-    if kind is Kind.INTEGER:
-        return _numbers(values)
-    if kind is Kind.TIME:
-        return pc.cast(_known_times(_numbers(values)), _TYPES[kind])
-    return _texts(values)
+        return pa.nulls(length, _TYPES[kind.column])
+    return _READERS[kind.column](values)
 
 
 def _texts(values: Any) -> Any:
-    if values.type == _TYPES[Kind.TEXT]:
+    if values.type == pa.string():
         return values
     try:
         return pc.cast(values, pa.string())
@@ -152,14 +136,23 @@ def _texts(values: Any) -> Any:
         return pa.array(texts, pa.string())
 
 
-def _known_times(micros: Any) -> Any:
-    """Replace a foreign writer's times outside of the years 1 to 9999 by null."""
+def _booleans(values: Any) -> Any:
+    """Columns of ``true`` and ``false``; a foreign writer's other texts become null."""
+    texts = _texts(values)
+    true = pc.equal(texts, "true")
+    return pc.if_else(pc.or_(true, pc.equal(texts, "false")), true, pa.scalar(None, pa.bool_()))
+
+
+def _times(values: Any) -> Any:
+    """Columns of times; a foreign writer's outside of the years 1 to 9999 become null."""
+    micros = _numbers(values)
     ends = pc.min_max(micros)
     first, last = ends["min"].as_py(), ends["max"].as_py()
-    if first is None or (first >= FIRST_MICROS and last <= LAST_MICROS):
-        return micros
-    known = pc.and_(pc.greater_equal(micros, FIRST_MICROS), pc.less_equal(micros, LAST_MICROS))
-    return pc.if_else(known, micros, pa.scalar(None, pa.int64()))
+    if first is not None and not FIRST_MICROS <= first <= last <= LAST_MICROS:
+        known = pc.greater_equal(micros, FIRST_MICROS)
+        known = pc.and_(known, pc.less_equal(micros, LAST_MICROS))
+        micros = pc.if_else(known, micros, pa.scalar(None, pa.int64()))
+    return pc.cast(micros, _TYPES["time"])
 
 
 def _numbers(values: Any) -> Any:
@@ -178,6 +171,21 @@ def _number(value: bytes | None) -> int | None:
     return number if -(2**63) <= number < 2**63 else None
 
 
+# Types that all Parquet readers share: no nanoseconds, no UUID type, no dictionaries.
+_TYPES = {
+    "text": pa.string(),
+    "integer": pa.int64(),
+    "boolean": pa.bool_(),
+    "time": pa.timestamp("us", tz="UTC"),
+    "bytes": pa.binary(),
+}
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "text": _texts,
+    "integer": _numbers,
+    "boolean": _booleans,
+    "time": _times,
+    "bytes": lambda values: pc.cast(values, pa.binary()),
+}
 _MAX_COLUMN_BYTES = 2**31 - 1  # offsets are 32-bit
 
 

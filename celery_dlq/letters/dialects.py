@@ -6,34 +6,26 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from celery_dlq.errors import DLQError
-from celery_dlq.letters.record import Kind, field_kinds
+from celery_dlq.letters.record import field_kinds
 
 PARTITIONS = {"dlq": "text", "day": "date"}
 """The columns that the names of an export's folders have, with their kinds."""
 
 
 class Dialect(NamedTuple):
-    """The types and the statement of a dialect.
+    """The types of a dialect, one for each kind of column, and its statement.
 
-    The types are those of texts, whole numbers, times in UTC, bytes and dates.
+    Times are in UTC.
     """
 
     text: str
     integer: str
+    boolean: str
     time: str
     bytes: str
     date: str
     quote: str  # around names: some columns are reserved words somewhere
     statement: str
-
-    def type_of(self, kind: str) -> str:
-        """The type of a kind of field; JSON is text."""
-        return {
-            Kind.INTEGER.value: self.integer,
-            Kind.TIME.value: self.time,
-            Kind.BYTES.value: self.bytes,
-            "date": self.date,
-        }.get(kind, self.text)
 
     def quoted(self, name: str) -> str:
         """A name that may be a reserved word."""
@@ -114,12 +106,14 @@ FROM read_parquet(
 );
 """
 DIALECTS: Mapping[str, Dialect] = {
-    "athena": Dialect("string", "bigint", "timestamp", "binary", "date", "`", _ATHENA),
-    "bigquery": Dialect("STRING", "INT64", "TIMESTAMP", "BYTES", "DATE", "`", _BIGQUERY),
-    "duckdb": Dialect("VARCHAR", "BIGINT", "TIMESTAMPTZ", "BLOB", "DATE", '"', _DUCKDB),
-    "snowflake": Dialect("TEXT", "NUMBER", "TIMESTAMP_NTZ", "BINARY", "DATE", "", _SNOWFLAKE),
-    "spark": Dialect("STRING", "BIGINT", "TIMESTAMP", "BINARY", "DATE", "`", _SPARK),
-    "trino": Dialect("varchar", "bigint", "timestamp", "varbinary", "date", '"', _TRINO),
+    "athena": Dialect("string", "bigint", "boolean", "timestamp", "binary", "date", "`", _ATHENA),
+    "bigquery": Dialect("STRING", "INT64", "BOOL", "TIMESTAMP", "BYTES", "DATE", "`", _BIGQUERY),
+    "duckdb": Dialect("VARCHAR", "BIGINT", "BOOLEAN", "TIMESTAMPTZ", "BLOB", "DATE", '"', _DUCKDB),
+    "snowflake": Dialect(
+        "TEXT", "NUMBER", "BOOLEAN", "TIMESTAMP_NTZ", "BINARY", "DATE", "", _SNOWFLAKE
+    ),
+    "spark": Dialect("STRING", "BIGINT", "BOOLEAN", "TIMESTAMP", "BINARY", "DATE", "`", _SPARK),
+    "trino": Dialect("varchar", "bigint", "boolean", "timestamp", "varbinary", "date", '"', _TRINO),
 }
 _PART = "split_part(split_part(metadata$filename, '{name}=', 2), '/', 1)"
 
@@ -131,8 +125,8 @@ def columns_of(dialect: str) -> dict[str, str]:
         DLQError: The dialect is not known.
     """
     known = _dialect(dialect)
-    kinds = {name: kind.value for name, kind in field_kinds().items()} | PARTITIONS
-    return {name: known.type_of(kind) for name, kind in kinds.items()}
+    types = {name: kind.column for name, kind in field_kinds().items()} | PARTITIONS
+    return {name: getattr(known, column) for name, column in types.items()}
 
 
 def statement(dialect: str, location: str, table: str = "dead_letters") -> str:

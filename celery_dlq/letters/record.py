@@ -108,17 +108,6 @@ class Outcome(TextEnum):
     VANISHED = "vanished"
 
 
-class Kind(Enum):
-    """How a field is written down; decides its Redis, Arrow and JSON form together."""
-
-    TEXT = "text"
-    INTEGER = "integer"
-    TIME = "time"
-    BYTES = "bytes"
-    JSON = "json"
-    HISTORY = "history"
-
-
 def check_aware(name: str, value: datetime | None) -> None:
     """Refuse a datetime without a time zone: it would be read as some other hour.
 
@@ -142,6 +131,11 @@ def to_micros(value: datetime) -> int:
 def from_micros(micros: int) -> datetime:
     """The aware UTC datetime of `to_micros`."""
     return EPOCH + micros * _MICROSECOND
+
+
+def iso(value: datetime | None) -> str | None:
+    """ISO 8601 in UTC with microseconds, or ``None``."""
+    return None if value is None else from_micros(to_micros(value)).isoformat("T", "microseconds")
 
 
 _R = TypeVar("_R", bound="Recorded")
@@ -251,6 +245,74 @@ class Delivery:
         return _read(cls, {"worker_hostname": "", **value}, json_codec.moment)  # type: ignore[no-any-return]
 
 
+_HISTORY = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+
+
+def _encode(text: str) -> bytes:
+    # Text of odd origin may hold lone surrogates. They must neither stop a letter
+    # nor become bytes that Parquet readers refuse, so they are spelled out.
+    return str(text).encode("utf-8", "backslashreplace")
+
+
+def _decode(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
+
+
+def _as_is(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else value
+
+
+def _json_from(value: bytes) -> str:
+    text = _decode(value)
+    json.loads(text)  # unreadable JSON is found here, not by who asks for its value
+    return text
+
+
+def _history_json(history: tuple[Delivery, ...]) -> list[dict[str, Any]]:
+    return [delivery.to_json() for delivery in history]
+
+
+class _Form(NamedTuple):
+    """How the values of one kind are written and read."""
+
+    stored: Callable[[Any], bytes]  # The form in Redis
+    read: Callable[[bytes], Any]  # The value of a form in Redis
+    shown: Callable[[Any], Any]  # The form in JSON
+    column: str  # The type in Parquet and SQL: a field of `celery_dlq.letters.dialects.Dialect`
+    in_redis: str  # What the reference says of the form in Redis, and of that in JSON
+    in_json: str
+
+
+class Kind(_Form, Enum):
+    """What a field holds; its forms in Redis, JSON, Parquet, Spark and SQL follow."""
+
+    TEXT = _Form(
+        lambda value: _encode(value if type(value) is str else _as_is(value)),
+        *(_decode, _as_is, "text", "UTF-8", "string"),
+    )
+    INTEGER = _Form(b"%d".__mod__, int, _as_is, "integer", "decimal digits", "number")
+    BOOLEAN = _Form(
+        {True: b"true", False: b"false"}.__getitem__,
+        {b"true": True, b"false": False}.__getitem__,
+        *(_as_is, "boolean", "`true` or `false`", "`true` or `false`"),
+    )
+    TIME = _Form(
+        lambda value: b"%d" % to_micros(value),
+        lambda value: from_micros(int(value)),
+        *(iso, "time", "microseconds since 1970, UTC", "ISO 8601 text, UTC, microseconds"),
+    )
+    BYTES = _Form(
+        *(bytes, bytes, lambda value: base64.b64encode(value).decode("ascii")),
+        *("bytes", "the bytes", "base64 text"),
+    )
+    JSON = _Form(_encode, _json_from, json.loads, "text", "JSON text", "nested value")
+    HISTORY = _Form(
+        lambda value: _encode(_HISTORY.encode(_history_json(value))),
+        lambda value: tuple(Delivery.from_json(item) for item in json.loads(value)),
+        *(_history_json, "text", "JSON text", "list of objects, see below"),
+    )
+
+
 class Use(Flag):
     """How a field of the record is kept; a stream entry has it inline, or compressed if it is long.
 
@@ -293,6 +355,7 @@ def _field(
 _text = partial(_field, Kind.TEXT)
 _time = partial(_field, Kind.TIME)
 _integer = partial(_field, Kind.INTEGER)
+_boolean = partial(_field, Kind.BOOLEAN)
 _json = partial(_field, Kind.JSON)
 
 
@@ -415,8 +478,8 @@ class DeadLetter:
     def to_fields(self) -> dict[str, bytes]:
         """The storage form: every field that is set, by name."""
         fields = {
-            name: form.stored(value)
-            for name, form in _FORM_OF.items()
+            name: kind.stored(value)
+            for name, kind in _KINDS.items()
             if (value := getattr(self, name)) is not None
         }
         return {**self.extra, **fields}
@@ -431,8 +494,8 @@ class DeadLetter:
         try:
             known, extra = {}, {}
             for name, value in fields.items():
-                if name in _FORM_OF:
-                    known[name] = _FORM_OF[name].read(value)
+                if name in _KINDS:
+                    known[name] = _KINDS[name].read(value)
                 else:
                     extra[name] = value
             known["reason"] = Reason(known["reason"])
@@ -450,8 +513,8 @@ class DeadLetter:
         any bytes.
         """
         return {
-            name: None if (value := getattr(self, name)) is None else form.shown(value)
-            for name, form in _FORM_OF.items()
+            name: None if (value := getattr(self, name)) is None else kind.shown(value)
+            for name, kind in _KINDS.items()
         }
 
 
@@ -498,73 +561,10 @@ def end_of(letter: DeadLetter) -> datetime | None:
     return letter.expires
 
 
-def iso(value: datetime | None) -> str | None:
-    """ISO 8601 in UTC with microseconds, or ``None``."""
-    if value is None:
-        return None
-    return from_micros(to_micros(value)).isoformat(timespec="microseconds")
-
-
-_HISTORY = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
-
-
-def _json_from(value: bytes) -> str:
-    text = _decode(value)
-    json.loads(text)  # unreadable JSON is found here, not by who asks for its value
-    return text
-
-
-def _encode(text: str) -> bytes:
-    # Text of odd origin may hold lone surrogates. They must neither stop a letter
-    # nor become bytes that Parquet readers refuse, so they are spelled out.
-    return str(text).encode("utf-8", "backslashreplace")
-
-
-def _text_to_bytes(value: Any) -> bytes:
-    return _encode(value if type(value) is str else _as_is(value))
-
-
-def _decode(value: bytes) -> str:
-    return value.decode("utf-8", "replace")
-
-
-def _as_is(value: Any) -> Any:
-    return value.value if isinstance(value, Enum) else value
-
-
-class _Form(NamedTuple):
-    """How the values of one kind are written and read."""
-
-    stored: Callable[[Any], bytes]
-    read: Callable[[bytes], Any]  # what was stored
-    shown: Callable[[Any], Any]  # as JSON has it
-    has_text: bool  # False if no value can hide a publisher's text: an export need not mask it
-
-
-_FORMS = {
-    Kind.TEXT: _Form(_text_to_bytes, _decode, _as_is, has_text=True),
-    Kind.JSON: _Form(_encode, _json_from, json.loads, has_text=True),
-    Kind.INTEGER: _Form(lambda value: b"%d" % value, int, _as_is, has_text=False),
-    Kind.TIME: _Form(
-        lambda value: b"%d" % to_micros(value),
-        lambda value: from_micros(int(value)),
-        iso,
-        has_text=False,
-    ),
-    Kind.BYTES: _Form(
-        bytes, bytes, lambda value: base64.b64encode(value).decode("ascii"), has_text=True
-    ),
-    Kind.HISTORY: _Form(
-        lambda value: _encode(_HISTORY.encode([delivery.to_json() for delivery in value])),
-        lambda value: tuple(Delivery.from_json(item) for item in json.loads(value)),
-        lambda value: [delivery.to_json() for delivery in value],
-        has_text=True,
-    ),
-}
-_FORM_OF = {name: _FORMS[kind] for name, kind in field_kinds().items()}
-TEXTLESS = frozenset(name for name, form in _FORM_OF.items() if not form.has_text)
+_KINDS = field_kinds()
+TEXTLESS = frozenset(name for name, kind in _KINDS.items() if kind.column not in {"text", "bytes"})
 """Fields whose values can hide no text, whatever a publisher wrote."""
-_TIMES = tuple(name for name, kind in field_kinds().items() if kind is Kind.TIME)
+_TIMES = tuple(name for name, kind in _KINDS.items() if kind is Kind.TIME)
 
 
 def letter_from(fields: Mapping[bytes, bytes]) -> DeadLetter:

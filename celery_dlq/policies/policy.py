@@ -8,7 +8,7 @@ fields of `Policy`. How policies combine is in `celery_dlq.policies.table`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, Literal, TypedDict
 
@@ -76,7 +76,8 @@ class KeyValue:
 
     def to_json(self) -> Any:
         """The value, JSON-ready, as users write it."""
-        raise NotImplementedError
+        kind: Any = self
+        return asdict(kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +94,6 @@ class CrashLimit(KeyValue):
 
     def __str__(self) -> str:
         return f"{self.times}" if self.within is None else f"{self.times} within {self.within:g} s"
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-ready mapping, as the policy takes it."""
-        return {"times": self.times, "within": self.within}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +113,6 @@ class DefaultDelay(KeyValue):
 
     def __str__(self) -> str:
         return f"{self.seconds:g} s" + (", whatever the message says" if self.always else "")
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-ready mapping, as the policy takes it."""
-        return {"seconds": self.seconds, "always": self.always}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

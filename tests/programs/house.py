@@ -33,16 +33,16 @@ LONGEST_FUNCTION = 45
 """Lines of code."""
 
 LIMITS: dict[str, tuple[int, int]] = {
-    "files, a letter's field (A)": (7, 4),
+    "files, a letter's field (A)": (4, 4),
     "files, an operator's power (B)": (19, 7),
     "files, a policy key (C1)": (9, 4),
     "files, a feature removed (C2)": (36, 10),
     "files, a reason (D)": (2, 2),
     "names of other packages": (186, 70),
     "of these, private": (65, 22),
-    "lines a worker loads": (19_967, 12_000),
-    "lines a worker loads, every feature": (24_191, 16_000),
-    "lines of code of the core": (30_915, 22_500),
+    "lines a worker loads": (19_960, 12_000),
+    "lines a worker loads, every feature": (24_184, 16_000),
+    "lines of code of the core": (30_914, 22_500),
     "lines of code of the largest feature": (687, 700),
     "copies of mechanisms": (11, 6),
     "minutes of tox": (7, 3),

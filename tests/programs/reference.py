@@ -39,15 +39,6 @@ _WIDTH = 125
 ROOT = Path(__file__).parents[2]
 _DOCS = ROOT / "docs"
 
-_KINDS: Mapping[Kind, tuple[str, str]] = {
-    Kind.TEXT: ("UTF-8", "string"),
-    Kind.INTEGER: ("decimal digits", "number"),
-    Kind.TIME: ("microseconds since 1970, UTC", "ISO 8601 text, UTC, microseconds"),
-    Kind.BYTES: ("the bytes", "base64 text"),
-    Kind.JSON: ("JSON text", "nested value"),
-    Kind.HISTORY: ("JSON text", "list of objects, see below"),
-}
-
 
 def settings() -> str:
     """Every ``dlq_`` setting, as entries that can be linked to."""
@@ -84,12 +75,15 @@ def record() -> str:
 
 
 def kinds() -> str:
-    """Each kind of field: its spelling in Redis and in Parquet."""
-    arrow = schema()
-    rows = []
-    for kind, (stored, shown) in _KINDS.items():
-        first = next(name for name, field in record_fields().items() if field.kind is kind)
-        rows.append((kind.value, stored, shown, f"`{arrow.field(first).type}`"))
+    """Each kind of field that the record has: its spelling in Redis and in Parquet."""
+    arrow, first = schema(), {}
+    for name, field in record_fields().items():
+        first.setdefault(field.kind, f"`{arrow.field(name).type}`")
+    rows = [
+        (kind.name.lower(), kind.in_redis, kind.in_json, first[kind])
+        for kind in Kind
+        if kind in first
+    ]
     return table(("kind", "in Redis", "in `--json`", "in Parquet"), rows)
 
 

@@ -48,6 +48,7 @@ DELIVERIES = st.builds(
 _VALUES = {
     Kind.TEXT: VALID_TEXT,
     Kind.INTEGER: NUMBERS,
+    Kind.BOOLEAN: st.booleans(),
     Kind.TIME: TIMES,
     Kind.BYTES: st.binary(),
     Kind.JSON: st.dictionaries(VALID_TEXT, VALID_TEXT).map(json_codec.dumps),

@@ -189,12 +189,11 @@ def _readers(cls: Any) -> dict[str, Any]:
 
 
 def _reader(hint: Any) -> Any:
-    for one in (hint, *get_args(hint)):
-        if isinstance(one, type) and issubclass(one, (datetime, Enum, int)) and one is not bool:
+    optional = type(None) in get_args(hint)
+    for one in get_args(hint) if optional else (hint,):
+        if one in (datetime, int) or (isinstance(one, type) and issubclass(one, Enum)):
             return one
-    if get_origin(hint) is tuple:
-        return tuple
-    return lambda value: value
+    return tuple if get_origin(hint) is tuple else lambda value: value
 
 
 _UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError)

@@ -32,14 +32,13 @@ FEATURES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyKey:
-    """A key of a policy that a feature adds."""
+    """A key of a policy; a feature adds it, or it is a field of `Policy`."""
 
-    # Place of its check: `(where, value) -> value`, frozen and hashable; a value with behaviour is
-    # a `celery_dlq.policies.policy.KeyValue`
-    check: str
+    # Its check, of a feature the place of it: `(where, value) -> value`, frozen and hashable; a
+    # value with behaviour is a `celery_dlq.policies.policy.KeyValue`
+    check: Any
     doc: str  # What it means, and after "Unset:" what counts without it
-    overridable: bool = False  # Whether operators can change it while workers run
-    why_not: str = ""  # Why they cannot
+    why_not: str = ""  # Why operators cannot change it while workers run; empty if they can
     of_whole_queue: bool = False  # It is about a whole dead-letter queue, not about one message
     is_name: bool = False  # Users write a name, so a text such as ``off`` is one
 

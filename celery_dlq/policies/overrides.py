@@ -7,51 +7,33 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
-from celery_dlq import registry, timing
+from celery_dlq import timing
 from celery_dlq.errors import SettingsError
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import iso
 from celery_dlq.policies.checks import is_off, suggestion
-from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.policy import Policy, policy_keys
 from celery_dlq.policies.table import PolicyTable, of_whole_queues
 from celery_dlq.store.instructions import Override
 
 logger = get_logger("celery_dlq")
 
-_CORE = (
-    "max_deliveries",
-    "max_crashes",
-    "crash_delay",
-    "max_retries",
-    "reasons",
-    "dead_letter_ttl",
-    "dead_letter_max_length",
-)
-
 MAX_OVERRIDE = timedelta(days=30)
-
-_ELSEWHERE = {
-    "default_delay": "it acts where messages are published, and publishers do not ask Redis",
-    "dead_letter_queue": "the counts of messages under way are kept beside their letters",
-}
 
 
 def keys() -> tuple[str, ...]:
     """The keys that can be overridden: only those that workers apply."""
-    features = registry.policy_keys().items()
-    return (*_CORE, *(key for key, (_feature, found) in features if found.overridable))
+    return tuple(key for key, found in policy_keys().items() if not found.why_not)
 
 
 def checked(
     queue: str, key: str, value: Any, span: timedelta, actor: str, now: datetime
 ) -> Override:
     """Check an override and build it."""
-    _feature, found = registry.policy_keys().get(key, (None, None))
-    if why := _ELSEWHERE.get(key) or (found.why_not if found else ""):
-        raise SettingsError(f"expected a policy key that can be overridden, got {key!r}: {why}")
     if key not in keys():
-        message = f"expected a policy key that can be overridden, got {key!r}; "
-        raise SettingsError(message + suggestion(key, keys()))
+        found = policy_keys().get(key)
+        why = f": {found.why_not}" if found else f"; {suggestion(key, keys())}"
+        raise SettingsError(f"expected a policy key that can be overridden, got {key!r}{why}")
     parsed = Policy.parse({key: _value(key, value)}, f"the override of {queue!r}")
     since, plain = begins(key, now), parsed.to_json()[key]
     return Override(queue=queue, key=key, value=plain, until=since + span, actor=actor, since=since)

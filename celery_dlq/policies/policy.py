@@ -8,7 +8,7 @@ fields of `Policy`. How policies combine is in `celery_dlq.policies.table`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
 from typing import Any, ClassVar, Literal, TypedDict
 
@@ -28,6 +28,7 @@ from celery_dlq.policies.checks import (
     queue_name,
     some_of,
 )
+from celery_dlq.registry import PolicyKey
 
 DLQ_SUFFIX = "-DLQ"
 
@@ -115,6 +116,48 @@ class DefaultDelay(KeyValue):
         return f"{self.seconds:g} s" + (", whatever the message says" if self.always else "")
 
 
+MAX_CRASHES = 50
+MAX_CRASH_DELAY_SECONDS = 300
+"""A waiting message is unacknowledged: RabbitMQ closes the channel after half an hour of that."""
+MAX_DELAY_SECONDS = 2**28 - 1
+"""Of RabbitMQ's native delays, in Celery."""
+_CRASH_DELAY = duration(
+    f"0 to {MAX_CRASH_DELAY_SECONDS} seconds, the longest wait after a crash",
+    lambda given: given <= MAX_CRASH_DELAY_SECONDS,
+)
+_DELAY_SECONDS = duration(
+    f"0 to {MAX_DELAY_SECONDS:,} seconds, RabbitMQ's bound",
+    lambda given: given <= MAX_DELAY_SECONDS,
+)
+
+
+def _crashes(where: str, value: object) -> int | CrashLimit:
+    times = integer(1, MAX_CRASHES, ", the deliveries that are kept on record")
+    if isinstance(value, CrashLimit):
+        value = value.to_json()
+    if not isinstance(value, Mapping):
+        return times(where, value)
+    keys = mapping({"times": times, "within": positive_seconds}, required=("times",))
+    limit = CrashLimit(**keys(where, value))
+    return limit if limit.within else limit.times
+
+
+def _delay(where: str, value: object) -> float | DefaultDelay:
+    if isinstance(value, DefaultDelay):
+        value = value.to_json()
+    if isinstance(value, Mapping):
+        keys = mapping({"seconds": _delay, "always": flag}, required=("seconds",))
+        delay = DefaultDelay(**keys(where, value))
+        return delay if delay.always else delay.seconds
+    return _DELAY_SECONDS(where, value)
+
+
+def _key(check: Check[Any], *, why_not: str = "", is_name: bool = False) -> Any:
+    """A key of the core; `Policy` says what it means."""
+    key = PolicyKey(check=check, doc="", why_not=why_not, is_name=is_name)
+    return field(default=None, metadata={"key": key})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """The limits and delays of one queue or task.
@@ -154,15 +197,22 @@ class Policy:
         reasons: Which deaths are kept, as reason names; others leave no letter. Unset: all.
     """
 
-    max_deliveries: int | None = None
-    max_crashes: int | CrashLimit | None = None
-    crash_delay: float | None = None
-    max_retries: int | None = None
-    dead_letter_queue: str | None = None
-    default_delay: float | DefaultDelay | None = None
-    dead_letter_ttl: float | None = None
-    dead_letter_max_length: int | None = None
-    reasons: frozenset[Reason] | None = None
+    max_deliveries: int | None = _key(integer(1))
+    max_crashes: int | CrashLimit | None = _key(_crashes)  # noqa: RUF009 - it makes a field
+    crash_delay: float | None = _key(_CRASH_DELAY)
+    max_retries: int | None = _key(integer(0))
+    dead_letter_queue: str | None = _key(
+        queue_name,
+        why_not="the counts of messages under way are kept beside their letters",
+        is_name=True,
+    )
+    default_delay: float | DefaultDelay | None = _key(  # noqa: RUF009 - it makes a field
+        _delay,
+        why_not="it acts where messages are published, and publishers do not ask Redis",
+    )
+    dead_letter_ttl: float | None = _key(positive_seconds)
+    dead_letter_max_length: int | None = _key(integer(1))
+    reasons: frozenset[Reason] | None = _key(some_of(Reason, "reasons"))
     # The keys of features that are set, in order
     features: tuple[tuple[str, Any], ...] = ()
 
@@ -178,7 +228,7 @@ class Policy:
 
     def of(self, key: str) -> Any:
         """The value of a key, of the core or of a feature: `False` if it is off, `None` unset."""
-        return getattr(self, key) if key in _CHECKS else dict(self.features).get(key)
+        return getattr(self, key) if key in _CORE else dict(self.features).get(key)
 
     def over(self, other: Policy) -> Policy:
         """This policy; keys that it does not set are taken from ``other``."""
@@ -195,7 +245,7 @@ class Policy:
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """The keys that are set, with their values."""
-        yield from ((key, v) for key in _CHECKS if (v := getattr(self, key)) is not None)
+        yield from ((key, v) for key in _CORE if (v := getattr(self, key)) is not None)
         yield from self.features
 
     def without_off(self) -> Policy:
@@ -237,9 +287,14 @@ def task_policies(app: Any) -> dict[str, Policy]:
     return {name: policy for name, policy in found if policy is not None}
 
 
-def policy_keys() -> tuple[str, ...]:
-    """All keys of a policy, those of the core first."""
-    return (*_CHECKS, *registry.policy_keys())
+_CORE: dict[str, PolicyKey] = {
+    each.name: each.metadata["key"] for each in fields(Policy) if each.metadata
+}
+
+
+def policy_keys() -> dict[str, PolicyKey]:
+    """All keys of a policy by their names, those of the core first."""
+    return _CORE | {key: found for key, (_feature, found) in registry.policy_keys().items()}
 
 
 def plain(value: Any) -> Any:
@@ -249,65 +304,17 @@ def plain(value: Any) -> Any:
     return sorted(map(str, value)) if isinstance(value, frozenset) else value
 
 
-def _crashes(where: str, value: object) -> int | CrashLimit:
-    times = integer(1, MAX_CRASHES, ", the deliveries that are kept on record")
-    if isinstance(value, CrashLimit):
-        value = value.to_json()
-    if not isinstance(value, Mapping):
-        return times(where, value)
-    keys = mapping({"times": times, "within": positive_seconds}, required=("times",))
-    limit = CrashLimit(**keys(where, value))
-    return limit if limit.within else limit.times
-
-
-def _delay(where: str, value: object) -> float | DefaultDelay:
-    if isinstance(value, DefaultDelay):
-        value = value.to_json()
-    if isinstance(value, Mapping):
-        keys = mapping({"seconds": _delay, "always": flag}, required=("seconds",))
-        delay = DefaultDelay(**keys(where, value))
-        return delay if delay.always else delay.seconds
-    return _DELAY_SECONDS(where, value)
-
-
 def _policy(values: Mapping[str, Any]) -> Policy:
     """A policy of checked values; ``None`` is not set."""
-    core = {key: value for key, value in values.items() if key in _CHECKS}
-    features = ((key, value) for key, value in values.items() if key not in _CHECKS)
+    core = {key: value for key, value in values.items() if key in _CORE}
+    features = ((key, value) for key, value in values.items() if key not in _CORE)
     set_ = sorted((key, value) for key, value in features if value is not None)
     return Policy(**core, features=tuple(set_))
 
 
 def _checked(where: str, key: str, value: object) -> Any:
-    feature, found = registry.policy_keys().get(key, (None, None))
-    is_name = found.is_name if found else key == "dead_letter_queue"
-    if value is False or (not is_name and is_off(value)):
+    feature, found = registry.policy_keys().get(key) or (None, _CORE[key])
+    if value is False or (not found.is_name and is_off(value)):
         return False
-    check = feature.load(found.check) if feature and found else _CHECKS[key]
+    check = feature.load(found.check) if feature else found.check
     return check(f"{where}[{key!r}]", value)
-
-
-MAX_CRASHES = 50
-MAX_CRASH_DELAY_SECONDS = 300
-"""A waiting message is unacknowledged: RabbitMQ closes the channel after half an hour of that."""
-MAX_DELAY_SECONDS = 2**28 - 1
-"""Of RabbitMQ's native delays, in Celery."""
-_CRASH_DELAY = duration(
-    f"0 to {MAX_CRASH_DELAY_SECONDS} seconds, the longest wait after a crash",
-    lambda given: given <= MAX_CRASH_DELAY_SECONDS,
-)
-_DELAY_SECONDS = duration(
-    f"0 to {MAX_DELAY_SECONDS:,} seconds, RabbitMQ's bound",
-    lambda given: given <= MAX_DELAY_SECONDS,
-)
-_CHECKS: dict[str, Check[Any]] = {
-    "max_deliveries": integer(1),
-    "max_crashes": _crashes,
-    "crash_delay": _CRASH_DELAY,
-    "max_retries": integer(0),
-    "dead_letter_queue": queue_name,
-    "default_delay": _delay,
-    "dead_letter_ttl": positive_seconds,
-    "dead_letter_max_length": integer(1),
-    "reasons": some_of(Reason, "reasons"),
-}

@@ -13,7 +13,6 @@ FEATURE = Feature(
             doc="When nearly all executions of a task die of one cause, its messages are held, and "
             "probes find out when they may run again: a mapping with any of ``deaths`` (20 letters "
             "of one fingerprint) and ``window`` (within 60 seconds). Unset: none.",
-            overridable=True,
         )
     },
     commands={"breaker": "command:breaker"},

@@ -22,8 +22,15 @@ from celery_dlq.letters.headers import (
     published_at,
     whole_number,
 )
+from celery_dlq.letters.record import EPOCH, DeadLetter, Reason
 from celery_dlq.store.records import MessageKey
 
+_NO_END: dict[str, Any] = {
+    **dict.fromkeys(("id", "source_queue", "dead_letter_queue", "fingerprint"), ""),
+    "reason": Reason.FAILED,
+    "dead_lettered_at": EPOCH,
+}
+"""What a letter must have and no message says; each is set when the letter is made."""
 _TOLD_APART = ("eta", "expires", "origin", "root_id", "parent_id", "group", "timelimit")  # headers
 
 
@@ -31,30 +38,8 @@ _TOLD_APART = ("eta", "expires", "origin", "root_id", "parent_id", "group", "tim
 class Message:
     """The part of the original message that a letter keeps."""
 
-    task_id: str
-    task_name: str
-    retries: int
-    redrives: int
-    nesting: int
-    publication: str
-    published_at: datetime | None
-    exchange: str
-    routing_key: str
-    content_type: str
-    content_encoding: str
-    headers: str
-    properties: str
-    body: bytes
-    args_json: str | None
-    kwargs_json: str | None
-    argsrepr: str | None
-    kwargsrepr: str | None
-    root_id: str | None
-    parent_id: str | None
-    group_id: str | None
-    origin: str | None
-    eta: datetime | None
-    expires: datetime | None
+    identity: MessageKey  # In no dead-letter queue yet
+    letter: DeadLetter  # With the fields that the message has, and none of its end
 
     @classmethod
     def of(cls, message: Any, request: Mapping[str, Any]) -> Message:
@@ -70,14 +55,13 @@ class Message:
             body = compressed(plain, compression)
             if hides_nothing(compression):
                 args_json, kwargs_json = json_parts(plain, content_type)
-        key = key_of(message, request)
-        return cls(
-            task_id=key.task_id,
+        identity = key_of(message, request)
+        letter = DeadLetter(
+            **_NO_END,
+            task_id=identity.task_id,
             task_name=_text(request.get("task")) or "",
-            retries=key.retries,
-            redrives=key.redrives,
-            nesting=key.nesting,
-            publication=key.publication,
+            retries=identity.retries,
+            redrives=identity.redrives,
             published_at=published_at(headers.get(PUBLICATION_HEADER)),
             exchange=_text(delivery.get("exchange")) or "",
             routing_key=_text(delivery.get("routing_key")) or "",
@@ -97,17 +81,21 @@ class Message:
             eta=parsed_time(request.get("eta")),
             expires=parsed_time(request.get("expires")),
         )
+        return cls(identity=identity, letter=letter)
+
+    @property
+    def task_id(self) -> str:
+        """Id of the task, or what the message is called by instead."""
+        return self.identity.task_id
+
+    @property
+    def task_name(self) -> str:
+        """Name of the task; empty if the message has none."""
+        return self.letter.task_name
 
     def key(self, dead_letter_queue: str) -> MessageKey:
         """The identity of the message in a dead-letter queue."""
-        return MessageKey(
-            dead_letter_queue=dead_letter_queue,
-            task_id=self.task_id,
-            retries=self.retries,
-            redrives=self.redrives,
-            nesting=self.nesting,
-            publication=self.publication,
-        )
+        return replace(self.identity, dead_letter_queue=dead_letter_queue)
 
 
 def key_of(message: Any, request: Mapping[str, Any], dead_letter_queue: str = "") -> MessageKey:
@@ -171,7 +159,8 @@ def _given_publication(message: Any) -> str | None:
 
 def another(message: Message) -> Message:
     """The same, as a publication of its own."""
-    return replace(message, publication=named_after(uuid4().bytes))
+    identity = replace(message.identity, publication=named_after(uuid4().bytes))
+    return replace(message, identity=identity)
 
 
 def sqs_id(message: Any) -> str | None:

@@ -21,7 +21,6 @@ from celery_dlq.writing.lifecycle import InFlight
 
 logger = get_logger("celery_dlq.worker")
 
-_OF_MESSAGE = {one.name for one in fields(Message)} & {one.name for one in fields(DeadLetter)}
 _DETAILS = {"args_json", "kwargs_json", "argsrepr", "kwargsrepr", "eta", "expires"}
 
 
@@ -55,7 +54,8 @@ class LetterMaker:
             self.counts.count(INTERNAL_ERRORS, "letter")
             logger.exception("Task %s died; its letter lacks details", message.task_id)
             nothing: dict[str, Any] = dict.fromkeys(_DETAILS)
-            message = replace(message, properties="{}", **nothing)
+            bare = replace(message.letter, properties="{}", **nothing)
+            message = replace(message, letter=bare)
             return self._letter(message, resolved, verdict, None, (), deliveries, pid)
 
     def _letter(
@@ -71,8 +71,8 @@ class LetterMaker:
         exception_type = failure.exception_type if failure else None
         traceback = failure.traceback if failure else None
         trace = failure.sentry_trace if failure else None
-        letter = DeadLetter(
-            **{name: getattr(message, name) for name in _OF_MESSAGE},
+        letter = replace(
+            message.letter,
             id=message.key(resolved.dead_letter_queue).letter_id,
             source_queue=resolved.queue,
             dead_letter_queue=resolved.dead_letter_queue,

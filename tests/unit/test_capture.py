@@ -114,7 +114,7 @@ def test_the_arguments_of_any_message_of_celery_are_known(
     """Protocol 1 has one object with everything in it; kombu has decompressed what arrived."""
     app = an_app(task_protocol=protocol)
     message = sent_message(app, "shop.charge", (1,), {"a": 2}, **how)
-    letter = Message.of(message, a_request())
+    letter = Message.of(message, a_request()).letter
     assert (letter.args_json, letter.kwargs_json) == ("[1]", '{"a": 2}')
 
 
@@ -126,7 +126,7 @@ def test_the_arguments_of_what_is_not_decompressed_are_not_known() -> None:
     plain = a_message(body=b"[[1], {}, {}]")
     plain.headers["compression"] = "application/x-cipher"  # as if that were registered
     for message in (broken, plain):
-        letter = Message.of(message, message.headers)
+        letter = Message.of(message, message.headers).letter
         assert (letter.args_json, letter.kwargs_json) == (None, None)
         assert letter.body == b"[[1], {}, {}]"
 
@@ -161,7 +161,7 @@ def test_a_message_of_celery_is_captured_whole() -> None:
         headers={"tenant": "acme"},
     )
     body = bytes(message.body)
-    letter = Message.of(message, message.headers)
+    letter = Message.of(message, message.headers).letter
     assert (letter.task_id, letter.task_name, letter.retries) == ("t-1", "shop.charge", 0)
     assert (letter.root_id, letter.parent_id, letter.group_id) == ("r-1", "p-1", "g-1")
     assert letter.expires == expires
@@ -182,7 +182,7 @@ def test_a_pickled_body_is_never_loaded(tmp_path: Path) -> None:
     place = tmp_path / "exploded"
     message = sent_message(an_app(), "shop.charge", (Bomb(place),), serializer="pickle")
     assert message.content_type == "application/x-python-serialize"
-    letter = Message.of(message, message.headers)
+    letter = Message.of(message, message.headers).letter
     assert not place.exists()
     assert letter.args_json is None
     assert letter.body == bytes(message.body)
@@ -194,7 +194,7 @@ def test_a_pickled_body_is_never_loaded(tmp_path: Path) -> None:
 def test_a_compressed_body_is_kept_compressed(compression: str) -> None:
     """Kombu decompresses on arrival; a redriven message must match its headers again."""
     message = sent_message(an_app(), "shop.charge", (1,), compression=compression)
-    letter = Message.of(message, message.headers)
+    letter = Message.of(message, message.headers).letter
     assert json_codec.loads(letter.headers)["compression"] == message.headers["compression"]
     assert letter.body == wire_body(message.body, compression)
     assert letter.body != bytes(message.body)
@@ -227,7 +227,7 @@ def test_headers_of_any_type_are_kept() -> None:
     """AMQP tables carry bytes and times."""
     when = datetime(2026, 1, 1, tzinfo=timezone.utc)
     message = a_message(headers={**a_request(), "raw": b"\x00\xff", "when": when})
-    headers = json_codec.loads(Message.of(message, a_request()).headers)
+    headers = json_codec.loads(Message.of(message, a_request()).letter.headers)
     assert (headers["raw"], headers["when"]) == (b"\x00\xff", when)
 
 
@@ -241,7 +241,7 @@ def test_a_message_without_anything_is_captured() -> None:
         content_type=None,
         content_encoding=None,
     )
-    letter = Message.of(message, {})
+    letter = Message.of(message, {}).letter
     assert (letter.task_name, letter.body) == ("", b"")
     assert (letter.headers, letter.properties) == ("{}", "{}")
 
@@ -276,20 +276,20 @@ def test_messages_with_nothing_to_tell_them_apart_are_two() -> None:
 def test_nonsense_counts_are_zero(value: object) -> None:
     """A header that is no count must not stop a death."""
     message = a_message(headers={**a_request(), "dlq_redrives": value})
-    letter = Message.of(message, a_request(retries=value))
+    letter = Message.of(message, a_request(retries=value)).letter
     assert (letter.retries, letter.redrives) == (0, 0)
 
 
 @pytest.mark.parametrize(("value", "count"), [(True, 1), (1.5, 1), (2**63, 2**31 - 1)])
 def test_odd_counts_are_taken_as_celery_takes_them(value: object, count: int) -> None:
     """It compares them with limits; a number that no column holds is as many as fit."""
-    assert Message.of(a_message(), a_request(retries=value)).retries == count
+    assert Message.of(a_message(), a_request(retries=value)).letter.retries == count
 
 
 def test_counts_of_retries_and_redrives_are_taken() -> None:
     """Both make the key of the message."""
     message = a_message(headers={**a_request(), "dlq_redrives": 2})
-    letter = Message.of(message, a_request(retries=3))
+    letter = Message.of(message, a_request(retries=3)).letter
     assert (letter.retries, letter.redrives) == (3, 2)
 
 
@@ -309,10 +309,10 @@ def test_counts_of_retries_and_redrives_are_taken() -> None:
 )
 def test_times_of_a_message_are_aware_or_left_out(value: object, time: datetime | None) -> None:
     """A time without a zone is UTC, as Celery means it; nonsense is no reason to fail."""
-    letter = Message.of(a_message(), a_request(eta=value, expires=value))
+    letter = Message.of(a_message(), a_request(eta=value, expires=value)).letter
     assert letter.eta == letter.expires == time
 
 
 def test_a_relative_expiry_is_left_out() -> None:
     """Only a moment can be compared later."""
-    assert Message.of(a_message(), a_request(expires=timedelta(seconds=5))).expires is None
+    assert Message.of(a_message(), a_request(expires=timedelta(seconds=5))).letter.expires is None

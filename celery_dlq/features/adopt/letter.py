@@ -126,7 +126,7 @@ class Adoption:
         kept = Message.of(message, request_fields(message, headers))
         own = {name: value for name, value in headers.items() if name not in DEATH_HEADERS}
         letter = letter_of_copy(
-            headers[RECORD_HEADER], kept.body, json_codec.dumps(own), kept.properties
+            headers[RECORD_HEADER], kept.letter.body, json_codec.dumps(own), kept.letter.properties
         )
         if letter is None:
             return None
@@ -161,7 +161,7 @@ class Adoption:
         headers = _mapping(message.headers)
         kept = Message.of(message, {**request_fields(message, headers), "id": identity.task_id})
         native = native_death(headers, _mapping(message.properties))
-        queue = native.queue or self._source(kept, native)
+        queue = native.queue or self._source(kept.letter, native)
         task = self._app.tasks.get(kept.task_name)
         own = None if task is None else policy_of(task)
         policy, of_policy = self._policies.resolve(queue, own), self._policies.dead_letter_queue_of
@@ -187,7 +187,7 @@ class Adoption:
         )
         return replace(letter, native_death=native.history, fingerprint=group), key, counted
 
-    def _source(self, kept: Message, native: NativeDeath) -> str:
+    def _source(self, kept: DeadLetter, native: NativeDeath) -> str:
         """Infer the source queue if the broker does not report it; empty if unknown."""
         if kept.routing_key and kept.routing_key != self._queue:
             return self._queue_names.of(kept.exchange, kept.routing_key)

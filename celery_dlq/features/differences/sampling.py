@@ -130,11 +130,10 @@ class Sampler(Observer):
 
     def _fields(self, request: GuardedRequest, in_flight: InFlight) -> dict[str, bytes]:
         message = Message.of(request.message, request.request_dict)
-        message = replace(
-            message, args_json=_short(message.args_json), kwargs_json=_short(message.kwargs_json)
-        )
+        args, kwargs = _short(message.letter.args_json), _short(message.letter.kwargs_json)
+        shortened = replace(message.letter, args_json=args, kwargs_json=kwargs)
         letter = self._make(
-            message,
+            replace(message, letter=shortened),
             in_flight.resolved,
             Die(Reason.FAILED, ""),  # success is not a `Reason`
             history=(in_flight.delivery,),

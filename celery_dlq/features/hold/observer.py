@@ -195,8 +195,8 @@ class HoldObserver(Observer):
             letter = replace(letter, id=replace(key, dead_letter_queue=str(released)).letter_id)
         again = request.delivery_info.get("redelivered") or released is not None
         is_new = is_named_after_content(request.message) and not again
-        if not message.published_at:  # its release is a copy of this very message
-            name = message.publication
+        if not message.letter.published_at:  # its release is a copy of this very message
+            name = message.identity.publication
             if is_new:  # and not of an equal one, which may be dead
                 name = named_after(hold.id.encode(), name.encode())
             headers = {**json_codec.loads(letter.headers), PUBLICATION_HEADER: name}
@@ -210,7 +210,7 @@ class HoldObserver(Observer):
             logger.warning(
                 "A copy of task %s is dropped (publication %s): %s has it, as %s",
                 message.task_id,
-                message.publication,
+                message.identity.publication,
                 hold.id,
                 letter.id,
             )
@@ -263,4 +263,4 @@ class HoldObserver(Observer):
 
 
 def _meets(texts: tuple[str, ...], message: Message) -> bool | None:
-    return conditions.judged(texts, lambda name: getattr(message, name) or "")
+    return conditions.judged(texts, lambda name: getattr(message.letter, name) or "")

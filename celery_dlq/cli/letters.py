@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ from celery_dlq.cli.table import (
 )
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.letters import json_codec
+from celery_dlq.letters.facts import count_of, facts_of
 from celery_dlq.letters.headers import lives_of
 from celery_dlq.letters.links import WHEN, links_of
 from celery_dlq.letters.printable import shortened
@@ -216,7 +218,7 @@ def letter(console: Console, found: DeadLetter, body_bytes: int | None = None) -
     """Everything about one letter; ``body_bytes`` is the size of a body that is masked here."""
     size = len(found.body) if body_bytes is None else body_bytes
     console.print(line(found.task_name, "bold"), reason(found.reason.value))
-    facts(console, ((name, value) for name, value in _facts(found) if value not in ("", "-")))
+    facts(console, _facts(found))
     _history(console, found.history)
     _lives(console, found)
     console.print(line(f"body ({size:,} bytes, {found.content_type})", "dim"))
@@ -259,10 +261,10 @@ def class_name(exception_type: str | None) -> str:
 
 
 def _counts(found: DeadLetter) -> Iterator[str]:
-    count = _of(found.deliveries, found.max_deliveries)
+    count = count_of(found.deliveries, found.max_deliveries)
     yield f"{count} deliver{'y' if count == '1' else 'ies'}"
     if found.retries:
-        yield f"retry {_of(found.retries, found.max_retries)}"
+        yield f"retry {count_of(found.retries, found.max_retries)}"
 
 
 def _description(found: DeadLetter) -> str:
@@ -272,26 +274,11 @@ def _description(found: DeadLetter) -> str:
 
 
 def _facts(found: DeadLetter) -> Iterator[tuple[str, str | Text]]:
-    pid = "" if found.worker_pid is None else f" (pid {found.worker_pid})"
-    yield "letter", found.id
-    yield "task id", found.task_id
-    yield "queue", f"{found.source_queue} → {found.dead_letter_queue}"
-    yield "died", f"{utc(found.dead_lettered_at)} ({age(found.dead_lettered_at)})"
-    yield "first delivered", utc(found.first_delivered_at)
-    if found.description:
-        yield "description", block(found.description)
-    yield "exception", found.exception_type or ""
-    yield "deliveries", f"{_of(found.deliveries, found.max_deliveries)}, of this message"
-    yield "retries", f"{_of(found.retries, found.max_retries)}, of this task"
-    yield "redrives", f"{found.redrives or ''}"
-    yield "fingerprint", found.fingerprint
-    yield "worker", f"{found.worker_hostname}{pid}" if found.worker_hostname else ""
-    yield "origin", found.origin or ""
-    yield "root id", (found.root_id or "") if found.root_id != found.task_id else ""
-    yield "parent id", found.parent_id or ""
-    yield "group id", found.group_id or ""
-    yield "expires", utc(found.expires)
-    yield "release", found.release or ""
+    for name, value in facts_of(found):
+        if isinstance(value, datetime):
+            yield name, f"{utc(value)} ({age(value)})" if name == "died" else utc(value)
+        else:
+            yield name, block(value) if name == "description" else value
     for kind, task in links_of(found.content_type, found.body):
         yield kind, f"{task} {WHEN[kind]}"
 
@@ -320,10 +307,6 @@ def _body(found: DeadLetter) -> str:
     # The body is not JSON and is never decoded here; Celery's own description is safe.
     shown = json_codec.safe_repr(found.body[:_MAX_BODY_BYTES])
     return f"args   {found.argsrepr or '?'}\nkwargs {found.kwargsrepr or '?'}\nbytes  {shown}"
-
-
-def _of(count: int, limit: int | None) -> str:
-    return f"{count}" if limit is None else f"{count} of {limit}"
 
 
 def _readable(found: RawEntry, redaction: Redaction) -> Entry:

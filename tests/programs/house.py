@@ -42,7 +42,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "of these, private": (65, 22),
     "lines a worker loads": (19_936, 12_000),
     "lines a worker loads, every feature": (24_158, 16_000),
-    "lines of code of the core": (30_898, 22_500),
+    "lines of code of the core": (30_912, 22_500),
     "lines of code of the largest feature": (687, 700),
     "copies of mechanisms": (11, 6),
     "minutes of tox": (7, 3),

@@ -1,19 +1,23 @@
 """Golden letters: what was once written stays readable, and is always written the same.
 
-``*_v1.fields`` is the storage form (field name to base64 of its bytes), ``*_v1.json`` is
-what ``--json`` prints. The files are never edited; a new schema version gets new files.
+``*_v1.fields`` is the storage form (field name to base64 of its bytes), ``*_v1.packed`` the fields
+of an entry in Redis, ``*_v1.json`` what ``--json`` prints. The files are never edited. A field that
+is added later gets a file of its own, ``letter_v1_2.json`` and so on, with both of its forms:
+``{"release": {"stored": "MS4y", "shown": "1.2"}}``. A new schema version gets new files.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from celery_dlq.letters.packed import fields_of
 from celery_dlq.letters.record import (
     SCHEMA_VERSION,
     DeadLetter,
@@ -21,6 +25,7 @@ from celery_dlq.letters.record import (
     Outcome,
     Reason,
     field_kinds,
+    letter_from,
 )
 
 HERE = Path(__file__).parent
@@ -109,15 +114,31 @@ LETTERS = {
 }
 
 
+ADDITIONS = sorted(path.stem for path in HERE.glob("letter_v1_*.json"))
+"""The files of fields that were added to version 1 later."""
+
+
+def read(file: str) -> dict[str, bytes]:
+    """The values in a golden file of bytes."""
+    values = json.loads((HERE / file).read_text("utf-8"))
+    return {field: base64.b64decode(value) for field, value in values.items()}
+
+
 def stored(name: str) -> dict[str, bytes]:
     """The storage form in a golden file."""
-    text = (HERE / f"{name}_v1.fields").read_text("utf-8")
-    return {field: base64.b64decode(value) for field, value in json.loads(text).items()}
+    return read(f"{name}_v1.fields")
 
 
 def shown(name: str) -> Any:
     """The JSON form in a golden file."""
     return json.loads((HERE / f"{name}_v1.json").read_text("utf-8"))
+
+
+def added(name: str) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Both forms of fields that were added later."""
+    forms = json.loads((HERE / f"{name}.json").read_text("utf-8")).items()
+    as_stored = {field: base64.b64decode(form["stored"]) for field, form in forms}
+    return as_stored, {field: form["shown"] for field, form in forms}
 
 
 @pytest.mark.parametrize("name", LETTERS)
@@ -148,16 +169,40 @@ def test_a_stored_letter_is_shown_as_it_always_was(name: str) -> None:
     assert {field: letter[field] for field in golden} == golden
 
 
-def test_the_golden_letter_sets_every_field_of_its_version() -> None:
+def test_fields_that_were_added_are_read_and_written_as_they_always_were() -> None:
+    """By a letter that has them and all that was there before."""
+    for name in ADDITIONS:
+        as_stored, as_shown = added(name)
+        fields = {**stored("letter"), **as_stored}
+        letter = DeadLetter.from_fields(fields)
+        assert letter.to_fields() == fields
+        assert letter.to_json() == {**LETTERS["letter"].to_json(), **as_shown}
+        assert replace(letter, **dict.fromkeys(as_shown)) == LETTERS["letter"]
+
+
+@pytest.mark.parametrize("name", LETTERS)
+def test_a_packed_letter_is_read_as_it_was_meant(name: str) -> None:
+    """An entry that an older worker stored."""
+    entry = read(f"{name}_v1.packed")
+    parts = [part for field, value in entry.items() for part in (field.encode(), value)]
+    assert letter_from(fields_of(parts)) == LETTERS[name]
+
+
+def test_the_golden_letters_set_every_field_of_their_version() -> None:
     """A field of version 1 that no golden file holds would be unguarded."""
     assert SCHEMA_VERSION == 1, "expected golden files of the new version beside the old ones"
-    fields = stored("letter")
-    assert set(fields) - {"field_of_tomorrow"} == set(field_kinds())
-    assert list(shown("letter")) == list(field_kinds())
+    later = [field for name in ADDITIONS for field in added(name)[0]]
+    names = [*shown("letter"), *later]
+    missing, file = {*field_kinds()} - {*names}, f"letter_v1_{len(ADDITIONS) + 2}.json"
+    assert not missing, f"expected a golden file of {missing}: write {file}"
+    assert names == [*field_kinds()], "expected new fields after the others"
+    assert {*stored("letter"), *later} - {"field_of_tomorrow"} == {*names}
 
 
 def test_all_golden_files_are_read() -> None:
     """A file that no test reads guards nothing."""
-    names = {path.name for path in HERE.iterdir() if path.suffix in (".fields", ".json")}
+    ends = (".fields", ".json", ".packed")
+    names = {path.name for path in HERE.iterdir() if path.suffix in ends}
     names.remove("store_v1.json")  # tests/acceptance/test_store_format.py reads it
-    assert names == {f"{name}_v1{end}" for name in LETTERS for end in (".fields", ".json")}
+    golden = {f"{name}_v1{end}" for name in LETTERS for end in ends}
+    assert names == golden | {f"{name}.json" for name in ADDITIONS}

@@ -14,6 +14,7 @@ from celery_dlq import timing
 from celery_dlq.errors import CorruptLetter, DLQError, NotFound
 from celery_dlq.letters.conditions import MAX_CHARS
 from celery_dlq.letters.conditions import MAX_DEPTH as MAX_CONDITION_DEPTH
+from celery_dlq.letters.facts import facts_of
 from celery_dlq.letters.headers import EDITED_HEADER, REDRIVE_HEADER, lives_of
 from celery_dlq.letters.links import MAX_PARSED_BYTES, WHEN, links_of
 from celery_dlq.letters.printable import json_text, shortened
@@ -92,6 +93,7 @@ def letter(call: Call) -> Page:
         title=f"{queue}: {shown.task_name or 'letter'} {shown.id[:8]}",
         queue=queue,
         letter=shown,
+        facts=facts_of(shown),
         group=suppressed(lambda: call.dlq.group(queue, shown.fingerprint), NotFound),
         exceptions=frames_of(shown),
         arguments=arguments,

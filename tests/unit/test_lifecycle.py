@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,17 +29,18 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize(("state", "to"), [*product(DeliveryState, DeliveryState)])
-def test_every_pair_of_states_is_legal_or_refused(state: DeliveryState, to: DeliveryState) -> None:
+@pytest.mark.parametrize("state", DeliveryState)
+def test_every_pair_of_states_is_legal_or_refused(state: DeliveryState) -> None:
     """A refused one is logged and counted, and the state stays as it is."""
-    errors: list[str] = []
-    request: Any = DeadLetterRequest()
-    request.id = "t-1"
-    request.dlq_guard = SimpleNamespace(failed=errors.append, accepted=lambda _request: None)
-    request.dlq_state = state
-    request.dlq_move(to)
-    legal = (state, to) in PAIRS
-    assert (request.dlq_state, errors) == ((to, []) if legal else (state, ["transition"]))
+    for to in DeliveryState:
+        errors: list[str] = []
+        request: Any = DeadLetterRequest()
+        request.id = "t-1"
+        request.dlq_guard = SimpleNamespace(failed=errors.append, accepted=lambda _request: None)
+        request.dlq_state = state
+        request.dlq_move(to)
+        legal = (state, to) in PAIRS
+        assert (request.dlq_state, errors) == ((to, []) if legal else (state, ["transition"])), to
 
 
 def test_only_dead_and_released_messages_are_held_back() -> None:

@@ -2,8 +2,9 @@
 
 Each release of those packages may break one of them. ``tests/programs/house.py`` counts them,
 ``tests/programs/reference.py`` makes a table of them for ``docs/explanation/internals.md``, and
-``tests/unit/test_foreign_names.py`` compares the list with the code: a private name, or a method
-that overrides one of kombu's, py-amqp's or uvicorn's, must have a row here.
+``tests/unit/test_foreign_names.py`` compares the list with the code: a method that overrides one of
+kombu's, py-amqp's or uvicorn's must have a row here. So must a private name, which
+``tests/lint/test_rows_of_foreign_names.py`` looks for.
 
 A name is written ``Owner.name``; what begins with an underscore is private. A documented hook of
 another package (a signal, a bootstep, an option) is none of these.

@@ -91,7 +91,6 @@ FULL_TIER = (
     "tests/integration/test_publishing.py::test_an_idle_connection_that_was_closed",
     "tests/integration/test_releases.py::test_killed_at_any_instant",
     "tests/integration/test_upstream.py",
-    "tests/integration/test_without_a_feature.py::test_without_a_feature_the_unit_tests",
     "tests/integration/test_without_a_feature.py::test_without_a_feature_the_rest_works[a",
     "tests/integration/test_without_a_feature.py::test_without_a_feature_the_rest_works[c",
     "tests/integration/test_without_a_feature.py::test_without_a_feature_the_rest_works[d",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -12,10 +11,9 @@ from pathlib import Path
 import pytest
 
 import celery_dlq
-from celery_dlq.registry import FEATURES, policy_keys
+from celery_dlq.registry import FEATURES
 
 PACKAGE = Path(celery_dlq.__file__).parent
-TESTS = Path(__file__).parents[1]
 
 SHOP = """
 import os
@@ -127,21 +125,3 @@ def test_without_a_feature_the_rest_works(name: str, redis_url: str, tmp_path: P
     env = without(name, tmp_path)
     (tmp_path / "shop.py").write_text(SHOP, "utf-8")
     run({**env, "SHOP_REDIS": redis_url}, tmp_path, "-c", MAIN)
-
-
-@pytest.mark.parametrize("name", FEATURES)
-def test_without_a_feature_the_unit_tests_of_the_rest_are_there(name: str, tmp_path: Path) -> None:
-    """Those that neither import nor name it."""
-    env = without(name, tmp_path)
-    keys = "|".join(key for key, (feature, _) in policy_keys().items() if feature.name == name)
-    named = rf'|"({keys})"' if keys else ""
-    about = re.compile(rf"celery_dlq\.features(\.| import ){name}\b{named}")
-    ours = [
-        str(path)
-        for path in sorted((TESTS / "unit").glob("test_*.py"))
-        if not about.search(path.read_text("utf-8"))
-    ]
-    assert len(ours) > 20
-    arguments = ["-q", "--collect-only", "-p", "no:cacheprovider", "--rootdir", str(TESTS.parent)]
-    config = ["-c", str(TESTS.parent / "tox.ini"), "-n", "0"]
-    run(env, tmp_path, "-m", "pytest", *arguments, *config, *ours)

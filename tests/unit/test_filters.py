@@ -265,11 +265,11 @@ def test_a_naive_time_is_refused(name: str) -> None:
 @pytest.mark.parametrize("unit", ["a", "\\u0061", "\\\\"])
 def test_a_search_takes_time_that_grows_with_the_body_alone(unit: str) -> None:
     """A text that nearly matches everywhere took minutes, in which the process did nothing else."""
-    body = b'[["%b"], {}, {}]' % (unit * 1_000_000).encode()
+    body = b'[["%b"], {}, {}]' % (unit * 200_000).encode()
     text = json.loads(f'"{unit}"') * 999 + "b"
     began = time.process_time()
     assert not LetterFilter(grep=text).matches(a_letter(body=body, description=""))
-    assert time.process_time() - began < 10
+    assert time.process_time() - began < 2
 
 
 def test_a_search_text_is_bounded() -> None:

@@ -40,6 +40,8 @@ class Timing:
     lease_max_hold_off: float = 10.0  # After a silence of Redis nobody is taken for dead so long
     lease_reply: float = 5.0  # A connection that hangs must not cost the leases
     # A store with a replica
+    replica_first: float = 1.0  # Longest wait for the first answer of a replica
+    replica_wait: float = 0.1  # The same later, for each letter
     replica_look: float = 30.0  # Without any replica, until the next question for one
     replica_doubt: float = 10.0  # After an answer of a replica, its silence means a lost master
     # Jobs
@@ -61,6 +63,7 @@ class Timing:
     export_note: float = 3600.0  # An export that follows into a local folder says that it lives
     page: float = 0.04  # A page searches and counts so long; the rest of 0.1 s is for its HTML
     # Features
+    remote_control: float = 1.0  # All workers together have so long for their replies
     hold_noticed: timedelta = timedelta(seconds=3)  # Workers hold messages until they notice
     release_look: float = 0.5  # Between two looks whether its circuit breaker has opened again
     release_retry: timedelta = timedelta(minutes=1)  # After a release that failed

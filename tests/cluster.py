@@ -31,7 +31,8 @@ class ClusterServers:
     def __init__(self, masters: int = 3, replicas: int = 0) -> None:
         self._stack = ExitStack()
         self._replicas = replicas
-        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1500")
+        # A command that waits for a replica ends at a tick of the server.
+        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1500", "--hz", "100")
         self.masters = [RedisServer(*options) for _ in range(masters)]
         self.replicas = [RedisServer(*options) for _ in range(masters * replicas)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
@@ -107,7 +108,6 @@ class PipelinedConnection:
 
     _MAX_UNCONFIRMED = 1024  # then wait for a reply; usually a second's worth
     _LOG_SECONDS = 10.0
-    _REPLICA_MILLIS = 100
     _question: Command = ("PING",)  # asked for the reply alone
 
     def __init__(
@@ -229,8 +229,10 @@ class PipelinedConnection:
         if not self.is_replicated or time.monotonic() < self._alone_until:
             return
         try:
-            tries = 1 if self._replicated_until or self._alone_until else 10
-            reached = any(self.call("WAIT", 1, self._REPLICA_MILLIS) for _ in range(tries))
+            wait = timing.current.replica_wait
+            is_first = not (self._replicated_until or self._alone_until)
+            tries = math.ceil(timing.current.replica_first / wait) if is_first else 1
+            reached = any(self.call("WAIT", 1, math.ceil(1000 * wait)) for _ in range(tries))
         except StoreUnavailable as exc:
             if not isinstance(exc.__cause__, NoPermissionError):
                 raise

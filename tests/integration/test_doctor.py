@@ -13,6 +13,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import intervals
 import kombu
 import pytest
 from builders import DLQ, a_letter, an_app, key_of
@@ -54,9 +55,12 @@ Make = Callable[..., DeadLetters]
 
 
 @pytest.fixture
-def shop(server: RedisServer) -> Iterator[Make]:
+def shop(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Make an app with a task and a live worker; nothing is wrong with it but what is given."""
     made = []
+    intervals.change(monkeypatch, remote_control=0.02)  # the worker is a record: nobody answers
+    # So long kombu waits, when it closes a connection, for the end of a read.
+    monkeypatch.setattr("kombu.transport.redis.Transport.brpop_timeout", 0.02)
 
     def make(*, clock: Any = None, worker: bool = True, **settings: Any) -> DeadLetters:
         app = an_app(**{"broker_url": server.url, **SOUND, **settings})
@@ -238,9 +242,10 @@ def test_an_override_that_ends_the_limit(shop: Make) -> None:
 
 
 def test_a_worker_without_celery_dlq_on_a_guarded_queue(
-    shop: Make, server: RedisServer, tmp_path: Path
+    shop: Make, server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A deploy that is half done: nobody counts what it starts."""
+    intervals.change(monkeypatch, remote_control=1.0)
     dlq = shop()
     (tmp_path / "plain.py").write_text(
         f"import celery\napp = celery.Celery('plain', broker={server.url!r})\n"

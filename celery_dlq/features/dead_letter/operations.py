@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from celery_dlq import timing
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Action, whoami
 from celery_dlq.letters.printable import get_logger, shortened
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 logger = get_logger("celery_dlq")
 
 _MAX_ID_CHARS = 500
-_REPLY_SECONDS = 1.0
 DEMAND_KEPT = timedelta(hours=72)
 """A demand waits so long for a worker that gets the task, as the counts of messages do."""
 _LETTERS_SECONDS, _MOST_PAGES = 5.0, 40  # of 500 letters, in each dead-letter queue
@@ -127,7 +127,8 @@ class DemandRun:
         """The worker that has the message, if one says so, and whether it runs there."""
         replies: Mapping[str, Any] = {}
         try:
-            replies = self._app.control.inspect(timeout=_REPLY_SECONDS).query_task(task_id) or {}
+            inspect = self._app.control.inspect(timeout=timing.current.remote_control)
+            replies = inspect.query_task(task_id) or {}
         except Exception as exc:  # noqa: BLE001 - remote control is optional, and broker-dependent
             logger.debug("Workers cannot be asked for task %s: %r", task_id, exc)
         states = {

@@ -9,6 +9,7 @@ from typing import Any
 
 from celery.backends.base import DisabledBackend
 
+from celery_dlq import timing
 from celery_dlq.cli.table import letters_text
 from celery_dlq.features.doctor.finding import Finding, finding
 from celery_dlq.features.doctor.settings_checks import Case
@@ -28,7 +29,6 @@ _MOST_SKEW_SECONDS = 5
 _LATE = timedelta(minutes=5)
 _SHORTEST_IDLE_SECONDS = 60
 _SLOW_SECONDS = 1.0
-_REPLY_SECONDS = 1.0  # of workers: they all have so long
 _MOST_SHOWN = 10
 _MOST_QUEUES = 20
 _LETTERS_READ = 200
@@ -134,7 +134,7 @@ def answers(app: Any, connection: Any) -> dict[str, Any]:
     """The queues of workers that answer remote control, by host name."""
     if not connection.supports_exchange_type("fanout"):
         return {}
-    asked = app.control.inspect(timeout=_REPLY_SECONDS, connection=connection)
+    asked = app.control.inspect(timeout=timing.current.remote_control, connection=connection)
     return asked.active_queues() or {}
 
 

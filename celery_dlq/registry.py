@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cache
 from importlib import import_module
 from operator import attrgetter
@@ -52,6 +53,35 @@ class Setting:
     doc: str  # Its meaning, unit, special value and default, as in `celery_dlq.config.Settings`
 
 
+class Measure(str, Enum):
+    """The type of a Prometheus metric."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric, of the core or of a feature."""
+
+    name: str
+    measure: Measure
+    labels: tuple[str, ...]  # `task` comes last
+    help: str
+    # Place of `(assembly) -> samples`: the values of a feature's gauge, each with its labels
+    read: str = ""
+
+    @classmethod
+    def counter(cls, name: str, labels: str, text: str) -> Metric:
+        """What processes count in memory."""
+        return cls(f"celery_dlq_{name}_total", Measure.COUNTER, tuple(labels.split()), text)
+
+    @classmethod
+    def gauge(cls, name: str, labels: str, text: str, read: str = "") -> Metric:
+        """What an exporter reads at each scrape."""
+        return cls(f"celery_dlq_{name}", Measure.GAUGE, tuple(labels.split()), text, read)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
     """What one feature adds; places are written ``module:name``, below the feature's folder.
@@ -78,6 +108,10 @@ class Feature:
     # Methods that it adds to `DeadLetters`, by name: ``module:Class.method`` of a class that is
     # made of an assembly
     operations: Mapping[str, str] = field(default_factory=dict)
+    # How often it looks and how long it waits, in seconds; `interval` has them
+    intervals: Mapping[str, float] = field(default_factory=dict)
+    # Its metrics; those that it counts lie in its ``__init__``, where its other modules find them
+    metrics: tuple[Metric, ...] = ()
     # Place of the routes of its pages; its templates lie in its folder `templates`
     pages: str = ""
 
@@ -106,3 +140,16 @@ def policy_keys() -> Mapping[str, tuple[Feature, PolicyKey]]:
 def settings() -> Mapping[str, tuple[Feature, Setting]]:
     """The settings of the features, without their prefix, each with its feature."""
     return {name: (each, found) for each in features() for name, found in each.settings.items()}
+
+
+def interval(name: str) -> float:
+    """An interval of a feature, in seconds, as tests may have changed it."""
+    from celery_dlq import timing  # noqa: PLC0415 - no command needs it
+
+    changed = timing.current.of_features
+    return changed[name] if name in changed else _intervals()[name]
+
+
+@cache
+def _intervals() -> Mapping[str, float]:
+    return {name: seconds for each in features() for name, seconds in each.intervals.items()}

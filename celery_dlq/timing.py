@@ -7,7 +7,8 @@ way: they replace `current`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -62,21 +63,13 @@ class Timing:
     export_lease: float = 15.0  # A killed export keeps others out for so long
     export_note: float = 3600.0  # An export that follows into a local folder says that it lives
     page: float = 0.04  # A page searches and counts so long; the rest of 0.1 s is for its HTML
-    # Features
     remote_control: float = 1.0  # All workers together have so long for their replies
+    # Held messages
     hold_noticed: timedelta = timedelta(seconds=3)  # Workers hold messages until they notice
     release_look: float = 0.5  # Between two looks whether its circuit breaker has opened again
     release_retry: timedelta = timedelta(minutes=1)  # After a release that failed
-    probe: float = 30.0  # Between two probes of an open circuit breaker
-    redrive_look: float = 60.0  # Between two looks for letters due; less if they wait < 10 minutes
-    redrive_lease: float = 30.0  # After a process that was killed, another one goes on
-    canary: float = 60.0  # Shortest wait for what becomes of an automatic redrive's first message
-    max_canary: float = 300.0  # The longest
-    outbox_lease: float = 20.0  # An entry that is being published is hidden from others
-    outbox_round: float = 5.0  # With the longest publication, less than `outbox_lease`
-    outbox_sweep: float = 5.0  # Between two looks for entries that other workers left
-    outbox_missing: float = 600.0  # A letter is stored right after its entry
-    outbox_max_pause: float = 30.0  # While a broker is away
+    # What tests changed of the intervals that features have: `celery_dlq.registry.interval`
+    of_features: Mapping[str, Any] = field(default_factory=dict)
 
 
 current = Timing()

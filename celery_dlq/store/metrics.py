@@ -1,4 +1,4 @@
-"""The names, kinds and labels of all metrics, and the counts of one process.
+"""The metrics of the core, those of features beside them, and the counts of one process.
 
 A process counts in memory and regularly adds its counts to those of the app in the store,
 where one exporter reads them for all workers. A process that is killed loses the counts of its
@@ -11,12 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 
-from celery_dlq import timing
+from celery_dlq import registry, timing
 from celery_dlq.letters.printable import get_logger
+from celery_dlq.registry import Metric
 
-NAMESPACE = "celery_dlq"
 OTHER = "(other)"
 """Replaces names of tasks beyond `MAX_TASKS`, and all labels of series beyond `MAX_SERIES`."""
 
@@ -29,119 +28,69 @@ MAX_TASKS = 200
 MAX_SERIES = 2_000
 """A process counts this many series; more only exist where names are made up at run time."""
 
-
-class Measure(str, Enum):
-    """The type of a Prometheus metric."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric."""
-
-    name: str
-    measure: Measure
-    labels: tuple[str, ...]  # `task` comes last
-    help: str
-
-
-def _counter(name: str, labels: str, text: str) -> Metric:
-    return Metric(f"{NAMESPACE}_{name}_total", Measure.COUNTER, tuple(labels.split()), text)
-
-
-def _gauge(name: str, labels: str, text: str) -> Metric:
-    return Metric(f"{NAMESPACE}_{name}", Measure.GAUGE, tuple(labels.split()), text)
-
-
-DELIVERIES = _counter(
+DELIVERIES = Metric.counter(
     "deliveries", "queue outcome task", "Deliveries that ended, by their outcome."
 )
-DUPLICATES = _counter(
+DUPLICATES = Metric.counter(
     "duplicate_deliveries",
     "queue",
     "Deliveries of messages that still ran elsewhere, or whose letter was stored before.",
 )
-UNCOUNTED = _counter(
+UNCOUNTED = Metric.counter(
     "uncounted_deliveries", "queue", "Deliveries that ran although the store could not count them."
 )
-DEAD_LETTERS = _counter(
+DEAD_LETTERS = Metric.counter(
     "dead_letters", "queue dead_letter_queue reason task", "Letters that workers stored."
 )
-DIED_AGAIN = _counter(
+DIED_AGAIN = Metric.counter(
     "died_again", "queue dead_letter_queue task", "Letters of messages that were redriven before."
 )
-REGRESSED = _counter(
-    "regressed_groups",
-    "queue dead_letter_queue task",
-    "Groups of letters that were resolved, and died again.",
+REGRESSED = Metric.counter(
+    "regressed_groups", "queue dead_letter_queue task", "Resolved groups whose cause came back."
 )
-REDRIVES_USED_UP = _counter(
-    "redrives_used_up",
-    "queue dead_letter_queue",
-    "Letters of messages that auto_redrive redrives no more.",
+REDRIVEN = Metric.counter(
+    "redriven", "dead_letter_queue", "Letters whose message was published again."
 )
-REDRIVEN = _counter("redriven", "dead_letter_queue", "Letters whose message was published again.")
-HELD_MESSAGES = _counter("held_messages", "queue", "Messages that workers held.")
-CIRCUITS = _counter(
-    "circuit_changes", "task queue state", "Times a circuit breaker opened or closed."
-)
-RESTORED = _counter(
+RESTORED = Metric.counter(
     "restored_messages", "", "Messages of workers that died, returned to their queues by a lease."
 )
-LOST_LEASES = _counter(
-    "lost_leases", "", "Messages that others took from a worker that stood still or was cut off."
+LOST_LEASES = Metric.counter(
+    "lost_leases", "", "Messages that others took from a worker silent for longer than its lease."
 )
-STORE_ERRORS = _counter(
-    "store_errors", "operation", "Times the store did not answer or refused to write."
+STORE_ERRORS = Metric.counter(
+    "store_errors", "operation", "Times the store failed, or the broker at a renewal (`lease`)."
 )
-INTERNAL_ERRORS = _counter(
+INTERNAL_ERRORS = Metric.counter(
     "internal_errors", "operation", "Errors of the plugin itself; each is in the log."
 )
 
-UP = _gauge("up", "", "Whether the store answered this scrape: 1, or 0.")
-WORKERS = _gauge("workers", "", "Workers that reported in the last half minute.")
-LETTERS = _gauge("letters", "dead_letter_queue reason", "Letters there are now.")
-LENGTH = _gauge("queue_length", "dead_letter_queue", "Length of the dead-letter queue.")
-OLDEST = _gauge(
-    "oldest_letter_age_seconds", "dead_letter_queue", "Age of the oldest letter there is."
+UP = Metric.gauge("up", "", "1 if the store answered; else 0, and nothing else is shown.")
+WORKERS = Metric.gauge("workers", "", "Workers that reported in the last half minute.")
+LETTERS = Metric.gauge("letters", "dead_letter_queue reason", "Letters there are now.")
+LENGTH = Metric.gauge("queue_length", "dead_letter_queue", "Letters there are now, of any reason.")
+OLDEST = Metric.gauge(
+    "oldest_letter_age_seconds", "dead_letter_queue", "Age of the oldest letter; 0 without any."
 )
-BYTES = _gauge("letter_bytes", "dead_letter_queue", "Memory of the letters in Redis, estimated.")
-HELD = _gauge("held", "hold task", "Messages that wait in the queue of a hold.")
-CIRCUIT = _gauge(
-    "circuit_open",
-    "task queue",
-    "Circuit breakers: 1 open, 0.5 closed and still releasing; the others are left out.",
+BYTES = Metric.gauge(
+    "letter_bytes", "dead_letter_queue", "Memory of the letters in Redis, estimated."
 )
-MEMORY = _gauge("memory_used_ratio", "", "Share of the maxmemory of Redis that is in use.")
-SPOOL = _gauge(
-    "spool_letters", "worker", "Letters on the worker's disk: the store was down or had no room."
-)
-WAITING = _gauge(
+MEMORY = Metric.gauge("memory_used_ratio", "", "Share of `maxmemory` in use, of the fullest Redis.")
+SPOOL = Metric.gauge("spool_letters", "worker", "Letters on the worker's disk, or its host's.")
+WAITING = Metric.gauge(
     "waiting_letters",
     "worker",
-    "Letters in the worker's memory; their messages are unacknowledged.",
+    "Letters in the worker's memory, not acknowledged yet.",
 )
 
-COUNTERS = (
-    DELIVERIES,
-    DUPLICATES,
-    UNCOUNTED,
-    DEAD_LETTERS,
-    DIED_AGAIN,
-    REDRIVES_USED_UP,
-    REGRESSED,
-    REDRIVEN,
-    HELD_MESSAGES,
-    CIRCUITS,
-    RESTORED,
-    LOST_LEASES,
-    STORE_ERRORS,
-    INTERNAL_ERRORS,
+_CORE = (
+    *(DELIVERIES, DUPLICATES, UNCOUNTED, DEAD_LETTERS, DIED_AGAIN, REGRESSED, REDRIVEN),
+    *(RESTORED, LOST_LEASES, STORE_ERRORS, INTERNAL_ERRORS),
+    *(UP, WORKERS, LETTERS, LENGTH, OLDEST, BYTES, MEMORY, SPOOL, WAITING),
 )
-GAUGES = (UP, WORKERS, LETTERS, LENGTH, OLDEST, BYTES, HELD, CIRCUIT, MEMORY, SPOOL, WAITING)
-METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*COUNTERS, *GAUGES)}
+METRICS: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (*_CORE, *(metric for each in registry.features() for metric in each.metrics))
+}
 
 Series = tuple[str, ...]
 """The name of a counter and the values of its labels."""

@@ -22,8 +22,9 @@ from importlib import import_module
 from typing import Any
 
 from celery_dlq.letters.printable import get_logger
+from celery_dlq.registry import Metric
 from celery_dlq.store.endless import LOG_SECONDS, repeat
-from celery_dlq.store.metrics import INTERNAL_ERRORS, Counts, Metric
+from celery_dlq.store.metrics import INTERNAL_ERRORS, Counts
 
 logger = get_logger("celery_dlq.transport")
 

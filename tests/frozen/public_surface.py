@@ -96,8 +96,7 @@ def header_names() -> str:
 def metric_names() -> str:
     """Metrics with their labels, as Prometheus has them."""
     return _lines(
-        f"{metric.name} {' '.join(metric.labels)}".rstrip()
-        for metric in (*metrics.COUNTERS, *metrics.GAUGES)
+        f"{metric.name} {' '.join(metric.labels)}".rstrip() for metric in metrics.METRICS.values()
     )
 
 

@@ -33,6 +33,7 @@ from celery_dlq.policies.overrides import keys as overridable
 from celery_dlq.policies.policy import Policy, PolicyKeys
 from celery_dlq.spark.options import ReadOptions
 from celery_dlq.store.keys import AppKey, Keys, QueueKey
+from celery_dlq.store.metrics import METRICS
 from celery_dlq.store.records import MessageKey
 
 _WIDTH = 125
@@ -132,6 +133,20 @@ def spark_options() -> str:
     """Options of the Spark data source."""
     rows = [(f"`{name}`", text) for name, text in attributes(ReadOptions).items()]
     return table(("option", "meaning"), rows)
+
+
+def metrics() -> str:
+    """Every metric, of the core and of the features."""
+    rows = [
+        (
+            f"`{metric.name}`",
+            metric.measure.value,
+            ", ".join(f"`{label}`" for label in metric.labels),
+            f"{metric.help[0].lower()}{metric.help[1:]}".removesuffix("."),
+        )
+        for metric in METRICS.values()
+    ]
+    return table(("metric", "type", "labels", "meaning"), rows)
 
 
 def doctor() -> str:
@@ -401,6 +416,7 @@ MADE: Mapping[str, Callable[[], str]] = {
     "redis keys": redis_keys,
     "errors": error_tree,
     "findings": doctor,
+    "metrics": metrics,
     "foreign names": foreign_names,
     "commands": lambda: commands(_of("cli.commands:dlq"), f"{_APP}dlq"),
     "console script": lambda: commands(_of("__main__:main"), "celery-dlq"),

@@ -14,6 +14,7 @@ from fresh import fresh_store
 from celery_dlq.cli.options import START_TIME
 from celery_dlq.errors import SettingsError
 from celery_dlq.events import Events
+from celery_dlq.features.auto_redrive import REDRIVES_USED_UP
 from celery_dlq.features.auto_redrive.observer import AutoRedriveObserver
 from celery_dlq.features.auto_redrive.policy import AutoRedrive
 from celery_dlq.features.sentry import observer as sentry
@@ -22,7 +23,7 @@ from celery_dlq.letters.record import Reason
 from celery_dlq.policies.overrides import checked
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.store.metrics import REDRIVES_USED_UP, Counts
+from celery_dlq.store.metrics import Counts
 from celery_dlq.writing.spool import Spool
 from celery_dlq.writing.writer import LetterWriter, PendingLetter
 

@@ -21,14 +21,14 @@ from celery_dlq import signals
 from celery_dlq.cli.commands import dlq
 from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
 from celery_dlq.events import Action, Change
-from celery_dlq.features.circuit_breaker import policy
+from celery_dlq.features.circuit_breaker import CIRCUITS, policy
 from celery_dlq.features.circuit_breaker.operations import CircuitStore, hold_id_of
 from celery_dlq.features.circuit_breaker.policy import Ends, Succeeded
 from celery_dlq.features.sentry import observer as sentry
 from celery_dlq.features.sentry.observer import event_of_opening
 from celery_dlq.letters.headers import HOLD_HEADER
 from celery_dlq.store.instructions import OPEN, RELEASING, Circuit
-from celery_dlq.store.metrics import CIRCUITS, INTERNAL_ERRORS, STORE_ERRORS
+from celery_dlq.store.metrics import INTERNAL_ERRORS, STORE_ERRORS
 from celery_dlq.transport.publications import broker_name
 from celery_dlq.web.status import Fleet
 

@@ -68,7 +68,7 @@ def test_every_metric_is_documented() -> None:
     """Name, type and labels."""
     in_docs = [
         (name, kind, tuple(label for label in labels.split(", ") if label))
-        for name, kind, labels, _unit in rows("| metric | type | labels | unit |")
+        for name, kind, labels, _unit in rows("| metric | type | labels | meaning |")
     ]
     assert in_docs == [(m.name, m.measure.value, m.labels) for m in METRICS.values()]
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from celery_dlq import timing
 from celery_dlq.events import DeadLettered, Event
+from celery_dlq.features.auto_redrive import REDRIVES_USED_UP
 from celery_dlq.letters.record import DeadLetter
-from celery_dlq.store.metrics import REDRIVES_USED_UP
+from celery_dlq.registry import interval
 from celery_dlq.worker.housekeeping import LongTask
 from celery_dlq.worker.observer import Observer, WorkerParts
 
@@ -74,5 +75,5 @@ class AutoRedriveObserver(Observer):
 
     def _pause(self) -> float:
         rules = self._parts.policies.policies.values("auto_redrive")
-        shortest = min((rule.after for rule in rules), default=timing.current.redrive_look)
-        return min(timing.current.redrive_look, max(1.0, shortest / 10))
+        shortest = min((rule.after for rule in rules), default=interval("redrive_look"))
+        return min(interval("redrive_look"), max(1.0, shortest / 10))

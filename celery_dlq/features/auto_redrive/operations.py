@@ -25,7 +25,6 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from celery_dlq import timing
 from celery_dlq.errors import NotFound
 from celery_dlq.events import on_behalf_of
 from celery_dlq.features.auto_redrive.policy import AutoRedrive
@@ -36,6 +35,7 @@ from celery_dlq.operations.jobs import Jobs
 from celery_dlq.operations.redrive.message import Canary, RedriveOptions
 from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.policies.table import PolicyTable
+from celery_dlq.registry import interval
 from celery_dlq.store.records import position_at
 
 ACTOR = "auto_redrive"
@@ -113,7 +113,7 @@ class _Visit:
         self._store = jobs.backend.letters
         self._queue = queue
         self._rule = rule
-        self._lease = self._store.lease(queue, _PLACE, uuid4().hex, timing.current.redrive_lease)
+        self._lease = self._store.lease(queue, _PLACE, uuid4().hex, interval("redrive_lease"))
         self._state: dict[str, Any] = {}
 
     def visit(self) -> bool:
@@ -223,6 +223,6 @@ def _name(due: Mapping[str, Any]) -> str:
 def _options(rule: AutoRedrive, redrives: int) -> RedriveOptions:
     canary = None
     if rule.canary is not None:
-        wait = min(max(timing.current.canary, rule.after), timing.current.max_canary)
+        wait = min(max(interval("canary"), rule.after), interval("max_canary"))
         canary = Canary(letters=rule.canary, wait_seconds=wait)
     return RedriveOptions(rate=RATE, limit=MOST_LETTERS, due=rule.due(redrives), canary=canary)

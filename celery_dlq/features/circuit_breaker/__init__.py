@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from celery_dlq.registry import Feature, PolicyKey
+from celery_dlq.registry import Feature, Metric, PolicyKey
+
+CIRCUITS = Metric.counter(
+    "circuit_changes", "task queue state", "Times a circuit breaker opened or closed."
+)
+CIRCUIT = Metric.gauge(
+    "circuit_open",
+    "task queue",
+    "Circuit breakers: 1 open, 0.5 closed and still releasing; the others are left out.",
+    read="operations:are_open",
+)
 
 FEATURE = Feature(
     name="circuit_breaker",
+    metrics=(CIRCUITS, CIRCUIT),
+    intervals={"probe": 30.0},  # Between two probes of an open circuit breaker
     observer="observer:observer",
     policy_keys={
         "circuit_breaker": PolicyKey(

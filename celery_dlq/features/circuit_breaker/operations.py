@@ -6,7 +6,7 @@ succeeds if nobody else has written, holds the messages and decides who tells th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from glob import escape
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
 from celery_dlq.events import Action, Change, Events, whoami
+from celery_dlq.features.circuit_breaker import CIRCUITS
 from celery_dlq.features.circuit_breaker.policy import (
     CircuitBreaker,
     Died,
@@ -28,7 +29,7 @@ from celery_dlq.letters.record import to_micros
 from celery_dlq.operations.instructions import reason_of
 from celery_dlq.policies.policy import task_policies
 from celery_dlq.store.instructions import MOST_HOLDS, OPEN, RELEASING, Circuit, Hold
-from celery_dlq.store.metrics import CIRCUITS, Counts
+from celery_dlq.store.metrics import Counts
 from celery_dlq.store.part import Part
 from celery_dlq.store.scripts import script_text
 from celery_dlq.store.store import Store
@@ -233,6 +234,13 @@ class Breakers:
                 f"lists them"
             )
         return closed
+
+
+def are_open(assembly: Assembly) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Each circuit breaker that is not closed, for an exporter."""
+    for one in assembly.held().all():
+        if circuit := one.hold.circuit:
+            yield (circuit.task, circuit.queue), 1.0 if circuit.state == OPEN else 0.5
 
 
 def hold_id_of(task: str, queue: str, broker: str) -> str:

@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
-from celery_dlq import timing
 from celery_dlq.policies.checks import duration, integer, mapping
 from celery_dlq.policies.policy import KeyValue
+from celery_dlq.registry import interval
 from celery_dlq.store.instructions import OPEN, RELEASING, Circuit
 
 _MOST_SECONDS = 86_400.0
@@ -132,7 +132,7 @@ def _while_open(circuit: Circuit, happened: Died | Happened, now: int) -> Circui
 
 def _opened(before: Circuit | None, now: int) -> Circuit:
     opened_at = now if before is None else max(now, before.opened_at + 1)
-    every = timing.current.probe
+    every = interval("probe")
     return Circuit(opened_at=opened_at, probe_every=every, probes=PROBES, probed_at=now)
 
 

@@ -6,6 +6,13 @@ from celery_dlq.registry import Feature, PolicyKey
 
 FEATURE = Feature(
     name="exchange",
+    intervals={
+        "outbox_lease": 20.0,  # An entry that is being published is hidden from others
+        "outbox_round": 5.0,  # With the longest publication, less than `outbox_lease`
+        "outbox_sweep": 5.0,  # Between two looks for entries that other workers left
+        "outbox_missing": 600.0,  # A letter is stored right after its entry
+        "outbox_max_pause": 30.0,  # While a broker is away
+    },
     observer="publisher:observer",
     outbox="publisher:outbox_of",
     policy_keys={

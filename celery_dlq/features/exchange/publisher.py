@@ -35,6 +35,7 @@ from celery_dlq.events import DeadLettered, Event, Events
 from celery_dlq.features.exchange.connection import Exchanges, Refused
 from celery_dlq.letters.printable import get_logger, readable
 from celery_dlq.letters.record import DeadLetter
+from celery_dlq.registry import interval
 from celery_dlq.store.metrics import INTERNAL_ERRORS
 from celery_dlq.store.part import Part, of_each
 from celery_dlq.store.store import Store
@@ -177,7 +178,7 @@ class ExchangeOutbox(Observer):
 
     def _publish(self, letter: DeadLetter, name: str, key: str) -> None:
         """Publish a copy, or raise; after a failure not at once again: tasks wait meanwhile."""
-        new = timing.Backoff(1.0, timing.current.outbox_max_pause)
+        new = timing.Backoff(1.0, interval("outbox_max_pause"))
         backoff, end = self._pauses.get((name, key), (new, 0.0))
         where = f"exchange {name!r} with routing key {key!r}"
         if time.monotonic() < end:
@@ -234,7 +235,7 @@ class ExchangePublisher:
         names, self._new = list(self._new), set()
         sweep_at, self._sweep_at = self._sweep_at, 0.0  # at once, if this fails
         if time.monotonic() >= sweep_at:
-            names, sweep_at = self._store.names(), time.monotonic() + timing.current.outbox_sweep
+            names, sweep_at = self._store.names(), time.monotonic() + interval("outbox_sweep")
         for name in self._outbox.holding(names):
             self._deliver(name, stopping)
         self._sweep_at = sweep_at
@@ -247,11 +248,8 @@ class ExchangePublisher:
 
     def _deliver(self, dead_letter_queue: str, stopping: Stopping) -> None:
         while not stopping():
-            intervals = timing.current
-            until = time.monotonic() + intervals.outbox_round
-            due = self._outbox.due(
-                dead_letter_queue, most=_ENTRIES_PER_ROUND, lease_seconds=intervals.outbox_lease
-            )
+            until, lease = time.monotonic() + interval("outbox_round"), interval("outbox_lease")
+            due = self._outbox.due(dead_letter_queue, most=_ENTRIES_PER_ROUND, lease_seconds=lease)
             left, over = deque(due), []
             try:
                 # Not when it is slow: what is left would soon be another worker's, too.
@@ -303,7 +301,7 @@ class ExchangePublisher:
     def _postpone(self, dead_letter_queue: str, entry: OutboxEntry) -> None:
         """Let an entry wait, four times as long as before; it counts how often."""
         later = replace(entry, tries=min(entry.tries + 1, TRIES - 1))
-        wait_seconds = timing.current.outbox_lease * 4**entry.tries
+        wait_seconds = interval("outbox_lease") * 4**entry.tries
         self._outbox.add(dead_letter_queue, later, after_seconds=wait_seconds)
         if later != entry:
             self._outbox.done(dead_letter_queue, [entry])
@@ -328,7 +326,7 @@ class ExchangePublisher:
     def _is_lost(self, entry: OutboxEntry) -> bool:
         """True if an entry's letter was removed unpublished, False if it may be stored yet."""
         now = time.monotonic()
-        if now - self._missing.setdefault(entry, now) < timing.current.outbox_missing:
+        if now - self._missing.setdefault(entry, now) < interval("outbox_missing"):
             return False
         del self._missing[entry]
         logger.warning(

@@ -17,6 +17,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.features.hold import HELD_MESSAGES
 from celery_dlq.features.hold.unread import Unread
 from celery_dlq.letters import conditions, json_codec
 from celery_dlq.letters.headers import HOLD_HEADER, PUBLICATION_HEADER, named_after
@@ -25,7 +26,7 @@ from celery_dlq.letters.record import Reason, to_micros
 from celery_dlq.policies.decisions import Die, PutOff, Taken, Verdict
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.store.instructions import MOST_HELD, OPEN, Hold, Instruction
-from celery_dlq.store.metrics import HELD_MESSAGES, STORE_ERRORS
+from celery_dlq.store.metrics import STORE_ERRORS
 from celery_dlq.store.records import Stored
 from celery_dlq.transport.publications import broker_name
 from celery_dlq.worker.housekeeping import LongTask, Task

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -230,6 +230,11 @@ class Holds:
             ):
                 self._store.replace(hold, None)
         self._unread.keep_only({hold.id for hold in self._store.of(Hold)})
+
+
+def held(assembly: Assembly) -> Iterator[tuple[tuple[str, ...], float]]:
+    """The messages of each hold, for an exporter."""
+    return (((one.hold.id, one.hold.task or ""), one.held) for one in assembly.held().all())
 
 
 def _left(job: Job) -> int:

@@ -14,8 +14,8 @@ import click
 from celery_dlq.cli.context import dead_letters_of
 from celery_dlq.errors import DLQError, MissingExtra, StoreUnavailable
 from celery_dlq.letters.printable import get_logger, one_line
+from celery_dlq.registry import Measure, Metric, features
 from celery_dlq.store import metrics
-from celery_dlq.store.instructions import OPEN
 from celery_dlq.store.metrics import Measured
 from celery_dlq.store.records import QueueSummary
 
@@ -71,7 +71,7 @@ class Exporter:
             try:
                 backend = self._assembly.backend
                 measured, queues = backend.metrics.read(), backend.letters.overviews.queues()
-                memory, holds = backend.memory(), self._assembly.held().all()
+                memory, others = backend.memory(), list(self._of_features())
             except StoreUnavailable as exc:
                 self._note(up=False, text=f"The store does not answer: {exc}")
                 yield _gauge(metrics.UP, [((), 0)])
@@ -81,14 +81,16 @@ class Exporter:
         yield from _counters(measured)
         for metric, samples in _samples(measured, queues, self._assembly.clock()).items():
             yield _gauge(metric, samples)
-        yield _gauge(metrics.HELD, [((one.hold.id, one.hold.task), one.held) for one in holds])
-        circuits = [one.hold.circuit for one in holds if one.hold.circuit is not None]
-        yield _gauge(
-            metrics.CIRCUIT,
-            [((one.task, one.queue), 1.0 if one.state == OPEN else 0.5) for one in circuits],
-        )
+        yield from others
         share = None if memory is None else memory.share
         yield _gauge(metrics.MEMORY, [] if share is None else [((), share)])
+
+    def _of_features(self) -> Iterator[GaugeMetricFamily]:
+        """The gauges of features."""
+        for feature in features():
+            for metric in feature.metrics:
+                if metric.read:
+                    yield _gauge(metric, feature.load(metric.read)(self._assembly))
 
     def _note(self, *, up: bool, text: str) -> None:
         if up != self._up:
@@ -128,7 +130,9 @@ Samples = Iterable[tuple[tuple[str, ...], float]]
 def _counters(measured: Measured) -> Iterator[CounterMetricFamily]:
     from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415 - an extra
 
-    for metric in metrics.COUNTERS:
+    for metric in metrics.METRICS.values():
+        if metric.measure is not Measure.COUNTER:
+            continue
         family = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
         for (name, *labels), count in sorted(measured.counts.items()):
             if name == metric.name and len(labels) == len(metric.labels):
@@ -138,7 +142,7 @@ def _counters(measured: Measured) -> Iterator[CounterMetricFamily]:
 
 def _samples(
     measured: Measured, queues: list[QueueSummary], now: datetime
-) -> dict[metrics.Metric, Samples]:
+) -> dict[Metric, Samples]:
     workers = measured.workers
     ages = {q.name: (now - q.oldest_at).total_seconds() for q in queues if q.oldest_at}
     ages |= {q.name: 0.0 for q in queues if not q.letters}  # any other unknown age is not 0
@@ -153,7 +157,7 @@ def _samples(
     }
 
 
-def _gauge(metric: metrics.Metric, samples: Samples) -> GaugeMetricFamily:
+def _gauge(metric: Metric, samples: Samples) -> GaugeMetricFamily:
     from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415 - an extra
 
     family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)

@@ -17,8 +17,9 @@ from redis.exceptions import RedisError, ResponseError
 from celery_dlq import timing
 from celery_dlq.config import Settings, visibility_timeout
 from celery_dlq.letters.printable import get_logger, url_without_secrets
+from celery_dlq.registry import Metric
 from celery_dlq.store.check import is_cluster_node, too_old
-from celery_dlq.store.metrics import LOST_LEASES, RESTORED, STORE_ERRORS, Metric
+from celery_dlq.store.metrics import LOST_LEASES, RESTORED, STORE_ERRORS
 from celery_dlq.store.scripts import script_text
 from celery_dlq.store.store import Store
 from celery_dlq.transport.held import Keeper, WatchedFetch, seconds_since_boot, sleep

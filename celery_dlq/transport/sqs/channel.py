@@ -17,7 +17,8 @@ from kombu.transport import SQS
 
 from celery_dlq.config import Settings, visibility_timeout
 from celery_dlq.letters.printable import get_logger
-from celery_dlq.store.metrics import LOST_LEASES, STORE_ERRORS, Metric
+from celery_dlq.registry import Metric
+from celery_dlq.store.metrics import LOST_LEASES, STORE_ERRORS
 from celery_dlq.transport.held import WatchedFetch, seconds_since_boot
 from celery_dlq.transport.redis.entries import Entry, EntryMessage
 from celery_dlq.transport.sqs.visibility import (

@@ -40,7 +40,9 @@ class PolicyKey:
     check: Any
     doc: str  # What it means, and after "Unset:" what counts without it
     why_not: str = ""  # Why operators cannot change it while workers run; empty if they can
-    of_whole_queue: bool = False  # It is about a whole dead-letter queue, not about one message
+    # It redrives letters by itself, so it is about a whole dead-letter queue. Place of
+    # `(value, due) -> takes | None`: which letters, or which of a job that it made with ``due``
+    redrives: str = ""
     is_name: bool = False  # Users write a name, so a text such as ``off`` is one
 
 

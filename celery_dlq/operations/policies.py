@@ -193,9 +193,8 @@ class PolicyAdmin:
         override also beats task decorators. Only the keys in
         `celery_dlq.policies.overrides.keys` can be overridden.
 
-        ``dead_letter_ttl``, ``dead_letter_max_length`` and ``auto_redrive`` begin one minute
-        later. Until then the queue's letters are neither trimmed nor redriven by policy, and
-        `lift_policy` undoes the change.
+        Keys that remove or redrive letters begin one minute later. Until then the queue's letters
+        are neither trimmed nor redriven by policy, and `lift_policy` undoes the change.
         """
         made = self.check_override(queue, span, **values)
         detail = {"values": {o.key: o.value for o in made}, "until": iso(made[0].until)}

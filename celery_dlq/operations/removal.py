@@ -18,9 +18,9 @@ from celery_dlq.operations.job import CancelledError, Job, JobOptions, JobRun, c
 from celery_dlq.operations.jobs import Jobs
 from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX, Reading, split
 from celery_dlq.operations.redrive.checks import DryRun
-from celery_dlq.operations.redrive.select import Progress, RawEntry, batches, select
+from celery_dlq.operations.redrive.select import Progress, RawEntry, batches, redriven, select
 from celery_dlq.operations.retention import KEPT_IN_BIN, Retention
-from celery_dlq.policies.policy import KeyValue, Policy
+from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import RETENTION, PolicyTable
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import ClaimState, RawPage, Restored
@@ -121,7 +121,7 @@ class PolicyEffect:
 
     dead_letter_queue: str  # Their queue
     removed: int = 0  # Letters that retention would remove
-    redriven: int = 0  # Letters that would be redriven automatically, sooner or later
+    redriven: int = 0  # Letters that a key would redrive, sooner or later
 
     def __str__(self) -> str:
         """In words; empty for nothing."""
@@ -270,17 +270,15 @@ class Removal:
 
     def effect(self, queue: str, keys: frozenset[str], after: PolicyTable) -> PolicyEffect:
         """What a change of a queue's policy would do to its letters; see `policies_after`."""
-        name, removed, redriven = after.dead_letter_queue_of(queue), 0, 0
+        name, removed, to_redrive = after.dead_letter_queue_of(queue), 0, 0
         policy = after.of_dead_letter_queue(name) or Policy()
         if not keys.isdisjoint(RETENTION):
             at = self._store.now() + timing.current.grace
             removed = self._retention().count(name, policy, at, MOST_COUNTED)
-        for key, value in policy.items():
-            takes = value.chooses(None) if key in keys and isinstance(value, KeyValue) else None
-            if takes:
-                found = filter(takes, select(self._store, name, LetterFilter()))
-                redriven += sum(1 for _ in islice(found, MOST_COUNTED))
-        return PolicyEffect(dead_letter_queue=name, removed=removed, redriven=redriven)
+        for takes in redriven(policy, keys):
+            found = filter(takes, select(self._store, name, LetterFilter()))
+            to_redrive += sum(1 for _ in islice(found, MOST_COUNTED))
+        return PolicyEffect(dead_letter_queue=name, removed=removed, redriven=to_redrive)
 
     def _retention(self) -> Retention:
         jobs = self._jobs

@@ -7,7 +7,7 @@ fields of `Policy`. How policies combine is in `celery_dlq.policies.table`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
 from typing import Any, ClassVar, Literal, TypedDict
@@ -66,10 +66,6 @@ class KeyValue:
     def dead_letter_queues(self) -> tuple[str, ...]:
         """The queues for letters that it names."""
         return ()
-
-    def chooses(self, due: Mapping[str, Any] | None) -> Callable[[Any], bool] | None:  # noqa: ARG002
-        """Which letters it redrives, or a job that it made with ``due``; ``None`` for none."""
-        return None
 
     def over(self, weaker: Any) -> Any:  # noqa: ARG002 - of those that merge
         """This value; what it does not set is taken from that of a weaker policy."""

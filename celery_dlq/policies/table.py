@@ -81,7 +81,7 @@ class PolicyTable:
         return policy.dead_letter_queue_of(queue)
 
     def of_dead_letter_queue(self, name: str) -> Policy | None:
-        """The policy that sets retention and automatic redrives of a dead-letter queue, or none."""
+        """The policy that says what happens to the letters of a dead-letter queue, or none."""
         for where, policy in self._targeting():
             if policy.dead_letter_queue_of(where) == name:
                 return policy
@@ -242,9 +242,9 @@ class PolicyTable:
 
 
 def of_whole_queues() -> tuple[str, ...]:
-    """The keys that are about a whole dead-letter queue, not about one message."""
+    """The keys that are about a whole dead-letter queue: those that remove or redrive letters."""
     features = registry.policy_keys().items()
-    return (*RETENTION, *(key for key, (_feature, found) in features if found.of_whole_queue))
+    return (*RETENTION, *(key for key, (_feature, found) in features if found.redrives))
 
 
 def check_targets(queues: Mapping[str, Policy]) -> None:

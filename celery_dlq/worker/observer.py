@@ -118,6 +118,10 @@ class Observer:
         """Change a letter, or record it elsewhere first; called at every attempt to store it."""
         return letter
 
+    def gives_up(self, letter: DeadLetter) -> str:  # noqa: ARG002
+        """Why a message is not redriven any more by what redrove it; empty if that goes on."""
+        return ""
+
     def instructed(self, found: Sequence[Instruction], now: datetime) -> None:
         """Keep to the instructions of operators, in place of those before; store's clock."""
 

@@ -6,19 +6,15 @@ from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
 
-import click
 import pytest
 from builders import DLQ, a_letter, a_message, key_of
 from fresh import fresh_store
 
-from celery_dlq.cli.options import START_TIME
 from celery_dlq.errors import SettingsError
 from celery_dlq.events import Events
 from celery_dlq.features.auto_redrive import REDRIVES_USED_UP
 from celery_dlq.features.auto_redrive.observer import AutoRedriveObserver
 from celery_dlq.features.auto_redrive.policy import AutoRedrive
-from celery_dlq.features.sentry import observer as sentry
-from celery_dlq.features.sentry.observer import Report, Why
 from celery_dlq.letters.record import Reason
 from celery_dlq.policies.overrides import checked
 from celery_dlq.policies.policy import Policy
@@ -198,49 +194,6 @@ def test_other_reasons_are_not_used_up() -> None:
     rule = AutoRedrive(after=1, times=3, reasons=frozenset({Reason.FAILED}))
     assert rule.used_up(3, Reason.EXPIRED) == ""
     assert rule.used_up(3, Reason.FAILED) != ""
-
-
-def test_sentry_gets_one_event_for_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the first letter that is given up; the others are reported as all letters are."""
-    monkeypatch.setattr(sentry, "client", object)
-    table = PolicyTable({"orders": Policy.parse({"auto_redrive": {**RULE, "after": 1}}, "orders")})
-    parts: Any = SimpleNamespace(
-        events=Events(), backend=fresh_store(), policies=SimpleNamespace(policies=table)
-    )
-    reporter = sentry.SentryObserver(parts)
-    due: list[Report] = []
-    for number in range(4):
-        letter = a_letter(redrives=3 if number else 0)
-        reporter.before_store(letter)
-        due += [reporter.due[letter.id][0]] if letter.id in reporter.due else []
-    assert [report.why for report in due].count(Why.USED_UP) == 1
-    assert due[1].why is Why.USED_UP
-
-
-# -- when a job starts ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "moment"),
-    [
-        ("13:30", "2026-01-31T13:30:00+00:00"),
-        ("9:00", "2026-02-01T09:00:00+00:00"),
-        ("12:00", "2026-02-01T12:00:00+00:00"),
-        ("+30m", "2026-01-31T12:30:30+00:00"),
-        ("2026-03-01T09:00", "2026-03-01T09:00:00+00:00"),
-        ("2026-03-01T09:00+01:00", "2026-03-01T09:00:00+01:00"),
-    ],
-)
-def test_a_start_is_a_time_of_the_stores_clock(text: str, moment: str) -> None:
-    """The next nine o'clock is tomorrow's if it is later by now."""
-    assert START_TIME.convert(text, None, None)(NOON).isoformat() == moment
-
-
-@pytest.mark.parametrize("text", ["24:00", "9", "+soon", "30m", "tomorrow", ""])
-def test_what_is_no_start_is_a_usage_error(text: str) -> None:
-    """An age is a time of the past."""
-    with pytest.raises(click.UsageError, match="expected a time such as 09:00"):
-        START_TIME.convert(text, None, None)
 
 
 def test_without_reasons_it_leaves_what_an_operator_ended() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from builders import a_letter
+from fresh import fresh_store
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Events
@@ -23,6 +24,7 @@ from celery_dlq.features.sentry.observer import (
 )
 from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.letters.redaction import Redaction
+from celery_dlq.worker.observer import Observer
 
 REPORT = Report(why=Why.GREW, number=10, letter_ids=("a", "b"))
 
@@ -109,8 +111,32 @@ def test_letters_are_stored_unmarked_while_nobody_can_decide(
     monkeypatch.setattr("celery_dlq.features.sentry.observer.client", object)
     letter = a_letter(redrives=0)
     store = SimpleNamespace(part=lambda _kind: Away())
-    parts: Any = SimpleNamespace(events=Events(), backend=store)
+    parts: Any = SimpleNamespace(events=Events(), backend=store, made={})
     assert SentryObserver(parts).before_store(letter) is letter
+
+
+class GivesUp(Observer):
+    """What redrove a message, and does no more."""
+
+    def gives_up(self, letter: DeadLetter) -> str:
+        """After three times."""
+        return "redriven 3 of 3 times" if letter.redrives >= 3 else ""
+
+
+def test_one_report_for_each_group_that_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its first letter; the others are reported as all letters are."""
+    monkeypatch.setattr(sentry, "client", object)
+    parts: Any = SimpleNamespace(
+        events=Events(), backend=fresh_store(), made={"by_itself": GivesUp()}
+    )
+    reporter = SentryObserver(parts)
+    due: list[Report] = []
+    for number in range(4):
+        letter = a_letter(redrives=3 if number else 0)
+        reporter.before_store(letter)
+        due += [reporter.due[letter.id][0]] if letter.id in reporter.due else []
+    assert [report.why for report in due].count(Why.USED_UP) == 1
+    assert due[1].why is Why.USED_UP
 
 
 def test_lines_of_one_kind_pass_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:

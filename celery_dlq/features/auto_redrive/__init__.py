@@ -26,7 +26,7 @@ FEATURE = Feature(
             doc="When letters are redriven without an operator: a mapping of ``after`` (seconds, "
             "timedelta or text such as 30m), ``times``, and perhaps ``backoff`` (2), ``reasons`` "
             "and ``canary``. Unset: never.",
-            of_whole_queue=True,
+            redrives="policy:AutoRedrive.chooses",
         )
     },
 )

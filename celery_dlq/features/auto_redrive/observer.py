@@ -38,7 +38,7 @@ class AutoRedriveObserver(Observer):
 
     def before_store(self, letter: DeadLetter) -> DeadLetter:
         """Say in the letter that its message is redriven no more."""
-        text = self._used_up(letter)
+        text = self.gives_up(letter)
         if not text:
             return letter
         description = f"{letter.description}; {text}" if letter.description else text
@@ -48,14 +48,15 @@ class AutoRedriveObserver(Observer):
         """Count no more."""
         self._parts.events.unsubscribe(self._stored)
 
-    def _used_up(self, letter: DeadLetter) -> str:
+    def gives_up(self, letter: DeadLetter) -> str:
+        """Why the policy redrives a message no more."""
         if not letter.redrives:
             return ""
         rule = self._parts.policies.policies.value_of(letter.dead_letter_queue, "auto_redrive")
         return "" if rule is None else rule.used_up(letter.redrives, letter.reason)
 
     def _stored(self, event: Event) -> None:
-        if isinstance(event, DeadLettered) and self._used_up(event.letter):
+        if isinstance(event, DeadLettered) and self.gives_up(event.letter):
             letter = event.letter
             queues = letter.source_queue, letter.dead_letter_queue
             self._parts.counts.count(REDRIVES_USED_UP, *queues)

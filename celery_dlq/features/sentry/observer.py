@@ -62,7 +62,7 @@ MOST_IDS = 10
 
 
 class Why(TextEnum):
-    """Reason for reporting a letter; ``USED_UP`` if ``auto_redrive`` redrives it no more."""
+    """Reason for reporting a letter; ``USED_UP`` if what redrove it gives it up."""
 
     NEW = "new"
     CAME_BACK = "came_back"
@@ -189,9 +189,7 @@ class SentryObserver(Observer):
         """The report that a message is redriven no more: one for each group, while it lasts."""
         if not letter.redrives:
             return None
-        policies = self._parts.policies.policies
-        rule = policies.value_of(letter.dead_letter_queue, "auto_redrive")
-        if not rule or not rule.used_up(letter.redrives, letter.reason):
+        if not any(one.gives_up(letter) for one in self._parts.made.values()):
             return None
         group = replace(letter, redrives=0, fingerprint=f"{letter.fingerprint}:used_up")
         report = self._parts.backend.part(Reports).of(group)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from itertools import chain, islice
+from typing import Any
 
+from celery_dlq import registry
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.packed import PackedFields
 from celery_dlq.letters.record import DeadLetter, Reason, letter_from
+from celery_dlq.policies.policy import Policy
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import ordered, position_at
 
@@ -176,3 +179,13 @@ def _named(
             yield found
         elif found.key == letter_id and judged is None and found.is_letter and unread is not None:
             unread(1)
+
+
+def redriven(
+    policy: Policy, keys: Collection[str], due: Mapping[str, Any] | None = None
+) -> Iterator[Callable[[Any], bool]]:
+    """What tells the letters that some keys of a policy redrive, or a job that they made."""
+    for key, (feature, found) in registry.policy_keys().items():
+        value = policy.of(key) if found.redrives and key in keys else None
+        if value and (takes := feature.load(found.redrives)(value, due)):
+            yield takes

@@ -20,8 +20,8 @@ from celery_dlq.operations.edit import Edit, edited
 from celery_dlq.operations.job import counts_of
 from celery_dlq.operations.redrive.checks import Holds, deliveries_of, targets_of, used_up
 from celery_dlq.operations.redrive.message import Outgoing, Prepared, RedriveOptions, outgoing
-from celery_dlq.operations.redrive.select import Progress, RawEntry
-from celery_dlq.policies.policy import KeyValue
+from celery_dlq.operations.redrive.select import Progress, RawEntry, redriven
+from celery_dlq.policies.table import of_whole_queues
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import ClaimState, MessageKey, Seed
 
@@ -282,11 +282,10 @@ class LettersWork(Work):
         """Which letters a job takes that a policy made; the policy may have changed since."""
         table, queue = self._jobs.policies.in_force(), self.run.job.queue
         policy = None if table.rests(queue) else table.of_dead_letter_queue(queue)
-        for _key, value in () if policy is None else policy.items():
-            takes = value.chooses(self.options.due) if isinstance(value, KeyValue) else None
-            if takes:
+        if policy is not None:
+            for takes in redriven(policy, of_whole_queues(), self.options.due):
                 return takes
-        raise DLQError("the policy of the queue has no auto_redrive any more, or just changed")
+        raise DLQError("the policy of the queue has changed since it made this job")
 
 
 def edited_by(jobs: Jobs, edit: Edit, actor: str = "") -> Callable[[Outgoing], Outgoing]:

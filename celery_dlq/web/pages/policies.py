@@ -82,7 +82,7 @@ def _needed(key: str) -> Permission:
     """What a user must be allowed to do with letters whose policy they change."""
     if key in RETENTION:
         return Permission.DISCARD
-    return Permission.REDRIVE if key == "auto_redrive" else Permission.EDIT_POLICIES
+    return Permission.REDRIVE if key in of_whole_queues() else Permission.EDIT_POLICIES
 
 
 def _effect(call: Call, queue: str, key: str, after: PolicyTable) -> dict[str, str]:

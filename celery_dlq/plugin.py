@@ -258,6 +258,7 @@ class DeadLetters:
 
     export = _of(Assembly.exports, Exports.export)
     forget_export = _of(Assembly.exports, Exports.forget_export)
+    files = _of(Assembly.exports, Exports.files)
 
     memory = _of(Assembly.memory_check, MemoryCheck.memory)
     warnings = _of(Assembly.memory_check, MemoryCheck.warnings)

@@ -16,12 +16,18 @@ from celery_dlq.cli.table import letters_text, say
 from celery_dlq.letters.arguments import unread_text
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import json_text, one_line
+from celery_dlq.operations.files import ExportedFiles
 from celery_dlq.policies.queue_names import did_you_mean
 
 
 def dead_letters_of(ctx: click.Context) -> DeadLetters:
     """The `DeadLetters` of the app that ``celery -A`` names."""
     return DeadLetters.of(ctx.obj.app)
+
+
+def reader_of(dead_letters: DeadLetters, files: str) -> DeadLetters | ExportedFiles:
+    """What reads letters: in Redis, or with ``--from`` in the files of an export."""
+    return dead_letters.files(files) if files else dead_letters
 
 
 def load_tasks(app: Any) -> None:
@@ -50,7 +56,7 @@ def ready_for_many() -> None:
 
 
 def chosen(
-    dead_letters: DeadLetters,
+    dead_letters: DeadLetters | ExportedFiles,
     queue: str,
     fields: Mapping[str, Any],
     letter_ids: Iterable[str],
@@ -71,14 +77,15 @@ def chosen(
 
 
 def known_count(
-    dead_letters: DeadLetters, queue: str, where: LetterFilter, limit: int | None
+    dead_letters: DeadLetters | ExportedFiles, queue: str, where: LetterFilter, limit: int | None
 ) -> int | None:
     """How many letters a command will touch, if that is known without reading them."""
     if where.ids is not None:
         return len(where.ids)
     if where:
         return limit
-    found = dead_letters.store.length(queue)
+    source = dead_letters.source if isinstance(dead_letters, ExportedFiles) else dead_letters.store
+    found = source.length(queue)
     return found if limit is None else min(found, limit)
 
 
@@ -111,7 +118,7 @@ def ask_for(verb: str, queue: str, count: int, *, by_id: bool, yes: bool, how: s
 
 
 def none_matched(
-    dead_letters: DeadLetters, queue: str, where: LetterFilter
+    dead_letters: DeadLetters | ExportedFiles, queue: str, where: LetterFilter
 ) -> click.ClickException:
     """The error when a filter matches nothing, with the task of the queue that may be meant."""
     task, hint = where.task_name, ""

@@ -19,6 +19,7 @@ from celery_dlq.cli.context import (
     need_terminal,
     none_matched,
     print_lines,
+    reader_of,
     ready_for_many,
     say_unread,
 )
@@ -30,6 +31,7 @@ from celery_dlq.operations.release import OPENED_AGAIN
 if TYPE_CHECKING:
     from celery_dlq import DeadLetters
     from celery_dlq.letters.filters import LetterFilter
+    from celery_dlq.operations.files import ExportedFiles
     from celery_dlq.operations.job import Job, JobRun
     from celery_dlq.operations.redrive.checks import DryRun
 
@@ -128,9 +130,8 @@ class JobRequest:
     ) -> JobRequest:
         """Read the arguments and options of a command; ``names`` are those of ``how``."""
         queue, everything = given["queue"], given["everything"]
-        where = chosen(
-            dead_letters_of(ctx), queue, given, given["letter_ids"], everything=everything
-        )
+        reader = reader_of(dead_letters_of(ctx), given.get("files", ""))
+        where = chosen(reader, queue, given, given["letter_ids"], everything=everything)
         how = {name: given[name] for name in names}
         return cls(ctx, kind, queue, where, how, yes=given["yes"], as_json=given["as_json"])
 
@@ -143,6 +144,11 @@ class JobRequest:
     def dead_letters(self) -> DeadLetters:
         """Those of the app."""
         return dead_letters_of(self.ctx)
+
+    @property
+    def reader(self) -> DeadLetters | ExportedFiles:
+        """What reads its letters."""
+        return reader_of(self.dead_letters, self.how.get("files", ""))
 
     def hand_over(self, start_at: StartAt | None) -> None:
         """Hand it to another process."""
@@ -194,12 +200,12 @@ class JobRequest:
         return run, seen
 
     def _count(self) -> int | None:
-        return known_count(self.dead_letters, self.queue, self.where, self.how["limit"])
+        return known_count(self.reader, self.queue, self.where, self.how["limit"])
 
     def refuse_none(self, found: object) -> None:
         """Refuse a filter that matches nothing."""
         if not found and self.where:
-            raise none_matched(self.dead_letters, self.queue, self.where)
+            raise none_matched(self.reader, self.queue, self.where)
         if not found:
             raise click.ClickException(f"{self.queue!r} has no letters")
 

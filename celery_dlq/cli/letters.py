@@ -18,9 +18,10 @@ from celery_dlq.cli.context import (
     dead_letters_of,
     none_matched,
     print_lines,
+    reader_of,
     say_unread,
 )
-from celery_dlq.cli.options import filter_options, json_option, letter_filter
+from celery_dlq.cli.options import files_option, filter_options, json_option, letter_filter
 from celery_dlq.cli.table import (
     Cell,
     age,
@@ -44,7 +45,9 @@ from celery_dlq.letters.redaction import Redaction
 from celery_dlq.operations.redrive.select import matcher
 
 if TYPE_CHECKING:
-    from celery_dlq.operations.redrive.select import RawEntry
+    from celery_dlq import DeadLetters
+    from celery_dlq.letters.filters import LetterFilter
+    from celery_dlq.operations.redrive.select import Progress, RawEntry
 
 _MAX_DESCRIPTION_CHARS = 300
 _MAX_BODY_CHARS = 4_000
@@ -77,6 +80,7 @@ Entry = DeadLetter | Unreadable
 @click.option("--page", type=click.IntRange(min=1), default=1, help="Show this page.")
 @click.option("--oldest-first", is_flag=True, help="Show the oldest letters first.")
 @click.option("--discarded", is_flag=True, help="Show what `restore` can bring back.")
+@files_option
 @json_option
 @click.pass_context
 def list_(
@@ -88,20 +92,21 @@ def list_(
     page: int,
     oldest_first: bool,
     discarded: bool,
+    files: str,
     as_json: bool,
     **options: Any,
 ) -> None:
     """List the letters of QUEUE, newest first."""
     dead_letters, console = dead_letters_of(ctx), console_of(ctx)
+    if files and discarded:
+        raise click.UsageError("--from does not go with --discarded")
+    reader = reader_of(dead_letters, files)
     where, unread = letter_filter(options), list[int]()
     with counting(console, "scanned", quiet=as_json or not where) as scanned:
-        entries: Iterable[RawEntry]
         if discarded:
-            matching = matcher(where, unread.append)
-            binned = (matching(one.position, one.fields) for one in dead_letters.discarded(queue))
-            entries = filter(None, binned)
+            entries = _binned(dead_letters, queue, where, unread.append)
         else:
-            entries = dead_letters.entries(
+            entries = reader.entries(
                 queue,
                 where,
                 newest_first=not oldest_first,
@@ -113,7 +118,7 @@ def list_(
         shown = print_lines(map(_json, found)) if as_json else letters(console, queue, found)
     say_unread(sum(unread), "letter", "not listed")
     if where and not shown and page == 1:
-        raise none_matched(dead_letters, queue, where)
+        raise none_matched(reader, queue, where)
     if as_json:
         return
     if not shown and page > 1:
@@ -124,19 +129,32 @@ def list_(
         say(console, f"{letters_text(limit)} shown; --page {page + 1} shows the next.")
 
 
+def _binned(
+    dead_letters: DeadLetters, queue: str, where: LetterFilter, unread: Progress
+) -> Iterator[RawEntry]:
+    """The discarded letters that match a filter."""
+    matching = matcher(where, unread)
+    return filter(
+        None, (matching(one.position, one.fields) for one in dead_letters.discarded(queue))
+    )
+
+
 @click.command()
 @click.argument("letter_id", metavar="ID")
 @click.option("--queue", help="Look only in this dead-letter queue.")
+@files_option
 @json_option
 @click.pass_context
-def show(ctx: click.Context, letter_id: str, *, queue: str | None, as_json: bool) -> None:
+def show(
+    ctx: click.Context, letter_id: str, *, queue: str | None, files: str, as_json: bool
+) -> None:
     """Show everything about one letter.
 
     That is its error, history, arguments and traceback. The first 6 characters of the ID
     are enough.
     """
     dead_letters, console = dead_letters_of(ctx), console_of(ctx)
-    name, entry = dead_letters.entry(letter_id, queue)
+    name, entry = reader_of(dead_letters, files).entry(letter_id, queue)
     found = _readable(entry, dead_letters.redaction)
     if as_json:
         print_lines([_json(found)])

@@ -100,6 +100,13 @@ background_options = options(
         "--at", "start_at", type=START_TIME, help="As --background, at 09:00 (UTC), +30m, ISO 8601."
     ),
 )
+files_option = click.option(
+    "--from",
+    "files",
+    default="",
+    metavar="FOLDER",
+    help="Take letters from the files of an export: a folder or a URL.",
+)
 conditions_option = click.option(
     "--where",
     "conditions",

@@ -12,9 +12,15 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from celery_dlq.cli.context import console_of, dead_letters_of, load_tasks, print_lines
+from celery_dlq.cli.context import (
+    console_of,
+    dead_letters_of,
+    load_tasks,
+    print_lines,
+    reader_of,
+)
 from celery_dlq.cli.letters import class_name, reason
-from celery_dlq.cli.options import json_option, limit_option
+from celery_dlq.cli.options import files_option, json_option, limit_option
 from celery_dlq.cli.table import Cell, age, block, line, say, table
 from celery_dlq.events import Change
 from celery_dlq.letters.printable import json_text, one_line, shortened
@@ -66,22 +72,27 @@ def queues(ctx: click.Context, *, as_json: bool) -> None:
     type=click.Choice([state.value for state in GroupState]),
     help="Only causes in this state; those that are not open, also without letters.",
 )
+@files_option
 @json_option
 @click.pass_context
-def groups(ctx: click.Context, queue: str, *, limit: int, state: str | None, as_json: bool) -> None:
+def groups(
+    ctx: click.Context, queue: str, *, limit: int, state: str | None, files: str, as_json: bool
+) -> None:
     """Show the letters of QUEUE by cause, largest first.
 
     A cause is one kind of error at one place in the code. Other commands take its
     fingerprint, of which the first digits are enough.
     """
-    found = dead_letters_of(ctx).groups(queue, limit=limit, state=state)
+    if files and state:
+        raise click.UsageError("--from does not go with --state: files know no states")
+    found = reader_of(dead_letters_of(ctx), files).groups(queue, limit=limit, state=state)
     if as_json:
         print_lines(map(_group_json, found))
         return
     console = console_of(ctx)
     if not show_groups(console, queue, found):
         say(console, f"{queue} has no {state} cause." if state else _without_causes(ctx, queue))
-    for at, gone in [] if state else dead_letters_of(ctx).emptied(queue)[:_MOST_EMPTIED]:
+    for at, gone in [] if state or files else dead_letters_of(ctx).emptied(queue)[:_MOST_EMPTIED]:
         what = f"{gone.exception_type or gone.reason} of {gone.task_name or 'no task'}"
         say(console, f"{gone.fingerprint} {what}: no letters since {age(at)}.", "dim")
     if len(found) == limit:

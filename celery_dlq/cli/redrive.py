@@ -14,14 +14,23 @@ from rich.text import Text
 
 from celery_dlq import DeadLetters
 from celery_dlq.cli.jobs import JobRequest, show_in_the_way, skipped_texts, unfinished
-from celery_dlq.cli.options import DURATION, RATE, StartAt, changes_letters, options
+from celery_dlq.cli.options import (
+    DURATION,
+    RATE,
+    StartAt,
+    changes_letters,
+    files_option,
+    options,
+)
 from celery_dlq.cli.table import letters_text, line, say, table, unreadable_text
 from celery_dlq.letters.conditions import assignment
 from celery_dlq.letters.printable import json_text
 from celery_dlq.operations.edit import Edit
+from celery_dlq.operations.files import check_reachable
 from celery_dlq.operations.redrive.message import RedriveOptions
 
 if TYPE_CHECKING:
+    from celery_dlq.operations.files import ExportedFiles
     from celery_dlq.operations.redrive.checks import Check, DryRun
     from celery_dlq.operations.redrive.work import RedriveReport
 
@@ -29,7 +38,7 @@ _MAX_ERRORS = 10
 _CHORDS = "Parts of chords: {:,}. Such a chord fails; the redrive does not run its body."
 _USED_UP = "{:,} would stay: with --keep-count no delivery is left; --force grants one more."
 _REFUSED = "{:,} would be lost or have no delivery left, and stay in {}; --force redrives them."
-_EDIT_OPTIONS = ("to_queue", "delay", "new_id", "keep_count", "force", "note")
+_EDIT_OPTIONS = ("to_queue", "delay", "new_id", "keep_count", "force", "note", "files")
 _OPTIONS = (*_EDIT_OPTIONS, "rate", "limit", "canary", "max_failures", "canary_wait")
 
 
@@ -71,6 +80,7 @@ _message_options = options(
     "--dry-run", is_flag=True, help="Only show what would run and what is missing; change nothing."
 )
 @_canary_options
+@files_option
 def redrive(
     ctx: click.Context,
     /,
@@ -99,6 +109,8 @@ def redrive(
     """
     request = JobRequest.of(ctx, "redrive", given, _OPTIONS)
     RedriveOptions.of(**request.how)  # whatever is done with them
+    if background or start_at is not None:
+        check_reachable(request.how["files"])
     background, edited = background or start_at is not None, in_editor or bool(assignments)
     if background and (dry_run or edited):
         raise click.UsageError("--background and --at do not go with --dry-run, --edit or --set")
@@ -138,7 +150,7 @@ def _change(request: JobRequest, assignments: tuple[str, ...], *, in_editor: boo
         raise click.UsageError("--edit and --set need the ID of exactly one letter")
     assign = dict(map(assignment, assignments))
     (letter_id,) = request.where.ids
-    new = _edited(request.dead_letters, letter_id, request.queue) if in_editor else {}
+    new = _edited(request.reader, letter_id, request.queue) if in_editor else {}
     return Edit(assign=assign, **new)
 
 
@@ -150,7 +162,9 @@ def _edit(request: JobRequest, change: Edit) -> None:
         request.ctx.exit(1)
 
 
-def _edited(dead_letters: DeadLetters, letter_id: str, queue: str) -> dict[str, Any]:
+def _edited(
+    dead_letters: DeadLetters | ExportedFiles, letter_id: str, queue: str
+) -> dict[str, Any]:
     """The arguments as a person leaves them in an editor."""
     args, kwargs = dead_letters.arguments(letter_id, queue)
     before = json_text({"args": args, "kwargs": kwargs}, indent=2)

@@ -145,6 +145,11 @@ class Destination:
         cut = len(self._root.rstrip("/")) + 1 if self._root else 0
         return sorted(info.path[cut:] for info in self._fs.get_file_info(below) if info.is_file)
 
+    def folders(self, beginning: str) -> list[str]:
+        """The names of the folders at the top that begin with a text."""
+        found = self._fs.get_file_info(self._selector(""))
+        return sorted(one.base_name for one in found if one.base_name.startswith(beginning))
+
     def copy_letters(self, folder: Path, has: Callable[[str], bool] | None = None) -> int:
         """Copy the files of letters, and nothing else, to a local folder; return their number.
 

@@ -397,6 +397,8 @@ class _Queue:
         """Say that the folder is in use, and what it lacks; finish a killed export."""
         checkpoint = self._checkpoint
         checkpoint.note()  # first: who removes letters looks for folders after saying so
+        if self._export.required is table.LETTER:
+            self._export.store.note_export(self.name)
         self._find_missing()
         if checkpoint.intent is None:
             return

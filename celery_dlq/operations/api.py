@@ -17,6 +17,7 @@ from celery_dlq.events import Action
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.edit import Edit, arguments
+from celery_dlq.operations.files import ExportedFiles, opened
 from celery_dlq.operations.job import REDRIVES, REMOVALS, Job, JobOptions, JobRun
 from celery_dlq.operations.jobs import Jobs, Kind
 from celery_dlq.operations.reading import Reading, split
@@ -132,12 +133,15 @@ class Operations:
           end, for ``canary_wait`` seconds (default 60). The others follow if at most
           ``max_failures`` (default 0) of them die again or do not end.
         - ``note``: why, for people: for example a ticket. Jobs and audit show it.
+        - ``files``: the folder or URL of an export, or what `DeadLetters.files` gives: redrive the
+          letters in its files. A letter that is in Redis, too, is removed from there, and goes
+          once. Redis keeps a receipt of each letter that was redriven since its queue was first
+          exported, for 400 days after the last one, the newest 5.5 million of a queue: whoever
+          redrives it again, from Redis or from any folder, is told that it is gone.
         """
         taken = ("progress", "scanned", *RedriveKeys.__annotations__)
         where, options = split("redrive", where, given, taken)
-        kept = self._options("redrive", options)
-        self._reading.check_queue(dead_letter_queue)
-        run = self._jobs.new("redrive", dead_letter_queue, where, kept)
+        run = self._new("redrive", dead_letter_queue, where, options)
         report: RedriveReport = self._jobs.run(run, progress, scanned)
         return report
 
@@ -153,7 +157,9 @@ class Operations:
         The header ``dlq_edited`` records who changed what, when, and the old values. If the
         message dies again, the new letter has it too. The options are those of `redrive`.
         """
-        queue, found = self._reading.entry(letter_id, dead_letter_queue)
+        files = self._files(options)
+        reading = self._reading if files is None else files
+        queue, found = reading.entry(letter_id, dead_letter_queue)
         where = LetterFilter(ids=frozenset({found.key}))
         run, seen = self.prepare("edit", queue, where, options, change=change)
         refuse_lost(seen, force=run.options.force)
@@ -169,11 +175,13 @@ class Operations:
         limit: int | None = None,
         to_queue: str | None = None,
         keep_count: bool = False,
+        files: str | ExportedFiles = "",
         scanned: Progress | None = None,
         **fields: Unpack[FilterFields],
     ) -> DryRun:
         """Report what a redrive would do, and whether its queues and tasks exist."""
         options: dict[str, Any] = {"limit": limit, "to_queue": to_queue, "keep_count": keep_count}
+        options |= {"files": files} if files else {}
         where = filter_of(where, fields)
         return self.prepare("redrive", dead_letter_queue, where, options, scanned=scanned)[1]
 
@@ -213,17 +221,7 @@ class Operations:
         scanned: Progress | None = None,
     ) -> tuple[JobRun, DryRun]:
         """As `plan`, but nothing is kept: a run that this process may begin, and its dry run."""
-        where = where or LetterFilter()
-        kept = self._options(kind, options)
-        self._reading.check_queue(queue)
-        if kind == "edit":
-            if change is None or len(where.ids or ()) != 1:
-                raise DLQError("expected a change and the id of one letter, to edit it")
-            _, found = self._reading.entry(next(iter(where.ids or ())), queue)
-            edited_by(self._jobs, change)(self._message(found, kept))  # to see if it fits
-            kept = replace(kept, changed=tuple(change.paths()))
-            where = LetterFilter(ids=frozenset({found.key}))
-        run = self._jobs.new(kind, queue, where, kept, change)
+        run = self._new(kind, queue, where or LetterFilter(), options, change)
         return run, self._previewed(run, seconds, scanned)
 
     def start(self, job_id: str, *, at: datetime | None = None) -> Job:
@@ -240,16 +238,52 @@ class Operations:
         if not job.change:
             raise DLQError(f"expected a planned edit, got job {job_id}, a {job.kind}")
         letter_id = next(iter(job.filter["ids"]), "")  # none if it went while it was planned
-        _, found = self._reading.entry(letter_id, job.queue)
         options = RedriveOptions.from_json(job.options)
+        files = self._files({"files": options.files})
+        reading = self._reading if files is None else files
+        _, found = reading.entry(letter_id, job.queue)
         apply = edited_by(self._jobs, Edit.from_text(job.change), job.actor)
         before = _arguments(self._message(found, options))
         return before, _arguments(apply(self._message(found, options)))
 
+    def _new(
+        self,
+        kind: str,
+        queue: str,
+        where: LetterFilter,
+        options: Mapping[str, Any],
+        change: Edit | None = None,
+    ) -> JobRun:
+        """A job on letters in Redis, or in files of an export."""
+        files = self._files(options)
+        if files is not None:
+            options = {**options, "files": files.place, "files_end": files.source.end(queue)}
+        kept = self._options(kind, options)
+        reading = self._reading if files is None else files
+        reading.check_queue(queue)
+        if kind == "edit":
+            if change is None or len(where.ids or ()) != 1:
+                raise DLQError("expected a change and the id of one letter, to edit it")
+            _, found = reading.entry(next(iter(where.ids or ())), queue)
+            edited_by(self._jobs, change)(self._message(found, kept))  # to see if it fits
+            kept = replace(kept, changed=tuple(change.paths()))
+            where = LetterFilter(ids=frozenset({found.key}))
+        source = None if files is None else files.source.until(kept.files_end)
+        return self._jobs.new(kind, queue, where, kept, change, source)
+
+    def _files(self, options: Mapping[str, Any]) -> ExportedFiles | None:
+        """The files that a redrive names, which must have the bodies of letters."""
+        if not options.get("files"):
+            return None
+        files = opened(options["files"], self._store)
+        files.source.refuse_redacted()
+        return files
+
     def _options(self, kind: str, options: Mapping[str, Any]) -> Any:
         """The checked options of a kind of job; those of discards do not know ``force``."""
         if kind in REDRIVES:
-            check_names(f"options of {kind}", options, RedriveKeys.__annotations__)
+            known = (*RedriveKeys.__annotations__, *(["files_end"] if options.get("files") else []))
+            check_names(f"options of {kind}", options, known)
             kept = RedriveOptions.of(**options)
             check_target(self._jobs, kept.to_queue)
             return kept
@@ -267,13 +301,14 @@ class Operations:
         job, where, limit, last = run.job, run.where, run.options.limit, run.job.until
         keys: set[str] = set()
         unread: list[int] = []
+        source = self._jobs.source(run)
         claimed = _Claimed(self._store, job.queue)
         redrives = isinstance(run.options, RedriveOptions)
 
         def matching(check: Progress) -> Iterator[RawEntry]:
             nonlocal last
             found = select(
-                self._store,
+                source,
                 job.queue,
                 where,
                 until=job.until,
@@ -300,7 +335,7 @@ class Operations:
             run.tell(total=letters)
             if where.ids is not None:
                 run.tell(where=replace(where, ids=frozenset(keys)))
-            elif limit is not None:
+            elif limit is not None and source is self._store:
                 run.tell(until=last)
         run.tell(preview=seen.preview())
         return seen

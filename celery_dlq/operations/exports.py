@@ -14,6 +14,7 @@ from celery_dlq.events import Action, Events
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.letters.printable import some_of
 from celery_dlq.letters.redaction import Redaction
+from celery_dlq.operations.files import ExportedFiles, opened
 from celery_dlq.operations.instructions import Audit, CountedChange
 from celery_dlq.operations.reading import Reading
 from celery_dlq.store.store import Store
@@ -83,6 +84,18 @@ class Exports:
         if follow is not None:
             return export.follow(chosen, follow, progress=progress)
         return export.run(chosen(), progress=progress, expected=expected)
+
+    def files(self, /, destination: str | Path, *, filesystem: Any | None = None) -> ExportedFiles:
+        """The letters in the files of an export, to read them as those in Redis.
+
+        Args:
+            destination: The folder or URL that was exported to.
+            filesystem: A file system of pyarrow or fsspec, on which the folder is.
+
+        Raises:
+            ExportError: It is no folder or URL; a later call: a file is damaged.
+        """
+        return opened(destination, self._backend.letters, self._reading.redaction, filesystem)
 
     def forget_export(self, /, destination: str | Path) -> list[str]:
         """Keep no more letters for a folder, which may be gone; return the dead-letter queues.

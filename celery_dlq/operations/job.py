@@ -18,9 +18,8 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import get_logger, one_line, shortened
 from celery_dlq.letters.record import Recorded, from_micros, iso
 from celery_dlq.letters.redaction import Redaction
-from celery_dlq.operations.redrive.select import Progress, RawEntry, select
+from celery_dlq.operations.redrive.select import Progress, RawEntry, Source, select
 from celery_dlq.store.claims import REMOVES
-from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import ClaimState
 
 if TYPE_CHECKING:
@@ -241,6 +240,7 @@ class JobRun:
         self.where = where
         self.options = options  # the `JobOptions` of its kind
         self.change = change  # the `Edit` of an edit
+        self.source: Source | None = None  # its letters; opened again by another process
         self.stopping: Callable[[], bool] = lambda: False
         self.began: Callable[[], object] = lambda: None  # called once the store has the job
         self._store = store
@@ -303,7 +303,7 @@ class JobRun:
             raise CancelledError
 
     def claimed(
-        self, letters: Letters, letter_ids: Sequence[str], lease_seconds: float
+        self, letters: Source, letter_ids: Sequence[str], lease_seconds: float
     ) -> dict[str, ClaimState]:
         """Claim letters, also those of an earlier run; the states in which they were found."""
         states = letters.claims.claim(
@@ -316,7 +316,7 @@ class JobRun:
         return dict(zip(letter_ids, states, strict=True))
 
     def selected(
-        self, letters: Letters, beat: Callable[[], object], scanned: Progress | None
+        self, letters: Source, beat: Callable[[], object], scanned: Progress | None
     ) -> Iterator[RawEntry]:
         """The letters that are left; beats for each page, for few may match."""
 

@@ -30,6 +30,7 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import get_logger, readable
 from celery_dlq.letters.record import from_micros, iso
 from celery_dlq.operations.edit import Edit
+from celery_dlq.operations.files import check_reachable, opened
 from celery_dlq.operations.instructions import Audit, CountedChange, so_far
 from celery_dlq.operations.job import (
     CANCELLED,
@@ -49,7 +50,7 @@ from celery_dlq.operations.job import (
     counts_of,
 )
 from celery_dlq.operations.policies import PolicyAdmin
-from celery_dlq.operations.redrive.select import MOST_SEARCHED, Progress, died_again
+from celery_dlq.operations.redrive.select import MOST_SEARCHED, Progress, Source, died_again
 from celery_dlq.store.endless import repeat
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.metrics import Measuring
@@ -188,6 +189,7 @@ class Jobs:
         where: LetterFilter,
         options: JobOptions,
         change: Edit | None = None,
+        source: Source | None = None,
     ) -> JobRun:
         """Make a job on the letters of a queue that are there now; listed once it has begun."""
         # In this order: a letter that arrives in between is counted, but not worked on.
@@ -196,8 +198,9 @@ class Jobs:
         if where.ids is not None:
             total = len(where.ids)
         elif not where:
-            total = self.backend.letters.length(queue)
+            total = (source or self.backend.letters).length(queue)
         run = self.make(kind, queue, where, options, change=change)
+        run.source = source
         run.tell(until=until, total=total, filter=where.to_json())
         return run
 
@@ -228,8 +231,20 @@ class Jobs:
         )
         return JobRun(self._store, job, where, options, change=change, listed=listed)
 
+    def source(self, run: JobRun) -> Source:
+        """Where the letters of a job are read: in Redis, or in the files of an export."""
+        files = getattr(run.options, "files", "")
+        if not files:
+            return self.backend.letters
+        if run.source is None:  # another process made the job
+            source = opened(files, self.backend.letters).source
+            source.refuse_redacted()
+            run.source = source.until(run.options.files_end)
+        return run.source
+
     def keep(self, job: Job) -> Job:
         """Keep a job as a plan; forget plans that expired long ago, or are too many."""
+        check_reachable(job.options.get("files", ""))
         now = self._store.now()
         plans = (pair for pair in self._readable() if pair[0].get("state") == PLANNED)
         for place, (state, plan) in enumerate(plans):

@@ -24,7 +24,6 @@ from celery_dlq.policies.checks import check_names
 from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.notes import GroupNotes
-from celery_dlq.store.overviews import in_order
 from celery_dlq.store.records import (
     OPEN_GROUP,
     Group,
@@ -32,6 +31,7 @@ from celery_dlq.store.records import (
     GroupState,
     GroupStatus,
     QueueSummary,
+    in_order,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Reading:
         self, store: Letters, redaction: Redaction = NO_REDACTION, notes: GroupNotes | None = None
     ) -> None:
         self._store = store
-        self._redaction = redaction
+        self.redaction = redaction
         self._notes = notes
 
     def queues(self, names: Sequence[str] | None = None) -> list[QueueSummary]:
@@ -344,7 +344,7 @@ class Reading:
         """
         letter = self.get(letter_id, dead_letter_queue)
         found = arguments(letter.content_type, letter.body, letter.decoded("headers") or {})
-        return self._redaction.arguments(found.args, found.kwargs)
+        return self.redaction.arguments(found.args, found.kwargs)
 
     def check_queue(self, name: str) -> None:
         """Check that a dead-letter queue exists."""

@@ -42,10 +42,20 @@ _CHANGED = (b"1", b"2", b"3", b"removed", b"restored", b"adopted")  # the first 
 class Claims(Part):
     """Claims letters and publishes their messages; marks and reads redriven ones."""
 
-    def __init__(self, store: Store, keys: Keys | None, ttl_millis: int) -> None:
+    def __init__(
+        self, store: Store, keys: Keys | None, ttl_millis: int, *, filed: bool = False
+    ) -> None:
         super().__init__(store, keys)
         self._ttl_millis = ttl_millis
+        self._filed = filed
         self._idle: list[ReadAhead] = []  # connections for calls
+
+    def of_files(self) -> Claims:
+        """Return the claims of letters that are in files, and perhaps in Redis, too.
+
+        A receipt in Redis says that such a letter was redriven, wherever it was read.
+        """
+        return Claims(self._store, self._keys, self._ttl_millis, filed=True)
 
     def claim(
         self,
@@ -62,7 +72,8 @@ class Claims(Part):
         """
         states: list[ClaimState] = []
         for some in chunks(letter_ids):
-            args = (owner, int(lease_seconds * 1000), previous_run_prefix, *some)
+            lease_millis = int(lease_seconds * 1000)
+            args = (owner, lease_millis, previous_run_prefix, int(self._filed), *some)
             states += map(ClaimState, self._call("claim", *args, queue=dead_letter_queue))
         return states
 
@@ -85,7 +96,8 @@ class Claims(Part):
     ) -> None:
         """Record that the messages are on the broker: any operation may now remove the letters."""
         for some in chunks(letter_ids):
-            self._call("settle", owner, "published", *some, queue=dead_letter_queue)
+            args = (owner, "published", int(self._filed), *some)
+            self._call("settle", *args, queue=dead_letter_queue)
 
     def release(
         self,
@@ -102,7 +114,8 @@ class Claims(Part):
         """
         outcome = "reclaimed" if doubtful else "free"
         for some in chunks(letter_ids):
-            self._call("settle", owner, outcome, *some, queue=dead_letter_queue)
+            args = (owner, outcome, int(self._filed), *some)
+            self._call("settle", *args, queue=dead_letter_queue)
 
     def marker(self) -> str | None:
         """Write a key that expires after a minute, and return its name.
@@ -127,8 +140,8 @@ class Claims(Part):
     ) -> RedriveCall:
         """Publish the messages of letters and remove the letters, in one atomic step.
 
-        Only if the letters are in the broker's database; see `marker`. No letter has to be
-        claimed before; the claims of others are respected as by `claim`.
+        Only if the letters, or their receipts, are in the broker's database; see `marker`. No
+        letter has to be claimed before; the claims of others are respected as by `claim`.
         """
         script, operation = script_text("redrive"), self._keys.operation(dead_letter_queue, job_id)
         places: list[str | bytes] = [
@@ -145,7 +158,8 @@ class Claims(Part):
             if seed is not None:
                 places.append(self._keys.run(seed.key))
                 text = json.dumps([len(places), *_flat(*seed)])
-            letter = (spelled(letter_id), position, reason, fingerprint)
+            place = "" if self._filed else position
+            letter = (spelled(letter_id), place, reason, fingerprint)
             args += (*letter, numbers[list_key], entry_text, text)
         call = (len(places), *places, *args)
         return RedriveCall(self._client, self._store.url, script, call, self._idle)

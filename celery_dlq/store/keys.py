@@ -79,7 +79,8 @@ class Keys:
     ids = QueueKey("HASH: letter id to stream entry id.")
     tally = QueueKey(
         "HASH: ``reason:…`` to letters; ``group:…`` to times, example, course and facts; "
-        "``restored`` to how often a letter came back from the bin."
+        "``restored`` to how often a letter came back from the bin; ``exported`` once it was "
+        "exported."
     )
     groups = QueueKey("ZSET: fingerprints by their number of letters.")
     newest_groups = QueueKey(
@@ -107,6 +108,10 @@ class Keys:
         "ZSET: letter ids by the expiry of their messages; only of messages that expire."
     )
     claims = QueueKey("HASH: letter id to ``state|owner|lease end`` of a redrive or discard.")
+    receipts = QueueKey(
+        "HASH: digits of a digest to the digests of redriven letters that may be in files, too; "
+        "bounded; expires."
+    )
     bin = QueueKey("STREAM: discarded letters; expires.")
     binned = QueueKey(
         "HASH: id of a discarded letter to its entry id in the bin; expires with the bin."

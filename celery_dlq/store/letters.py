@@ -37,6 +37,7 @@ from celery_dlq.store.scripts import chunks
 from celery_dlq.store.stream import StreamReader
 
 if TYPE_CHECKING:
+    from celery_dlq.letters.filters import LetterFilter
     from celery_dlq.store.store import Store
 
 logger = get_logger("celery_dlq.store")
@@ -111,6 +112,10 @@ class Letters(Part):
                 self._doubtful[letter.id] = attempt
             raise
 
+    def narrowed(self, _where: LetterFilter) -> Letters:
+        """Return what reads the letters that may match a filter: here, all are read."""
+        return self
+
     def get(self, dead_letter_queue: str, letter_id: str) -> DeadLetter | None:
         """Return one letter by its id."""
         found = self.entry(dead_letter_queue, letter_id)
@@ -127,6 +132,15 @@ class Letters(Part):
             return None
         found = self._reader.at(self._keys.letters(dead_letter_queue), place)
         return found[0] if found else None
+
+    def named(
+        self, dead_letter_queue: str, letter_ids: Iterable[str]
+    ) -> Iterator[tuple[str, Mapping[bytes, bytes]]]:
+        """Iterate over the position and raw fields of those of the given entries that are there."""
+        for letter_id in letter_ids:
+            found = self.entry(dead_letter_queue, letter_id)
+            if found is not None:
+                yield found
 
     def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
         """Return the first of the given queues that has this letter, or ``None``."""
@@ -268,6 +282,10 @@ class Letters(Part):
         noted = self._client.hgetall(self._keys.leases(dead_letter_queue))
         found = (_folder(text_of(key), text_of(text), of) for key, text in noted.items())
         return [one for one in found if one is not None]
+
+    def note_export(self, dead_letter_queue: str) -> None:
+        """Say that letters of a queue are in files, before the first one is: see `Claims`."""
+        self._client.hset(self._keys.tally(dead_letter_queue), "exported", 1)
 
     def lacking(self, dead_letter_queue: str, *, but: str = "") -> list[ExportFolder]:
         """Return the folders in use without a filter, but for one; first what lacks most letters.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -253,10 +253,3 @@ def _arrivals(slots: Mapping[bytes, bytes], now: datetime) -> dict[str, tuple[in
 def _pair(slot: bytes) -> tuple[int, int]:
     minute, letters = slot.split(b":")
     return int(minute), int(letters)
-
-
-def in_order(groups: Iterable[Group], by: GroupOrder) -> list[Group]:
-    """Sort groups."""
-    if by == "newest":
-        return sorted(groups, key=lambda group: (group.last_seen_at, group.fingerprint))[::-1]
-    return sorted(groups, key=lambda group: (-group.letters, group.fingerprint))

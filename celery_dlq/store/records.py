@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -253,6 +253,13 @@ class Group:
 
 GroupOrder = Literal["letters", "newest"]
 """Order of groups: the largest first, or the last seen first."""
+
+
+def in_order(groups: Iterable[Group], by: GroupOrder) -> list[Group]:
+    """Sort groups."""
+    if by == "newest":
+        return sorted(groups, key=lambda group: (group.last_seen_at, group.fingerprint))[::-1]
+    return sorted(groups, key=lambda group: (-group.letters, group.fingerprint))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

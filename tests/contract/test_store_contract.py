@@ -13,7 +13,6 @@ from waiting import poll
 from celery_dlq.letters.record import DeadLetter, Outcome, Reason
 from celery_dlq.store.claims import REMOVES
 from celery_dlq.store.letters import PAGE, Letters
-from celery_dlq.store.overviews import in_order
 from celery_dlq.store.records import (
     FIRST_POSITION,
     ClaimState,
@@ -25,6 +24,7 @@ from celery_dlq.store.records import (
     RedriveOutcome,
     Restored,
     Stored,
+    in_order,
     position_at,
 )
 from celery_dlq.store.scripts import MOST_IDS

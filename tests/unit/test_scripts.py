@@ -134,8 +134,18 @@ def test_a_script_touches_only_its_keys(name: str) -> None:
     """The first argument of every Redis command is one of KEYS, and nothing walks all keys."""
     for command, rest in re.findall(r"redis\.p?call\('(\w+)'\s*(?:,\s*([^,)\s]+))?", body(name)):
         if command != "TIME":
-            assert re.fullmatch(r"KEYS\[(\d+|[a-z]+)\]|unpack\(KEYS", rest), (command, rest)
+            assert re.fullmatch(r"KEYS\[(\d+|[a-z]+)\]|unpack\(KEYS|key", rest), (command, rest)
         assert command not in {"KEYS", "SCAN", "FLUSHDB", "FLUSHALL"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_function_that_takes_a_key_gets_one_of_the_scripts(name: str) -> None:
+    """A parameter named ``key`` stands for one of KEYS."""
+    text = body(name)
+    for function in re.findall(r"local function (\w+)\(key\b", text):
+        given = re.findall(rf"(?<!function ){function}\(([^,)]+)", text)
+        assert given
+        assert all(re.fullmatch(r"KEYS\[\d+\]", key) for key in given)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 from uuid import uuid4
 
 from celery_dlq.errors import CorruptLetter, DLQError, RedriveError
@@ -34,6 +34,9 @@ from celery_dlq.letters.record import from_micros, iso
 from celery_dlq.operations.job import JobOptions
 from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.store.records import Seed
+
+if TYPE_CHECKING:
+    from celery_dlq.operations.files import ExportedFiles
 
 _STALE = (REDELIVERED, *OF_ONE_PUBLICATION)
 _CHANGED = frozenset({*_STALE, *REDRIVE_HEADERS})  # a text of headers with one cannot be kept
@@ -76,6 +79,7 @@ class RedriveKeys(TypedDict, total=False):
     max_failures: int
     canary_wait: float | timedelta
     note: str
+    files: str | ExportedFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +120,8 @@ class RedriveOptions(JobOptions):
     due: Mapping[str, Any] | None = None  # Of the letters that are due by a policy, only these
     marker: str = ""  # Names a release in the headers of its messages; by default the hold
     changed: Sequence[str] = ()  # The paths that an edit changed
+    files: str = ""  # The folder of an export whose letters are redriven; empty: those in Redis
+    files_end: str = ""  # Its newest file when the job was made; later ones are left out
 
     def __post_init__(self) -> None:
         JobOptions.__post_init__(self)  # `super()` fails in a class with slots

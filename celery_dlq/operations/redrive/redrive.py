@@ -55,7 +55,7 @@ def watch(work: Work, messages: list[tuple[MessageKey, Outgoing]], canary: Canar
         died, succeeded = map(outcomes.count, (RedriveOutcome.DIED, RedriveOutcome.SUCCEEDED))
         if died > seen and len(died_ids) < MOST_DIED_IDS:
             job = work.run.job
-            again = filter(None, died_again(work.store, job.queue, job.id, job.until))
+            again = filter(None, died_again(work.deaths, job.queue, job.id, job.until))
             died_ids = [*islice(again, MOST_DIED_IDS)]
         seen, waited = died, time.monotonic() - began
         counts = {

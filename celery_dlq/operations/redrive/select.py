@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from celery_dlq import registry
 from celery_dlq.errors import CorruptLetter
@@ -15,7 +15,10 @@ from celery_dlq.letters.packed import PackedFields
 from celery_dlq.letters.record import DeadLetter, Reason, letter_from
 from celery_dlq.policies.policy import Policy
 from celery_dlq.store.letters import Letters
-from celery_dlq.store.records import ordered, position_at
+from celery_dlq.store.records import RawPage, ordered, position_at
+
+if TYPE_CHECKING:
+    from celery_dlq.store.claims import Claims
 
 _ENTRIES_PER_PAGE = 500
 _CHOSEN_PER_PAGE = 125  # of those that are all worked on: they stay in the processor's cache
@@ -43,6 +46,69 @@ _REASONS = frozenset(reason.value.encode() for reason in Reason)
 
 Progress = Callable[[int], object]
 """Called with a number of letters, or of entries read."""
+
+
+class Source(Protocol):
+    """Where letters are read: Redis, or the files of an export."""
+
+    @property
+    def claims(self) -> Claims:
+        """Their claims, which Redis keeps."""
+
+    @property
+    def overviews(self) -> Any:
+        """Their groups."""
+
+    def narrowed(self, _where: LetterFilter, /) -> Source:
+        """What reads at least the letters that match a filter."""
+
+    def names(self) -> list[str]:
+        """The names of the dead-letter queues."""
+
+    def length(self, dead_letter_queue: str, /) -> int:
+        """The number of entries of a queue."""
+
+    def last_position(self, dead_letter_queue: str, /) -> str | None:
+        """The position of the newest entry."""
+
+    def fields(
+        self,
+        dead_letter_queue: str,
+        *,
+        after: str | None = None,
+        until: str | None = None,
+        page_size: int = 0,
+        newest_first: bool = False,
+    ) -> Iterator[RawPage]:
+        """Bounded pages of entries."""
+
+    def named(
+        self, dead_letter_queue: str, letter_ids: Iterable[str]
+    ) -> Iterator[tuple[str, Mapping[bytes, bytes]]]:
+        """Those of the given entries that are there."""
+
+    def entry(
+        self, dead_letter_queue: str, letter_id: str
+    ) -> tuple[str, Mapping[bytes, bytes]] | None:
+        """One entry."""
+
+    def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
+        """The first of the given queues that has a letter."""
+
+    def ids(
+        self, dead_letter_queues: Sequence[str], prefix: str, *, most: int
+    ) -> list[tuple[str, str]]:
+        """The letters whose ids begin with a text."""
+
+    def remove(
+        self,
+        dead_letter_queue: str,
+        letter_ids: Iterable[str],
+        *,
+        owner: str | None = None,
+        operation: str = "",
+    ) -> int:
+        """Remove claimed letters."""
 
 
 class RawEntry:
@@ -77,7 +143,7 @@ class RawEntry:
 
 
 def select(
-    store: Letters,
+    store: Source,
     queue: str,
     where: LetterFilter,
     *,
@@ -92,6 +158,7 @@ def select(
     Entries that are no letters match only an empty filter, or a filter with their position as
     an id. ``unread`` is called for a letter whose arguments decide and cannot be read.
     """
+    store = store.narrowed(where)
     if where.ids is not None:
         yield from _named(store, queue, where, unread)
         return
@@ -166,18 +233,15 @@ def later(one: str | None, other: str) -> str:
 
 
 def _named(
-    store: Letters, queue: str, where: LetterFilter, unread: Progress | None
+    store: Source, queue: str, where: LetterFilter, unread: Progress | None
 ) -> Iterator[RawEntry]:
-    others = replace(where, ids=None)
-    for letter_id in sorted(where.ids or ()):
-        entry = store.entry(queue, letter_id)
-        if entry is None:
-            continue
+    others, wanted = replace(where, ids=None), where.ids or frozenset()
+    for entry in store.named(queue, sorted(wanted)):
         found = RawEntry(*entry)
         judged = others.judged(found.fields)
-        if found.key == letter_id and judged:
+        if found.key in wanted and judged:
             yield found
-        elif found.key == letter_id and judged is None and found.is_letter and unread is not None:
+        elif found.key in wanted and judged is None and found.is_letter and unread is not None:
             unread(1)
 
 

@@ -20,7 +20,7 @@ from celery_dlq.operations.edit import Edit, edited
 from celery_dlq.operations.job import counts_of
 from celery_dlq.operations.redrive.checks import Holds, deliveries_of, targets_of, used_up
 from celery_dlq.operations.redrive.message import Outgoing, Prepared, RedriveOptions, outgoing
-from celery_dlq.operations.redrive.select import Progress, RawEntry, redriven
+from celery_dlq.operations.redrive.select import Progress, RawEntry, Source, redriven
 from celery_dlq.policies.table import of_whole_queues
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import ClaimState, MessageKey, Seed
@@ -140,10 +140,11 @@ class RedriveReport:
 class Work:
     """The letters of one redrive and their messages; a release has others."""
 
-    def __init__(self, jobs: Jobs, run: JobRun, store: Letters) -> None:
+    def __init__(self, jobs: Jobs, run: JobRun, store: Source) -> None:
         self.run = run
         self.app = jobs.app
         self.store = store
+        self.deaths: Letters = jobs.backend.letters  # where letters come that die again
         self.options: RedriveOptions = run.options
         self.report = RedriveReport(redrive_id=run.job.id, **self._earlier())
         self.watched: list[Outgoing] | None = None  # what was published for the canary
@@ -254,7 +255,7 @@ class LettersWork(Work):
     """The letters of a redrive or an edit."""
 
     def __init__(self, jobs: Jobs, run: JobRun) -> None:
-        super().__init__(jobs, run, jobs.backend.letters)
+        super().__init__(jobs, run, jobs.source(run))
         self._edited = None if run.change is None else edited_by(jobs, run.change)
         if self._targets is not None:
             self._targets.refuse_target()
@@ -264,6 +265,8 @@ class LettersWork(Work):
     def message(self, found: RawEntry, now: datetime) -> Outgoing:
         """The original message, perhaps edited."""
         fields = found.fields
+        if self.options.files and b"body" not in fields:
+            raise RedriveError(f"the file of letter {found.key} lacks its body")
         self.report.chords += is_in_chord(
             fields.get(b"content_type", b""), fields.get(b"body", b"")
         )

@@ -13,7 +13,7 @@ local MAX_OVERDUE = 200  -- so the bin empties faster than it fills
 local OPERATION_EXPIRE_MILLIS = 2592000000  -- 30 days
 local MAX_PARTS = 4000  -- of an entry that can move to the bin: Lua's unpack has a limit
 -- include: removal
-local owner, keep = ARGV[1], tonumber(ARGV[2])
+local owner, keep, filed = ARGV[1], tonumber(ARGV[2]), 0
 if keep > 0 then
   redis.call('PEXPIRE', KEYS[9], keep)  -- OOM-safe order, see README
   local overdue = string.format('%.0f', redis.call('TIME')[1] * 1000 - keep)
@@ -42,12 +42,13 @@ for i = 5, #ARGV do
       note(entry, name, tallied and letter.reason, tallied and letter.fingerprint)
     elseif not found then
       ids[#ids + 1] = id
+      if claim and owner ~= '' then filed = filed + (string.match(claim, '^published|') and 1 or 0) end
     end
     if ARGV[3] == '1' then redis.call('ZREM', KEYS[11], id) end
     claims[#claims + 1] = id
   end
 end
-local removed = remove_noted()
+local removed = remove_noted() + filed  -- published letters that were in a file only
 if ARGV[4] == '' then return removed end
 if removed > 0 then
   redis.call('HINCRBY', KEYS[12], 'removed', removed)

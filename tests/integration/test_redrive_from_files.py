@@ -1,0 +1,322 @@
+"""A redrive of letters that are in the files of an export, and perhaps in Redis, too."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from builders import DLQ, NOW, a_letter, a_request, an_app, key_of
+from servers import RedisServer
+from waiting import poll
+
+from celery_dlq import DeadLetter, DeadLetters
+from celery_dlq.errors import DLQError, ExportError, NotFound
+from celery_dlq.export.destination import Destination
+from celery_dlq.export.exported import ExportedLetters
+from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.operations.edit import Edit
+from celery_dlq.store.claims import Claims
+from celery_dlq.store.letters import Letters
+
+Make = Callable[..., DeadLetters]
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """Broker and store."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: RedisServer) -> redis.Redis:
+    """A client of the broker's database."""
+    return server.client()
+
+
+@pytest.fixture
+def make(server: RedisServer) -> Iterator[Make]:
+    """Makes the plugin for an app whose broker and letters are on this server."""
+    with ExitStack() as stack:
+
+        def make(**settings: Any) -> DeadLetters:
+            values = {"broker_url": server.url, "dlq_url": server.url, **settings}
+            dlq = DeadLetters(an_app(**values))
+            stack.callback(dlq.close)
+            return dlq
+
+        yield make
+
+
+@pytest.fixture(params=["one step", "claims"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Letters in the broker's database, or as if they were elsewhere."""
+    if request.param == "claims":
+        monkeypatch.setattr(Claims, "marker", lambda _: None)
+    return str(request.param)
+
+
+def put(store: Letters, count: int = 1, **changes: Any) -> list[DeadLetter]:
+    """Store letters of tasks."""
+    letters = []
+    for _ in range(count):
+        letter = a_letter(properties='{"priority": 0}', **changes)
+        headers = a_request(id=letter.task_id, root_id=letter.task_id)
+        letter = replace(letter, headers=json.dumps(headers))
+        store.dead_letter(letter, key_of(letter))
+        letters.append(letter)
+    return letters
+
+
+def sent(client: redis.Redis, queue: str = "orders") -> Counter[str]:
+    """The letters whose messages are in a queue of the broker, and how often."""
+    messages = map(json.loads, client.lrange(queue, 0, -1))
+    return Counter(message["headers"]["dlq_letter"] for message in messages)
+
+
+def archived(dlq: DeadLetters, folder: Path, count: int = 3, **changes: Any) -> list[DeadLetter]:
+    """Letters that are in a folder only."""
+    letters = put(dlq.store, count, **changes)
+    dlq.export(folder, then_trim=True)
+    assert not dlq.store.length(DLQ)
+    return letters
+
+
+def test_letters_of_files_go_once_however_often_they_are_redriven(
+    make: Make, client: redis.Redis, tmp_path: Path, way: str
+) -> None:
+    """Their receipts stay; the second redrive says that they are gone."""
+    dlq = make()
+    letters = archived(dlq, tmp_path)
+    report = dlq.redrive(DLQ, files=str(tmp_path), force=True)
+    assert (report.published, report.gone, report.state) == (3, 0, "done")
+    assert sent(client) == Counter(letter.id for letter in letters)
+    again = dlq.redrive(DLQ, files=str(tmp_path), force=True)
+    assert (again.published, again.gone, again.skipped) == (0, 3, 3)
+    assert sent(client) == Counter(letter.id for letter in letters)
+
+
+def test_a_letter_of_a_file_becomes_the_message_that_it_was(
+    make: Make, client: redis.Redis, tmp_path: Path, way: str
+) -> None:
+    """Body, headers and properties are those of a redrive from Redis, byte for byte."""
+    dlq = make()
+    body = json.dumps([["\u20ac", 1], {"a": None}, {}]).encode("utf-8")
+    (letter,) = put(dlq.store, body=body)
+    dlq.redrive(DLQ, ids={letter.id}, force=True)
+    expected = json.loads(client.lpop("orders") or b"")
+    dlq.store.dead_letter(letter, key_of(letter))
+    dlq.export(tmp_path, then_trim=True)
+    dlq.redrive(DLQ, files=str(tmp_path), force=True)
+    got = json.loads(client.lpop("orders") or b"")
+    for message in (expected, got):  # what names the redrive, and this publication
+        for name in ("dlq_redrive", "dlq_redriven_at"):
+            message["headers"].pop(name)
+        message["properties"].pop("delivery_tag")
+    assert got == expected
+
+
+def test_a_letter_in_redis_and_in_files_goes_once(
+    make: Make, client: redis.Redis, tmp_path: Path, way: str
+) -> None:
+    """Whichever is redriven first; it leaves Redis."""
+    dlq = make()
+    first, second = put(dlq.store, 2)
+    dlq.export(tmp_path)
+    from_files = dlq.redrive(DLQ, files=str(tmp_path), ids={first.id}, force=True)
+    assert from_files.published == 1
+    assert [letter.id for letter in dlq.letters(DLQ)] == [second.id]
+    assert dlq.redrive(DLQ, force=True).published == 1
+    again = dlq.redrive(DLQ, files=str(tmp_path), force=True)
+    assert (again.published, again.gone) == (0, 2)
+    assert sent(client) == Counter([first.id, second.id])
+
+
+def test_the_same_file_in_two_folders_and_two_operators_at_once(
+    make: Make, client: redis.Redis, tmp_path: Path, way: str
+) -> None:
+    """Both redrive everything; each letter goes once."""
+    dlq = make()
+    letters = archived(dlq, tmp_path / "a", 300)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    reports = []
+
+    def operate(folder: str) -> None:
+        own = make()
+        reports.append(own.redrive(DLQ, files=str(tmp_path / folder), force=True))
+
+    operators = [threading.Thread(target=operate, args=(name,)) for name in "ab"]
+    for operator in operators:
+        operator.start()
+    for operator in operators:
+        operator.join()
+    later = dlq.redrive(DLQ, files=str(tmp_path / "b"), force=True)  # what was skipped as claimed
+    assert sum(report.published for report in (*reports, later)) == len(letters)
+    assert sent(client) == Counter(letter.id for letter in letters)
+
+
+_OPERATOR = """
+import sys
+from builders import an_app
+from celery_dlq import DeadLetters
+from celery_dlq.store.claims import Claims
+if sys.argv[3] == "claims":
+    Claims.marker = lambda self: None
+dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[1]))
+dlq.redrive("orders-DLQ", files=sys.argv[2], force=True, rate=400)
+"""
+
+
+def test_a_killed_redrive_is_resumed_and_no_letter_goes_twice(
+    make: Make, server: RedisServer, client: redis.Redis, tmp_path: Path, way: str
+) -> None:
+    """By another process, which opens the files again; with claims a copy is counted."""
+    dlq = make()
+    letters = archived(dlq, tmp_path, 400)
+    command = [sys.executable, "-c", _OPERATOR, server.url, str(tmp_path), way]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    operator = subprocess.Popen(command, env=env)
+    try:
+        poll(lambda: client.llen("orders") > 60, timeout_seconds=30)
+    finally:
+        operator.send_signal(signal.SIGKILL)
+        operator.wait()
+    job = poll(
+        lambda: next((j for j in dlq.jobs() if j.state == "interrupted"), None), timeout_seconds=30
+    )
+    report = dlq.resume(job.id)
+    assert report.state == "done"
+    found = sent(client)
+    assert set(found) == {letter.id for letter in letters}
+    copies = sum(found.values()) - len(letters)
+    assert copies <= report.maybe_twice if way == "claims" else not copies
+    assert report.published + report.finished >= len(letters) - (report.gone if copies else 0)
+
+
+def test_what_is_exported_while_a_job_runs_is_none_of_its_letters(
+    make: Make, client: redis.Redis, tmp_path: Path
+) -> None:
+    """A redriven message that dies again is exported to the same folder: no endless redrive."""
+    dlq = make()
+    (first,) = archived(dlq, tmp_path, 1)
+    run, seen = dlq.assembly.operations().prepare(
+        "redrive", DLQ, None, {"files": str(tmp_path), "force": True}
+    )
+    assert seen.letters == 1
+    archived(dlq, tmp_path, 2)
+    report = dlq.assembly.jobs().run(run)
+    assert report.published == 1
+    assert sent(client) == Counter([first.id])
+
+
+def test_filters_days_and_statistics_choose_what_is_opened(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One day of three is one file."""
+    dlq = make()
+    for days in range(3):
+        put(dlq.store, 2, dead_lettered_at=NOW - timedelta(days=days), task_name=f"shop.t{days}")
+    dlq.export(tmp_path, then_trim=True)
+    opened: list[str] = []
+    source = Destination.source
+    monkeypatch.setattr(
+        Destination, "source", lambda self, name: opened.append(name) or source(self, name)
+    )
+    letters = ExportedLetters(Destination(tmp_path), dlq.store)
+    since = NOW - timedelta(days=1, hours=NOW.hour, minutes=NOW.minute, seconds=NOW.second)
+    where = LetterFilter(since=since, until=since + timedelta(hours=23, minutes=59))
+    assert sum(map(len, letters.narrowed(where).fields(DLQ))) == 2
+    assert len(opened) == 1
+    files = dlq.files(tmp_path)
+    assert {one.task_name for one in files.letters(DLQ, task_name="shop.t2")} == {"shop.t2"}
+    assert not [*files.letters(DLQ, task_name="shop.t9")]
+
+
+def test_letters_of_files_are_the_records_of_redis(make: Make, tmp_path: Path) -> None:
+    """As letters, one by its id or the beginning of it, and by cause."""
+    dlq = make()
+    put(dlq.store, 3, task_name="shop.charge")
+    put(dlq.store, 2, task_name="shop.mail", fingerprint="f" * 16)
+    expected = [*dlq.letters(DLQ)]
+    groups = {one.fingerprint: (one.letters, one.task_name) for one in dlq.groups(DLQ)}
+    dlq.export(tmp_path, then_trim=True)
+    files = dlq.files(tmp_path)
+    assert files.names == [DLQ]
+    assert sorted(files.letters(DLQ), key=lambda one: one.id) == sorted(
+        expected, key=lambda one: one.id
+    )
+    some = expected[0]
+    assert files.get(some.id) == some
+    assert files.entry(some.id[:12])[1].key == some.id
+    found = {one.fingerprint: (one.letters, one.task_name) for one in files.groups(DLQ)}
+    assert found == groups
+    assert files.group(DLQ, "f" * 16).letters == 2
+    newest = [*files.letters(DLQ, newest_first=True)]
+    assert sorted(one.id for one in newest) == sorted(one.id for one in expected)
+    with pytest.raises(NotFound):
+        files.get("0" * 36)
+    with pytest.raises(NotFound):
+        next(files.letters("other-DLQ"))
+
+
+def test_an_edit_a_limit_and_a_canary_work_on_files(
+    make: Make, client: redis.Redis, tmp_path: Path
+) -> None:
+    """As they do on letters in Redis."""
+    dlq = make()
+    letters = archived(dlq, tmp_path, 4)
+    report = dlq.edit(
+        letters[0].id, Edit(assign={"kwargs.fixed": True}), files=str(tmp_path), force=True
+    )
+    assert report.published == 1
+    assert dlq.redrive(DLQ, files=str(tmp_path), limit=2, force=True).touched == 2
+    tried = dlq.redrive(DLQ, files=str(tmp_path), force=True, canary=1, canary_wait=0.5)
+    assert (tried.state, tried.published) == ("stopped", 1)  # nobody runs it
+    assert dlq.resume(tried.redrive_id).state in ("done", "stopped")
+
+
+def test_a_redacted_folder_is_refused_in_one_line(
+    make: Make, client: redis.Redis, tmp_path: Path
+) -> None:
+    """Its bodies are not those of the messages."""
+    dlq = make()
+    put(dlq.store)
+    dlq.export(tmp_path, redact=["kwargs.token"], redact_key=b"k" * 32)
+    with pytest.raises(ExportError, match=r"whose export hid kwargs.token; redrive from Redis"):
+        dlq.redrive(DLQ, files=str(tmp_path), force=True)
+    assert not client.llen("orders")
+
+
+def test_a_file_that_is_half_there_is_named_before_anything_is_sent(
+    make: Make, client: redis.Redis, tmp_path: Path
+) -> None:
+    """The files are looked at first."""
+    dlq = make()
+    archived(dlq, tmp_path)
+    (file,) = tmp_path.glob("dlq=*/day=*/*.parquet")
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ExportError, match=r"letters-.*to be a whole file of an export"):
+        dlq.redrive(DLQ, files=str(tmp_path), force=True)
+    assert not client.llen("orders")
+
+
+def test_files_of_this_machine_are_refused_for_a_job_that_waits(make: Make, tmp_path: Path) -> None:
+    """A worker may run on another machine."""
+    dlq = make()
+    archived(dlq, tmp_path)
+    with pytest.raises(DLQError, match="that every worker reaches"):
+        dlq.plan("redrive", DLQ, files=str(tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -27,7 +28,11 @@ def dead_letters_of(ctx: click.Context) -> DeadLetters:
 
 def reader_of(dead_letters: DeadLetters, files: str) -> DeadLetters | ExportedFiles:
     """What reads letters: in Redis, or with ``--from`` in the files of an export."""
-    return dead_letters.files(files) if files else dead_letters
+    if not files:
+        return dead_letters
+    # Arrow's own allocator keeps what it frees: 40 MB in a process that reads files once.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    return dead_letters.files(files)
 
 
 def load_tasks(app: Any) -> None:

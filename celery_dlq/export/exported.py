@@ -44,7 +44,7 @@ _PLACE = re.compile(r"dlq=[^/]+/day=([^/]+)/([^/]+\.parquet)")
 _MILLIS_A_DAY = 86_400_000
 _EPOCH = date(1970, 1, 1)
 _MOST_ROWS = 10**9  # of a file
-_BUFFER_BYTES = 256 * 1024  # of a column that is being read
+_BUFFER_BYTES = 64 * 1024  # of a column that is being read
 _EXACT = ("reason", "task_name", "worker_hostname", "release", "root_id", "group_id")
 _SUMMED = (
     *("id", "fingerprint", "reason", "task_name", "exception_type", "dead_lettered_at"),
@@ -293,18 +293,19 @@ class ExportedLetters:
             chosen = self._chosen(parquet, group)
             if chosen is not None and not pc.any(chosen).as_py():
                 continue
-            parts = (
-                _sorted(parquet.read_row_group(group, names, use_threads=False), size)
-                if newest_first
-                else _numbered(parquet.iter_batches(size, [group], names, use_threads=False))
-            )
-            for numbers, batch in parts:
+            if newest_first:
+                rows = parquet.read_row_group(group, names, use_threads=False)
+                yield from _sorted(rows, chosen, firsts[group], size)
+                continue
+            first = firsts[group]
+            for batch in parquet.iter_batches(size, [group], names, use_threads=False):
+                numbers: Sequence[int] = range(first, first + len(batch))
                 if chosen is not None:
-                    mask = chosen.take(numbers)
-                    numbers, batch = numbers.filter(mask), batch.filter(mask)  # noqa: PLW2901 - the rest
-                if len(numbers):
-                    rows = pc.add(numbers, firsts[group]).to_pylist()
-                    yield rows, batch
+                    mask = chosen.slice(first - firsts[group], len(batch))
+                    numbers = [first + n for n in pc.indices_nonzero(mask).to_pylist()]
+                first += len(batch)
+                if numbers:
+                    yield numbers, batch if chosen is None else batch.filter(mask)
 
     def _chosen(self, parquet: Any, group: int) -> Any | None:
         """Which rows match the parts of the filter that Arrow can judge; ``None`` for all."""
@@ -424,23 +425,15 @@ def entries_of(batch: Any) -> list[dict[bytes, bytes]]:
 
 def may_match(group: Any, where: LetterFilter) -> bool:
     """False if the statistics of a row group say that none of its rows matches."""
-    wanted = dict(_exact(where))
-    for number in range(group.num_columns):
+    wanted = {name: (text, text) for name, text in _exact(where)}
+    if where.fingerprint is not None:
+        wanted["fingerprint"] = where.fingerprint, f"{where.fingerprint}g"  # beyond hexadecimal
+    for number in range(group.num_columns if wanted else 0):
         column = group.column(number)
-        name, found = column.path_in_schema, column.statistics
-        if found is None or not found.has_min_max:
-            continue
-        least, most = found.min, found.max
-        if name in wanted and not least <= wanted[name] <= most:
-            return False
-        if name == "fingerprint" and where.fingerprint is not None:
-            digits = len(where.fingerprint)
-            if not least[:digits] <= where.fingerprint <= most[:digits]:
-                return False
-        if name == "dead_lettered_at" and isinstance(least, datetime):
-            if where.since is not None and most < where.since:
-                return False
-            if where.until is not None and least >= where.until:
+        found = column.statistics if column.path_in_schema in wanted else None
+        if found is not None and found.has_min_max:
+            first, last = wanted[column.path_in_schema]
+            if last < found.min or first > found.max:
                 return False
     return True
 
@@ -459,19 +452,15 @@ def _stored(column: Any, kind: Kind) -> Any:
     return pc.cast(pc.cast(column, pa.string()), pa.binary())
 
 
-def _numbered(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    first = 0
-    for batch in batches:
-        yield pa.array(range(first, first + len(batch)), pa.int64()), batch
-        first += len(batch)
-
-
-def _sorted(table: Any, size: int) -> Iterator[tuple[Any, Any]]:
-    """The rows of a group from the newest death on."""
-    order = pc.sort_indices(table, [("dead_lettered_at", "descending")])
-    for first in range(0, len(order), size):
-        some = order.slice(first, size)
-        yield pc.cast(some, pa.int64()), table.take(some).combine_chunks().to_batches()[0]
+def _sorted(rows: Any, chosen: Any, first: int, size: int) -> Iterator[tuple[list[int], Any]]:
+    """The chosen rows of a group, from the newest death on."""
+    order = pc.sort_indices(rows, [("dead_lettered_at", "descending")])
+    if chosen is not None:
+        order = order.filter(chosen.take(order))
+    for start in range(0, len(order), size):
+        some = order.slice(start, size)
+        numbers = [first + number for number in some.to_pylist()]
+        yield numbers, rows.take(some).combine_chunks().to_batches()[0]
 
 
 def _day_end(value: str) -> int:

@@ -121,7 +121,13 @@ class ExportedLetters:
         """The names of the dead-letter queues, as their letters have them; sorted."""
         with self._readable():
             folders = self.destination.folders("dlq=")
-            return sorted(filter(None, map(self._name_of, folders)))
+        found = sorted(filter(None, map(self._name_of, folders)))
+        if not found:
+            raise ExportError(
+                f"expected {self.destination.name} to be a folder of an export, found no letters "
+                f"there"
+            )
+        return found
 
     def length(self, dead_letter_queue: str) -> int:
         """The number of rows of a queue; also proves that each file is whole."""

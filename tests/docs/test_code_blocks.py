@@ -18,6 +18,7 @@ from exempt import EXEMPT, why_exempt
 from fenced import PAGES, ROOT, Block, blocks, page_name
 from java import QUICK_JAVA
 from page_runner import PageRunner, lend_shop, own_shop
+from s3 import s3_server, url_of
 from servers import require
 from tiers import DEFAULT_TIER, in_default_tier
 
@@ -34,6 +35,7 @@ OF_EXTRA_LAKE = {"deltalake", "pyiceberg"}
 """Packages that only CI has: elsewhere the blocks that import them are left out."""
 WITH_RABBITMQ = {"docs/how-to/rabbitmq.md"}
 WITH_SQS = {"docs/how-to/sqs.md"}
+WITH_S3 = {"docs/how-to/after-a-month.md"}
 
 CODE: dict[str, list[Block]] = {}
 for _page in PAGES:
@@ -54,7 +56,16 @@ def places(request: pytest.FixtureRequest, redis_url: str) -> dict[str, str]:
         sqs = request.getfixturevalue("sqs_server")
         sqs.queue("orders-dead")
         found["sqs://"] = sqs.url
+    if request.node.callspec.params["page"] in WITH_S3:
+        found["s3://shop-lake/letters"] = url_of(request.getfixturevalue("s3"), "shop-lake/letters")
     return found
+
+
+@pytest.fixture
+def s3() -> Iterator[str]:
+    """Give the address of an S3 server."""
+    with s3_server() as address:
+        yield address
 
 
 @pytest.fixture

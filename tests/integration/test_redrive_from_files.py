@@ -15,24 +15,29 @@ from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 from builders import DLQ, NOW, a_letter, a_request, an_app, key_of
+from click.testing import CliRunner
 from servers import RedisServer
 from waiting import poll
 
 from celery_dlq import DeadLetter, DeadLetters
+from celery_dlq.cli.commands import dlq as commands
 from celery_dlq.errors import DLQError, ExportError, NotFound
 from celery_dlq.export.destination import Destination
 from celery_dlq.export.exported import ExportedLetters
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.operations.edit import Edit
 from celery_dlq.store.claims import Claims
+from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import Letters
 
 Make = Callable[..., DeadLetters]
+dlq_keys = Keys()
 
 
 @pytest.fixture
@@ -207,6 +212,81 @@ def test_a_killed_redrive_is_resumed_and_no_letter_goes_twice(
     assert report.published + report.finished >= len(letters) - (report.gone if copies else 0)
 
 
+_DIES = """
+import os, signal, sys
+from builders import an_app
+from celery_dlq import DeadLetters
+from celery_dlq.operations.redrive.publisher import Publisher
+from celery_dlq.store.claims import Claims
+from celery_dlq.store.letters import Letters
+
+url, folder, way, owner, name, when = sys.argv[1:]
+if way == "claims":
+    Claims.marker = lambda self: None
+place = {"Claims": Claims, "Letters": Letters, "Publisher": Publisher}[owner]
+inner, calls = getattr(place, name), []
+
+def dying(self, *args, **kwargs):
+    calls.append(1)
+    if len(calls) == 2 and when == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    result = inner(self, *args, **kwargs)
+    if len(calls) == 2 and when == "after":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+
+setattr(place, name, dying)
+DeadLetters(an_app(broker_url=url, dlq_url=url)).redrive("orders-DLQ", files=folder, force=True)
+"""
+_A_BATCH = 500
+
+
+@pytest.mark.parametrize(
+    ("way", "owner", "name", "when", "twice"),
+    [
+        ("one step", "Claims", "redrive", "before", 0),
+        ("one step", "Claims", "redrive", "after", 0),
+        ("claims", "Claims", "claim", "before", 0),
+        ("claims", "Claims", "claim", "after", 0),
+        ("claims", "Publisher", "publish", "after", _A_BATCH),
+        ("claims", "Claims", "mark_published", "after", 0),
+        # Removed in the background: the next letters may be on their way at that moment.
+        ("claims", "Letters", "remove", "before", None),
+        ("claims", "Letters", "remove", "after", None),
+    ],
+    indirect=["way"],
+)
+def test_killed_at_a_step_it_is_finished_by_resuming_its_job(
+    make: Make,
+    server: RedisServer,
+    client: redis.Redis,
+    tmp_path: Path,
+    way: str,
+    owner: str,
+    name: str,
+    when: str,
+    twice: int | None,
+) -> None:
+    """No letter is lost; only what was published and not noted goes twice, and is counted."""
+    dlq = make()
+    letters = archived(dlq, tmp_path, 1100)
+    command = [sys.executable, "-c", _DIES, server.url, str(tmp_path), way, owner, name, when]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    (job,) = dlq.jobs()
+    report = dlq.resume(job.id)
+    assert report.state == "done"
+    found = sent(client)
+    assert set(found) == {letter.id for letter in letters}
+    copies = sum(found.values()) - len(letters)
+    assert copies in (range(_A_BATCH + 1) if twice is None else [twice])
+    assert report.maybe_twice >= copies
+    assert client.hlen(dlq_keys.claims(DLQ)) == 0
+    if way == "one step":
+        assert dlq.job(job.id).counts["published"] == len(letters)
+
+
 def test_what_is_exported_while_a_job_runs_is_none_of_its_letters(
     make: Make, client: redis.Redis, tmp_path: Path
 ) -> None:
@@ -271,6 +351,8 @@ def test_letters_of_files_are_the_records_of_redis(make: Make, tmp_path: Path) -
         files.get("0" * 36)
     with pytest.raises(NotFound):
         next(files.letters("other-DLQ"))
+    with pytest.raises(ExportError, match="to be a folder of an export, found no letters"):
+        next(dlq.files(tmp_path / "none").letters(DLQ))
 
 
 def test_an_edit_a_limit_and_a_canary_work_on_files(
@@ -320,3 +402,38 @@ def test_files_of_this_machine_are_refused_for_a_job_that_waits(make: Make, tmp_
     archived(dlq, tmp_path)
     with pytest.raises(DLQError, match="that every worker reaches"):
         dlq.plan("redrive", DLQ, files=str(tmp_path))
+
+
+def command(dlq: DeadLetters, *arguments: object) -> Any:
+    """``celery -A shop dlq …`` with these arguments."""
+    context = SimpleNamespace(app=dlq.app, no_color=True)
+    return CliRunner().invoke(commands, [*map(str, arguments)], obj=context)
+
+
+def test_commands_read_and_redrive_files(make: Make, client: redis.Redis, tmp_path: Path) -> None:
+    """``--from`` of list, show, groups and redrive; what does not go together says so."""
+    dlq = make()
+    (letter,) = archived(dlq, tmp_path, 1, task_name="shop.charge")
+    shown = command(dlq, "list", DLQ, "--from", tmp_path, "--json")
+    assert json.loads(shown.output)["id"] == letter.id
+    one = command(dlq, "show", letter.id[:8], "--from", tmp_path, "--json")
+    assert json.loads(one.output)["task_id"] == letter.task_id
+    groups = command(dlq, "groups", DLQ, "--from", tmp_path, "--json")
+    assert json.loads(groups.output)["letters"] == 1
+    for wrong in (
+        ("groups", DLQ, "--state", "open", "--from", tmp_path),
+        ("list", DLQ, "--discarded", "--from", tmp_path),
+    ):
+        assert command(dlq, *wrong).exit_code == 2
+    waits = command(dlq, "redrive", DLQ, "--all", "--from", tmp_path, "--background", "--yes")
+    assert waits.exit_code == 1
+    assert "that every worker reaches" in waits.output
+    none = command(dlq, "list", DLQ, "--from", tmp_path / "none")
+    assert none.exit_code == 1
+    seen = command(dlq, "redrive", DLQ, "--all", "--from", tmp_path, "--dry-run", "--json")
+    assert json.loads(seen.output)["letters"] == 1
+    done = command(
+        dlq, "redrive", DLQ, letter.id[:8], "--from", tmp_path, "--force", "--yes", "--json"
+    )
+    assert json.loads(done.output)["published"] == 1
+    assert sent(client) == Counter([letter.id])

@@ -15,11 +15,11 @@ TESTS = Path(__file__).parents[1]
 
 DEFINED = (
     "    extra: Mapping[str, bytes] =",
-    '    broker_redelivered: bool | None = _boolean("True if the broker gave it before.")\n',
+    '    came_before: bool | None = _boolean("True if the broker gave it before.")\n',
 )
 READ = (
     "            eta=parsed_time(",
-    '            broker_redelivered=delivery.get("redelivered"),\n',
+    '            came_before=delivery.get("redelivered"),\n',
 )
 
 MAIN = """
@@ -36,12 +36,12 @@ from celery_dlq.letters.record import DeadLetter
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.writing.capture import Message
 
-NAME = "broker_redelivered"
+NAME = "came_before"
 message = a_message()
 message.delivery_info = {**(message.delivery_info or {}), "redelivered": True}
-assert Message.of(message, a_request()).letter.broker_redelivered is True
+assert Message.of(message, a_request()).letter.came_before is True
 
-known = {value: a_letter(broker_redelivered=value) for value in (True, False, None)}
+known = {value: a_letter(came_before=value) for value in (True, False, None)}
 for value, letter in known.items():
     fields = letter.to_fields()
     entry = packed(fields)
@@ -51,7 +51,7 @@ for value, letter in known.items():
     assert letter.to_json()[NAME] is value
     console = Console(file=StringIO(), width=80, highlight=False)
     letters.letter(console, letter)
-    said = [line for line in console.file.getvalue().splitlines() if "broker redelivered" in line]
+    said = [line for line in console.file.getvalue().splitlines() if "came before" in line]
     assert [line.split()[-1] for line in said] == {True: ["yes"], False: ["no"], None: []}[value]
 
 stored = [letter.to_fields() for letter in known.values()]

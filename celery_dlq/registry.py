@@ -40,6 +40,7 @@ class PolicyKey:
     check: Any
     doc: str  # What it means, and after "Unset:" what counts without it
     why_not: str = ""  # Why operators cannot change it while workers run; empty if they can
+    example: Any = None  # Of a feature's key a value, as users write it
     # It redrives letters by itself, so it is about a whole dead-letter queue. Place of
     # `(value, due) -> takes | None`: which letters, or which of a job that it made with ``due``
     redrives: str = ""

@@ -103,7 +103,6 @@ FULL_TIER = (
 """What is not in the default tier though its folder is."""
 
 _WITH_ANY_BROKER = (
-    "tests/integration/test_auto_redrive.py",
     "tests/integration/test_background_jobs.py",
     "tests/integration/test_redrive_checks.py",
 )

@@ -174,3 +174,15 @@ def grown_old(redis_url: str) -> Iterator[Callable[[], None]]:
             return not newest or time.time() - newest[0][1] > 1.1
 
         yield lambda: poll(old_enough) and None
+
+
+@pytest.fixture
+def here(place: Place, poison: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """Each broker but SQS; the app of this process uses it, too."""
+    if place.name in ("sqs", "quorum"):
+        pytest.skip("as RabbitMQ's classic queues")
+    if "POISON_BROKER" in place.env:
+        monkeypatch.setitem(poison.app.conf, "broker_url", place.env["POISON_BROKER"])
+        monkeypatch.setitem(poison.app.conf, "broker_read_url", place.env["POISON_BROKER"])
+        monkeypatch.setitem(poison.app.conf, "broker_write_url", place.env["POISON_BROKER"])
+    return place

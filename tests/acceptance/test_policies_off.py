@@ -90,21 +90,16 @@ def test_a_circuit_breaker_that_is_open_closes(
     assert ran("late 8") == 1
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("dead_letter_ttl", 1), ("auto_redrive", {"after": 1, "times": 3})],
-)
 def test_what_takes_letters_out(
     dlq: Dlq,
     poison: ModuleType,
     start_worker: Start,
-    key: str,
-    value: Any,
 ) -> None:
     """They stay while those of another queue go."""
-    conf: dict[str, Any] = {"dlq_queues": {"orders": {key: value}, "slow": {key: value}}}
+    ttl = {"dead_letter_ttl": 1}
+    conf: dict[str, Any] = {"dlq_queues": {"orders": ttl, "slow": ttl}}
     worker = start_worker(conf)
-    end(dlq, worker, conf, key)
+    end(dlq, worker, conf, *ttl)
     for queue in ("orders", "slow"):
         put(poison, queue)
     poll(lambda: length(poison, "slow") == 0, timeout_seconds=30)

@@ -8,7 +8,6 @@ from datetime import datetime, timedelta, timezone
 from types import ModuleType
 from typing import Any
 
-import intervals
 import pytest
 import redis
 from builders import a_letter, a_request, key_of
@@ -118,8 +117,8 @@ def test_an_expired_message_runs_however_it_is_redriven(
 
 
 @pytest.mark.parametrize("place", ["redis", "quorum"], indirect=True)
-def test_an_expired_message_runs_when_a_policy_redrives_it(
-    monkeypatch: pytest.MonkeyPatch,
+def test_an_expired_message_runs_when_a_worker_redrives_it(
+    poison: ModuleType,
     start_worker: Start,
     ran: Ran,
     letters: Letters,
@@ -127,10 +126,10 @@ def test_an_expired_message_runs_when_a_policy_redrives_it(
     place: Place,
 ) -> None:
     """Nobody sees a report there that says *published*."""
-    intervals.change(monkeypatch, grace=timedelta(0))
-    policy = {"max_deliveries": 3, "auto_redrive": {"after": 0.5, "times": 1}}
-    start_worker({"dlq_queues": {"orders": policy}}, env=place.env, pool="threads")
+    start_worker(env=place.env, pool="threads")
     expire(redis_url, place, "a", "b")
+    letters(count=2)
+    poison.dlq.start(poison.dlq.plan("redrive", DLQ).id)
     poll(lambda: ran("x") == 2, timeout_seconds=60)
     assert letters(count=0) == []
 

@@ -391,7 +391,7 @@ def test_leases_that_are_no_folders_of_letters_are_passed_over(
     """Of other rights, of samples of successes, or damaged."""
     many(store, 2)
     exported_to(store, "samples", "1-1", of="successes")
-    lease = store.lease(DLQ, "auto_redrive", "me", 60)
+    lease = store.lease(DLQ, "looks", "me", 60)
     lease.acquire()
     for state in ("", "[", "[]", "7", '{"name": "a"}', '{"name": "a", "position": "x"}'):
         lease.note(state)

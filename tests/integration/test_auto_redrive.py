@@ -26,7 +26,7 @@ Make = Callable[..., DeadLetters]
 SOON = {"after": 0.05, "times": 3, "backoff": 1}
 
 
-@pytest.fixture(params=["redis", "elsewhere"])
+@pytest.fixture(params=["redis", pytest.param("elsewhere", marks=pytest.mark.full)])
 def make(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Make]:
     """Make an app with a policy of ``orders``; all share one store. Its broker is there or not."""
     made: list[DeadLetters] = []
@@ -165,6 +165,37 @@ def test_a_queue_without_the_key_is_left_alone(make: Make) -> None:
     (elsewhere,) = put(dlq, dead_letter_queue="mail-DLQ", source_queue="mail")
     assert look(dlq) == []
     assert dlq.get(elsewhere, "mail-DLQ") is not None
+
+
+def test_a_change_begins_a_minute_later_and_can_be_taken_back(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile and after it was lifted nothing is redriven, in whichever process."""
+    dlq = make()
+    ids = put(dlq, 2)
+    intervals.change(monkeypatch, grace=timedelta(minutes=1))
+    dlq.override_policy("orders", timedelta(hours=1), auto_redrive={**SOON, "times": 9})
+    assert look(dlq) == []
+    dlq.lift_policy("orders")
+    assert look(dlq) == []
+    assert left(dlq) == set(ids)
+
+
+def test_a_change_says_how_many_letters_it_would_redrive(make: Make) -> None:
+    """Sooner or later; those whose message was redriven too often, or of other reasons, stay."""
+    dlq = make()
+    put(dlq, 3)
+    put(dlq, redrives=1)
+    put(dlq, reason=Reason.EXPIRED)
+    admin, span = dlq.assembly.policy_admin(), timedelta(hours=1)
+    said = []
+    for more in ({"times": 1}, {"times": 2}, {"times": 2, "reasons": ["expired"]}):
+        made = admin.check_override("orders", span, auto_redrive={"after": "1h", **more})
+        effect = dlq.assembly.removal().effect(
+            "orders", frozenset({"auto_redrive"}), admin.after(made)
+        )
+        said.append(effect.redriven)
+    assert said == [4, 5, 1]
 
 
 def test_two_workers_at_once_make_one_job(make: Make) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -12,11 +13,9 @@ from builders import DLQ, a_letter, an_app, key_of
 from waiting import poll
 from web_pages import SAME_SITE, SECRET, Pages, form_of, get, post
 
-from celery_dlq import DeadLetters
+from celery_dlq import DeadLetters, registry
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Events
-from celery_dlq.features.auto_redrive.operations import look
-from celery_dlq.letters.record import Reason
 from celery_dlq.operations.retention import Retention, RetentionRound
 from celery_dlq.policies import overrides
 from celery_dlq.store.instructions import Override
@@ -26,7 +25,9 @@ HOUR = timedelta(hours=1)
 LETTERS = 9
 TTL = {"dead_letter_ttl": 0.1}
 MOST = {"dead_letter_max_length": 1}
-REDRIVE = {"auto_redrive": {"after": 0.1, "times": 1}}
+REDRIVING = {
+    key: found.example for key, (_, found) in registry.policy_keys().items() if found.redrives
+}
 
 
 @pytest.fixture
@@ -83,16 +84,6 @@ def a_worker_trims(dlq: DeadLetters) -> int:
     return dlq.store.length(DLQ)
 
 
-def a_worker_redrives(dlq: DeadLetters) -> int:
-    """How many jobs a worker's look made."""
-    with dlq.assembly.separate_jobs() as jobs:
-        table = dlq.assembly.policy_admin().in_force()
-        made = 0
-        while look(jobs, table) and jobs.run_next(bool):
-            made += 1
-        return made
-
-
 def effect(dlq: DeadLetters, **values: Any) -> str:
     """What a change would do, in words."""
     admin = dlq.assembly.policy_admin()
@@ -100,11 +91,11 @@ def effect(dlq: DeadLetters, **values: Any) -> str:
     return str(dlq.assembly.removal().effect("orders", frozenset(values), after))
 
 
-@pytest.mark.parametrize("values", [TTL, MOST, REDRIVE])
+@pytest.mark.parametrize("values", [TTL, MOST])
 def test_a_change_can_be_taken_back_for_a_minute(dlq: DeadLetters, values: Any) -> None:
     """Nothing is lost meanwhile or afterwards, in whichever process."""
     dlq.override_policy("orders", HOUR, **values)
-    assert (a_worker_trims(dlq), a_worker_redrives(dlq)) == (LETTERS, 0)
+    assert a_worker_trims(dlq) == LETTERS
     with pytest.raises(DLQError, match="changed more than a minute ago"):
         dlq.trim(DLQ)
     assert dlq.trim() == []
@@ -113,7 +104,7 @@ def test_a_change_can_be_taken_back_for_a_minute(dlq: DeadLetters, values: Any) 
     dlq.lift_policy("orders")
     with pytest.raises(NotFound, match="found none"):
         dlq.lift_policy("orders")
-    assert (a_worker_trims(dlq), a_worker_redrives(dlq)) == (LETTERS, 0)
+    assert a_worker_trims(dlq) == LETTERS
     assert "is then as configured" in dlq.policies().warnings[0]
 
 
@@ -188,12 +179,8 @@ def test_a_change_says_what_it_does_to_letters(dlq: DeadLetters) -> None:
     assert effect(dlq, dead_letter_ttl="1h") == effect(dlq, max_deliveries=1) == ""
     assert effect(dlq, **MOST) == f"removes 8 letters of {DLQ}"
     assert effect(dlq, **TTL, **MOST) == f"removes 9 letters of {DLQ}"
-    assert effect(dlq, **REDRIVE) == f"redrives 9 letters of {DLQ}"
-    put(dlq, 1, redrives=1)
-    put(dlq, 1, reason=Reason.EXPIRED)
-    rule = {"after": "1h", "times": 2, "reasons": ["expired"]}
-    assert effect(dlq, auto_redrive=rule) == f"redrives 1 letter of {DLQ}"
-    assert effect(dlq, auto_redrive=None) == ""
+    for key, value in REDRIVING.items():
+        assert effect(dlq, **{key: value}) == f"redrives 9 letters of {DLQ}"
 
 
 def test_the_letters_of_a_long_queue_are_counted_up_to_a_bound(
@@ -203,9 +190,10 @@ def test_the_letters_of_a_long_queue_are_counted_up_to_a_bound(
     put(dlq, 1100)
     assert effect(dlq, **TTL) == f"removes 1,109 letters of {DLQ}"
     monkeypatch.setattr("celery_dlq.operations.removal.MOST_COUNTED", 600)
-    assert effect(dlq, **TTL, **REDRIVE) == (
-        f"removes at least 600 letters of {DLQ} and redrives at least 600 letters of {DLQ}"
-    )
+    for key, value in REDRIVING.items():
+        assert effect(dlq, **TTL, **{key: value}) == (
+            f"removes at least 600 letters of {DLQ} and redrives at least 600 letters of {DLQ}"
+        )
 
 
 # -- the page ------------------------------------------------------------------------------
@@ -233,7 +221,7 @@ def a_page(dlq: DeadLetters, *may: Permission) -> Callable[..., tuple[int, str]]
     [
         ("dead_letter_ttl", "1", Permission.DISCARD),
         ("dead_letter_max_length", "1", Permission.DISCARD),
-        ("auto_redrive", '{"after":1,"times":1}', Permission.REDRIVE),
+        *((key, json.dumps(value), Permission.REDRIVE) for key, value in REDRIVING.items()),
     ],
 )
 def test_who_may_edit_policies_only_neither_discards_nor_redrives(

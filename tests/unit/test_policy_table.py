@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 
+from celery_dlq import registry
 from celery_dlq.errors import SettingsError
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.queue_names import KnownQueues
-from celery_dlq.policies.table import MAX_CACHED_POLICIES, PolicyTable, Sourced, check_targets
+from celery_dlq.policies.table import (
+    MAX_CACHED_POLICIES,
+    PolicyTable,
+    Sourced,
+    check_targets,
+    of_whole_queues,
+)
 
 
 def one_line(raised: pytest.ExceptionInfo[SettingsError]) -> str:
@@ -53,14 +60,11 @@ VALUES: dict[str, Any] = {
     "max_crashes": {"times": 2, "within": 60},
     "max_retries": 1,
     "dead_letter_queue": "dead",
-    "dead_letter_exchange": "deaths",
     "default_delay": 5,
     "dead_letter_ttl": 60,
     "dead_letter_max_length": 9,
-    "auto_redrive": {"after": 60, "times": 1},
     "reasons": ["failed"],
-    "exceptions": {"KeyError": {"action": "ignore"}},
-    "circuit_breaker": {},
+    **{key: found.example for key, (_feature, found) in registry.policy_keys().items()},
 }
 
 
@@ -68,7 +72,8 @@ VALUES: dict[str, Any] = {
 @pytest.mark.parametrize("key", sorted(VALUES))
 def test_every_key_can_be_off_whatever_a_pattern_says(key: str, off: Any) -> None:
     """As if no policy set it; the source stays, and it can be written and read as JSON."""
-    if key in ("dead_letter_queue", "dead_letter_exchange"):
+    _feature, found = registry.policy_keys().get(key, (None, None))
+    if found.is_name if found else key == "dead_letter_queue":
         off = False  # "off" is the name of one
     exact = Policy.parse({key: off}, "dlq_queues['orders']")
     assert Policy.parse(json.loads(json.dumps(exact.to_json())), "again") == exact
@@ -375,7 +380,7 @@ def test_a_redriven_message_is_counted_where_workers_will_look(
     assert table.counted_in(letter_queue, "orders", task) == counted
 
 
-@pytest.mark.parametrize("key", ["dead_letter_ttl", "dead_letter_max_length", "auto_redrive"])
+@pytest.mark.parametrize("key", of_whole_queues())
 def test_a_key_that_is_off_is_unset_for_each_kind_of_dead_letter_queue(key: str) -> None:
     """``False`` must not be taken for 0 seconds or 0 letters: all would be trimmed."""
     rule = {"action": "dead_letter", "dead_letter_queue": "fatal"}

@@ -23,9 +23,10 @@ FEATURE = Feature(
     policy_keys={
         "auto_redrive": PolicyKey(
             check="policy:auto_redrive",
+            example={"after": 60, "times": 1},
             doc="When letters are redriven without an operator: a mapping of ``after`` (seconds, "
             "timedelta or text such as 30m), ``times``, and perhaps ``backoff`` (2), ``reasons`` "
-            "and ``canary``. Unset: never.",
+            "and ``canary``; see [how](../how-to/auto-redrive.md). Unset: never.",
             redrives="policy:AutoRedrive.chooses",
         )
     },

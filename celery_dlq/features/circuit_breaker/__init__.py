@@ -22,6 +22,7 @@ FEATURE = Feature(
     policy_keys={
         "circuit_breaker": PolicyKey(
             check="policy:circuit_breaker",
+            example={"deaths": 20, "window": 60},
             doc="When nearly all executions of a task die of one cause, its messages are held, and "
             "probes find out when they may run again: a mapping with any of ``deaths`` (20 letters "
             "of one fingerprint) and ``window`` (within 60 seconds). Unset: none.",

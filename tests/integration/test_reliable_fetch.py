@@ -391,6 +391,21 @@ def test_queues_that_expire_do_so(connect: Connect, broker: redis.Redis) -> None
     assert both(connect, run) == [("short", "held")]
 
 
+def test_a_frequent_look_for_what_plain_workers_held_keeps_its_connection(
+    connect: Connect, broker: redis.Redis
+) -> None:
+    """`unacked_restore_interval` of a second opened one each time."""
+    channel = connect("reliable").default_channel
+    for _ in range(2):  # the first look is one of a kind
+        channel.qos._vrestore_count = 0
+        channel.qos.restore_visible()
+    opened = broker.info("stats")["total_connections_received"]
+    for _ in range(5):
+        channel.qos._vrestore_count = 0
+        channel.qos.restore_visible()
+    assert broker.info("stats")["total_connections_received"] == opened
+
+
 def test_each_fetch_reads_what_the_other_left(connect: Connect, broker: redis.Redis) -> None:
     """Messages, and records of those that a dead worker held, in both directions."""
     options = {"visibility_timeout": 1, "global_keyprefix": "shop:"}

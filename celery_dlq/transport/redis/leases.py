@@ -34,6 +34,7 @@ logger = get_logger("celery_dlq.transport")
 
 _TAGS_PER_CALL = 500
 _MAX_UNCONFIRMED = 4096
+_SELDOM_SECONDS = 5.0
 
 
 class Leases(Held):
@@ -319,6 +320,8 @@ logger = get_logger("celery_dlq.transport")
 class ReliableQoS(kombu_redis.QoS):
     """Acknowledges and restores what this worker fetched by script; all else as kombu does."""
 
+    _restored_at = float("-inf")
+
     @cached_property
     def _leases(self) -> Leases:
         leases: Leases = self.channel.dlq_leases
@@ -366,9 +369,14 @@ class ReliableQoS(kombu_redis.QoS):
         super().restore_unacked(client)
 
     def restore_visible(self, *args: Any, **kwargs: Any) -> None:
-        """Restore what plain workers held, now and then; in between, nothing needs the pool."""
+        """Restore what plain workers held, now and then; in between, nothing needs the pool.
+
+        Where that is every few seconds, a connection that stays costs less than one each time.
+        """
         super().restore_visible(*args, **kwargs)
-        self.channel.pool.disconnect(inuse_connections=False)
+        before, self._restored_at = self._restored_at, seconds_since_boot()
+        if self._restored_at - before > _SELDOM_SECONDS:
+            self.channel.pool.disconnect(inuse_connections=False)
 
     def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:  # noqa: FBT001, FBT002
         """Restore what a dead worker fetched without a lease; a bad record ends no worker.

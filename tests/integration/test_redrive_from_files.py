@@ -22,6 +22,8 @@ import pytest
 import redis
 from builders import DLQ, NOW, a_letter, a_request, an_app, key_of
 from click.testing import CliRunner
+from kombu import Queue
+from rabbit import RabbitServer
 from servers import RedisServer
 from waiting import poll
 
@@ -285,6 +287,27 @@ def test_killed_at_a_step_it_is_finished_by_resuming_its_job(
     assert client.hlen(dlq_keys.claims(DLQ)) == 0
     if way == "one step":
         assert dlq.job(job.id).counts["published"] == len(letters)
+
+
+def test_letters_of_files_go_to_rabbitmq_once_unless_it_is_killed(
+    make: Make, rabbit_server: RabbitServer, tmp_path: Path
+) -> None:
+    """Broker and receipts are apart: published, confirmed, then noted; bytes as they were."""
+    rabbit_server.delete_queues("orders")
+    dlq = make(broker_url=rabbit_server.url)
+    letters = archived(dlq, tmp_path, 5)
+    with dlq.app.connection_for_write() as connection:
+        Queue("orders", durable=True)(connection.channel()).declare()
+    report = dlq.redrive(DLQ, files=str(tmp_path), force=True)
+    assert (report.published, report.failed) == (5, {})
+    assert dlq.redrive(DLQ, files=str(tmp_path), force=True).gone == 5
+    found = {}
+    with dlq.app.connection_for_read() as connection:
+        channel = connection.channel()
+        while (message := channel.basic_get("orders", no_ack=True)) is not None:
+            body = message.body
+            found[message.headers["dlq_letter"]] = body.encode() if isinstance(body, str) else body
+    assert found == {letter.id: letter.body for letter in letters}
 
 
 def test_what_is_exported_while_a_job_runs_is_none_of_its_letters(

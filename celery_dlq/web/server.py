@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import signal
 import socket
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from celery_dlq.errors import DLQError
 from celery_dlq.web.access import PEER
@@ -67,48 +69,105 @@ def url_of(sock: socket.socket, root_path: str) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}{root_path.rstrip('/')}/"
 
 
-class _Proxies(ProxyHeadersMiddleware):
-    """Believes the headers of proxies; notes where a connection comes from before that."""
+class _Connection:
+    """A connection that was accepted: how many requests are being answered, and since when none."""
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            scope[PEER] = (scope.get("client") or ("",))[0]
-        await super().__call__(scope, receive, send)
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._answering = 0
+        self._idle_since = time.monotonic()
+
+    def is_open(self) -> bool:
+        """True until asyncio has closed it."""
+        return self._sock.fileno() != -1
+
+    def is_idle(self, seconds: float = 0.0) -> bool:
+        """True if no request has been answered for so long."""
+        return not self._answering and time.monotonic() - self._idle_since >= seconds
+
+    def end(self) -> None:
+        """Let asyncio, which owns it, read its end and close it."""
+        with suppress(OSError):  # the other side was first
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Keep it open while a request is answered."""
+        self._answering += 1
+        try:
+            yield
+        finally:
+            self._answering -= 1
+            self._idle_since = time.monotonic()
 
 
-class _Connection(H11Protocol):
-    """A connection that is closed while it is idle: for its age, or to make room for another.
+class _Listener(socket.socket):
+    """Accepts connections, and closes idle ones: for their age, or to make room for another.
 
     uvicorn has no time limit for a first request. Once no file is left, asyncio logs each
     connection that it cannot accept.
     """
 
-    most = MAX_CONNECTIONS
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(fileno=sock.detach())
+        self._most = _most_connections()
+        self._connections: dict[Any, _Connection] = {}  # by the address of the other side
 
-    def connection_made(self, transport: Any) -> None:
-        """Make room for it, or refuse it."""
-        super().connection_made(transport)
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection, and make room for it, or refuse it; asyncio's loop calls this."""
+        sock, address = super().accept()
         # asyncio leaves it out for a socket that was given to it; a body then waits 40 ms for the
         # browser to acknowledge the head.
-        connection = transport.get_extra_info("socket")
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if len(self.connections) > self.most:
-            others: Any = self.connections
-            idle = (one for one in others if one is not self and one.is_idle())
-            next(idle, self).transport.abort()
-        self.loop.call_later(IDLE_SECONDS, self._look, None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = _Connection(sock)
+        if self._has_room():
+            self._connections[address[:2]] = connection
+            asyncio.get_running_loop().call_later(IDLE_SECONDS, self._look, connection)
+        else:
+            connection.end()
+        return sock, address
 
-    def is_idle(self) -> bool:
-        """True while it is open and no request is being answered."""
-        answered = self.cycle is None or self.cycle.response_complete
-        return answered and not self.transport.is_closing()
+    def answering(self, client: tuple[str, int] | None) -> AbstractContextManager[None]:
+        """Keep a client's connection open while a request is answered."""
+        connection = self._connections.get(client)
+        return connection.answering() if connection else nullcontext()
 
-    def _look(self, before: Any) -> None:
-        """Close it if no request began since the look before."""
-        if self.is_idle() and self.cycle is before:
-            self.transport.abort()
-        elif not self.transport.is_closing():
-            self.loop.call_later(IDLE_SECONDS, self._look, self.cycle)
+    def _has_room(self) -> bool:
+        """True if another connection may be kept; an idle one is ended for it."""
+        if len(self._connections) < self._most:
+            return True
+        found = self._connections.items()
+        self._connections = {client: one for client, one in found if one.is_open()}
+        if len(self._connections) < self._most:
+            return True
+        idle = next((client for client, one in self._connections.items() if one.is_idle()), None)
+        if idle is not None:
+            self._connections.pop(idle).end()
+        return idle is not None
+
+    def _look(self, connection: _Connection) -> None:
+        """Close a connection if it has been idle for long; look again later if it has not."""
+        if connection.is_idle(IDLE_SECONDS):
+            connection.end()
+        elif connection.is_open():
+            asyncio.get_running_loop().call_later(IDLE_SECONDS, self._look, connection)
+
+
+class _Proxies(ProxyHeadersMiddleware):
+    """Believes the headers of proxies; notes where a connection comes from before that."""
+
+    def __init__(self, app: Any, proxies: list[str], listener: _Listener) -> None:
+        super().__init__(app, proxies)
+        self._listener = listener
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        client = scope.get("client")
+        scope[PEER] = (client or ("",))[0]
+        with self._listener.answering(client):
+            await super().__call__(scope, receive, send)
 
 
 def _most_connections() -> int:
@@ -129,10 +188,10 @@ def serve(
 
     Of the proxies, by address or network, the headers are believed.
     """
-    _Connection.most = _most_connections()
+    listener = _Listener(sock)
     pages: Any = app
     config = uvicorn.Config(
-        _Proxies(pages, [*proxies]),
+        _Proxies(pages, [*proxies], listener),
         log_level="warning",
         access_log=False,
         lifespan="on",
@@ -140,17 +199,18 @@ def serve(
         proxy_headers=False,  # they stand in `_Proxies` already
         server_header=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
-        http=_Connection,
+        http="h11",
+        loop="asyncio",  # another one accepts below Python
         backlog=_BACKLOG,
     )
     # uvicorn raises the signal again once it has ended: that is no error.
     before = {number: signal.signal(number, _ignore) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         ready()
-        uvicorn.Server(config).run(sockets=[sock])
+        uvicorn.Server(config).run(sockets=[listener])
     finally:
         app.site.close()
-        sock.close()
+        listener.close()
         for number, handler in before.items():
             signal.signal(number, handler)
 

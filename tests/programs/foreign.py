@@ -435,13 +435,6 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "tests/integration/test_testing_plugin.py",
         ),
         Row(
-            "H11Protocol.connection_made H11Protocol.connections H11Protocol.cycle"
-            " cycle.response_complete",
-            "web/server.py",
-            "uvicorn's connections: one that is idle for long, or in the way, is closed.",
-            "tests/integration/test_web_server.py",
-        ),
-        Row(
             "SparkContext._gateway",
             "spark/session.py",
             "Whether a JVM runs already: PySpark has no public attribute for it.",

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from celery import Celery
 from celery.loaders.app import AppLoader
-from celery.local import Proxy
 
 from celery_dlq.assembly import LATER, Assembly
 from celery_dlq.config import Settings
@@ -53,6 +52,11 @@ _Params = ParamSpec("_Params")
 def utc_now() -> datetime:
     """The present, aware UTC."""
     return datetime.now(timezone.utc)
+
+
+def app_itself(app: Any) -> Any:
+    """The app behind a proxy such as ``celery.current_app``: what its methods are bound to."""
+    return getattr(getattr(app, "set_current", None), "__self__", app)
 
 
 class _Operation:
@@ -153,7 +157,7 @@ class DeadLetters:
 
     def __init__(self, app: Any, *, clock: Clock = utc_now) -> None:
         # The app itself: `celery.current_app` may be another app in another thread.
-        self.app = app = app._get_current_object() if isinstance(app, Proxy) else app  # noqa: SLF001
+        self.app = app = app_itself(app)
         if not isinstance(app, Celery):
             raise expected("the argument of DeadLetters(app)", "a Celery app", app)
         first: DeadLetters | None = getattr(app, ATTRIBUTE, None)

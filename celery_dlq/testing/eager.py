@@ -28,14 +28,13 @@ from unittest.mock import patch
 from billiard.einfo import ExceptionInfo
 from celery import current_task, signals, states
 from celery.app.task import Task
-from celery.local import Proxy
 from celery.result import EagerResult
 from celery.utils import uuid
 from kombu.exceptions import EncodeError
 from kombu.message import Message
 from kombu.serialization import dumps
 
-from celery_dlq.plugin import DeadLetters
+from celery_dlq.plugin import DeadLetters, app_itself
 from celery_dlq.policies.decisions import Die, Run
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.settling import refusal_error
@@ -44,11 +43,6 @@ from celery_dlq.writing.failure import failure_of
 from celery_dlq.writing.lifecycle import DeliveryState, GuardedRequest, InFlight
 
 _FOR_ROUTING = ("queue", "exchange", "routing_key")
-
-
-def itself(target: Any) -> Any:
-    """The object behind a Celery proxy, such as ``celery.current_app``."""
-    return target._get_current_object() if isinstance(target, Proxy) else target  # noqa: SLF001 - a proxy has no public way
 
 
 class EagerRequest:
@@ -119,7 +113,7 @@ class EagerGuards:
 
     def _concerns(self, task: Any) -> bool:
         """True for a guarded call; ``apply()`` inside a task is one in eager mode only."""
-        app = itself(task.app)
+        app = app_itself(task.app)
         return id(app) in self._apps and (not current_task or bool(app.conf.task_always_eager))
 
     def _execute(self, bound: inspect.BoundArguments, apply: Callable[..., Any]) -> Any:
@@ -164,7 +158,7 @@ class EagerGuards:
             self.problems.append(problem)
 
     def _guard(self, app: Any) -> Guard:
-        app = itself(app)
+        app = app_itself(app)
         guard = self._guards.get(id(app))
         if guard is None:
             hostname = f"eager@{socket.gethostname()}"
@@ -193,7 +187,8 @@ class EagerGuards:
     def _message(self, task: Any, given: dict[str, Any]) -> Message:
         """The message that would have been published."""
         args, kwargs = tuple(given.get("args") or ()), dict(given.get("kwargs") or {})
-        options = {**task._get_exec_options(), **given.get("options", {})}  # noqa: SLF001 - as apply_async does
+        own = {name: getattr(task, name, None) for name in (*_FOR_ROUTING, "serializer")}
+        options = {**own, **given.get("options", {})}
         made = task.app.amqp.as_task_v2(
             given["task_id"],
             task.name,

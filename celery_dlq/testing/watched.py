@@ -18,11 +18,11 @@ from celery_dlq.config import Settings
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import DeadLetter, Reason, field_kinds
-from celery_dlq.plugin import ATTRIBUTE, DeadLetters
+from celery_dlq.plugin import ATTRIBUTE, DeadLetters, app_itself
 from celery_dlq.policies.checks import suggestion
 from celery_dlq.store.embedded import embedded
 from celery_dlq.store.letters import Letters
-from celery_dlq.testing.eager import EagerGuards, itself
+from celery_dlq.testing.eager import EagerGuards
 from celery_dlq.testing.ledger import Ledger
 
 TIMEOUT_SECONDS = 5.0
@@ -87,7 +87,7 @@ class WatchedLetters:
             DLQError: The app has no `DeadLetters`, or is watched a second time with settings.
             SettingsError: A ``dlq_`` setting is unknown or has an unusable value.
         """
-        app = itself(app)
+        app = app_itself(app)
         known = self._watched.get(id(app))
         if known is not None:
             if settings:

@@ -73,13 +73,13 @@ class _Connection:
     """A connection that was accepted: how many requests are being answered, and since when none."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
+        self._endpoint = sock
         self._answering = 0
         self._idle_since = time.monotonic()
 
     def is_open(self) -> bool:
         """True until asyncio has closed it."""
-        return self._sock.fileno() != -1
+        return self._endpoint.fileno() != -1
 
     def is_idle(self, seconds: float = 0.0) -> bool:
         """True if no request has been answered for so long."""
@@ -88,7 +88,7 @@ class _Connection:
     def end(self) -> None:
         """Let asyncio, which owns it, read its end and close it."""
         with suppress(OSError):  # the other side was first
-            self._sock.shutdown(socket.SHUT_RDWR)
+            self._endpoint.shutdown(socket.SHUT_RDWR)
 
     @contextmanager
     def answering(self) -> Iterator[None]:

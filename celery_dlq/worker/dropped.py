@@ -25,7 +25,7 @@ from celery_dlq.letters.record import Reason
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.shutdown_signals import is_stopping
 from celery_dlq.writing.failure import dropped_failure
-from celery_dlq.writing.lifecycle import HANDLING, DeliveryState, is_held
+from celery_dlq.writing.lifecycle import DUMPING, HANDLING, DeliveryState, is_held
 
 logger = printable.get_logger("celery_dlq.worker")
 
@@ -60,8 +60,10 @@ def watch(consumer: Any, guard: Guard) -> None:
     if getattr(consumer, "dlq_watched", False):
         return
     consumer.dlq_watched = True
-    unknown_message, unknown_task = consumer.on_unknown_message, consumer.on_unknown_task
-    invalid_task, decode_error = consumer.on_invalid_task, consumer.on_decode_error
+    unknown_message, unknown_task = map(
+        dumping, (consumer.on_unknown_message, consumer.on_unknown_task)
+    )
+    invalid_task, decode_error = map(dumping, (consumer.on_invalid_task, consumer.on_decode_error))
 
     def drop(
         message: Any,
@@ -97,6 +99,20 @@ def watch(consumer: Any, guard: Guard) -> None:
     consumer.on_decode_error = on_decode_error
     _watch_receiving(consumer, guard, invalid_task)
     _watch_closing(consumer, guard)
+
+
+def dumping(handler: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a handler of Celery's that drops a message: what it logs has the message whole."""
+
+    @wraps(handler)
+    def handle(*args: Any) -> None:
+        token = DUMPING.set(True)
+        try:
+            handler(*args)
+        finally:
+            DUMPING.reset(token)
+
+    return handle
 
 
 def _watch_receiving(consumer: Any, guard: Guard, invalid_task: Callable[..., None]) -> None:

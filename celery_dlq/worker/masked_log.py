@@ -11,7 +11,6 @@ https://github.com/celery/celery/blob/main/celery/app/trace.py
 from __future__ import annotations
 
 import logging
-import sys
 from typing import Any
 
 from celery import current_task
@@ -19,6 +18,7 @@ from celery.utils.log import get_logger
 
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.letters.replacing import MARKER
+from celery_dlq.writing.lifecycle import DUMPING
 
 _LOGGERS = (
     "celery.app.trace",
@@ -29,9 +29,6 @@ _LOGGERS = (
     "celery.worker.request",
     "celery.worker.strategy",
 )
-# They dump whole messages, in which nobody can tell the arguments.
-_CONSUMER = "celery.worker.consumer.consumer"
-_DUMPS = ("UNKNOWN_FORMAT", "UNKNOWN_TASK_ERROR", "INVALID_TASK_ERROR", "MESSAGE_DECODE_ERROR")
 _TRACEBACKS = logging.Formatter()
 
 
@@ -62,7 +59,8 @@ class _Masked(logging.Filter):
         return True
 
     def _mask(self, record: logging.LogRecord) -> None:
-        if _is_dump(record) and isinstance(record.args, tuple):
+        # Celery's line has the message whole: nobody can tell the arguments in it.
+        if DUMPING.get() and isinstance(record.args, tuple):
             record.args = tuple(_kind(one) for one in record.args)
             record.exc_info = None
         texts: dict[str, Any] = {"msg": record.getMessage()}
@@ -74,14 +72,6 @@ class _Masked(logging.Filter):
         args, kwargs = getattr(request, "args", None), getattr(request, "kwargs", None)
         record.__dict__.update(self._redaction.value(texts, args or (), kwargs))
         record.args = record.exc_info = None
-
-
-def _is_dump(record: logging.LogRecord) -> bool:
-    # Not imported here: pools that replace Celery's tracer must do so before the consumer has it.
-    consumer = sys.modules.get(_CONSUMER)
-    return record.name == _CONSUMER and any(
-        record.msg == getattr(consumer, name, None) for name in _DUMPS
-    )
 
 
 def _kind(value: Any) -> str:

@@ -83,6 +83,9 @@ HANDLING: ContextVar[bool] = ContextVar("dlq_handling", default=False)
 For observers of log records, which see no request: the letter reports this end already.
 """
 
+DUMPING: ContextVar[bool] = ContextVar("dlq_dumping", default=False)
+"""True while Celery drops a message in this thread or greenlet: it logs the message whole."""
+
 
 @dataclass(slots=True)
 class InFlight:

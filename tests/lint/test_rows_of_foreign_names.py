@@ -15,7 +15,6 @@ OURS = {"_celery_dlq": "the attribute of an app that holds its first `DeadLetter
 
 DOCUMENTED = {
     "_exit": "of os",
-    "_get_current_object": "listed with its files: werkzeug's name, which every proxy has",
     "_replace": "of named tuples",
     "_value_": "of enumerations",
 }

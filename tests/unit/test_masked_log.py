@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
+from unittest.mock import Mock
 
 import pytest
 from celery.worker.consumer import consumer
 
 from celery_dlq.letters.redaction import NO_REDACTION, Redaction
 from celery_dlq.worker import masked_log
+from celery_dlq.worker.dropped import dumping, watch
+from celery_dlq.writing.lifecycle import DeliveryState
 
 CARD = "4111111111111111"
 
@@ -38,10 +42,42 @@ def test_a_dump_of_a_message_is_hidden(
     try:
         raise TypeError(f"got {CARD}")
     except TypeError:
-        logging.getLogger("celery.worker.consumer.consumer").exception(template, *args)
+        dumping(logging.getLogger("celery.worker.consumer.consumer").exception)(template, *args)
     assert CARD not in caplog.text
     assert "[redacted]" in caplog.text
     assert ("shop.gone" in caplog.text) is (template is consumer.UNKNOWN_TASK_ERROR)
+
+
+@pytest.mark.usefixtures("_redacting")
+@pytest.mark.parametrize(
+    ("handler", "also"),
+    [
+        ("on_unknown_message", ()),
+        ("on_unknown_task", (KeyError("shop.gone"),)),
+        ("on_invalid_task", (TypeError(f"got {CARD}"),)),
+        ("on_decode_error", (ValueError(CARD),)),
+    ],
+)
+def test_celery_drops_a_message_without_showing_it(
+    handler: str, also: tuple[Exception, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Celery's own handlers, as they are called for a message whose queue keeps no letters."""
+    guard, message = Mock(), Mock(headers={"id": "1", "task": "shop.gone", "card": CARD})
+    message.body = message.payload = CARD
+    guard.dropped.return_value = DeliveryState.DONE
+    worker = Mock(spec=consumer.Consumer, app=Mock(), connection_errors=(), dlq_watched=False)
+    worker.blueprint, worker.event_dispatcher = Mock(), Mock(enabled=False)
+    worker._message_report = partial(consumer.Consumer._message_report, worker)
+    for name in ("on_unknown_message", "on_unknown_task", "on_invalid_task", "on_decode_error"):
+        setattr(worker, name, partial(getattr(consumer.Consumer, name), worker))
+    watch(worker, guard)
+    first = () if handler == "on_decode_error" else ({"card": CARD},)
+    getattr(worker, handler)(*first, message, *also)
+    assert "[redacted]" in caplog.text
+    assert CARD not in caplog.text
+    assert message.reject_log_error.called or message.ack.called
+    logging.getLogger("celery.worker.consumer.consumer").error("%s: %s", "broker", "is away")
+    assert caplog.messages[-1] == "broker: is away"
 
 
 @pytest.mark.usefixtures("_redacting")

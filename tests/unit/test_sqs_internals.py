@@ -83,6 +83,23 @@ def test_all_that_is_received_and_given_back_goes_through_the_overrides() -> Non
     assert receiving().Channel.__mro__[1:3] == (ReceiptChannel, CHANNEL)  # type: ignore[attr-defined]
 
 
+def test_a_queue_that_is_consumed_without_acknowledgements_is_left_to_kombu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kombu deletes its messages at once: they have no receipt."""
+    monkeypatch.setattr(CHANNEL, "__init__", lambda *_: None)
+    monkeypatch.setattr(CHANNEL, "_new_queue", lambda *_: "url")
+    monkeypatch.setattr(CHANNEL, "basic_consume", lambda *_: None)
+    monkeypatch.setattr(CHANNEL, "_message_to_python", lambda *_: "kombu's")
+    channel = ReceiptChannel()
+    channel.dlq_default_timeout = 0
+    message = {"Body": "{}", "ReceiptHandle": "r"}
+    for no_ack in (True, False):
+        channel.basic_consume("orders", no_ack, None, "tag")
+        found = channel._message_to_python(message, "orders", "url")
+        assert (found == "kombu's") is no_ack
+
+
 def test_a_deletion_reads_what_an_entry_keeps() -> None:
     """The receipt and the URL, in the delivery information."""
     source = inspect.getsource(CHANNEL.basic_ack)

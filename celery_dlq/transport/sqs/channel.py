@@ -140,6 +140,7 @@ class ReceiptChannel(SQS.Channel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._requested_at: dict[str, float] = {}
+        self._deleted_at_once: set[str] = set()  # queues that are consumed without acknowledgements
         self.dlq_deleting = {}
         super().__init__(*args, **kwargs)
 
@@ -150,12 +151,13 @@ class ReceiptChannel(SQS.Channel):
         system = set(attributes["MessageSystemAttributeNames"])
         return {**attributes, "MessageSystemAttributeNames": sorted(system | _ATTRIBUTES)}
 
-    def basic_consume(self, queue: str, *args: Any, **kwargs: Any) -> Any:
+    def basic_consume(self, queue: str, no_ack: bool, *args: Any, **kwargs: Any) -> Any:  # noqa: FBT001
         """Consume; if messages are renewed, read the queue's visibility timeout first."""
+        (self._deleted_at_once.add if no_ack else self._deleted_at_once.discard)(queue)
         url = self._new_queue(queue)
         if self.dlq_default_timeout and url not in self.dlq_leases.timeouts:
             self.dlq_leases.timeouts[url] = self._timeout_of(queue, url)
-        return super().basic_consume(queue, *args, **kwargs)
+        return super().basic_consume(queue, no_ack, *args, **kwargs)
 
     def _timeout_of(self, queue: str, url: str) -> int:
         try:
@@ -186,7 +188,7 @@ class ReceiptChannel(SQS.Channel):
         return super()._on_messages_ready(queue, qname, messages or {})
 
     def _message_to_python(self, message: Any, queue_name: str, q_url: str) -> Any:
-        if queue_name in self._noack_queues:
+        if queue_name in self._deleted_at_once:
             return super()._message_to_python(message, queue_name, q_url)
         text = self._optional_b64_decode(message["Body"].encode())
         entry = SqsEntry(message, text, queue_name, q_url)

@@ -111,6 +111,8 @@ class Feature:
     # Methods that it adds to `DeadLetters`, by name: ``module:Class.method`` of a class that is
     # made of an assembly
     operations: Mapping[str, str] = field(default_factory=dict)
+    # Place of `(app, store) -> Waits`: what takes messages that a redrive publishes, such as a hold
+    waits: str = ""
     # How often it looks and how long it waits, in seconds; `interval` has them
     intervals: Mapping[str, float] = field(default_factory=dict)
     # Its metrics; those that it counts lie in its ``__init__``, where its other modules find them

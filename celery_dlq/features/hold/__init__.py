@@ -5,14 +5,13 @@ from __future__ import annotations
 from celery_dlq.registry import Feature, Metric
 
 HELD_MESSAGES = Metric.counter("held_messages", "queue", "Messages that workers held.")
-HELD = Metric.gauge(
-    "held", "hold task", "Messages that wait in the queue of a hold.", read="operations:held"
-)
+HELD = Metric.gauge("held", "hold task", "Messages that wait in a hold.", read="operations:held")
 
 FEATURE = Feature(
     observer="observer:HoldObserver",
     name="hold",
     metrics=(HELD_MESSAGES, HELD),
+    waits="operations:WaitsInHolds",
     pages="pages:ROUTES",
     commands={"hold": "commands:hold", "holds": "commands:holds", "release": "commands:release"},
     operations={

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from celery_dlq import timing
@@ -17,14 +17,18 @@ from celery_dlq.letters import conditions
 from celery_dlq.letters.printable import get_logger, shortened
 from celery_dlq.operations.instructions import Audit, reason_of
 from celery_dlq.operations.job import DONE, RUNNING, Job, JobRun
-from celery_dlq.operations.redrive.message import RedriveOptions
-from celery_dlq.operations.redrive.select import Progress
+from celery_dlq.operations.redrive.checks import Waits
+from celery_dlq.operations.redrive.message import Outgoing, RedriveOptions
+from celery_dlq.operations.redrive.select import Progress, RawEntry
 from celery_dlq.operations.redrive.work import RedriveReport
 from celery_dlq.operations.release import HeldMessages, new_release
 from celery_dlq.store.instructions import MOST_HOLDS, Hold
+from celery_dlq.store.records import MessageKey
+from celery_dlq.transport.publications import broker_name
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
+    from celery_dlq.store.store import Store
 
 logger = get_logger("celery_dlq.worker")
 
@@ -103,8 +107,7 @@ class Holds:
     def holds(self) -> list[HeldMessages]:
         """The holds that are in force, and those that have ended and still have messages."""
         found = self._held.all()
-        asking = any(one.hold.where for one in found)
-        unread = self._unread.all() if asking else {}
+        unread = self._unread.all() if any(one.hold.where for one in found) else {}
         return [replace(one, unread=unread.get(one.hold.id, 0)) for one in found]
 
     def release(
@@ -122,15 +125,14 @@ class Holds:
         is in the database of the Redis broker; elsewhere as `redrive`. A job: it can be watched,
         cancelled, and resumed after a crash. A message that would be lost stays, as in `redrive`.
         """
-        options = RedriveOptions(rate=rate, limit=limit)
         hold = self._held.get(hold_id)
         if not self._held.is_ours(hold):
             raise DLQError(
                 f"expected a hold of the broker {self._held.broker()!r}, got {hold_id} of "
                 f"{hold.broker!r}; release it by an app that uses that broker"
             )
-        if hold.circuit is not None:
-            options = replace(options, marker=hold.marker)
+        marker = hold.marker if hold.circuit else ""
+        options = RedriveOptions(rate=rate, limit=limit, marker=marker)
         job = self._held.job(hold)
         if job is not None and job.state == RUNNING:
             raise DLQError(
@@ -200,22 +202,14 @@ class Holds:
         """The release that a worker does; ``None`` if another does it, or nobody shall."""
         job = self._held.job(hold)
         if job is None or (job.state == DONE and self._held.length(hold) > _left(job)):
-            options = RedriveOptions(rate=RELEASE_RATE)
-            if job is not None:
-                options = RedriveOptions.from_json(job.options)
-            run = new_release(self._jobs, hold.id, options)
+            again = {"rate": RELEASE_RATE} if job is None else job.options
+            run = new_release(self._jobs, hold.id, RedriveOptions.from_json(again))
             return run if self._end(hold, run) else None
         return self._held.resumed(job)
 
-    def _run(
-        self,
-        hold: Hold,
-        run: JobRun,
-        progress: Progress | None = None,
-        scanned: Progress | None = None,
-    ) -> RedriveReport:
+    def _run(self, hold: Hold, run: JobRun, *told: Progress | None) -> RedriveReport:
         self._held.begin(run, hold)
-        report: RedriveReport = self._jobs.run(run, progress, scanned)
+        report: RedriveReport = self._jobs.run(run, *told)
         if not run.begun:  # it had no messages
             self._record(Action.RELEASED, hold)
         return report
@@ -223,13 +217,51 @@ class Holds:
     def tidy(self, now: datetime) -> None:
         """Forget holds that ended a while ago and have no messages."""
         for hold in self._store.of(Hold):
-            if (
-                hold.until is not None
-                and hold.until + _FORGOTTEN < now
-                and not self._held.length(hold)
-            ):
+            is_over = hold.until is not None and hold.until + _FORGOTTEN < now
+            if is_over and not self._held.length(hold):
                 self._store.replace(hold, None)
         self._unread.keep_only({hold.id for hold in self._store.of(Hold)})
+
+
+class WaitsInHolds(Waits):
+    """The holds that have messages, or would have; those in force are read once."""
+
+    def __init__(self, app: Any, backend: Store) -> None:
+        self._app = app
+        self._instructions = backend.instructions
+        self._held = backend.held
+        self._in_force: Sequence[Hold] | None = None
+
+    def waits_for(self, found: RawEntry, task: str, queue: str) -> Iterator[str]:
+        """The holds that would take the message of a letter."""
+        if self._in_force is None:
+            now, brokers = self._instructions.now(), ("", broker_name(self._app))
+            holds = self._instructions.of(Hold)
+            self._in_force = [h for h in holds if h.in_force(now) and h.broker in brokers]
+        for hold in self._in_force:
+            if hold.covers(task, queue) and conditions.all_hold(hold.where, found.text):
+                yield _end_of(hold)
+
+    def have(self, messages: Sequence[tuple[MessageKey, Outgoing]]) -> list[str]:
+        """The ids of the holds that have some of these messages, one for each of them."""
+        holds, found = self._instructions.of(Hold) if messages else [], []
+        for key, message in messages:
+            for hold in holds:
+                entry = replace(key, dead_letter_queue=hold.id).letter_id
+                task = str(message.headers.get("task"))
+                if hold.covers(task, message.queue) and self._held.entry(hold.id, entry):
+                    found.append(hold.id)
+                    break
+        return found
+
+
+def _end_of(hold: Hold) -> str:
+    """The end of a hold; its reason and conditions may quote messages, which a plan must not."""
+    if hold.circuit is not None:
+        what = f"task {hold.circuit.task!r}, queue {hold.circuit.queue!r}"
+        return f"the circuit breaker of {what}, which is {hold.circuit.state}"
+    until = "is released" if hold.until is None else f"ends at {hold.until:%Y-%m-%d %H:%M} UTC"
+    return f"{hold.id} of {hold.actor}, until it {until}"
 
 
 def held(assembly: Assembly) -> Iterator[tuple[tuple[str, ...], float]]:

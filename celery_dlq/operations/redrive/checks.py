@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dlq import timing
 from celery_dlq.errors import DLQError, RedriveError
-from celery_dlq.letters import conditions
 from celery_dlq.letters.links import is_in_chord
 from celery_dlq.operations.redrive.message import Outgoing
 from celery_dlq.operations.redrive.select import Progress, RawEntry
 from celery_dlq.policies.queue_names import did_you_mean
-from celery_dlq.store.instructions import Hold
+from celery_dlq.registry import features
 from celery_dlq.store.records import MAX_TASKS, MessageKey, WorkerInfo
-from celery_dlq.store.store import Store
 from celery_dlq.transport.publications import broker_name
 from celery_dlq.transport.sqs.aws import is_sqs, queue_exists
 
@@ -114,45 +112,21 @@ class DryRun:
         return cls(**known)
 
 
-class Holds:
-    """The holds that have messages, or would have; those in force are read once."""
-
-    def __init__(self, app: Any, backend: Store) -> None:
-        self._app = app
-        self._instructions = backend.instructions
-        self._held = backend.held
-        self._in_force: Sequence[Hold] | None = None
+class Waits:
+    """What a feature has in the way of messages that a redrive publishes."""
 
     def waits_for(self, found: RawEntry, task: str, queue: str) -> Iterator[str]:
-        """The holds that would take the message of a letter."""
-        if self._in_force is None:
-            now, brokers = self._instructions.now(), ("", broker_name(self._app))
-            holds = self._instructions.of(Hold)
-            self._in_force = [h for h in holds if h.in_force(now) and h.broker in brokers]
-        for hold in self._in_force:
-            if hold.covers(task, queue) and conditions.all_hold(hold.where, found.text):
-                yield _end_of(hold)
+        """What would take the message of a letter, and until when."""
+        raise NotImplementedError
 
     def have(self, messages: Sequence[tuple[MessageKey, Outgoing]]) -> list[str]:
-        """The ids of the holds that have some of these messages, one for each of them."""
-        holds, found = self._instructions.of(Hold) if messages else [], []
-        for key, message in messages:
-            for hold in holds:
-                entry = replace(key, dead_letter_queue=hold.id).letter_id
-                task = str(message.headers.get("task"))
-                if hold.covers(task, message.queue) and self._held.entry(hold.id, entry):
-                    found.append(hold.id)
-                    break
-        return found
+        """The ids of what has some of these messages, one for each of them."""
+        raise NotImplementedError
 
 
-def _end_of(hold: Hold) -> str:
-    """The end of a hold; its reason and conditions may quote messages, which a plan must not."""
-    if hold.circuit is not None:
-        what = f"task {hold.circuit.task!r}, queue {hold.circuit.queue!r}"
-        return f"the circuit breaker of {what}, which is {hold.circuit.state}"
-    until = "is released" if hold.until is None else f"ends at {hold.until:%Y-%m-%d %H:%M} UTC"
-    return f"{hold.id} of {hold.actor}, until it {until}"
+def waits_of(jobs: Jobs) -> list[Waits]:
+    """Those of the features that are plugged in."""
+    return [each.load(each.waits)(jobs.app, jobs.backend) for each in features() if each.waits]
 
 
 class Targets:
@@ -170,14 +144,14 @@ class Targets:
         *,
         configured: frozenset[str] = frozenset(),
         guarded: frozenset[str] = frozenset(),
-        holds: Holds | None = None,
+        waits: Sequence[Waits] = (),
         to_queue: str | None = None,
     ) -> None:
         self._app = app
         self._workers = workers
         self._configured = configured
         self._guarded = guarded
-        self._holds = holds
+        self._waits = waits
         self._to_queue = to_queue
         self._queues: dict[str, Finding] = {}
         self._losses: dict[tuple[bytes | None, bytes | None], str] = {}
@@ -239,8 +213,8 @@ class Targets:
     def waits_for(self, found: RawEntry) -> Iterator[str]:
         """What the message of a letter would wait for, when it is in its queue."""
         queue, task = self.queue_of(found), found.text("task_name")
-        if self._holds is not None:
-            yield from self._holds.waits_for(found, task, queue)
+        for each in self._waits:
+            yield from each.waits_for(found, task, queue)
         if queue and not self._consumers(queue):
             yield f"a live worker that consumes queue {queue!r}"
 
@@ -492,6 +466,6 @@ def targets_of(jobs: Jobs, to_queue: str | None) -> Targets:
         jobs.backend.workers.workers(),
         configured=jobs.policies.configured_queues(),
         guarded=jobs.policies.guarded_queues(),
-        holds=Holds(jobs.app, jobs.backend),
+        waits=waits_of(jobs),
         to_queue=to_queue,
     )

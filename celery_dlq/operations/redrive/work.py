@@ -18,7 +18,7 @@ from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.letters.record import Delivery, from_micros
 from celery_dlq.operations.edit import Edit, edited
 from celery_dlq.operations.job import counts_of
-from celery_dlq.operations.redrive.checks import Holds, deliveries_of, targets_of, used_up
+from celery_dlq.operations.redrive.checks import deliveries_of, targets_of, used_up, waits_of
 from celery_dlq.operations.redrive.message import Outgoing, Prepared, RedriveOptions, outgoing
 from celery_dlq.operations.redrive.select import Progress, RawEntry, Source, redriven
 from celery_dlq.policies.table import of_whole_queues
@@ -201,8 +201,8 @@ class Work:
         )
 
     def held(self, messages: Sequence[tuple[MessageKey, Outgoing]]) -> list[str]:
-        """The holds that have some of these messages."""
-        return Holds(self.app, self._jobs.backend).have(messages)
+        """The ids of the holds that have some of these messages."""
+        return [name for each in waits_of(self._jobs) for name in each.have(messages)]
 
     # -- letters ------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from typing import Any
 
 from celery_dlq.errors import CorruptLetter
+from celery_dlq.letters.json_codec import moment
 from celery_dlq.letters.record import DeadLetter, from_micros, iso
 
 __all__ = [
@@ -198,8 +199,8 @@ def published_at(value: object) -> datetime | None:
 def redriven_at(headers: Mapping[str, Any]) -> datetime | None:
     """When a message was redriven; ``None`` if it was not, or nobody can read when."""
     try:
-        found = datetime.fromisoformat(headers[REDRIVEN_AT_HEADER])
-    except (KeyError, ValueError, TypeError):
+        found = moment(headers[REDRIVEN_AT_HEADER])
+    except (KeyError, ValueError, TypeError, AttributeError):
         return None
     return None if found.tzinfo is None else found
 

@@ -30,7 +30,8 @@ TICKS_PER_BEAT = 12
 TICKS_PER_LOOK, COMPARED = 60, 10
 """Ticks between two comparisons with the policies of those many whose heartbeat came last."""
 
-_MAX_WARNINGS, _PAUSE_TICKS = 1000, 30
+_MAX_WARNINGS = 1000
+_FIRST_PAUSE, _LONGEST_PAUSE = 4, 32  # ticks, between checks of a store that cannot be used
 
 
 class StartCheck:
@@ -43,7 +44,8 @@ class StartCheck:
         self._wait = wait_seconds
         self._counts = counts
         self._away = False
-        self._pause = 0
+        self._pause = 0.0  # ticks
+        self._backoff = timing.Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
 
     def run(self) -> None:
         """Check before the worker starts."""
@@ -69,7 +71,7 @@ class StartCheck:
         try:
             self._check()
         except SettingsError as exc:
-            self._pause = _PAUSE_TICKS
+            self._pause = self._backoff.failed()
             logger.error("The dead-letter store is back, but cannot be used: %s", exc)  # noqa: TRY400 - no traceback needed
             return
         self._away = False

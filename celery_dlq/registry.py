@@ -108,6 +108,9 @@ class Feature:
     # Place of `(assembly) -> Observer | None`: where letters are stored without a worker, its
     # `before_store` records them elsewhere first
     outbox: str = ""
+    # Instructions to workers, by their kind: places of subclasses of
+    # `celery_dlq.store.instructions.Instruction`
+    instructions: Mapping[str, str] = field(default_factory=dict)
     # Methods that it adds to `DeadLetters`, by name: ``module:Class.method`` of a class that is
     # made of an assembly
     operations: Mapping[str, str] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """Instructions: what operators tell all workers, which keep to it within a second or two.
 
-A hold, a demand and an override are one kind of record each, in one hash with one revision. Every
-change counts the revision up, also a job that waits for a worker; workers read the instructions
-only then. When one ends, the clock of Redis decides.
+A hold, an override and what a feature adds are one kind of record each, in one hash with one
+revision. Every change counts the revision up, also a job that waits for a worker; workers read the
+instructions only then. When one ends, the clock of Redis decides.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar, TypeVar
 from uuid import uuid4
 
 from celery_dlq.letters.printable import readable
 from celery_dlq.letters.record import EPOCH, Recorded, iso
+from celery_dlq.registry import features
 from celery_dlq.store.keys import Keys, compact, spelled
 from celery_dlq.store.part import Part
 
@@ -26,9 +27,6 @@ MOST_HOLDS = 100
 
 MOST_HELD = 100_000
 """About how many messages a hold takes; workers do not consume the queues of the next ones."""
-
-MOST_DEMANDS = 10_000
-"""Demands at a time; each worker has all of them in memory."""
 
 OPEN = "open"
 """State of a circuit breaker: messages are held, and now and then one runs as a probe."""
@@ -150,22 +148,6 @@ class Hold(Instruction):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demand(Instruction):
-    """The message of the task with this id becomes a letter instead of being executed.
-
-    Not that of a redrive which began later.
-    """
-
-    kind = "demand"
-
-    @property
-    def text(self) -> str:
-        """The description of the letter."""
-        by = f"dead-lettered by {self.actor}"
-        return f"{self.reason} ({by})" if self.reason else by
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Override(Instruction):
     """A temporary change of one key of a queue's policy."""
 
@@ -181,7 +163,7 @@ class Override(Instruction):
         object.__setattr__(self, "id", json.dumps([self.queue, self.key]))
 
 
-KINDS: Mapping[str, type[Instruction]] = {one.kind: one for one in (Hold, Demand, Override)}
+_CORE: Mapping[str, type[Instruction]] = {one.kind: one for one in (Hold, Override)}
 
 AnyInstruction = TypeVar("AnyInstruction", bound=Instruction)
 
@@ -279,10 +261,16 @@ def _text(instruction: Instruction) -> str:
 
 def _read(field: bytes, text: bytes) -> Instruction | None:
     name, _, instruction_id = field.decode("utf-8", "replace").partition(":")
-    kind = KINDS.get(name)
-    if kind is None:  # of a later version
+    kind = _CORE.get(name) or _of_feature(name)
+    if kind is None:  # of a later version, or of a feature that is gone
         return None
     return readable(f"the {name} {instruction_id}", partial(_parsed, kind, text))
+
+
+@cache
+def _of_feature(name: str) -> type[Instruction] | None:
+    places = ((each, each.instructions.get(name)) for each in features())
+    return next((each.load(place) for each, place in places if place), None)
 
 
 def _parsed(kind: type[Instruction], text: bytes) -> Instruction:

@@ -13,8 +13,8 @@ from kombu.transport.redis import Transport
 from servers import RedisServer
 from waiting import poll
 
+from celery_dlq.features.dead_letter.demand import Demand
 from celery_dlq.letters.record import EPOCH
-from celery_dlq.store.instructions import Demand
 from celery_dlq.store.records import WorkerInfo
 from celery_dlq.store.store import Store
 from celery_dlq.transport.redis.broker import broker_of

@@ -22,8 +22,8 @@ from celery.worker.request import Request
 from guarded_worker import Pool, Worker, an_error
 from intervals import change
 
+from celery_dlq.features.dead_letter.demand import Demand
 from celery_dlq.letters.record import Outcome, Reason, iso
-from celery_dlq.store.instructions import Demand
 from celery_dlq.store.metrics import DELIVERIES, INTERNAL_ERRORS
 from celery_dlq.worker.dispatched import ENDED
 from celery_dlq.worker.request import InProcessRequest, NotStartedError

@@ -7,6 +7,7 @@ from celery_dlq.registry import Feature
 FEATURE = Feature(
     observer="observer:observer",
     name="dead_letter",
+    instructions={"demand": "demand:Demand"},
     commands={"dead-letter": "command:dead_letter"},
     operations={
         "dead_letter": "operations:DemandRun.dead_letter",

@@ -9,11 +9,12 @@ from typing import Any
 from celery.worker import state
 
 from celery_dlq.errors import StoreUnavailable
+from celery_dlq.features.dead_letter.demand import Demand
 from celery_dlq.letters.headers import redriven_at
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import Reason
 from celery_dlq.policies.decisions import Die
-from celery_dlq.store.instructions import Demand, Instruction, Instructions
+from celery_dlq.store.instructions import Instruction, Instructions
 from celery_dlq.worker.observer import Ended, Observer, WorkerParts
 from celery_dlq.writing.lifecycle import GuardedRequest, InFlight
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq import timing
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Action, whoami
+from celery_dlq.features.dead_letter.demand import Demand
 from celery_dlq.letters.printable import get_logger, shortened
 from celery_dlq.letters.record import iso
 from celery_dlq.operations.instructions import Audit, reason_of
-from celery_dlq.store.instructions import MOST_DEMANDS, Demand
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 logger = get_logger("celery_dlq")
 
 _MAX_ID_CHARS = 500
+MOST_DEMANDS = 10_000
+"""Demands at a time; each worker has all of them in memory."""
+
 DEMAND_KEPT = timedelta(hours=72)
 """A demand waits so long for a worker that gets the task, as the counts of messages do."""
 _LETTERS_SECONDS, _MOST_PAGES = 5.0, 40  # of 500 letters, in each dead-letter queue

@@ -16,6 +16,8 @@ from web_pages import SAME_SITE, SECRET, Pages, form_of, get, post
 from celery_dlq import DeadLetters, registry
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Events
+from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.operations.redrive.message import RedriveOptions
 from celery_dlq.operations.retention import Retention, RetentionRound
 from celery_dlq.policies import overrides
 from celery_dlq.store.instructions import Override
@@ -181,6 +183,19 @@ def test_a_change_says_what_it_does_to_letters(dlq: DeadLetters) -> None:
     assert effect(dlq, **TTL, **MOST) == f"removes 9 letters of {DLQ}"
     for key, value in REDRIVING.items():
         assert effect(dlq, **{key: value}) == f"redrives 9 letters of {DLQ}"
+
+
+def test_a_job_of_a_policy_whose_feature_is_gone_redrives_nothing(
+    dlq: DeadLetters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took some of the letters by a rule; without the rule it must not take them all."""
+    options = RedriveOptions(due={"redrives": 0, "reasons": None})
+    jobs = dlq.assembly.jobs()
+    run = jobs.new("redrive", DLQ, LetterFilter(), options)
+    monkeypatch.setattr(registry, "policy_keys", dict)
+    with pytest.raises(DLQError, match="has changed since it made this job"):
+        jobs.run(run)
+    assert dlq.store.length(DLQ) == LETTERS
 
 
 def test_the_letters_of_a_long_queue_are_counted_up_to_a_bound(

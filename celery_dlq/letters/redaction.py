@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
 logger = get_logger("celery_dlq")
 
-WHOLE = ("description", "exception_message", "traceback", *REPRS)
 PATTERN_PREFIX = "re:"
 MAX_BODY_BYTES = 1024 * 1024
 """A larger body is not parsed: it counts as one that is no JSON."""
@@ -60,21 +59,22 @@ MIN_KEY_BYTES = 16
 
 _JSON_TYPES = ("application/json",)
 _AT_CAPTURE = ("args_json", "kwargs_json")
-_PARTS = (*_AT_CAPTURE, "headers", "properties", "native_death", "body")
-_LOOKED_AT = (*_PARTS, *WHOLE, "content_type")
+_JSONS = [name for name, kind in field_kinds().items() if kind is Kind.JSON]
+_PARTS = (*_AT_CAPTURE, *_JSONS, "body")
 # Of these, exports keep the text: no argument gets into them, and a letter is found by them.
-_NAMES = frozenset(
-    {
-        "id",
-        "task_name",
-        "source_queue",
-        "dead_letter_queue",
-        "reason",
-        "fingerprint",
-        "content_type",
-        "content_encoding",
-    }
+_NAMES = (
+    *("id", "task_name", "source_queue", "dead_letter_queue", "reason", "fingerprint"),
+    *("content_type", "content_encoding"),
 )
+# Of these as well, where people look: a letter is found, and traced, by them.
+_TRACES = (
+    *("task_id", "root_id", "parent_id", "group_id", "sentry_event_id", "exception_type"),
+    *("exchange", "routing_key", "origin", "worker_hostname", "release"),
+)
+_TEXTS = [name for name, kind in field_kinds().items() if kind is Kind.TEXT]
+WHOLE = tuple(name for name in _TEXTS if name not in (*_NAMES, *_TRACES, *_AT_CAPTURE))
+"""Texts that are masked wherever they are, and that a rule may name; so is a field of tomorrow."""
+_LOOKED_AT = (*_PARTS, *WHOLE, "content_type")
 # What is shown of a part that cannot be looked into; of any other the marker, as JSON.
 _INSTEAD = {"headers": "{}", "properties": "{}", "body": MARKER, **dict.fromkeys(REPRS, MARKER)}
 
@@ -186,8 +186,8 @@ class Redaction:
                 kept[key] = value
             if kind is not None:
                 texts[name] = value if name == "body" else value.decode("utf-8", "replace")
-        names = [name for name, kind in kinds.items() if kind is Kind.TEXT and name in texts]
-        found = self._redacted(texts, {*names} - {*_NAMES, *_PARTS})
+        names = {*_TEXTS}.intersection(texts).difference(_NAMES, _PARTS)
+        found = self._redacted(texts, names)
         return {**{name.encode(): _bytes(value) for name, value in found.items()}, **kept}
 
     def _redacted(self, texts: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

@@ -15,7 +15,11 @@ TESTS = Path(__file__).parents[1]
 
 DEFINED = (
     "    extra: Mapping[str, bytes] =",
-    '    came_before: bool | None = _boolean("True if the broker gave it before.")\n',
+    """\
+    came_before: bool | None = _boolean("True if the broker gave it before.")
+    said: str | None = _text("What the broker said.")
+    told: str | None = _json("The same, for programs.")
+""",
 )
 READ = (
     "            eta=parsed_time(",
@@ -62,11 +66,16 @@ assert {columns_of(each)[NAME].lower() for each in DIALECTS} == {"boolean", "boo
 
 redaction = Redaction.with_key(["re:[a-z]"], b"a key of sixteen")
 assert redaction.exported(entries[0])[NAME.encode()] == b"true"
+letter = a_letter(said="no 4242", told='{"no":"4242"}')
+masked = Redaction.parse(["re:[0-9]{4}"])
+assert masked.letter(letter).said == masked.captured(letter).said == "no [redacted]"
+assert masked.letter(letter).decoded("told") == {"no": "[redacted]"}
+assert Redaction.parse(["said"]).letter(letter).said == "[redacted]"
 """
 
 
-def test_a_boolean_is_stored_shown_and_exported_by_one_line(tmp_path: Path) -> None:
-    """All its forms follow from its kind: a copy of the package has two lines more."""
+def test_a_field_is_stored_shown_masked_and_exported_by_one_line(tmp_path: Path) -> None:
+    """All its forms follow from its kind: a copy of the package has a few lines more."""
     shutil.copytree(PACKAGE, tmp_path / "celery_dlq", ignore=shutil.ignore_patterns("__pycache__"))
     for file, (before, added) in {"letters/record.py": DEFINED, "writing/capture.py": READ}.items():
         path = tmp_path / "celery_dlq" / file

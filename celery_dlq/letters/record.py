@@ -174,11 +174,11 @@ def _mapping(record: Any, time: Callable[[datetime], Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any, time: Callable[[datetime], Any]) -> Any:
+    if value is None or type(value) in (str, int):  # nearly always
+        return value
     if isinstance(value, datetime):
         return time(value)
-    if isinstance(value, Enum):
-        return value.value
-    return list(value) if isinstance(value, tuple) else value
+    return list(value) if isinstance(value, tuple) else _as_is(value)
 
 
 @cache
@@ -233,7 +233,7 @@ class Delivery:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping; times as ISO 8601 in UTC."""
-        shown = _mapping(self, iso)
+        shown = {name: _plain(getattr(self, name), iso) for name in self.__slots__}
         if self.release is None:  # as before there was a release
             del shown["release"]
         return shown

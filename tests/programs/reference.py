@@ -162,8 +162,20 @@ def foreign_names() -> str:
     names = foreign.names()
     said = [f"{len(names)} names, {sum(map(foreign.is_private, names))} of them private.\n"]
     for subject, rows in foreign.TABLES.items():
-        cells = [(_codes(row.names), _codes(row.files), row.why, _codes(row.tests)) for row in rows]
-        said += [f"### {subject}\n", table(("names", "in", "why", "test"), cells)]
+        cells = [
+            (_codes(row.names), _codes(row.files), row.why, row.price, _codes(row.tests))
+            for row in rows
+        ]
+        said += [f"### {subject}\n", table(("names", "in", "why", "price", "test"), cells)]
+    documented = [
+        (_codes(row.names), _codes(row.files), f"[page]({row.where})", _codes(row.tests))
+        for row in foreign.DOCUMENTED
+    ]
+    said += [
+        "### Documented names\n",
+        "Not counted: their packages document what we do with them. Tests pin them too.\n",
+        table(("names", "in", "documented", "test"), documented),
+    ]
     return "\n".join(said)
 
 

@@ -9,6 +9,7 @@ import subprocess
 from collections import Counter
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import intervals
@@ -18,7 +19,7 @@ from hypothesis import HealthCheck, settings
 from rabbit import RabbitServer, rabbitmq_executable
 from servers import RedisServer, redis_executable, require
 from sqs import SqsServer, sqs_module
-from tiers import in_default_tier
+from tiers import has_default_tests, in_default_tier
 
 from celery_dlq.store.store import Store
 
@@ -48,6 +49,14 @@ LONGEST = ("test_chaos.py", "test_standalone.py", "test_notebook.py", "test_stre
 
 RABBIT = re.compile(r"tests/(acceptance|integration)/.*(rabbitmq|classic|quorum)")
 """What needs RabbitMQ and does not say so by its fixtures."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the files of the full tier where it is not run: each process imports all others."""
+    if config.option.markexpr != "not full" or not collection_path.name.startswith("test_"):
+        return None
+    path = collection_path.relative_to(config.rootpath).as_posix()
+    return True if collection_path.is_file() and not has_default_tests(path) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

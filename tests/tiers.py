@@ -67,6 +67,7 @@ FULL_TIER = (
     "tests/integration/test_benchmarks.py",
     "tests/integration/test_fleet.py",
     "tests/integration/test_installing.py",
+    "tests/integration/test_planted.py",
     "tests/integration/test_breaker_recovery.py::test_workers_that_are_killed",
     "tests/integration/test_export_kill.py::test_killed_at_any_step_each_letter_is_in_the_files_once[trim",
     "tests/integration/test_export_kill.py::test_killed_at_any_step_each_letter_is_in_the_files_once[back",
@@ -108,6 +109,13 @@ _WITH_ANY_BROKER = (
 )
 """Files on what is done the same way whether letters and broker share a Redis or not, and with
 each kind of queue: in the default tier, they share it, and queues of RabbitMQ are classic ones."""
+
+
+def has_default_tests(path: str) -> bool:
+    """False if `tox` alone runs nothing of a file, and need not import it."""
+    if path.startswith(tuple(one for one in FULL_TIER if "::" not in one)):
+        return False
+    return any(path.startswith(one) or one.startswith(f"{path}::") for one in DEFAULT_TIER)
 
 
 def in_default_tier(test_id: str) -> bool:

@@ -151,6 +151,7 @@ setup(
         "celery_dlq.store": ["lua/parts/*.lua", "lua/README.md"],
         "celery_dlq.spark": ["*.j2"],
         "celery_dlq.features.differences": ["templates/*.html"],
+        "celery_dlq.features.groups": ["templates/*.html"],
         "celery_dlq.features.hold": ["templates/*.html"],
         "celery_dlq.web": ["static/*", "templates/*.html"],
     },

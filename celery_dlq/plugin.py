@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from celery_dlq.store.workers import WorkerRegistry
     from celery_dlq.web.asgi import Access, DeadLettersApp
 
+    _Typed = Notes  # Its methods have the names of the operations
+else:
+    _Typed = object
+
 ATTRIBUTE = "_celery_dlq"
 """Attribute of an app that holds its first `DeadLetters`."""
 
@@ -127,7 +131,7 @@ def _keywords(method: Callable[..., Any]) -> Collection[str] | None:
     return None if any(one.kind is one.VAR_KEYWORD for one in found.values()) else found
 
 
-class DeadLetters:
+class DeadLetters(_Typed):
     """Installs the plugin on a Celery app; also the operator's API.
 
     Making it reads neither the configuration nor Redis, so call it before or after you
@@ -271,11 +275,6 @@ class DeadLetters:
         differences = _of(Comparison, Comparison.differences)
         doctor = _of(Examination, Examination.findings)
         guarantees = _of(Examination, Examination.guarantees)
-        note = _of(Notes, Notes.note)
-        notes = _of(Notes, Notes.notes)
-        resolve = _of(Notes, Notes.resolve)
-        mute = _of(Notes, Notes.mute)
-        reopen = _of(Notes, Notes.reopen)
         check_hold = _of(Holds, Holds.preview)
         hold = _of(Holds, Holds.hold)
         end_hold = _of(Holds, Holds.end)

@@ -122,6 +122,8 @@ class Feature:
     metrics: tuple[Metric, ...] = ()
     # Place of the routes of its pages; its templates lie in its folder `templates`
     pages: str = ""
+    # What it shows on pages of the core: `(call, subject) -> Panel`, by the place on a page
+    panels: Mapping[str, str] = field(default_factory=dict)
 
     def load(self, place: str) -> Any:
         """What a place names."""

@@ -14,7 +14,10 @@ from celery_dlq.letters.record import Recorded, check_aware, from_micros, to_mic
 from celery_dlq.store.keys import spelled
 from celery_dlq.store.overviews import release_text, text_of
 from celery_dlq.store.part import Part
-from celery_dlq.store.records import KEPT_DAYS, MAX_NOTES, OPEN_GROUP, GroupState, GroupStatus
+from celery_dlq.store.records import KEPT_DAYS, OPEN_GROUP, GroupState, GroupStatus
+
+MAX_NOTES = 50
+"""Maximum number of notes on a group; the oldest one goes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

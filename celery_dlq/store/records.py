@@ -110,9 +110,6 @@ class Choice:
     fingerprints: tuple[str, ...] = ()  # Their beginnings; of any of them
 
 
-MAX_NOTES = 50
-"""Maximum number of notes on a group; the oldest one goes."""
-
 KEPT_DAYS = 90
 """Notes and states are kept while their group has letters, and for this long after."""
 

@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, quote, urlencode
 
 from celery_dlq.errors import DLQError, SettingsError
 from celery_dlq.letters.record import TextEnum
+from celery_dlq.registry import features
 
 if TYPE_CHECKING:
     from celery_dlq import DeadLetters
@@ -34,6 +35,9 @@ MAX_FIELDS = MAX_TICKED + 50
 
 Fields = Mapping[str, Sequence[str]]
 """Values by name."""
+
+Panel = tuple[str, Mapping[str, Any]]
+"""What a feature shows on a page of the core: a template, and its values, there as ``panel``."""
 
 
 class Permission(TextEnum):
@@ -258,6 +262,11 @@ class Call:
         known = {"call": self, "user": self.user or NOBODY, "link": self.link, "may": self.may}
         body = self.site.templates.render(template, **{**self.parts, **known, **values})
         return Page(status=status, body=body)
+
+    def panels(self, name: str, subject: Any) -> list[Panel]:
+        """What features show in a place of a page about the subject: templates, their values."""
+        shown = [(each, each.panels[name]) for each in features() if name in each.panels]
+        return [feature.load(place)(self, subject) for feature, place in shown]
 
     def to(self, name: str, /, query: Mapping[str, Any] = {}, **parts: Any) -> Page:
         """Send the browser to another page, after a change."""

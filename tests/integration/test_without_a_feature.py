@@ -70,6 +70,23 @@ def command(*arguments):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def opened(**names):
+    # A link to a page that is gone is an error.
+    from celery_dlq.web.http import Call, Permission, Site, User
+    from celery_dlq.web.site import all_routes
+
+    user = User(name="ann", permissions=frozenset(Permission))
+    site, found = Site(dlq, all_routes()), set()
+    for route in site.routes.values():
+        if route.method == "GET" and "{" not in route.link("", names):
+            call = Call(site=site, parts=names, user=user, token_field="token", route=route)
+            page = route.page(call)
+            assert page.status == 200, route
+            found.add(route.name)
+    site.close()
+    return found
+
+
 log = open("worker.log", "w")
 arguments = [sys.executable, "-m", "celery", "-A", "shop", "worker", "-P", "solo", "-Q", "orders"]
 worker = subprocess.Popen(arguments, stdout=log, stderr=log)
@@ -84,6 +101,11 @@ try:
     assert dlq.redrive("orders-DLQ").published == 1
     (again,) = poll(stored)
     assert (again.task_id, again.redrives) == (letter.task_id, 1)
+
+    (group,) = dlq.groups("orders-DLQ", state="open")
+    assert group.fingerprint == command("groups", "orders-DLQ")[0]["fingerprint"]
+    pages = opened(queue="orders-DLQ", fingerprint=group.fingerprint, letter=again.id)
+    assert {"overview", "groups", "group", "letters", "letter", "policies", "audit"} <= pages
 
     command("export", "files", "--queue", "orders-DLQ")
     assert len(list(Path("files").rglob("*.parquet"))) == 1
@@ -121,7 +143,7 @@ def run(env: dict[str, str], folder: Path, *arguments: str) -> None:
 
 @pytest.mark.parametrize("name", FEATURES)
 def test_without_a_feature_the_rest_works(name: str, redis_url: str, tmp_path: Path) -> None:
-    """It imports, a worker starts, and a message is dead-lettered, listed, redriven, exported."""
+    """A message is dead-lettered, listed, redriven and exported; all pages open."""
     env = without(name, tmp_path)
     (tmp_path / "shop.py").write_text(SHOP, "utf-8")
     run({**env, "SHOP_REDIS": redis_url}, tmp_path, "-c", MAIN)

@@ -10,6 +10,7 @@ from jinja2 import UndefinedError
 
 import celery_dlq.web
 from celery_dlq.letters.record import Reason
+from celery_dlq.registry import features
 from celery_dlq.web.templating import Templates, ago, duration
 
 FOLDER = Path(celery_dlq.web.__file__).parent
@@ -92,3 +93,11 @@ def _luminance(colour: str) -> float:
     parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
     linear = (p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
     return sum(map(float.__mul__, (0.2126, 0.7152, 0.0722), linear))
+
+
+def test_pages_ask_for_panels_and_not_which_routes_there_are() -> None:
+    """A panel that no page of the core asks for would never be seen."""
+    texts = [path.read_text() for path in FOLDER.rglob("*.html")]
+    asked = {name for text in texts for name in re.findall(r'call\.panels\("(\w+)"', text)}
+    assert asked == {name for feature in features() for name in feature.panels}
+    assert not [text for text in texts if re.search(r"\bin call\.site\.routes(?!\.values)", text)]

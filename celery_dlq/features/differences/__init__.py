@@ -8,8 +8,7 @@ FEATURE = Feature(
     name="differences",
     observer="sampling:observer",
     pages="pages:ROUTES",
+    panels={"group_links": "pages:link"},
     commands={"differences": "command:differences"},
-    operations={
-        "differences": "operations:Comparison.differences",
-    },
+    operations={"differences": "operations:Comparison.differences"},
 )

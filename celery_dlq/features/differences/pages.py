@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from celery_dlq.letters.explanation import name_of
-from celery_dlq.web.http import Call, Page, get
+from celery_dlq.store.records import Group
+from celery_dlq.web.http import Call, Page, Panel, get
 
 _MOST_LETTERS, _SECONDS = 300, 0.07
 
@@ -26,6 +27,11 @@ def differences(call: Call) -> Page:
         compared=compared,
         findings=findings,
     )
+
+
+def link(_call: Call, _group: Group) -> Panel:
+    """The link from the page of a group to the page of its differences."""
+    return "differences_link.html", {}
 
 
 ROUTES = (get("/queues/{queue}/groups/{fingerprint}/differences", differences),)

@@ -7,6 +7,7 @@ from celery_dlq.registry import Feature
 FEATURE = Feature(
     name="groups",
     pages="pages:ROUTES",
+    panels={"group": "pages:notes_and_state"},
     commands={
         "mute": "command:mute",
         "note": "command:note",

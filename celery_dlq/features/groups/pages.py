@@ -9,8 +9,16 @@ from celery_dlq.errors import DLQError
 from celery_dlq.events import whoami
 from celery_dlq.features.groups.operations import checked_note
 from celery_dlq.store.records import Group
-from celery_dlq.web.http import Call, Page, Permission, RequestError, post
+from celery_dlq.web.http import Call, Page, Panel, Permission, RequestError, post
 from celery_dlq.web.pages import confirm, span_of
+
+
+def notes_and_state(call: Call, group: Group) -> Panel:
+    """The notes on a group, and forms to write one and to set the group's state."""
+    notes = call.dlq.notes(call.parts["queue"], group.fingerprint)
+    return "group_notes.html", {
+        "notes": [call.dlq.redaction.shown(note, "text") for note in notes],
+    }
 
 
 def add_note(call: Call) -> Page:

@@ -122,7 +122,6 @@ def group(call: Call) -> Page:
     found = call.dlq.group(queue, fingerprint)
     entry = suppressed(lambda: call.dlq.entry(found.example_id, queue)[1], NotFound)
     example = None if entry is None else Row.of(call, entry).letter
-    notes = call.dlq.notes(queue, fingerprint) if "add_note" in call.site.routes else []
     jobs = (
         job.shown(call.dlq.redaction)
         for job in call.dlq.jobs()
@@ -138,7 +137,6 @@ def group(call: Call) -> Page:
         columns=_columns_of_day(found),
         example=example,
         exceptions=frames_of(example),
-        notes=[call.dlq.redaction.shown(note, "text") for note in notes],
         jobs=[*islice(jobs, 5)],
     )
 

@@ -31,12 +31,6 @@ from celery_dlq.store.records import OPEN_GROUP, Group, GroupState, QueueSummary
 _MAX_DETAIL_CHARS = 200
 _MOST_EMPTIED = 20
 _MOST_CHANGES = 10_000  # as many as are kept
-_STATES = {
-    GroupState.OPEN: "dim",
-    GroupState.MUTED: "dim",
-    GroupState.RESOLVED: "green",
-    GroupState.REGRESSED: "red",
-}
 
 
 @click.command()
@@ -160,7 +154,7 @@ def _group(group: Group) -> tuple[Cell, ...]:
     if group.exception_type is not None:
         cause = Text.assemble(cause, " ", line(class_name(group.exception_type)))
     return (
-        (group.fingerprint, line(state.value, _STATES[state])),
+        (group.fingerprint, line(state.value, state.colour)),
         group.letters,
         (line(group.task_name, "bold"), cause),
         (f"first {age(group.first_seen_at)}", f"last  {age(group.last_seen_at)}"),

@@ -97,9 +97,9 @@ class Keys:
     )
     states = QueueKey(
         "HASH: fingerprint to the state of its group; kept like notes. Without one: open. "
-        "``muted|until in milliseconds, or nothing|||JSON``, ``resolved|release, or "
-        "nothing|releases before|microseconds|JSON`` or ``regressed|microseconds|release|letter "
-        "id|JSON of the resolution``."
+        "``resolved|release, or nothing|releases before|microseconds|JSON``, "
+        "``regressed|microseconds|release|letter id|JSON of the resolution``, or one that stops "
+        "reports, as ``muted|until in milliseconds, or nothing|||JSON``."
     )
     arrivals = QueueKey(
         "HASH: ``minute of the hour:reason`` to ``minute:letters stored in it``; expires."

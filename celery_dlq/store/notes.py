@@ -89,8 +89,10 @@ class GroupNotes(Part):
         now, found = to_micros(self.now()) // 1000, {}
         for name, text in self._client.hgetall(self._keys.states(dead_letter_queue)).items():
             state, until, *_ = (*text_of(text).split("|", 2), "")
-            is_over = state == GroupState.MUTED and until.isdecimal() and int(until) <= now
-            if state in _NOT_OPEN and not is_over:
+            if state not in _NOT_OPEN:
+                continue
+            is_quiet = GroupState(state).is_quiet
+            if not (is_quiet and until.isdecimal() and int(until) <= now):
                 found[text_of(name)] = state
         return found
 
@@ -99,7 +101,7 @@ def _text(status: GroupStatus) -> str:
     """Return a state as ``parts/state.lua`` reads it; an open one is empty."""
     if status.state is GroupState.OPEN:
         return ""
-    if status.state is GroupState.MUTED:
+    if status.state.is_quiet:
         until = "" if status.until is None else str(to_micros(status.until) // 1000)
         parts = [until, "", ""]
     else:

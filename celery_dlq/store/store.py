@@ -17,7 +17,6 @@ from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.instructions import Instructions
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import Letters
-from celery_dlq.store.notes import GroupNotes
 from celery_dlq.store.part import Part
 from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.store.records import ServerMemory
@@ -27,6 +26,7 @@ from celery_dlq.store.workers import MetricsStore, WorkerRegistry
 
 if TYPE_CHECKING:
     from celery_dlq.store.jobs import JobStore
+    from celery_dlq.store.notes import GroupNotes
 
 _HELD_TTL_SECONDS = 1.0  # a copy of a held message may run once that is released
 
@@ -96,9 +96,15 @@ class Store:
 
         return JobStore(self)
 
+    @cached_property
+    def notes(self) -> GroupNotes:
+        """What operators say of groups of letters."""
+        from celery_dlq.store.notes import GroupNotes  # noqa: PLC0415 - no worker needs it
+
+        return GroupNotes(self)
+
     workers = cached_property(WorkerRegistry)  # live workers and the audit log
     metrics = cached_property(MetricsStore)  # metrics of all processes
-    notes = cached_property(GroupNotes)  # notes of operators on groups of letters
     instructions = cached_property(Instructions)  # what operators require of all workers
     revoked = cached_property(RevokedTasks)  # tasks that operators revoked, and when
 

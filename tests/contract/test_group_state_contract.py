@@ -179,9 +179,10 @@ def test_a_regression_is_reported_whatever_was_reported_before(parts: Store) -> 
     assert report.why is Why.REGRESSED
 
 
-def test_a_muted_group_is_not_reported(parts: Store) -> None:
+@pytest.mark.parametrize("quiet", [state for state in GroupState if state.is_quiet])
+def test_a_quiet_group_is_not_reported(parts: Store, quiet: GroupState) -> None:
     """Its letters are stored all the same."""
-    muted = GroupStatus(state=GroupState.MUTED, at=NOW, actor="ann")
+    muted = GroupStatus(state=quiet, at=NOW, actor="ann")
     parts.notes.set_status(DLQ, GROUP, muted)
     assert [parts.part(Reports).of(letter_of()) for _ in range(12)] == [None] * 12
     assert parts.part(Reports).of(letter_of(fingerprint=OTHER)) is not None
@@ -205,7 +206,7 @@ def test_states_go_long_after_their_letters(redis_url: str) -> None:
 
 
 def test_a_state_of_a_later_version_counts_as_open(redis_url: str) -> None:
-    """And letters of its group are stored."""
+    """And letters of its group are stored, and reported."""
     backend = Store(redis_url, timeout_seconds=2.0)
     key = backend.keys.states(DLQ)
     for text in (b"odd", b"snoozed|1|2|3|{}", b'resolved|||1|{"odd": 1}', b"resolved|x", b"\xff"):
@@ -213,6 +214,8 @@ def test_a_state_of_a_later_version_counts_as_open(redis_url: str) -> None:
         assert backend.notes.status(DLQ, GROUP) is OPEN_GROUP
         assert backend.notes.statuses(DLQ, [GROUP]) == {}
         assert dies(backend) in {Stored.NEW, Stored.REGRESSED}
+    backend.client.hset(key, OTHER, b"snoozed|in a day|||{}")
+    assert backend.part(Reports).of(letter_of(fingerprint=OTHER)) is not None
     backend.close()
 
 

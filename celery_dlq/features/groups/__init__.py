@@ -7,7 +7,7 @@ from celery_dlq.registry import Feature
 FEATURE = Feature(
     name="groups",
     pages="pages:ROUTES",
-    panels={"group": "pages:notes_and_state"},
+    panels={"group": "pages:notes_and_forms", "group_facts": "pages:state"},
     commands={
         "mute": "command:mute",
         "note": "command:note",

@@ -13,7 +13,12 @@ from celery_dlq.web.http import Call, Page, Panel, Permission, RequestError, pos
 from celery_dlq.web.pages import confirm, span_of
 
 
-def notes_and_state(call: Call, group: Group) -> Panel:
+def state(_call: Call, _group: Group) -> Panel:
+    """The state of a group: since when, and by whom."""
+    return "group_state.html", {}
+
+
+def notes_and_forms(call: Call, group: Group) -> Panel:
     """The notes on a group, and forms to write one and to set the group's state."""
     notes = call.dlq.notes(call.parts["queue"], group.fingerprint)
     return "group_notes.html", {

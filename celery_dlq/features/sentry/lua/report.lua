@@ -24,7 +24,7 @@ if reported_id == id then  -- a repetition: the letter could not be stored
   return {tonumber(reported_state), tonumber(reported_number), reported_ids}
 end
 local group_state = redis.call('HGET', KEYS[4], ARGV[2]) or ''
-if is_muted(group_state, now) then return {0, 0, ''} end
+if is_quiet(group_state, now) then return {0, 0, ''} end
 local ended = ended_resolution(group_state, ARGV[9])
 local ids = {id}
 for other in string.gmatch(newest_ids or '', '%S+') do

@@ -332,7 +332,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "test_a_message_of_a_cancelled_queue_goes_back_by_its_own_tag",
         ),
         Row(
-            "Producer._delivery_details Channel._get_message_priority Channel._q_for_pri",
+            "Channel._get_message_priority",
             "transport/redis/entries.py transport/redis/broker.py transport/redis/channel.py "
             "features/adopt/sources.py",
             "kombu's envelope and list keys, without `Producer`: a redrive publishes in a script.",
@@ -440,7 +440,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
             _OWN,
         ),
         Row(
-            "sentry_sdk.scope.global_event_processors sentry_sdk.SentryDeduplicator "
+            "sentry_sdk.scope.global_event_processors "
             "Client.before_send Client.before_send_transaction",
             "features/sentry/observer.py",
             "One event a cause; with `dlq_redact` no hidden value in one.",

@@ -41,9 +41,10 @@ from celery.worker.pidbox import Pidbox
 from celery.worker.request import Request, create_request_cls
 from celery.worker.strategy import default
 from celery.worker.worker import WorkController
-from kombu import Connection, Producer
+from kombu import Connection, Exchange, Producer
 from kombu.asynchronous import Hub
 from kombu.asynchronous.timer import Timer
+from kombu.entity import maybe_delivery_mode
 from kombu.message import Message
 from kombu.pidbox import Node
 from kombu.transport import pyamqp, virtual
@@ -52,7 +53,7 @@ from kombu.utils.scheduling import round_robin_cycle
 from redis.connection import Connection as RedisConnection
 
 from celery_dlq.transport.default_delay import MERGES_OPTIONS, PARAMETERS
-from celery_dlq.transport.redis.entries import STEPS
+from celery_dlq.transport.redis.entries import STEPS, end_of_list
 from celery_dlq.transport.redis.leases import ReliableQoS
 from celery_dlq.worker.dispatched import FLUSHES_QUEUES, RUN, TERMINATE
 from celery_dlq.worker.shutdown_signals import LEFT_BY_SIGNAL
@@ -113,13 +114,17 @@ def test_kombus_redis_channel_is_written_to_in_the_steps_that_a_redrive_does_its
     """`celery_dlq.transport.redis.entries` makes its entries; test_envelope.py compares them."""
     for step in STEPS:
         assert callable(getattr(kombu_redis.Channel, step)), step
-    assert parameters(kombu_redis.Channel._q_for_pri) == ["self", "queue", "pri"]
-    lists = kombu_redis.Channel._q_for_pri  # of a fetch: the queue's name, and the same end
-    channel = SimpleNamespace(priority=int, sep=":")
-    assert [lists(channel, "q", n) for n in (0, 3)] == ["q" + lists(channel, "", n) for n in (0, 3)]
+    for prefix in ("", "app:"):
+        channel = object.__new__(kombu_redis.Channel)
+        channel.priority_steps, channel.sep = [0, 3, 6, 9], "\x06"
+        for priority in range(10):
+            kombus = channel._q_for_pri(prefix + "q", priority)
+            assert kombus == prefix + "q" + end_of_list(channel, priority)
     assert parameters(kombu_redis.Channel._get_message_priority) == ["self", "message", "reverse"]
     assert parameters(kombu_redis.Channel.encode_body) == ["self", "body", "encoding"]
-    assert parameters(Producer._delivery_details)[:3] == ["self", "exchange", "delivery_mode"]
+    for mode in (None, 1, "transient"):
+        kombus = Producer._delivery_details(SimpleNamespace(), Exchange("x"), mode)[1]
+        assert kombus == maybe_delivery_mode(mode or Exchange("x").delivery_mode)
     assert (kombu_redis.Channel.global_keyprefix, kombu_redis.Channel.default_priority) == ("", 0)
     assert isinstance(kombu_redis.Channel.pool, property)
     source = inspect.getsource(kombu_redis.Channel._put)
@@ -408,7 +413,6 @@ CHANNEL = kombu_redis.Channel
         (CHANNEL, "_brpop_start", ["self", "timeout"]),
         (CHANNEL, "_brpop_read", ["self", "options"]),
         (CHANNEL, "_poll_error", ["self", "type", "options"]),
-        (CHANNEL, "_q_for_pri", ["self", "queue", "pri"]),
         (CHANNEL, "_get_message_priority", ["self", "message", "reverse"]),
         (CHANNEL, "_update_queue_cycle", ["self"]),
         (CHANNEL, "close", ["self"]),

@@ -19,6 +19,7 @@ from kombu.utils.json import loads
 
 from celery_dlq import timing
 from celery_dlq.errors import BrokerUnavailable, NotFound
+from celery_dlq.transport.redis.entries import end_of_list
 from celery_dlq.transport.sqs.aws import broker_errors, queue_exists
 
 
@@ -143,7 +144,7 @@ class RedisList(BrokerQueue):
             with channel.conn_or_acquire() as client:
                 for step in channel.priority_steps:
                     # Kombu adds its key prefix only to commands that it uses itself.
-                    key = channel.global_keyprefix + channel._q_for_pri(self._queue, step)  # noqa: SLF001 - there is no public API
+                    key = channel.global_keyprefix + self._queue + end_of_list(channel, step)
                     if entries := client.execute_command("LRANGE", key, -1, -1):
                         return self._found(key, entries[0])
         return None

@@ -31,7 +31,7 @@ from celery_dlq.transport.redis.broker import (
     broker_of,
     refuses_for_now,
 )
-from celery_dlq.transport.redis.entries import Entry, EntryMessage, record_end
+from celery_dlq.transport.redis.entries import Entry, EntryMessage, end_of_list, record_end
 from celery_dlq.transport.redis.leases import Leases, ReliableQoS
 from celery_dlq.transport.redis.wake import (
     FETCH,
@@ -392,7 +392,7 @@ class _Plan:
     def __init__(self, channel: Any, queues: tuple[str, ...]) -> None:
         script = script_text("fetch", SCRIPTS)
         # kombu asks for each list, which takes three times as long where there are thousands.
-        ends = [channel._q_for_pri("", step) for step in channel.priority_steps]  # noqa: SLF001
+        ends = [end_of_list(channel, step) for step in channel.priority_steps]
         prefix = channel.global_keyprefix
         self.lists: Sequence[str] = [f"{prefix}{queue}{end}" for end in ends for queue in queues]
         broker = broker_of(channel)

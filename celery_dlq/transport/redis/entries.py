@@ -21,6 +21,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 import redis
+from kombu.entity import maybe_delivery_mode
 from kombu.message import Message as BaseMessage
 from kombu.messaging import Producer
 from kombu.transport import redis as kombu_redis
@@ -262,7 +263,7 @@ class Envelopes:
             body_text, encoding = channel.encode_body(body, encoding)
         mode = properties.get("delivery_mode")
         if type(mode) is not int or not mode:
-            _, mode = self._producer._delivery_details(self._producer.exchange, mode)  # noqa: SLF001
+            mode = maybe_delivery_mode(mode or self._producer.exchange.delivery_mode)
         properties = {
             **properties,
             "delivery_mode": mode,
@@ -299,8 +300,14 @@ class Envelopes:
         channel = self._channel
         message = {"properties": {"priority": priority}}
         step = channel._get_message_priority(message, reverse=False)  # noqa: SLF001
-        key: str = channel.global_keyprefix + channel._q_for_pri(queue, step)  # noqa: SLF001
+        key: str = channel.global_keyprefix + queue + end_of_list(channel, step)
         return key.encode()
+
+
+def end_of_list(channel: Any, priority: int) -> str:
+    """What follows a queue's name in the key of its list for a priority, as kombu writes it."""
+    step = channel.priority(priority)
+    return f"{channel.sep}{step}" if step else ""
 
 
 def _json(value: object) -> str:

@@ -10,11 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pytest
 import redis
 from raw import BODY, JSON, headers, publish
 from waiting import poll
-from workers import Place, Worker
+from workers import Place, Worker, diagonals
 
 from celery_dlq import DeadLetter, Reason
 
@@ -33,7 +32,7 @@ class Bomb:
         return (Path.touch, (self.path,))
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
+@diagonals("prefork", "threads", "solo", "gevent", "eventlet")
 def test_each_message_that_celery_drops_becomes_one_letter_with_its_bytes(
     poison: ModuleType,
     start_worker: Start,

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import pytest
 import redis
 from waiting import poll
-from workers import Place, Worker, run_python
+from workers import Place, Worker, diagonals, run_python
 
 from celery_dlq import DeadLetter, Outcome, Reason
 
@@ -43,7 +42,7 @@ def publish(redis_url: str, place: Place, names: list[str]) -> dict[str, str]:
     return ids
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+@diagonals("prefork", "threads", "solo", "gevent")
 def test_each_exception_ends_as_its_policy_says(
     poison: ModuleType,
     redis_url: str,

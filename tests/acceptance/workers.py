@@ -24,6 +24,21 @@ GREEN = ("gevent", "eventlet")
 """Pools of greenlets, which are not always installed."""
 
 
+def diagonals(*pools: str) -> pytest.MarkDecorator:
+    """Run a test with each broker and each pool at least twice, and not with each pair.
+
+    For what one of the two decides alone. Where both decide, as how a message dies, all pairs run.
+    """
+    brokers = ("redis", "classic", "quorum", "sqs")
+    pairs = [
+        (broker, pool)
+        for row, pool in enumerate(pools)
+        for column, broker in enumerate(brokers)
+        if (column - row) % len(brokers) < 2
+    ]
+    return pytest.mark.parametrize(("place", "pool"), pairs, indirect=["place"])
+
+
 @dataclass
 class Place:
     """A broker with its queues, and how to run things there."""

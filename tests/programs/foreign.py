@@ -332,15 +332,6 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "test_a_message_of_a_cancelled_queue_goes_back_by_its_own_tag",
         ),
         Row(
-            "Channel._get_message_priority",
-            "transport/redis/entries.py transport/redis/broker.py transport/redis/channel.py "
-            "features/adopt/sources.py",
-            "kombu's envelope and list keys, without `Producer`: a redrive publishes in a script.",
-            "Publishing in a step of its own: a redrive that is killed in between doubles or "
-            "loses a message.",
-            "tests/integration/test_envelope.py",
-        ),
-        Row(
             "Connection._sock Connection._parser Connection.connection_class "
             "Connection.connection_kwargs Connection._connect",
             "transport/redis/wake.py transport/redis/channel.py transport/redis/broker.py "

@@ -53,7 +53,7 @@ from kombu.utils.scheduling import round_robin_cycle
 from redis.connection import Connection as RedisConnection
 
 from celery_dlq.transport.default_delay import MERGES_OPTIONS, PARAMETERS
-from celery_dlq.transport.redis.entries import STEPS, end_of_list
+from celery_dlq.transport.redis.entries import STEPS, end_of_list, priority_of
 from celery_dlq.transport.redis.leases import ReliableQoS
 from celery_dlq.worker.dispatched import FLUSHES_QUEUES, RUN, TERMINATE
 from celery_dlq.worker.shutdown_signals import LEFT_BY_SIGNAL
@@ -120,7 +120,11 @@ def test_kombus_redis_channel_is_written_to_in_the_steps_that_a_redrive_does_its
         for priority in range(10):
             kombus = channel._q_for_pri(prefix + "q", priority)
             assert kombus == prefix + "q" + end_of_list(channel, priority)
-    assert parameters(kombu_redis.Channel._get_message_priority) == ["self", "message", "reverse"]
+    channel = object.__new__(kombu_redis.Channel)
+    for properties in ({}, None, *({"priority": n} for n in (None, "x", "4", -3, 0, 5, 200, 2.7))):
+        envelope = {"properties": properties}
+        kombus = channel._get_message_priority(envelope, reverse=False)
+        assert kombus == priority_of(channel, envelope)
     assert parameters(kombu_redis.Channel.encode_body) == ["self", "body", "encoding"]
     for mode in (None, 1, "transient"):
         kombus = Producer._delivery_details(SimpleNamespace(), Exchange("x"), mode)[1]
@@ -413,7 +417,6 @@ CHANNEL = kombu_redis.Channel
         (CHANNEL, "_brpop_start", ["self", "timeout"]),
         (CHANNEL, "_brpop_read", ["self", "options"]),
         (CHANNEL, "_poll_error", ["self", "type", "options"]),
-        (CHANNEL, "_get_message_priority", ["self", "message", "reverse"]),
         (CHANNEL, "_update_queue_cycle", ["self"]),
         (CHANNEL, "close", ["self"]),
         (virtual.Channel, "basic_consume", None),

@@ -18,7 +18,7 @@ from redis.exceptions import OutOfMemoryError, ReadOnlyError
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.store.connect import new_connection
 from celery_dlq.store.scripts import script_text
-from celery_dlq.transport.redis.entries import lists_of, recorded, redelivered, tag_end
+from celery_dlq.transport.redis.entries import lists_of, priority_of, recorded, redelivered, tag_end
 
 SCRIPTS = "celery_dlq.transport.redis"
 """The package whose Lua scripts these are."""
@@ -127,7 +127,7 @@ def broker_of(channel: Any) -> Broker:
         prefix=prefix,
         sep=channel.sep,
         steps=channel.priority_steps,
-        priority_of=partial(channel._get_message_priority, reverse=False),  # noqa: SLF001
+        priority_of=partial(priority_of, channel),
         decode_body=channel.decode_body,
     )
 

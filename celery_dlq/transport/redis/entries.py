@@ -299,9 +299,18 @@ class Envelopes:
     def _new_list_key(self, queue: str, priority: object) -> bytes:
         channel = self._channel
         message = {"properties": {"priority": priority}}
-        step = channel._get_message_priority(message, reverse=False)  # noqa: SLF001
+        step = priority_of(channel, message)
         key: str = channel.global_keyprefix + queue + end_of_list(channel, step)
         return key.encode()
+
+
+def priority_of(channel: Any, envelope: Any) -> int:
+    """The priority of an envelope, as kombu reads it."""
+    try:
+        priority = int(envelope["properties"]["priority"])
+    except (TypeError, ValueError, KeyError):
+        return int(channel.default_priority)
+    return int(max(min(priority, channel.max_priority), channel.min_priority))
 
 
 def end_of_list(channel: Any, priority: int) -> str:

@@ -325,13 +325,6 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "test_a_channel_has_the_names_that_its_keys_are_made_of",
         ),
         Row(
-            "Message._raw",
-            "transport/redis/channel.py transport/redis/entries.py transport/sqs/channel.py",
-            "The fetch's tag; entries that are no message.",
-            "An entry that is no message ends the worker.",
-            "test_a_message_of_a_cancelled_queue_goes_back_by_its_own_tag",
-        ),
-        Row(
             "Connection._sock Connection._parser Connection.connection_class "
             "Connection.connection_kwargs Connection._connect",
             "transport/redis/wake.py transport/redis/channel.py transport/redis/broker.py "

@@ -58,6 +58,7 @@ class EntryMessage(virtual.Message):
     """A message of a list entry; an unreadable entry becomes a message that cannot be decoded."""
 
     def __init__(self, payload: Any, channel: Any = None, **kwargs: Any) -> None:
+        self.dlq_entry: Entry | None = payload if isinstance(payload, Entry) else None
         if not isinstance(payload, Entry):
             super().__init__(payload, channel=channel, **kwargs)
             return
@@ -81,8 +82,8 @@ class EntryMessage(virtual.Message):
 
         kombu ignores characters that are no base64.
         """
-        entry: Any = self._raw
-        if not isinstance(entry, Entry) or self.body is entry.raw:
+        entry: Any = self.dlq_entry
+        if entry is None or self.body is entry.raw:
             return False
         body, encoding = entry.get("body") or "", entry["properties"].get("body_encoding")
         again = body
@@ -96,7 +97,6 @@ class EntryMessage(virtual.Message):
         return True
 
     def _be_the_entry(self, entry: Entry, channel: Any) -> None:
-        self._raw = entry
         BaseMessage.__init__(
             self,
             body=entry.raw,

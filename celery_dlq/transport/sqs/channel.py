@@ -89,7 +89,7 @@ class ReceiptQoS(SQS.QoS):
 
     def append(self, message: Any, delivery_tag: Any) -> None:
         """Add a delivered message."""
-        entry = message._raw  # noqa: SLF001 - kombu's own attribute
+        entry = message.dlq_entry
         if isinstance(entry, SqsEntry):
             waits = self.channel.wait_time_seconds or 0
             url = entry.about["sqs_queue"]

@@ -26,6 +26,7 @@ import foreign
 import celery_dlq
 from celery_dlq import errors, registry
 from celery_dlq.config import PREFIX, Settings
+from celery_dlq.events import Action
 from celery_dlq.export.table import schema
 from celery_dlq.letters import headers
 from celery_dlq.letters.record import Delivery, Kind, Outcome, Reason, record_fields
@@ -155,6 +156,11 @@ def doctor() -> str:
 
     rows = [(f"`{name}`", symptom, mend) for name, (symptom, mend) in KINDS.items()]
     return table(("finding", "what you see", "what to do"), rows)
+
+
+def actions() -> str:
+    """Every kind of change, in the order of its list."""
+    return f"Actions of a `Change`: {', '.join(f'`{action}`' for action in Action)}."
 
 
 def foreign_names() -> str:
@@ -429,6 +435,7 @@ MADE: Mapping[str, Callable[[], str]] = {
     "errors": error_tree,
     "findings": doctor,
     "metrics": metrics,
+    "actions": actions,
     "foreign names": foreign_names,
     "commands": lambda: commands(_of("cli.commands:dlq"), f"{_APP}dlq"),
     "console script": lambda: commands(_of("__main__:main"), "celery-dlq"),

@@ -404,8 +404,12 @@ def test_letters_of_a_removal_that_was_killed_are_not_called_published(
     dlq = operators()
     put(dlq, 3)
     monkeypatch.setattr(timing, "current", replace(timing.current, claim=0.0))
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Letters, "remove", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
+        patch.setattr(Letters, "remove", interrupted)
         dlq.discard(DLQ)
     monkeypatch.undo()
     report = dlq.redrive(DLQ)

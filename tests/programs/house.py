@@ -34,18 +34,18 @@ LONGEST_FUNCTION = 45
 
 LIMITS: dict[str, tuple[int, int]] = {
     "files, a letter's field (A)": (3, 4),
-    "files, an operator's power (B)": (18, 7),
+    "files, an operator's power (B)": (12, 7),
     "files, a policy key (C1)": (3, 4),
     "files, a feature removed (C2)": (15, 10),
     "files, a reason (D)": (2, 2),
     "names of other packages": (130, 70),
     "of these, private": (58, 22),
-    "lines a worker loads": (20_000, 12_000),
-    "lines a worker loads, every feature": (24_284, 16_000),
+    "lines a worker loads": (19_890, 12_000),
+    "lines a worker loads, every feature": (24_185, 16_000),
     "lines of code of the core": (31_565, 22_500),
     "lines of code of the largest feature": (700, 700),
     "copies of mechanisms": (8, 6),
-    "minutes of tox": (7, 3),
+    "minutes of tox": (6, 3),
     "minutes of tox -e full": (35, 20),
 }
 """The most of each figure, which is today's value; and its goal."""

@@ -22,7 +22,10 @@ _CHANGES = {
         ),
     ],
     "writing/letter.py": [
-        ("    letter = DeadLetter(\n", '    letter = DeadLetter(region="süd",\n')
+        (
+            "            message.letter,\n",
+            '            message.letter,\n            region="süd",\n',
+        ),
     ],
 }
 

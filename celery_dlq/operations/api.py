@@ -269,6 +269,8 @@ class Operations:
             kept = replace(kept, changed=tuple(change.paths()))
             where = LetterFilter(ids=frozenset({found.key}))
         source = None if files is None else files.source.until(kept.files_end)
+        if source is not None and where:  # without a filter its letters are counted
+            source.narrowed(where).length(queue)  # names a damaged file before anything is sent
         return self._jobs.new(kind, queue, where, kept, change, source)
 
     def _files(self, options: Mapping[str, Any]) -> ExportedFiles | None:

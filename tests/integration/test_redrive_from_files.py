@@ -409,14 +409,18 @@ def test_a_redacted_folder_is_refused_in_one_line(
 def test_a_file_that_is_half_there_is_named_before_anything_is_sent(
     make: Make, client: redis.Redis, tmp_path: Path
 ) -> None:
-    """The files are looked at first."""
+    """The files are looked at first, with a filter too; the later day's is damaged."""
     dlq = make()
-    archived(dlq, tmp_path)
-    (file,) = tmp_path.glob("dlq=*/day=*/*.parquet")
+    for days, count in ((1, 250), (0, 2)):  # the first day is more than a batch
+        died = NOW - timedelta(days=days)
+        put(dlq.store, count, dead_lettered_at=died, task_name="shop.charge")
+    dlq.export(tmp_path, then_trim=True)
+    file = max(tmp_path.glob("dlq=*/day=*/*.parquet"))
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(ExportError, match=r"letters-.*to be a whole file of an export"):
-        dlq.redrive(DLQ, files=str(tmp_path), force=True)
-    assert not client.llen("orders")
+    for chosen in ({}, {"task_name": "shop.charge"}):
+        with pytest.raises(ExportError, match=r"letters-.*to be a whole file of an export"):
+            dlq.redrive(DLQ, files=str(tmp_path), force=True, **chosen)
+        assert not client.llen("orders")
 
 
 def test_files_of_this_machine_are_refused_for_a_job_that_waits(make: Make, tmp_path: Path) -> None:

@@ -109,9 +109,9 @@ def redrive(
     """
     request = JobRequest.of(ctx, "redrive", given, _OPTIONS)
     RedriveOptions.of(**request.how)  # whatever is done with them
-    if background or start_at is not None:
-        check_reachable(request.how["files"])
     background, edited = background or start_at is not None, in_editor or bool(assignments)
+    if background:  # before its letters are counted
+        check_reachable(request.how["files"])
     if background and (dry_run or edited):
         raise click.UsageError("--background and --at do not go with --dry-run, --edit or --set")
     if edited:

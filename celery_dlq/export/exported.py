@@ -27,7 +27,7 @@ from celery_dlq.store.records import Group, GroupOrder, in_order, ordered
 
 if TYPE_CHECKING:
     from celery_dlq.store.letters import Letters
-    from celery_dlq.store.records import Choice, RawPage
+    from celery_dlq.store.records import RawPage
 
 try:
     import pyarrow as pa
@@ -155,7 +155,6 @@ class ExportedLetters:
         until: str | None = None,  # noqa: ARG002 - of Redis; see `until`
         page_size: int = PAGE,
         newest_first: bool = False,
-        choice: Choice | None = None,  # noqa: ARG002 - Parquet readers choose by the filter
     ) -> Iterator[RawPage]:
         """Iterate over bounded pages, the first day first; of a day in the order of the files."""
         files = self._files(dead_letter_queue)

@@ -37,7 +37,6 @@ class ExportedFiles:
         self.entry = reading.entry
         self.groups = reading.groups
         self.group = reading.group
-        self.whole = reading.whole
         self.arguments = reading.arguments
 
     @property

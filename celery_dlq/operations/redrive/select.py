@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from itertools import chain, islice
@@ -55,21 +55,11 @@ class Source(Protocol):
     def claims(self) -> Claims:
         """Their claims, which Redis keeps."""
 
-    @property
-    def overviews(self) -> Any:
-        """Their groups."""
-
     def narrowed(self, _where: LetterFilter, /) -> Source:
         """What reads at least the letters that match a filter."""
 
-    def names(self) -> list[str]:
-        """The names of the dead-letter queues."""
-
     def length(self, dead_letter_queue: str, /) -> int:
         """The number of entries of a queue."""
-
-    def last_position(self, dead_letter_queue: str, /) -> str | None:
-        """The position of the newest entry."""
 
     def fields(
         self,
@@ -86,19 +76,6 @@ class Source(Protocol):
         self, dead_letter_queue: str, letter_ids: Iterable[str]
     ) -> Iterator[tuple[str, Mapping[bytes, bytes]]]:
         """Those of the given entries that are there."""
-
-    def entry(
-        self, dead_letter_queue: str, letter_id: str
-    ) -> tuple[str, Mapping[bytes, bytes]] | None:
-        """One entry."""
-
-    def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
-        """The first of the given queues that has a letter."""
-
-    def ids(
-        self, dead_letter_queues: Sequence[str], prefix: str, *, most: int
-    ) -> list[tuple[str, str]]:
-        """The letters whose ids begin with a text."""
 
     def remove(
         self,

@@ -40,19 +40,6 @@ POLICIES = {name: {"max_deliveries": 3, "circuit_breaker": {}} for name in ("ord
 
 
 @pytest.fixture
-def server() -> Iterator[RedisServer]:
-    """Broker and store."""
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: RedisServer) -> redis.Redis:
-    """A client of the broker's database."""
-    return server.client()
-
-
-@pytest.fixture
 def dlq(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadLetters]:
     """An app whose workers notice everything at once, and do not wait after an error."""
     intervals.change(monkeypatch, hold_noticed=timedelta(0), release_retry=timedelta(0), probe=0.01)

@@ -10,8 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 import pytest
 import redis
-from builders import DLQ, NOW, a_letter, a_request, an_app, key_of
+from builders import DLQ, NOW, a_letter, a_request, key_of
 from click.testing import CliRunner
 from kombu import Queue
 from rabbit import RabbitServer
@@ -40,33 +39,6 @@ from celery_dlq.store.letters import Letters
 
 Make = Callable[..., DeadLetters]
 dlq_keys = Keys()
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    """Broker and store."""
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: RedisServer) -> redis.Redis:
-    """A client of the broker's database."""
-    return server.client()
-
-
-@pytest.fixture
-def make(server: RedisServer) -> Iterator[Make]:
-    """Makes the plugin for an app whose broker and letters are on this server."""
-    with ExitStack() as stack:
-
-        def make(**settings: Any) -> DeadLetters:
-            values = {"broker_url": server.url, "dlq_url": server.url, **settings}
-            dlq = DeadLetters(an_app(**values))
-            stack.callback(dlq.close)
-            return dlq
-
-        yield make
 
 
 @pytest.fixture(params=["one step", "claims"])

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -37,33 +37,6 @@ from celery_dlq.store.stream import ReadAhead
 
 Make = Callable[..., DeadLetters]
 ALWAYS = ("letters", "ids", "tally", "groups", "claims", "ends")
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    """Broker and store."""
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: RedisServer) -> redis.Redis:
-    """A client of the broker's database."""
-    return server.client()
-
-
-@pytest.fixture
-def make(server: RedisServer) -> Iterator[Make]:
-    """Makes the plugin for an app whose broker and letters are on this server."""
-    with ExitStack() as stack:
-
-        def make(**settings: Any) -> DeadLetters:
-            values = {"broker_url": server.url, "dlq_url": server.url, **settings}
-            dlq = DeadLetters(an_app(**values))
-            stack.callback(dlq.close)
-            return dlq
-
-        yield make
 
 
 @pytest.fixture

@@ -44,19 +44,6 @@ STALE = {"delivery_tag", "delivery_info", "body_encoding", "expiration"}
 
 
 @pytest.fixture
-def server() -> Iterator[RedisServer]:
-    """Broker and store."""
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: RedisServer) -> redis.Redis:
-    """A client of the broker's database."""
-    return server.client()
-
-
-@pytest.fixture
 def make(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Makes the plugin for an app whose broker and held messages are on this server."""
     intervals.change(monkeypatch, hold_noticed=timedelta(0))

@@ -134,7 +134,7 @@ def test_a_guarded_worker_has_one_connection_more_than_a_plain_one(fleet: Fleet)
         if kind == "guarded":
             poll(lambda: fleet.broker.keys("*orders-DLQ*"))
             most = before + found["plain"] + 1
-            poll(lambda most=most: len(fleet.broker.client_list()) <= most, timeout_seconds=40)
+            poll(lambda most=most: len(fleet.broker.client_list()) <= most, timeout_seconds=60)
         found[kind] = len(fleet.broker.client_list()) - before
         worker.stop()
         poll(lambda: len(fleet.broker.client_list()) <= before)

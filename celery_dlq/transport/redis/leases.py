@@ -34,7 +34,7 @@ logger = get_logger("celery_dlq.transport")
 
 _TAGS_PER_CALL = 500
 _MAX_UNCONFIRMED = 4096
-_SELDOM_SECONDS = 5.0
+_POOL_RESTS_SECONDS = 10.0
 
 
 class Leases(Held):
@@ -320,7 +320,7 @@ logger = get_logger("celery_dlq.transport")
 class ReliableQoS(kombu_redis.QoS):
     """Acknowledges and restores what this worker fetched by script; all else as kombu does."""
 
-    _restored_at = float("-inf")
+    _closed_pool_at = float("-inf")
 
     @cached_property
     def _leases(self) -> Leases:
@@ -371,11 +371,11 @@ class ReliableQoS(kombu_redis.QoS):
     def restore_visible(self, *args: Any, **kwargs: Any) -> None:
         """Restore what plain workers held, now and then; in between, nothing needs the pool.
 
-        Where that is every few seconds, a connection that stays costs less than one each time.
+        What a start or a letter opened is closed, but not each second: the next look opens one.
         """
         super().restore_visible(*args, **kwargs)
-        before, self._restored_at = self._restored_at, seconds_since_boot()
-        if self._restored_at - before > _SELDOM_SECONDS:
+        if (now := seconds_since_boot()) - self._closed_pool_at >= _POOL_RESTS_SECONDS:
+            self._closed_pool_at = now
             self.channel.pool.disconnect(inuse_connections=False)
 
     def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:  # noqa: FBT001, FBT002

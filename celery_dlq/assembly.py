@@ -26,7 +26,7 @@ from celery_dlq.policies.policy import task_policies
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.registry import features
-from celery_dlq.store.address import Kind
+from celery_dlq.store.address import AddressKind
 from celery_dlq.store.metrics import Measuring
 from celery_dlq.store.records import Clock
 from celery_dlq.transport import default_delay, publications
@@ -117,7 +117,7 @@ class Assembly:
         self.clock = clock
         self.events = Events()
         self.events.subscribe(signals.relay, signals.wants)
-        self.measuring = Measuring(lambda: self.backend.metrics.add)
+        self.measuring = Measuring(lambda: self.backend.metrics.add_counts)
         self._lock = threading.RLock()
         self._settings: Settings | None = None
         self._backend: Store | None = None
@@ -247,7 +247,7 @@ class Assembly:
             _backend=self.backend.separate(),
             _backends_of_parents=[],
         )
-        own.measuring = Measuring(lambda: own.backend.metrics.add)
+        own.measuring = Measuring(lambda: own.backend.metrics.add_counts)
         return own
 
     @contextmanager
@@ -260,20 +260,22 @@ class Assembly:
             own.measuring.close()
             own.backend.close()
 
-    def held(self) -> HeldQueues:
+    def held_queues(self) -> HeldQueues:
         """The queues of held messages."""
         from celery_dlq.store.instructions import MOST_HELD
 
         return HeldQueues(self.jobs(), most=MOST_HELD)
 
-    def names(self) -> KnownNames:
+    def known_names(self) -> KnownNames:
         """The tasks and queues that operators may name."""
-        return KnownNames(self.backend.workers, tasks=lambda: self.app.tasks, queues=self._queues)
+        return KnownNames(
+            self.backend.workers, tasks=lambda: self.app.tasks, queues=self._queue_names
+        )
 
-    def _queues(self) -> frozenset[str]:
+    def _queue_names(self) -> frozenset[str]:
         """The queues that the app, a policy, a letter or a live worker names."""
         workers = self.backend.workers.workers(with_tasks=False)
-        return KnownQueues.of(self.app).names.union(
+        return KnownQueues.from_app(self.app).names.union(
             self.policy_admin().guarded_queues(), *(info.queues for info in workers)
         )
 
@@ -287,7 +289,7 @@ class Assembly:
             self.policy_table(),
             self.backend,
             self.events,
-            known_queues=partial(KnownQueues.of, self.app),
+            known_queues=partial(KnownQueues.from_app, self.app),
             task_queues=partial(default_delay.task_queues, self.app),
             low_limits=self.low_limits,
         )
@@ -341,7 +343,7 @@ class Assembly:
 
     def memory_check(self) -> MemoryCheck:
         """Finds what endangers letters in the memory of Redis."""
-        table, queues = self.policy_table(), KnownQueues.of(self.app).names
+        table, queues = self.policy_table(), KnownQueues.from_app(self.app).names
         return MemoryCheck(self.settings, table, queues, self.app.conf, self.backend.memory)
 
     def policy_table(self) -> PolicyTable:
@@ -372,7 +374,7 @@ class Assembly:
         conf = self.app.conf
         here = address.of_broker and conf.broker_read_url == conf.broker_write_url
         # With several servers, the broker may be another one than the store.
-        one = len(address.urls) == 1 or address.kind is Kind.SENTINELS
+        one = len(address.urls) == 1 or address.kind is AddressKind.SENTINELS
         return ReliableFetch(self.settings, options, self.backend if here and one else None)
 
     def outboxes(self) -> list[Any]:

@@ -23,14 +23,14 @@ from celery_dlq.policies.checks import (
     check_names,
     duration,
     expected,
-    flag,
     key_name,
+    name_text,
     positive_seconds,
     seconds,
     share,
     shown,
     suggestion,
-    text,
+    true_or_false,
 )
 from celery_dlq.policies.policy import DefaultDelay, Policy
 from celery_dlq.policies.table import PolicyTable
@@ -63,23 +63,23 @@ def _setting(
     return field(default=default, metadata=metadata)
 
 
-def _queues(where: str, value: object) -> Mapping[str, Policy]:
+def _checked_queues(where: str, value: object) -> Mapping[str, Policy]:
     if not isinstance(value, Mapping):
         raise expected(where, "a mapping of queue name to policy", value)
     return {
-        text(f"a queue name in {where}", queue): _policy(f"{where}[{queue!r}]", policy)
+        name_text(f"a queue name in {where}", queue): _checked_policy(f"{where}[{queue!r}]", policy)
         for queue, policy in value.items()
     }
 
 
-def _policy(where: str, value: object) -> Policy:
+def _checked_policy(where: str, value: object) -> Policy:
     if isinstance(value, Policy):  # public, so it may hold anything
         value = dict(value.items())
     return Policy.parse(value, where)  # type: ignore[arg-type]
 
 
 def _release(where: str, value: object) -> str | None:
-    return text(where, value) if value != "" else None  # of a variable that is not set
+    return name_text(where, value) if value != "" else None  # of a variable that is not set
 
 
 _lease = duration(
@@ -89,7 +89,7 @@ _lease = duration(
 )
 
 
-def _urls(where: str, value: object) -> tuple[str, ...]:
+def _checked_urls(where: str, value: object) -> tuple[str, ...]:
     urls = value.split(";") if isinstance(value, str) else value
     known = isinstance(urls, (list, tuple)) and urls and all(map(_is_redis, urls))
     if not known:
@@ -97,7 +97,7 @@ def _urls(where: str, value: object) -> tuple[str, ...]:
     return tuple(urls)  # type: ignore[arg-type]
 
 
-def _tls(where: str, value: object) -> Mapping[str, Any] | bool:
+def _checked_tls(where: str, value: object) -> Mapping[str, Any] | bool:
     if not isinstance(value, (bool, Mapping)):
         what = "True, False or a mapping of redis-py's arguments such as ssl_ca_certs"
         raise expected(where, what, value)
@@ -113,7 +113,7 @@ def _transport_options(where: str, value: object) -> Mapping[str, Any]:
     return value
 
 
-def _redact(where: str, value: object) -> tuple[str, ...]:
+def _checked_redact(where: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
         raise expected(where, "a list of texts such as 'kwargs.card.number'", value)
     try:
@@ -129,14 +129,14 @@ class Settings:
 
     url: tuple[str, ...] | None = _setting(
         None,
-        _urls,
+        _checked_urls,
         "Redis that keeps counters and letters: redis://, rediss:// (TLS), unix://, valkey://, "
         "sentinel:// or redis+cluster://. Unit: URL, or several as a list or separated by "
         "semicolons. Special value: none. Defaults to the broker's when that is a Redis.",
     )
     use_ssl: Mapping[str, Any] | bool | None = _setting(
         None,
-        _tls,
+        _checked_tls,
         "TLS to dlq_url: True verifies the server's certificate, a mapping has redis-py's "
         "arguments such as ssl_ca_certs. Defaults to the broker's broker_use_ssl if dlq_url is the "
         "broker's or not set.",
@@ -158,7 +158,7 @@ class Settings:
     )
     queues: Mapping[str, Policy] = _setting(
         dict,
-        _queues,
+        _checked_queues,
         "Policies by queue name or glob pattern; the keys are those of dead_letter_policy. "
         "Special value: an empty mapping guards no queue. Defaults to {}.",
     )
@@ -172,7 +172,7 @@ class Settings:
     )
     reliable_fetch: bool = _setting(
         True,  # noqa: FBT003 - a default
-        flag,
+        true_or_false,
         "Whether workers with a policy fetch from a Redis broker without a gap: a message is "
         "recorded as unacknowledged in the step that takes it, and belongs to its worker while "
         "that lives. With Amazon SQS as broker: whether they renew the visibility of their "
@@ -187,7 +187,7 @@ class Settings:
     )
     spool_dir: str | None = _setting(
         None,
-        text,
+        name_text,
         "Folder where letters wait: of early-acknowledged messages while the store is down, of "
         "all messages once it has been down for a minute, or while it has no room (see "
         "dlq_memory_limit). Without this setting, messages that are not acknowledged yet stay "
@@ -219,7 +219,7 @@ class Settings:
 
     redact: tuple[str, ...] = _setting(
         (),
-        _redact,
+        _checked_redact,
         "What nobody may see: paths of arguments and names of headers (``kwargs.card.number``, "
         "``args[0].token``, ``kwargs.*.password``, ``**.password``, ``headers.authorization``), "
         "whole texts of a letter (description, exception_message, traceback), and patterns (re: "
@@ -255,10 +255,10 @@ class Settings:
         _refuse_unknown(conf, known)
         given, values, features = _from_environment(known), {}, {}
         for name, check in checks.items():
-            if (found := _given(PREFIX + name, conf, given)) is not None:
+            if (found := _given_value(PREFIX + name, conf, given)) is not None:
                 values[name] = check(*found)
         for name, (feature, setting) in registry.settings().items():
-            if (found := _given(PREFIX + name, conf, given)) is not None:
+            if (found := _given_value(PREFIX + name, conf, given)) is not None:
                 features[name] = feature.load(setting.check)(*found)
         settings = cls(**values, features=features)
         settings.policies.check()
@@ -291,7 +291,7 @@ class Settings:
                 )
             return
         lease = ", or set dlq_reliable_fetch to True" if transport in _RENEWED else ""
-        for place, policy in table.named():
+        for place, policy in table.named_policies():
             delay = DefaultDelay.of(policy.default_delay).seconds
             if delay >= timeout:
                 raise SettingsError(
@@ -327,7 +327,7 @@ class Settings:
         The broker's, read as kombu reads it and with its ``global_keyprefix``, if ``dlq_url`` is
         not set or names the broker.
         """
-        broker = tuple(filter(_is_redis, _listed(conf.broker_write_url)))
+        broker = tuple(filter(_is_redis, _listed_urls(conf.broker_write_url)))
         if self.url is not None and self.url != broker:
             address = address_of(
                 self.url, use_ssl=self.use_ssl, options=self.transport_options or {}
@@ -356,7 +356,7 @@ class Settings:
 
 def check_broker_url(urls: object) -> None:
     """Refuse a Redis Cluster as the broker: kombu would read the URL as another one."""
-    for url in _listed(urls):
+    for url in _listed_urls(urls):
         if url.partition("://")[0].endswith("+cluster"):
             raise SettingsError(
                 f"expected a broker that Celery has a transport for, got {shown(url)}: it has "
@@ -365,7 +365,7 @@ def check_broker_url(urls: object) -> None:
             )
 
 
-def _listed(urls: object) -> tuple[str, ...]:
+def _listed_urls(urls: object) -> tuple[str, ...]:
     listed = urls.split(";") if isinstance(urls, str) else urls
     return tuple(map(str, listed)) if isinstance(listed, (list, tuple)) else ()
 
@@ -383,7 +383,7 @@ def visibility_timeout(transport: str, options: Mapping[str, Any] | None) -> flo
     return positive_seconds("broker_transport_options['visibility_timeout']", given)
 
 
-def _given(name: str, conf: Any, environment: Mapping[str, Any]) -> tuple[str, Any] | None:
+def _given_value(name: str, conf: Any, environment: Mapping[str, Any]) -> tuple[str, Any] | None:
     """What to call a setting in an error, and its value; ``None`` if it is not set."""
     where, value = name, conf.get(name)
     if name in environment:

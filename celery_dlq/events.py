@@ -119,7 +119,7 @@ class Change(Event, Recorded):
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
-Observer = Callable[[Event], None]
+EventObserver = Callable[[Event], None]
 Wants = Callable[[type[Event]], bool]
 
 
@@ -127,9 +127,9 @@ class Events:
     """Delivers events to observers in the order of their subscription."""
 
     def __init__(self) -> None:
-        self._observers: dict[Observer, Wants | None] = {}
+        self._observers: dict[EventObserver, Wants | None] = {}
 
-    def subscribe(self, observer: Observer, wants: Wants | None = None) -> None:
+    def subscribe(self, observer: EventObserver, wants: Wants | None = None) -> None:
         """Deliver every event to an observer from now on. Subscribing twice changes nothing.
 
         Args:
@@ -139,7 +139,7 @@ class Events:
         """
         self._observers.setdefault(observer, wants)
 
-    def unsubscribe(self, observer: Observer) -> None:
+    def unsubscribe(self, observer: EventObserver) -> None:
         """Deliver no more events to an observer."""
         self._observers.pop(observer, None)
 

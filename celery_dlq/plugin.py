@@ -102,7 +102,7 @@ if not TYPE_CHECKING:
     globals().update({name: _Methods(imported) for name, imported in LATER.items()})
 
 
-def _typed(
+def _typed_method(
     part: Callable[[Assembly], _Part], method: Callable[Concatenate[_Part, _Params], _Result]
 ) -> Callable[Concatenate[DeadLetters, _Params], _Result]:
     """What type checkers see of `_delegated`: the method's signature, and that of its part."""
@@ -118,7 +118,7 @@ def _delegated(part: Any, method: Any) -> Any:
     return method
 
 
-_of = _typed if TYPE_CHECKING else _delegated
+_of = _typed_method if TYPE_CHECKING else _delegated
 
 
 def _keywords(method: Callable[..., Any]) -> Collection[str] | None:
@@ -259,7 +259,7 @@ class DeadLetters(_Typed):
     policies = _of(Assembly.policy_admin, PolicyAdmin.policies)
     overrides = _of(Assembly.policy_admin, PolicyAdmin.overrides)
     policies_after = _of(Assembly.policy_admin, PolicyAdmin.after)
-    policy_effect = _of(Assembly.removal, Removal.effect)
+    policy_effect = _of(Assembly.removal, Removal.policy_effect_on)
     check_override = _of(Assembly.policy_admin, PolicyAdmin.check_override)
     override_policy = _of(Assembly.policy_admin, PolicyAdmin.override_policy)
     lift_policy = _of(Assembly.policy_admin, PolicyAdmin.lift_policy)
@@ -344,12 +344,12 @@ def _add_operations(feature: Feature) -> None:
     """Add the methods of a feature to `DeadLetters`; see `Feature.operations`."""
     for name, place in feature.operations.items():
         operation = _Operation(partial(feature.load, place))
-        operation.part = partial(_made, feature, place.rpartition(".")[0])
+        operation.part = partial(_made_part, feature, place.rpartition(".")[0])
         operation.__set_name__(DeadLetters, name)
         setattr(DeadLetters, name, operation)
 
 
-def _made(feature: Feature, place: str, assembly: Assembly) -> Any:
+def _made_part(feature: Feature, place: str, assembly: Assembly) -> Any:
     return feature.load(place)(assembly)
 
 

@@ -108,7 +108,7 @@ def exported_to(
     """Leave in the store what an export to a folder leaves there."""
     lease = store.lease(dead_letter_queue, folder, "an export", 0)
     lease.acquire()
-    lease.note(json.dumps({"name": folder, "of": of, "position": position, **known}))
+    lease.save_state(json.dumps({"name": folder, "of": of, "position": position, **known}))
     lease.release()
 
 

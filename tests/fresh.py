@@ -71,7 +71,7 @@ def strict_counter(
 def jobs_on(backend: Store) -> Jobs:
     """Jobs of an app without policies, in a store of a test's own."""
     nothing: Any = None
-    measuring = Measuring(lambda: backend.metrics.add)
+    measuring = Measuring(lambda: backend.metrics.add_counts)
     return Jobs(
         an_app(),
         nothing,

@@ -103,8 +103,8 @@ class Worker:
     def counted(self, metric: Any) -> dict[tuple[str, ...], int]:
         """A metric's values, by its labels."""
         store = fresh_store().metrics
-        self.guard.counts.flush(store.add)
-        counts = store.read().counts
+        self.guard.counts.flush(store.add_counts)
+        counts = store.read_all().counts
         return {key[1:]: n for key, n in counts.items() if key[0] == metric.name}
 
     def observer(self, feature: str) -> Any:

@@ -60,7 +60,7 @@ def ready_for_many() -> None:
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTION)
 
 
-def chosen(
+def chosen_filter(
     dead_letters: DeadLetters | ExportedFiles,
     queue: str,
     fields: Mapping[str, Any],
@@ -94,7 +94,7 @@ def known_count(
     return found if limit is None else min(found, limit)
 
 
-def ask(what: str, *, yes: bool) -> None:
+def ask_before(what: str, *, yes: bool) -> None:
     """Ask before something is done; without a terminal, only ``--yes`` says so."""
     if yes:
         return
@@ -113,13 +113,13 @@ def confirm_doubt(doubt: str, what: str, *, yes: bool) -> None:
     """Ask before something is done that may have no effect."""
     if doubt:
         click.echo(one_line(doubt), err=True)
-        ask(f"{what} all the same", yes=yes)
+        ask_before(f"{what} all the same", yes=yes)
 
 
 def ask_for(verb: str, queue: str, count: int, *, by_id: bool, yes: bool, how: str = "") -> None:
     """Ask before letters are changed, unless one is named by its ID."""
     if count > (1 if by_id else 0):
-        ask(f"{verb} {letters_text(count)} of {queue}{how}", yes=yes)
+        ask_before(f"{verb} {letters_text(count)} of {queue}{how}", yes=yes)
 
 
 def none_matched(
@@ -139,7 +139,7 @@ def say_unread(count: int, what: str, consequence: str) -> None:
         click.echo(unread_text(count, what, consequence), err=True)
 
 
-def answer(ctx: click.Context, made: Any, text: str, *, as_json: bool) -> None:
+def print_answer(ctx: click.Context, made: Any, text: str, *, as_json: bool) -> None:
     """Say what was done, or print the record of it."""
     if as_json:
         print_lines([made.to_json()])

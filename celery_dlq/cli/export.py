@@ -100,7 +100,7 @@ def export(
     removed letters before.
     """
     if forget:
-        _forget(ctx, destination)
+        _forget_export(ctx, destination)
         return
     if redact_key_file is not None and not redact:
         raise click.UsageError("--redact-key-file needs --redact: nothing would be redacted")
@@ -115,7 +115,7 @@ def export(
             destination,
             queues or None,
             letter_filter(options),
-            redact=[rule for some in redact for rule in _rules(some)],
+            redact=[rule for some in redact for rule in _split_rules(some)],
             redact_key=key,
             follow=stop,
             progress=progress,
@@ -133,7 +133,7 @@ def export(
         )
 
 
-def _forget(ctx: click.Context, destination: str) -> None:
+def _forget_export(ctx: click.Context, destination: str) -> None:
     given = {name for name in ctx.params if ctx.get_parameter_source(name) is _GIVEN}
     if given > {"destination", "forget"}:
         raise click.UsageError("--forget exports nothing: it takes no other option")
@@ -141,7 +141,7 @@ def _forget(ctx: click.Context, destination: str) -> None:
     say(console_of(ctx), f"No more letters of {some_of(queues)} are kept for {destination}.")
 
 
-def _rules(text: str) -> list[str]:
+def _split_rules(text: str) -> list[str]:
     """Rules separated by commas; a regular expression has commas of its own."""
     return [text] if text.startswith(PATTERN_PREFIX) else text.split(",")
 

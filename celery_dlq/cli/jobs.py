@@ -12,7 +12,7 @@ from rich.console import Console
 
 from celery_dlq.cli.context import (
     ask_for,
-    chosen,
+    chosen_filter,
     console_of,
     dead_letters_of,
     known_count,
@@ -24,7 +24,16 @@ from celery_dlq.cli.context import (
     say_unread,
 )
 from celery_dlq.cli.options import StartAt, json_option
-from celery_dlq.cli.table import Cell, age, counting, letters_text, line, say, table, utc
+from celery_dlq.cli.table import (
+    Cell,
+    age_text,
+    counting,
+    letters_text,
+    line_text,
+    print_table,
+    say,
+    utc_text,
+)
 from celery_dlq.operations.jobs import check_start
 from celery_dlq.operations.release import OPENED_AGAIN
 
@@ -60,7 +69,7 @@ def jobs(ctx: click.Context, *, as_json: bool) -> None:
     """Show jobs, newest first: redrives, discards, purges, restores, releases."""
     if ctx.invoked_subcommand is not None:
         return
-    found = [_shown(ctx, job) for job in dead_letters_of(ctx).jobs()]
+    found = [_shown_job(ctx, job) for job in dead_letters_of(ctx).jobs()]
     if as_json:
         print_lines(job.to_json() for job in found)
     else:
@@ -73,11 +82,11 @@ def jobs(ctx: click.Context, *, as_json: bool) -> None:
 @click.pass_context
 def status(ctx: click.Context, job_id: str, *, as_json: bool) -> None:
     """Show one job: its progress, and letters that failed again."""
-    found = _shown(ctx, dead_letters_of(ctx).job(job_id))
+    found = _shown_job(ctx, dead_letters_of(ctx).job(job_id))
     if as_json:
         print_lines([found.to_json()])
     else:
-        _show(console_of(ctx), found)
+        _print_job(console_of(ctx), found)
 
 
 @jobs.command()
@@ -99,14 +108,14 @@ def resume(ctx: click.Context, job_id: str, *, background: bool, as_json: bool) 
     """Continue a job that was interrupted, cancelled or stopped."""
     dead_letters, console = dead_letters_of(ctx), console_of(ctx)
     if background:
-        _tell(ctx, dead_letters.resume_in_background(job_id), as_json=as_json)
+        _print_started(ctx, dead_letters.resume_in_background(job_id), as_json=as_json)
         return
     with counting(console, "letters", quiet=as_json) as progress:
         report = dead_letters.resume(job_id, progress=progress)
     if as_json:
         print_lines([report.to_json()])
     else:
-        _show(console, _shown(ctx, dead_letters.job(job_id)))
+        _print_job(console, _shown_job(ctx, dead_letters.job(job_id)))
     stayed = (getattr(report, name, 0) for name in ("refused", "failures"))
     if report.state != "done" or any(stayed):
         ctx.exit(1)
@@ -125,13 +134,13 @@ class JobRequest:
     as_json: bool
 
     @classmethod
-    def of(
+    def from_command(
         cls, ctx: click.Context, kind: str, given: Mapping[str, Any], names: Iterable[str]
     ) -> JobRequest:
         """Read the arguments and options of a command; ``names`` are those of ``how``."""
         queue, everything = given["queue"], given["everything"]
         reader = reader_of(dead_letters_of(ctx), given.get("files", ""))
-        where = chosen(reader, queue, given, given["letter_ids"], everything=everything)
+        where = chosen_filter(reader, queue, given, given["letter_ids"], everything=everything)
         how = {name: given[name] for name in names}
         return cls(ctx, kind, queue, where, how, yes=given["yes"], as_json=given["as_json"])
 
@@ -160,15 +169,15 @@ class JobRequest:
             plan = dead_letters.plan(self.kind, self.queue, self.where, **self.how)
             self.refuse_none(plan.total != 0)
         else:
-            plan = dead_letters.assembly.jobs().keep(self.agreed().job)
+            plan = dead_letters.assembly.jobs().keep_plan(self.agreed().job)
         at = None if start_at is None else start_at(dead_letters.job_store.now())
-        _tell(self.ctx, dead_letters.start(plan.id, at=at), as_json=self.as_json)
+        _print_started(self.ctx, dead_letters.start(plan.id, at=at), as_json=self.as_json)
 
-    def do(self, verb: str, at_once: Callable[..., Any], run: Callable[..., Any]) -> Any:
+    def run_or_plan(self, verb: str, at_once: Callable[..., Any], run: Callable[..., Any]) -> Any:
         """Do it here, with ``--yes`` or else as the job to which a person agreed; its report."""
         job = None if self.yes else self.agreed()
         work = at_once if job is None else partial(run, job)
-        total = self._count() if job is None else job.job.total
+        total = self._count_letters() if job is None else job.job.total
         ready_for_many()
         with counting(self.console, verb, quiet=self.as_json, total=total) as progress:
             return work(progress=progress)
@@ -199,7 +208,7 @@ class JobRequest:
         say_unread(seen.unread, "letter", "left out")
         return run, seen
 
-    def _count(self) -> int | None:
+    def _count_letters(self) -> int | None:
         return known_count(self.reader, self.queue, self.where, self.how["limit"])
 
     def refuse_none(self, found: object) -> None:
@@ -209,7 +218,7 @@ class JobRequest:
         if not found:
             raise click.ClickException(f"{self.queue!r} has no letters")
 
-    def show(self, report: Any, show: Callable[[Console, str, Any], None]) -> None:
+    def print_report(self, report: Any, show: Callable[[Console, str, Any], None]) -> None:
         """Print a report, for programs or for people."""
         if self.as_json:
             print_lines([report.to_json()])
@@ -217,14 +226,14 @@ class JobRequest:
             show(self.console, self.queue, report)
 
 
-def _tell(ctx: click.Context, job: Job, *, as_json: bool) -> None:
+def _print_started(ctx: click.Context, job: Job, *, as_json: bool) -> None:
     if as_json:
-        print_lines([_shown(ctx, job).to_json()])
+        print_lines([_shown_job(ctx, job).to_json()])
     else:
         _show_waiting(console_of(ctx), job)
 
 
-def _shown(ctx: click.Context, job: Job) -> Job:
+def _shown_job(ctx: click.Context, job: Job) -> Job:
     return job.shown(dead_letters_of(ctx).redaction)
 
 
@@ -261,21 +270,21 @@ def skipped_texts(report: Any) -> Iterator[str]:
 def _show_all(console: Console, found: Sequence[Job]) -> None:
     """Jobs, a row each."""
     columns = ("!id", "kind, queue", "!state", "done", "!started")
-    if not table(console, "Jobs, newest first", columns, map(_row, found)):
+    if not print_table(console, "Jobs, newest first", columns, map(_job_row, found)):
         say(console, "No job has run yet.")
 
 
-def _row(one: Job) -> tuple[Cell, ...]:
+def _job_row(one: Job) -> tuple[Cell, ...]:
     planned = one.state == "waiting" and one.start_at is not None
     return (
         one.id,
-        (one.kind, one.queue, line(one.options.get("note", ""), "dim")),
+        (one.kind, one.queue, line_text(one.options.get("note", ""), "dim")),
         (
-            line(one.state, _STATE_STYLES.get(one.state, "")),
-            f"for {utc(one.start_at)}" if planned else "",
+            line_text(one.state, _STATE_STYLES.get(one.state, "")),
+            f"for {utc_text(one.start_at)}" if planned else "",
         ),
         tuple(f"{count:,} {name}" for name, count in one.counts.items() if count),
-        age(one.started_at),
+        age_text(one.started_at),
     )
 
 
@@ -285,14 +294,14 @@ def _show_waiting(console: Console, found: Job) -> None:
     least = "" if found.preview.get("exact") else "at least "
     what = f"{found.kind} {least}{letters_text(count)} of {found.queue}"
     if found.start_at is not None:
-        what += f", not before {utc(found.start_at)}"
+        what += f", not before {utc_text(found.start_at)}"
     say(console, f"Job {found.id} is {found.state}: {what}.")
     if found.note:
         say(console, f"  {found.note}", "yellow")
     say(console, f"  `dlq jobs status {found.id}` shows its progress.")
 
 
-def _show(console: Console, found: Job) -> None:
+def _print_job(console: Console, found: Job) -> None:
     """Everything about one job."""
     shown = found.to_json()
     say(console, f"{found.kind} of {found.queue}: {found.state}", "bold")
@@ -300,18 +309,18 @@ def _show(console: Console, found: Job) -> None:
     for name in _SHOWN:
         value = shown[name]
         if value not in (None, "", {}):
-            say(console, f"  {name:<12}{_plain(value)}")
+            say(console, f"  {name:<12}{_plain_value(value)}")
     for name, count in found.counts.items():
         if count:
             still_here = ", still here" if name == "died_again" else ""  # redriven ones are not
             say(console, f"  {name:<12}{count:,}{still_here}")
 
 
-def _plain(value: Any) -> str:
+def _plain_value(value: Any) -> str:
     """A value as people read it: of a mapping its names and values."""
     if isinstance(value, dict):
         some = ((name, one) for name, one in value.items() if one not in (None, "", {}, []))
-        return ", ".join(f"{name} {_plain(one)}" for name, one in some)
+        return ", ".join(f"{name} {_plain_value(one)}" for name, one in some)
     if isinstance(value, (list, tuple)):
-        return " ".join(map(_plain, value))
+        return " ".join(map(_plain_value, value))
     return f"{value:,}" if type(value) is int else str(value)

@@ -24,15 +24,15 @@ from celery_dlq.cli.context import (
 from celery_dlq.cli.options import files_option, filter_options, json_option, letter_filter
 from celery_dlq.cli.table import (
     Cell,
-    age,
-    block,
+    age_text,
+    block_text,
     counting,
-    facts,
     letters_text,
-    line,
+    line_text,
+    print_facts,
+    print_table,
     say,
-    table,
-    utc,
+    utc_text,
 )
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.letters import json_codec
@@ -60,7 +60,7 @@ _LETHAL = frozenset(reason.value for reason in Reason if LETHAL in reason.about)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unreadable:
+class UnreadableEntry:
     """An entry of a queue that is not a letter."""
 
     position: str  # Its place, by which it can be shown and discarded
@@ -68,7 +68,7 @@ class Unreadable:
     fields: dict[str, str]  # Names and values, as far as they can be shown
 
 
-Entry = DeadLetter | Unreadable
+ShownEntry = DeadLetter | UnreadableEntry
 
 
 @click.command("list")
@@ -115,7 +115,7 @@ def list_(
             )
         page_of = islice(entries, (page - 1) * limit, page * limit)
         found = (_readable(entry, dead_letters.redaction) for entry in page_of)
-        shown = print_lines(map(_json, found)) if as_json else letters(console, queue, found)
+        shown = print_lines(map(_entry_json, found)) if as_json else letters(console, queue, found)
     say_unread(sum(unread), "letter", "not listed")
     if where and not shown and page == 1:
         raise none_matched(reader, queue, where)
@@ -157,8 +157,8 @@ def show(
     name, entry = reader_of(dead_letters, files).entry(letter_id, queue)
     found = _readable(entry, dead_letters.redaction)
     if as_json:
-        print_lines([_json(found)])
-    elif isinstance(found, Unreadable):
+        print_lines([_entry_json(found)])
+    elif isinstance(found, UnreadableEntry):
         unreadable(console, name, found)
     else:
         letter(console, found, body_bytes=len(entry.fields.get(b"body", b"")))
@@ -197,24 +197,24 @@ def tail(
         return
 
 
-def letters(console: Console, title: str, found: Iterable[Entry]) -> int:
+def letters(console: Console, title: str, found: Iterable[ShownEntry]) -> int:
     """Letters, a row each, without holding their bodies; returns how many there were."""
     columns, shown = ("!id", "task, reason", "!when, deliveries", "description"), 0
-    rows = map(_row, found)
+    rows = map(_letter_row, found)
     while some := list(islice(rows, _ROWS_AT_ONCE)):  # else the first waits for the last
-        shown += table(console, "" if shown else title, columns, some)
+        shown += print_table(console, "" if shown else title, columns, some)
     return shown
 
 
-def _row(entry: Entry) -> tuple[Cell, ...]:
-    if isinstance(entry, Unreadable):
-        error = block(shortened(entry.error, _MAX_DESCRIPTION_CHARS))
-        return entry.position, line("not a letter", "red"), "-", error
+def _letter_row(entry: ShownEntry) -> tuple[Cell, ...]:
+    if isinstance(entry, UnreadableEntry):
+        error = block_text(shortened(entry.error, _MAX_DESCRIPTION_CHARS))
+        return entry.position, line_text("not a letter", "red"), "-", error
     return (
         entry.id[:_SHORT_ID],
-        (line(entry.task_name, "bold"), reason(entry.reason.value)),
-        (age(entry.dead_lettered_at), *_counts(entry)),
-        block(shortened(_description(entry), _MAX_DESCRIPTION_CHARS)),
+        (line_text(entry.task_name, "bold"), reason_text(entry.reason.value)),
+        (age_text(entry.dead_lettered_at), *_count_texts(entry)),
+        block_text(shortened(_description(entry), _MAX_DESCRIPTION_CHARS)),
     )
 
 
@@ -222,12 +222,12 @@ def letter_line(console: Console, found: DeadLetter) -> None:
     """One letter in one line."""
     description = shortened(found.description.replace("\n", " "), _MAX_DESCRIPTION_CHARS)
     text = Text.assemble(
-        line(f"{utc(found.dead_lettered_at)}  {found.id[:_SHORT_ID]}  ", "dim"),
-        line(found.task_name, "bold"),
+        line_text(f"{utc_text(found.dead_lettered_at)}  {found.id[:_SHORT_ID]}  ", "dim"),
+        line_text(found.task_name, "bold"),
         "  ",
-        reason(found.reason.value),
+        reason_text(found.reason.value),
         "  ",
-        line(description),
+        line_text(description),
     )
     console.print(text, soft_wrap=True)
 
@@ -235,19 +235,19 @@ def letter_line(console: Console, found: DeadLetter) -> None:
 def letter(console: Console, found: DeadLetter, body_bytes: int | None = None) -> None:
     """Everything about one letter; ``body_bytes`` is the size of a body that is masked here."""
     size = len(found.body) if body_bytes is None else body_bytes
-    console.print(line(found.task_name, "bold"), reason(found.reason.value))
-    facts(console, _facts(found))
+    console.print(line_text(found.task_name, "bold"), reason_text(found.reason.value))
+    print_facts(console, _fact_rows(found))
     _history(console, found.history)
-    _lives(console, found)
-    console.print(line(f"body ({size:,} bytes, {found.content_type})", "dim"))
-    console.print(Padding(block(shortened(_body(found), _MAX_BODY_CHARS)), (0, 0, 0, 2)))
+    _print_history(console, found)
+    console.print(line_text(f"body ({size:,} bytes, {found.content_type})", "dim"))
+    console.print(Padding(block_text(shortened(_body_text(found), _MAX_BODY_CHARS)), (0, 0, 0, 2)))
     if found.traceback:
-        console.print(line("traceback", "dim"))
+        console.print(line_text("traceback", "dim"))
         # Lines stay whole: people copy them.
-        console.print(block(found.traceback.rstrip()), soft_wrap=True)
+        console.print(block_text(found.traceback.rstrip()), soft_wrap=True)
 
 
-def _lives(console: Console, found: DeadLetter) -> None:
+def _print_history(console: Console, found: DeadLetter) -> None:
     """What a redriven message died of before."""
     try:
         headers = json_codec.loads(found.headers)
@@ -260,7 +260,7 @@ def _lives(console: Console, found: DeadLetter) -> None:
         say(console, f"died before: {life.get('at', '')[:19]}Z {what}, {cause}")
 
 
-def unreadable(console: Console, queue: str, entry: Unreadable) -> None:
+def unreadable(console: Console, queue: str, entry: UnreadableEntry) -> None:
     """Everything about an entry that is not a letter."""
     say(console, f"Entry {entry.position} of {queue} is not a letter: {entry.error}", "red")
     for name, value in entry.fields.items():
@@ -268,9 +268,9 @@ def unreadable(console: Console, queue: str, entry: Unreadable) -> None:
     say(console, f"`dlq discard {queue} {entry.position}` removes it.")
 
 
-def reason(name: str) -> Text:
+def reason_text(name: str) -> Text:
     """A reason; those that cost a worker process or its time stand out."""
-    return line(name, "red" if name in _LETHAL else "yellow")
+    return line_text(name, "red" if name in _LETHAL else "yellow")
 
 
 def class_name(exception_type: str | None) -> str:
@@ -278,7 +278,7 @@ def class_name(exception_type: str | None) -> str:
     return (exception_type or "").rpartition(".")[2]
 
 
-def _counts(found: DeadLetter) -> Iterator[str]:
+def _count_texts(found: DeadLetter) -> Iterator[str]:
     count = count_of(found.deliveries, found.max_deliveries)
     yield f"{count} deliver{'y' if count == '1' else 'ies'}"
     if found.retries:
@@ -291,12 +291,15 @@ def _description(found: DeadLetter) -> str:
     return found.description
 
 
-def _facts(found: DeadLetter) -> Iterator[tuple[str, str | Text]]:
+def _fact_rows(found: DeadLetter) -> Iterator[tuple[str, str | Text]]:
     for name, value in facts_of(found):
         if isinstance(value, datetime):
-            yield name, f"{utc(value)} ({age(value)})" if name == "died" else utc(value)
+            yield (
+                name,
+                f"{utc_text(value)} ({age_text(value)})" if name == "died" else utc_text(value),
+            )
         else:
-            yield name, block(value) if name == "description" else value
+            yield name, block_text(value) if name == "description" else value
     for kind, task in links_of(found.content_type, found.body):
         yield kind, f"{task} {WHEN[kind]}"
 
@@ -312,14 +315,14 @@ def _history(console: Console, history: Sequence[Delivery]) -> None:
                 f"{one.started_at:%m-%d %H:%M:%S}",
                 took,
                 (one.outcome.value if one.outcome else "running", f"{one.worker_pid or '-'}"),
-                block(shortened(text, _MAX_DESCRIPTION_CHARS)),
+                block_text(shortened(text, _MAX_DESCRIPTION_CHARS)),
             )
         )
     columns = ("!delivery", "!started (UTC)", "!took", "!outcome, pid", "exception")
-    table(console, "history", columns, rows)
+    print_table(console, "history", columns, rows)
 
 
-def _body(found: DeadLetter) -> str:
+def _body_text(found: DeadLetter) -> str:
     if found.args_json is not None and found.kwargs_json is not None:
         return f"args   {found.args_json}\nkwargs {found.kwargs_json}"
     # The body is not JSON and is never decoded here; Celery's own description is safe.
@@ -327,7 +330,7 @@ def _body(found: DeadLetter) -> str:
     return f"args   {found.argsrepr or '?'}\nkwargs {found.kwargsrepr or '?'}\nbytes  {shown}"
 
 
-def _readable(found: RawEntry, redaction: Redaction) -> Entry:
+def _readable(found: RawEntry, redaction: Redaction) -> ShownEntry:
     try:
         return redaction.letter(found.letter())
     except CorruptLetter as exc:
@@ -336,10 +339,12 @@ def _readable(found: RawEntry, redaction: Redaction) -> Entry:
             for name, value in found.fields.items()
         }
         error = "an entry that cannot be read" if redaction else str(exc)
-        return Unreadable(position=found.position, error=error, fields=redaction.fields(values))
+        return UnreadableEntry(
+            position=found.position, error=error, fields=redaction.fields(values)
+        )
 
 
-def _json(entry: Entry) -> dict[str, Any]:
+def _entry_json(entry: ShownEntry) -> dict[str, Any]:
     if isinstance(entry, DeadLetter):
         return entry.to_json()
     return {"corrupt": True, "id": None, **asdict(entry)}

@@ -41,7 +41,7 @@ class Parsed(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # gener
         return found
 
 
-def _moment(text: str) -> datetime:
+def _parsed_moment(text: str) -> datetime:
     age, now = age_seconds(text), datetime.now(timezone.utc)
     if age is not None:
         return now - timedelta(seconds=age)
@@ -57,28 +57,30 @@ def _start_time(text: str) -> StartAt:
     if span is not None:
         return lambda now: now + timedelta(seconds=span)
     if clock is not None:
-        return partial(_next, hour=int(clock[1]), minute=int(clock[2]))
+        return partial(_next_time, hour=int(clock[1]), minute=int(clock[2]))
     moment = json_codec.instant(text)
     return lambda _now: moment
 
 
-def _next(now: datetime, *, hour: int, minute: int) -> datetime:
+def _next_time(now: datetime, *, hour: int, minute: int) -> datetime:
     """The next time that the clock shows this in UTC."""
     today = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
     return today if today > now else today + timedelta(days=1)
 
 
-def _rate(text: str) -> float | None:
+def _parsed_rate(text: str) -> float | None:
     found = re.fullmatch(r"(-?\d+(?:\.\d+)?)(/s)?", text, re.ASCII)
     return None if found is None else float(found[1])
 
 
 MOMENT = Parsed(
-    "time", _moment, "a time such as 2026-01-31T18:00 or yesterday, or an age such as 30m, 2h, 7d"
+    "time",
+    _parsed_moment,
+    "a time such as 2026-01-31T18:00 or yesterday, or an age such as 30m, 2h, 7d",
 )
 START_TIME = Parsed("time", _start_time, "a time such as 09:00, 2026-01-31T18:00+01:00 or +30m")
 DURATION = Parsed("duration", duration_seconds, "seconds, or a text such as 30s, 5m, 2h")
-RATE = Parsed("rate", _rate, "letters a second, such as 100 or 100/s")
+RATE = Parsed("rate", _parsed_rate, "letters a second, such as 100 or 100/s")
 
 
 def options(*decorators: Command) -> Command:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from celery_dlq.cli.context import console_of, dead_letters_of, load_tasks, print_lines
 from celery_dlq.cli.options import DURATION, json_option, yes_option
-from celery_dlq.cli.table import facts, line, say
+from celery_dlq.cli.table import line_text, print_facts, say
 from celery_dlq.letters.printable import one_line
 from celery_dlq.operations.policies import PolicyReport, PolicyView
 from celery_dlq.policies.checks import check_names
@@ -66,12 +66,14 @@ def set_(
     If the new values remove or redrive letters that exist, the command asks first. They
     do so after one minute; until then `unset` prevents it.
     """
-    pairs: dict[str, Any] = dict(map(_pair, values))
+    pairs: dict[str, Any] = dict(map(_parsed_pair, values))
     check_names("policy keys", pairs, policy_keys())
     length = timedelta(seconds=span)
     load_tasks(ctx.obj.app)
     admin = dead_letters_of(ctx).assembly.policy_admin()
-    _ask(ctx, queue, pairs, admin.after(admin.check_override(queue, length, **pairs)), yes=yes)
+    _ask_before_change(
+        ctx, queue, pairs, admin.after(admin.check_override(queue, length, **pairs)), yes=yes
+    )
     dead_letters_of(ctx).override_policy(queue, length, **pairs)
     say(console_of(ctx), f"Policy of {queue} overridden for {length}: {', '.join(values)}.")
     _say_when(ctx, pairs)
@@ -90,19 +92,23 @@ def unset(ctx: click.Context, queue: str, keys: tuple[str, ...], *, yes: bool) -
     load_tasks(ctx.obj.app)
     admin = dead_letters_of(ctx).assembly.policy_admin()
     wanted = admin.check_lift(queue, *keys)
-    _ask(ctx, queue, wanted, admin.after(lifted=[(queue, key) for key in wanted]), yes=yes)
+    _ask_before_change(
+        ctx, queue, wanted, admin.after(lifted=[(queue, key) for key in wanted]), yes=yes
+    )
     lifted = dead_letters_of(ctx).lift_policy(queue, *wanted)
     say(console_of(ctx), f"Overrides of {queue} ended: {', '.join(lifted)}.")
     _say_when(ctx, wanted)
 
 
-def _ask(
+def _ask_before_change(
     ctx: click.Context, queue: str, keys: Iterable[str], after: PolicyTable, *, yes: bool
 ) -> None:
     """Ask before a change that removes or redrives letters."""
     if yes:
         return
-    effect = str(dead_letters_of(ctx).assembly.removal().effect(queue, frozenset(keys), after))
+    effect = str(
+        dead_letters_of(ctx).assembly.removal().policy_effect_on(queue, frozenset(keys), after)
+    )
     if effect and not sys.stdin.isatty():
         raise click.UsageError(f"--yes is needed without a terminal: in one minute, this {effect}")
     if effect:
@@ -118,7 +124,7 @@ def _say_when(ctx: click.Context, keys: Iterable[str]) -> None:
         say(console_of(ctx), f"{names}: changes in one minute; until then its letters stay.")
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _parsed_pair(text: str) -> tuple[str, str]:
     key, _, value = (part.strip() for part in text.partition("="))
     if not key or not value:
         raise click.UsageError(f"expected KEY=VALUE such as max_deliveries=3, got {text!r}")
@@ -130,28 +136,28 @@ def show_policies(console: Console, report: PolicyReport) -> None:
     if not report.views:
         say(console, f"{NOTHING_GUARDED}.")
     for view in report.views:
-        console.print(_title(view))
+        console.print(_view_title(view))
         unset = [name for name, sourced in view.fields.items() if sourced.value is None]
         rows = (
-            (f"  {name}", _shown(name, sourced.value).split("\n"), sourced.source)
+            (f"  {name}", _shown_value(name, sourced.value).split("\n"), sourced.source)
             for name, sourced in view.fields.items()
             if name not in unset
         )
-        facts(console, rows, ("", "", "dim"))
-        console.print(Padding(line(f"not set: {', '.join(unset)}", "dim"), (0, 0, 0, 2)))
+        print_facts(console, rows, ("", "", "dim"))
+        console.print(Padding(line_text(f"not set: {', '.join(unset)}", "dim"), (0, 0, 0, 2)))
         console.print()
     for warning in report.warnings:
-        console.print(line(f"! {warning}", "yellow"))
+        console.print(line_text(f"! {warning}", "yellow"))
 
 
-def _title(view: PolicyView) -> Text:
+def _view_title(view: PolicyView) -> Text:
     of = f"queue {view.queue}" if view.task is None else f"task {view.task}"
     source = "" if view.task is None else f" from queue {view.queue}"
-    target = line(f" → {view.dead_letter_queue}", "dim")
-    return Text.assemble(line(of, "bold"), line(source), target)
+    target = line_text(f" → {view.dead_letter_queue}", "dim")
+    return Text.assemble(line_text(of, "bold"), line_text(source), target)
 
 
-def _shown(name: str, value: Any) -> str:
+def _shown_value(name: str, value: Any) -> str:
     if value is False:
         return "off"
     if name in _IN_SECONDS and isinstance(value, float):

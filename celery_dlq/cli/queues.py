@@ -19,9 +19,9 @@ from celery_dlq.cli.context import (
     print_lines,
     reader_of,
 )
-from celery_dlq.cli.letters import class_name, reason
+from celery_dlq.cli.letters import class_name, reason_text
 from celery_dlq.cli.options import files_option, json_option, limit_option
-from celery_dlq.cli.table import Cell, age, block, line, say, table
+from celery_dlq.cli.table import Cell, age_text, block_text, line_text, print_table, say
 from celery_dlq.events import Change
 from celery_dlq.letters.printable import json_text, one_line, shortened
 from celery_dlq.letters.record import iso
@@ -51,10 +51,10 @@ def queues(ctx: click.Context, *, as_json: bool) -> None:
         load_tasks(ctx.obj.app)  # which may have policies
         guarded = dead_letters.policies().views
         say(console, "There are no dead letters yet." if guarded else f"{NOTHING_GUARDED}.")
-    if held := dead_letters.assembly.held().all():
+    if held := dead_letters.assembly.held_queues().held_messages():
         holds, count = f"{len(held)} hold{'s' if len(held) > 1 else ''}", sum(h.held for h in held)
         say(console, f"Held by {holds}: {count:,}; see `dlq holds`.", "yellow")
-    for text in _memory(found, dead_letters.memory()):
+    for text in _memory_lines(found, dead_letters.memory()):
         say(console, text, "dim")
 
 
@@ -88,7 +88,7 @@ def groups(
         say(console, f"{queue} has no {state} cause." if state else _without_causes(ctx, queue))
     for at, gone in [] if state or files else dead_letters_of(ctx).emptied(queue)[:_MOST_EMPTIED]:
         what = f"{gone.exception_type or gone.reason} of {gone.task_name or 'no task'}"
-        say(console, f"{gone.fingerprint} {what}: no letters since {age(at)}.", "dim")
+        say(console, f"{gone.fingerprint} {what}: no letters since {age_text(at)}.", "dim")
     if len(found) == limit:
         say(console, f"These are the {limit} largest causes; --limit shows more.")
 
@@ -112,7 +112,9 @@ def audit(ctx: click.Context, *, limit: int, actor: str, action: str, as_json: b
         print_lines(change.to_json() for change in changes)
         return
     columns = ("when, who", "what, where", ">letters", "how")
-    if not table(console_of(ctx), "Changes, newest first", columns, map(_change, changes)):
+    if not print_table(
+        console_of(ctx), "Changes, newest first", columns, map(_change_row, changes)
+    ):
         none = "No change matches." if actor or action else "Nothing has been changed yet."
         say(console_of(ctx), none)
 
@@ -132,42 +134,42 @@ def show_queues(console: Console, summaries: Sequence[QueueSummary]) -> int:
     columns = ("queue", ">letters", ">last hour", "!oldest\nnewest", "!reasons")
     rows = (
         (
-            line(queue.name, "bold"),
+            line_text(queue.name, "bold"),
             queue.letters,
             f"+{queue.last_hour:,}",
-            (age(queue.oldest_at), age(queue.newest_at)),
+            (age_text(queue.oldest_at), age_text(queue.newest_at)),
             tuple(f"{count:,} {name}" for name, count in queue.reasons.items()),
         )
         for queue in summaries
     )
-    return table(console, "Dead-letter queues", columns, rows)
+    return print_table(console, "Dead-letter queues", columns, rows)
 
 
 def show_groups(console: Console, queue: str, found: Sequence[Group]) -> int:
     """Groups, a row each; returns how many."""
     columns = ("!fingerprint, state", ">letters", "task, cause", "!seen")
-    return table(console, f"{queue} by cause", columns, map(_group, found))
+    return print_table(console, f"{queue} by cause", columns, map(_group_row, found))
 
 
-def _group(group: Group) -> tuple[Cell, ...]:
-    cause, state = reason(group.reason), group.status.state
+def _group_row(group: Group) -> tuple[Cell, ...]:
+    cause, state = reason_text(group.reason), group.status.state
     if group.exception_type is not None:
-        cause = Text.assemble(cause, " ", line(class_name(group.exception_type)))
+        cause = Text.assemble(cause, " ", line_text(class_name(group.exception_type)))
     return (
-        (group.fingerprint, line(state.value, state.colour)),
+        (group.fingerprint, line_text(state.value, state.colour)),
         group.letters,
-        (line(group.task_name, "bold"), cause),
-        (f"first {age(group.first_seen_at)}", f"last  {age(group.last_seen_at)}"),
+        (line_text(group.task_name, "bold"), cause),
+        (f"first {age_text(group.first_seen_at)}", f"last  {age_text(group.last_seen_at)}"),
     )
 
 
-def _change(change: Change) -> tuple[Cell, ...]:
-    detail = block(_detail(change.detail))
+def _change_row(change: Change) -> tuple[Cell, ...]:
+    detail = block_text(_detail_text(change.detail))
     what = (change.action.value, change.target)
-    return (age(change.at), change.actor), what, change.letters, detail
+    return (age_text(change.at), change.actor), what, change.letters, detail
 
 
-def _detail(detail: Mapping[str, Any]) -> str:
+def _detail_text(detail: Mapping[str, Any]) -> str:
     """Names and values, a line each: narrow enough for a column."""
     texts = (
         one_line(f"{name}: {value if isinstance(value, str) else json_text(value)}")
@@ -177,7 +179,7 @@ def _detail(detail: Mapping[str, Any]) -> str:
     return "\n".join(shortened(text, _MAX_DETAIL_CHARS) for text in texts)
 
 
-def _memory(summaries: Sequence[QueueSummary], server: ServerMemory | None) -> Iterator[str]:
+def _memory_lines(summaries: Sequence[QueueSummary], server: ServerMemory | None) -> Iterator[str]:
     """What the letters take of Redis, in a line; nothing where that is unknown."""
     taken = sum(queue.memory_bytes or 0 for queue in summaries)
     if taken:

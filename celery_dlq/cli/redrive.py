@@ -22,7 +22,7 @@ from celery_dlq.cli.options import (
     files_option,
     options,
 )
-from celery_dlq.cli.table import letters_text, line, say, table, unreadable_text
+from celery_dlq.cli.table import letters_text, line_text, print_table, say, unreadable_text
 from celery_dlq.letters.conditions import assignment
 from celery_dlq.letters.printable import json_text
 from celery_dlq.operations.edit import Edit
@@ -31,7 +31,7 @@ from celery_dlq.operations.redrive.message import RedriveOptions
 
 if TYPE_CHECKING:
     from celery_dlq.operations.files import ExportedFiles
-    from celery_dlq.operations.redrive.checks import Check, DryRun
+    from celery_dlq.operations.redrive.checks import DryRun, TargetCheck
     from celery_dlq.operations.redrive.work import RedriveReport
 
 _MAX_ERRORS = 10
@@ -107,7 +107,7 @@ def redrive(
     to end, at most for --canary-wait. The other letters follow if no more than
     --max-failures of the N failed or did not end.
     """
-    request = JobRequest.of(ctx, "redrive", given, _OPTIONS)
+    request = JobRequest.from_command(ctx, "redrive", given, _OPTIONS)
     RedriveOptions.of(**request.how)  # whatever is done with them
     background, edited = background or start_at is not None, in_editor or bool(assignments)
     if background:  # before its letters are counted
@@ -116,9 +116,9 @@ def redrive(
         raise click.UsageError("--background and --at do not go with --dry-run, --edit or --set")
     if edited:
         how = {name: request.how[name] for name in _EDIT_OPTIONS}
-        change = _change(request, assignments, in_editor=in_editor)
+        change = _edit_of(request, assignments, in_editor=in_editor)
         edit = replace(request, kind="edit", how=how)
-        _dry_run(edit, change) if dry_run else _edit(edit, change)
+        _dry_run(edit, change) if dry_run else _print_edit(edit, change)
     elif dry_run:
         _dry_run(request, None)
     elif background:
@@ -130,9 +130,9 @@ def redrive(
 def _redrive(request: JobRequest) -> None:
     dead_letters = request.dead_letters
     at_once = partial(dead_letters.redrive, request.queue, request.where, **request.how)
-    report = request.do("redriven", at_once, dead_letters.assembly.jobs().run)
+    report = request.run_or_plan("redriven", at_once, dead_letters.assembly.jobs().run)
     request.refuse_none(report.touched + report.refused or report.state != "done")
-    request.show(report, show_redriven)
+    request.print_report(report, show_redriven)
     if report.failures or report.refused or report.state != "done" or not report.done:
         request.ctx.exit(1)
 
@@ -140,29 +140,29 @@ def _redrive(request: JobRequest) -> None:
 def _dry_run(request: JobRequest, change: Edit | None) -> None:
     _, plan = request.prepared(change=change)
     request.refuse_none(plan.letters + plan.corrupt)
-    request.show(plan, _show_dry_run)
+    request.print_report(plan, _show_dry_run)
     if not plan.ready:
         request.ctx.exit(1)
 
 
-def _change(request: JobRequest, assignments: tuple[str, ...], *, in_editor: bool) -> Edit:
+def _edit_of(request: JobRequest, assignments: tuple[str, ...], *, in_editor: bool) -> Edit:
     if request.where.ids is None or len(request.where.ids) != 1:
         raise click.UsageError("--edit and --set need the ID of exactly one letter")
     assign = dict(map(assignment, assignments))
     (letter_id,) = request.where.ids
-    new = _edited(request.reader, letter_id, request.queue) if in_editor else {}
+    new = _edited_by_hand(request.reader, letter_id, request.queue) if in_editor else {}
     return Edit(assign=assign, **new)
 
 
-def _edit(request: JobRequest, change: Edit) -> None:
+def _print_edit(request: JobRequest, change: Edit) -> None:
     (letter_id,) = request.where.ids or ("",)
     report = request.dead_letters.edit(letter_id, change, request.queue, **request.how)
-    request.show(report, show_redriven)
+    request.print_report(report, show_redriven)
     if report.failures or not report.published + report.finished:
         request.ctx.exit(1)
 
 
-def _edited(
+def _edited_by_hand(
     dead_letters: DeadLetters | ExportedFiles, letter_id: str, queue: str
 ) -> dict[str, Any]:
     """The arguments as a person leaves them in an editor."""
@@ -191,8 +191,8 @@ def _show_dry_run(console: Console, queue: str, plan: DryRun) -> None:
     if plan.chords:
         say(console, f"  {_CHORDS.format(plan.chords)}", "yellow")
     for kind, checks in (("queue", plan.queues), ("task", plan.tasks)):
-        rows = ((check.name, check.letters, _there(check), check.why) for check in checks)
-        table(console, "", (kind, ">letters", "!there", "why"), rows)
+        rows = ((check.name, check.letters, _is_there_text(check), check.why) for check in checks)
+        print_table(console, "", (kind, ">letters", "!there", "why"), rows)
     show_in_the_way(console, plan)
 
 
@@ -238,7 +238,7 @@ def _redrive_notes(report: RedriveReport) -> Iterator[tuple[str, str]]:
         yield f"The broker may have accepted {report.doubtful:,} of those that failed.", "red"
 
 
-def _there(check: Check) -> Text:
+def _is_there_text(check: TargetCheck) -> Text:
     if check.found is None:
-        return line("unknown", "yellow")
-    return line("yes", "green") if check.found else line("NO", "red")
+        return line_text("unknown", "yellow")
+    return line_text("yes", "green") if check.found else line_text("NO", "red")

@@ -20,7 +20,7 @@ from celery_dlq.cli.options import (
     letter_filter,
     yes_option,
 )
-from celery_dlq.cli.table import FORGET, counting, letters_text, say, utc
+from celery_dlq.cli.table import FORGET, counting, letters_text, say, utc_text
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.json_codec import instant
@@ -40,7 +40,7 @@ def discard(ctx: click.Context, /, **given: Any) -> None:
 
     `list` shows a position for an entry that is not a letter; use it as the ID.
     """
-    _remove(ctx, "discard", "Discarded", ["forever"], **given)
+    _run_removal(ctx, "discard", "Discarded", ["forever"], **given)
 
 
 @click.command()
@@ -53,7 +53,7 @@ def purge(ctx: click.Context, /, **given: Any) -> None:
     Choose letters by ID, by filter, or with --all. Asks first, unless you name one letter
     by its ID. Without a terminal to ask, it needs --yes.
     """
-    _remove(ctx, "purge", "Purged", [], **given)
+    _run_removal(ctx, "purge", "Purged", [], **given)
 
 
 @click.command(short_help="Take back a discard: letters return to their queue.")
@@ -191,13 +191,13 @@ def _kept_for(store: Letters, queue: str) -> list[str]:
     """The folders of exports that lack letters of a queue."""
     names: list[str] = []
     for folder in store.lacking(queue):  # the one that lacks most is first
-        if not store.oldest(queue, after=folder.position, most=1):
+        if not store.oldest_letters(queue, after=folder.position, most=1):
             break
         names.append(folder.name)
     return names
 
 
-def _remove(
+def _run_removal(
     ctx: click.Context,
     kind: str,
     done: str,
@@ -209,7 +209,7 @@ def _remove(
 ) -> None:
     background = background or start_at is not None
     DiscardOptions(limit=given["limit"])  # checked before anything is asked
-    request = JobRequest.of(ctx, kind, given, ("limit", "note", *names))
+    request = JobRequest.from_command(ctx, kind, given, ("limit", "note", *names))
     dead_letters, queue, where = request.dead_letters, request.queue, request.where
     if background:
         request.hand_over(start_at)
@@ -218,18 +218,18 @@ def _remove(
         request.refuse_none(any(True for _ in dead_letters.entries(queue, where, limit=1)))
     operation: Callable[..., DiscardReport] = getattr(dead_letters, kind)
     at_once = partial(operation, queue, where, **request.how)
-    report = request.do(done.lower(), at_once, dead_letters.assembly.jobs().run)
+    report = request.run_or_plan(done.lower(), at_once, dead_letters.assembly.jobs().run)
     request.refuse_none(report.touched or report.state != "done")
-    request.show(report, partial(_show, done))
+    request.print_report(report, partial(_print_report, done))
     if report.state != "done" or not report.removed:
         ctx.exit(1)
 
 
-def _show(verb: str, console: Console, queue: str, report: DiscardReport) -> None:
+def _print_report(verb: str, console: Console, queue: str, report: DiscardReport) -> None:
     """What a discard or a purge did."""
     say(console, f"{verb} from {queue}: {letters_text(report.removed)} (job {report.job_id}).")
     if report.kept_until:
-        until = utc(instant(report.kept_until))
+        until = utc_text(instant(report.kept_until))
         say(console, f"  Until {until} `dlq restore --job {report.job_id}` brings them back.")
     for text in skipped_texts(report):
         say(console, f"  {text}")

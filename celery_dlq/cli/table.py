@@ -1,8 +1,9 @@
 """What every screen is drawn with: tables of rich, made safe for texts of any origin, live counts.
 
 Task names, ids and exception messages come from whoever may publish. rich lets their escape
-sequences through, and reads markup in plain strings. So foreign text is shown by `line`, `block`,
-`table` and `facts` only: there it neither steers the terminal nor means anything to rich.
+sequences through, and reads markup in plain strings. So foreign text is shown by `line_text`,
+`block_text`, `print_table` and `print_facts` only: there it neither steers the terminal nor means
+anything to rich.
 """
 
 from __future__ import annotations
@@ -44,28 +45,28 @@ Cell = str | int | Text | Sequence[str | Text] | None
 """What a table shows in one place: a line, a number, styled text, or several lines."""
 
 
-def block(text: str, style: str = "") -> Text:
+def block_text(text: str, style: str = "") -> Text:
     """A text of several lines."""
     return Text(printable(text), style)
 
 
-def line(text: str, style: str = "") -> Text:
+def line_text(text: str, style: str = "") -> Text:
     """A text of one line: a name that holds a line end would forge a row of a table."""
     return Text(one_line(text), style)
 
 
-def lines(parts: Iterable[str | Text]) -> Text:
+def text_lines(parts: Iterable[str | Text]) -> Text:
     """Texts below each other; those that are empty are left out."""
-    shown = (part if isinstance(part, Text) else line(part) for part in parts)
+    shown = (part if isinstance(part, Text) else line_text(part) for part in parts)
     return Text("\n").join(part for part in shown if part)
 
 
 def about_hold(hold: Hold, *names: str) -> Text:
     """What is held, why and by whom, a line each."""
-    return lines((*names, hold.reason, line(hold.actor, "dim")))
+    return text_lines((*names, hold.reason, line_text(hold.actor, "dim")))
 
 
-def table(
+def print_table(
     console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]
 ) -> int:
     """Print a table, if it has rows; returns how many.
@@ -73,11 +74,11 @@ def table(
     A column whose name begins with ``!`` is not folded, one with ``>`` is of numbers. Where the
     columns do not fit beside each other, each row is a block of lines.
     """
-    cells = [[*map(_shown, row)] for row in rows]
+    cells = [[*map(_shown_cell, row)] for row in rows]
     if _least_width(columns, cells) > console.width:
         _print_blocks(console, title, columns, cells)
     elif cells:
-        console.print(_grid(title, columns, cells))
+        console.print(_drawn_table(title, columns, cells))
     return len(cells)
 
 
@@ -96,7 +97,7 @@ def _print_blocks(
 ) -> None:
     """Print each row as lines, one for each column that has something."""
     if title:
-        console.print(line(title, "bold"))
+        console.print(line_text(title, "bold"))
     for row in cells:
         for name, cell in zip(columns, row, strict=False):
             if cell.plain:
@@ -106,10 +107,10 @@ def _print_blocks(
         console.print()
 
 
-def _grid(title: str, columns: Sequence[str], cells: Sequence[Sequence[Text]]) -> Table:
+def _drawn_table(title: str, columns: Sequence[str], cells: Sequence[Sequence[Text]]) -> Table:
     """The table that rich draws."""
     made = Table(
-        title=line(title, "bold"),
+        title=line_text(title, "bold"),
         title_justify="left",
         box=box.SIMPLE_HEAD,
         header_style="dim",
@@ -128,12 +129,12 @@ def _grid(title: str, columns: Sequence[str], cells: Sequence[Sequence[Text]]) -
     return made
 
 
-def facts(
+def print_facts(
     console: Console, rows: Iterable[Sequence[Cell]], styles: Sequence[str] = ("dim",)
 ) -> None:
     """Print names and what they have; ``styles`` are those of the columns."""
     grid = Table.grid(padding=(0, 2))
-    shown = [[*map(_shown, row)] for row in rows]
+    shown = [[*map(_shown_cell, row)] for row in rows]
     for number in range(max(map(len, shown), default=0)):
         style = styles[number] if number < len(styles) else ""
         grid.add_column(style=style, no_wrap=not number, overflow="fold")
@@ -143,22 +144,22 @@ def facts(
         console.print(grid)
 
 
-def _shown(cell: Cell) -> Text:
+def _shown_cell(cell: Cell) -> Text:
     if cell is None:
         return Text("")
     if isinstance(cell, Text):
         return cell
     if isinstance(cell, int):
         return Text(f"{cell:,}")
-    return line(cell) if isinstance(cell, str) else lines(cell)
+    return line_text(cell) if isinstance(cell, str) else text_lines(cell)
 
 
 def say(console: Console, text: str, style: str = "") -> None:
     """Print one line; it is not wrapped, so that programs can search it."""
-    console.print(line(text, style), soft_wrap=True)
+    console.print(line_text(text, style), soft_wrap=True)
 
 
-def age(moment: datetime | None, now: datetime | None = None) -> str:
+def age_text(moment: datetime | None, now: datetime | None = None) -> str:
     """How long ago: ``12 s ago``, ``3 h ago``; or ``in 1 d``, if a worker's clock is wrong."""
     if moment is None:
         return "-"
@@ -170,7 +171,7 @@ def age(moment: datetime | None, now: datetime | None = None) -> str:
     return f"{max(0, seconds)} s ago"
 
 
-def utc(moment: datetime | None) -> str:
+def utc_text(moment: datetime | None) -> str:
     """A time to the second, in UTC."""
     return "-" if moment is None else f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S}Z"
 
@@ -206,7 +207,7 @@ class Count:
         """Show a bar from now on, because the total has become known."""
         if self._progress is not None and self._task is not None:
             *shown, elapsed = self._progress.columns
-            self._progress.columns = (*shown, *_bar(), elapsed)
+            self._progress.columns = (*shown, *_bar_columns(), elapsed)
             self._progress.update(self._task, total=total)
 
 
@@ -221,12 +222,12 @@ def counting(
     columns = (
         SpinnerColumn(),
         TextColumn("{task.completed:,} " + verb),
-        *(() if total is None else _bar()),
+        *(() if total is None else _bar_columns()),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
         yield Count(progress, progress.add_task(verb, total=total))
 
 
-def _bar() -> tuple[ProgressColumn, ...]:
+def _bar_columns() -> tuple[ProgressColumn, ...]:
     return BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()

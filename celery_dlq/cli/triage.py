@@ -10,13 +10,13 @@ import click
 from rich.console import Console
 
 from celery_dlq.cli.context import console_of, print_lines
-from celery_dlq.cli.letters import reason
+from celery_dlq.cli.letters import reason_text
 from celery_dlq.cli.options import MOMENT, json_option
-from celery_dlq.cli.table import letters_text, line, say, table, utc
+from celery_dlq.cli.table import letters_text, line_text, print_table, say, utc_text
 from celery_dlq.letters.printable import shortened
 
 if TYPE_CHECKING:
-    from celery_dlq.spark.triage.against import Against, Changes
+    from celery_dlq.spark.triage.against import ComparedPeriod, RateChanges
     from celery_dlq.spark.triage.rows import Findings
 
 _FEW_CAUSES, _MOST_CAUSES, _MOST_ROWS = 20, 100, 30
@@ -73,7 +73,7 @@ def triage(
     With --against also what is new, gone, grown or shrunk, beyond chance. This week and last:
     --since 7d --against before. Before and after a release: --against release=v8.
     """
-    result = _result(path, html, successes, against, only, summaries=summaries)
+    result = _triage_result(path, html, successes, against, only, summaries=summaries)
     if as_json:
         print_lines([result.to_json()])
     else:
@@ -82,7 +82,7 @@ def triage(
             say(console_of(ctx), f"Report: {html}")
 
 
-def _result(
+def _triage_result(
     path: str,
     html: str | None,
     successes: str | None,
@@ -110,9 +110,9 @@ def _result(
     return found
 
 
-def _against(text: str, since: datetime | None) -> Against:
+def _against(text: str, since: datetime | None) -> ComparedPeriod:
     """Read what ``--against`` names."""
-    from celery_dlq.spark.triage.against import Against  # noqa: PLC0415 - PySpark is an extra
+    from celery_dlq.spark.triage.against import ComparedPeriod  # noqa: PLC0415 - PySpark is an extra
     from celery_dlq.spark.triage.changes import Period  # noqa: PLC0415
 
     first, _, last = text.partition("..")
@@ -120,76 +120,76 @@ def _against(text: str, since: datetime | None) -> Against:
     if text == "before":
         if since is None:
             raise click.UsageError("--against before needs --since, e.g. --since 7d")
-        return Against()
+        return ComparedPeriod()
     if name == "release" and release:
         if since is not None:
             raise click.UsageError("--against release=… has a begin of its own; leave out --since")
-        return Against(release=release)
+        return ComparedPeriod(release=release)
     if not first or not last or "/" in text:
-        return Against(folder=text)
+        return ComparedPeriod(folder=text)
     period = tuple(MOMENT.convert(part, None, None) for part in (first, last))
-    return Against(period=Period(*period))
+    return ComparedPeriod(period=Period(*period))
 
 
 def show_triage(console: Console, findings: Findings) -> None:
     """What is dying and why, in sentences; when, and after how many deliveries."""
     found = findings.triage
-    span = f"{utc(found.first_seen_at)} to {utc(found.last_seen_at)}"
+    span = f"{utc_text(found.first_seen_at)} to {utc_text(found.last_seen_at)}"
     say(console, f"{letters_text(found.letters)}, {span}", "bold")
     if findings.changes is not None:
         _changes(console, findings.changes, findings)
-    _causes(console, findings)
-    reasons = ((reason(one.reason), one.letters, f"{one.share:.0%}") for one in found.reasons)
-    table(console, "Reasons", ("reason", ">letters", ">share"), reasons)
+    _print_causes(console, findings)
+    reasons = ((reason_text(one.reason), one.letters, f"{one.share:.0%}") for one in found.reasons)
+    print_table(console, "Reasons", ("reason", ">letters", ">share"), reasons)
     totals: dict[datetime, int] = {}
     for bucket in found.timeline:
         totals[bucket.bucket_start] = totals.get(bucket.bucket_start, 0) + bucket.letters
     _timeline(console, found.bucket, sorted(totals.items())[-_MOST_ROWS:])
-    _more(console, len(totals) - _MOST_ROWS, "Earlier times")
+    _print_more(console, len(totals) - _MOST_ROWS, "Earlier times")
     deliveries = ((one.task_name, one.deliveries, one.letters) for one in found.deliveries)
     columns = ("task", ">deliveries", ">letters")
-    table(console, "Deliveries before death", columns, islice(deliveries, _MOST_ROWS))
-    _more(console, len(found.deliveries) - _MOST_ROWS, "Rows")
+    print_table(console, "Deliveries before death", columns, islice(deliveries, _MOST_ROWS))
+    _print_more(console, len(found.deliveries) - _MOST_ROWS, "Rows")
 
 
-def _changes(console: Console, found: Changes, findings: Findings) -> None:
+def _changes(console: Console, found: RateChanges, findings: Findings) -> None:
     """The largest changes against another time."""
     rows = (
         (
-            line(row.fingerprint, "cyan"),
-            line(row.kind, "bold"),
+            line_text(row.fingerprint, "cyan"),
+            line_text(row.kind, "bold"),
             row.letters,
             row.letters_against,
-            found.rate(row),
+            found.rate_text(row),
             why.headline if why else f"{row.task_name}: {row.exception_type or ''}",
         )
         for row in found.rows
         for why in [findings.causes.get(row.fingerprint)]
     )
     columns = ("!fingerprint", "", ">letters", ">against", "rate", "cause")
-    table(console, f"What changed: {found.heading}", columns, rows)
-    say(console, found.note)
+    print_table(console, f"What changed: {found.heading}", columns, rows)
+    say(console, found.note_text)
 
 
-def _causes(console: Console, found: Findings) -> None:
+def _print_causes(console: Console, found: Findings) -> None:
     """The sentence of each cause that is explained, and its fingerprint for the next command."""
     explained = min(_MOST_CAUSES, len(found.causes))
     shown = found.triage.groups[: max(_FEW_CAUSES, explained)]
     rows = (
         (
-            line(group.fingerprint, "cyan"),
+            line_text(group.fingerprint, "cyan"),
             group.letters,
             (
-                line(why.headline, "bold") if why else line("Not explained.", "dim"),
-                line(f"{group.task_name}: {group.exception_type or ', '.join(group.reasons)}"),
-                line(shortened(group.example_description or "", _MAX_EXAMPLE_CHARS), "dim"),
+                line_text(why.headline, "bold") if why else line_text("Not explained.", "dim"),
+                line_text(f"{group.task_name}: {group.exception_type or ', '.join(group.reasons)}"),
+                line_text(shortened(group.example_description or "", _MAX_EXAMPLE_CHARS), "dim"),
             ),
         )
         for group in shown
         for why in [found.causes.get(group.fingerprint)]
     )
-    table(console, "Causes", ("!fingerprint", ">letters", "what fails, and why"), rows)
-    _more(console, found.triage.causes - len(shown), "Smaller causes")
+    print_table(console, "Causes", ("!fingerprint", ">letters", "what fails, and why"), rows)
+    _print_more(console, found.triage.causes - len(shown), "Smaller causes")
     causes, letters = found.unexplained
     if causes:
         which = "1 cause" if causes == 1 else f"{causes:,} causes"
@@ -197,7 +197,7 @@ def _causes(console: Console, found: Findings) -> None:
         say(console, f"Not explained: {which} with {letters_text(letters)}: {why_not}")
 
 
-def _more(console: Console, number: int, what: str) -> None:
+def _print_more(console: Console, number: int, what: str) -> None:
     if number > 0:
         say(console, f"{what} not shown: {number:,}")
 
@@ -208,8 +208,8 @@ def _timeline(console: Console, bucket: str, totals: list[tuple[datetime, int]])
         (
             f"{start:%Y-%m-%d %H:%M:%S}",
             letters,
-            line("█" * max(1, round(30 * letters / most)), "yellow"),
+            line_text("█" * max(1, round(30 * letters / most)), "yellow"),
         )
         for start, letters in totals
     )
-    table(console, f"Over time, by {bucket}", ("from (UTC)", ">letters", ""), rows)
+    print_table(console, f"Over time, by {bucket}", ("from (UTC)", ">letters", ""), rows)

@@ -24,7 +24,7 @@ from rich.rule import Rule
 
 from celery_dlq.cli.table import say
 from celery_dlq.errors import DemoError, DLQError, MissingExtra
-from celery_dlq.store.embedded import child, redis_server
+from celery_dlq.store.embedded import child_process, redis_server
 
 _APP = "celery_dlq.demo.shop"
 _WAIT_SECONDS = 120.0
@@ -56,7 +56,7 @@ def worker(app: str, queues: Sequence[str], log: Path) -> Iterator[subprocess.Po
     """Run a real ``celery worker`` with two pool processes."""
     options = "--pool prefork --concurrency 2 --loglevel INFO --without-gossip --without-mingle"
     command = [sys.executable, "-m", "celery", "-A", app, "worker", *options.split()]
-    with child([*command, "--queues", ",".join(queues)], log) as process:
+    with child_process([*command, "--queues", ",".join(queues)], log) as process:
         yield process
 
 
@@ -83,27 +83,29 @@ class _Demo:
         letters, successes = (str(self.folder / name) for name in ("letters", "successes"))
         report = self.folder / "report.html"
         command = self._typed("dlq", "export", successes, "--successes")
-        with child(command, self.folder / "successes.log") as saving:
-            self._dlq("export", letters)
-            self._until("the successes to be saved", lambda: saving.poll() is not None)
+        with child_process(command, self.folder / "successes.log") as saving:
+            self._run_dlq("export", letters)
+            self._wait_until("the successes to be saved", lambda: saving.poll() is not None)
         options = ("--successes", successes, "--html", str(report))
         command = self._typed("dlq", "triage", letters, *options)
-        triage = stack.enter_context(child(command, self.folder / "triage.log"))
+        triage = stack.enter_context(child_process(command, self.folder / "triage.log"))
         self._begin("See how many letters there are, and why")
-        self._dlq("queues")
-        self._dlq("groups", "orders-DLQ")
-        self._dlq("differences", "orders-DLQ", "--task", "shop.charge", most=3)
+        self._run_dlq("queues")
+        self._run_dlq("groups", "orders-DLQ")
+        self._run_dlq("differences", "orders-DLQ", "--task", "shop.charge", most=3)
         self._begin("Mend the bug in charge, and redrive its letters: 3 first, then the rest")
         shop.FIXED.touch()
-        self._dlq("redrive", "orders-DLQ", "--task", "shop.charge", "--canary", "3", "--yes")
+        self._run_dlq("redrive", "orders-DLQ", "--task", "shop.charge", "--canary", "3", "--yes")
         charges = dying["charge"]
-        self._until("redriven tasks to succeed", lambda: shop.succeeded(charges) == len(charges))
+        self._wait_until(
+            "redriven tasks to succeed", lambda: shop.succeeded(charges) == len(charges)
+        )
         say(self.console, f"All {len(charges)} succeeded, under their old ids.")
         if self._worker is not None and not web:  # it ends while the triage goes on
             self._worker.terminate()
             self._worker = None
         self._begin("Read what PySpark found")
-        self._until("the triage to end", lambda: triage.poll() is not None)
+        self._wait_until("the triage to end", lambda: triage.poll() is not None)
         self._show(self.folder.joinpath("triage.log").read_text("utf-8"), triage.returncode, 8)
         took = time.monotonic() - started
         say(self.console, f"Done in {took:.0f} s. Files: {self.folder}", "bold green")
@@ -142,7 +144,7 @@ class _Demo:
                 return False
             return bool(shop.samples() >= len(healthy))
 
-        self._until("all tasks to end", all_ended)
+        self._wait_until("all tasks to end", all_ended)
         say(self.console, f"{len(healthy)} tasks succeeded, {dying} are letters now")
 
     def _begin(self, title: str) -> None:
@@ -156,7 +158,7 @@ class _Demo:
         say(self.console, f"$ {shown}", "bold")
         return [sys.executable, "-m", "celery", "-A", _APP, *command]
 
-    def _dlq(self, *arguments: str, most: int = 20) -> None:
+    def _run_dlq(self, *arguments: str, most: int = 20) -> None:
         """Run a command as an operator would, and show it with what it prints."""
         command = self._typed("dlq", *arguments)
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=-1, text=True, check=False)  # noqa: S603 - our own
@@ -170,7 +172,7 @@ class _Demo:
         if returncode:
             raise DemoError(f"the command ended with {returncode}")
 
-    def _until(self, what: str, done: Callable[[], bool]) -> None:
+    def _wait_until(self, what: str, done: Callable[[], bool]) -> None:
         """Wait until something is so; fails if the worker exits or time runs out."""
         deadline = time.monotonic() + _WAIT_SECONDS
         while not done():

@@ -1,1 +1,1 @@
-"""Letters as Arrow and Parquet."""
+"""Writes letters to Parquet files, each exactly once."""

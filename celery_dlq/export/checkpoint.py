@@ -46,7 +46,7 @@ from celery_dlq.export.destination import NOTES, Destination
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import get_logger, readable
 from celery_dlq.letters.record import from_micros, iso, to_micros
-from celery_dlq.store.endless import repeat
+from celery_dlq.store.endless import repeat_until
 from celery_dlq.store.records import FIRST_POSITION, ordered
 
 if TYPE_CHECKING:
@@ -81,21 +81,23 @@ class ExportLeases:
         self.store_id = store_id
         self.refused = False
         # The stored state is ``owner|…``.
-        self._owner = f"{_host()} pid {os.getpid()} {uuid4().hex[:8]}"
+        self._owner = f"{_host_name()} pid {os.getpid()} {uuid4().hex[:8]}"
         name = self._name if destination.shared else local_name(destination.root)
         self._about = {**about, "name": name}
         self._held: dict[str, Lease] = {}
         self._ended = threading.Event()
-        self._keeper = threading.Thread(target=self._keep, name="celery_dlq-leases", daemon=True)
+        self._keeper = threading.Thread(
+            target=self._keep_renewing, name="celery_dlq-leases", daemon=True
+        )
 
-    def take(self, queue: str) -> Mapping[str, Any] | None:
+    def acquire(self, queue: str) -> Mapping[str, Any] | None:
         """Acquire a queue's lease, waiting until a dead owner's expires; return the saved state."""
         lease = self._store.lease(queue, self.place, self._owner, self._seconds)
         first = reply = lease.acquire()
         until = time.monotonic() + self._seconds + 1
         while not reply.acquired:
             if reply.state != first.state or time.monotonic() > until:  # renewed
-                raise self._taken(reply)
+                raise self._taken_over_error(reply)
             time.sleep(timing.current.short_look)
             reply = lease.acquire()
         self._held[queue] = lease
@@ -106,13 +108,13 @@ class ExportLeases:
         )
         return state if isinstance(state, dict) else None
 
-    def note(self, queue: str, state: Mapping[str, Any]) -> None:
+    def save_checkpoint(self, queue: str, state: Mapping[str, Any]) -> None:
         """Save a checkpoint in the store, if the lease is still held."""
-        reply = self._held[queue].note(json.dumps({**state, **self._about}))
+        reply = self._held[queue].save_state(json.dumps({**state, **self._about}))
         if not reply.acquired:
-            raise self._taken(reply)
+            raise self._taken_over_error(reply)
 
-    def end(self) -> None:
+    def release(self) -> None:
         """Release the leases; never raises."""
         self._ended.set()
         if self._keeper.is_alive():
@@ -121,16 +123,16 @@ class ExportLeases:
             with suppress(StoreUnavailable):
                 lease.release()
 
-    def _keep(self) -> None:
-        repeat(self._renew, self._ended.is_set, "The leases of an export are not renewed")
+    def _keep_renewing(self) -> None:
+        repeat_until(self._renew_all, self._ended.is_set, "The leases of an export are not renewed")
 
-    def _renew(self) -> None:
+    def _renew_all(self) -> None:
         if not self._ended.wait(self._seconds / 3 or timing.current.export_note):
             for lease in list(self._held.values()):
                 with suppress(StoreUnavailable):  # the next `note` finds out
                     lease.renew()
 
-    def _taken(self, reply: LeaseReply) -> ExportError:
+    def _taken_over_error(self, reply: LeaseReply) -> ExportError:
         self.refused = True
         return ExportError(
             f"another export is writing to {self._name} "
@@ -164,7 +166,7 @@ class Checkpoint:
         cls, destination: Destination, queue: str, leases: ExportLeases
     ) -> tuple[Checkpoint, Checkpoint | None]:
         """Acquire the queue's lease, and return the later checkpoint of store and folder."""
-        stored = leases.take(queue)
+        stored = leases.acquire(queue)
         found, mine = cls.read(destination, queue, leases), leases.store_id
         fresh = cls(destination, queue, leases, store=mine)
         if found.store not in (None, mine):
@@ -176,28 +178,28 @@ class Checkpoint:
             other = readable(f"the store's copy of the export of {queue}", copy.checked)
             if other is None:
                 return found, fresh
-            if other.order() < found.order():
+            if other.sort_key() < found.sort_key():
                 return found, other
             if not leases.is_local:
                 return other, None
             found.trimming = other.trimming  # an export that was killed may have removed some
             # A local folder may be a copy, or restored: what it lacks is written to it again.
             return found, None if other.generation == found.generation else fresh
-        return found, None if found.last is None else fresh
+        return found, None if found.last_position is None else fresh
 
     @classmethod
     def read(cls, destination: Destination, queue: str, leases: ExportLeases) -> Checkpoint:
         """The checkpoint in the folder; a new one at the beginning if there is none."""
-        state = _load(destination, _place(queue))
+        state = _load_json(destination, _checkpoint_name(queue))
         if state is None:
             return cls(destination, queue, leases)
         try:
             known = {n: state[n] for n in _STATE[1:] if n in state or n in ("position", "intent")}
             found = cls(destination, queue, leases, **known).checked()
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
-            raise _not_ours(destination, _place(queue), exc) from exc
+            raise _not_ours(destination, _checkpoint_name(queue), exc) from exc
         if state.get("queue") != queue:
-            raise _not_ours(destination, _place(queue), ValueError(state.get("queue")))
+            raise _not_ours(destination, _checkpoint_name(queue), ValueError(state.get("queue")))
         return found
 
     def checked(self) -> Checkpoint:
@@ -211,7 +213,7 @@ class Checkpoint:
         return self
 
     @property
-    def last(self) -> str | None:
+    def last_position(self) -> str | None:
         """Letters up to this position are in the files, or may be; ``None``: there are none."""
         return self.intent or self.position
 
@@ -225,7 +227,7 @@ class Checkpoint:
     def begin_again(self, known: Checkpoint | None, end: str | None) -> None:
         """Begin a new generation, in which no letter of the files is written again."""
         first = None if known is None or known.comparing else known.position
-        until = max((self.last or FIRST_POSITION, end or FIRST_POSITION), key=ordered)
+        until = max((self.last_position or FIRST_POSITION, end or FIRST_POSITION), key=ordered)
         self.generation += 1
         self.compared = (first or FIRST_POSITION, until)
         self.position = None if known is None else known.position
@@ -250,7 +252,7 @@ class Checkpoint:
         self.position, self.intent = position, None
         self.save()
 
-    def trim(self, position: str, letters: int) -> None:
+    def record_trim(self, position: str, letters: int) -> None:
         """Save that the letters up to a position, so many more, are removed from the queue."""
         self.trimmed = position
         self.trimmed_letters += letters
@@ -258,33 +260,33 @@ class Checkpoint:
             self.trimming = None
         self.save()
 
-    def order(self) -> tuple[Any, ...]:
+    def sort_key(self) -> tuple[Any, ...]:
         """Sorts the states of one queue's export in their order."""
         places = (ordered(place or FIRST_POSITION) for place in (self.position, self.intent))
         return (self.generation, *places)
 
-    def note(self) -> Mapping[str, Any]:
+    def to_store_state(self) -> Mapping[str, Any]:
         """Write it down in the store: nobody removes letters that the folder lacks."""
         state = {name: getattr(self, name) for name in _STATE}
-        self.leases.note(self.queue, state)
+        self.leases.save_checkpoint(self.queue, state)
         return state
 
     def save(self) -> None:
         """Write it down in the store, then beside the files: the store is asked first."""
-        state = self.note()
-        self.destination.save(_place(self.queue), json.dumps(state).encode())
+        state = self.to_store_state()
+        self.destination.save(_checkpoint_name(self.queue), json.dumps(state).encode())
 
 
 def local_name(root: str) -> str:
     """The name of a folder of this machine, which others also have."""
-    return f"{root} on {_host()}"
+    return f"{root} on {_host_name()}"
 
 
-def _host() -> str:
+def _host_name() -> str:
     return socket.gethostname().replace("|", "_")
 
 
-def agree(
+def agree_on_folder(
     destination: Destination,
     where: LetterFilter,
     redacted: Mapping[str, Any],
@@ -304,7 +306,7 @@ def agree(
         "redacted": dict(redacted),
         **({"of": of} if of is not None else {}),
     }
-    before = _load(destination, _ABOUT)
+    before = _load_json(destination, _ABOUT)
     now["id"] = (before or {}).get("id") or uuid4().hex
     theirs = (before or {}).get("store")
     now["store"] = store or theirs
@@ -353,11 +355,11 @@ def _json(part: Any) -> str:
     return json.dumps(part, ensure_ascii=False) if part else "none"
 
 
-def _place(queue: str) -> str:
+def _checkpoint_name(queue: str) -> str:
     return f"{NOTES}/{partition.note_name(queue)}"
 
 
-def _load(destination: Destination, name: str) -> Any:
+def _load_json(destination: Destination, name: str) -> Any:
     text = destination.load(name)
     if text is None:
         return None

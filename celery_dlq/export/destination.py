@@ -54,7 +54,7 @@ class Destination:
         self._fs, self._root = _resolved(place, filesystem)
         is_local = isinstance(self._fs, pafs.LocalFileSystem)
         self._local = Path(self._root) if is_local else None
-        self._uploads = _kind(self._fs) in _UPLOADS
+        self._uploads = _filesystem_kind(self._fs) in _UPLOADS
 
     @property
     def shared(self) -> str | None:
@@ -68,7 +68,7 @@ class Destination:
 
     def open(self) -> None:
         """Make the folder, and remove the drafts of a killed export."""
-        self._fs.create_dir(self._path(_TEMPORARY), recursive=True)
+        self._fs.create_dir(self._path_of(_TEMPORARY), recursive=True)
         # On a shared file system, a young one may be written by another machine at this moment.
         before = float("inf") if self._local is not None else time.time() - _DRAFT_SECONDS
         for info in self._fs.get_file_info(self._selector(_TEMPORARY)):
@@ -98,16 +98,16 @@ class Destination:
             yield
 
     def draft(self) -> Draft:
-        """A new file, which readers do not see before `put`."""
+        """A new file, which readers do not see before `put_in_place`."""
         if self._uploads:
             handle, path = tempfile.mkstemp(prefix="celery_dlq-export-", suffix=".tmp")
             os.close(handle)
             return Draft(_LOCAL, path)
-        return Draft(self._fs, self._path(f"{_TEMPORARY}/{uuid4().hex}.tmp"))
+        return Draft(self._fs, self._path_of(f"{_TEMPORARY}/{uuid4().hex}.tmp"))
 
-    def put(self, draft: Draft, name: str) -> int:
+    def put_in_place(self, draft: Draft, name: str) -> int:
         """Put a finished draft in its place, durably; return its size in bytes."""
-        target = self._path(name)
+        target = self._path_of(name)
         if self._uploads:
             size = self.upload(Path(draft.path), target)
         else:
@@ -123,21 +123,21 @@ class Destination:
         try:
             with draft.opened() as sink:
                 sink.write(text)
-            self.put(draft, name)
+            self.put_in_place(draft, name)
         finally:
             draft.discard()
 
     def load(self, name: str) -> bytes | None:
         """Read a small file; ``None`` if there is none."""
         try:
-            with self._fs.open_input_stream(self._path(name)) as source:
+            with self._fs.open_input_stream(self._path_of(name)) as source:
                 return bytes(source.read())
         except FileNotFoundError:
             return None
 
     def source(self, name: str) -> Any:
         """Open a file for random access."""
-        return self._fs.open_input_file(self._path(name))
+        return self._fs.open_input_file(self._path_of(name))
 
     def files(self, folder: str) -> list[str]:
         """All files below a folder, relative to the destination."""
@@ -156,14 +156,14 @@ class Destination:
         ``has`` is true for the folders ``dlq=…`` and ``day=…`` to copy, without which all are.
         """
         try:
-            days = [""] if has is None else self._days(has)
+            days = [""] if has is None else self._day_folders(has)
             found = (name for day in days for name in self.files(day))
             names = [name for name in found if _LETTERS.fullmatch(name)]
             for name in names:
                 target = folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 pafs.copy_files(
-                    self._path(name), str(target), self._fs, destination_filesystem=_LOCAL
+                    self._path_of(name), str(target), self._fs, destination_filesystem=_LOCAL
                 )
         except (OSError, pa.ArrowException) as exc:
             reason = str(exc).strip().partition("\n")[0]
@@ -172,7 +172,7 @@ class Destination:
             ) from None
         return len(names)
 
-    def _days(self, has: Callable[[str], bool]) -> list[str]:
+    def _day_folders(self, has: Callable[[str], bool]) -> list[str]:
         """The folders of queues and days that are wanted; of the others nothing is listed."""
         folders = [""]
         for level in ("dlq=", "day="):
@@ -233,13 +233,13 @@ class Destination:
             notes = self._local / NOTES
             notes.mkdir(parents=True, exist_ok=True)
             return notes / "lock"
-        digest = sha256(f"{_kind(self._fs)} {self._root}".encode()).hexdigest()[:16]
+        digest = sha256(f"{_filesystem_kind(self._fs)} {self._root}".encode()).hexdigest()[:16]
         return Path(tempfile.gettempdir()) / f"celery_dlq-export-{os.getuid()}-{digest}.lock"
 
     def _selector(self, folder: str, *, recursive: bool = False) -> Any:
-        return pafs.FileSelector(self._path(folder), allow_not_found=True, recursive=recursive)
+        return pafs.FileSelector(self._path_of(folder), allow_not_found=True, recursive=recursive)
 
-    def _path(self, name: str) -> str:
+    def _path_of(self, name: str) -> str:
         return "/".join(part for part in (self._root.rstrip("/"), name) if part) or "/"
 
 
@@ -300,9 +300,9 @@ def _adapted(filesystem: Any) -> Any:
     return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem))
 
 
-def _kind(filesystem: Any) -> str:
+def _filesystem_kind(filesystem: Any) -> str:
     if isinstance(filesystem, pafs.SubTreeFileSystem):
-        return _kind(filesystem.base_fs)
+        return _filesystem_kind(filesystem.base_fs)
     handler = getattr(filesystem, "handler", None)
     if isinstance(handler, pafs.FSSpecHandler):
         protocol = handler.fs.protocol

@@ -25,7 +25,7 @@ from celery_dlq.errors import CorruptLetter, DLQError, ExportError, MissingExtra
 from celery_dlq.export import checkpoint, published, table
 from celery_dlq.export.checkpoint import Checkpoint, ExportLeases
 from celery_dlq.export.destination import Destination
-from celery_dlq.export.roll import Background, Roll, earlier_ids, trim
+from celery_dlq.export.roll import Background, Roll, earlier_ids, trim_exported
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import from_micros, iso, letter_from, to_micros
@@ -55,7 +55,7 @@ MAX_LISTED_ENTRIES = 20
 _MAX_FAILURES = 3  # named in one message
 _MAX_BUFFERED_BYTES = 64 * 1024 * 1024
 
-Entry = tuple[str, Mapping[bytes, bytes]]
+RawLetter = tuple[str, Mapping[bytes, bytes]]
 Progress = Callable[[int], None]
 
 
@@ -165,12 +165,12 @@ class ParquetExport:
         self.required = table.SUCCESS if of == SUCCESSES else table.LETTER
         self._of = of
         self._take_over = take_over
-        # Of one run; see `_opened`
+        # Of one run; see `_open_export`
         self.report: ExportReport
         self.pool: Background
         self.leases: ExportLeases
         self.progress: Progress
-        self._queues: dict[str, _Queue] = {}
+        self._queues: dict[str, _QueueExport] = {}
         self._failures: dict[str, DLQError] = {}
 
     def run(
@@ -181,11 +181,11 @@ class ParquetExport:
         expected: Progress | None = None,
     ) -> ExportReport:
         """Export the letters that are in the queues now; see `DeadLetters.export`."""
-        with self._opened(progress):
+        with self._open_export(progress):
             if expected is not None and self._is_first(dead_letter_queues):
                 expected(sum(self.store.length(name) for name in dead_letter_queues))
             for name in dead_letter_queues:
-                self._export(name)
+                self._export_queue(name)
             self._raise_failures()
         return self.report
 
@@ -200,7 +200,7 @@ class ParquetExport:
 
         It waits for a store that does not answer.
         """
-        with self._opened(progress):
+        with self._open_export(progress):
             poll, reported, away = timing.current.poll, set[str](), False
             backoff = timing.Backoff(2 * poll, timing.current.max_poll)
             names: Sequence[str] = ()
@@ -208,17 +208,17 @@ class ParquetExport:
                 last_round = stop.is_set()
                 try:
                     if away:  # it may be another store now
-                        self._agree()
+                        self._begin_folder()
                         away = False
                     names = dead_letter_queues()
                     for name in names:
-                        self._export(name, older=0.0 if last_round else self.rolling.seconds)
+                        self._export_queue(name, older=0.0 if last_round else self.rolling.seconds)
                     pause = poll
                     backoff.worked()
                 except StoreUnavailable as exc:
                     if last_round:
                         raise
-                    self._forget()
+                    self._begin_anew()
                     away = True
                     pause = backoff.failed()
                     if backoff.failures == 1:
@@ -238,11 +238,11 @@ class ParquetExport:
     def _is_first(self, dead_letter_queues: Sequence[str]) -> bool:
         with suppress(ExportError):  # of one queue, which fails alone
             read = partial(Checkpoint.read, self.destination, leases=self.leases)
-            return all(read(name).last is None for name in dead_letter_queues)
+            return all(read(name).last_position is None for name in dead_letter_queues)
         return False
 
     @contextmanager
-    def _opened(self, progress: Progress | None) -> Iterator[None]:
+    def _open_export(self, progress: Progress | None) -> Iterator[None]:
         name = self.destination.name
         try:
             with (
@@ -250,7 +250,7 @@ class ParquetExport:
                 Background() as self.pool,
             ):
                 self.destination.open()
-                self.leases = self._agree()
+                self.leases = self._begin_folder()
                 published.publish(self.destination)
                 self.report = ExportReport(destination=name, foreign=self.destination.foreign())
                 self.progress = progress or (lambda _count: None)
@@ -258,8 +258,8 @@ class ParquetExport:
                 try:
                     yield
                 finally:
-                    self._forget()
-                    self.leases.end()
+                    self._begin_anew()
+                    self.leases.release()
         except (OSError, pa.ArrowException) as exc:
             reason = getattr(exc, "strerror", None) or str(exc).strip().partition("\n")[0]
             raise ExportError(
@@ -267,13 +267,13 @@ class ParquetExport:
                 f"{reason}; nothing is lost, run the export again once it can"
             ) from exc
 
-    def _agree(self) -> ExportLeases:
+    def _begin_folder(self) -> ExportLeases:
         """Begin the folder or check that it is the same; return its leases."""
         store_id = self.store.identity()
-        folder = checkpoint.agree(
+        folder = checkpoint.agree_on_folder(
             self.destination,
             self.where,
-            self.redaction.about() if self.redaction is not None else {},
+            self.redaction.rules_and_key_id() if self.redaction is not None else {},
             self._of,
             store=store_id,
             take_over=self._take_over,
@@ -281,13 +281,13 @@ class ParquetExport:
         about = {"folder": folder, "of": self._of, "filtered": self.filtered}
         return ExportLeases(self.store, self.destination, store_id, about)
 
-    def _export(self, name: str, older: float = 0.0) -> None:
+    def _export_queue(self, name: str, older: float = 0.0) -> None:
         """Read a queue; commit what was read ``older`` seconds ago. It fails alone."""
         if name in self._failures:
             return
-        with self._alone(name):
+        with self._alone_in_queue(name):
             if name not in self._queues:
-                self._queues[name] = _Queue(self, name)
+                self._queues[name] = _QueueExport(self, name)
                 self._queues[name].begin()
             queue = self._queues[name]
             before = queue.buffered_bytes
@@ -298,7 +298,7 @@ class ParquetExport:
                 self._limit_buffers()
 
     @contextmanager
-    def _alone(self, name: str) -> Iterator[None]:
+    def _alone_in_queue(self, name: str) -> Iterator[None]:
         try:
             yield
         except DLQError as exc:
@@ -313,10 +313,10 @@ class ParquetExport:
         queues = sorted(self._queues.values(), key=lambda queue: -queue.buffered_bytes)
         while queues and sum(queue.buffered_bytes for queue in queues) > _MAX_BUFFERED_BYTES:
             largest = queues.pop(0)
-            with self._alone(largest.name):
+            with self._alone_in_queue(largest.name):
                 largest.commit()
 
-    def _forget(self) -> None:
+    def _begin_anew(self) -> None:
         """Begin all queues anew: the store may have come back older, and without their leases."""
         for queue in self._queues.values():
             queue.abandon()
@@ -333,7 +333,7 @@ class ParquetExport:
             raise ExportError(f"{len(failures)} queues were not exported: {'; '.join(texts)}")
 
 
-class _Queue:
+class _QueueExport:
     """The export of one dead-letter queue."""
 
     def __init__(self, export: ParquetExport, name: str) -> None:
@@ -344,7 +344,7 @@ class _Queue:
         self._begun_at = 0.0
         self._checkpoint, known = Checkpoint.taken(export.destination, name, export.leases)
         self._read_to = self._checkpoint.position
-        end, last = export.store.last_position(name), self._checkpoint.last
+        end, last = export.store.last_position(name), self._checkpoint.last_position
         if known is not None or _is_before(end, last):
             self._begin_again(known, end)
 
@@ -363,11 +363,11 @@ class _Queue:
             self._begin_again(None, end)
         if end is None:
             return
-        for page in self._pages(end):
+        for page in self._pages_until(end):
             early = self._before_until(page)
             if early:
-                self._take(early, replace(self._export.where, until=None))
-                if self._enough():
+                self._take_page(early, replace(self._export.where, until=None))
+                if self._has_enough():
                     self.commit()
             if len(early) < len(page):
                 if self.name not in self._export.report.waiting:
@@ -387,7 +387,7 @@ class _Queue:
                 self._roll = roll  # for abandon()
                 raise
             self._export.report.count(self.name, roll.rows, files, size)
-        self._trim()
+        self._trim_exported()
 
     def abandon(self) -> None:
         if self._roll is not None:
@@ -396,7 +396,7 @@ class _Queue:
     def begin(self) -> None:
         """Say that the folder is in use, and what it lacks; finish a killed export."""
         checkpoint = self._checkpoint
-        checkpoint.note()  # first: who removes letters looks for folders after saying so
+        checkpoint.to_store_state()  # first: who removes letters looks for folders after saying so
         if self._export.required is table.LETTER:
             self._export.store.note_export(self.name)
         self._find_missing()
@@ -406,8 +406,8 @@ class _Queue:
         since = None if checkpoint.since is None else from_micros(checkpoint.since)
         where = replace(self._export.where, since=since, until=None)
         self._roll = self._new_roll()
-        for page in self._pages(checkpoint.intent):
-            self._take(page, where)
+        for page in self._pages_until(checkpoint.intent):
+            self._take_page(page, where)
         self._read_to = checkpoint.intent
         self.commit()
 
@@ -426,14 +426,14 @@ class _Queue:
         if self.name not in self._export.report.compared:
             self._export.report.compared.append(self.name)
 
-    def _pages(self, end: str) -> Iterator[Sequence[Entry]]:
+    def _pages_until(self, end: str) -> Iterator[Sequence[RawLetter]]:
         if self._read_to != end:
             size = min(PAGE, self._export.rolling.rows)
             yield from self._export.store.fields(
                 self.name, after=self._read_to, until=end, page_size=size
             )
 
-    def _before_until(self, page: Sequence[Entry]) -> Sequence[Entry]:
+    def _before_until(self, page: Sequence[RawLetter]) -> Sequence[RawLetter]:
         """The letters before the first one that died at or after ``until``.
 
         A letter that was stored before ``until`` also died before it, even if a wrong clock says
@@ -449,10 +449,10 @@ class _Queue:
                 return page[:number]
         return page
 
-    def _take(self, page: Sequence[Entry], where: LetterFilter) -> None:
+    def _take_page(self, page: Sequence[RawLetter], where: LetterFilter) -> None:
         chosen = self._not_in_files(page)
         if where or self._export.redaction:
-            chosen = self._chosen(chosen, where)
+            chosen = self._chosen_letters(chosen, where)
         if self._roll is None:
             self._roll = self._new_roll()
         if chosen:
@@ -461,11 +461,11 @@ class _Queue:
                 lambda number, exc: self._leave_out(chosen[number][0], exc),
                 required=self._export.required,
             )
-            self._roll.add(rows)
+            self._roll.add_page(rows)
         self._read_to = page[-1][0]
         self._export.progress(len(page))
 
-    def _not_in_files(self, page: Sequence[Entry]) -> Sequence[Entry]:
+    def _not_in_files(self, page: Sequence[RawLetter]) -> Sequence[RawLetter]:
         """The letters that no file of an earlier generation has."""
         if not self._checkpoint.comparing:
             self._earlier = None
@@ -477,8 +477,8 @@ class _Queue:
             one for one in page if one[1].get(b"id", b"").decode("utf-8", "replace") not in earlier
         ]
 
-    def _chosen(self, page: Sequence[Entry], where: LetterFilter) -> list[Entry]:
-        chosen: list[Entry] = []
+    def _chosen_letters(self, page: Sequence[RawLetter], where: LetterFilter) -> list[RawLetter]:
+        chosen: list[RawLetter] = []
         for position, fields in page:
             try:
                 if where:
@@ -504,7 +504,7 @@ class _Queue:
         self._begun_at = time.monotonic()
         return Roll(self._export.destination, self._checkpoint, self._export.pool)
 
-    def _enough(self) -> bool:
+    def _has_enough(self) -> bool:
         rolling, roll = self._export.rolling, self._roll
         return roll is not None and (
             roll.rows >= rolling.rows or roll.bytes >= rolling.bytes or roll.too_many_days
@@ -514,7 +514,7 @@ class _Queue:
         """Report the letters that left the queue before this folder had them."""
         checkpoint, export = self._checkpoint, self._export
         compared = checkpoint.compared or (FIRST_POSITION, FIRST_POSITION)
-        have = max(checkpoint.last or FIRST_POSITION, compared[1], key=ordered)
+        have = max(checkpoint.last_position or FIRST_POSITION, compared[1], key=ordered)
         since, known = export.where.since, 0
         found = export.report.maybe_missing if export.filtered else export.report.missing
         for other in export.store.export_folders(self.name):
@@ -532,11 +532,11 @@ class _Queue:
             if missing not in found:
                 found.append(missing)
         if have == FIRST_POSITION and not export.where and export.required is table.LETTER:
-            left = export.store.left(self.name) - known
+            left = export.store.left_count(self.name) - known
             if left > 0:
                 export.report.gone[self.name] = left
 
-    def _trim(self) -> None:
+    def _trim_exported(self) -> None:
         """Remove the letters that are in files, except those that another folder in use lacks."""
         export, checkpoint = self._export, self._checkpoint
         done, known = checkpoint.trimmed or FIRST_POSITION, checkpoint.trimming
@@ -545,14 +545,14 @@ class _Queue:
         if ordered(until := self._trimmable()) <= ordered(done):
             return
         checkpoint.trimming = max(known or FIRST_POSITION, until, key=ordered)
-        checkpoint.note()
+        checkpoint.to_store_state()
         until = self._trimmable()  # a folder that came before it could read the note is seen now
         checkpoint.trimming = max(known or FIRST_POSITION, until, key=ordered)
         if ordered(until) <= ordered(done):
-            checkpoint.note()
+            checkpoint.to_store_state()
             return
         begin = partial(export.trims, self.name)
-        count = trim(export.store, export.destination, checkpoint, until, begin)
+        count = trim_exported(export.store, export.destination, checkpoint, until, begin)
         export.report.trimmed += count
         if count:
             export.trimmed(self.name, count)

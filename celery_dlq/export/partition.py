@@ -23,7 +23,7 @@ _TYPED = re.compile(r"(?=.*\d)[\d\s+\-.:_,eEdDfFlLtTzZxXpPa-fA-F]*")
 _TYPED_WORDS = frozenset({"nan", "inf", "infinity", "true", "false", "null", "none", "epoch"})
 
 
-def folder(dead_letter_queue: str, day: str) -> str:
+def partition_folder(dead_letter_queue: str, day: str) -> str:
     """The folder of one queue and day, relative to the destination."""
     return f"{queue_folder(dead_letter_queue)}/day={day}"
 
@@ -44,7 +44,7 @@ def queue_value(name: str) -> str:
         return NO_VALUE
     core = name.rstrip("~")
     typed = _TYPED.fullmatch(core) is not None or core.lower().strip("+- ") in _TYPED_WORDS
-    return _short(escaped(f"{name}~" if typed or name == NO_VALUE else name))
+    return _short_name(escaped(f"{name}~" if typed or name == NO_VALUE else name))
 
 
 def escaped(name: str) -> str:
@@ -72,7 +72,7 @@ def file_name(after: str | None, last: str, generation: int = 0) -> str:
     return f"letters-{mark}{after or '0-0'}-{last}.parquet"
 
 
-class Held(NamedTuple):
+class HeldRange(NamedTuple):
     """What a file holds: positions after the first one up to the last, of a generation."""
 
     generation: int
@@ -80,18 +80,18 @@ class Held(NamedTuple):
     last: str
 
 
-def range_of(name: str) -> Held | None:
+def range_of(name: str) -> HeldRange | None:
     """The range of a file; ``None``: not our file."""
     found = re.fullmatch(r"letters-(?:g(\d+)-)?(\d+-\d+)-(\d+-\d+)\.parquet", name)
-    return Held(int(found[1] or 0), found[2], found[3]) if found else None
+    return HeldRange(int(found[1] or 0), found[2], found[3]) if found else None
 
 
 def note_name(dead_letter_queue: str) -> str:
     """The name of a queue's checkpoint."""
-    return f"{_short(quote(dead_letter_queue, safe=''))}.json"
+    return f"{_short_name(quote(dead_letter_queue, safe=''))}.json"
 
 
-def _short(component: str) -> str:
+def _short_name(component: str) -> str:
     encoded = component.encode("utf-8", "surrogatepass")
     if len(encoded) <= _MAX_COMPONENT_BYTES:
         return component

@@ -27,15 +27,15 @@ _VERSION = b"celery_dlq.schema_version"
 
 def publish(destination: Destination) -> None:
     """Write the schema if the folder has none, or one that lacks columns."""
-    before = _read(destination.load(PLACE))
-    schema = table.schema() if before is None else _merged(before, table.schema())
+    before = _parsed_schema(destination.load(PLACE))
+    schema = table.schema() if before is None else _merged_schema(before, table.schema())
     if before is None or not before.equals(schema, check_metadata=True):
         sink = pa.BufferOutputStream()
         pq.write_table(schema.empty_table(), sink)
         destination.save(PLACE, sink.getvalue().to_pybytes())
 
 
-def _read(text: bytes | None) -> Any | None:
+def _parsed_schema(text: bytes | None) -> Any | None:
     """A schema; ``None`` if there is none, or a damaged one, which is replaced."""
     try:
         return None if text is None else pq.read_schema(pa.BufferReader(text))
@@ -43,7 +43,7 @@ def _read(text: bytes | None) -> Any | None:
         return None
 
 
-def _merged(before: Any, ours: Any) -> Any:
+def _merged_schema(before: Any, ours: Any) -> Any:
     """Our columns, then those of a later version."""
     more = [field for field in before if field.name not in ours.names]
     # Another tool may have written the file anew.

@@ -67,7 +67,7 @@ class Background:
         """Write once the job before is done, whosever it was."""
         if self._last is not None:
             wait([self._last])
-        self._last = self._thread.submit(_write, jobs)
+        self._last = self._thread.submit(_write_files, jobs)
         return self._last
 
 
@@ -92,10 +92,10 @@ class Roll:
         """True if `MAX_DAYS` files are open."""
         return len(self._days) >= MAX_DAYS
 
-    def add(self, table: Any) -> None:
+    def add_page(self, table: Any) -> None:
         """Add a page of letters."""
         size = table.nbytes
-        for day, part in _by_day(table):
+        for day, part in _split_by_day(table):
             if day not in self._days:
                 self._days[day] = DayFile(self._destination.draft())
             self._days[day].tables.append(part)
@@ -104,15 +104,15 @@ class Roll:
         self._buffered_rows += table.num_rows
         self.buffered_bytes += size
         if self._buffered_rows >= ROWS_A_GROUP or self.buffered_bytes >= BYTES_A_GROUP:
-            self._flush()
+            self._flush_buffer()
 
     def commit(self, last: str, since: datetime | None) -> tuple[int, int]:
         """Put all files in place, then move the checkpoint; return files and their bytes."""
         if not self._days and self._checkpoint.intent is None:
             self._checkpoint.pass_to(last)
             return 0, 0
-        self._flush()
-        self._wait()
+        self._flush_buffer()
+        self._wait_for_files()
         for file in self._days.values():
             file.close()
         if self._checkpoint.intent is None:
@@ -121,27 +121,27 @@ class Roll:
         name = partition.file_name(checkpoint.position, last, checkpoint.generation)
         size = 0
         for day, file in sorted(self._days.items()):
-            place = partition.folder(self._checkpoint.queue, day)
-            size += self._destination.put(file.draft, f"{place}/{name}")
+            place = partition.partition_folder(self._checkpoint.queue, day)
+            size += self._destination.put_in_place(file.draft, f"{place}/{name}")
         self._checkpoint.commit()
         return len(self._days), size
 
     def abandon(self) -> None:
         """Discard drafts that were not committed; never raises."""
         with suppress(Exception):
-            self._wait()
+            self._wait_for_files()
         for file in self._days.values():
             file.abandon()
 
-    def _flush(self) -> None:
+    def _flush_buffer(self) -> None:
         """Write the buffered letters as row groups in the background."""
-        self._wait()
+        self._wait_for_files()
         files = [file for file in self._days.values() if file.tables]
-        jobs = [(file, file.take()) for file in files]
+        jobs = [(file, file.take_tables()) for file in files]
         self._buffered_rows = self.buffered_bytes = 0
         self._running = self._background.submit(jobs)
 
-    def _wait(self) -> None:
+    def _wait_for_files(self) -> None:
         running, self._running = self._running, None
         if running is not None:
             running.result()
@@ -156,7 +156,7 @@ class DayFile:
         self._sink: Any = None
         self._writer: Any = None
 
-    def take(self) -> list[Any]:
+    def take_tables(self) -> list[Any]:
         """Return what is to be written, and keep it no longer."""
         tables, self.tables = self.tables, []
         return tables
@@ -182,13 +182,13 @@ class DayFile:
         self.draft.discard()
 
 
-def _write(jobs: list[tuple[DayFile, list[Any]]]) -> None:
+def _write_files(jobs: list[tuple[DayFile, list[Any]]]) -> None:
     for file, tables in jobs:
         file.write(tables)
         tables.clear()
 
 
-def _by_day(table: Any) -> Iterator[tuple[str, Any]]:
+def _split_by_day(table: Any) -> Iterator[tuple[str, Any]]:
     """Split a page by day of death; nearly always into one part."""
     micros = table.column("dead_lettered_at").cast(pa.int64())
     ends = pc.min_max(micros).as_py()
@@ -205,7 +205,7 @@ def _by_day(table: Any) -> Iterator[tuple[str, Any]]:
         yield day_text, table.take(some)
 
 
-def trim(
+def trim_exported(
     store: Letters,
     destination: Destination,
     checkpoint: Checkpoint,
@@ -228,12 +228,12 @@ def trim(
         if held.generation == checkpoint.generation and ordered(held.last) > ordered(until):
             continue
         if ordered(held.last) > ordered(after):
-            ids = ids_in(destination, name)
+            ids = letter_ids_in(destination, name)
             operation = begin() if operation is None else operation
             count = store.remove(checkpoint.queue, ids, operation=operation)
             removed = count if operation else removed + count
             letters += len(ids)
-    checkpoint.trim(until, letters)
+    checkpoint.record_trim(until, letters)
     return removed
 
 
@@ -244,11 +244,13 @@ def earlier_ids(destination: Destination, checkpoint: Checkpoint) -> set[str]:
     for name in destination.files(partition.queue_folder(checkpoint.queue)):
         held = partition.range_of(name.rpartition("/")[2])
         if held and held.generation < checkpoint.generation and ordered(held.last) > after:
-            ids.update(ids_in(destination, name, ["id"]))
+            ids.update(letter_ids_in(destination, name, ["id"]))
     return ids
 
 
-def ids_in(destination: Destination, name: str, columns: list[str] | None = None) -> list[str]:
+def letter_ids_in(
+    destination: Destination, name: str, columns: list[str] | None = None
+) -> list[str]:
     """Read a file, or some of its columns, and return the ids of its letters."""
     ids: list[str] = []
     try:

@@ -64,7 +64,7 @@ def table(
 
     Rows of one layout are next to each other, in their order.
     """
-    chosen = schema() if columns is None else _part(frozenset(columns))
+    chosen = schema() if columns is None else _part_of_schema(frozenset(columns))
     wanted = frozenset(name.encode() for name in chosen.names)
     required = frozenset() if refused is None else required
     tables: list[Any] = []
@@ -77,9 +77,9 @@ def table(
         if len(numbers) >= _MIN_LAYOUT_ROWS or len(groups) == 1:  # else a table costs more
             with suppress(ValueError, CorruptLetter):  # found below, entry by entry
                 layout = entries[numbers[0]].layout()  # type: ignore[attr-defined]
-                _check(layout.names, required)
+                _check_names(layout.names, required)
                 rows = [entries[number].parts for number in numbers]  # type: ignore[attr-defined]
-                tables.append(_table(chosen, _layout_columns(layout, rows, wanted), len(rows)))
+                tables.append(_table_of(chosen, _layout_columns(layout, rows, wanted), len(rows)))
                 continue
         unpacked += numbers
     others: list[Mapping[bytes, bytes]] = []
@@ -88,7 +88,7 @@ def table(
         entry = entries[number]
         try:
             fields = entry.fields() if isinstance(entry, PackedFields) else entry
-            _check(fields.keys(), required)
+            _check_names(fields.keys(), required)
             others.append(fields)
         except CorruptLetter as exc:
             unreadable[number] = exc
@@ -96,11 +96,11 @@ def table(
         others.append(entries[number]) if refused is None else refused(number, error)
     if others or not tables:
         found = {n: pa.array([entry.get(n) for entry in others], pa.binary()) for n in wanted}
-        tables.append(_table(chosen, found, len(others)))
+        tables.append(_table_of(chosen, found, len(others)))
     return pa.concat_tables(tables)
 
 
-def _check(names: AbstractSet[bytes], required: frozenset[bytes]) -> None:
+def _check_names(names: AbstractSet[bytes], required: frozenset[bytes]) -> None:
     missing = sorted(required - names)
     if missing:
         names_text = ", ".join(name.decode() for name in missing)
@@ -108,12 +108,12 @@ def _check(names: AbstractSet[bytes], required: frozenset[bytes]) -> None:
 
 
 @lru_cache(maxsize=16)
-def _part(names: frozenset[str]) -> Any:
+def _part_of_schema(names: frozenset[str]) -> Any:
     """The schema of the named columns."""
     return pa.schema([f for f in schema() if f.name in names], metadata=schema().metadata)
 
 
-def _table(chosen: Any, found: Mapping[bytes, Any], length: int) -> Any:
+def _table_of(chosen: Any, found: Mapping[bytes, Any], length: int) -> Any:
     kinds = field_kinds()
     columns = [_column(kinds[name], found.get(name.encode()), length) for name in chosen.names]
     return pa.Table.from_arrays(columns, schema=chosen)
@@ -126,7 +126,7 @@ def _column(kind: Kind, values: Any, length: int) -> Any:
     return _READERS[kind.column](values)
 
 
-def _texts(values: Any) -> Any:
+def _text_array(values: Any) -> Any:
     if values.type == pa.string():
         return values
     try:
@@ -138,7 +138,7 @@ def _texts(values: Any) -> Any:
 
 def _booleans(values: Any) -> Any:
     """Columns of ``true`` and ``false``; a foreign writer's other texts become null."""
-    texts = _texts(values)
+    texts = _text_array(values)
     true = pc.equal(texts, "true")
     return pc.if_else(pc.or_(true, pc.equal(texts, "false")), true, pa.scalar(None, pa.bool_()))
 
@@ -160,10 +160,10 @@ def _numbers(values: Any) -> Any:
         return pc.cast(pc.cast(values, pa.string()), pa.int64())
     except pa.ArrowInvalid:  # a foreign writer's bad numbers become null
         stored = pc.cast(values, pa.binary()).to_pylist()
-        return pa.array([_number(v) for v in stored], pa.int64())
+        return pa.array([_parsed_number(v) for v in stored], pa.int64())
 
 
-def _number(value: bytes | None) -> int | None:
+def _parsed_number(value: bytes | None) -> int | None:
     try:
         number = int(value or b"")
     except ValueError:
@@ -180,7 +180,7 @@ _TYPES = {
     "bytes": pa.binary(),
 }
 _READERS: Mapping[str, Callable[[Any], Any]] = {
-    "text": _texts,
+    "text": _text_array,
     "integer": _numbers,
     "boolean": _booleans,
     "time": _times,
@@ -202,38 +202,42 @@ def _layout_columns(
         if names.count(name) != len(rows):
             raise ValueError("an entry has other fields")
         if name == INLINE:
-            found |= _joined(values, (b"", *layout.joined), needed)  # b"": the head
+            found |= _split_joined(values, (b"", *layout.joined), needed)  # b"": the head
         elif name == COMPRESSED and not needed.isdisjoint(layout.compressed):
-            found |= _joined([decompressed(value) for value in values], layout.compressed, needed)
+            found |= _split_joined(
+                [decompressed(value) for value in values], layout.compressed, needed
+            )
         elif name in needed:
             plain[name] = values
-    found |= _named(list(plain), _bytes([*chain.from_iterable(plain.values())]), len(rows))
+    found |= _following_columns(
+        list(plain), _bytes_array([*chain.from_iterable(plain.values())]), len(rows)
+    )
     if places := [place for place in layout.places if place[0] in needed]:
-        _cut(found, places, len(rows))
+        _cut_places(found, places, len(rows))
     return found | {name: found[other] for name, other in layout.same if name in needed}
 
 
-def _joined(
+def _split_joined(
     texts: Sequence[bytes], names: Sequence[bytes], needed: frozenset[bytes]
 ) -> dict[bytes, Any]:
     """Split joined values of all entries into arrays by field."""
     count, total = len(names), len(names) * len(texts)
-    numbers, order = _up_to(total), array("i")
+    numbers, order = _count_up_to(total), array("i")
     chosen = [number for number, name in enumerate(names) if name in needed]
     for number in chosen:
         order += numbers[number:total:count]
-    values = _split(_bytes(texts), SEPARATOR, count).take(_arrow(order))
-    return _named([names[number] for number in chosen], values, len(texts))
+    values = _split_values(_bytes_array(texts), SEPARATOR, count).take(_integer_array(order))
+    return _following_columns([names[number] for number in chosen], values, len(texts))
 
 
-def _named(names: Sequence[bytes], values: Any, rows: int) -> dict[bytes, Any]:
+def _following_columns(names: Sequence[bytes], values: Any, rows: int) -> dict[bytes, Any]:
     """Columns that follow each other in one array; texts, unless one of them is none."""
     with suppress(pa.ArrowInvalid):
         values = pc.cast(values, pa.string())
     return {name: values.slice(rows * at, rows) for at, name in enumerate(names)}
 
 
-def _bytes(values: Sequence[bytes]) -> Any:
+def _bytes_array(values: Sequence[bytes]) -> Any:
     """An array of bytes; `pyarrow.array` would import pandas, and read each value twice."""
     ends = list(accumulate(map(len, values), initial=0))
     if ends[-1] > _MAX_COLUMN_BYTES:
@@ -242,19 +246,19 @@ def _bytes(values: Sequence[bytes]) -> Any:
     return pa.Array.from_buffers(pa.binary(), len(values), [None, bounds, text])
 
 
-def _cut(found: dict[bytes, Any], places: Sequence[tuple[bytes, bytes]], rows: int) -> None:
+def _cut_places(found: dict[bytes, Any], places: Sequence[tuple[bytes, bytes]], rows: int) -> None:
     """Replace places, ``start:length``, by these slices of other columns.
 
     An array over the buffer of all values has pairs of a slice and the gap that follows it; Arrow
     copies the first of each pair.
     """
-    numbers = _split(pa.concat_arrays([found[name] for name, _whole in places]), b":", 2)
+    numbers = _split_values(pa.concat_arrays([found[name] for name, _whole in places]), b":", 2)
     numbers = pc.cast(pc.cast(numbers, pa.string()), pa.int32())
     if pc.min(numbers).as_py() < 0:
         raise ValueError("a place is before the beginning")
     for first, (name, other) in zip(range(0, len(numbers), 2 * rows), places, strict=True):
         pairs, whole = _integers(numbers.slice(first, 2 * rows)), found[other]
-        starts, sizes = _arrow(pairs[::2]), _arrow(pairs[1::2])
+        starts, sizes = _integer_array(pairs[::2]), _integer_array(pairs[1::2])
         ends = pc.add_checked(starts, sizes)
         if pc.any(pc.greater(ends, pc.binary_length(whole))).as_py():
             raise ValueError("a place is beyond the end")
@@ -265,19 +269,19 @@ def _cut(found: dict[bytes, Any], places: Sequence[tuple[bytes, bytes]], rows: i
         bounds[1::2] = _integers(pc.add(at, ends))
         bounds[-1] = bounds[-2]
         laid = pa.Array.from_buffers(pa.binary(), 2 * rows, [None, pa.py_buffer(bounds), text])
-        found[name] = laid.take(_arrow(_up_to(2 * rows)[: 2 * rows : 2]))
+        found[name] = laid.take(_integer_array(_count_up_to(2 * rows)[: 2 * rows : 2]))
 
 
-def _split(values: Any, separator: bytes, count: int) -> Any:
+def _split_values(values: Any, separator: bytes, count: int) -> Any:
     """Split each value into exactly ``count`` values; all of them in one array."""
     lists = pc.split_pattern(values, separator)
     total = count * len(values)
-    if _integers(lists.offsets) != _up_to(total)[: total + 1 : count]:
+    if _integers(lists.offsets) != _count_up_to(total)[: total + 1 : count]:
         raise ValueError(f"expected {count} values")
     return lists.values
 
 
-def _up_to(count: int) -> array[int]:
+def _count_up_to(count: int) -> array[int]:
     """The numbers from 0 to ``count``, and more: few lists serve all counts."""
     return _numbers_to(1 << count.bit_length())
 
@@ -287,7 +291,7 @@ def _numbers_to(count: int) -> array[int]:
     return array("i", range(count + 1))
 
 
-def _arrow(numbers: array[int]) -> Any:
+def _integer_array(numbers: array[int]) -> Any:
     """A column of integers; if it were made of a list, Arrow would import pandas."""
     return pa.Array.from_buffers(pa.int32(), len(numbers), [None, pa.py_buffer(numbers)])
 

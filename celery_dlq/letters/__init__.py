@@ -1,1 +1,1 @@
-"""Codecs of a letter, which stores, exports and Spark share."""
+"""What a letter is: its fields, and its forms in Redis, JSON, exports and Spark."""

@@ -30,11 +30,11 @@ from celery_dlq.letters.comparison import (
     SUCCESSES,
     UNREAD,
     WHOLE,
-    Pair,
+    FeatureValue,
     comparable,
 )
 from celery_dlq.letters.contrasts import (
-    Group,
+    CauseGroup,
     Stratum,
     changes_with_time,
     counted_up,
@@ -42,9 +42,9 @@ from celery_dlq.letters.contrasts import (
     rivals_of,
     times_of,
 )
-from celery_dlq.letters.course import Course, Moment, Timing, timings
-from celery_dlq.letters.explanation import Explanation, OfTask, Shared
-from celery_dlq.letters.properties import Comparison, Side
+from celery_dlq.letters.course import CauseTiming, Course, Moment, timings
+from celery_dlq.letters.explanation import Explanation, Shared, TaskLetters
+from celery_dlq.letters.properties import CauseTests, Side
 
 SAMPLE = 2_000
 """Messages of one cause, or successes of one task, that are enough."""
@@ -54,7 +54,7 @@ _MOSTLY = 9  # so many times as many numbers as other values
 _SEVERAL = 3  # different numbers
 
 
-class Message(NamedTuple):
+class ComparedMessage(NamedTuple):
     """A letter or a success, and what it is compared by.
 
     ``cause`` is the fingerprint; ``None``: a message that succeeded. ``at`` is the time of its
@@ -65,11 +65,11 @@ class Message(NamedTuple):
     task: str
     queue: str
     at: float | None
-    pairs: frozenset[Pair]
+    pairs: frozenset[FeatureValue]
 
 
 def explain_causes(
-    messages: Iterable[Message],
+    messages: Iterable[ComparedMessage],
     courses: Mapping[str, Course],
     wanted: Collection[str],
     *,
@@ -97,7 +97,7 @@ def explain_causes(
         name: Course.of(moments[name], letters=group.size) for name, group in unit.letters.items()
     }
     courses = {**known, **courses}
-    times: dict[str, Timing] = {}
+    times: dict[str, CauseTiming] = {}
     for names in unit.of_same_tasks() if timed else ():
         same = {name: moments[name] for name in (*names, None)}
         times |= timings(courses, same, names & {*wanted}, ends_at=ends_at, alpha=alpha)
@@ -111,9 +111,9 @@ def explain_causes(
 class _Unit:
     """Messages that are compared together."""
 
-    def __init__(self, messages: Iterable[Message]) -> None:
-        letters: dict[str, list[Message]] = defaultdict(list)
-        good: dict[str, list[Message]] = defaultdict(list)
+    def __init__(self, messages: Iterable[ComparedMessage]) -> None:
+        letters: dict[str, list[ComparedMessage]] = defaultdict(list)
+        good: dict[str, list[ComparedMessage]] = defaultdict(list)
         for one in messages:
             if one.cause is None:
                 good[one.task].append(one)
@@ -121,10 +121,10 @@ class _Unit:
                 letters[one.cause].append(one)
         self.tasks = {name: Counter(one.task for one in some) for name, some in letters.items()}
         self._messages = dict(letters)
-        self.letters = {name: _group(name, some) for name, some in letters.items()}
-        self._good = {task: _group(task, some) for task, some in good.items()}
+        self.letters = {name: _messages_of_cause(name, some) for name, some in letters.items()}
+        self._good = {task: _messages_of_cause(task, some) for task, some in good.items()}
         groups = [*self.letters.values(), *self._good.values()]
-        self._totals = Counter[Pair]()
+        self._totals = Counter[FeatureValue]()
         for group in groups:
             self._totals.update({pair: len(some) for pair, some in group.index.items()})
         self._numeric = _numeric(groups)
@@ -137,20 +137,20 @@ class _Unit:
         self,
         name: str,
         course: Course,
-        timing: Timing | None,
+        timing: CauseTiming | None,
         alpha: float,
         *,
         cut: bool,
     ) -> Explanation:
         """Explain a cause."""
-        here, sides, tasks = self.letters[name], self._sides(name), self.tasks[name]
-        comparison = Comparison(
+        here, sides, tasks = self.letters[name], self._comparison_sides(name), self.tasks[name]
+        comparison = CauseTests(
             here,
             sides,
             totals=self._totals,
             numeric=sorted(self._numeric),
             times=times_of(here),
-            tasks=[Stratum(partial(Group.of_task, task=task)) for task in tasks]
+            tasks=[Stratum(partial(CauseGroup.of_task, task=task)) for task in tasks]
             if len(tasks) > 1
             else [],
             changes=self._changes,
@@ -160,17 +160,17 @@ class _Unit:
         same = [group for side in sides if side.against != SAME_QUEUES for group in side.groups]
         return Explanation(
             letters=here.size,
-            shared=_shared(
+            shared=_shared_values(
                 here, [side for side in sides if self._of_tasks(name, side) == here.size]
             ),
             findings=findings,
             compared={side.against: side.messages for side in sides},
             compared_letters={side.against: self._of_tasks(name, side) for side in sides},
             tasks={task: self._of_task(name, task) for task in tasks},
-            unread=here.count(UNREAD) + sum(group.count(UNREAD) for group in same),
+            unread=here.count_of(UNREAD) + sum(group.count_of(UNREAD) for group in same),
             cut=cut,
             selected=course.letters,
-            causes=len(self._others(name)),
+            causes=len(self._other_causes(name)),
             not_compared=tuple(sorted(comparison.not_compared)),
             timing=timing,
             again=course.again,
@@ -198,11 +198,11 @@ class _Unit:
         found[None] = [one for group in self._good.values() for one in _moments(group)]
         return found
 
-    def _of_task(self, name: str, task: str) -> OfTask:
+    def _of_task(self, name: str, task: str) -> TaskLetters:
         """The letters of a task, and the larger number of others or successes."""
         others = self._of_other_causes(name, task)
         good = self._good.get(task)
-        return OfTask(self.tasks[name][task], max(others, good.size if good else 0))
+        return TaskLetters(self.tasks[name][task], max(others, good.size if good else 0))
 
     def _of_other_causes(self, name: str, task: str) -> int:
         return sum(counts[task] for other, counts in self.tasks.items() if other != name)
@@ -218,7 +218,7 @@ class _Unit:
         }
         return sum(count for task, count in self.tasks[name].items() if task in tasks)
 
-    def _others(self, name: str) -> list[Group]:
+    def _other_causes(self, name: str) -> list[CauseGroup]:
         """The other causes of the same tasks."""
         own = self.tasks[name].keys()
         return [
@@ -227,37 +227,37 @@ class _Unit:
             if other != name and own & self.tasks[other].keys()
         ]
 
-    def _sides(self, name: str) -> list[Side]:
+    def _comparison_sides(self, name: str) -> list[Side]:
         """What a cause is compared with, the best background first."""
         good = [self._good[task] for task in self.tasks[name] if task in self._good]
-        same = self._others(name)
+        same = self._other_causes(name)
         found = []
         if good:
             found.append(Side(SUCCESSES, [tuple(good)]))
         if same:
             found.append(Side(SAME_TASKS, rivals_of(same)))
         if min(self._of_other_causes(name, task) for task in self.tasks[name]) < MIN_OTHERS:
-            near = self._near(name)
+            near = self._queue_neighbours(name)
             if near:
                 found.append(Side(SAME_QUEUES, rivals_of(near)))
         return found
 
-    def _near(self, name: str) -> list[Group]:
+    def _queue_neighbours(self, name: str) -> list[CauseGroup]:
         """The letters of other causes, of any task, from the same queues."""
         queues = {one.queue for one in self._messages[name]}
         found = (
-            _group(other, [one for one in some if one.queue in queues])
+            _messages_of_cause(other, [one for one in some if one.queue in queues])
             for other, some in self._messages.items()
             if other != name
         )
         return [one for one in found if one.size]
 
 
-def _group(name: str, messages: Iterable[Message]) -> Group:
-    return Group(name, ((one.at, one.task, one.pairs) for one in messages))
+def _messages_of_cause(name: str, messages: Iterable[ComparedMessage]) -> CauseGroup:
+    return CauseGroup(name, ((one.at, one.task, one.pairs) for one in messages))
 
 
-def _numeric(groups: Iterable[Group]) -> frozenset[str]:
+def _numeric(groups: Iterable[CauseGroup]) -> frozenset[str]:
     """The arguments whose values are numbers, nearly all of them."""
     found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for group in groups:
@@ -271,7 +271,7 @@ def _numeric(groups: Iterable[Group]) -> frozenset[str]:
     )
 
 
-def _moments(group: Group) -> list[Moment]:
+def _moments(group: CauseGroup) -> list[Moment]:
     """The times of messages, with their releases."""
     releases: dict[int, str] = {}
     for (feature, value), holders in group.index.items():
@@ -280,7 +280,7 @@ def _moments(group: Group) -> list[Moment]:
     return [Moment(at, releases.get(number)) for number, at in enumerate(group.times)]
 
 
-def _shared(here: Group, sides: Sequence[Side]) -> tuple[Shared, ...]:
+def _shared_values(here: CauseGroup, sides: Sequence[Side]) -> tuple[Shared, ...]:
     """The values that all letters have; of fields, those that can explain a death of any task.
 
     The sides are those that all letters were compared with.
@@ -295,8 +295,8 @@ def _shared(here: Group, sides: Sequence[Side]) -> tuple[Shared, ...]:
             continue
         side = next((one for one in sides if comparable(feature, one.against)), None)
         groups = side.groups if side else []
-        others = sum(group.count(pair) for group in groups)
-        of_others = sum(group.known(feature).bit_count() for group in groups)
+        others = sum(group.count_of(pair) for group in groups)
+        of_others = sum(group.could_have(feature).bit_count() for group in groups)
         found.append(Shared(feature=feature, value=value, others=others, of_others=of_others))
     kinds = {feature: place for place, feature in enumerate(FIELDS)}
     found.sort(key=lambda one: (one.portion, kinds.get(one.feature, -1), one.feature, one.value))

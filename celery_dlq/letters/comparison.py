@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import exp, inf, lgamma
 from typing import Any, TypeVar
 
-Pair = tuple[str, str | None]
+FeatureValue = tuple[str, str | None]
 Masked = Callable[[list[Any], dict[str, Any]], tuple[list[Any], dict[str, Any]]]
 """Returns args and kwargs with what nobody may see replaced."""
 
@@ -47,7 +47,7 @@ WHOLE = frozenset({*FIELDS, TASK})
 OF_ANY_TASK = frozenset({"release", "host", TASK})
 """Features that say the same of messages of different tasks. All others follow from the task."""
 
-UNREAD: Pair = ("unread", None)
+UNREAD: FeatureValue = ("unread", None)
 """The pair of a message whose arguments, all or some, cannot be read or are too large."""
 
 GIVEN = "(given)"
@@ -75,9 +75,11 @@ class _Number(str):
 _DECODER = json.JSONDecoder(parse_int=_Number, parse_float=_Number, parse_constant=_Number)
 
 
-def pairs_of(text_of: Callable[[str], str | None], masked: Masked | None = None) -> set[Pair]:
+def pairs_of(
+    text_of: Callable[[str], str | None], masked: Masked | None = None
+) -> set[FeatureValue]:
     """The pairs of a message; never raises, whatever its arguments."""
-    found: set[Pair] = {
+    found: set[FeatureValue] = {
         (feature, value[:MAX_VALUE_CHARS])
         for feature, name in FIELDS.items()
         if (value := text_of(name))
@@ -87,7 +89,7 @@ def pairs_of(text_of: Callable[[str], str | None], masked: Masked | None = None)
     texts = text_of("args_json"), text_of("kwargs_json")
     if texts[0] and texts[1]:
         found.add((SIZE, str(len(texts[0]) + len(texts[1]))))
-    args, kwargs = _parsed(texts[0] or "", list), _parsed(texts[1] or "", dict)
+    args, kwargs = _parsed_arguments(texts[0] or "", list), _parsed_arguments(texts[1] or "", dict)
     if args is None or kwargs is None:
         found.add(UNREAD)
     shown = (args or [], kwargs or {})
@@ -99,7 +101,7 @@ def pairs_of(text_of: Callable[[str], str | None], masked: Masked | None = None)
     return found
 
 
-def _arguments(args: list[Any], kwargs: dict[str, Any]) -> Iterator[Pair]:
+def _arguments(args: list[Any], kwargs: dict[str, Any]) -> Iterator[FeatureValue]:
     """The pairs of arguments, level by level: a wide one hides no other."""
     waiting: deque[tuple[str, Any, int]] = deque()
     waiting.extend((f"kwargs.{name}", value, 1) for name, value in kwargs.items())
@@ -117,12 +119,12 @@ def _arguments(args: list[Any], kwargs: dict[str, Any]) -> Iterator[Pair]:
                     parts = item.items()
                     waiting.extend((f"{feature}[].{one}", part, depth + 1) for one, part in parts)
                 else:
-                    yield f"{feature}[]", _text(item)
+                    yield f"{feature}[]", _value_text(item)
         else:
-            yield feature, _text(value)
+            yield feature, _value_text(value)
 
 
-def _parsed(text: str, kind: type[_Kind]) -> _Kind | None:
+def _parsed_arguments(text: str, kind: type[_Kind]) -> _Kind | None:
     """The arguments; ``None`` if they are of another kind, or too many."""
     if len(text) > MAX_ARGUMENTS_CHARS:
         return None
@@ -133,29 +135,29 @@ def _parsed(text: str, kind: type[_Kind]) -> _Kind | None:
     return found if isinstance(found, kind) else None
 
 
-def _text(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """A value as text; objects and lists as JSON."""
     if isinstance(value, str):
         return value[:MAX_VALUE_CHARS]
     text = ""
-    for piece in _pieces(value):
+    for piece in _json_pieces(value):
         text += piece
         if len(text) >= MAX_VALUE_CHARS:  # also ends deep ones: every level is a character
             break
     return text[:MAX_VALUE_CHARS]
 
 
-def _pieces(value: Any) -> Iterator[str]:
+def _json_pieces(value: Any) -> Iterator[str]:
     """The JSON text of a value, numbers as they were written."""
     if isinstance(value, dict):
         for place, (name, part) in enumerate(value.items()):
             yield f"{',' if place else '{'}{_quoted(name)}:"
-            yield from _pieces(part)
+            yield from _json_pieces(part)
         yield "}" if value else "{}"
     elif isinstance(value, list):
         for place, item in enumerate(value):
             yield "," if place else "["
-            yield from _pieces(item)
+            yield from _json_pieces(item)
         yield "]" if value else "[]"
     elif isinstance(value, _Number):
         yield value
@@ -224,7 +226,7 @@ class Significant:
         return (difference, self.value == GIVEN, self.feature, self.value)
 
 
-def ranked(found: list[Significant]) -> list[Significant]:
+def ranked_findings(found: list[Significant]) -> list[Significant]:
     """Sort findings, the most telling first: the largest difference of the shares.
 
     Successes show what is usual, so what was compared with them comes before the rest. Of
@@ -237,12 +239,12 @@ def ranked(found: list[Significant]) -> list[Significant]:
     while left:
         largest = left[0].order[0]
         near = [one for one in left if one.order[0] - largest < LEAST_DIFFERENCE]
-        result += sorted(near, key=lambda one: (_weight(one), kinds.get(one.feature, -1)))
+        result += sorted(near, key=lambda one: (_weight_of(one), kinds.get(one.feature, -1)))
         left = left[len(near) :]
     return sorted(result, key=lambda one: one.against != SUCCESSES)
 
 
-def _weight(one: Significant) -> int:
+def _weight_of(one: Significant) -> int:
     return 2 if one.value == GIVEN else one.kind in {SET, RANGE}
 
 
@@ -257,10 +259,10 @@ def comparable(feature: str, against: str) -> bool:
     return feature != TASK and (against != SUCCESSES or feature != "retries")
 
 
-def chance(a: int, c: int, n: int, m: int) -> float:
+def fisher_probability(a: int, c: int, n: int, m: int) -> float:
     """Fisher's exact test, one-sided: the probability of ``a`` or more inside by chance."""
     total = a + c
-    first = ways(n, a) + ways(m, c) - ways(n + m, total)
+    first = log_combinations(n, a) + log_combinations(m, c) - log_combinations(n + m, total)
     term = terms = 1.0
     for k in range(a, min(n, total)):
         ratio = (n - k) * (total - k) / ((k + 1) * (m - total + k + 1))
@@ -271,7 +273,7 @@ def chance(a: int, c: int, n: int, m: int) -> float:
     return min(1.0, exp(first) * terms)
 
 
-def ways(of: int, chosen: int) -> float:
+def log_combinations(of: int, chosen: int) -> float:
     """The logarithm of the number of ways to choose some of them; minus infinity: none."""
     if not 0 <= chosen <= of:
         return -inf

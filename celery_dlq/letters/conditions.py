@@ -107,10 +107,10 @@ def checked(texts: str | Sequence[str]) -> tuple[str, ...]:
 
 def all_hold(texts: tuple[str, ...], text_of: Callable[[str], str]) -> bool:
     """True if all conditions hold for a letter."""
-    return judged(texts, text_of) is True
+    return judge_all(texts, text_of) is True
 
 
-def judged(texts: tuple[str, ...], text_of: Callable[[str], str]) -> bool | None:
+def judge_all(texts: tuple[str, ...], text_of: Callable[[str], str]) -> bool | None:
     """Whether all conditions hold for a letter; ``None`` if its arguments would have to be known.
 
     Neither a match nor a miss: whoever asks counts it, and says so.
@@ -131,29 +131,29 @@ def judged(texts: tuple[str, ...], text_of: Callable[[str], str]) -> bool | None
 @lru_cache(maxsize=64)
 def _by_field(texts: tuple[str, ...]) -> tuple[tuple[str, tuple[Condition, ...]], ...]:
     """The parsed conditions on each field."""
-    found = sorted(map(_parsed, texts), key=lambda condition: condition.root)
+    found = sorted(map(_parsed_condition, texts), key=lambda condition: condition.root)
     groups = groupby(found, key=lambda condition: _FIELDS[condition.root])
     return tuple((field, tuple(conditions)) for field, conditions in groups)
 
 
-def _parsed(text: str) -> Condition:
+def _parsed_condition(text: str) -> Condition:
     if len(text) > MAX_CHARS:
         raise DLQError(
             f"expected a condition of at most {MAX_CHARS} characters, got {len(text)} in "
             f"{text[:40]!r}…"
         )
-    root, path, at = _path(text, "condition")
-    sign, at = _sign(text, at, _OPERATORS, "condition")
-    return Condition(root, path, _test(text, sign, at))
+    root, path, at = _read_path(text, "condition")
+    sign, at = _read_operator(text, at, _OPERATORS, "condition")
+    return Condition(root, path, _test_of(text, sign, at))
 
 
 def assignment(text: str) -> tuple[str, Any]:
     """Parse ``kwargs.tenant=42``: a path, and a value that is JSON or else plain text."""
-    end = _path(text, "assignment")[2]
-    at = _sign(text, end, ("=",), "assignment")[1]
+    end = _read_path(text, "assignment")[2]
+    at = _read_operator(text, end, ("=",), "assignment")[1]
     given = text[at:].rstrip()
     try:
-        return text[:end].strip(), json.loads(given, parse_constant=_refuse)
+        return text[:end].strip(), json.loads(given, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         if given.startswith('"'):
             raise _malformed(text, at, _UNCLOSED, "assignment") from None
@@ -162,13 +162,13 @@ def assignment(text: str) -> tuple[str, Any]:
 
 def path_of(text: str, kind: str = "path") -> tuple[str, Path]:
     """Parse a path, or a ``pattern`` of paths, alone: its root, and the names below it."""
-    root, path, at = _path(text, kind)
+    root, path, at = _read_path(text, kind)
     if text[at:].strip():
         raise _malformed(text, at, '.name, [number], ["name"] or its end', kind)
     return root, path
 
 
-def _path(text: str, kind: str) -> tuple[str, Path, int]:
+def _read_path(text: str, kind: str) -> tuple[str, Path, int]:
     """The root and the names of the path that begins a text, and where it ends."""
     any_root, any_part = (_ANY_ROOT, _ANY_PART) if kind == "pattern" else (_ROOT, _PART)
     root = any_root.match(text)
@@ -191,7 +191,7 @@ def _path(text: str, kind: str) -> tuple[str, Path, int]:
     return root[1], path, at
 
 
-def _sign(text: str, at: int, operators: tuple[str, ...], kind: str) -> tuple[str, int]:
+def _read_operator(text: str, at: int, operators: tuple[str, ...], kind: str) -> tuple[str, int]:
     """The operator at a place, and where the value begins."""
     found, several = _OPERATOR.match(text, at), len(operators) > 1
     one = f"one of {' '.join(operators)}" if several else operators[0]
@@ -203,7 +203,7 @@ def _sign(text: str, at: int, operators: tuple[str, ...], kind: str) -> tuple[st
     return found[1], found.end()
 
 
-def _test(text: str, sign: str, at: int) -> Callable[[Any], bool]:
+def _test_of(text: str, sign: str, at: int) -> Callable[[Any], bool]:
     """The test of the value at the path."""
     wanted = _literal(text, at)
     if not wanted.text and sign not in {"=", "!="}:
@@ -246,7 +246,7 @@ class _Literal(NamedTuple):
 def _literal(text: str, at: int) -> _Literal:
     given = text[at:].rstrip()
     try:
-        value = json.loads(given, parse_constant=_refuse)
+        value = json.loads(given, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         if given.startswith('"'):
             raise _malformed(text, at, _UNCLOSED) from None
@@ -259,7 +259,7 @@ def _literal(text: str, at: int) -> _Literal:
     return _Literal(given, number, quoted=False)
 
 
-def _refuse(name: str) -> None:
+def _refuse_constant(name: str) -> None:
     """Read NaN and Infinity as texts: JSON has no such numbers."""
     raise ValueError(name)
 

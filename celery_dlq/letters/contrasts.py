@@ -24,7 +24,14 @@ from itertools import groupby, pairwise
 from math import exp, isfinite, log
 from typing import NamedTuple
 
-from celery_dlq.letters.comparison import SIZE, UNREAD, WHOLE, Pair, chance, ways
+from celery_dlq.letters.comparison import (
+    SIZE,
+    UNREAD,
+    WHOLE,
+    FeatureValue,
+    fisher_probability,
+    log_combinations,
+)
 
 _MOST_STRATA = 24
 _STRATUM = 5  # letters
@@ -44,7 +51,7 @@ PART = 0.05
 """Of a smaller share it is not known whether it is a part."""
 
 
-class Group:
+class CauseGroup:
     """Messages, ordered by time, and which of them have each pair."""
 
     __slots__ = (
@@ -53,51 +60,51 @@ class Group:
     )
 
     def __init__(
-        self, name: str, messages: Iterable[tuple[float | None, str, frozenset[Pair]]]
+        self, name: str, messages: Iterable[tuple[float | None, str, frozenset[FeatureValue]]]
     ) -> None:
         self.name = name
         timed = sorted(messages, key=lambda one: (one[0] is None, one[0] or 0.0))
         self.size = len(timed)
         self.times = [at for at, _task, _pairs in timed if at is not None]
         self._tasks = [task for _at, task, _pairs in timed]
-        index: dict[Pair, list[int]] = defaultdict(list)
+        index: dict[FeatureValue, list[int]] = defaultdict(list)
         for number, (_at, _task, pairs) in enumerate(timed):
             for pair in pairs:
                 index[pair].append(number)
-        self.index: Mapping[Pair, list[int]] = dict(index)
-        self._masks: dict[Pair, int] = {}
+        self.index: Mapping[FeatureValue, list[int]] = dict(index)
+        self._masks: dict[FeatureValue, int] = {}
         self._numbers: dict[str, tuple[list[float], list[int]]] = {}
         self._usual: dict[str, str] | None = None
-        self._values: dict[str, list[Pair]] | None = None
-        self._even = bits(range(0, self.size, 2), self.size)
+        self._values: dict[str, list[FeatureValue]] | None = None
+        self._even = bits_of(range(0, self.size, 2), self.size)
         self.all = (1 << self.size) - 1
         """All messages, as bits."""
-        self._read = self.all & ~self.mask(UNREAD)
+        self._read = self.all & ~self.with_pair(UNREAD)
 
     def of_task(self, task: str) -> int:
         """The messages of a task, as bits."""
-        return bits((n for n, name in enumerate(self._tasks) if name == task), self.size)
+        return bits_of((n for n, name in enumerate(self._tasks) if name == task), self.size)
 
-    def half(self, number: int) -> int:
+    def half_of(self, number: int) -> int:
         """Every second message in time, from the first or the second one on, as bits."""
         return self.all ^ self._even if number else self._even
 
-    def count(self, pair: Pair) -> int:
+    def count_of(self, pair: FeatureValue) -> int:
         """The number of messages that have a pair."""
         return len(self.index.get(pair, ()))
 
-    def mask(self, pair: Pair) -> int:
+    def with_pair(self, pair: FeatureValue) -> int:
         """The messages that have a pair, as bits."""
         found = self._masks.get(pair)
         if found is None:
-            found = self._masks[pair] = bits(self.index.get(pair, ()), self.size)
+            found = self._masks[pair] = bits_of(self.index.get(pair, ()), self.size)
         return found
 
-    def any_of(self, pairs: Iterable[Pair]) -> int:
+    def with_any_of(self, pairs: Iterable[FeatureValue]) -> int:
         """The messages that have one of the pairs, as bits."""
-        return bits((one for pair in pairs for one in self.index.get(pair, ())), self.size)
+        return bits_of((one for pair in pairs for one in self.index.get(pair, ())), self.size)
 
-    def known(self, feature: str, *, given: bool = False) -> int:
+    def could_have(self, feature: str, *, given: bool = False) -> int:
         """The messages that could have a value of a feature, as bits.
 
         With ``given`` those that could have the argument.
@@ -106,27 +113,27 @@ class Group:
             return self.all
         if feature == SIZE:
             if (SIZE, None) not in self._masks:
-                self._masks[SIZE, None] = bits(self.numbers(SIZE)[1], self.size)
+                self._masks[SIZE, None] = bits_of(self.numbers(SIZE)[1], self.size)
             return self._masks[SIZE, None]
-        having = self.mask((feature, None))
+        having = self.with_pair((feature, None))
         return having | self._read if given else having
 
-    def values(self, feature: str) -> list[Pair]:
+    def values_of(self, feature: str) -> list[FeatureValue]:
         """The values of a feature that messages have."""
         if self._values is None:
-            found: dict[str, list[Pair]] = defaultdict(list)
+            found: dict[str, list[FeatureValue]] = defaultdict(list)
             for pair in self.index:
                 if pair[1] is not None:
                     found[pair[0]].append(pair)
             self._values = dict(found)
         return self._values.get(feature, [])
 
-    def share(self, feature: str, value: str) -> float:
+    def share_of(self, feature: str, value: str) -> float:
         """The share of the messages with a value, of those that could."""
-        could = self._could(feature)
-        return self.count((feature, value)) / could if could else 0.0
+        could = self._with_feature(feature)
+        return self.count_of((feature, value)) / could if could else 0.0
 
-    def usual(self, feature: str) -> str | None:
+    def usual_value(self, feature: str) -> str | None:
         """The value of a feature that nearly all messages have that could."""
         if self._usual is None:
             self._usual = {
@@ -134,12 +141,12 @@ class Group:
                 for (name, value), holders in self.index.items()
                 if value is not None
                 and name != SIZE
-                and len(holders) >= (1 - PART) * self._could(name)
+                and len(holders) >= (1 - PART) * self._with_feature(name)
             }
         return self._usual.get(feature)
 
-    def _could(self, feature: str) -> int:
-        return self.size if feature in WHOLE else self.count((feature, None))
+    def _with_feature(self, feature: str) -> int:
+        return self.size if feature in WHOLE else self.count_of((feature, None))
 
     def numbers(self, feature: str) -> tuple[list[float], list[int]]:
         """The values of a feature that are numbers, sorted, and their messages."""
@@ -160,7 +167,7 @@ class Group:
     def between(self, feature: str, low: float, high: float) -> int:
         """The messages with a number in a range, both ends included, as bits."""
         values, holders = self.numbers(feature)
-        return bits(holders[bisect_left(values, low) : bisect_right(values, high)], self.size)
+        return bits_of(holders[bisect_left(values, low) : bisect_right(values, high)], self.size)
 
     def rank_with_time(self, feature: str) -> float:
         """The correlation of a feature's numbers with time, of ranks: ids may be counted up."""
@@ -179,7 +186,7 @@ class Group:
         return ((1 << last) - 1) ^ ((1 << first) - 1)
 
 
-def bits(numbers: Iterable[int], size: int) -> int:
+def bits_of(numbers: Iterable[int], size: int) -> int:
     """A set of numbers below ``size`` as bits."""
     found = bytearray((size >> 3) + 1)
     for number in numbers:
@@ -198,14 +205,14 @@ def number_of(value: str) -> float | None:
     return found if isfinite(found) else None
 
 
-Rival = tuple[Group, ...]
+Rival = tuple[CauseGroup, ...]
 """Groups that are compared with as one."""
 
-Holds = Callable[[Group], int]
+HasProperty = Callable[[CauseGroup], int]
 """The messages of a group that have a property, as bits."""
 
 
-def rivals_of(groups: Sequence[Group]) -> list[Rival]:
+def rivals_of(groups: Sequence[CauseGroup]) -> list[Rival]:
     """Put causes together: the small ones, and of many those that have few messages.
 
     No large cause is put together with small ones alone, which it would outweigh.
@@ -213,16 +220,16 @@ def rivals_of(groups: Sequence[Group]) -> list[Rival]:
     large = [one for one in groups if one.size >= _FEW]
     small = [one for one in groups if one.size < _FEW]
     enough = sum(one.size for one in large) // _ENOUGH
-    found = _even(large, max(_LEAST_RIVALS, enough))
+    found = _even_rivals(large, max(_LEAST_RIVALS, enough))
     some = sum(one.size for one in small)
     if some >= _FEW // 2 or not large:
-        found += _even(small, max(1, min(3, some // _FEW)))
+        found += _even_rivals(small, max(1, min(3, some // _FEW)))
     return found
 
 
-def _even(groups: Sequence[Group], number: int) -> list[Rival]:
+def _even_rivals(groups: Sequence[CauseGroup], number: int) -> list[Rival]:
     """At most so many rivals, of nearly equal numbers of messages."""
-    found: list[list[Group]] = [[] for _ in range(min(number, len(groups)))]
+    found: list[list[CauseGroup]] = [[] for _ in range(min(number, len(groups)))]
     sizes = [0] * len(found)
     for one in sorted(groups, key=lambda one: (-one.size, one.name)):
         place = sizes.index(min(sizes))
@@ -236,11 +243,11 @@ class Stratum:
 
     __slots__ = ("_found", "_holds")
 
-    def __init__(self, holds: Holds) -> None:
+    def __init__(self, holds: HasProperty) -> None:
         self._holds = holds
         self._found: dict[Rival, int] = {}
 
-    def of(self, rival: Rival) -> int:
+    def messages_of(self, rival: Rival) -> int:
         """Its messages of the groups of a rival, as bits, those of one group after another's."""
         found = self._found.get(rival)
         if found is None:
@@ -251,7 +258,7 @@ class Stratum:
         return found
 
 
-def times_of(group: Group) -> list[Stratum]:
+def times_of(group: CauseGroup) -> list[Stratum]:
     """Spans of time with equally many of the group's messages, and some time around them."""
     times = group.times
     if not times:
@@ -260,10 +267,12 @@ def times_of(group: Group) -> list[Stratum]:
     margin = max((times[-1] - times[0]) / 10 / number, _SAME_TIME)
     cuts = {times[len(times) * one // number] for one in range(1, number)}
     ends = [times[0] - margin, *sorted(cuts - {times[0]}), times[-1] + margin]
-    return [Stratum(partial(Group.during, start=start, end=end)) for start, end in pairwise(ends)]
+    return [
+        Stratum(partial(CauseGroup.during, start=start, end=end)) for start, end in pairwise(ends)
+    ]
 
 
-class Counts(NamedTuple):
+class Fourfold(NamedTuple):
     """``a`` of ``n`` messages here have a property, and ``c`` of ``m`` there."""
 
     a: int
@@ -272,13 +281,13 @@ class Counts(NamedTuple):
     m: int
 
 
-class Against(NamedTuple):
+class RivalShares(NamedTuple):
     """A property here and in a rival: the shares there are those of the same strata."""
 
     rival: Rival
     here: float
     there: float
-    strata: tuple[Counts, ...]
+    strata: tuple[Fourfold, ...]
 
     @property
     def chance(self) -> float:
@@ -287,8 +296,8 @@ class Against(NamedTuple):
             return 1.0
         if len(self.strata) == 1:
             a, n, c, m = self.strata[0]
-            return chance(a, c, n, m)
-        return _bound(self.strata)
+            return fisher_probability(a, c, n, m)
+        return _tail_bound(self.strata)
 
     @property
     def holders(self) -> int:
@@ -307,10 +316,10 @@ class Contrast:
 
     letters: int
     of_letters: int
-    rivals: tuple[Against, ...]  # Those with the smallest share first
+    rivals: tuple[RivalShares, ...]  # Those with the smallest share first
 
     @property
-    def _median(self) -> Against:
+    def _median(self) -> RivalShares:
         """The median rival; of two the one with the larger share."""
         return self.rivals[len(self.rivals) // 2]
 
@@ -348,10 +357,10 @@ class Contrast:
 
 
 def contrast(
-    group: Group,
+    group: CauseGroup,
     rivals: Iterable[Rival],
-    holds: Holds,
-    known: Holds,
+    holds: HasProperty,
+    known: HasProperty,
     *,
     strata: Sequence[Stratum] = (),
     half: int | None = None,
@@ -364,7 +373,7 @@ def contrast(
     def having(some: Rival) -> tuple[int, int]:
         has = could = 0
         for one in some:
-            base = known(one) if half is None else known(one) & one.half(half)
+            base = known(one) if half is None else known(one) & one.half_of(half)
             has = has << one.size | holds(one) & base
             could = could << one.size | base
         return has, could
@@ -373,7 +382,7 @@ def contrast(
     own = having(here)
     found = []
     for rival in rivals:
-        same = [(one.of(here), one.of(rival)) for one in strata]
+        same = [(one.messages_of(here), one.messages_of(rival)) for one in strata]
         counts = _counts(own, having(rival), same or [(-1, -1)])
         if counts:
             found.append(against(rival, counts))
@@ -385,7 +394,7 @@ def contrast(
 
 def _counts(
     own: tuple[int, int], others: tuple[int, int], strata: Iterable[tuple[int, int]]
-) -> list[Counts]:
+) -> list[Fourfold]:
     """Counts here and in a rival, of each stratum that both have."""
     found = []
     for here, there in strata:
@@ -393,24 +402,27 @@ def _counts(
         m = (others[1] & there).bit_count()
         if n and m:
             a, c = (own[0] & here).bit_count(), (others[0] & there).bit_count()
-            found.append(Counts(a, n, c, m))
+            found.append(Fourfold(a, n, c, m))
     return found
 
 
-def against(rival: Rival, strata: Sequence[Counts]) -> Against:
+def against(rival: Rival, strata: Sequence[Fourfold]) -> RivalShares:
     """Compare by counts in strata."""
     n = sum(one.n for one in strata)
     here = sum(one.a for one in strata) / n
     there = sum(one.n * one.c / one.m for one in strata) / n
-    return Against(rival, here, there, tuple(strata))
+    return RivalShares(rival, here, there, tuple(strata))
 
 
-def _tail(strata: Iterable[Counts], least: int) -> float:
+def _tail_probability(strata: Iterable[Fourfold], least: int) -> float:
     """The probability of so many or more, by the distribution of the sum."""
     found = [1.0]
     for a, n, c, m in strata:
-        of_all = ways(n + m, a + c)
-        each = [exp(ways(n, k) + ways(m, a + c - k) - of_all) for k in range(min(n, a + c) + 1)]
+        of_all = log_combinations(n + m, a + c)
+        each = [
+            exp(log_combinations(n, k) + log_combinations(m, a + c - k) - of_all)
+            for k in range(min(n, a + c) + 1)
+        ]
         sums = [0.0] * (len(found) + len(each) - 1)
         for place, before in enumerate(found):
             for k, one in enumerate(each, place):
@@ -419,7 +431,7 @@ def _tail(strata: Iterable[Counts], least: int) -> float:
     return min(1.0, sum(found[least:]))
 
 
-def _bound(strata: Sequence[Counts]) -> float:
+def _tail_bound(strata: Sequence[Fourfold]) -> float:
     """An upper bound of the probability that so many or more have it here, stratum by stratum.
 
     With its margins fixed, a stratum's number is a sum of independent trials, and so is the sum.
@@ -433,7 +445,7 @@ def _bound(strata: Sequence[Counts]) -> float:
     if a <= expected or not trials:
         return 1.0
     if trials <= _MOST_TRIALS:
-        return _tail(strata, a)
+        return _tail_probability(strata, a)
     p, q = a / trials, min(expected / trials, 1.0)
     divergence = p * log(p / q) + ((1 - p) * log((1 - p) / (1 - q)) if p < 1 else 0.0)
     return exp(-trials * divergence)
@@ -441,21 +453,21 @@ def _bound(strata: Sequence[Counts]) -> float:
 
 def usual_of(rival: Rival, feature: str) -> str | None:
     """The value of a feature that nearly all messages of a rival have."""
-    values = {one.usual(feature) for one in rival}
+    values = {one.usual_value(feature) for one in rival}
     return values.pop() if len(values) == 1 else None
 
 
 def repeats(rival: Rival, feature: str) -> float:
     """How often two messages of a rival have the same value of a feature, of all pairs of them."""
-    counts = Counter[Pair]()
+    counts = Counter[FeatureValue]()
     for one in rival:
-        counts.update({pair: one.count(pair) for pair in one.values(feature)})
+        counts.update({pair: one.count_of(pair) for pair in one.values_of(feature)})
     total = sum(counts.values())
     pairs = total * (total - 1)
     return sum(count * (count - 1) for count in counts.values()) / pairs if pairs else 0.0
 
 
-def inside(rival: Rival, group: Group, feature: str) -> bool:
+def is_inside(rival: Rival, group: CauseGroup, feature: str) -> bool:
     """True if a rival's numbers are a part of the cause's: then it is the rival that is special."""
     numbers, _holders = group.numbers(feature)
     for one in rival:
@@ -470,7 +482,7 @@ def inside(rival: Rival, group: Group, feature: str) -> bool:
     return False
 
 
-def around(rival: Rival, group: Group, holds: Holds, feature: str) -> bool:
+def is_around(rival: Rival, group: CauseGroup, holds: HasProperty, feature: str) -> bool:
     """True if a rival has numbers below and above those of the cause that have a property."""
     inside_range = holds(group)
     values, holders = group.numbers(feature)
@@ -479,7 +491,7 @@ def around(rival: Rival, group: Group, holds: Holds, feature: str) -> bool:
     return bool(others) and min(others) < own[0] and own[-1] < max(others)
 
 
-def counted_up(groups: Iterable[Group], feature: str) -> bool:
+def counted_up(groups: Iterable[CauseGroup], feature: str) -> bool:
     """True if the numbers of a feature grow or fall with time: ids are counted up."""
     sizes = [(one, len(one.numbers(feature)[0])) for one in groups]
     total = sum(size for _one, size in sizes)
@@ -487,27 +499,29 @@ def counted_up(groups: Iterable[Group], feature: str) -> bool:
     return total >= _FEW and abs(mean) >= _FOLLOWS_TIME
 
 
-def changes_with_time(groups: Iterable[Group], feature: str) -> bool:
+def changes_with_time(groups: Iterable[CauseGroup], feature: str) -> bool:
     """True if most values of a feature are of a small part of the time: dates, campaigns."""
     short = several = 0
     for one in groups:
-        whole = middle(one.times)
-        for pair in one.values(feature):
-            count = one.count(pair)
+        whole = middle_width(one.times)
+        for pair in one.values_of(feature):
+            count = one.count_of(pair)
             if count >= _SEVERAL and count <= one.size * (1 - PART):
                 times = [one.times[place] for place in one.index[pair] if place < len(one.times)]
                 several += count
-                short += count * (2 * middle(times) < whole)
+                short += count * (2 * middle_width(times) < whole)
     return several >= _FEW // 2 and short > _MOSTLY * several
 
 
-def middle(ordered: Sequence[float]) -> float:
+def middle_width(ordered: Sequence[float]) -> float:
     """The width of the range of four fifths of some times."""
     tenth = len(ordered) // 10
     return ordered[-1 - tenth] - ordered[tenth] if ordered else 0.0
 
 
-def widest(own: Sequence[float], others: Iterable[Sequence[float]]) -> tuple[float, float] | None:
+def telling_range(
+    own: Sequence[float], others: Iterable[Sequence[float]]
+) -> tuple[float, float] | None:
     """The range that holds most of the own numbers beyond the others' mean share (Kadane)."""
     sized = [one for one in others if one]
     if not own or not sized:

@@ -101,7 +101,7 @@ class Course:
         count = len(found) if letters is None else letters
         if not times:
             return cls(letters=count, again=again)
-        first, last = _span(times, None)  # a wrong clock makes no wide buckets
+        first, last = _known_span(times, None)  # a wrong clock makes no wide buckets
         width = width_for(last - first)
         releases: dict[str, tuple[int, float, float]] = {}
         for at, release in found:
@@ -160,13 +160,13 @@ class Onset(NamedTuple):
     before: int = 0
 
 
-Kind = Literal["growing", "shrinking", "steady", "over", "returned"]
+TrendKind = Literal["growing", "shrinking", "steady", "over", "returned"]
 
 
 class Trend(NamedTuple):
     """How a cause goes on; ``since``: over, or back, since then; ``gone``: it paused since then."""
 
-    kind: Kind
+    kind: TrendKind
     since: float | None = None
     gone: float | None = None
 
@@ -209,7 +209,7 @@ class Pattern(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class CauseTiming:
     """What is known of the time of a cause; `None` and nothing where chance would do as well."""
 
     letters: int  # with a time
@@ -231,10 +231,10 @@ class Timing:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Timing:
+    def from_json(cls, found: Mapping[str, Any]) -> CauseTiming:
         """The timing that `to_json` wrote."""
         kinds: dict[str, Any] = {"onset": Onset, "trend": Trend, "rate": Rate, "pattern": Pattern}
-        kinds |= {"began_with": _release, "mended_by": _release, "span": _both}
+        kinds |= {"began_with": _release, "mended_by": _release, "span": _whole_span}
         return cls(
             **{
                 name: kinds[name](*value) if name in kinds else value
@@ -243,7 +243,7 @@ class Timing:
         )
 
 
-def _both(first: float, last: float) -> tuple[float, float]:
+def _whole_span(first: float, last: float) -> tuple[float, float]:
     return first, last
 
 
@@ -259,7 +259,7 @@ def timings(
     starts_at: float | None = None,
     ends_at: float | None = None,
     alpha: float = ALPHA,
-) -> dict[str, Timing]:
+) -> dict[str, CauseTiming]:
     """What is known of the time of causes that are compared with each other.
 
     Args:
@@ -273,7 +273,7 @@ def timings(
         alpha: The tolerated probability of a false statement on a cause.
     """
     unit = _Unit(courses, moments, wanted, starts_at, ends_at)
-    return {name: _timing(unit, name, alpha / _KINDS) for name in wanted}
+    return {name: _timing_of(unit, name, alpha / _KINDS) for name in wanted}
 
 
 class _Unit:
@@ -292,7 +292,7 @@ class _Unit:
         names = wanted if moments else courses.keys()
         self.rough = {name for name in names if not known.get(name)}
         known |= {name: courses[name].spread() for name in self.rough}
-        first, last = _span([one.at for all_ in known.values() for one in all_], ends_at)
+        first, last = _known_span([one.at for all_ in known.values() for one in all_], ends_at)
         self.starts = first if starts_at is None else starts_at
         self.ends = last if ends_at is None else ends_at
         self.moments = {
@@ -321,7 +321,7 @@ class _Unit:
         known_since = self.starts + (self.ends - self.starts) / 100
         self.begun = [name for name in sorted(seen) if self.first_of[name] > known_since]
 
-    def others(self, name: str) -> list[list[float]]:
+    def other_times(self, name: str) -> list[list[float]]:
         """The times of the traffic: successes if they were kept all the time, else other causes."""
         good = self.times.get(None, [])
         if len(good) >= _MANY_SUCCESSES and good[0] < self.starts + (self.ends - self.starts) / 20:
@@ -334,7 +334,7 @@ class _Unit:
         return [self.moments[other] for other in self._largest if other != name]
 
 
-def _span(times: list[float], ends_at: float | None) -> tuple[float, float]:
+def _known_span(times: list[float], ends_at: float | None) -> tuple[float, float]:
     """When messages come; those with a wrong clock are left out."""
     latest = float("inf") if ends_at is None else ends_at + _FUTURE
     found = sorted(at for at in times if _OLDEST <= at <= latest)
@@ -349,44 +349,44 @@ def _span(times: list[float], ends_at: float | None) -> tuple[float, float]:
     return found[0], found[last]
 
 
-def _timing(unit: _Unit, name: str, alpha: float) -> Timing:
+def _timing_of(unit: _Unit, name: str, alpha: float) -> CauseTiming:
     course, times = unit.courses[name], unit.times[name]
     letters = course.between(unit.starts - course.width, unit.ends + course.width)
     brief = unit.ends - unit.starts < _BRIEF
     if brief or len(times) < 3 or times[0] == times[-1]:  # noqa: PLR2004 - no rate
-        return Timing(letters=letters, span=(unit.starts, unit.ends))
-    others = unit.others(name)
+        return CauseTiming(letters=letters, span=(unit.starts, unit.ends))
+    others = unit.other_times(name)
     begin, end, paused = _changes(times, others, unit.starts, unit.ends, alpha)
     start = unit.starts if begin is None else begin.at
     stop = unit.ends if end is None else -end.at
     active = [at for at in times if start <= at <= stop]
-    others = _within(others, start, stop)
+    others = _times_within(others, start, stop)
     pattern = None if paused else _pattern(active, others, start, stop, alpha)
     if pattern and begin and begin.at - unit.starts < 2 * pattern.period:
         begin, start = None, unit.starts
     if pattern and end and unit.ends + end.at < 2 * pattern.period:
         end, stop = None, unit.ends
     rare = pattern is not None and not 0 < pattern.period < (stop - start) / _MANY_PERIODS
-    trend = paused or (None if rare else _trend(active, others, start, stop))
+    trend = paused or (None if rare else _trend_of(active, others, start, stop))
     if pattern and trend and trend.kind == "steady":
         trend = None
     if pattern and trend and pattern.kind == "bursts" and not pattern.bursts:
         pattern = None  # a rate that grows is uneven as well
     if end is not None:
-        trend = Trend("over", _exact(course.last_at, -end.at, end.uncertainty, course.width))
+        trend = Trend("over", _exact_time(course.last_at, -end.at, end.uncertainty, course.width))
     onset = None
     if begin is not None:
-        at = _exact(course.first_at, begin.at, begin.uncertainty, course.width)
+        at = _exact_time(course.first_at, begin.at, begin.uncertainty, course.width)
         is_first = at <= times[0]
         before = 0 if is_first else course.between(unit.starts - course.width, at)
         known = at == course.first_at or name not in unit.rough
         onset = Onset(at, max(begin.uncertainty, 0 if known else course.width / 2), before)
-    return Timing(
+    return CauseTiming(
         letters=letters,
         span=(unit.starts, unit.ends),
         onset=onset,
         trend=trend,
-        rate=_rate(active, start, stop, trend, letters / len(times)),
+        rate=_rate_of(active, start, stop, trend, letters / len(times)),
         began_with=None if onset is None else _began_with(unit, name, onset),
         mended_by=None if end is None else _mended_by(unit, name),
         pattern=pattern,
@@ -397,13 +397,13 @@ def _reversed(times: Sequence[float]) -> list[float]:
     return [-at for at in reversed(times)]
 
 
-def _exact(exact: float | None, sampled: float, uncertainty: float, width: int) -> float:
+def _exact_time(exact: float | None, sampled: float, uncertainty: float, width: int) -> float:
     """The time of the first of all letters, if that of a sample is near it."""
     near = exact is not None and abs(exact - sampled) <= max(uncertainty, width)
     return exact if near and exact is not None else sampled
 
 
-def _within(others: Sequence[Sequence[float]], start: float, end: float) -> list[list[float]]:
+def _times_within(others: Sequence[Sequence[float]], start: float, end: float) -> list[list[float]]:
     """What others have in an interval; those with little count as one if there is nothing else."""
     found = [[at for at in other if start <= at <= end] for other in others]
     large = [other for other in found if len(other) >= tests.LEAST_OTHERS]
@@ -419,23 +419,25 @@ def _changes(
     alpha: float,
 ) -> tuple[tests.Step | None, tests.Step | None, Trend | None]:
     """When a cause began and ended, in reversed time, and whether it returned after a pause."""
-    burst = _bursts(times, others, starts, ends, alpha)
+    burst = _telling_bursts(times, others, starts, ends, alpha)
     whole, times = times, [first for first, _last in burst.spans] if burst else times
     directions = (
         (times, others, starts, ends),
         (_reversed(times), [_reversed(other) for other in others], -ends, -starts),
     )
     begin, end = (
-        _step(tests.first_step(own, start), own, theirs, stop, alpha)
+        _telling_step(tests.first_step(own, start), own, theirs, stop, alpha)
         for own, theirs, start, stop in directions
     )
     start, stop = begin.at if begin else starts, -end.at if end else ends
     if burst:
         return begin, end and end._replace(at=-whole[-1]), None
-    paused = _pause(times, _within(others, start, stop), start, stop, alpha)
+    paused = _telling_pause(times, _times_within(others, start, stop), start, stop, alpha)
     if paused is None:
         rise, fall = (
-            _own_step(tests.rise(own, start, stop, least), own, theirs, (start, stop), alpha)
+            _own_step(
+                tests.telling_rise(own, start, stop, least), own, theirs, (start, stop), alpha
+            )
             for (own, theirs, start, stop), least in zip(directions, (_JUMP, _FALL), strict=True)
         )
         begin, end = begin or rise, end or fall
@@ -444,7 +446,7 @@ def _changes(
     return begin, end, paused
 
 
-def _step(
+def _telling_step(
     found: tests.Step | None,
     times: Sequence[float],
     others: Sequence[Sequence[float]],
@@ -458,7 +460,7 @@ def _step(
     usually = tests.usual_share(others, lambda all_: tests.share_between(all_, found.at, end + 1))
     inside = tests.share_between(times, found.at, end + 1)
     messages = len(times) / tests.dispersion(times, found.at, times[-1])
-    return found if tests.chance(inside, usually, messages) <= alpha else None
+    return found if tests.share_probability(inside, usually, messages) <= alpha else None
 
 
 def _own_step(
@@ -469,13 +471,13 @@ def _own_step(
     alpha: float,
 ) -> tests.Step | None:
     """A step that the traffic of the same hours does not make: a Monday has more than a Sunday."""
-    found = _step(found, times, others, span[1], alpha)
+    found = _telling_step(found, times, others, span[1], alpha)
     if found is None:
         return None
     at = found.at
-    length = max(tests.around(times, at, *span), _HOURS, 2 * found.uncertainty)
+    length = max(tests.certain_span(times, at, *span), _HOURS, 2 * found.uncertainty)
     length = min(length, at - span[0], span[1] - at)
-    theirs = _within(others, at - length, at + length)
+    theirs = _times_within(others, at - length, at + length)
     if sum(map(len, theirs)) < tests.LEAST_OTHERS:
         return found
 
@@ -484,7 +486,11 @@ def _own_step(
 
     near = [one for one in times if at - length <= one <= at + length]
     usually = tests.usual_share(theirs, after, 0.5)
-    return found if tests.chance(after(near), usually, len(near)) <= _MADE_BY_TRAFFIC else None
+    return (
+        found
+        if tests.share_probability(after(near), usually, len(near)) <= _MADE_BY_TRAFFIC
+        else None
+    )
 
 
 def _pattern(
@@ -502,27 +508,29 @@ def _pattern(
         hours, share, expected, _chance = found
         kind: Any = {tests.DAY: "hours", tests.WEEK: "weekdays"}.get(hours.period, "period")
         return Pattern(kind, hours.period, hours.start, hours.end, share, expected)
-    bursts = _bursts(times, others, start, end, alpha)
+    bursts = _telling_bursts(times, others, start, end, alpha)
     if bursts is None:
-        return _uneven(times, others, start, end)
+        return _uneven_pattern(times, others, start, end)
     first, last = bursts.spans[-1]
     taken = sum(one[1] - one[0] for one in bursts.spans) / (end - start)
     return Pattern("bursts", 0, first, last, 1.0, taken, len(bursts.spans))
 
 
-def _uneven(
+def _uneven_pattern(
     times: Sequence[float], others: Sequence[Sequence[float]], start: float, end: float
 ) -> Pattern | None:
     """Bursts of few letters each, which are not told from each other."""
     own, error = tests.unevenness(times, start, end)
     errors = [tests.unevenness(other, start, end) for other in others]
-    usually = max(_LEAST_UNEVEN, 2 * tests.usual([(one, 2 * its) for one, its in errors], 0.0, 0.5))
+    usually = max(
+        _LEAST_UNEVEN, 2 * tests.usual_most([(one, 2 * its) for one, its in errors], 0.0, 0.5)
+    )
     if len(times) < _LEAST_UNEVEN_LETTERS or own - 4 * error < usually:
         return None
     return Pattern("bursts", tests.HOUR, 0, 0, 1.0, 1 / (1 + own))
 
 
-def _bursts(
+def _telling_bursts(
     times: Sequence[float],
     others: Sequence[Sequence[float]],
     start: float,
@@ -530,18 +538,20 @@ def _bursts(
     alpha: float,
 ) -> tests.Bursts | None:
     """The bursts of a cause between which others come."""
-    found = tests.bursts(times, start, end)
+    found = tests.telling_bursts(times, start, end)
     if found is None or found.chance > alpha:
         return None
     # A pause of a task that runs at night is no gap between bursts.
     pairs = pairwise(found.spans)
     gone, back = max(((a[1], b[0]) for a, b in pairs), key=lambda gap: gap[1] - gap[0])
-    near = _within(others, found.spans[0][0], found.spans[-1][1])
-    meanwhile = _within([[at for at in one if not gone < at < back] for one in near], start, end)
+    near = _times_within(others, found.spans[0][0], found.spans[-1][1])
+    meanwhile = _times_within(
+        [[at for at in one if not gone < at < back] for one in near], start, end
+    )
     return found if tests.usual_share(meanwhile, found.share, 0.5) <= _MOST_IN_BURSTS else None
 
 
-def _trend(
+def _trend_of(
     times: Sequence[float],
     others: Sequence[Sequence[float]],
     start: float,
@@ -550,10 +560,10 @@ def _trend(
     """How a cause goes on while it is there."""
     if len(times) < _LEAST_TREND or end <= start:
         return None
-    leans = [tests.lean(other, start, end) for other in others]
-    late = max(0.5, tests.usual(leans, 0.5))
-    early = min(0.5, -tests.usual([(-mean, error) for mean, error in leans], -0.5))
-    mean, error = tests.lean(times, start, end)
+    leans = [tests.lean_of(other, start, end) for other in others]
+    late = max(0.5, tests.usual_most(leans, 0.5))
+    early = min(0.5, -tests.usual_most([(-mean, error) for mean, error in leans], -0.5))
+    mean, error = tests.lean_of(times, start, end)
     if mean - late > max(_LEAST_LEAN, _ERRORS * error):
         return Trend("growing")
     if early - mean > max(_LEAST_LEAN, _ERRORS * error):
@@ -564,7 +574,7 @@ def _trend(
     return Trend("steady") if steady and len(times) >= _LEAST_STEADY else None
 
 
-def _pause(
+def _telling_pause(
     times: Sequence[float],
     others: Sequence[Sequence[float]],
     start: float,
@@ -572,7 +582,7 @@ def _pause(
     alpha: float,
 ) -> Trend | None:
     """A pause of a cause in which others came."""
-    found = tests.pause(times)
+    found = tests.longest_pause(times)
     if found is None:
         return None
     gone, back, chance = found
@@ -580,7 +590,7 @@ def _pause(
     before = sum(at <= gone for at in times)
     came = [tests.share_between(other, gone, back) for other in others]
     if came:
-        least = -tests.usual([(-share, (share / 20) ** 0.5) for share in came], 0.0, 0.75)
+        least = -tests.usual_most([(-share, (share / 20) ** 0.5) for share in came], 0.0, 0.75)
         chance = min(chance, tests.missing(times, gone, back, max(0.0, least)))
     if min(before, len(times) - before) < _LEAST_RETURNED or part < _LEAST_PAUSE or chance > alpha:
         return None
@@ -589,7 +599,7 @@ def _pause(
     return Trend("returned", back, gone)
 
 
-def _rate(
+def _rate_of(
     times: Sequence[float], start: float, end: float, trend: Trend | None, scale: float
 ) -> Rate | None:
     """Letters of late where the rate changes, else of all the time."""
@@ -668,7 +678,7 @@ def _release_of(
     return Release(release, begin, chance, tuple(free[:_MOST_NAMED]))
 
 
-def _clauses(timing: Timing) -> Iterator[str]:
+def _clauses(timing: CauseTiming) -> Iterator[str]:
     onset, trend, rate = timing.onset, timing.trend, timing.rate
     if onset:
         about = "about " if onset.uncertainty >= _ABOUT else ""

@@ -25,7 +25,7 @@ from celery_dlq.letters.comparison import (
     TASK,
     Significant,
 )
-from celery_dlq.letters.course import Onset, Release, Timing, Trend
+from celery_dlq.letters.course import CauseTiming, Onset, Release, Trend
 from celery_dlq.letters.printable import shortened
 
 _MAX_SHOWN_CHARS = 80
@@ -60,7 +60,7 @@ _SMALLEST_CHANCE = 6  # one in so many powers of ten
 _CUT = "Older letters are left out: the limit of time or number was reached."
 
 
-class OfTask(NamedTuple):
+class TaskLetters(NamedTuple):
     """Letters of a task, and the messages that their arguments were compared with."""
 
     letters: int
@@ -92,7 +92,7 @@ class Shared:
     def text(self) -> str:
         """The value, and how many others have it."""
         others = f" (others: {self.others:,} of {self.of_others:,})" if self.of_others else ""
-        return named(self.feature, self.value) + others
+        return named_value(self.feature, self.value) + others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,14 +103,14 @@ class Explanation:
     shared: tuple[Shared, ...]  # What fewest of the others have comes first
     compared: Mapping[str, int]  # The number of messages of each side, 0 or more
     compared_letters: Mapping[str, int]  # The letters that each side was compared with
-    tasks: Mapping[str, OfTask]  # By the name of each task
+    tasks: Mapping[str, TaskLetters]  # By the name of each task
     findings: tuple[Significant, ...]  # The most telling first
     unread: int  # Messages that were compared without arguments
     cut: bool = False  # Older messages were not read, for the limit of time or number
     selected: int | None = None  # All letters that were to be explained; `None`: not known
     causes: int = 0  # Other causes of the same tasks
     not_compared: tuple[str, ...] = ()  # Features of which no side has enough messages
-    timing: Timing | None = None
+    timing: CauseTiming | None = None
     # Of the cause's redriven messages, those that died again and those that succeeded
     again: tuple[int, int] | None = None
 
@@ -147,9 +147,9 @@ class Explanation:
         if self.findings:
             first = self.findings[0]
             looked = f" ({self._looked} looked at)" if self._sampled else ""
-            yield f"{_lower(self.text(first)[:-1])}{looked}, {_chance(first.q_value)}"
+            yield f"{_lower(self.sentence_of(first)[:-1])}{looked}, {_certainty(first.q_value)}"
             for one in self.findings[1:_MOST_IN_HEADLINE]:
-                yield _lower(self.text(one)[:-1])
+                yield _lower(self.sentence_of(one)[:-1])
         elif self.complete:
             yield "nothing sets its letters apart"
         elif self.shared:
@@ -186,9 +186,9 @@ class Explanation:
             **{
                 **found,
                 "shared": tuple(Shared(**one) for one in found["shared"]),
-                "tasks": {name: OfTask(*one) for name, one in found["tasks"].items()},
+                "tasks": {name: TaskLetters(*one) for name, one in found["tasks"].items()},
                 "findings": tuple(_significant(one) for one in found["findings"]),
-                "timing": Timing.from_json(time) if time else None,
+                "timing": CauseTiming.from_json(time) if time else None,
                 "not_compared": tuple(found["not_compared"]),
                 "again": tuple(again) if again else None,
             }
@@ -202,7 +202,7 @@ class Explanation:
         """
         if not self.letters:
             return ("There are no letters to compare.", *[_CUT] * self.cut)
-        found = [*self._shares(), self._sides(), *self._open()]
+        found = [*self._shares(), self._sides_text(), *self._not_compared()]
         if self.timing:
             found.insert(0, self.headline)
         if not self.findings and any(self.compared.values()):
@@ -212,15 +212,15 @@ class Explanation:
     @property
     def complete(self) -> bool:
         """True if all values of all letters were compared, with enough others of each task."""
-        enough = self.letters >= LEAST and self._fewest >= MIN_OTHERS
+        enough = self.letters >= LEAST and self._fewest_messages >= MIN_OTHERS
         return enough and not (self.unread or self.cut or self.not_compared)
 
-    def text(self, one: Significant) -> str:
+    def sentence_of(self, one: Significant) -> str:
         """A finding as a sentence."""
         return sentence(one, self.compared_letters[one.against], self.letters)
 
     @property
-    def _fewest(self) -> int:
+    def _fewest_messages(self) -> int:
         """The messages that arguments were compared with, of the task with the fewest."""
         return min((one.others for one in self.tasks.values()), default=0)
 
@@ -246,7 +246,7 @@ class Explanation:
         elif self.letters > 1 and not self.unread:
             yield f"No argument, release or host is the same in all {self._which.rstrip(',')}."
 
-    def _sides(self) -> str:
+    def _sides_text(self) -> str:
         """What the letters were compared with."""
         sides = [
             _counted(messages, *_COMPARED[against]) + self._restriction(against)
@@ -268,13 +268,13 @@ class Explanation:
         letters = self.compared_letters[against]
         return "" if letters == self.letters else f" (only {letters:,} of these letters)"
 
-    def _open(self) -> Iterator[str]:
+    def _not_compared(self) -> Iterator[str]:
         """What could not be compared, or not well."""
         if self.letters < LEAST:
             yield f"Fewer than {LEAST} letters hardly differ beyond chance."
         elif any(self.compared.values()):
-            yield from self._few()
-        if self.not_compared and self._fewest >= MIN_OTHERS:
+            yield from self._few_others()
+        if self.not_compared and self._fewest_messages >= MIN_OTHERS:
             some = self.not_compared[:_MOST_NAMED]
             names = ", ".join(shortened(one, _MAX_SHOWN_CHARS) for one in some)
             yield f"Too few others of the same time or with the same argument to compare: {names}."
@@ -284,7 +284,7 @@ class Explanation:
         if self.cut:
             yield _CUT
 
-    def _few(self) -> Iterator[str]:
+    def _few_others(self) -> Iterator[str]:
         """Tasks whose letters were compared with no or few others of the task."""
         alone = {name: one.letters for name, one in self.tasks.items() if not one.others}
         if alone:
@@ -315,7 +315,7 @@ def _significant(found: Mapping[str, Any]) -> Significant:
     return Significant(**{**found, **lists, "parts": parts})
 
 
-def named(feature: str, value: str) -> str:
+def named_value(feature: str, value: str) -> str:
     """``kwargs.tenant = 42``; the name alone of an argument that was given."""
     return feature if value == GIVEN else f"{feature} = {shortened(value, _MAX_SHOWN_CHARS)}"
 
@@ -323,12 +323,12 @@ def named(feature: str, value: str) -> str:
 def name_of(one: Significant) -> str:
     """A finding in few words, as it is named beside another."""
     if one.kind == PAIR:
-        return " and ".join(named(*part) for part in one.parts)
+        return " and ".join(named_value(*part) for part in one.parts)
     if one.kind == SET:
         return f"{one.feature}: {one.value}"
     if one.kind == RANGE:
-        return f"{one.feature} {_range(one)}"
-    return named(one.feature, one.value)
+        return f"{one.feature} {_range_text(one)}"
+    return named_value(one.feature, one.value)
 
 
 def sentence(one: Significant, compared: int, letters: int | None = None) -> str:
@@ -339,19 +339,19 @@ def sentence(one: Significant, compared: int, letters: int | None = None) -> str
     if letters is not None and compared < letters:
         having.append(f"{'successes' if one.against == SUCCESSES else 'others'} of their task")
     start = f"Of those with {' and '.join(having)}, " if having else ""
-    here = _share(one.share_here, all_=one.letters == one.of_letters)
+    here = _share_text(one.share_here, all_=one.letters == one.of_letters)
     here = here if start else here.capitalize()
-    there = _share(one.share_elsewhere, none=not one.others, all_=one.others == one.of_others)
+    there = _share_text(one.share_elsewhere, none=not one.others, all_=one.others == one.of_others)
     others = _OTHERS[one.against] + (_EACH_CAUSE if one.causes > 1 else "")
     if one.neighbour is not None:
         others = f"the letters of the only cause to compare with ({shortened(one.neighbour, 16)})"
     if one.feature == TASK:
         others = others.replace("the task", "their tasks")
-    return f"{start}{here} of these letters {_phrase(one)}, against {there} of {others}."
+    return f"{start}{here} of these letters {_phrase_of(one)}, against {there} of {others}."
 
 
-def _phrase(one: Significant) -> str:
-    """What the letters have."""
+def _phrase_of(one: Significant) -> str:
+    """Say what the letters have that others lack."""
     value = shortened(one.value, _MAX_SHOWN_CHARS)
     feature = one.feature.removesuffix("[]")
     if one.kind == PAIR:
@@ -360,30 +360,30 @@ def _phrase(one: Significant) -> str:
         shown = [shortened(each, _MAX_SHOWN_CHARS) for each in one.values[:_MOST_NAMED]]
         return f"have one of {one.value} of {feature} ({', '.join(shown)}, …)"
     if one.feature == SIZE:
-        return f"have arguments of {_range(one)} characters of JSON"
+        return f"have arguments of {_range_text(one)} characters of JSON"
     if one.kind == RANGE:
-        return f"have {feature} {_range(one)}"
+        return f"have {feature} {_range_text(one)}"
     if one.value != GIVEN and one.feature.endswith("[]"):
         return f"have {value} in {feature}"
     if one.feature in _PHRASES:
         return f"{_PHRASES[one.feature]} {value}"
-    return f"have {named(one.feature, one.value)}"
+    return f"have {named_value(one.feature, one.value)}"
 
 
-def _range(one: Significant) -> str:
+def _range_text(one: Significant) -> str:
     if one.high is None:
         return f"{one.low} or more"
     return f"{one.high} or less" if one.low is None else f"{one.low} to {one.high}"
 
 
-def _share(share: float, *, none: bool = False, all_: bool = False) -> str:
+def _share_text(share: float, *, none: bool = False, all_: bool = False) -> str:
     """A share in words; neither 0 % nor 100 % unless it is exact."""
     if none or all_:
         return "none" if none else "all"
     return f"{min(99, max(1, round(100 * share)))} %"
 
 
-def _chance(probability: float) -> str:
+def _certainty(probability: float) -> str:
     """How sure a finding is."""
     power = floor(-log10(probability)) if probability > 0 else _SMALLEST_CHANCE
     return f"by chance in less than 1 of {10 ** min(power, _SMALLEST_CHANCE):,} such reports"

@@ -142,7 +142,9 @@ class LetterFilter:
             and (self.root_id is None or text_of("root_id") == self.root_id)
             and (self.group_id is None or text_of("group_id") == self.group_id)
             and _is_within(text_of, "deliveries", self.min_deliveries, None)
-            and _is_within(text_of, "dead_lettered_at", _micros(self.since), _micros(self.until))
+            and _is_within(
+                text_of, "dead_lettered_at", _micros_of(self.since), _micros_of(self.until)
+            )
             and (
                 self.exception_type is None
                 or self.exception_type
@@ -158,12 +160,12 @@ class LetterFilter:
         )
         if not matches or self.conditions is None:
             return matches
-        return conditions.judged(self.conditions, text_of)
+        return conditions.judge_all(self.conditions, text_of)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping of the fields that are set; times in microseconds since 1970."""
         values = ((f.name, getattr(self, f.name)) for f in fields(self))
-        return {name: _plain(value) for name, value in values if value is not None}
+        return {name: _plain_json(value) for name, value in values if value is not None}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> LetterFilter:
@@ -244,7 +246,7 @@ def filter_of(where: LetterFilter | None, fields: FilterFields) -> LetterFilter:
     return where or LetterFilter(**fields)
 
 
-def _plain(value: Any) -> Any:
+def _plain_json(value: Any) -> Any:
     if isinstance(value, datetime):
         return to_micros(value)
     if isinstance(value, (frozenset, tuple)):
@@ -252,26 +254,26 @@ def _plain(value: Any) -> Any:
     return value.value if isinstance(value, Reason) else value
 
 
-def _moment(name: str, text: str) -> datetime:
+def _parsed_moment(name: str, text: str) -> datetime:
     try:
         return json_codec.instant(text)
     except ValueError:
         raise DLQError(f"expected {name} to be an ISO 8601 time, got {text!r}") from None
 
 
-def _number(_name: str, text: str) -> int | str:
+def _parsed_number(_name: str, text: str) -> int | str:
     return int(text) if re.fullmatch("[0-9]{1,9}", text) else text  # the filter refuses a text
 
 
 _SEVERAL: Mapping[str, Callable[[list[str]], Any]] = {"ids": frozenset, "conditions": tuple}
 _FROM_TEXT: Mapping[str, Callable[[str, str], Any]] = {
-    "since": _moment,
-    "until": _moment,
-    "min_deliveries": _number,
+    "since": _parsed_moment,
+    "until": _parsed_moment,
+    "min_deliveries": _parsed_number,
 }
 
 
-def _micros(moment: datetime | None) -> int | None:
+def _micros_of(moment: datetime | None) -> int | None:
     return None if moment is None else to_micros(moment)
 
 

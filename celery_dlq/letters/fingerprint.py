@@ -80,7 +80,9 @@ def application_frames(traceback: str) -> list[str]:
         for frame in frames
         if not is_library(frame[0]) or (package and frame[0].startswith(package[0]))
     ]
-    return [f"{_name(file)}:{function}" for file, function in (own or frames)[-_HASHED_FRAMES:]]
+    return [
+        f"{_file_name(file)}:{function}" for file, function in (own or frames)[-_HASHED_FRAMES:]
+    ]
 
 
 def frame_lines(lines: Sequence[str]) -> Iterator[tuple[int, str | None]]:
@@ -109,13 +111,13 @@ def is_library(file: str) -> bool:
 
 
 @lru_cache(maxsize=128)
-def _name(file: str) -> str:
+def _file_name(file: str) -> str:
     return PurePosixPath(file.replace("\\", "/")).name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One frame."""
+    """A line of a traceback: where a call was made."""
 
     file: str  # Path of the source
     line: int  # Number of the line
@@ -133,15 +135,17 @@ class Raised:
     frames: tuple[Frame, ...]  # Its frames, outermost first
 
 
-def raised(traceback: str) -> list[Raised]:
+def raised_exceptions(traceback: str) -> list[Raised]:
     """The exceptions of a traceback, the one that escaped last; empty for other text."""
-    return [found for part in CHAINED.split(traceback) if (found := _one(part)) is not None]
+    return [
+        found for part in CHAINED.split(traceback) if (found := _parsed_exception(part)) is not None
+    ]
 
 
-def _one(text: str) -> Raised | None:
+def _parsed_exception(text: str) -> Raised | None:
     lines = text.strip("\n").split("\n")
-    frames = tuple(_frames(lines))
-    tail = _tail(lines)
+    frames = tuple(_frames_of(lines))
+    tail = _text_after_frames(lines)
     match = _RAISED.match(tail) if tail else None
     if match is None and not frames:
         return None
@@ -152,7 +156,7 @@ def _one(text: str) -> Raised | None:
     )
 
 
-def _frames(lines: list[str]) -> Iterator[Frame]:
+def _frames_of(lines: list[str]) -> Iterator[Frame]:
     for number, line in frame_lines(lines):
         found = _FRAME_LINE.match(line or "")
         if found:
@@ -166,7 +170,7 @@ def _frames(lines: list[str]) -> Iterator[Frame]:
             )
 
 
-def _tail(lines: list[str]) -> str:
+def _text_after_frames(lines: list[str]) -> str:
     """The text after the last frame: name and text of the exception, maybe on many lines."""
     places = (number + 1 for number, line in frame_lines(lines) if _FRAME_LINE.match(line or ""))
     at = max(places, default=0)

@@ -24,13 +24,13 @@ _TAG, _VALUE = "__type__", "__value__"
 _FRACTION = re.compile(r"(?<=:[0-9]{2})[.,]([0-9]+)")
 
 
-def _base64(value: Any) -> str:
+def _base64_of(value: Any) -> str:
     return base64.b64encode(bytes(value)).decode("ascii")
 
 
 # Of each tag: the types, how a value is written, and how it is read. A datetime is a date, too.
 _TAGS: dict[str, tuple[tuple[type, ...], Any, Any]] = {
-    "bytes": ((bytes, bytearray, memoryview), _base64, partial(base64.b64decode, validate=True)),
+    "bytes": ((bytes, bytearray, memoryview), _base64_of, partial(base64.b64decode, validate=True)),
     "datetime": ((datetime,), datetime.isoformat, datetime.fromisoformat),
     "date": ((date,), date.isoformat, date.fromisoformat),
     "time": ((time,), time.isoformat, time.fromisoformat),
@@ -44,14 +44,14 @@ _TAGS: dict[str, tuple[tuple[type, ...], Any, Any]] = {
 def dumps(value: object) -> str:
     """Encode a value as compact JSON text; never raises, whatever the value."""
     try:
-        return _dumps(value)
+        return _dump_json(value)
     except ValueError:  # NaN and infinities are not JSON; or a structure contains itself
         try:
-            return _dumps(_floats_tagged(value))
+            return _dump_json(_floats_tagged(value))
         except (TypeError, ValueError, RecursionError):
-            return _dumps({_TAG: "repr", _VALUE: safe_repr(value)})
+            return _dump_json({_TAG: "repr", _VALUE: safe_repr(value)})
     except (TypeError, RecursionError):  # keys of odd types, or too deep
-        return _dumps({_TAG: "repr", _VALUE: safe_repr(value)})
+        return _dump_json({_TAG: "repr", _VALUE: safe_repr(value)})
 
 
 def moment(text: str) -> datetime:
@@ -91,7 +91,7 @@ def safe_repr(value: object, limit: int = 10_000) -> str:
     return shortened(text, limit)
 
 
-def _dumps(value: object) -> str:
+def _dump_json(value: object) -> str:
     return _ENCODER.encode(value)
 
 
@@ -105,7 +105,7 @@ def _floats_tagged(value: object) -> object:
     return value
 
 
-def _tagged(value: object) -> object:
+def _tagged_value(value: object) -> object:
     for tag, (types, encode, _decode) in _TAGS.items():
         if isinstance(value, types):
             return {_TAG: tag, _VALUE: encode(value)}
@@ -124,5 +124,5 @@ def _untagged(value: dict[str, Any]) -> Any:
 
 
 _ENCODER = json.JSONEncoder(
-    default=_tagged, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    default=_tagged_value, separators=(",", ":"), ensure_ascii=False, allow_nan=False
 )

@@ -18,7 +18,8 @@ WHEN = {
 }
 """What becomes of each kind.
 
-Source: `on_chord_part_return` in https://github.com/celery/celery/blob/main/celery/backends/redis.py
+Source: `on_chord_part_return` in
+https://github.com/celery/celery/blob/main/celery/backends/redis.py
 """
 
 

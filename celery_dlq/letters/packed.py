@@ -113,7 +113,7 @@ def packed(fields: Mapping[str, bytes]) -> dict[str, bytes]:
             plain[name] = value
         elif name in _SAME_AS and fields.get(_SAME_AS[name]) == value:
             same[name] = value
-        elif name in _WITHIN and (place := _place(value, fields.get(_WITHIN[name], b""))):
+        elif name in _WITHIN and (place := _place_of(value, fields.get(_WITHIN[name], b""))):
             places[name] = place
         elif name in _FOR_PEOPLE or (len(value) > _LONG_BYTES and name not in _MESSAGE):
             compressed[name] = value
@@ -151,7 +151,7 @@ def _about_bytes(*groups: Mapping[str, bytes]) -> int:
     return sum(early) + compressed // _COMPRESSION_RATIO + _OVERHEAD_BYTES
 
 
-def _place(value: bytes, whole: bytes) -> bytes:
+def _place_of(value: bytes, whole: bytes) -> bytes:
     """``start:length`` of a value in another one; empty if it is short or not there."""
     at = whole.find(value) if len(value) > _SHORT_BYTES else -1
     return b"%d:%d" % (at, len(value)) if at >= 0 else b""
@@ -218,14 +218,14 @@ class PackedFields(Mapping[bytes, bytes]):
     def fields(self) -> dict[bytes, bytes]:
         """Unpack all fields."""
         try:
-            layout, values = _split(self.parts)
+            layout, values = _split_parts(self.parts)
             found = dict(zip(layout.early, values, strict=True))
             del found[INLINE]
             if layout.compressed:
                 late = decompressed(found.pop(COMPRESSED)).split(SEPARATOR)
                 found.update(zip(layout.compressed, late, strict=True))
             for name, whole in layout.places:
-                found[name] = _cut(found[whole], found[name])
+                found[name] = _slice_of(found[whole], found[name])
             for name, other in layout.same:
                 found[name] = found[other]
         except _UNREADABLE as exc:
@@ -243,7 +243,7 @@ class PackedFields(Mapping[bytes, bytes]):
 
     def names(self) -> frozenset[bytes]:
         """The names of the fields; nothing is decompressed."""
-        return (self._layout or self._opened()).names
+        return (self._layout or self._open_layout()).names
 
     def __getitem__(self, name: bytes) -> bytes:
         value: bytes | None = self.get(name)
@@ -255,32 +255,32 @@ class PackedFields(Mapping[bytes, bytes]):
         return name in self.names()
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(self._whole())  # iterating is followed by reading the values
+        return iter(self._all_fields())  # iterating is followed by reading the values
 
     def __len__(self) -> int:
-        return len(self._whole())
+        return len(self._all_fields())
 
     def items(self) -> ItemsView[bytes, bytes]:
         """All fields, without looking up each: half of what a letter costs to read."""
-        return self._whole().items()
+        return self._all_fields().items()
 
     def _elsewhere(self, name: bytes, default: Any) -> Any:
         """One field that is a place or compressed; or any, before the entry is split."""
         layout = self._layout
         if layout is None:
-            self._opened()
+            self._open_layout()
             return self.get(name, default)
         if name in layout.cuts:
             place, whole = layout.cuts[name]
             try:
-                return _cut(self._values[whole], self._values[place])
+                return _slice_of(self._values[whole], self._values[place])
             except ValueError:
                 return default
-        return self._whole().get(name, default) if name in layout.names else default
+        return self._all_fields().get(name, default) if name in layout.names else default
 
-    def _opened(self) -> EntryLayout:
+    def _open_layout(self) -> EntryLayout:
         try:
-            self._layout, self._values = _split(self.parts)
+            self._layout, self._values = _split_parts(self.parts)
         except _UNREADABLE:
             return self._as_stored()
         self._at = self._layout.at
@@ -294,7 +294,7 @@ class PackedFields(Mapping[bytes, bytes]):
         self._layout = EntryLayout(stored=stored, names=frozenset(stored), at=self._at)
         return self._layout
 
-    def _whole(self) -> dict[bytes, bytes]:
+    def _all_fields(self) -> dict[bytes, bytes]:
         if self._all is None:
             try:
                 self._all = self.fields()
@@ -304,7 +304,7 @@ class PackedFields(Mapping[bytes, bytes]):
         return self._all
 
 
-def _split(parts: Sequence[bytes]) -> tuple[EntryLayout, list[bytes]]:
+def _split_parts(parts: Sequence[bytes]) -> tuple[EntryLayout, list[bytes]]:
     """The layout; and the values of the entry's own fields, then those joined in ``+``."""
     stored = tuple(parts[::2])
     head, *joined = parts[2 * stored.index(INLINE) + 1].split(SEPARATOR)
@@ -364,7 +364,7 @@ def decompressed(data: bytes) -> bytes:
         raise ValueError(*exc.args) from exc
 
 
-def _cut(whole: bytes, place: bytes) -> bytes:
+def _slice_of(whole: bytes, place: bytes) -> bytes:
     start, length = map(int, place.split(b":"))
     if start < 0 or start + length > len(whole):
         raise ValueError("a place is beyond its end")

@@ -161,9 +161,9 @@ class _Clean(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Escape one record."""
         if isinstance(record.args, Mapping):
-            record.args = {name: _clean(value) for name, value in record.args.items()}
+            record.args = {name: _escaped_value(value) for name, value in record.args.items()}
         elif record.args:
-            record.args = tuple(map(_clean, record.args))
+            record.args = tuple(map(_escaped_value, record.args))
         if record.exc_info and not record.exc_text:
             text = printable(_TRACEBACKS.formatException(record.exc_info))
             record.exc_text = indent(text, "  ")  # no line of it looks like one of the log
@@ -185,7 +185,7 @@ class _Shown:
         return one_line(repr(self._value))
 
 
-def _clean(value: Any) -> Any:
+def _escaped_value(value: Any) -> Any:
     if type(value) is str:
         return one_line(value)
     return value if value is None or isinstance(value, (int, float)) else _Shown(value)

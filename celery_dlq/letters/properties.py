@@ -31,26 +31,26 @@ from celery_dlq.letters.comparison import (
     TASK,
     UNREAD,
     VALUE,
-    Pair,
+    FeatureValue,
     Significant,
-    chance,
     comparable,
-    ranked,
+    fisher_probability,
+    ranked_findings,
 )
 from celery_dlq.letters.contrasts import (
     PART,
-    Against,
+    CauseGroup,
     Contrast,
-    Group,
-    Holds,
+    HasProperty,
     Rival,
+    RivalShares,
     Stratum,
-    around,
     contrast,
-    inside,
+    is_around,
+    is_inside,
     repeats,
+    telling_range,
     usual_of,
-    widest,
 )
 from celery_dlq.letters.explanation import name_of
 
@@ -84,7 +84,7 @@ class Side(NamedTuple):
     rivals: Sequence[Rival]
 
     @property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[CauseGroup]:
         """The causes of all rivals."""
         return [group for rival in self.rivals for group in rival]
 
@@ -98,8 +98,8 @@ class Side(NamedTuple):
 class _Property:
     feature: str
     value: str
-    holds: Holds
-    known: Holds
+    holds: HasProperty
+    known: HasProperty
     kind: str = VALUE
     in_time: bool = False
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class _Tested(NamedTuple):
         return tuple(group for rival in self.rivals for group in rival)
 
 
-class Comparison:
+class CauseTests:
     """The tests of one cause.
 
     Args:
@@ -141,10 +141,10 @@ class Comparison:
 
     def __init__(
         self,
-        here: Group,
+        here: CauseGroup,
         sides: Sequence[Side],
         *,
-        totals: Counter[Pair],
+        totals: Counter[FeatureValue],
         numeric: Sequence[str],
         times: Sequence[Stratum],
         tasks: Sequence[Stratum],
@@ -165,9 +165,9 @@ class Comparison:
 
     def findings(self) -> tuple[Significant, ...]:
         """What is beyond chance, the most telling first."""
-        tested = [*self._values(), *self._sets(), *self._ranges()]
+        tested = [*self._single_values(), *self._value_sets(), *self._number_ranges()]
         found = [one for one in self._corrected(tested) if self._holds_in_time(one)]
-        return tuple(self._distinct([*self._pairs(found), *found]))
+        return tuple(self._distinct([*self._value_pairs(found), *found]))
 
     def _corrected(self, tested: Sequence[_Tested]) -> list[_Tested]:
         """What stays after the correction of Benjamini and Hochberg."""
@@ -192,13 +192,13 @@ class Comparison:
                 continue
             if of.in_time and self._times and found.others < MIN_OTHERS:
                 continue
-            judged = self._judged(of, side, found)
+            judged = self._telling_contrast(of, side, found)
             return _Tested(judged.chance, of, side, judged) if judged else None
         if able:
             self.not_compared.add(of.feature)
         return None
 
-    def _judged(self, of: _Property, side: Side, found: Contrast) -> Contrast | None:
+    def _telling_contrast(self, of: _Property, side: Side, found: Contrast) -> Contrast | None:
         """The contrast with those rivals that can show that it is this cause that differs.
 
         A rival that has fewer values of the feature lacks this one for a reason of its own.
@@ -211,24 +211,24 @@ class Comparison:
             return None
         found = replace(found, rivals=left)
         if len(left) == 1:
-            return found if self._alone(of, found) else None
+            return found if self._is_special(of, found) else None
         if found.difference >= LEAST_DIFFERENCE:
             return found
         return self._without_twin(of, found)
 
-    def _special(self, of: _Property, found: Contrast) -> list[Against]:
+    def _special(self, of: _Property, found: Contrast) -> list[RivalShares]:
         """Rivals that have only a part of the cause's values of a feature, and differ by that.
 
         A value that most rivals have, each nearly alone, is what is usual.
         """
         if of.kind == RANGE:
-            return [one for one in found.rivals if inside(one.rival, self._here, of.feature)]
-        if of.kind == PAIR or of.feature == TASK or self._here.usual(of.feature) is not None:
+            return [one for one in found.rivals if is_inside(one.rival, self._here, of.feature)]
+        if of.kind == PAIR or of.feature == TASK or self._here.usual_value(of.feature) is not None:
             return []
-        usual = {one: self._usual(one.rival, of.feature) for one in found.rivals}
+        usual = {one: self._usual_value(one.rival, of.feature) for one in found.rivals}
         most, number = Counter(usual.values()).most_common(1)[0]
         agreed = most is not None and 2 * number > len(usual) > 1 and not of.in_time
-        if most is not None and agreed and self._here.share(of.feature, most) >= PART:
+        if most is not None and agreed and self._here.share_of(of.feature, most) >= PART:
             return []
         return [one for one in usual if self._is_part(one.rival, of, agreed=agreed)]
 
@@ -239,22 +239,24 @@ class Comparison:
         """
         if of.kind == SET and not (agreed or of.in_time):
             own = _NARROWER * repeats((self._here,), of.feature) + _NEARLY_NEVER
-            return self._usual(rival, of.feature) is not None or repeats(rival, of.feature) > own
+            return (
+                self._usual_value(rival, of.feature) is not None or repeats(rival, of.feature) > own
+            )
         features = {of.feature, "host"} if of.feature == "release" else {of.feature}
         return any(
-            self._here.usual(one) is None and self._here.count((one, value)) > 0
+            self._here.usual_value(one) is None and self._here.count_of((one, value)) > 0
             for one in features
-            if (value := self._usual(rival, one)) is not None
+            if (value := self._usual_value(rival, one)) is not None
         )
 
-    def _usual(self, rival: Rival, feature: str) -> str | None:
+    def _usual_value(self, rival: Rival, feature: str) -> str | None:
         """What is asked for each value of a feature, and of each rival."""
         key = (rival, feature)
         if key not in self._usual_of:
             self._usual_of[key] = usual_of(rival, feature)
         return self._usual_of[key]
 
-    def _alone(self, of: _Property, found: Contrast) -> bool:
+    def _is_special(self, of: _Property, found: Contrast) -> bool:
         """True if of two causes that differ it is this one that is special.
 
         Few messages elsewhere have what it has, or nearly all letters here, and some there.
@@ -262,7 +264,7 @@ class Comparison:
         if found.difference < LEAST_DIFFERENCE:
             return False
         if of.kind == RANGE and not found.holders:
-            return around(found.rivals[0].rival, self._here, of.holds, of.feature)
+            return is_around(found.rivals[0].rival, self._here, of.holds, of.feature)
         if of.kind == RANGE and found.here < 1 - PART:
             return False
         small = found.there <= 1 - found.here
@@ -278,20 +280,23 @@ class Comparison:
         """
         rest = of.known(self._here) & ~of.holds(self._here)
         size = rest.bit_count()
-        could = sum(one.known(of.feature).bit_count() for one in rival)
-        counts = Counter[Pair]()
+        could = sum(one.could_have(of.feature).bit_count() for one in rival)
+        counts = Counter[FeatureValue]()
         for one in rival:
-            counts.update({pair: one.count(pair) for pair in one.values(of.feature)})
+            counts.update({pair: one.count_of(pair) for pair in one.values_of(of.feature)})
         if not counts or not size:
             return True
-        own = [(self._here.mask(pair) & rest).bit_count() for pair in self._here.values(of.feature)]
+        own = [
+            (self._here.with_pair(pair) & rest).bit_count()
+            for pair in self._here.values_of(of.feature)
+        ]
         pair, number = counts.most_common(1)[0]
-        beyond = number / could - (self._here.mask(pair) & rest).bit_count() / size
+        beyond = number / could - (self._here.with_pair(pair) & rest).bit_count() / size
         return beyond <= _ALIKE and (size <= 1 or max(own) < (1 - PART) * size)
 
     def _without_twin(self, of: _Property, found: Contrast) -> Contrast | None:
         """The contrast without rivals that have it as well: one cause of several fingerprints."""
-        if of.kind != VALUE or self._here.usual(of.feature) != of.value:
+        if of.kind != VALUE or self._here.usual_value(of.feature) != of.value:
             return None
         left = tuple(one for one in found.rivals if 0 < one.there <= _RARE)
         twins = [one for one in found.rivals if one.there >= 1 - PART]
@@ -299,8 +304,8 @@ class Comparison:
             return None
         return replace(found, rivals=left)
 
-    def _values(self) -> Iterator[_Tested]:
-        """Single values."""
+    def _single_values(self) -> Iterator[_Tested]:
+        """Test each value of each feature by itself."""
         sizes: dict[tuple[str, bool], int] = {}
         for pair, holders in self._here.index.items():
             feature, value = pair
@@ -308,7 +313,7 @@ class Comparison:
                 continue
             self._tests += 1
             given = value is None
-            known = partial(Group.known, feature=feature, given=given)
+            known = partial(CauseGroup.could_have, feature=feature, given=given)
             if (feature, given) not in sizes:
                 sizes[feature, given] = known(self._here).bit_count()
             if len(holders) < LEAST_DIFFERENCE * sizes[feature, given]:
@@ -317,7 +322,7 @@ class Comparison:
                 _Property(
                     feature=feature,
                     value=GIVEN if value is None else value,
-                    holds=partial(Group.mask, pair=pair),
+                    holds=partial(CauseGroup.with_pair, pair=pair),
                     known=known,
                     in_time=feature in IN_TIME,
                 )
@@ -325,9 +330,9 @@ class Comparison:
             if found:
                 yield found
 
-    def _sets(self) -> Iterator[_Tested]:
-        """Values of a feature that only together are more frequent."""
-        features: dict[str, list[Pair]] = defaultdict(list)
+    def _value_sets(self) -> Iterator[_Tested]:
+        """Test values of a feature that only together are more frequent."""
+        features: dict[str, list[FeatureValue]] = defaultdict(list)
         for pair, holders in self._here.index.items():
             feature, value = pair
             if value is not None and feature not in {TASK, SIZE} and len(holders) > 1:
@@ -335,27 +340,27 @@ class Comparison:
         for feature, pairs in features.items():
             if len(pairs) > 1:
                 self._tests += 1
-                found = self._set(feature, pairs)
+                found = self._value_set(feature, pairs)
                 if found:
                     yield found
 
-    def _set(self, feature: str, pairs: Sequence[Pair]) -> _Tested | None:
+    def _value_set(self, feature: str, pairs: Sequence[FeatureValue]) -> _Tested | None:
         side = next((one for one in self._sides if comparable(feature, one.against)), None)
         if side is None:
             return None
 
-        def of(chosen: Sequence[Pair], **details: Any) -> _Property:
+        def of(chosen: Sequence[FeatureValue], **details: Any) -> _Property:
             return _Property(
                 feature=feature,
                 value=f"{len(chosen)} values",
-                holds=partial(Group.any_of, pairs=tuple(chosen)),
-                known=partial(Group.known, feature=feature),
+                holds=partial(CauseGroup.with_any_of, pairs=tuple(chosen)),
+                known=partial(CauseGroup.could_have, feature=feature),
                 kind=SET,
                 in_time=feature in IN_TIME,
                 details=details,
             )
 
-        final = self._chosen(feature, pairs, side, None)
+        final = self._frequent_values(feature, pairs, side, None)
         if len(final) <= 1:
             return None
         shown = tuple(str(value) for _feature, value in final[:_MOST_SHOWN])
@@ -364,7 +369,7 @@ class Comparison:
             return None
         proofs = [self._repeated(feature, found)]
         # Of all values: those of several letters would be chosen by the other half as well.
-        chosen = self._chosen(feature, self._here.values(feature), side, _SELECT)
+        chosen = self._frequent_values(feature, self._here.values_of(feature), side, _SELECT)
         if len(chosen) > 1:
             # Without the most frequent value: that is a finding of its own.
             rest = [self._compared(of(chosen[skip:]), half=_TEST) for skip in (0, 1)]
@@ -372,10 +377,10 @@ class Comparison:
                 proofs.append(max(one.chance for one in rest if one))
         return found._replace(chance=min(1.0, 2 * min(proofs)))
 
-    def _several(self, found: _Tested, values: Sequence[Pair]) -> bool:
+    def _several(self, found: _Tested, values: Sequence[FeatureValue]) -> bool:
         """True if several values make the difference, and each has several letters."""
         letters = found.contrast.letters
-        rest = letters - self._here.count(values[0])
+        rest = letters - self._here.count_of(values[0])
         return (
             rest >= LEAST_DIFFERENCE * found.contrast.of_letters
             and letters >= _LEAST_EACH * len(values)
@@ -387,19 +392,19 @@ class Comparison:
         Of letters with a value that others of the cause have as well every second one counts:
         two of them are of one draw. Rivals count with any value of the cause.
         """
-        own = self._here.known(feature)
-        values = self._here.values(feature)
-        repeated = [pair for pair in values if self._here.count(pair) > 1]
-        a = (self._here.any_of(repeated) & own).bit_count()
-        a -= max(self._here.count(pair) for pair in repeated)
-        any_value = partial(Group.any_of, pairs=values)
-        known = partial(Group.known, feature=feature)
+        own = self._here.could_have(feature)
+        values = self._here.values_of(feature)
+        repeated = [pair for pair in values if self._here.count_of(pair) > 1]
+        a = (self._here.with_any_of(repeated) & own).bit_count()
+        a -= max(self._here.count_of(pair) for pair in repeated)
+        any_value = partial(CauseGroup.with_any_of, pairs=values)
+        known = partial(CauseGroup.could_have, feature=feature)
         met = contrast(self._here, found.rivals, any_value, known)
         if met is None:
             return 1.0
         n = own.bit_count()
         tails = sorted(
-            chance(max(0, a // 2), one.holders, n // 2, one.others)
+            fisher_probability(max(0, a // 2), one.holders, n // 2, one.others)
             if a * one.others > one.holders * n
             else 1.0
             for one in met.rivals
@@ -407,27 +412,27 @@ class Comparison:
         most = len(tails) // 2
         return min(1.0, (len(tails) - most) * tails[most])
 
-    def _chosen(
-        self, feature: str, pairs: Sequence[Pair], side: Side, half: int | None
-    ) -> list[Pair]:
+    def _frequent_values(
+        self, feature: str, pairs: Sequence[FeatureValue], side: Side, half: int | None
+    ) -> list[FeatureValue]:
         """The values that are much more frequent here, the most frequent first."""
-        here = self._here.all if half is None else self._here.half(half)
-        n = (self._here.known(feature) & here).bit_count()
+        here = self._here.all if half is None else self._here.half_of(half)
+        n = (self._here.could_have(feature) & here).bit_count()
         rivals = [
             (one, inside, size)
             for one in side.groups
-            for inside in [one.all if half is None else one.half(half)]
-            for size in [(one.known(feature) & inside).bit_count()]
+            for inside in [one.all if half is None else one.half_of(half)]
+            for size in [(one.could_have(feature) & inside).bit_count()]
             if size
         ]
         least = 1 if half is None or n < _FEW_LETTERS else 2
         found = []
         for pair in pairs:
-            a = (self._here.mask(pair) & here).bit_count()
+            a = (self._here.with_pair(pair) & here).bit_count()
             if a < least:
                 continue
             share = sum(
-                (one.mask(pair) & inside).bit_count() / size
+                (one.with_pair(pair) & inside).bit_count() / size
                 for one, inside, size in rivals
                 if pair in one.index
             )
@@ -436,8 +441,8 @@ class Comparison:
         found.sort()
         return [(feature, value) for _a, value in found[:_MOST_IN_SET]]
 
-    def _ranges(self) -> Iterator[_Tested]:
-        """Ranges of numbers."""
+    def _number_ranges(self) -> Iterator[_Tested]:
+        """Test ranges of numbers."""
         for feature in self._numeric:
             own, _holders = self._here.numbers(feature)
             side = next((one for one in self._sides if comparable(feature, one.against)), None)
@@ -445,17 +450,17 @@ class Comparison:
                 continue
             self._tests += 1
             others = [one.numbers(feature)[0] for one in side.groups]
-            ends = widest(own, others)
+            ends = telling_range(own, others)
             if ends is None or ends[0] == ends[1]:
                 continue
-            found = self._compared(self._range(feature, ends, others))
+            found = self._compared(self._number_range(feature, ends, others))
             if found:
                 distinct = len({value for numbers in (own, *others) for value in numbers})
                 ranges = distinct * (distinct + 1) / 2
                 by_chance = max(found.chance, self._without_most_frequent(found))
                 yield found._replace(chance=min(1.0, by_chance * ranges))
 
-    def _range(
+    def _number_range(
         self, feature: str, ends: tuple[float, float], others: Sequence[Sequence[float]]
     ) -> _Property:
         """A range; it has no end where no other message has a number beyond it."""
@@ -473,8 +478,8 @@ class Comparison:
         return _Property(
             feature=feature,
             value=value,
-            holds=partial(Group.between, feature=feature, low=ends[0], high=ends[1]),
-            known=partial(Group.known, feature=feature),
+            holds=partial(CauseGroup.between, feature=feature, low=ends[0], high=ends[1]),
+            known=partial(CauseGroup.could_have, feature=feature),
             kind=RANGE,
             details={"low": lowest, "high": highest},
         )
@@ -482,19 +487,19 @@ class Comparison:
     def _without_most_frequent(self, found: _Tested) -> float:
         """The chance of a range without its most frequent value: that is a finding of its own."""
         inside = found.of.holds(self._here)
-        values = self._here.values(found.of.feature)
+        values = self._here.values_of(found.of.feature)
         most = max(
             (pair for pair in values if inside >> self._here.index[pair][0] & 1),
-            key=self._here.count,
+            key=self._here.count_of,
         )
 
-        def known(group: Group) -> int:
-            return found.of.known(group) & ~group.mask(most)
+        def known(group: CauseGroup) -> int:
+            return found.of.known(group) & ~group.with_pair(most)
 
         rest = contrast(self._here, found.rivals, found.of.holds, known, strata=self._tasks)
         return rest.chance if rest and rest.difference >= LEAST_DIFFERENCE else 1.0
 
-    def _pairs(self, found: Sequence[_Tested]) -> list[_Tested]:
+    def _value_pairs(self, found: Sequence[_Tested]) -> list[_Tested]:
         """The two values of which each makes the other more telling, if there are such."""
         single = [
             one
@@ -502,18 +507,18 @@ class Comparison:
             if one.of.kind == VALUE and one.contrast.here >= _LEAST_OF_PAIR
         ][:_MOST_PAIRED]
         several = [*combinations(single, 2)]
-        met = [self._pair(first, second, len(several)) for first, second in several]
+        met = [self._value_pair(first, second, len(several)) for first, second in several]
         best = sorted((one for one in met if one), key=lambda one: -one.contrast.difference)
         return best[:1]
 
-    def _pair(self, first: _Tested, second: _Tested, tests: int) -> _Tested | None:
+    def _value_pair(self, first: _Tested, second: _Tested, tests: int) -> _Tested | None:
         if first.of.feature == second.of.feature or first.side.against != second.side.against:
             return None
         of = _Property(
             feature=f"{first.of.feature} and {second.of.feature}",
             value=f"{first.of.value} and {second.of.value}",
-            holds=_both(first.of.holds, second.of.holds),
-            known=_both(first.of.known, second.of.known),
+            holds=_with_both(first.of.holds, second.of.holds),
+            known=_with_both(first.of.known, second.of.known),
             kind=PAIR,
             in_time=first.of.in_time or second.of.in_time,
             details={"parts": tuple((one.of.feature, one.of.value) for one in (first, second))},
@@ -557,7 +562,7 @@ class Comparison:
     def _distinct(self, found: Sequence[_Tested]) -> list[Significant]:
         """Put findings together of which one follows from the other."""
         made = [(_finding(one), one) for one in found]
-        order = _before_their_parts(ranked([each for each, _one in made]))
+        order = _before_their_parts(ranked_findings([each for each, _one in made]))
         kept: list[tuple[Significant, _Tested, list[str]]] = []
         for each in order:
             one = next(tested for known, tested in made if known is each)
@@ -585,7 +590,7 @@ class Comparison:
             rest = has & ~stronger.of.holds(self._here)
             return rest.bit_count() < LEAST_DIFFERENCE * has.bit_count()
 
-        def without(group: Group) -> int:
+        def without(group: CauseGroup) -> int:
             return group.all & ~stronger.of.holds(group)
 
         met = contrast(
@@ -610,7 +615,7 @@ def _before_their_parts(found: Sequence[Significant]) -> list[Significant]:
     return result
 
 
-def _both(first: Holds, second: Holds) -> Holds:
+def _with_both(first: HasProperty, second: HasProperty) -> HasProperty:
     return lambda group: first(group) & second(group)
 
 

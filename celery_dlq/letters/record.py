@@ -170,25 +170,25 @@ def _read(cls: Any, value: Mapping[str, Any], time: Callable[[Any], datetime]) -
 
 
 def _mapping(record: Any, time: Callable[[datetime], Any]) -> dict[str, Any]:
-    return {name: _plain(value, time) for name, value in dataclasses.asdict(record).items()}
+    return {name: _plain_value(value, time) for name, value in dataclasses.asdict(record).items()}
 
 
-def _plain(value: Any, time: Callable[[datetime], Any]) -> Any:
+def _plain_value(value: Any, time: Callable[[datetime], Any]) -> Any:
     if value is None or type(value) in (str, int):  # nearly always
         return value
     if isinstance(value, datetime):
         return time(value)
-    return list(value) if isinstance(value, tuple) else _as_is(value)
+    return list(value) if isinstance(value, tuple) else _unchanged(value)
 
 
 @cache
 def _readers(cls: Any) -> dict[str, Any]:
     """What makes the value of each field of JSON, which has no times, tuples and enumerations."""
     hints = get_type_hints(cls)
-    return {field.name: _reader(hints[field.name]) for field in dataclasses.fields(cls)}
+    return {field.name: _reader_of(hints[field.name]) for field in dataclasses.fields(cls)}
 
 
-def _reader(hint: Any) -> Any:
+def _reader_of(hint: Any) -> Any:
     optional = type(None) in get_args(hint)
     for one in get_args(hint) if optional else (hint,):
         if one in (datetime, int) or (isinstance(one, type) and issubclass(one, Enum)):
@@ -233,7 +233,7 @@ class Delivery:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping; times as ISO 8601 in UTC."""
-        shown = {name: _plain(getattr(self, name), iso) for name in self.__slots__}
+        shown = {name: _plain_value(getattr(self, name), iso) for name in self.__slots__}
         if self.release is None:  # as before there was a release
             del shown["release"]
         return shown
@@ -257,7 +257,7 @@ def _decode(value: bytes) -> str:
     return value.decode("utf-8", "replace")
 
 
-def _as_is(value: Any) -> Any:
+def _unchanged(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
@@ -286,14 +286,14 @@ class Kind(_Form, Enum):
     """What a field holds; its forms in Redis, JSON, Parquet, Spark and SQL follow."""
 
     TEXT = _Form(
-        lambda value: _encode(value if type(value) is str else _as_is(value)),
-        *(_decode, _as_is, "text", "UTF-8", "string"),
+        lambda value: _encode(value if type(value) is str else _unchanged(value)),
+        *(_decode, _unchanged, "text", "UTF-8", "string"),
     )
-    INTEGER = _Form(b"%d".__mod__, int, _as_is, "integer", "decimal digits", "number")
+    INTEGER = _Form(b"%d".__mod__, int, _unchanged, "integer", "decimal digits", "number")
     BOOLEAN = _Form(
         {True: b"true", False: b"false"}.__getitem__,
         {b"true": True, b"false": False}.__getitem__,
-        *(_as_is, "boolean", "`true` or `false`", "`true` or `false`"),
+        *(_unchanged, "boolean", "`true` or `false`", "`true` or `false`"),
     )
     TIME = _Form(
         lambda value: b"%d" % to_micros(value),

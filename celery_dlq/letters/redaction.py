@@ -42,7 +42,7 @@ from celery_dlq.letters.replacing import (
     Unreadable,
     encoded,
     parsed,
-    walk,
+    scrub_texts,
 )
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Redaction:
             elif text.strip() in WHOLE:
                 whole.add(text.strip())
             else:
-                paths.update(_paths(text, place))
+                paths.update(_parsed_paths(text, place))
         return cls(tuple(sorted(paths)), tuple(sorted(whole)), tuple(patterns.values()))
 
     @classmethod
@@ -126,14 +126,14 @@ class Redaction:
     def __bool__(self) -> bool:
         return bool(self.paths or self.whole or self.patterns)
 
-    def about(self) -> dict[str, Any]:
+    def rules_and_key_id(self) -> dict[str, Any]:
         """The rules and an id of the key, without the key; JSON-ready."""
         paths = [".".join(path) for path in self.paths]
         patterns = [f"{PATTERN_PREFIX}{pattern.pattern}" for pattern in self.patterns]
         names = sorted([*paths, *self.whole, *patterns])
         return {"paths": names, "key": self._digest(b"key id")[:12]}
 
-    def token(self, value: Any) -> str:
+    def token_of(self, value: Any) -> str:
         """What stands in place of a JSON value; under one key, equal values have equal tokens."""
         if not self.key:
             return MARKER
@@ -169,7 +169,7 @@ class Redaction:
         found = self._redacted(texts, WHOLE)
         changes: dict[str, Any] = {name: found.get(name) for name in (*parts, *WHOLE)}
         if "body" in changes:
-            changes["body"] = _bytes(changes["body"])
+            changes["body"] = _key_bytes(changes["body"])
         changes["history"] = tuple(map(Delivery.from_json, json.loads(found["history"])))
         return replace(letter, **changes)
 
@@ -188,7 +188,7 @@ class Redaction:
                 texts[name] = value if name == "body" else value.decode("utf-8", "replace")
         names = {*_TEXTS}.intersection(texts).difference(_NAMES, _PARTS)
         found = self._redacted(texts, names)
-        return {**{name.encode(): _bytes(value) for name, value in found.items()}, **kept}
+        return {**{name.encode(): _key_bytes(value) for name, value in found.items()}, **kept}
 
     def _redacted(self, texts: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
         """The parts, the named texts and the history of a letter, without what is hidden."""
@@ -198,22 +198,22 @@ class Redaction:
             logger.warning(
                 "A letter cannot be looked into, its texts are masked: %s", type(exc).__name__
             )
-            found = {name: self.token(texts[name]) for name in names if texts.get(name)}
-            found["history"] = self._history(parsed(texts.get("history")), names, self.token)
+            found = {name: self.token_of(texts[name]) for name in names if texts.get(name)}
+            found["history"] = self._history(parsed(texts.get("history")), names, self.token_of)
             return found if self.key else {**found, **_instead(_PARTS, texts)}
 
     def _looked_into(self, texts: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
         found, result = Replacement(self), {}
-        given = {name: _parsed(name, texts) for name in _PARTS if texts.get(name) is not None}
-        masked = {name: found.part(name, value) for name, value in given.items()}
+        given = {name: _parsed_rules(name, texts) for name in _PARTS if texts.get(name) is not None}
+        masked = {name: found.replace_part(name, value) for name, value in given.items()}
         for name in self.whole:
-            found.text(texts.get(name))
-        history = found.part("history", parsed(texts.get("history")))
+            found.remember_text(texts.get(name))
+        history = found.replace_part("history", parsed(texts.get("history")))
         scrub = found.scrubber()
         hidden = [name for name, value in given.items() if value is Unreadable]
         for name, value in masked.items():
             if value is not Unreadable:
-                shown = walk(value, scrub)
+                shown = scrub_texts(value, scrub)
                 result[name] = texts[name] if shown == given[name] else encoded(shown)
         for name in names:
             if name in REPRS and self.hides_arguments:
@@ -238,7 +238,7 @@ class Redaction:
         return encoded(found)
 
     def _text(self, name: str, text: str, scrub: Scrubber) -> str:
-        return self.token(text) if text and name in self.whole else scrub(text)
+        return self.token_of(text) if text and name in self.whole else scrub(text)
 
     # -- what else people see -----------------------------------------------------
 
@@ -271,9 +271,9 @@ class Redaction:
             return value
         found = Replacement(self)
         try:
-            found.root("args", json.loads(json_codec.dumps(list(args))))
-            found.root("kwargs", json.loads(json_codec.dumps(dict(kwargs or {}))))
-            return walk(found.part("", value), found.scrubber())
+            found.replace_root("args", json.loads(json_codec.dumps(list(args))))
+            found.replace_root("kwargs", json.loads(json_codec.dumps(dict(kwargs or {}))))
+            return scrub_texts(found.replace_part("", value), found.scrubber())
         except RecursionError:  # nested too deep to look into
             return MARKER
 
@@ -281,9 +281,9 @@ class Redaction:
         """What people wrote, e.g. a note: a dataclass with what patterns match in it masked."""
         if not self:
             return found
-        return replace(found, **{name: self._people(getattr(found, name)) for name in names})
+        return replace(found, **{name: self._masked_words(getattr(found, name)) for name in names})
 
-    def _people(self, value: Any) -> Any:
+    def _masked_words(self, value: Any) -> Any:
         return tuple(map(self.text, value)) if isinstance(value, tuple) else self.value(value)
 
     def fields(self, fields: Mapping[str, str]) -> dict[str, str]:
@@ -302,16 +302,16 @@ class Redaction:
         if not self:
             return list(after[0]), dict(after[1])
         masked = self.arguments(*before)
-        args = _back("args", list(before[0]), masked[0], list(after[0]))
-        kwargs = _back("kwargs", dict(before[1]), masked[1], dict(after[1]))
+        args = _unmasked("args", list(before[0]), masked[0], list(after[0]))
+        kwargs = _unmasked("kwargs", dict(before[1]), masked[1], dict(after[1]))
         return args, kwargs
 
 
 NO_REDACTION = Redaction()
-"""Masks nothing."""
+"""The redaction that masks nothing."""
 
 
-def _paths(text: str, place: str) -> list[Path]:
+def _parsed_paths(text: str, place: str) -> list[Path]:
     error = DLQError(
         f"expected {place}a path to redact such as kwargs.card, args[0].token, "
         f"headers.authorization, **.password, a pattern such as re:\\b\\d{{16}}\\b, or one of "
@@ -343,7 +343,7 @@ def _pattern(text: str, place: str) -> re.Pattern[str]:
     return pattern
 
 
-def _parsed(name: str, texts: Mapping[str, Any]) -> Any:
+def _parsed_rules(name: str, texts: Mapping[str, Any]) -> Any:
     unreadable = name == "body" and (
         texts.get("content_type") not in _JSON_TYPES or len(texts[name]) > MAX_BODY_BYTES
     )
@@ -356,13 +356,13 @@ def _instead(names: Collection[str], texts: Mapping[str, Any]) -> dict[str, str]
     return {name: _INSTEAD.get(name, marked) for name in names if texts.get(name) is not None}
 
 
-def _bytes(value: str | bytes) -> bytes:
+def _key_bytes(value: str | bytes) -> bytes:
     return value if isinstance(value, bytes) else value.encode("utf-8", "backslashreplace")
 
 
-def _back(path: str, before: Any, masked: Any, after: Any) -> Any:
+def _unmasked(path: str, before: Any, masked: Any, after: Any) -> Any:
     """One value of the edited arguments."""
-    if _same(after, before) or _same(after, masked):
+    if _same_json(after, before) or _same_json(after, masked):
         return before
     error = DLQError(
         f"expected the value at {path!r} to stay as it is where it is {MARKER!r}, got another: "
@@ -375,25 +375,25 @@ def _back(path: str, before: Any, masked: Any, after: Any) -> Any:
         if any(MARKER in str(name) for name in after.keys() - known.keys()):
             raise error
         return {
-            name: _back(f"{path}.{name}", known.get(name), _at(masked, name), value)
+            name: _unmasked(f"{path}.{name}", known.get(name), _value_at(masked, name), value)
             for name, value in after.items()
         }
     if isinstance(after, list) and isinstance(before, list) and len(after) == len(before):
         each = enumerate(zip(before, masked, after, strict=True))
-        return [_back(f"{path}.{at}", *values) for at, values in each]
-    if MARKER in _json(after):
+        return [_unmasked(f"{path}.{at}", *values) for at, values in each]
+    if MARKER in _json_text(after):
         raise error
     return after
 
 
-def _at(value: Any, name: str) -> Any:
+def _value_at(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, dict) else None
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same_json(one: Any, other: Any) -> bool:
     """True if two values are the same in JSON, where 1, 1.0 and True differ."""
-    return _json(one) == _json(other)
+    return _json_text(one) == _json_text(other)
 
 
-def _json(value: Any) -> str:
+def _json_text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=repr)

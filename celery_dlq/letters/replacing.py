@@ -65,52 +65,52 @@ class Replacement:
 
     def __init__(self, redaction: Redaction) -> None:
         self._rules = redaction
-        self._token = redaction.token
+        self._token = redaction.token_of
         self._tokens: dict[str, str] = {}
 
-    def part(self, name: str, value: Any) -> Any:
+    def replace_part(self, name: str, value: Any) -> Any:
         """Replace the values that the paths name in one parsed field."""
         if value is Unreadable:
             return value
         if name == "args_json":
-            return self.root("args", value)
+            return self.replace_root("args", value)
         if name == "kwargs_json":
-            return self.root("kwargs", value)
+            return self.replace_root("kwargs", value)
         if name == "body":
             return self._message(value)
         if name == "headers":
             return self._headers(value)
         if name == "history":
             self._history(value)
-        return self._nested(value)
+        return self._redact_nested(value)
 
-    def text(self, text: str | None) -> None:
+    def remember_text(self, text: str | None) -> None:
         """Remember a text that is replaced as a whole: other texts may repeat it."""
         for one in {text, text.rstrip(".")} if text else ():
             if one:
                 self._tokens.setdefault(one, self._token(one))
 
-    def root(self, root: str, value: Any) -> Any:
+    def replace_root(self, root: str, value: Any) -> Any:
         """Replace the values that the paths name below ``args``, ``kwargs`` or ``headers``."""
-        return self._below(root, self._nested(value))
+        return self._replace_below(root, self._redact_nested(value))
 
-    def _below(self, root: str, value: Any) -> Any:
+    def _replace_below(self, root: str, value: Any) -> Any:
         for path in self._rules.paths:
             if path[0] == root:
-                value = self._at(value, path[1:], header=root == "headers")
+                value = self._replace_at(value, path[1:], header=root == "headers")
         return value
 
     def _headers(self, value: Any) -> Any:
-        value = self.root("headers", value)
+        value = self.replace_root("headers", value)
         if not isinstance(value, dict):
             return value
         if self._rules.hides_arguments:
             value = {name: item for name, item in value.items() if name not in REPRS}
         if isinstance(value.get(EDITED_HEADER), str):
-            value[EDITED_HEADER] = self._edits(value[EDITED_HEADER])
+            value[EDITED_HEADER] = self._replace_edits(value[EDITED_HEADER])
         return value
 
-    def _edits(self, text: str) -> str:
+    def _replace_edits(self, text: str) -> str:
         """The trail of edits: its old and new values are JSON text, maybe cut."""
         trail = parsed(text)
         if not isinstance(trail, list) or not all(isinstance(one, dict) for one in trail):
@@ -119,7 +119,7 @@ class Replacement:
             for side in ("from", "to"):
                 found = parsed(one.get(side)) if isinstance(one.get(side), str) else None
                 if isinstance(found, list) and len(found) in {2, 3}:
-                    shown = list(map(self.root, ("args", "kwargs", "headers"), found))
+                    shown = list(map(self.replace_root, ("args", "kwargs", "headers"), found))
                     one[side] = json.dumps(shown, ensure_ascii=False)
                 elif one.get(side) is not None and self._rules.hides_arguments:
                     one[side] = self._token(one[side])
@@ -129,41 +129,45 @@ class Replacement:
         """Redact a body of Celery's protocol 2 (a list of three) or 1 (an object)."""
         if isinstance(value, list) and len(value) == 3:  # noqa: PLR2004 - args, kwargs, embed
             args, kwargs, embed = value
-            return [self.root("args", args), self.root("kwargs", kwargs), self._nested(embed)]
-        return self._nested(value)
+            return [
+                self.replace_root("args", args),
+                self.replace_root("kwargs", kwargs),
+                self._redact_nested(embed),
+            ]
+        return self._redact_nested(value)
 
     def _history(self, value: Any) -> None:
         if "exception_message" in self._rules.whole and isinstance(value, list):
             for one in value:
                 message = one.get("exception_message") if isinstance(one, dict) else None
-                self.text(message if isinstance(message, str) else None)
+                self.remember_text(message if isinstance(message, str) else None)
 
-    def _nested(self, value: Any) -> Any:
+    def _redact_nested(self, value: Any) -> Any:
         """Redact the arguments and headers of signatures (callbacks, chains, chords)."""
         if isinstance(value, list):
-            return [self._nested(item) for item in value]
+            return [self._redact_nested(item) for item in value]
         if not isinstance(value, dict):
             return value
-        value = {name: self._nested(item) for name, item in value.items()}
+        value = {name: self._redact_nested(item) for name, item in value.items()}
         for root in ROOTS:
             if root in value:
-                value[root] = self._below(root, value[root])
+                value[root] = self._replace_below(root, value[root])
         if "application_headers" in value:
             value["application_headers"] = self._headers(value["application_headers"])
         return value
 
-    def _at(self, value: Any, path: Path, *, header: bool) -> Any:
+    def _replace_at(self, value: Any, path: Path, *, header: bool) -> Any:
         if not path:
             return self._replaced(value)
         name, rest = path[0], path[1:]
         if name == ANY_DEPTH:
-            value = _children(value, lambda item: self._at(item, path, header=header))
+            value = _children(value, lambda item: self._replace_at(item, path, header=header))
             # The items of a list were looked at just now: once more would be once for each depth.
             looked = isinstance(value, list) and rest[0] != ANY and not rest[0].isdecimal()
-            return value if looked else self._at(value, rest, header=header)
+            return value if looked else self._replace_at(value, rest, header=header)
         if isinstance(value, dict):
             return {
-                key: self._at(item, rest, header=header)
+                key: self._replace_at(item, rest, header=header)
                 if name in (ANY, key) or (header and name.casefold() == key.casefold())
                 else item
                 for key, item in value.items()
@@ -171,10 +175,14 @@ class Replacement:
         if isinstance(value, list):
             if name == ANY or name.isdecimal():
                 return [
-                    self._at(item, rest, header=header) if name in (str(number), ANY) else item
+                    self._replace_at(item, rest, header=header)
+                    if name in (str(number), ANY)
+                    else item
                     for number, item in enumerate(value)
                 ]
-            return [self._at(item, path, header=header) for item in value]  # each has the name
+            return [
+                self._replace_at(item, path, header=header) for item in value
+            ]  # each has the name
         return value
 
     def _replaced(self, value: Any) -> Any:
@@ -182,7 +190,7 @@ class Replacement:
             return value
         token = self._token(value)
         several = isinstance(value, (dict, list))
-        for leaf in _leaves(value):
+        for leaf in _leaf_texts(value):
             self._tokens.setdefault(leaf, self._token(leaf) if several else token)
         if several and value:  # spelled as a whole: the names in it are hidden, too
             self._tokens |= {repr(value): token, json.dumps(value): token}
@@ -192,7 +200,7 @@ class Replacement:
         """Make a function that replaces the remembered values, and what patterns match."""
         if not self._rules.key and len(self._tokens) > MAX_VALUES:
             return self._token
-        forms = {form: token for leaf, token in self._tokens.items() for form in _forms(leaf)}
+        forms = {form: token for leaf, token in self._tokens.items() for form in _spellings(leaf)}
         longest = sorted(forms, key=len, reverse=True)
         # Tokens come first, so that no value matches inside of one.
         known = re.compile("|".join([_DONE, *map(_literal, longest)])) if forms else _IS_DONE
@@ -218,14 +226,14 @@ class Replacement:
         return scrub
 
 
-def walk(value: Any, scrub: Scrubber) -> Any:
+def scrub_texts(value: Any, scrub: Scrubber) -> Any:
     """Scrub every text in a JSON value, names and numbers included."""
     if isinstance(value, str):
         return scrub(value)
     if isinstance(value, list):
-        return [walk(item, scrub) for item in value]
+        return [scrub_texts(item, scrub) for item in value]
     if isinstance(value, dict):
-        return {scrub(name): walk(item, scrub) for name, item in value.items()}
+        return {scrub(name): scrub_texts(item, scrub) for name, item in value.items()}
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         text = json.dumps(value)
         scrubbed = scrub(text) if len(text) >= _MIN_SUBSTRING_CHARS else text
@@ -249,21 +257,21 @@ def _without(text: str, spans: list[tuple[int, int, str]]) -> str:
     return "".join([*pieces, text[end:]])
 
 
-def _leaves(value: Any) -> list[str]:
+def _leaf_texts(value: Any) -> list[str]:
     if isinstance(value, dict) and value.keys() == _TAGGED:
-        return _tagged(value)
+        return _tagged_texts(value)
     if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in _leaves(item)]
+        return [leaf for item in value.values() for leaf in _leaf_texts(item)]
     if isinstance(value, list):
-        return [leaf for item in value for leaf in _leaves(item)]
+        return [leaf for item in value for leaf in _leaf_texts(item)]
     if value is None or isinstance(value, bool) or value == "":
         return []
     return [value if isinstance(value, str) else json.dumps(value)]
 
 
-def _tagged(value: dict[str, Any]) -> list[str]:
+def _tagged_texts(value: dict[str, Any]) -> list[str]:
     """The texts of a value that JSON does not know; of bytes, also what they spell."""
-    leaves = _leaves(value["__value__"])
+    leaves = _leaf_texts(value["__value__"])
     if value["__type__"] in ("bytes", "base64") and len(leaves) == 1:
         try:
             leaves.append(base64.b64decode(leaves[0], validate=True).decode("utf-8"))
@@ -272,7 +280,7 @@ def _tagged(value: dict[str, Any]) -> list[str]:
     return leaves
 
 
-def _forms(leaf: str) -> set[str]:
+def _spellings(leaf: str) -> set[str]:
     """The spellings of a value in a text: as it is, as JSON, as Python."""
     spelled = {json.dumps(leaf)[1:-1], json.dumps(leaf, ensure_ascii=False)[1:-1], repr(leaf)[1:-1]}
     return {leaf, *spelled} - {""}

@@ -42,7 +42,7 @@ _MANY = 3  # bursts, and letters of each of them
 _STRAY = 0.01  # of the letters of a cause of a release, on others: late starts
 
 
-def chance(share: float, expected: float, messages: float) -> float:
+def share_probability(share: float, expected: float, messages: float) -> float:
     """The probability, at most, that chance makes a share of messages as large."""
     if share <= expected:
         return 1.0
@@ -54,7 +54,7 @@ def chance(share: float, expected: float, messages: float) -> float:
     return exp(-messages * distance)
 
 
-def odds(share: float) -> float:
+def odds_of(share: float) -> float:
     """The odds of a share; neither 0 nor infinite."""
     return (share + 1e-9) / (1 - share + 1e-9)
 
@@ -64,7 +64,7 @@ def share_between(times: Sequence[float], start: float, end: float) -> float:
     return (bisect_left(times, end) - bisect_left(times, start)) / (len(times) or 1)
 
 
-def usual(values: Sequence[tuple[float, float]], alone: float, least: float = 0.25) -> float:
+def usual_most(values: Sequence[tuple[float, float]], alone: float, least: float = 0.25) -> float:
     """What all but a quarter of others reach, so that one neighbour alone decides nothing.
 
     The values of others are given with their standard errors, which are added: the least of some
@@ -82,10 +82,10 @@ def usual_share(
     """The usual share of others' times."""
     shares = [(share(other), len(other)) for other in others]
     found = [(one, sqrt((one * (1 - one) + 1 / of) / of)) for one, of in shares]
-    return min(1.0, usual(found, 0.0, least))
+    return min(1.0, usual_most(found, 0.0, least))
 
 
-def halves(times: Sequence[float]) -> tuple[list[float], list[float]]:
+def two_halves(times: Sequence[float]) -> tuple[list[float], list[float]]:
     """Two halves of times, independent of each other and the same on each run."""
     both: tuple[list[float], list[float]] = ([], [])
     bits = Random(len(times)).getrandbits(len(times) + 1)  # noqa: S311 - no secret
@@ -128,7 +128,7 @@ def gap_chance(gap: float, after: Sequence[float]) -> float:
     count = len(after) - 1
     if count < 2 or after[-1] <= after[0]:  # noqa: PLR2004 - no rate
         return 1.0
-    mean, error = lean(after, after[0], after[-1])
+    mean, error = lean_of(after, after[0], after[-1])
     power = 2 if mean > 0.5 + 1.5 * error else 1
     found = 0.0
     for number in {min(_LOCAL, count), min(4 * _LOCAL, count), count}:
@@ -155,9 +155,9 @@ def first_step(times: Sequence[float], start: float) -> Step:
     return Step(times[0], wait, gap_chance(times[0] - start, times))
 
 
-def rise(times: Sequence[float], start: float, end: float, least: float) -> Step | None:
+def telling_rise(times: Sequence[float], start: float, end: float, least: float) -> Step | None:
     """A step up, ``least`` times or more, of messages that are there before: found on one half."""
-    chosen, tested = halves(times)
+    chosen, tested = two_halves(times)
     if len(tested) < _LOCAL or len(chosen) < _LOCAL or end <= start:
         return None
     place, gain = _best_step(chosen, start, end)
@@ -166,17 +166,17 @@ def rise(times: Sequence[float], start: float, end: float, least: float) -> Step
     at = chosen[place] if place else times[0]
     part = (end - at) / (end - start)
     after = share_between(tested, at, end + 1)
-    if odds(after) < least * odds(part):
+    if odds_of(after) < least * odds_of(part):
         return None
-    found = chance(after, part, len(tested) / dispersion(tested, start, end))
-    near = _near(tested, at, start, end)
+    found = share_probability(after, part, len(tested) / dispersion(tested, start, end))
+    near = _jump_probability(tested, at, start, end)
     if near is None:
         return None
-    around = _around(times, start, end) if place else first_step(times, start).uncertainty
+    around = _step_uncertainty(times, start, end) if place else first_step(times, start).uncertainty
     return Step(at, around, max(found, near / 8))
 
 
-def around(times: Sequence[float], at: float, start: float, end: float) -> float:
+def certain_span(times: Sequence[float], at: float, start: float, end: float) -> float:
     """The seconds on each side of a time in which a change of the rate at it must show."""
     place = bisect_left(times, at)
     number = max(_LOCAL, min(3 * _LOCAL, (len(times) - place) // 2))
@@ -184,17 +184,17 @@ def around(times: Sequence[float], at: float, start: float, end: float) -> float
     return min(times[last] - at, end - at, at - start)
 
 
-def _near(times: Sequence[float], at: float, start: float, end: float) -> float | None:
+def _jump_probability(times: Sequence[float], at: float, start: float, end: float) -> float | None:
     """The probability of as many messages right after a time as right before it."""
-    place, length = bisect_left(times, at), around(times, at, start, end)
+    place, length = bisect_left(times, at), certain_span(times, at, start, end)
     before = place - bisect_left(times, at - length)
     after = bisect_left(times, at + length) - place
     if length <= 0 or not after:
         return None
-    return chance(after / (before + after), 0.5, before + after)
+    return share_probability(after / (before + after), 0.5, before + after)
 
 
-def _gain(inside: int, outside: int, part: float) -> float:
+def _likelihood_gain(inside: int, outside: int, part: float) -> float:
     """The logarithm of how much likelier counts are with a rate of each part than with one."""
     total, found = inside + outside, 0.0
     if inside:
@@ -210,25 +210,25 @@ def _best_step(times: Sequence[float], start: float, end: float) -> tuple[int, f
         part = (end - times[place]) / (end - start)
         if not 0 < part < 1 or (len(times) - place) / len(times) <= part:
             continue
-        found = _gain(len(times) - place, place, part)
+        found = _likelihood_gain(len(times) - place, place, part)
         if found > gain:
             best, gain = place, found
     return best, gain
 
 
-def _around(times: Sequence[float], start: float, end: float) -> float:
+def _step_uncertainty(times: Sequence[float], start: float, end: float) -> float:
     """How far from the best step one is that is nearly as likely."""
     best, gain = _best_step(times, start, end)
     far, at = 0.0, times[best]
     for place in range(max(1, best - 60), min(len(times) - 1, best + 60)):
         part = (end - times[place]) / (end - start)
-        if 0 < part < 1 and _gain(len(times) - place, place, part) > gain - 2:
+        if 0 < part < 1 and _likelihood_gain(len(times) - place, place, part) > gain - 2:
             far = max(far, abs(times[place] - at), abs(times[place - 1] - at))
     return far
 
 
 def _growth_gain(times: Sequence[float], start: float, end: float) -> float:
-    """As `_gain`, of the likeliest of some steady growths: straight and exponential."""
+    """As `_likelihood_gain`, of the likeliest of some steady growths: straight and exponential."""
     places = [(at - start) / (end - start) for at in times]
     straight = sum(log(2 * max(place, 1e-4)) for place in places)
     return max(
@@ -240,7 +240,7 @@ def _growth_gain(times: Sequence[float], start: float, end: float) -> float:
     )
 
 
-def pause(times: Sequence[float]) -> tuple[float, float, float] | None:
+def longest_pause(times: Sequence[float]) -> tuple[float, float, float] | None:
     """The longest time without messages, its begin, end and probability; `None`: one of several."""
     gaps = sorted(
         ((later - at, place) for place, (at, later) in enumerate(pairwise(times))),
@@ -272,7 +272,7 @@ class Lean(NamedTuple):
     error: float
 
 
-def lean(times: Sequence[float], start: float, end: float) -> Lean:
+def lean_of(times: Sequence[float], start: float, end: float) -> Lean:
     """Whether times grow more frequent: their mean is then above a half."""
     mean = (sum(times) / len(times) - start) / (end - start)
     days = int((end - start) / DAY)
@@ -289,19 +289,19 @@ class Hours(NamedTuple):
 
     @property
     def length(self) -> float:
-        """Its seconds."""
+        """The length of the interval in seconds."""
         return (self.end - self.start) % self.period or self.period
 
-    def has(self, at: float) -> bool:
+    def contains(self, at: float) -> bool:
         """True if a time is in it."""
-        return (at - origin(self.period) - self.start) % self.period < self.length
+        return (at - period_origin(self.period) - self.start) % self.period < self.length
 
     def share(self, times: Sequence[float]) -> float:
         """The share of times that are in it."""
-        return sum(map(self.has, times)) / (len(times) or 1)
+        return sum(map(self.contains, times)) / (len(times) or 1)
 
 
-def origin(period: float) -> float:
+def period_origin(period: float) -> float:
     """When periods begin: weeks on Mondays, others with 1970."""
     return MONDAY if period == WEEK else 0
 
@@ -317,7 +317,7 @@ def hours_of(
     They are chosen on one half and tested on the other; the periods in which messages come count,
     whatever the messages of each. ``expected`` is the share of the traffic.
     """
-    chosen, tested = halves(times)
+    chosen, tested = two_halves(times)
     if len(tested) < 3 or len(chosen) < 3:  # noqa: PLR2004
         return None
     best, gain = None, 0.0
@@ -333,29 +333,31 @@ def hours_of(
     if share < _LEAST_SHARE or part > _MOST_OF_PERIOD:
         return None
     against = max(part, expected(best))
-    if odds(share) < 3 * odds(against):
+    if odds_of(share) < 3 * odds_of(against):
         return None
-    found_chance = max(chance(share, against, len(tested)), _chance_of_periods(times, best))
+    found_chance = max(
+        share_probability(share, against, len(tested)), _chance_of_periods(times, best)
+    )
     return best, best.share(times), against, found_chance
 
 
 def _chance_of_periods(times: Sequence[float], hours: Hours) -> float:
     """The probability if all messages of a period had one reason."""
-    first = origin(hours.period) + hours.start
+    first = period_origin(hours.period) + hours.start
     inside: Counter[int] = Counter()
     outside: Counter[int] = Counter()
     for at in times:
-        (inside if hours.has(at) else outside)[int((at - first) // hours.period)] += 1
+        (inside if hours.contains(at) else outside)[int((at - first) // hours.period)] += 1
     periods = inside.keys() | outside.keys()
     good = sum(inside[one] > outside[one] for one in periods)
     choices = {DAY: 24, WEEK: 7}.get(hours.period, 500)
-    found = chance(good / len(periods), hours.length / hours.period, len(periods))
+    found = share_probability(good / len(periods), hours.length / hours.period, len(periods))
     return found * choices / 30  # as the other tests, 1 in 1,000, where this allows 3 in 100
 
 
 def _best_hours(times: Sequence[float], period: int) -> tuple[Hours, float]:
     bins = 7 if period == WEEK else _BINS
-    size, first = period / bins, origin(period)
+    size, first = period / bins, period_origin(period)
     counts = Counter(int((at - first) % period // size) for at in times)
     best, gain = (0, bins), 0.0
     for start in range(bins):
@@ -364,7 +366,7 @@ def _best_hours(times: Sequence[float], period: int) -> tuple[Hours, float]:
             inside += counts[(start + length - 1) % bins]
             if inside * bins <= length * len(times):
                 continue
-            found = _gain(inside, len(times) - inside, length / bins)
+            found = _likelihood_gain(inside, len(times) - inside, length / bins)
             if found > gain:
                 best, gain = (start, length), found
     start, length = best
@@ -382,7 +384,7 @@ class Bursts(NamedTuple):
         return sum(share_between(times, first, last) for first, last in self.spans)
 
 
-def bursts(times: Sequence[float], start: float, end: float) -> Bursts | None:
+def telling_bursts(times: Sequence[float], start: float, end: float) -> Bursts | None:
     """The intervals in which all messages come, if they take half of the time or less.
 
     Of times that come evenly, one in 25 is in a gap of five mean gaps or more.
@@ -406,7 +408,7 @@ def bursts(times: Sequence[float], start: float, end: float) -> Bursts | None:
         return None
     even = (1 + _LONG_GAP) * exp(-_LONG_GAP)
     found = [(one[0], one[-1]) for one in spans]
-    return Bursts(found, chance(1 - taken, even, len(times) / _LONG_GAP))
+    return Bursts(found, share_probability(1 - taken, even, len(times) / _LONG_GAP))
 
 
 def unevenness(times: Sequence[float], start: float, end: float) -> tuple[float, float]:

@@ -19,8 +19,8 @@ from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.edit import Edit, arguments
 from celery_dlq.operations.files import ExportedFiles, opened
 from celery_dlq.operations.job import REDRIVES, REMOVALS, Job, JobOptions, JobRun
-from celery_dlq.operations.jobs import Jobs, Kind
-from celery_dlq.operations.reading import Reading, split
+from celery_dlq.operations.jobs import JobKind, Jobs
+from celery_dlq.operations.reading import Reading, split_arguments
 from celery_dlq.operations.redrive.checks import (
     DryRun,
     check_target,
@@ -30,7 +30,7 @@ from celery_dlq.operations.redrive.checks import (
 )
 from celery_dlq.operations.redrive.message import Outgoing, RedriveKeys, RedriveOptions, outgoing
 from celery_dlq.operations.redrive.redrive import redrive
-from celery_dlq.operations.redrive.select import Progress, RawEntry, select
+from celery_dlq.operations.redrive.select import Progress, RawEntry, select_entries
 from celery_dlq.operations.redrive.work import RedriveReport, edited_by
 from celery_dlq.operations.release import release
 from celery_dlq.operations.removal import DiscardOptions, RestoreOptions, discard, restore
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 KINDS = {
-    "redrive": Kind(Action.REDRIVEN, RedriveOptions, redrive),
-    "edit": Kind(Action.EDITED, RedriveOptions, redrive),
-    "discard": Kind(Action.DISCARDED, DiscardOptions, discard),
-    "purge": Kind(Action.PURGED, DiscardOptions, discard),
-    "restore": Kind(Action.RESTORED, RestoreOptions, restore),
-    "release": Kind(Action.RELEASED, RedriveOptions, release),
+    "redrive": JobKind(Action.REDRIVEN, RedriveOptions, redrive),
+    "edit": JobKind(Action.EDITED, RedriveOptions, redrive),
+    "discard": JobKind(Action.DISCARDED, DiscardOptions, discard),
+    "purge": JobKind(Action.PURGED, DiscardOptions, discard),
+    "restore": JobKind(Action.RESTORED, RestoreOptions, restore),
+    "release": JobKind(Action.RELEASED, RedriveOptions, release),
 }
 """The kinds of job, by their names."""
 
@@ -63,7 +63,7 @@ class _Claimed:
         self._keys: list[str] = []
         self._found = 0
 
-    def add(self, key: str) -> None:
+    def add_key(self, key: str) -> None:
         self._keys.append(key)
         if len(self._keys) >= MOST_IDS:
             self.count()
@@ -71,7 +71,7 @@ class _Claimed:
     def count(self) -> int:
         """The number of those that were added and are claimed."""
         keys, self._keys = self._keys, []
-        self._found += len(self._store.claims.held(self._queue, keys))
+        self._found += len(self._store.claims.held_by_others(self._queue, keys))
         return self._found
 
 
@@ -140,7 +140,7 @@ class Operations:
           redrives it again, from Redis or from any folder, is told that it is gone.
         """
         taken = ("progress", "scanned", *RedriveKeys.__annotations__)
-        where, options = split("redrive", where, given, taken)
+        where, options = split_arguments("redrive", where, given, taken)
         run = self._new("redrive", dead_letter_queue, where, options)
         report: RedriveReport = self._jobs.run(run, progress, scanned)
         return report
@@ -207,7 +207,7 @@ class Operations:
         run, _ = self.prepare(
             kind, dead_letter_queue, where, options, change=change, seconds=seconds
         )
-        return self._jobs.keep(run.job)
+        return self._jobs.keep_plan(run.job)
 
     def prepare(
         self,
@@ -309,7 +309,7 @@ class Operations:
 
         def matching(check: Progress) -> Iterator[RawEntry]:
             nonlocal last
-            found = select(
+            found = select_entries(
                 source,
                 job.queue,
                 where,
@@ -320,7 +320,7 @@ class Operations:
             for one in islice(found, limit):
                 yield one if run.change is None else self._edited(one, run.change, run.options)
                 last = one.position  # it was counted in time
-                claimed.add(one.key)
+                claimed.add_key(one.key)
                 if where.ids is not None:
                     keys.add(one.key)
 
@@ -331,15 +331,15 @@ class Operations:
         seen = replace(seen, waits_for=waits_for, unread=sum(unread), claimed=claimed.count())
         letters = seen.letters + seen.corrupt
         if limit is not None and not seen.exact:
-            run.tell(note=_cut(letters, limit, seconds))
+            run.update(note=_cut_note(letters, limit, seconds))
             seen = replace(seen, exact=True)  # the job has these, and no others
         if seen.exact:
-            run.tell(total=letters)
+            run.update(total=letters)
             if where.ids is not None:
-                run.tell(where=replace(where, ids=frozenset(keys)))
+                run.update(where=replace(where, ids=frozenset(keys)))
             elif limit is not None and source is self._store:
-                run.tell(until=last)
-        run.tell(preview=seen.preview())
+                run.update(until=last)
+        run.update(preview=seen.preview())
         return seen
 
     def _edited(self, found: RawEntry, change: Edit, options: RedriveOptions) -> RawEntry:
@@ -363,7 +363,7 @@ def _too_late(options: JobOptions) -> dict[str, int]:
     return {f"the delay of {delay:g} s, which is {watched}": canary.letters}
 
 
-def _cut(letters: int, limit: int, seconds: float) -> str:
+def _cut_note(letters: int, limit: int, seconds: float) -> str:
     """What a plan says that has fewer letters than its limit, because time ran out."""
     if not letters:
         raise DLQError(

@@ -109,14 +109,14 @@ def arguments(content_type: str, body: bytes, headers: Mapping[str, Any]) -> Arg
         ) from exc
 
 
-def edited(
+def editing(
     edit: Edit, *, actor: str, now: datetime, redaction: Redaction = NO_REDACTION
 ) -> Callable[[Outgoing], Outgoing]:
     """A function that applies an edit to a message and records it in the headers, masked."""
 
     def apply(message: Outgoing) -> Outgoing:
         try:
-            return _apply(edit, message, actor=actor, now=now, redaction=redaction)
+            return _apply_edit(edit, message, actor=actor, now=now, redaction=redaction)
         except RedriveError:
             raise
         except DLQError as exc:
@@ -125,7 +125,7 @@ def edited(
     return apply
 
 
-def _apply(
+def _apply_edit(
     edit: Edit, message: Outgoing, *, actor: str, now: datetime, redaction: Redaction
 ) -> Outgoing:
     given = arguments(message.content_type, message.body, message.headers)
@@ -137,22 +137,22 @@ def _apply(
     own = _own_headers(message, paths.values(), redaction)
     new["headers"] = deepcopy(own)
     for path, (root, below) in paths.items():
-        _assign(new[root], below, edit.assign[path], path)
-    # Once more, because `_assign` may have changed the others.
+        _assign_at(new[root], below, edit.assign[path], path)
+    # Once more, because `_assign_at` may have changed the others.
     old = arguments(message.content_type, message.body, message.headers)
     new_args, new_kwargs = redaction.restored((old.args, old.kwargs), (new["args"], new["kwargs"]))
-    body = _body(old, new_args, new_kwargs, message.headers.get("compression"))
+    body = _new_body(old, new_args, new_kwargs, message.headers.get("compression"))
     if message.headers.get("argsrepr") is not None:
         message.headers["argsrepr"] = _described(tuple(new_args))
     if message.headers.get("kwargsrepr") is not None:
         message.headers["kwargsrepr"] = _described(new_kwargs)
-    trail = _trail(message.headers.get(EDITED_HEADER))
+    trail = _parsed_trail(message.headers.get(EDITED_HEADER))
     trail.append(
         {
             "at": iso(now),
             "actor": actor,
-            "from": _shown(*redaction.arguments(old.args, old.kwargs), own),
-            "to": _shown(
+            "from": _shown_arguments(*redaction.arguments(old.args, old.kwargs), own),
+            "to": _shown_arguments(
                 *redaction.arguments(new_args, new_kwargs), redaction.headers(new["headers"])
             ),
         }
@@ -163,7 +163,7 @@ def _apply(
     return message
 
 
-def _body(old: Arguments, args: list[Any], kwargs: dict[str, Any], compression: Any) -> bytes:
+def _new_body(old: Arguments, args: list[Any], kwargs: dict[str, Any], compression: Any) -> bytes:
     """The new body, compressed as the headers say, which stay."""
     try:
         body = old.body(args, kwargs)
@@ -196,7 +196,7 @@ def _own_headers(
     return own
 
 
-def _assign(within: dict[str, Any], path: Path, value: Any, text: str) -> None:
+def _assign_at(within: dict[str, Any], path: Path, value: Any, text: str) -> None:
     target: Any = within
     *parents, (last, index) = path
     try:
@@ -211,12 +211,12 @@ def _described(value: object) -> str:
     return shortened(repr(value), MAX_DESCRIBED_CHARS)
 
 
-def _shown(args: object, kwargs: object, headers: Mapping[str, Any]) -> str:
+def _shown_arguments(args: object, kwargs: object, headers: Mapping[str, Any]) -> str:
     parts = [args, kwargs, headers] if headers else [args, kwargs]
     return shortened(json.dumps(parts, ensure_ascii=False, default=str), MAX_SHOWN_CHARS)
 
 
-def _trail(header: object) -> list[Any]:
+def _parsed_trail(header: object) -> list[Any]:
     try:
         found = json.loads(header) if isinstance(header, str) else []
     except ValueError:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Exports:
-    """Exports letters."""
+    """Writes letters to Parquet files, and forgets folders that are gone."""
 
     def __init__(self, backend: Store, reading: Reading, events: Events) -> None:
         self._backend = backend
@@ -64,7 +64,7 @@ class Exports:
         """
         from celery_dlq.export.exporter import SUCCESSES, ParquetExport, Rolling  # noqa: PLC0415 - pyarrow is an extra
 
-        chosen = self._queues(dead_letter_queues)
+        chosen = self._queues_to_export(dead_letter_queues)
         chosen_letters = filter_of(where, fields)
         if successes and (chosen_letters or then_trim):
             raise SettingsError(
@@ -127,7 +127,7 @@ class Exports:
             )
         return list(dict.fromkeys(found))
 
-    def _queues(self, given: str | Iterable[str] | None) -> Callable[[], list[str]]:
+    def _queues_to_export(self, given: str | Iterable[str] | None) -> Callable[[], list[str]]:
         """The queues to export; without names all, also those that come while it follows."""
         if given is None:
             return self._backend.letters.names

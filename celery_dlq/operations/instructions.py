@@ -10,7 +10,7 @@ from celery_dlq.errors import NotFound
 from celery_dlq.events import Action, Change, Events, whoami
 from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.policies.queue_names import did_you_mean
-from celery_dlq.store.instructions import fits
+from celery_dlq.store.instructions import matches_pattern
 from celery_dlq.store.records import MAX_TASKS
 from celery_dlq.store.workers import OpenChange, WorkerRegistry
 
@@ -39,11 +39,11 @@ class Audit:
     ) -> Change:
         """Record what is about to be done, before it is: so no change is untraceable."""
         change = self.change(action, target, detail, letters=letters)
-        self.registry.record(change)
-        self.emit(change)
+        self.registry.record_change(change)
+        self.emit_change(change)
         return change
 
-    def emit(self, change: Change) -> None:
+    def emit_change(self, change: Change) -> None:
         """Let observers see a change that is recorded."""
         self._events.emit(change)
 
@@ -56,13 +56,13 @@ class Audit:
             at=now, action=action, actor=actor, target=target, letters=letters, detail=detail
         )
 
-    def end(self, operation: str, shown: Callable[[str, OpenChange], Change | None]) -> None:
+    def end_killed(self, operation: str, shown: Callable[[str, OpenChange], Change | None]) -> None:
         """Record the change of an operation whose process was killed, as it is shown."""
         opened = self.registry.open_change(operation)
         if opened is not None:
             change = shown(operation, opened)
-            if self.registry.close(operation, opened, change) and change is not None:
-                self.emit(change)
+            if self.registry.end_change(operation, opened, change) and change is not None:
+                self.emit_change(change)
 
     def counted(
         self,
@@ -80,7 +80,8 @@ class CountedChange:
     """A change that is open while its operation changes letters, and recorded at its end.
 
     The store counts the letters in the step that changes them. So the audit also says what a
-    process did that was killed: see `so_far`. Each run of an operation has an entry of its own.
+    process did that was killed: see `change_so_far`. Each run of an operation has an entry of its
+    own.
     """
 
     def __init__(self, audit: Audit, letters: Letters, operation: str, change: Change) -> None:
@@ -95,8 +96,10 @@ class CountedChange:
         """Open it, before the first letter is changed; ends that of a run that was killed."""
         operation = self.operation
         done = self._letters.claims.changed(self._change.target, operation)
-        self._audit.end(operation, lambda _id, one: so_far(one, done, state="interrupted"))
-        self._opened = self._audit.registry.open(operation, self._change, done)
+        self._audit.end_killed(
+            operation, lambda _id, one: change_so_far(one, done, state="interrupted")
+        )
+        self._opened = self._audit.registry.begin_change(operation, self._change, done)
 
     def close(self, **detail: Any) -> Change | None:
         """Record it with what is known at its end; ``None`` if it changed no letter."""
@@ -105,15 +108,15 @@ class CountedChange:
             return None
         done = self._letters.claims.changed(self._change.target, self.operation)
         ended = opened._replace(change=replace(opened.change, at=registry.now()))
-        change = so_far(ended, done, **detail)
-        if registry.close(self.operation, opened, change) and change is not None:
-            self._audit.emit(change)
+        change = change_so_far(ended, done, **detail)
+        if registry.end_change(self.operation, opened, change) and change is not None:
+            self._audit.emit_change(change)
         if "job" not in opened.change.detail:  # a job may be resumed
             self._letters.claims.forget(self._change.target, self.operation)
         return change
 
 
-def so_far(opened: OpenChange, done: int, **detail: Any) -> Change | None:
+def change_so_far(opened: OpenChange, done: int, **detail: Any) -> Change | None:
     """An open change with the letters that its operation has changed; ``None`` without any."""
     own = done - opened.before
     if own <= 0:
@@ -144,7 +147,7 @@ class KnownNames:
         queues = {*self._queues(), *(one for info in workers for one in info.queues)}
         found = []
         for kind, name, known in (("task", task, tasks), ("queue", queue, queues)):
-            fit = sorted(one for one in known if fits(name or "*", one))
+            fit = sorted(one for one in known if matches_pattern(name or "*", one))
             if name is not None and not fit and (listed or kind != "task"):
                 raise NotFound(
                     f"expected a {kind} that the app or a live worker knows, got {name!r}"
@@ -153,13 +156,13 @@ class KnownNames:
             found.append(fit)
         return found[0], found[1]
 
-    def doubt(self, task: str | None) -> str:
+    def doubt_of_task(self, task: str | None) -> str:
         """Why a pattern may match no task; empty if a live worker has one, or that is unknown."""
         workers = self._registry.workers()
         listed = all(len(info.tasks) < MAX_TASKS for info in workers)
         tasks = {one for info in workers for one in info.tasks}
         if task is None or not workers or not listed:
             return ""
-        if any(fits(task, one) for one in tasks):
+        if any(matches_pattern(task, one) for one in tasks):
             return ""
         return f"No live worker has registered a task {task!r}; only the app knows it."

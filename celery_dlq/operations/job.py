@@ -18,7 +18,7 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import get_logger, one_line, shortened
 from celery_dlq.letters.record import Recorded, from_micros, iso
 from celery_dlq.letters.redaction import Redaction
-from celery_dlq.operations.redrive.select import Progress, RawEntry, Source, select
+from celery_dlq.operations.redrive.select import Progress, RawEntry, Source, select_entries
 from celery_dlq.store.claims import REMOVES
 from celery_dlq.store.records import ClaimState
 
@@ -269,11 +269,11 @@ class JobRun:
         return f"{self.job.id}:" if self.job.run > 1 else ""
 
     @property
-    def begun(self) -> bool:
+    def is_begun(self) -> bool:
         """True once the store has the job."""
         return self._written_at is not None
 
-    def beat(
+    def send_heartbeat(
         self,
         counts: Mapping[str, int] | None = None,
         position: str | None = None,
@@ -290,13 +290,13 @@ class JobRun:
         )
         at = time.monotonic()
         if self._written_at is None or now or at - self._written_at >= timing.current.job_beat:
-            begins, self._written_at = not self.begun, at
+            begins, self._written_at = not self.is_begun, at
             self.job = replace(self.job, updated_at=self._store.now())
-            cancelled = self._write()
+            cancelled = self._save_state()
             if begins:
                 self.began()
             if cancelled:
-                self.tell(note=f"cancelled by {cancelled}")
+                self.update(note=f"cancelled by {cancelled}")
                 raise CancelledError
         if self.stopping():
             self._paused = True
@@ -323,15 +323,15 @@ class JobRun:
         def page(entries: int) -> None:
             if scanned is not None:
                 scanned(entries)
-            if self.begun:
+            if self.is_begun:
                 beat()
 
         job = self.job
-        return select(
+        return select_entries(
             letters, job.queue, self.where, after=job.position, until=job.until, scanned=page
         )
 
-    def tell(
+    def update(
         self, *, where: LetterFilter | None = None, options: Any = None, **changes: Any
     ) -> None:
         """Change letters, options, or fields of the job; the next heartbeat saves them."""
@@ -353,12 +353,12 @@ class JobRun:
             updated_at=at,
             ended_at=None if paused or state == INTERRUPTED else at,
         )
-        if self.begun:
+        if self.is_begun:
             with suppress(CancelledError):  # another process goes on with it
-                self._write()
+                self._save_state()
         return self.job
 
-    def _write(self) -> str:
+    def _save_state(self) -> str:
         """Save the job unless another process went on with it; who cancels it, if somebody does."""
         if not self._listed:
             return ""

@@ -31,7 +31,7 @@ from celery_dlq.letters.printable import get_logger, readable
 from celery_dlq.letters.record import from_micros, iso
 from celery_dlq.operations.edit import Edit
 from celery_dlq.operations.files import check_reachable, opened
-from celery_dlq.operations.instructions import Audit, CountedChange, so_far
+from celery_dlq.operations.instructions import Audit, CountedChange, change_so_far
 from celery_dlq.operations.job import (
     CANCELLED,
     DONE,
@@ -51,7 +51,7 @@ from celery_dlq.operations.job import (
 )
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.redrive.select import MOST_SEARCHED, Progress, Source, died_again
-from celery_dlq.store.endless import repeat
+from celery_dlq.store.endless import repeat_until
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.metrics import Measuring
 from celery_dlq.store.records import Clock, position_at
@@ -74,7 +74,7 @@ _MOST_IDS_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class JobKind:
     """A kind of job: what it is called in the audit, what its options are, and what it does."""
 
     action: Action
@@ -105,7 +105,7 @@ class Jobs:
         settings: Settings,
         backend: Store,
         policies: PolicyAdmin,
-        kinds: Mapping[str, Kind],
+        kinds: Mapping[str, JobKind],
         *,
         events: Events,
         measuring: Measuring,
@@ -148,18 +148,18 @@ class Jobs:
 
     def get(self, job_id: str) -> Job:
         """One job, as the store has it."""
-        return self._read(job_id)[1]
+        return self._read_state(job_id)[1]
 
     def cancel(self, job_id: str) -> Job:
         """End a job after its current batch; no letter is left half done."""
         while True:
-            state, job = self._read(job_id)
+            state, job = self._read_state(job_id)
             if job.state == RUNNING:
                 self._store.cancel(job_id, whoami())
                 return job
             if job.state not in (PLANNED, WAITING, INTERRUPTED):
                 raise DLQError(f"expected a running job, got {job_id}, which is {job.state}")
-            ended = self._moved(
+            ended = self._save_changed(
                 state,
                 job,
                 state=CANCELLED,
@@ -167,7 +167,7 @@ class Jobs:
                 ended_at=self._store.now(),
             )
             if ended is not None:
-                self.audit.end(job.id, self._so_far)
+                self.audit.end_killed(job.id, self._so_far)
                 return ended
 
     def changes(self, limit: int = 100) -> list[Change]:
@@ -201,7 +201,7 @@ class Jobs:
             total = (source or self.backend.letters).length(queue)
         run = self.make(kind, queue, where, options, change=change)
         run.source = source
-        run.tell(until=until, total=total, filter=where.to_json())
+        run.update(until=until, total=total, filter=where.to_json())
         return run
 
     def make(
@@ -242,7 +242,7 @@ class Jobs:
             run.source = source.until(run.options.files_end)
         return run.source
 
-    def keep(self, job: Job) -> Job:
+    def keep_plan(self, job: Job) -> Job:
         """Keep a job as a plan; forget plans that expired long ago, or are too many."""
         check_reachable(job.options.get("files", ""))
         now = self._store.now()
@@ -263,7 +263,7 @@ class Jobs:
         """Let a plan wait for a process that runs jobs; a job that was started is only returned."""
         if at is not None:
             check_start(at, self._store.now())
-        state, job = self._read(job_id)
+        state, job = self._read_state(job_id)
         if job.state == EXPIRED:
             raise DLQError(
                 f"expected a plan of the last {PLAN_VALID.seconds // 60} minutes, got {job_id}, "
@@ -273,7 +273,7 @@ class Jobs:
             return job
         check(job)
         new = {"actor": whoami(), "started_at": self._store.now(), "expires_at": None}
-        started = self._moved(state, job, state=WAITING, start_at=at, **new)
+        started = self._save_changed(state, job, state=WAITING, start_at=at, **new)
         return started or self.get(job_id)  # another operator was faster
 
     # -- running them -------------------------------------------------------------
@@ -283,20 +283,20 @@ class Jobs:
     ) -> Any:
         """Run a job to its end, and record that in the audit."""
         kind = self._kinds[run.job.kind]
-        change = self._change(run, kind.action)
+        change = self._counted_change(run, kind.action)
         run.began = change.open
         try:
-            if run.begun:
+            if run.is_begun:
                 change.open()
             report = kind.operation(self, run, progress, scanned)
         except BaseException as exc:
-            self._failed(run, change, exc)
+            self._record_failure(run, change, exc)
             raise
         finally:
             self.measuring.close()
-        if run.begun:  # else nothing matched
+        if run.is_begun:  # else nothing matched
             counts = {name: n for name, n in report.to_json().items() if type(n) is int}
-            report.note = run.end(report.state, counts, _note(run.job, report)).note
+            report.note = run.end(report.state, counts, _result_note(run.job, report)).note
             self._record_end(run, change)
         return report
 
@@ -307,7 +307,7 @@ class Jobs:
 
         A redrive that has not passed its canary starts with a new canary.
         """
-        return self.run(self.again(job_id), progress, scanned)
+        return self.run(self.begin_again(job_id), progress, scanned)
 
     def resume_in_background(self, job_id: str) -> Job:
         """Like `resume`, but by a process that runs jobs; also from there if it has ended."""
@@ -316,17 +316,17 @@ class Jobs:
             if job.state in (WAITING, RUNNING):
                 return job
             state, job = self._resumable(job_id)
-            waiting = self._moved(state, job, state=WAITING, actor=whoami(), ended_at=None)
+            waiting = self._save_changed(state, job, state=WAITING, actor=whoami(), ended_at=None)
             if waiting is not None:
                 return waiting
 
-    def again(self, job_id: str) -> JobRun:
+    def begin_again(self, job_id: str) -> JobRun:
         """Begin another run of a job whose process died, or that waits, was cancelled or stopped.
 
         The caller runs it.
         """
         state, job = self._resumable(job_id)
-        run = self._take(state, replace(job, actor=whoami()))
+        run = self._begin_run(state, replace(job, actor=whoami()))
         if run is None:
             raise DLQError(f"another process has just resumed job {job_id}")
         return run
@@ -336,13 +336,13 @@ class Jobs:
 
         Leaves jobs to others that are of a later version or of another broker.
         """
-        for job_id in self._store.due():
+        for job_id in self._store.startable_ids():
             try:
-                state, job = self._read(job_id)
+                state, job = self._read_state(job_id)
             except DLQError:
                 continue  # it is forgotten, or damaged
             ours = job.kind in self._kinds and job.broker in ("", broker_name(self.app))
-            run = self._take(state, job) if ours and job.state == WAITING else None
+            run = self._begin_run(state, job) if ours and job.state == WAITING else None
             if run is None:  # or another process was faster
                 continue
             run.stopping = stopping
@@ -381,13 +381,13 @@ class Jobs:
     def _readable(self) -> Iterator[tuple[Mapping[str, Any], Job]]:
         states, now = self._store.all(), self._store.now()
         for state in states:
-            job = _job(state, now)
+            job = _parsed_job(state, now)
             if job is not None:
                 yield state, job
 
-    def _read(self, job_id: str) -> tuple[Mapping[str, Any], Job]:
+    def _read_state(self, job_id: str) -> tuple[Mapping[str, Any], Job]:
         state = self._store.read(job_id)
-        job = None if state is None else _job(state, self._store.now())
+        job = None if state is None else _parsed_job(state, self._store.now())
         if state is None or job is None:
             raise NotFound(f"expected the id of a job, got {job_id!r}; `dlq jobs` lists them")
         return state, self._counted(job)
@@ -400,7 +400,7 @@ class Jobs:
         return job if letters is None else replace(job, counts=counts_of(job, letters.claims))
 
     def _resumable(self, job_id: str) -> tuple[Mapping[str, Any], Job]:
-        state, job = self._read(job_id)
+        state, job = self._read_state(job_id)
         never_started = job.state == CANCELLED and job.expires_at is not None
         if job.state in (PLANNED, EXPIRED, RUNNING, DONE) or never_started:
             what = "a plan that was cancelled; make a new one" if never_started else job.state
@@ -409,7 +409,7 @@ class Jobs:
             self._store.cancel(job_id)
         return state, job
 
-    def _take(self, state: Mapping[str, Any], job: Job) -> JobRun | None:
+    def _begin_run(self, state: Mapping[str, Any], job: Job) -> JobRun | None:
         """Begin a run of a job; ``None`` if another process was faster."""
         kind, now = self._kinds.get(job.kind), self._store.now()
         if kind is None:
@@ -417,7 +417,7 @@ class Jobs:
         where, options = LetterFilter.from_json(job.filter), kind.options.from_json(job.options)
         change = Edit.from_text(job.change) if job.change else None
         first = job.start_at is not None and not job.run
-        taken = self._moved(
+        taken = self._save_changed(
             state,
             job,
             state=RUNNING,
@@ -432,14 +432,14 @@ class Jobs:
             return None
         return JobRun(self._store, taken, where, options, change=change, begun=True)
 
-    def _moved(self, known: Mapping[str, Any], job: Job, /, **changes: Any) -> Job | None:
+    def _save_changed(self, known: Mapping[str, Any], job: Job, /, **changes: Any) -> Job | None:
         """Save a change of a job's state; ``None`` if another process was faster."""
         moved = replace(job, updated_at=self._store.now(), **changes)
         return moved if self._store.replace(job.id, known, moved.to_stored()) else None
 
-    def _failed(self, run: JobRun, change: CountedChange, exc: BaseException) -> None:
+    def _record_failure(self, run: JobRun, change: CountedChange, exc: BaseException) -> None:
         """Record the result of a job that ends with an error, or is interrupted, as by Ctrl-C."""
-        if not run.begun:
+        if not run.is_begun:
             return
         failed = isinstance(exc, Exception)
         why = f"{type(exc).__name__}: {exc}"[:500] if failed else ""
@@ -452,9 +452,9 @@ class Jobs:
             job = run.job.id
             exc.args = (f"Job {job} is interrupted; `dlq jobs resume {job}` continues it.",)
 
-    def _change(self, run: JobRun, action: Action) -> CountedChange:
+    def _counted_change(self, run: JobRun, action: Action) -> CountedChange:
         """What the audit says of a run; its letters are counted where they are changed."""
-        detail = _detail(run.job)
+        detail = _audit_detail(run.job)
         return self.audit.counted(
             self._letters(action), run.operation, action, run.job.queue, detail
         )
@@ -463,7 +463,7 @@ class Jobs:
         counts = {name: count for name, count in run.job.counts.items() if count}
         end = {"state": run.job.state, "options": _options(run.job), "counts": counts}
         if change.close(**end) is None:
-            detail = {**_detail(run.job), **end}
+            detail = {**_audit_detail(run.job), **end}
             self.audit.record(change.action, run.job.queue, detail)
 
     def _so_far(self, operation: str, opened: OpenChange) -> Change | None:
@@ -473,7 +473,7 @@ class Jobs:
         with suppress(NotFound):
             job = self.get(operation)
             state, done = job.state, max(done, job.changed)
-        return so_far(opened, done, state=state)
+        return change_so_far(opened, done, state=state)
 
     def _letters(self, action: Action) -> Letters:
         """Where the letters of a change are counted."""
@@ -494,7 +494,7 @@ class Runner:
         self._closing = threading.Event()
         self._wake = threading.Semaphore(0)
         self._threads = [
-            threading.Thread(target=self._work, name=f"dlq-jobs-{number}", daemon=True)
+            threading.Thread(target=self._run_jobs, name=f"dlq-jobs-{number}", daemon=True)
             for number in range(1, threads + 1)
         ]
 
@@ -504,7 +504,7 @@ class Runner:
             thread.start()
         return self
 
-    def wake(self) -> None:
+    def look_now(self) -> None:
         """Look for a waiting job now; otherwise that is done every 2 seconds."""
         self._wake.release()
 
@@ -519,8 +519,8 @@ class Runner:
                 thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _work(self) -> None:
-        repeat(self._run_waiting, self._closing.is_set, "Jobs that wait are not run")
+    def _run_jobs(self) -> None:
+        repeat_until(self._run_waiting, self._closing.is_set, "Jobs that wait are not run")
 
     def _run_waiting(self) -> None:
         with self._make() as jobs:
@@ -529,7 +529,7 @@ class Runner:
                     self._wake.acquire(timeout=timing.current.job_look)
 
 
-def _detail(job: Job) -> dict[str, Any]:
+def _audit_detail(job: Job) -> dict[str, Any]:
     """What the audit says of a job from its beginning on."""
     ids, shown = job.filter.get("ids", ()), job.readable_filter()
     if len(ids) > _MOST_IDS_SHOWN:
@@ -542,7 +542,7 @@ def _options(job: Job) -> dict[str, Any]:
     return {name: value for name, value in job.options.items() if name != "note"}
 
 
-def _note(job: Job, report: Any) -> str:
+def _result_note(job: Job, report: Any) -> str:
     """What the result of a job does not say."""
     if report.state in (STOPPED, FAILED):
         return job.note or "the broker took nothing"
@@ -554,5 +554,5 @@ def _note(job: Job, report: Any) -> str:
     return ""
 
 
-def _job(state: Mapping[str, Any], now: datetime) -> Job | None:
+def _parsed_job(state: Mapping[str, Any], now: datetime) -> Job | None:
     return readable(f"the job {state.get('id')}", lambda: Job.seen(state, now))

@@ -13,7 +13,13 @@ from typing import NamedTuple
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.fingerprint import DIGITS
-from celery_dlq.operations.redrive.select import CLOCK_SKEW, RawEntry, later, matcher, select
+from celery_dlq.operations.redrive.select import (
+    CLOCK_SKEW,
+    RawEntry,
+    later_position,
+    matcher,
+    select_entries,
+)
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import Group, RawPage, ordered, position_at
 
@@ -76,7 +82,7 @@ class _Cursor:
         return f"{'o' if self.older else 'n'}{self.position}_{self.newest}_{stored}"
 
     @classmethod
-    def read(cls, text: str) -> _Cursor:
+    def parse(cls, text: str) -> _Cursor:
         """Read a cursor that came from outside."""
         found = _CURSOR.fullmatch(text)
         if found is None or max(map(int, re.findall(r"\d+", text))) >= _MAX_NUMBER:
@@ -101,7 +107,7 @@ class Search:
         self._where = where
         # Without a filter, a page is what is read first.
         self._ends = time.monotonic() + (seconds if where else float("inf"))
-        # `_pages` has looked at the ids
+        # `_raw_pages` has looked at the ids
         self._matching = matcher(where if where.ids is None else LetterFilter(), self._pass_over)
         self._unread = 0
         self._entries: list[RawEntry] = []
@@ -112,7 +118,7 @@ class Search:
         """One page; see `celery_dlq.operations.reading.Reading.page`."""
         if size < 1:
             raise DLQError(f"expected size to be 1 or more, got {size}")
-        start = None if cursor is None else _Cursor.read(cursor)
+        start = None if cursor is None else _Cursor.parse(cursor)
         if start is None:
             newest = self._store.last_position(self._queue)
             if newest is None:
@@ -120,20 +126,22 @@ class Search:
             stored = self._store.stored_ever(self._queue)
             start = _Cursor(older=True, position=newest, newest=newest, stored=stored)
         elif not start.older:
-            pages = self._pages(start.position, start.newest, size, newest_first=False)
-            self._run(pages, size)
+            pages = self._raw_pages(start.position, start.newest, size, newest_first=False)
+            self._search_pages(pages, size)
             if self._last is not None and (self._full or not self._complete):
                 self._entries.reverse()
                 bottom = self._entries[-1].position if self._entries else self._last
-                return self._found(start, newer=self._last, older=bottom)
+                return self._result_page(start, newer=self._last, older=bottom)
             self._entries, self._last, self._full, self._complete = [], None, False, True
             start, cursor = replace(start, older=True, position=start.newest), None
         first, position = cursor is None, start.position
-        pages = self._pages(None, position, size, newest_first=True)
-        self._run(pages, size, self.total() if first else None, None if first else position)
+        pages = self._raw_pages(None, position, size, newest_first=True)
+        self._search_pages(
+            pages, size, self.known_total() if first else None, None if first else position
+        )
         goes_on = self._last is not None and (self._full or not self._complete)
         top = self._entries[0].position if self._entries else position
-        return self._found(
+        return self._result_page(
             start, newer=None if first else top, older=self._last if goes_on else None
         )
 
@@ -141,11 +149,11 @@ class Search:
         """Count letters; see `celery_dlq.operations.reading.Reading.count`."""
         if not self._where:
             return LetterCount(self._store.length(self._queue), exact=True)
-        number = self.total()
+        number = self.known_total()
         if number is not None:
             return LetterCount(number, exact=True)
         number = 0
-        pages = self._pages(None, None, _SCANNED_PER_PAGE, newest_first=True)
+        pages = self._raw_pages(None, None, _SCANNED_PER_PAGE, newest_first=True)
         for entry in chain.from_iterable(pages):
             number += self._matching(*entry) is not None
             if number > most:
@@ -154,14 +162,14 @@ class Search:
                 return LetterCount(number, exact=False)
         return LetterCount(number, exact=True)
 
-    def total(self) -> int | None:
+    def known_total(self) -> int | None:
         """How many letters match if the store knows."""
         if self._where != LetterFilter(fingerprint=self._where.fingerprint):
             return None
-        group = self._group()
+        group = self._whole_group()
         return None if group is None else group.letters
 
-    def _run(
+    def _search_pages(
         self,
         pages: Iterable[RawPage],
         size: int,
@@ -192,7 +200,7 @@ class Search:
     def _pass_over(self, letters: int) -> None:
         self._unread += letters
 
-    def _found(self, start: _Cursor, *, newer: str | None, older: str | None) -> LetterPage:
+    def _result_page(self, start: _Cursor, *, newer: str | None, older: str | None) -> LetterPage:
         return LetterPage(
             entries=tuple(self._entries),
             newer=newer and str(replace(start, older=False, position=newer)),
@@ -203,23 +211,23 @@ class Search:
             arrived=self._arrived(start),
         )
 
-    def _pages(
+    def _raw_pages(
         self, after: str | None, until: str | None, size: int, *, newest_first: bool
     ) -> Iterable[RawPage]:
         """The entries of a range among which the letters are."""
         store, queue, where = self._store, self._queue, self._where
         if where.ids is not None:
             low, high = ordered(after) if after else (-1, 0), ordered(until) if until else None
-            named = select(store, queue, where, unread=self._pass_over)
+            named = select_entries(store, queue, where, unread=self._pass_over)
             found = [(entry.position, entry.fields) for entry in named]
             found.sort(key=lambda entry: ordered(entry[0]), reverse=newest_first)
             places = [(ordered(entry[0]), entry) for entry in found]
             return [[entry for at, entry in places if low < at and (not high or at <= high)]]
         if where.since is not None:
-            after = later(after, position_at(where.since - CLOCK_SKEW))
-        group = self._group()
+            after = later_position(after, position_at(where.since - CLOCK_SKEW))
+        group = self._whole_group()
         if group is not None:
-            after = later(after, position_at(group.first_seen_at - _MAX_CLOCK_ERROR))
+            after = later_position(after, position_at(group.first_seen_at - _MAX_CLOCK_ERROR))
             example = store.entry(queue, group.example_id) if group.example_id else None
             if example is not None and (until is None or ordered(example[0]) < ordered(until)):
                 until = example[0]  # nothing newer is of this group
@@ -228,7 +236,7 @@ class Search:
             queue, after=after, until=until, page_size=page_size, newest_first=newest_first
         )
 
-    def _group(self) -> Group | None:
+    def _whole_group(self) -> Group | None:
         """The group if a filter has a whole fingerprint and the store finds it at once."""
         fingerprint = self._where.fingerprint
         if fingerprint is None or len(fingerprint) < DIGITS:

@@ -15,11 +15,11 @@ from celery_dlq.letters.record import iso
 from celery_dlq.operations.instructions import Audit
 from celery_dlq.operations.retention import KEPT_IN_BIN
 from celery_dlq.policies.delivery_limits import LowLimit
-from celery_dlq.policies.overrides import MAX_OVERRIDE, applied, begins, checked
-from celery_dlq.policies.policy import DLQ_SUFFIX, KeyValue, Policy, PolicyKeys, plain
+from celery_dlq.policies.overrides import MAX_OVERRIDE, applied, begins_at, checked
+from celery_dlq.policies.policy import DLQ_SUFFIX, KeyValue, Policy, PolicyKeys, plain_value
 from celery_dlq.policies.queue_names import KnownQueues, did_you_mean
 from celery_dlq.policies.registered import TASK_PREFIX, differences
-from celery_dlq.policies.table import PolicyTable, Sourced
+from celery_dlq.policies.table import PolicyTable, SourcedValue
 from celery_dlq.store.instructions import Override
 from celery_dlq.store.records import WorkerInfo
 from celery_dlq.store.store import Store
@@ -35,7 +35,7 @@ class PolicyView:
     queue: str  # The queue, or the pattern
     task: str | None  # The task; `None` for the queue itself
     dead_letter_queue: str  # The queue of its letters
-    fields: Mapping[str, Sourced]  # Value and source by policy key
+    fields: Mapping[str, SourcedValue]  # Value and source by policy key
 
     @property
     def dead_letter_queues(self) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ class PolicyView:
             "task": self.task,
             "dead_letter_queue": self.dead_letter_queue,
             "policy": {
-                name: {"value": plain(sourced.value), "source": sourced.source}
+                name: {"value": plain_value(sourced.value), "source": sourced.source}
                 for name, sourced in self.fields.items()
             },
         }
@@ -102,7 +102,7 @@ class PolicyAdmin:
 
     def policies(self, queue: str | None = None) -> PolicyReport:
         """The policy in force of every queue and task, with the source of each value."""
-        report = self._report(queue)
+        report = self._report_of(queue)
         if queue is None:
             return report
         views = tuple(view for view in report.views if view.queue == queue)
@@ -110,14 +110,16 @@ class PolicyAdmin:
             raise NotFound(f"no policy applies to queue {queue!r}")
         return PolicyReport(views=views, warnings=report.warnings)
 
-    def _report(self, queue: str | None) -> PolicyReport:
+    def _report_of(self, queue: str | None) -> PolicyReport:
         table, task_queues, known = self.in_force(), self._task_queues(), self._known_queues()
         workers = self._registry.workers()
         names = known.names.union(*(info.queues for info in workers), [queue] if queue else [])
         known = replace(known, names=names)
         queues = sorted({*table.queues, *table.overrides, *names})
-        views = [_view(table, queue, None) for queue in queues if table.resolve(queue) is not None]
-        views += [_view(table, task_queues[task], task) for task in sorted(table.tasks)]
+        views = [
+            _view_of(table, queue, None) for queue in queues if table.resolve(queue) is not None
+        ]
+        views += [_view_of(table, task_queues[task], task) for task in sorted(table.tasks)]
         unknown = [
             f"dlq_queues[{name!r}] is a policy for a queue that this app does not know; {hint}"
             for name, hint in table.unknown_queues(known).items()
@@ -145,7 +147,7 @@ class PolicyAdmin:
             tasks=(*task_queues, *tasks),
             policies={name: policy.to_json() for name, policy in policies.items()},
         )
-        return [*_against(mine, workers)] or drift(workers)
+        return [*_against(mine, workers)] or differences_of(workers)
 
     def in_force(self) -> PolicyTable:
         """The configured policies with the overrides applied."""
@@ -191,7 +193,7 @@ class PolicyAdmin:
 
         Workers apply it within seconds, and return to the configured values at its end. An
         override also beats task decorators. Only the keys in
-        `celery_dlq.policies.overrides.keys` can be overridden.
+        `celery_dlq.policies.overrides.overridable_keys` can be overridden.
 
         Keys that remove or redrive letters begin one minute later. Until then the queue's letters
         are neither trimmed nor redriven by policy, and `lift_policy` undoes the change.
@@ -200,7 +202,7 @@ class PolicyAdmin:
         detail = {"values": {o.key: o.value for o in made}, "until": iso(made[0].until)}
         self._audit.record(Action.POLICY_SET, queue, detail)
         for override in made:
-            self._instructions.put(override)
+            self._instructions.give(override)
         return made
 
     def check_override(
@@ -227,10 +229,10 @@ class PolicyAdmin:
         now, actor = self._registry.now(), whoami()
         mine = {o.key: o for o in self.overrides() if o.queue == queue}
         for key in wanted:
-            since = begins(key, now)
+            since = begins_at(key, now)
             if since > now:  # it ends as it begins: in between, the letters are left alone
                 until = since + KEPT_IN_BIN
-                self._instructions.put(
+                self._instructions.give(
                     replace(mine[key], value=None, until=until, actor=actor, since=since)
                 )
             else:
@@ -268,7 +270,7 @@ class PolicyAdmin:
             )
 
 
-def _view(table: PolicyTable, queue: str, task: str | None) -> PolicyView:
+def _view_of(table: PolicyTable, queue: str, task: str | None) -> PolicyView:
     fields = table.explain(queue, task)
     named = fields["dead_letter_queue"].value
     return PolicyView(
@@ -293,22 +295,22 @@ def _to_come(override: Override) -> str:
 
 def _against(mine: WorkerInfo, workers: Iterable[WorkerInfo]) -> Iterator[str]:
     """Compare one with a worker of each set of other policies and of queues, up to a bound."""
-    own = _kind(mine)
-    kinds = {(kind, info.queues): info for info in workers if (kind := _kind(info)) != own}
+    own = _policies_key(mine)
+    kinds = {(kind, info.queues): info for info in workers if (kind := _policies_key(info)) != own}
     found = filter(None, (differences(mine, info) for info in kinds.values()))
     return chain.from_iterable(islice(found, MAX_COMPARED_WORKERS))
 
 
-def drift(workers: list[WorkerInfo]) -> list[str]:
+def differences_of(workers: list[WorkerInfo]) -> list[str]:
     """Compare one worker of each distinct set of policies with the others, up to a bound."""
     kinds: dict[str, WorkerInfo] = {}
     for info in workers:
-        kinds.setdefault(_kind(info), info)
+        kinds.setdefault(_policies_key(info), info)
     some = list(kinds.values())[:MAX_COMPARED_WORKERS]
     return [text for one, other in combinations(some, 2) for text in differences(one, other)]
 
 
-def _kind(info: WorkerInfo) -> str:
+def _policies_key(info: WorkerInfo) -> str:
     """The same for all that have the same policies."""
     return repr(sorted(info.policies.items(), key=lambda item: item[0]))
 

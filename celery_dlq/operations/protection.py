@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from celery_dlq.config import Settings
 from celery_dlq.letters.printable import get_logger, some_of
 from celery_dlq.letters.record import Reason
-from celery_dlq.policies.policy import CrashLimit, Policy, plain, policy_of
+from celery_dlq.policies.policy import CrashLimit, Policy, plain_value, policy_of
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.transport.default_delay import DefaultDelays
 
@@ -34,7 +34,7 @@ class AppTask:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the task."""
         return str(self.task.name)
 
     @property
@@ -59,7 +59,7 @@ class AppTask:
     def leaves_out(self) -> bool:
         """True if some of its deaths leave no letter: by ``reasons``, ``ignore`` or ``throws``."""
         policy = self.policy or Policy()
-        rules = plain(policy.of("exceptions") or {})
+        rules = plain_value(policy.of("exceptions") or {})
         ignored = any(rule["action"] == "ignore" for rule in rules.values())
         return ignored or bool(self.task.throws) or not all(map(policy.keeps, Reason))
 

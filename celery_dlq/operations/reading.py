@@ -19,7 +19,7 @@ from celery_dlq.letters.record import DeadLetter, from_micros
 from celery_dlq.letters.redaction import NO_REDACTION, Redaction
 from celery_dlq.operations.edit import arguments
 from celery_dlq.operations.paging import LetterCount, LetterPage, Search
-from celery_dlq.operations.redrive.select import Progress, RawEntry, select
+from celery_dlq.operations.redrive.select import Progress, RawEntry, select_entries
 from celery_dlq.policies.checks import check_names
 from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.store.letters import Letters
@@ -46,7 +46,7 @@ _EMPTIED_SHOWN = timedelta(days=1)
 _MOST_NAMED = 10_000  # fingerprints, the largest, among which one is found by its first digits
 
 
-def split(
+def split_arguments(
     method: str, where: LetterFilter | None, given: Mapping[str, Any], taken: Iterable[str]
 ) -> tuple[LetterFilter, dict[str, Any]]:
     """The filter and the options of a call that takes both as keywords."""
@@ -123,7 +123,7 @@ class Reading:
         """Like `letters`, but raw, with positions, and with entries that are no letters."""
         where = filter_of(where, fields)
         self.check_queue(dead_letter_queue)
-        found = select(
+        found = select_entries(
             self._store,
             dead_letter_queue,
             where,
@@ -188,9 +188,9 @@ class Reading:
         where = filter_of(where, fields)
         self.check_queue(dead_letter_queue)
         after = self._store.last_position(dead_letter_queue)
-        return self._tail(dead_letter_queue, where, after, stop)
+        return self._follow(dead_letter_queue, where, after, stop)
 
-    def _tail(
+    def _follow(
         self,
         dead_letter_queue: str,
         where: LetterFilter,
@@ -203,7 +203,7 @@ class Reading:
             try:
                 until = self._store.last_position(dead_letter_queue)
                 if until != after:
-                    for entry in select(
+                    for entry in select_entries(
                         self._store, dead_letter_queue, where, after=after, until=until
                     ):
                         after = entry.position
@@ -275,12 +275,12 @@ class Reading:
             wanted = [name for name, one in states.items() if one == state]
             names = overviews.ranked(queue, by, most=end, of=wanted)[offset:]
         statuses = {} if notes is None else notes.statuses(queue, names)
-        found = {name: _empty(name, status) for name, status in statuses.items()}
+        found = {name: _empty_group(name, status) for name, status in statuses.items()}
         found |= {one.fingerprint: one for one in overviews.groups(queue, names)}
         groups = (replace(found[n], status=statuses.get(n, OPEN_GROUP)) for n in found)
         return in_order([one for one in groups if state is None or one.status.state == state], by)
 
-    def whole(self, dead_letter_queue: str, fingerprint: str) -> str:
+    def whole_fingerprint(self, dead_letter_queue: str, fingerprint: str) -> str:
         """The fingerprint that begins with these digits; what was given, if no known one does."""
         self.check_queue(dead_letter_queue)
         if len(fingerprint) >= DIGITS:
@@ -327,7 +327,7 @@ class Reading:
         found = self._store.overviews.group(dead_letter_queue, fingerprint)
         if found is None and self._notes is not None:
             known = status is not OPEN_GROUP or self._notes.notes(dead_letter_queue, fingerprint)
-            found = _empty(fingerprint, status) if known else None
+            found = _empty_group(fingerprint, status) if known else None
         if found is None:
             raise NotFound(
                 f"expected the fingerprint of letters in {dead_letter_queue!r}, got "
@@ -355,7 +355,7 @@ class Reading:
             raise NotFound(f"expected the name of a dead-letter queue, got {name!r}{known}")
 
 
-def _empty(fingerprint: str, status: GroupStatus) -> Group:
+def _empty_group(fingerprint: str, status: GroupStatus) -> Group:
     """A group that has no letters any more, as it was when its state was set."""
     return Group(
         fingerprint=fingerprint,

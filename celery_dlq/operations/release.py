@@ -17,7 +17,7 @@ from celery_dlq.operations.job import FAILED, INTERRUPTED, WAITING, CancelledErr
 from celery_dlq.operations.redrive.message import Outgoing, RedriveOptions, released
 from celery_dlq.operations.redrive.redrive import carried_out
 from celery_dlq.operations.redrive.select import Progress, RawEntry
-from celery_dlq.operations.redrive.work import RedriveReport, Work
+from celery_dlq.operations.redrive.work import RedriveReport, RedriveWork
 from celery_dlq.store.instructions import Hold
 from celery_dlq.store.records import QueueSummary
 from celery_dlq.transport.publications import broker_name
@@ -37,7 +37,7 @@ OPENED_AGAIN = (
 """Why a release ends before its end."""
 
 
-class ReleaseWork(Work):
+class ReleaseWork(RedriveWork):
     """The messages of a hold, which go back as they came."""
 
     def __init__(self, jobs: Jobs, run: JobRun) -> None:
@@ -54,7 +54,7 @@ class ReleaseWork(Work):
     def published(self, done: Sequence[Prepared]) -> None:
         """Nothing: a released message is no redriven letter."""
 
-    def loss(self, found: RawEntry) -> str:
+    def reason_of_loss(self, found: RawEntry) -> str:
         """Ends it once its circuit breaker opens again: workers would hold the messages."""
         marker, instructions = self.options.marker, self._jobs.backend.instructions
         if marker and time.monotonic() - self._looked_at > timing.current.release_look:
@@ -62,9 +62,9 @@ class ReleaseWork(Work):
             for hold in instructions.of(Hold):
                 ours = hold.id == self.run.job.queue
                 if ours and hold.in_force(now) and not hold.admits(marker):
-                    self.run.tell(note=OPENED_AGAIN)
+                    self.run.update(note=OPENED_AGAIN)
                     raise CancelledError
-        return super().loss(found)
+        return super().reason_of_loss(found)
 
     def _is_readable(self, found: RawEntry) -> bool:
         try:
@@ -143,17 +143,19 @@ class HeldQueues:
         """The app's broker, as holds name it."""
         return broker_name(self._jobs.app)
 
-    def all(self) -> list[HeldMessages]:
+    def held_messages(self) -> list[HeldMessages]:
         """The holds that are in force, and those that have ended and still have messages."""
         now = self._store.now()
         queues = {queue.name: queue for queue in self._held.overviews.queues()}
-        found = [self._seen(hold, queues.pop(hold.id, None), now) for hold in self._store.of(Hold)]
+        found = [
+            self._messages_of(hold, queues.pop(hold.id, None), now) for hold in self._store.of(Hold)
+        ]
         # A worker that stood still for minutes put a message there: the hold itself is gone.
         gone = [Hold(id=name, since=now, until=now) for name in queues]
-        found += [self._seen(hold, queues[hold.id], now) for hold in gone]
+        found += [self._messages_of(hold, queues[hold.id], now) for hold in gone]
         return [one for one in found if one.held or one.hold.in_force(now)]
 
-    def get(self, hold_id: str) -> Hold:
+    def hold_by_id(self, hold_id: str) -> Hold:
         """A hold by its id."""
         holds = self._store.of(Hold)
         for hold in holds:
@@ -165,7 +167,7 @@ class HeldQueues:
         known = ", ".join(hold.id for hold in holds) or "none"
         raise NotFound(f"expected the id of a hold, got {hold_id!r}; there are: {known}")
 
-    def each(self, act: Callable[[Hold], object]) -> None:
+    def for_each(self, act: Callable[[Hold], object]) -> None:
         """Do something for each hold of the app's broker; an error of one stops no other."""
         for hold in self._store.of(Hold):
             if not self.is_ours(hold):
@@ -191,12 +193,12 @@ class HeldQueues:
         """True if workers put no more messages into it."""
         return self.length(hold) >= self._most
 
-    def begin(self, run: JobRun, hold: Hold) -> None:
+    def begin_release(self, run: JobRun, hold: Hold) -> None:
         """Let a release take the messages that are there now."""
         if run.job.until is None:
-            run.tell(until=self._held.last_position(hold.id), total=self.length(hold))
+            run.update(until=self._held.last_position(hold.id), total=self.length(hold))
 
-    def job(self, hold: Hold) -> Job | None:
+    def release_of(self, hold: Hold) -> Job | None:
         """The release of a hold that has ended; ``None`` if there is none, or not any more."""
         try:
             return None if hold.job is None else self._jobs.get(hold.job)
@@ -210,11 +212,11 @@ class HeldQueues:
         if not waits and job.state not in (INTERRUPTED, WAITING):
             return None
         try:
-            return self._jobs.again(job.id)
+            return self._jobs.begin_again(job.id)
         except DLQError:  # another worker was faster
             return None
 
-    def _seen(self, hold: Hold, queue: QueueSummary | None, now: datetime) -> HeldMessages:
+    def _messages_of(self, hold: Hold, queue: QueueSummary | None, now: datetime) -> HeldMessages:
         held = queue.letters if queue else 0
         state = "holding" if hold.circuit is None else hold.circuit.state
         state = "ended" if not hold.in_force(now) else "full" if held >= self._most else state

@@ -16,9 +16,15 @@ from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.letters.record import iso
 from celery_dlq.operations.job import CancelledError, Job, JobOptions, JobRun, counts_of
 from celery_dlq.operations.jobs import Jobs
-from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX, Reading, split
+from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX, Reading, split_arguments
 from celery_dlq.operations.redrive.checks import DryRun
-from celery_dlq.operations.redrive.select import Progress, RawEntry, batches, redriven, select
+from celery_dlq.operations.redrive.select import (
+    Progress,
+    RawEntry,
+    batches,
+    redriven,
+    select_entries,
+)
 from celery_dlq.operations.retention import KEPT_IN_BIN, Retention
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import RETENTION, PolicyTable
@@ -214,8 +220,8 @@ class Removal:
         run = self.new_restore(job.queue, LetterFilter(), job=job_id)
         found = [one.size for one in self.discarded(job.queue, job=job_id)]
         seen = DryRun(letters=len(found), bytes=sum(found))
-        run.tell(total=seen.letters, preview=seen.preview())
-        return self._jobs.keep(run.job)
+        run.update(total=seen.letters, preview=seen.preview())
+        return self._jobs.keep_plan(run.job)
 
     def discard_of(self, job_id: str) -> Job:
         """The job of a discard whose letters can be restored."""
@@ -237,13 +243,13 @@ class Removal:
         options = RestoreOptions(limit=limit, discard=job)
         newest = next(self.discarded(dead_letter_queue), None)
         run = self._jobs.make("restore", dead_letter_queue, where, options)
-        run.tell(filter=where.to_json(), until=newest.position if newest else "0-0")
+        run.update(filter=where.to_json(), until=newest.position if newest else "0-0")
         return run
 
     def discarded(self, dead_letter_queue: str, *, job: str | None = None) -> Iterator[RawEntry]:
         """The letters in the bin of a queue, newest first; with ``job`` only those of a discard."""
         self._reading.check_queue(dead_letter_queue)
-        return _binned(self._store.discarded(dead_letter_queue), job)
+        return _bin_entries(self._store.discarded(dead_letter_queue), job)
 
     def trim(self, *dead_letter_queues: str, dry_run: bool = False) -> list[Change]:
         """Remove letters past ``dead_letter_ttl`` or over ``dead_letter_max_length`` now.
@@ -255,28 +261,30 @@ class Removal:
             self._reading.check_queue(name)
         table, retention = self._policies.in_force(), self._retention()
         names = dead_letter_queues or self._store.names()
-        if resting := [name for name in dead_letter_queues if table.rests(name)]:
+        if resting := [name for name in dead_letter_queues if table.never_trims(name)]:
             raise DLQError(
                 f"expected a dead-letter queue whose policy was changed more than a minute ago, "
                 f"got {resting[0]}; `dlq policies` says when the change begins"
             )
-        names = [name for name in names if not table.rests(name)]
+        names = [name for name in names if not table.never_trims(name)]
         policies = {name: table.of_dead_letter_queue(name) for name in names}
-        policies = {name: policies[name] for name in retention.due(policies)}
+        policies = {name: policies[name] for name in retention.due_queues(policies)}
         if dry_run:
             return [c for n, p in policies.items() for c in retention.trim(n, p, dry_run=True)]
         trimmed = (retention.trim_all(n, p, to_bin=True) for n, p in policies.items())
         return [change for changes in trimmed for change in changes]
 
-    def effect(self, queue: str, keys: frozenset[str], after: PolicyTable) -> PolicyEffect:
+    def policy_effect_on(
+        self, queue: str, keys: frozenset[str], after: PolicyTable
+    ) -> PolicyEffect:
         """What a change of a queue's policy would do to its letters; see `policies_after`."""
         name, removed, to_redrive = after.dead_letter_queue_of(queue), 0, 0
         policy = after.of_dead_letter_queue(name) or Policy()
         if not keys.isdisjoint(RETENTION):
             at = self._store.now() + timing.current.grace
-            removed = self._retention().count(name, policy, at, MOST_COUNTED)
+            removed = self._retention().count_trimmable(name, policy, at, MOST_COUNTED)
         for takes in redriven(policy, keys):
-            found = filter(takes, select(self._store, name, LetterFilter()))
+            found = filter(takes, select_entries(self._store, name, LetterFilter()))
             to_redrive += sum(1 for _ in islice(found, MOST_COUNTED))
         return PolicyEffect(dead_letter_queue=name, removed=removed, redriven=to_redrive)
 
@@ -294,7 +302,7 @@ class Removal:
         forever: bool,
     ) -> DiscardReport:
         taken = [*PurgeKeys.__annotations__, *(["forever"] if kind == "discard" else [])]
-        where, options = split(kind, where, given, taken)
+        where, options = split_arguments(kind, where, given, taken)
         note = options.get("note", "")
         kept = DiscardOptions(forever=forever, limit=options.get("limit"), note=note)
         self._reading.check_queue(queue)
@@ -318,7 +326,7 @@ class Removal:
         return found.pop() if found else prefix
 
 
-def _binned(pages: Iterable[RawPage], job: str | None) -> Iterator[RawEntry]:
+def _bin_entries(pages: Iterable[RawPage], job: str | None) -> Iterator[RawEntry]:
     """The letters of a bin, perhaps only those that a job put there."""
     for position, raw in chain.from_iterable(pages):
         if job is not None and raw.get(b"~job", b"") != job.encode():
@@ -343,7 +351,7 @@ def restore(
         pages = store.discarded(
             job.queue, after=run.job.position, until=job.until, newest_first=newest_first
         )
-        found = _binned(pages, run.options.discard)
+        found = _bin_entries(pages, run.options.discard)
         return (one for one in found if not where or where.matches_fields(one.fields))
 
     try:
@@ -352,11 +360,11 @@ def restore(
             left = islice(chosen(newest_first=True), max(0, limit - report.touched))
             found = reversed(list(left))
         for one in found:
-            run.beat(report.counts())
+            run.send_heartbeat(report.counts())
             restored = store.restore(job.queue, one.key, operation=run.operation)
             report.taken += restored is Restored.TAKEN
             report.restored += restored is Restored.RESTORED
-            run.beat(report.counts(), one.position)
+            run.send_heartbeat(report.counts(), one.position)
             if progress is not None:
                 progress(1)
             if scanned is not None:
@@ -397,12 +405,12 @@ class Discard:
                 # A resumed run must take no other letters than this one would have.
                 last = deque(self._selected(left, self._scanned), maxlen=1)
                 if last:
-                    run.tell(until=last[0].position)
-                    run.beat(now=True)
+                    run.update(until=last[0].position)
+                    run.send_heartbeat(now=True)
             for batch in batches(self._selected(left, self._scanned), LETTERS_PER_BATCH):
-                run.beat(self._counts())
+                run.send_heartbeat(self._job_counts())
                 self.remove([found.key for found in batch])
-                run.beat(self._counts(), batch[-1].position)
+                run.send_heartbeat(self._job_counts(), batch[-1].position)
                 if progress is not None:
                     progress(len(batch))
         except CancelledError as exc:
@@ -411,11 +419,11 @@ class Discard:
             report.kept_until = iso(self._store.now() + KEPT_IN_BIN)
         return report
 
-    def _counts(self) -> dict[str, int]:
+    def _job_counts(self) -> dict[str, int]:
         return {name: getattr(self._report, name) for name in _COUNTS}
 
     def _selected(self, left: int | None, scanned: Progress | None) -> Iterator[RawEntry]:
-        return islice(self._run.selected(self._store, self._run.beat, scanned), left)
+        return islice(self._run.selected(self._store, self._run.send_heartbeat, scanned), left)
 
     def remove(self, keys: list[str]) -> None:
         """Remove those of a batch that no other operation has."""

@@ -83,12 +83,12 @@ class Retention:
         name, policy, at = dead_letter_queue, policy or Policy(), self._store.now()
         changes = []
         with on_behalf_of(self._actor):
-            for cause, chosen in self._chosen(name, policy, at, MAX_LETTERS_PER_PASS):
+            for cause, chosen in self._letters_to_trim(name, policy, at, MAX_LETTERS_PER_PASS):
                 owner = f"trim {uuid4()}{REMOVES}"
                 found = chosen if dry_run else self._claimed(name, chosen, owner)
                 if not found:
                     continue
-                detail = _detail(cause, getattr(policy, cause, None), found)
+                detail = _audit_detail(cause, getattr(policy, cause, None), found)
                 if to_bin:
                     detail["kept_until"] = iso(at + KEPT_IN_BIN)
                 change: Change | None = self._audit.change(
@@ -115,18 +115,20 @@ class Retention:
                 break
         return list(totals.values())
 
-    def due(self, policies: Mapping[str, Policy | None]) -> list[str]:
+    def due_queues(self, policies: Mapping[str, Policy | None]) -> list[str]:
         """The queues that have something to trim, judged by their length and oldest times."""
         found = self._store.overviews.statuses(list(policies))
         return [status.name for status in found if _is_due(status, policies[status.name])]
 
-    def count(self, dead_letter_queue: str, policy: Policy, at: datetime, most: int) -> int:
+    def count_trimmable(
+        self, dead_letter_queue: str, policy: Policy, at: datetime, most: int
+    ) -> int:
         """How many of today's letters would be trimmed at a time; counted up to a bound."""
-        every = self._chosen(dead_letter_queue, policy, at, most)
+        every = self._letters_to_trim(dead_letter_queue, policy, at, most)
         found = {summary.letter_id for _cause, chosen in every for summary in chosen}
         return min(len(found), most)
 
-    def _chosen(
+    def _letters_to_trim(
         self, name: str, policy: Policy, at: datetime, most: int
     ) -> Iterator[tuple[str, list[LetterSummary]]]:
         """The letters of one pass by the rule that removes them; each is read after the one before.
@@ -136,7 +138,9 @@ class Retention:
         store, lacking = self._store, self._store.lacking(name)[:1]
         rules: dict[str, Callable[[], Iterable[LetterSummary]]] = {
             "dead_letter_ttl": lambda: self._too_old(name, policy, at, 2 * most),
-            "expires": lambda: () if policy.dead_letter_ttl else store.ended(name, most=most),
+            "expires": lambda: (
+                () if policy.dead_letter_ttl else store.expired_letters(name, most=most)
+            ),
             "dead_letter_max_length": lambda: self._too_many(name, policy),
         }
         for cause, find in rules.items():
@@ -156,7 +160,7 @@ class Retention:
         if not policy.dead_letter_ttl:
             return
         limit = at - timedelta(seconds=policy.dead_letter_ttl)
-        for summary in islice(self._oldest(name), scanned):  # unreadable entries included
+        for summary in islice(self._oldest_letters(name), scanned):  # unreadable entries included
             if summary.dead_lettered_at is None or summary.stored_at is None:
                 continue  # an entry that is no letter stays until it is discarded
             if summary.stored_at > limit:
@@ -166,11 +170,11 @@ class Retention:
     def _too_many(self, name: str, policy: Policy) -> Iterator[LetterSummary]:
         if policy.dead_letter_max_length:
             over = self._store.length(name) - policy.dead_letter_max_length
-            yield from islice(self._oldest(name), max(0, over))
+            yield from islice(self._oldest_letters(name), max(0, over))
 
-    def _oldest(self, name: str) -> Iterator[LetterSummary]:
+    def _oldest_letters(self, name: str) -> Iterator[LetterSummary]:
         after = None
-        while page := self._store.oldest(name, after=after, most=MAX_LETTERS_PER_PASS):
+        while page := self._store.oldest_letters(name, after=after, most=MAX_LETTERS_PER_PASS):
             yield from page
             after = page[-1].position
 
@@ -201,18 +205,18 @@ class Retention:
         self._store.remove(name, ids, owner=owner, keep_seconds=keep_seconds, operation=owner)
         change = entry.close()
         if change is not None:
-            _log(change)
+            _log_change(change)
         return change
 
 
-def _detail(cause: str, limit: Any, found: list[LetterSummary]) -> dict[str, Any]:
+def _audit_detail(cause: str, limit: Any, found: list[LetterSummary]) -> dict[str, Any]:
     """What the audit says of letters that are trimmed."""
     died = [each.dead_lettered_at for each in found if each.dead_lettered_at is not None]
     oldest, newest = iso(min(died, default=None)), iso(max(died, default=None))
     return {"cause": cause, "limit": limit, "oldest_at": oldest, "newest_at": newest}
 
 
-def _log(change: Change) -> None:
+def _log_change(change: Change) -> None:
     oldest, newest = change.detail["oldest_at"], change.detail["newest_at"]
     logger.warning(
         "Trimmed %d letters from %s because of %s%s",
@@ -255,10 +259,10 @@ class RetentionRound:
         if not self._names:
             self._names = self._store.names()
         table, looked = self._table(), [*self._names[-QUEUES_READ_PER_TICK:], *self._more]
-        free = [name for name in looked if not table.rests(name)]
+        free = [name for name in looked if not table.never_trims(name)]
         policies = {name: table.of_dead_letter_queue(name) for name in free}
         del self._names[-QUEUES_READ_PER_TICK:]
-        due = self._retention.due(policies)
+        due = self._retention.due_queues(policies)
         self._more = due[QUEUES_PER_TICK:]
         for number, name in enumerate(due[:QUEUES_PER_TICK], 1):
             to_bin = table.trims_by_override(name)
@@ -297,8 +301,8 @@ class MemoryCheck:
         memory = memory or self._read()
         if memory is None or not (self._table.queues or self._table.tasks):
             return []
-        unbounded, found = self._table.unbounded(self._queues), faults(memory)
-        if unbounded and is_brokers(self._settings, self._conf, server):
+        unbounded, found = self._table.unbounded(self._queues), memory_faults(memory)
+        if unbounded and is_brokers(self._settings, self._conf, server_of):
             text = f"The letters of {some_of(unbounded)} are kept for ever in the broker's Redis"
             mend = (
                 "set dead_letter_ttl or dead_letter_max_length, or give them a Redis of their own"
@@ -316,7 +320,7 @@ def is_brokers(settings: Settings, conf: Any, place: Callable[[object], object])
     return not places.isdisjoint(map(place, address.urls))
 
 
-def faults(memory: ServerMemory) -> list[tuple[str, str]]:
+def memory_faults(memory: ServerMemory) -> list[tuple[str, str]]:
     """What endangers letters or counts in a server's memory, each with what to do."""
     if not memory.maximum:
         text = (
@@ -336,10 +340,10 @@ def faults(memory: ServerMemory) -> list[tuple[str, str]]:
 
 def database(url: object) -> tuple[object, str]:
     """The server of a URL, and its database."""
-    return server(url), urlsplit(str(url)).path.strip("/") or "0"
+    return server_of(url), urlsplit(str(url)).path.strip("/") or "0"
 
 
-def server(url: object) -> tuple[str, str]:
+def server_of(url: object) -> tuple[str, str]:
     """Host and port, or the path of a socket; databases of one server share its memory."""
     parts = urlsplit(url_without_secrets(str(url)))
     if parts.scheme in SOCKETS:

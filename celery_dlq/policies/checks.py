@@ -134,14 +134,14 @@ def age_seconds(given: str) -> float | None:
     return duration_seconds(given) if given.strip()[-1:].isalpha() else None
 
 
-def flag(where: str, value: object) -> bool:
+def true_or_false(where: str, value: object) -> bool:
     """Check ``True`` or ``False``."""
     if not isinstance(value, bool):
         raise expected(where, "True or False", value)
     return value
 
 
-def text(where: str, value: object) -> str:
+def name_text(where: str, value: object) -> str:
     """Check a name: text that is not empty."""
     if not isinstance(value, str) or not value.strip():
         raise expected(where, "a name (text that is not empty)", value)
@@ -152,7 +152,7 @@ def key_name(what: str) -> Check[str]:
     """A check of a name that is a part of Redis keys, where braces mark the hash slot."""
 
     def check(where: str, value: object) -> str:
-        found = text(where, value)
+        found = name_text(where, value)
         if "{" in found or "}" in found:
             raise expected(where, f"a {what} without braces", value)
         return found

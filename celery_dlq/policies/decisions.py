@@ -162,7 +162,7 @@ def decide_end(policy: Policy | None, end: End) -> Die | None:
         return Die(Reason.REJECTED, end.text)
     if policy is None or not end.final:
         return None
-    reason = _reason(end)
+    reason = _reason_of(end)
     if reason is None:
         return None
     rule = _rule_of(policy, end)
@@ -180,7 +180,7 @@ def decide_drop(policy: Policy | None, reason: Reason, text: str) -> Die | None:
     return Die(reason, text)
 
 
-def _reason(end: End) -> Reason | None:
+def _reason_of(end: End) -> Reason | None:
     if end.retries_spent:
         return Reason.MAX_RETRIES_EXCEEDED
     if end.retry_not_published:

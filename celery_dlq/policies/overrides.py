@@ -21,7 +21,7 @@ logger = get_logger("celery_dlq")
 MAX_OVERRIDE = timedelta(days=30)
 
 
-def keys() -> tuple[str, ...]:
+def overridable_keys() -> tuple[str, ...]:
     """The keys that can be overridden: only those that workers apply."""
     return tuple(key for key, found in policy_keys().items() if not found.why_not)
 
@@ -30,16 +30,16 @@ def checked(
     queue: str, key: str, value: Any, span: timedelta, actor: str, now: datetime
 ) -> Override:
     """Check an override and build it."""
-    if key not in keys():
+    if key not in overridable_keys():
         found = policy_keys().get(key)
-        why = f": {found.why_not}" if found else f"; {suggestion(key, keys())}"
+        why = f": {found.why_not}" if found else f"; {suggestion(key, overridable_keys())}"
         raise SettingsError(f"expected a policy key that can be overridden, got {key!r}{why}")
-    parsed = Policy.parse({key: _value(key, value)}, f"the override of {queue!r}")
-    since, plain = begins(key, now), parsed.to_json()[key]
+    parsed = Policy.parse({key: _parsed_value(key, value)}, f"the override of {queue!r}")
+    since, plain = begins_at(key, now), parsed.to_json()[key]
     return Override(queue=queue, key=key, value=plain, until=since + span, actor=actor, since=since)
 
 
-def begins(key: str, now: datetime) -> datetime:
+def begins_at(key: str, now: datetime) -> datetime:
     """When a change of a key that is made now begins."""
     return now + timing.current.grace if key in of_whole_queues() else now
 
@@ -70,13 +70,13 @@ def by_queue(overrides: Iterable[Override]) -> dict[str, tuple[Policy, str]]:
             logger.warning("An override is ignored: %s", exc)
             continue
         before, sources = found.get(override.queue, (Policy(), ""))
-        source = f"{override.actor} until {_short(override.until)}"
+        source = f"{override.actor} until {_short_time(override.until)}"
         joined = source if sources in {"", source} else f"{sources}, {source}"
         found[override.queue] = (policy.over(before), joined)
     return found
 
 
-def _value(key: str, value: Any) -> Any:
+def _parsed_value(key: str, value: Any) -> Any:
     """Parse text of the command line; other values stay as they are."""
     if value is None or is_off(value):
         return False
@@ -90,5 +90,5 @@ def _value(key: str, value: Any) -> Any:
         return value
 
 
-def _short(moment: datetime) -> str:
+def _short_time(moment: datetime) -> str:
     return str(iso(moment))[:16] + "Z"

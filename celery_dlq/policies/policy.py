@@ -20,13 +20,13 @@ from celery_dlq.policies.checks import (
     check_names,
     duration,
     expected,
-    flag,
     integer,
     is_off,
     mapping,
     positive_seconds,
     queue_name,
     some_of,
+    true_or_false,
 )
 from celery_dlq.registry import PolicyKey
 
@@ -138,11 +138,11 @@ def _crashes(where: str, value: object) -> int | CrashLimit:
     return limit if limit.within else limit.times
 
 
-def _delay(where: str, value: object) -> float | DefaultDelay:
+def _checked_delay(where: str, value: object) -> float | DefaultDelay:
     if isinstance(value, DefaultDelay):
         value = value.to_json()
     if isinstance(value, Mapping):
-        keys = mapping({"seconds": _delay, "always": flag}, required=("seconds",))
+        keys = mapping({"seconds": _checked_delay, "always": true_or_false}, required=("seconds",))
         delay = DefaultDelay(**keys(where, value))
         return delay if delay.always else delay.seconds
     return _DELAY_SECONDS(where, value)
@@ -203,7 +203,7 @@ class Policy:
         is_name=True,
     )
     default_delay: float | DefaultDelay | None = _key(  # noqa: RUF009 - it makes a field
-        _delay,
+        _checked_delay,
         why_not="it acts where messages are published, and publishers do not ask Redis",
     )
     dead_letter_ttl: float | None = _key(positive_seconds)
@@ -218,7 +218,7 @@ class Policy:
         if not isinstance(values, Mapping):
             raise expected(where, "a mapping of policy keys", values)
         check_names(f"policy keys in {where}", values, policy_keys(), SettingsError)
-        return _policy(
+        return _policy_of(
             {key: _checked(where, key, value) for key, value in values.items() if value is not None}
         )
 
@@ -233,11 +233,11 @@ class Policy:
             weaker = values.get(key)
             merges = isinstance(mine, KeyValue) and mine.merges and weaker
             values[key] = mine.over(weaker) if merges else mine
-        return _policy(values)
+        return _policy_of(values)
 
     def to_json(self) -> dict[str, Any]:
         """The keys that are set, JSON-ready; `parse` reads it."""
-        return {key: plain(value) for key, value in self.items()}
+        return {key: plain_value(value) for key, value in self.items()}
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """The keys that are set, with their values."""
@@ -246,7 +246,7 @@ class Policy:
 
     def without_off(self) -> Policy:
         """A policy that no weaker one fills: what is off in it is not set."""
-        return _policy({key: value for key, value in self.items() if value is not False})
+        return _policy_of({key: value for key, value in self.items() if value is not False})
 
     @property
     def says_delay(self) -> bool:
@@ -293,14 +293,14 @@ def policy_keys() -> dict[str, PolicyKey]:
     return _CORE | {key: found for key, (_feature, found) in registry.policy_keys().items()}
 
 
-def plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """The value of a key, JSON-ready."""
     if isinstance(value, KeyValue):
         return value.to_json()
     return sorted(map(str, value)) if isinstance(value, frozenset) else value
 
 
-def _policy(values: Mapping[str, Any]) -> Policy:
+def _policy_of(values: Mapping[str, Any]) -> Policy:
     """A policy of checked values; ``None`` is not set."""
     core = {key: value for key, value in values.items() if key in _CORE}
     features = ((key, value) for key, value in values.items() if key not in _CORE)

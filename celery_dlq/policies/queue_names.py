@@ -24,7 +24,7 @@ class QueueNames:
     def __init__(self, queues: Any) -> None:
         self._queues = queues
 
-    def of(self, exchange: str, routing_key: str) -> str:
+    def queue_of(self, exchange: str, routing_key: str) -> str:
         """The name of the queue, or the routing key when no known queue fits."""
         if _DELAYED.match(routing_key):
             # The message waited in RabbitMQ and lost the exchange it was published to.
@@ -35,7 +35,7 @@ class QueueNames:
 
     def _bound_to(self, exchanges: list[str], routing_key: str) -> str:
         known = list(self._queues.values())
-        for fits in (_bound, _bound_by_pattern, _on_exchange):
+        for fits in (_is_bound, _bound_by_pattern, _on_exchange):
             for exchange in exchanges:
                 found = [queue for queue in known if fits(queue, exchange, routing_key)]
                 if found:
@@ -56,7 +56,7 @@ class KnownQueues:
     complete: bool  # False if a route is a function, which may name any other
 
     @classmethod
-    def of(cls, app: Any) -> KnownQueues:
+    def from_app(cls, app: Any) -> KnownQueues:
         """Read an app's configuration; no route is called.
 
         Source: ``prepare`` in https://github.com/celery/celery/blob/main/celery/app/routes.py
@@ -90,7 +90,7 @@ def _targets(route: Any) -> list[Any]:
     return [target for _name, target in pairs]
 
 
-def _bound(queue: Any, exchange: str, routing_key: str) -> bool:
+def _is_bound(queue: Any, exchange: str, routing_key: str) -> bool:
     return (exchange, routing_key) in _bindings(queue)
 
 

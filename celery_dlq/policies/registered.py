@@ -33,7 +33,7 @@ def differences(mine: WorkerInfo, other: WorkerInfo) -> list[str]:
 
 
 def _difference(own: Policy, its: Policy) -> str:
-    mine, theirs = _flat(own), _flat(its)
+    mine, theirs = _flat_values(own), _flat_values(its)
     return ", ".join(
         f"{key} {mine.get(key, 'not set')} and {theirs.get(key, 'not set')}"
         for key in sorted({*mine, *theirs})
@@ -41,7 +41,7 @@ def _difference(own: Policy, its: Policy) -> str:
     )
 
 
-def _flat(policy: Policy) -> dict[str, Any]:
+def _flat_values(policy: Policy) -> dict[str, Any]:
     """The keys that are set; those of a mapping are one each."""
     found: dict[str, Any] = {}
     for key, value in policy.to_json().items():
@@ -54,14 +54,14 @@ def _flat(policy: Policy) -> dict[str, Any]:
 
 def table_of(info: WorkerInfo) -> PolicyTable:
     """The policies that a worker registered; keys that this version does not know are left out."""
-    parsed = {name: _policy(values) for name, values in info.policies.items()}
+    parsed = {name: _policy_of(values) for name, values in info.policies.items()}
     return PolicyTable(
         {name: policy for name, policy in parsed.items() if not name.startswith(TASK_PREFIX)},
         {name[len(TASK_PREFIX) :]: p for name, p in parsed.items() if name.startswith(TASK_PREFIX)},
     )
 
 
-def _policy(values: Mapping[str, Any]) -> Policy:
+def _policy_of(values: Mapping[str, Any]) -> Policy:
     policy = Policy()
     for key, value in values.items():
         with suppress(SettingsError):  # a key of another version

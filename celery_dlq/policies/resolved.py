@@ -40,7 +40,7 @@ class PolicyCache:
         self._queue_names = QueueNames(queues)
         self._policies: dict[tuple[str, str, str], ResolvedPolicy] = {}
 
-    def apply(self, overrides: Iterable[Override], now: datetime) -> None:
+    def apply_overrides(self, overrides: Iterable[Override], now: datetime) -> None:
         """Apply overrides to the configured policies, in place of earlier overrides."""
         self.policies = applied(self.policies, overrides, now)
         self._policies.clear()
@@ -72,7 +72,7 @@ class PolicyCache:
             limits = limits[:1]  # the rule's own before the task's
         return replace(resolved, dead_letter_queue=target, max_retries=min(limits, default=None))
 
-    def of(self, delivery_info: dict[str, Any], task: Any = None) -> ResolvedPolicy:
+    def resolve(self, delivery_info: dict[str, Any], task: Any = None) -> ResolvedPolicy:
         """The resolved policy of a message."""
         exchange, routing_key = delivery_info.get("exchange"), delivery_info.get("routing_key")
         place = (
@@ -84,11 +84,11 @@ class PolicyCache:
         if resolved is None:
             if len(self._policies) >= _MAX_RESOLVED:  # routing keys generated at run time
                 self._policies.clear()
-            resolved = self._policies[place] = self._make(place[1], place[2], task)
+            resolved = self._policies[place] = self._resolve(place[1], place[2], task)
         return resolved
 
-    def _make(self, exchange: str, routing_key: str, task: Any) -> ResolvedPolicy:
-        queue = self._known_queue(self._queue_names.of(exchange, routing_key), routing_key)
+    def _resolve(self, exchange: str, routing_key: str, task: Any) -> ResolvedPolicy:
+        queue = self._known_queue(self._queue_names.queue_of(exchange, routing_key), routing_key)
         task_policy = None if task is None else policy_of(task)
         policy = self.policies.resolve(queue, task_policy)
         target = self.policies.dead_letter_queue_of(queue, task_policy)

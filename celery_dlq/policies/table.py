@@ -29,7 +29,7 @@ RETENTION = ("dead_letter_ttl", "dead_letter_max_length")
 
 
 @dataclass(frozen=True, slots=True)
-class Sourced:
+class SourcedValue:
     """The value of one policy key and its source."""
 
     value: Any  # The value; `False` if the source ends the key, `None` if no policy sets it
@@ -56,9 +56,9 @@ class PolicyTable:
 
     def __post_init__(self) -> None:
         # Bounded: queues may be named at run time.
-        object.__setattr__(self, "cached", lru_cache(MAX_CACHED_POLICIES)(self._merge))
+        object.__setattr__(self, "cached", lru_cache(MAX_CACHED_POLICIES)(self._merge_layers))
 
-    def named(self) -> Iterator[tuple[str, Policy]]:
+    def named_policies(self) -> Iterator[tuple[str, Policy]]:
         """Every configured policy with what to call it."""
         yield from ((f"dlq_queues[{name!r}]", policy) for name, policy in self.queues.items())
         yield from ((f"dead_letter_policy of {name}", p) for name, p in self.tasks.items())
@@ -67,10 +67,10 @@ class PolicyTable:
         """The policy of a message, or ``None`` if no policy guards it."""
         return self.cached(queue, task_policy)
 
-    def explain(self, queue: str, task_name: str | None = None) -> dict[str, Sourced]:
+    def explain(self, queue: str, task_name: str | None = None) -> dict[str, SourcedValue]:
         """The value and source of every key, for a queue or for one task from it."""
         task_policy = self.tasks.get(task_name) if task_name else None
-        layers = list(self._layers(queue, task_policy, task_name or ""))
+        layers = list(self._layers_of(queue, task_policy, task_name or ""))
         return {key: _sourced(key, layers) for key in policy_keys()}
 
     def dead_letter_queue_of(self, queue: str, task_policy: Policy | None = None) -> str:
@@ -97,7 +97,7 @@ class PolicyTable:
         policy = self.of_dead_letter_queue(dead_letter_queue)
         return policy.of(key) if policy is not None else None
 
-    def rests(self, dead_letter_queue: str) -> bool:
+    def never_trims(self, dead_letter_queue: str) -> bool:
         """True if nothing may be trimmed or redriven by policy: a change of it has yet to begin."""
         return any(self.dead_letter_queue_of(queue) == dead_letter_queue for queue in self.resting)
 
@@ -108,7 +108,7 @@ class PolicyTable:
             for queue in (*self.lifted, *(q for q, (p, _) in self.overrides.items() if _retains(p)))
         )
 
-    def values(self, key: str) -> list[Any]:
+    def values_of(self, key: str) -> list[Any]:
         """All values that the policies have for a key, without those that end it."""
         overrides = (policy for policy, _source in self.overrides.values())
         policies = (*self.queues.values(), *self.tasks.values(), *overrides)
@@ -174,11 +174,11 @@ class PolicyTable:
         """True if any queue policy or override exists."""
         return bool(self.queues) or bool(self.overrides)
 
-    def _merge(self, queue: str, task_policy: Policy | None) -> Policy | None:
-        layers = [policy for _source, policy in self._layers(queue, task_policy, "")]
+    def _merge_layers(self, queue: str, task_policy: Policy | None) -> Policy | None:
+        layers = [policy for _source, policy in self._layers_of(queue, task_policy, "")]
         return _merged(layers).without_off() if layers else None
 
-    def _layers(
+    def _layers_of(
         self, queue: str, task_policy: Policy | None, task_name: str
     ) -> Iterator[tuple[str, Policy]]:
         """The policies that apply to a message with their sources, the strongest first."""
@@ -308,20 +308,20 @@ def _merged(layers: Iterable[Policy]) -> Policy:
     return reduce(lambda weak, strong: strong.over(weak), reversed(list(layers)), Policy())
 
 
-def _sourced(key: str, layers: list[tuple[str, Policy]]) -> Sourced:
+def _sourced(key: str, layers: list[tuple[str, Policy]]) -> SourcedValue:
     """The value of the strongest policy that sets a key, or of all of them if values merge."""
-    found: Sourced | None = None
+    found: SourcedValue | None = None
     for source, policy in layers:
         value = policy.of(key)
         if value is None:
             continue
         if found is None:
-            found = Sourced(value, source)
+            found = SourcedValue(value, source)
         elif value is not False:
-            found = Sourced(found.value.over(value), f"{found.source}, {source}")
+            found = SourcedValue(found.value.over(value), f"{found.source}, {source}")
         if not (isinstance(value, KeyValue) and value.merges):
             break
-    return found or Sourced(None, "default")
+    return found or SourcedValue(None, "default")
 
 
 def _specificity(pattern: str) -> tuple[int, int]:

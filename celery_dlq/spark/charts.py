@@ -34,7 +34,7 @@ _MAX_FULL_COUNT = 10_000
 _SIZES = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
 
 
-def bars(
+def draw_bars(
     counts: Mapping[int, Mapping[str, int]], first: int, last: int, marks: Iterable[float] = ()
 ) -> str:
     """Draw letters by bucket and state, from one bucket to another; lines at ``marks``."""
@@ -101,7 +101,7 @@ def percent(part: float, whole: int) -> str:
     return "<1%" if 0 < share < 0.01 else f"{share:.0%}"  # noqa: PLR2004 - one per cent
 
 
-def short(number: int) -> str:
+def short_number(number: int) -> str:
     """A count in at most five characters."""
     for size, name in _SIZES:
         if number >= max(_MAX_FULL_COUNT, 0.9995 * size):

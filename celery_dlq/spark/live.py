@@ -80,7 +80,7 @@ class LiveLetters:
             )
         return [self._options.queue]
 
-    def start(self, since: datetime | None) -> str:
+    def start_position(self, since: datetime | None) -> str:
         """A position before all letters that died at ``since`` or later.
 
         A letter is stored after its death, but clocks may differ. ``until`` has no such
@@ -91,11 +91,11 @@ class LiveLetters:
         milliseconds = max(0, (to_micros(since) - _CLOCK_SKEW // _MICROSECOND) // 1000)
         return f"{milliseconds - 1}-{2**64 - 1}" if milliseconds else FIRST_POSITION
 
-    def end(self, queue: str) -> str:
+    def end_position(self, queue: str) -> str:
         """The position of the newest letter that was ever in the queue."""
         return self._store.last_position(queue) or FIRST_POSITION
 
-    def spans(self, span: PositionRange) -> list[PositionRange]:
+    def split_range(self, span: PositionRange) -> list[PositionRange]:
         """Split a range into parts with about equally many letters.
 
         The boundaries come from a random sample of the index of letters, because Redis
@@ -151,18 +151,18 @@ class LiveLetters:
 
         rows: list[Mapping[bytes, bytes]] = []
         size = 0
-        for page in self._pages(span, choice_of(wanted, columns, fingerprints)):
+        for page in self._raw_pages(span, choice_of(wanted, columns, fingerprints)):
             for _position, entry in page:
-                if wanted.matches_fields(entry) and _begins(entry, fingerprints):
+                if wanted.matches_fields(entry) and _begins_with(entry, fingerprints):
                     rows.append(entry)
-                    size += _size(entry)
+                    size += _entry_size(entry)
             if len(rows) >= _MAX_BATCH_ROWS or size >= _MAX_BATCH_BYTES:
                 yield from batch()
                 rows, size = [], 0
         if rows:
             yield from batch()
 
-    def _pages(self, span: PositionRange, choice: Choice | None) -> Iterator[RawPage]:
+    def _raw_pages(self, span: PositionRange, choice: Choice | None) -> Iterator[RawPage]:
         if span.ids:
             found = (self._store.entry(span.queue, one) for one in span.ids)
             return ([one] for one in found if one is not None)
@@ -192,17 +192,17 @@ def choice_of(
     return None if choice == Choice() else choice
 
 
-def _begins(entry: Mapping[bytes, bytes], fingerprints: tuple[str, ...]) -> bool:
+def _begins_with(entry: Mapping[bytes, bytes], fingerprints: tuple[str, ...]) -> bool:
     found = entry.get(b"fingerprint", b"").decode("utf-8", "replace") if fingerprints else ""
     return found.startswith(fingerprints or "")
 
 
-def older(position: str, other: str) -> bool:
+def is_before(position: str, other: str) -> bool:
     """True if a position is before another one."""
     return ordered(position) < ordered(other)
 
 
-def _size(entry: Mapping[bytes, bytes]) -> int:
+def _entry_size(entry: Mapping[bytes, bytes]) -> int:
     if isinstance(entry, PackedFields):
         return entry.stored_bytes()
     return sum(map(len, entry.values()))

@@ -17,7 +17,7 @@ from celery_dlq.letters import conditions
 from celery_dlq.letters.json_codec import instant
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.letters.record import field_kinds
-from celery_dlq.policies.checks import Check, check_names, expected, text
+from celery_dlq.policies.checks import Check, check_names, expected, name_text
 from celery_dlq.store.address import Address, address_of
 
 _IN_URL = ("key_prefix", "master_name", "sentinel_username", "sentinel_password")
@@ -136,7 +136,7 @@ def _columns(where: str, value: object) -> tuple[str, ...]:
     return columns
 
 
-def _time(where: str, value: object) -> datetime:
+def _checked_time(where: str, value: object) -> datetime:
     try:
         return instant(str(value).strip())
     except ValueError:
@@ -144,11 +144,11 @@ def _time(where: str, value: object) -> datetime:
 
 
 _READ: Mapping[str, Check[Any]] = {
-    "url": text,
-    "queue": text,
+    "url": name_text,
+    "queue": name_text,
     "columns": _columns,
-    "since": _time,
-    "until": _time,
+    "since": _checked_time,
+    "until": _checked_time,
     "id": _several,
     "fingerprint": _several,
     "where": _conditions,

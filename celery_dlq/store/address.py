@@ -20,7 +20,7 @@ from celery_dlq.errors import SettingsError
 from celery_dlq.letters.printable import url_without_secrets
 
 
-class Kind(Enum):
+class AddressKind(Enum):
     """What the URLs of an `Address` are."""
 
     SERVERS = "servers, of which the first that answers is used"
@@ -29,17 +29,17 @@ class Kind(Enum):
 
 
 SCHEMES = {
-    "redis": Kind.SERVERS,
-    "rediss": Kind.SERVERS,
-    "valkey": Kind.SERVERS,
-    "valkeys": Kind.SERVERS,
-    "unix": Kind.SERVERS,
-    "redis+socket": Kind.SERVERS,
-    "sentinel": Kind.SENTINELS,
-    "redis+cluster": Kind.CLUSTER,
-    "rediss+cluster": Kind.CLUSTER,
+    "redis": AddressKind.SERVERS,
+    "rediss": AddressKind.SERVERS,
+    "valkey": AddressKind.SERVERS,
+    "valkeys": AddressKind.SERVERS,
+    "unix": AddressKind.SERVERS,
+    "redis+socket": AddressKind.SERVERS,
+    "sentinel": AddressKind.SENTINELS,
+    "redis+cluster": AddressKind.CLUSTER,
+    "rediss+cluster": AddressKind.CLUSTER,
 }
-_PORTS = {Kind.SERVERS: 6379, Kind.SENTINELS: 26379, Kind.CLUSTER: 6379}
+_PORTS = {AddressKind.SERVERS: 6379, AddressKind.SENTINELS: 26379, AddressKind.CLUSTER: 6379}
 _WITH_TLS = ("rediss", "valkeys", "rediss+cluster")
 SOCKETS = ("unix", "redis+socket")
 _VERIFIED = {"ssl_cert_reqs": "required"}
@@ -77,7 +77,7 @@ class Address:
     __repr__ = __str__
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> AddressKind:
         """What the URLs are."""
         return SCHEMES[urlsplit(self.urls[0]).scheme]
 
@@ -100,7 +100,7 @@ class Address:
             found["port"] = parts.port or _PORTS[SCHEMES[parts.scheme]]
             database = query.get("db", parts.path)
         found["db"] = _database(database)
-        if found["db"] and SCHEMES[parts.scheme] is Kind.CLUSTER:
+        if found["db"] and SCHEMES[parts.scheme] is AddressKind.CLUSTER:
             raise _UnusableError("expected no database after the host: a cluster has one only")
         others = [name for name in query if name not in _IN_URLS and name[:4] != "ssl_"]
         if others and not self.of_broker:  # not shown: a password may have a question mark
@@ -168,7 +168,7 @@ def address_of(
             f"expected {where} to be a usable Redis URL, got {address}{why}; special characters "
             f"in a password must be percent-encoded"
         ) from None
-    if address.kind is Kind.SENTINELS and not address.options.get("master_name"):
+    if address.kind is AddressKind.SENTINELS and not address.options.get("master_name"):
         raise SettingsError(
             f"expected {options_where}['master_name'] to be the name of the server that the "
             f"Sentinels at {address} watch, got none"

@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 
 from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.store.connect import LazyCluster, is_refusal, unavailable
-from celery_dlq.store.faults import CLUSTER, known_fault, line
+from celery_dlq.store.faults import CLUSTER, fault_line, known_fault
 from celery_dlq.store.keys import FORMAT, Keys
 from celery_dlq.store.scripts import script_text
 from celery_dlq.store.slots import client_for
@@ -27,7 +27,7 @@ _TYPES = ("hash", "zset", "stream", "set", "string")
 _MOST_QUEUES = 100
 
 
-def check(store: Store, dead_letter_queues: Iterable[str] = ()) -> None:
+def check_redis(store: Store, dead_letter_queues: Iterable[str] = ()) -> None:
     """Check that a Redis does all that is asked of it; leaves nothing behind but its format."""
     try:
         _check_connection(store)
@@ -38,10 +38,10 @@ def check(store: Store, dead_letter_queues: Iterable[str] = ()) -> None:
     except Exception as exc:  # a credential provider, for one, may raise anything
         cause = exc.__cause__ if isinstance(exc, StoreUnavailable) else exc
         shown = cause if isinstance(cause, Exception) else exc
-        raise fault(shown, store.url, store.keys.prefix) from exc
+        raise error_of(shown, store.url, store.keys.prefix) from exc
 
 
-def fault(exc: Exception, url: str, prefix: str) -> SettingsError | StoreUnavailable:
+def error_of(exc: Exception, url: str, prefix: str) -> SettingsError | StoreUnavailable:
     """Return the error to raise for one of redis-py's; it shows no password."""
     return known_fault(exc, url, prefix) or unavailable(exc, url)
 
@@ -60,7 +60,7 @@ def is_cluster_node(server: Mapping[str, Any]) -> bool:
     return "cluster" in (server.get("redis_mode"), server.get("server_mode"))
 
 
-def ask(store: Store, command: str, *args: str) -> Mapping[str, Any]:
+def reply_of_server(store: Store, command: str, *args: str) -> Mapping[str, Any]:
     """What one server of a store replies; empty if it forbids the command, as managed ones do."""
     try:
         reply = getattr(client_for(store.client, store.keys.nodes()), command)(*args)
@@ -73,7 +73,7 @@ def ask(store: Store, command: str, *args: str) -> Mapping[str, Any]:
 
 def _check_connection(store: Store) -> None:
     try:
-        store.connection.call("EXISTS", store.keys.queues())
+        store.connection.send_and_wait("EXISTS", store.keys.queues())
     except StoreUnavailable as exc:
         if not is_refusal(exc):
             raise
@@ -83,14 +83,14 @@ def _check_connection(store: Store) -> None:
 
 
 def _check_kind(store: Store) -> None:
-    server = ask(store, "info", "server")
+    server = reply_of_server(store, "info", "server")
     version = too_old(server)
     if version is not None:
         remedy = "upgrade it, or name another"
-        raise SettingsError(line(store.url, "to be Redis 6.2 or later", version, remedy))
+        raise SettingsError(fault_line(store.url, "to be Redis 6.2 or later", version, remedy))
     if is_cluster_node(server) and not isinstance(store.client, LazyCluster):
         expected = "to be one server, not a node of a Redis Cluster"
-        raise SettingsError(line(store.url, expected, "redis_mode:cluster", CLUSTER))
+        raise SettingsError(fault_line(store.url, expected, "redis_mode:cluster", CLUSTER))
 
 
 def _check_commands(client: Any, keys: Keys, dead_letter_queues: Iterable[str]) -> None:

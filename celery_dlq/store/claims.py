@@ -74,10 +74,10 @@ class Claims(Part):
         for some in chunks(letter_ids):
             lease_millis = int(lease_seconds * 1000)
             args = (owner, lease_millis, previous_run_prefix, int(self._filed), *some)
-            states += map(ClaimState, self._call("claim", *args, queue=dead_letter_queue))
+            states += map(ClaimState, self._run_script("claim", *args, queue=dead_letter_queue))
         return states
 
-    def held(
+    def held_by_others(
         self, dead_letter_queue: str, letter_ids: Sequence[str], *, previous_run_prefix: str = ""
     ) -> set[str]:
         """Return the letters that `claim` would find held by another operation now."""
@@ -97,7 +97,7 @@ class Claims(Part):
         """Record that the messages are on the broker: any operation may now remove the letters."""
         for some in chunks(letter_ids):
             args = (owner, "published", int(self._filed), *some)
-            self._call("settle", *args, queue=dead_letter_queue)
+            self._run_script("settle", *args, queue=dead_letter_queue)
 
     def release(
         self,
@@ -115,7 +115,7 @@ class Claims(Part):
         outcome = "reclaimed" if doubtful else "free"
         for some in chunks(letter_ids):
             args = (owner, outcome, int(self._filed), *some)
-            self._call("settle", *args, queue=dead_letter_queue)
+            self._run_script("settle", *args, queue=dead_letter_queue)
 
     def marker(self) -> str | None:
         """Write a key that expires after a minute, and return its name.
@@ -157,7 +157,7 @@ class Claims(Part):
             text = ""
             if seed is not None:
                 places.append(self._keys.run(seed.key))
-                text = json.dumps([len(places), *_flat(*seed)])
+                text = json.dumps([len(places), *_flat_seed(*seed)])
             place = "" if self._filed else position
             letter = (spelled(letter_id), place, reason, fingerprint)
             args += (*letter, numbers[list_key], entry_text, text)
@@ -197,7 +197,7 @@ class Claims(Part):
         """Delete what was counted of an operation that is over."""
         self._client.unlink(self._keys.operation(dead_letter_queue, operation_id))
 
-    def watch(self, keys: Sequence[MessageKey]) -> None:
+    def watch_messages(self, keys: Sequence[MessageKey]) -> None:
         """Mark messages that are about to be redriven, for `outcomes`."""
         pipe = self._client.pipeline(transaction=False)
         for key in keys:
@@ -212,12 +212,12 @@ class Claims(Part):
             pipe.hkeys(self._keys.run(key))
         return [_outcome(names) for names in pipe.execute()]
 
-    def seed(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
+    def seed_count(self, key: MessageKey, deliveries: int, last: Delivery) -> None:
         """Write the count with an ended last delivery, which must not look vanished."""
         run = self._keys.run(key)
         # In one write, so that the hash gets its end. A cluster of redis-py 5 has no transactions.
         pipe = self._client.pipeline(transaction=False)
-        pipe.execute_command("HSET", run, *_flat(key, deliveries, last))
+        pipe.execute_command("HSET", run, *_flat_seed(key, deliveries, last))
         pipe.pexpire(run, self._ttl_millis)
         pipe.execute()
 
@@ -234,20 +234,20 @@ class RedriveCall:
     sent: ReadAhead | None = None  # The connection on which the reply will come
 
     def send(self) -> None:
-        """Send the call over a connection of its own; if that fails, `states` makes it."""
+        """Send the call over a connection of its own; if that fails, `wait_for_states` makes it."""
         ahead = self.idle.pop() if self.idle else ReadAhead(self.client, self.url)
         try:
-            ahead.ask("EVALSHA", self.script.digest, *self.call)
+            ahead.send_ahead("EVALSHA", self.script.digest, *self.call)
         except StoreUnavailable:
             ahead.close()
         else:
             self.sent = ahead
 
-    def states(self) -> list[ClaimState] | None:
+    def wait_for_states(self) -> list[ClaimState] | None:
         """Wait for the reply. If it is lost, make the call again: it does nothing twice."""
         try:
             # The client makes it once more if this reply is lost, too.
-            reply: bytes = self._reply() or self.client.eval(self.script.text, *self.call)
+            reply: bytes = self._wait_for_reply() or self.client.eval(self.script.text, *self.call)
         except StoreUnavailable as exc:
             if not isinstance(exc.__cause__, (ResponseError, RedisClusterException)):
                 raise
@@ -255,14 +255,14 @@ class RedriveCall:
             return None
         return [ClaimState(int(digit)) for digit in reply.decode()]
 
-    def _reply(self) -> bytes | None:
+    def _wait_for_reply(self) -> bytes | None:
         """The reply to what was sent; ``None`` if there is none."""
         reply: bytes | None = None
         ahead, self.sent = self.sent, None
         if ahead is not None:
             try:
                 with suppress(StoreUnavailable, NoScriptError):
-                    reply = ahead.answer()
+                    reply = ahead.wait_for_reply()
             finally:  # also on Ctrl-C
                 if reply is None:
                     ahead.close()
@@ -271,7 +271,7 @@ class RedriveCall:
         return reply
 
 
-def _flat(key: MessageKey, deliveries: int, last: Delivery) -> list[str]:
+def _flat_seed(key: MessageKey, deliveries: int, last: Delivery) -> list[str]:
     """Return the names and values of a seeded count, in turn."""
     place = f"{key.place}:{deliveries}"
     end = compact(last.to_json())

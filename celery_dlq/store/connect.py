@@ -18,7 +18,7 @@ from redis.sentinel import Sentinel
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import error_without_secrets, url_without_secrets
-from celery_dlq.store.address import Address, Kind, address_of
+from celery_dlq.store.address import Address, AddressKind, address_of
 from celery_dlq.store.faults import known_fault
 from celery_dlq.store.keys import FORMAT, Keys
 
@@ -70,8 +70,8 @@ def connect(
         "socket_connect_timeout": timeout_seconds,
         "protocol": 2,
     }
-    clustered = address.kind is Kind.CLUSTER  # where redis-py has greeted the server already
-    common["redis_connect_func"] = _name if clustered else partial(_on_connect, keys)
+    clustered = address.kind is AddressKind.CLUSTER  # where redis-py has greeted the server already
+    common["redis_connect_func"] = _name_connection if clustered else partial(_on_connect, keys)
     found = [{**common, **one} for one in address.connections()]
     if clustered:
         check = None if keys is None else partial(_check_cluster, keys)
@@ -79,7 +79,7 @@ def connect(
     # Before version 6, redis-py retries only what is named.
     errors = [redis.ConnectionError, redis.TimeoutError]
     retry: dict[str, Any] = {"retry": Retry(NoBackoff(), retries), "retry_on_error": errors}
-    if address.kind is Kind.SENTINELS:
+    if address.kind is AddressKind.SENTINELS:
         client = _through_sentinels(address, [{**one, **retry} for one in found])
     else:
         client = _Client.from_pool(redis.ConnectionPool(**retry, **_of_servers(found)))
@@ -87,7 +87,7 @@ def connect(
     return client
 
 
-def _name(connection: Any) -> None:
+def _name_connection(connection: Any) -> None:
     """Name a connection in ``CLIENT LIST``; redis-py would refuse a user who may not."""
     connection.send_command("CLIENT", "SETNAME", _CLIENT_NAME)
     with suppress(ResponseError):
@@ -96,7 +96,7 @@ def _name(connection: Any) -> None:
 
 def _on_connect(keys: Keys | None, connection: Any) -> None:
     connection.on_connect()
-    _name(connection)
+    _name_connection(connection)
     if keys is None:
         return
     connection.send_command("GET", keys.format())

@@ -69,7 +69,7 @@ class DeliveryCounter:
     def count_first(self, key: MessageKey, delivery: Delivery) -> bool:
         """Write the start, and now and then the clean-ups of finished messages."""
         # No helpers: every task pays for this.
-        run, place, start = self._keys.run(key), key.place, self._start(delivery)
+        run, place, start = self._keys.run(key), key.place, self._start_text(delivery)
         args = (1, run, place, start, self._ttl, HISTORY_LIMIT)
         if len(self._done) >= self._CLEAN_UPS_PER_WRITE:
             self._clean_up()
@@ -77,7 +77,7 @@ class DeliveryCounter:
         again = partial(self._ended_command, key, place, 1, "", 2, start)
         return self.connection.send_unanswered([("EVAL", self._count_first.text, *args)], [again])
 
-    def count(
+    def count_delivery(
         self,
         key: MessageKey,
         delivery: Delivery,
@@ -97,7 +97,7 @@ class DeliveryCounter:
         args = (
             key.place,
             limit or 0,
-            self._start(delivery),
+            self._start_text(delivery),
             self._ttl,
             HISTORY_LIMIT,
             self._stale,
@@ -114,7 +114,7 @@ class DeliveryCounter:
         self._show_life(queue)
         return Count(CountStatus(state), number, bool(suspect))
 
-    def ended(self, key: MessageKey, delivery: Delivery, *, charged: bool = True) -> None:
+    def record_end(self, key: MessageKey, delivery: Delivery, *, charged: bool = True) -> None:
         """Record how a delivery ended; with ``charged=False`` take its count back.
 
         An uncharged delivery without an outcome never started: no record of it is kept.
@@ -127,7 +127,7 @@ class DeliveryCounter:
         # A message that was retried does not come back: its run may be deleted by now.
         comes_back = charged and delivery.outcome is not Outcome.RETRIED
         kind = charged + comes_back
-        start = self._start(delivery)
+        start = self._start_text(delivery)
         command = self._ended_command(key, key.place, delivery.number, end, kind, start)
         self._unprobed.add(key.dead_letter_queue)
         commands = [command]
@@ -170,7 +170,7 @@ class DeliveryCounter:
         # What it needs is made with many others: here every task would pay for it.
         self._done.append((key, delivery, first))
 
-    def died(self, key: MessageKey) -> None:
+    def record_death(self, key: MessageKey) -> None:
         """Delete the counts of a message and record that it is dead. Never raises.
 
         For a message whose letter is elsewhere: in the spool, or in another dead-letter queue.
@@ -183,7 +183,7 @@ class DeliveryCounter:
     def is_dead(self, key: MessageKey) -> bool:
         """True if a letter of this message was stored beside these counts, not long ago."""
         marks = self._keys.late_copies(key.dead_letter_queue)
-        return self.connection.call("ZSCORE", marks, key.letter_id) is not None
+        return self.connection.send_and_wait("ZSCORE", marks, key.letter_id) is not None
 
     def redrive_succeeded(self, redrive_id: str) -> None:
         """Count a success for a redrive; may be postponed until `flush`. Never raises."""
@@ -192,11 +192,11 @@ class DeliveryCounter:
 
     def history(self, key: MessageKey) -> tuple[Delivery, ...]:
         """Return all recorded deliveries of a task, over its retries, oldest first."""
-        return _deliveries(self._fields(key), key)
+        return _deliveries(self._read_fields(key), key)
 
     def shares_id(self, key: MessageKey) -> bool:
         """True if another message with its task id is under way, or was beside this one."""
-        fields = self._fields(key)
+        fields = self._read_fields(key)
         return b"shared" in fields or any(
             not (some and some[-1].outcome is Outcome.RETRIED)
             for place, some in _by_place(fields).items()
@@ -206,9 +206,9 @@ class DeliveryCounter:
     def last_sign(self, key: MessageKey, delivery: Delivery) -> datetime | None:
         """When the worker that started a delivery last gave a sign of life; ``None``: unknown."""
         place = f"start:{key.place}:{delivery.number}"
-        start = self.connection.call("HGET", self._keys.run(key), place) or b""
+        start = self.connection.send_and_wait("HGET", self._keys.run(key), place) or b""
         workers = self._keys.workers(key.dead_letter_queue)
-        millis = self.connection.call("ZSCORE", workers, start.partition(b"|")[2])
+        millis = self.connection.send_and_wait("ZSCORE", workers, start.partition(b"|")[2])
         return None if millis is None else from_micros(int(float(millis) * 1000))
 
     def flush(self) -> None:
@@ -236,7 +236,7 @@ class DeliveryCounter:
             self._forget_all()
         self.connection.close()
 
-    def _start(self, delivery: Delivery) -> str:
+    def _start_text(self, delivery: Delivery) -> str:
         """Return a start as it is stored: its time and its worker."""
         if not self._worker:
             self._worker = f"{delivery.worker_pid or 0}@{delivery.worker_hostname}#{self._token}"
@@ -245,8 +245,8 @@ class DeliveryCounter:
                 self._worker += f":{release}"
         return f"{to_micros(delivery.started_at)}|{self._worker}"
 
-    def _fields(self, key: MessageKey) -> dict[bytes, bytes]:
-        reply = self.connection.call("HGETALL", self._keys.run(key))
+    def _read_fields(self, key: MessageKey) -> dict[bytes, bytes]:
+        reply = self.connection.send_and_wait("HGETALL", self._keys.run(key))
         return dict(zip(reply[::2], reply[1::2], strict=True))
 
     def _ended_command(
@@ -282,7 +282,7 @@ class DeliveryCounter:
         args = [
             value
             for key, delivery, first in done
-            for value in (key.place, self._start(delivery), int(first))
+            for value in (key.place, self._start_text(delivery), int(first))
         ]
         return self._forget.command(keys, *args)
 

@@ -58,7 +58,7 @@ def redis_server(folder: Path) -> Iterator[str]:
         port = _free_port()
         options = f"--port {port} --bind 127.0.0.1 --appendonly no --databases 16".split()
         command = [redis_executable(), *options, "--dir", str(folder), "--save", ""]
-        with child(command, folder / "redis.log") as process:
+        with child_process(command, folder / "redis.log") as process:
             if _answers(process, port):
                 yield f"redis://127.0.0.1:{port}"
                 return
@@ -68,7 +68,7 @@ def redis_server(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def child(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def child_process(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process of our own session, so that Ctrl-C reaches us and not it; ended at the end."""
     with log.open("ab") as output:
         process = subprocess.Popen(  # noqa: S603 - our own command
@@ -82,10 +82,10 @@ def child(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]
     try:
         yield process
     finally:
-        _end(process)
+        _end_process(process)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end_process(process: subprocess.Popen[bytes]) -> None:
     """Terminate a process, then kill it with all processes that it started."""
     if process.poll() is None:
         process.terminate()

@@ -16,7 +16,7 @@ LOG_SECONDS = 10.0
 PAUSE_SECONDS = 1.0
 
 
-def repeat(
+def repeat_until(
     act: Callable[[], object],
     ended: Callable[[], object],
     what: str,

@@ -93,7 +93,7 @@ _FAULTS = (
 )
 
 
-def line(url: str, expected: str, got: str, remedy: str) -> str:
+def fault_line(url: str, expected: str, got: str, remedy: str) -> str:
     """What was expected of the store at a URL, what it is, and what to do."""
     return f"expected the store at {url_without_secrets(url)} {expected}, got {got}; {remedy}"
 
@@ -105,5 +105,7 @@ def known_fault(
     got = error_without_secrets(exc).removesuffix(".")
     for known in _FAULTS:
         if re.search(known.signs, got):
-            return known.error(line(url, known.expected, got, known.remedy.format(prefix=prefix)))
+            return known.error(
+                fault_line(url, known.expected, got, known.remedy.format(prefix=prefix))
+            )
     return None

@@ -38,7 +38,7 @@ _ANY = "*"
 _REVISION = b"revision"
 
 
-def fits(pattern: str, name: str) -> bool:
+def matches_pattern(pattern: str, name: str) -> bool:
     """True for the name itself, also if it has signs of a pattern, and for what a pattern fits."""
     return name == pattern or fnmatchcase(name, pattern)
 
@@ -109,7 +109,7 @@ class Hold(Instruction):
 
     def covers(self, task: str, queue: str) -> bool:
         """True for the messages of a task in a queue; ``where`` may leave some of them out."""
-        return fits(self.task, task) and fits(self.queue, queue)
+        return matches_pattern(self.task, task) and matches_pattern(self.queue, queue)
 
     @property
     def marker(self) -> str:
@@ -173,14 +173,14 @@ class Instructions(Part):
 
     def revision(self) -> int:
         """Counts the changes; -1 if it is no number."""
-        text = self._connection.call("HGET", self._keys.instructions(), _REVISION) or b"0"
+        text = self._connection.send_and_wait("HGET", self._keys.instructions(), _REVISION) or b"0"
         return int(text) if text.isdigit() else -1
 
     def all(self) -> list[Instruction]:
         """All that are there, also those that have ended, oldest first."""
         texts = self._client.hgetall(self._keys.instructions())
         texts.pop(_REVISION, None)
-        read = (_read(field, text) for field, text in texts.items())
+        read = (_parsed_or_none(field, text) for field, text in texts.items())
         found = [one for one in read if one is not None]
         return sorted(found, key=lambda one: (one.since, one.id))
 
@@ -196,14 +196,14 @@ class Instructions(Part):
 
     def get(self, kind: type[AnyInstruction], instruction_id: str) -> AnyInstruction | None:
         """One instruction, unless it has ended."""
-        field = _field(kind, instruction_id)
+        field = _field_of(kind, instruction_id)
         text = self._client.hget(self._keys.instructions(), field)
-        found = None if text is None else _read(field.encode(), text)
+        found = None if text is None else _parsed_or_none(field.encode(), text)
         return found if isinstance(found, kind) and found.in_force(self.now()) else None
 
-    def put(self, instruction: Instruction, most: int = 0) -> bool:
+    def give(self, instruction: Instruction, most: int = 0) -> bool:
         """Give an instruction, in place of one with its id; false if there are ``most`` others."""
-        return self._instruct(instruction, _ANY, _text(instruction), most)
+        return self._instruct(instruction, _ANY, _stored_text(instruction), most)
 
     def replace(self, known: AnyInstruction | None, new: AnyInstruction | None) -> bool:
         """Add, change or remove an instruction if the store still has what the caller knows.
@@ -214,52 +214,52 @@ class Instructions(Part):
         target = known or new
         if target is None:
             return False
-        field = _field(type(target), target.id)
+        field = _field_of(type(target), target.id)
         # Its own text: that of a later version may have more keys.
         text = self._client.hget(self._keys.instructions(), field)
-        if (None if text is None else _read(field.encode(), text)) != known:
+        if (None if text is None else _parsed_or_none(field.encode(), text)) != known:
             return False
         if new is None and isinstance(target, Hold) and not self._dropped(target.id):
             return False
-        return self._instruct(target, text or "", "" if new is None else _text(new))
+        return self._instruct(target, text or "", "" if new is None else _stored_text(new))
 
     def remove(self, instruction: Instruction) -> bool:
         """Remove an instruction, and let workers notice; false if it is not there."""
         there = self._client.hexists(
-            self._keys.instructions(), _field(type(instruction), instruction.id)
+            self._keys.instructions(), _field_of(type(instruction), instruction.id)
         )
         return self._instruct(instruction, _ANY, "") and bool(there)
 
     def forget(self, instructions: Iterable[Instruction]) -> int:
         """Remove instructions that have ended or are met; workers need not notice."""
-        names = [_field(type(one), one.id) for one in instructions]
+        names = [_field_of(type(one), one.id) for one in instructions]
         if not names:
             return 0
         return int(self._client.hdel(self._keys.instructions(), *names))
 
     def _instruct(self, target: Instruction, known: str | bytes, text: str, most: int = 0) -> bool:
-        field = _field(type(target), target.id)
-        return bool(self._call("instruct", field, known, text, most) == 1)
+        field = _field_of(type(target), target.id)
+        return bool(self._run_script("instruct", field, known, text, most) == 1)
 
     def _dropped(self, hold_id: str) -> bool:
         """Remove the queue of a hold, if it is empty."""
         keys = Keys(f"{self._keys.prefix}:held")
-        if not self._call("drop_held", letters=keys.letters(hold_id)):
+        if not self._run_script("drop_held", letters=keys.letters(hold_id)):
             return False
         self._client.srem(keys.queues(), spelled(hold_id))
         return True
 
 
-def _field(kind: type[Instruction], instruction_id: str) -> str:
+def _field_of(kind: type[Instruction], instruction_id: str) -> str:
     return f"{kind.kind}:{spelled(instruction_id)}"
 
 
-def _text(instruction: Instruction) -> str:
+def _stored_text(instruction: Instruction) -> str:
     """The text of an instruction, which no other call writes: what is there is known as our own."""
     return compact({**instruction.to_stored(), "written": uuid4().hex})
 
 
-def _read(field: bytes, text: bytes) -> Instruction | None:
+def _parsed_or_none(field: bytes, text: bytes) -> Instruction | None:
     name, _, instruction_id = field.decode("utf-8", "replace").partition(":")
     kind = _CORE.get(name) or _of_feature(name)
     if kind is None:  # of a later version, or of a feature that is gone

@@ -27,23 +27,23 @@ class JobStore(Part):
 
     def write(self, job_id: str, state: Mapping[str, Any]) -> str:
         """Save a state; return who has cancelled the job. Deletes the oldest of too many."""
-        _saved, known, request = self._save(job_id, b"", state)
+        _saved, known, request = self._compare_and_save(job_id, b"", state)
         if known > MOST_JOBS:
-            self._prune()
+            self._delete_oldest()
         return str(request.decode("utf-8", "replace"))
 
     def read(self, job_id: str) -> Mapping[str, Any] | None:
         """Return the state of a job, or ``None``."""
         text = self._client.hget(self._keys.jobs(), spelled(job_id))
-        return _state(text) if text else None
+        return _parsed_state(text) if text else None
 
     def all(self) -> list[Mapping[str, Any]]:
         """Return all states, newest first: job ids begin with the time."""
         found = self._client.hgetall(self._keys.jobs())
-        states = (_state(text) for _job_id, text in sorted(found.items(), reverse=True))
+        states = (_parsed_state(text) for _job_id, text in sorted(found.items(), reverse=True))
         return [state for state in states if state is not None]
 
-    def due(self) -> list[str]:
+    def startable_ids(self) -> list[str]:
         """Return the ids of the jobs that wait and may start now, who waits longest first."""
         millis = to_micros(self.now()) // 1000
         found = self._client.zrangebyscore(self._keys.waiting_jobs(), "-inf", millis)
@@ -70,21 +70,21 @@ class JobStore(Part):
         jobs, there = self._keys.jobs(), spelled(job_id)
         while True:  # a heartbeat in between changes neither state nor run
             text = self._client.hget(jobs, there)
-            found = _state(text) if text else None
+            found = _parsed_state(text) if text else None
             if found is None or any(found.get(k) != known.get(k) for k in ("state", "run")):
                 return False
-            if self._save(there, text, state)[0]:
+            if self._compare_and_save(there, text, state)[0]:
                 break
         if state is None:
             self._forget([there])
         return True
 
-    def _save(self, job_id: str, known: bytes, state: Mapping[str, Any] | None) -> Any:
+    def _compare_and_save(self, job_id: str, known: bytes, state: Mapping[str, Any] | None) -> Any:
         start = None if state is None else may_start_at(state)
         text = "" if state is None else compact(state)
-        return self._call("save_job", job_id, known, text, "" if start is None else start)
+        return self._run_script("save_job", job_id, known, text, "" if start is None else start)
 
-    def _prune(self) -> None:
+    def _delete_oldest(self) -> None:
         job_ids = sorted(self._client.hkeys(self._keys.jobs()))
         waiting = {*self._client.zrange(self._keys.waiting_jobs(), 0, -1)}
         old = [one for one in job_ids[: len(job_ids) - MOST_JOBS] if one not in waiting]
@@ -98,5 +98,5 @@ class JobStore(Part):
         self._client.hdel(self._keys.cancel_requests(), *job_ids)
 
 
-def _state(text: bytes) -> Mapping[str, Any] | None:
+def _parsed_state(text: bytes) -> Mapping[str, Any] | None:
     return readable("the state of a job", lambda: dict(json.loads(text)))

@@ -1,8 +1,8 @@
 """A lease: a right that one process of many has at a time, with a state that the next one finds.
 
 Its holder renews it. One that does not loses it after a while, also if it is only paused: so
-whoever must not write twice saves what it is about to do with `Lease.note`, which checks the lease
-and keeps the state in one step.
+whoever must not write twice saves what it is about to do with `Lease.save_state`, which checks the
+lease and keeps the state in one step.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Lease(Part):
         """Renew it; False if another process has it."""
         return self.request("keep").acquired
 
-    def note(self, state: str) -> LeaseReply:
+    def save_state(self, state: str) -> LeaseReply:
         """Keep a state for the next owner, if the lease is still held, and renew it."""
         return self.request("note", state)
 
@@ -57,5 +57,5 @@ class Lease(Part):
     def request(self, what: str, state: str = "") -> LeaseReply:
         """Take, keep, note, end or forget it; see ``lease.lua``."""
         args = (what, self.name, self.owner, int(self.seconds * 1000), state)
-        acquired, noted = self._call("lease", *args, queue=self.dead_letter_queue)
+        acquired, noted = self._run_script("lease", *args, queue=self.dead_letter_queue)
         return LeaseReply(bool(acquired), noted.decode("utf-8", "backslashreplace"))

@@ -100,7 +100,7 @@ class Letters(Part):
         self._connection.raise_if_away()
         try:
             if name not in self._named:  # operators never find a letter in a queue not listed
-                self._connection.call(*named)
+                self._connection.send_and_wait(*named)
                 if len(self._named) < _MAX_KNOWN_QUEUES:
                     self._named.add(name)
             run = self._keys.run(key)
@@ -130,7 +130,7 @@ class Letters(Part):
         place = entry.decode() if entry else letter_id if is_position(letter_id) else None
         if place is None:
             return None
-        found = self._reader.at(self._keys.letters(dead_letter_queue), place)
+        found = self._reader.entry_at(self._keys.letters(dead_letter_queue), place)
         return found[0] if found else None
 
     def named(
@@ -220,15 +220,15 @@ class Letters(Part):
 
     def last_position(self, dead_letter_queue: str) -> str | None:
         """Return the position of the newest letter ever stored, or ``None``."""
-        end = self._end(dead_letter_queue)
+        end = self._end_of_queue(dead_letter_queue)
         return text_of(end[0]) if end else None
 
     def stored_ever(self, dead_letter_queue: str) -> int | None:
         """Return the number of entries ever added, which Redis counts since 7.0."""
-        end = self._end(dead_letter_queue)
+        end = self._end_of_queue(dead_letter_queue)
         return 0 if not end else int(end[1]) if end[1] != b"" else None
 
-    def left(self, dead_letter_queue: str) -> int:
+    def left_count(self, dead_letter_queue: str) -> int:
         """Return the number of letters that left a queue, and did not come back from its bin.
 
         It is 0 before Redis 7.0, which does not count what was added.
@@ -237,7 +237,7 @@ class Letters(Part):
         restored = self._client.hget(self._keys.tally(dead_letter_queue), "restored")
         return max(0, stored - int(restored or 0) - self.length(dead_letter_queue))
 
-    def oldest(
+    def oldest_letters(
         self, dead_letter_queue: str, *, after: str | None, most: int
     ) -> list[LetterSummary]:
         """Return the entries stored first, after a position.
@@ -246,7 +246,7 @@ class Letters(Part):
         """
         low = f"({after}" if after else "-"
         count = min(most, _SUMMARIES_PER_PAGE)
-        page = self._reader.some(self._keys.letters(dead_letter_queue), low, "+", count)
+        page = self._reader.first_page(self._keys.letters(dead_letter_queue), low, "+", count)
         return [
             LetterSummary(
                 position=entry,
@@ -256,7 +256,7 @@ class Letters(Part):
             for entry, fields in page
         ]
 
-    def ended(self, dead_letter_queue: str, *, most: int) -> list[LetterSummary]:
+    def expired_letters(self, dead_letter_queue: str, *, most: int) -> list[LetterSummary]:
         """Return at most ``most`` letters whose messages have expired since they were stored."""
         now = to_micros(self.now())
         ids = self._client.zrange(
@@ -280,7 +280,7 @@ class Letters(Part):
         """
         of = "successes" if self._keys.successes_only else None
         noted = self._client.hgetall(self._keys.leases(dead_letter_queue))
-        found = (_folder(text_of(key), text_of(text), of) for key, text in noted.items())
+        found = (_export_folder(text_of(key), text_of(text), of) for key, text in noted.items())
         return [one for one in found if one is not None]
 
     def note_export(self, dead_letter_queue: str) -> None:
@@ -346,7 +346,7 @@ class Letters(Part):
         args, removed = (owner or "", int(keep_seconds * 1000), int(wanted), operation), 0
         key = self._keys.operation(dead_letter_queue, operation)
         for some in chunks(list(letter_ids), _REMOVED_PER_CALL):
-            reply = self._call("remove", *args, *some, queue=dead_letter_queue, operation=key)
+            reply = self._run_script("remove", *args, *some, queue=dead_letter_queue, operation=key)
             removed = int(reply) if operation else removed + int(reply)
         return removed
 
@@ -354,11 +354,11 @@ class Letters(Part):
         """Put a discarded letter back as the newest of its queue, in one atomic step."""
         keys, name = self._keys, spelled(letter_id)
         place = self._client.hget(keys.binned(dead_letter_queue), name)
-        page = self._reader.at(keys.bin(dead_letter_queue), place.decode()) if place else []
-        facts = _facts(page[0][1]) if page else "{}"
+        page = self._reader.entry_at(keys.bin(dead_letter_queue), place.decode()) if place else []
+        facts = _group_facts(page[0][1]) if page else "{}"
         key = self._keys.operation(dead_letter_queue, operation)
         args = (name, facts, int(bool(operation)))
-        reply = self._call("restore", *args, queue=dead_letter_queue, operation=key)
+        reply = self._run_script("restore", *args, queue=dead_letter_queue, operation=key)
         return Restored(reply)
 
     def binned(self, dead_letter_queues: Sequence[str]) -> list[str]:
@@ -398,8 +398,8 @@ class Letters(Part):
         with suppress(Exception):
             self._client.close()
 
-    def _end(self, dead_letter_queue: str) -> Sequence[Any]:
-        reply: Sequence[Any] = self._call("end_of_queue", queue=dead_letter_queue)
+    def _end_of_queue(self, dead_letter_queue: str) -> Sequence[Any]:
+        reply: Sequence[Any] = self._run_script("end_of_queue", queue=dead_letter_queue)
         return reply
 
 
@@ -409,7 +409,7 @@ def is_position(text: str) -> bool:
     return dash == "-" and all(part.isascii() and part.isdigit() for part in (first, second))
 
 
-def _folder(key: str, text: str, of: str | None) -> ExportFolder | None:
+def _export_folder(key: str, text: str, of: str | None) -> ExportFolder | None:
     """Read what a lease says of a folder, or ``None``: it is about something else, or damaged."""
     try:
         _owner, ends, state = text.split("|", 2)
@@ -431,7 +431,7 @@ def _folder(key: str, text: str, of: str | None) -> ExportFolder | None:
         return None
 
 
-def _facts(fields: Mapping[bytes, bytes]) -> str:
+def _group_facts(fields: Mapping[bytes, bytes]) -> str:
     """Return the facts of a group, from one of its letters."""
     values = {name: fields.get(name.encode()) for name in _FACTS}
     return json.dumps(

@@ -48,16 +48,18 @@ class GroupNotes(Part):
     What is overdue is removed when the next note or state is written in the queue.
     """
 
-    def add(self, dead_letter_queue: str, fingerprint: str, note: Note) -> None:
+    def add_note(self, dead_letter_queue: str, fingerprint: str, note: Note) -> None:
         """Add a note to a group. Adding the same note again changes nothing."""
         text, queue = json.dumps(note.to_stored()), dead_letter_queue
-        self._call("note", spelled(fingerprint), text, MAX_NOTES, _KEPT_MILLIS, queue=queue)
+        self._run_script("note", spelled(fingerprint), text, MAX_NOTES, _KEPT_MILLIS, queue=queue)
 
     def notes(self, dead_letter_queue: str, fingerprint: str) -> list[Note]:
         """Return the notes on a group, newest first."""
         text = self._client.hget(self._keys.notes(dead_letter_queue), spelled(fingerprint))
         lines = reversed((text or b"").splitlines())
-        found = (readable(f"a note on {fingerprint}", partial(_note, line)) for line in lines)
+        found = (
+            readable(f"a note on {fingerprint}", partial(_parsed_note, line)) for line in lines
+        )
         return [note for note in found if note is not None]
 
     def set_status(self, dead_letter_queue: str, fingerprint: str, status: GroupStatus) -> None:
@@ -65,8 +67,8 @@ class GroupNotes(Part):
 
         Storing a letter makes it regressed; see `Letters.dead_letter`.
         """
-        args = (spelled(fingerprint), _text(status), _KEPT_MILLIS)
-        self._call("group_state", *args, queue=dead_letter_queue)
+        args = (spelled(fingerprint), _state_text(status), _KEPT_MILLIS)
+        self._run_script("group_state", *args, queue=dead_letter_queue)
 
     def status(self, dead_letter_queue: str, fingerprint: str) -> GroupStatus:
         """Return the state of a group; one whose mute has ended is open."""
@@ -81,7 +83,7 @@ class GroupNotes(Part):
         if not any(texts):
             return {}
         now, pairs = self.now(), zip(fingerprints, texts, strict=True)
-        found = {name: _status(text, now) for name, text in pairs if text is not None}
+        found = {name: _status_at(text, now) for name, text in pairs if text is not None}
         return {name: status for name, status in found.items() if status is not OPEN_GROUP}
 
     def states(self, dead_letter_queue: str) -> dict[str, str]:
@@ -97,7 +99,7 @@ class GroupNotes(Part):
         return found
 
 
-def _text(status: GroupStatus) -> str:
+def _state_text(status: GroupStatus) -> str:
     """Return a state as ``parts/state.lua`` reads it; an open one is empty."""
     if status.state is GroupState.OPEN:
         return ""
@@ -111,19 +113,19 @@ def _text(status: GroupStatus) -> str:
     return "|".join([status.state.value, *parts, json.dumps(status.to_stored())])
 
 
-def _note(line: bytes) -> Note:
+def _parsed_note(line: bytes) -> Note:
     return Note.from_stored(json.loads(line))
 
 
-def _status(text: bytes, now: datetime) -> GroupStatus:
-    status = readable("the state of a group, which counts as open", partial(_read, text))
+def _status_at(text: bytes, now: datetime) -> GroupStatus:
+    status = readable("the state of a group, which counts as open", partial(_parsed_status, text))
     if status is None or status.state is GroupState.OPEN:
         return OPEN_GROUP
     is_over = status.until is not None and status.until <= now
     return OPEN_GROUP if is_over else status
 
 
-def _read(text: bytes) -> GroupStatus:
+def _parsed_status(text: bytes) -> GroupStatus:
     state, first, second, third, facts = text_of(text).split("|", 4)
     status = GroupStatus.from_stored(json.loads(facts))
     if state != GroupState.REGRESSED.value:

@@ -42,7 +42,7 @@ class Overviews(Part):
 
     def names(self) -> list[str]:
         """Return the names of all dead-letter queues that ever had a letter, sorted."""
-        return sorted(map(text_of, self._ask("SMEMBERS", self._keys.queues())))
+        return sorted(map(text_of, self._send_command("SMEMBERS", self._keys.queues())))
 
     def counts(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
         """Return the letters of each queue, and those of the last hour, in one write."""
@@ -73,10 +73,10 @@ class Overviews(Part):
             lambda pipe, name: pipe.hgetall(keys.arrivals(name)),
         )
         summaries = [_summary(name, replies, now) for name, replies in found]
-        sizes = self._sizes(names)
+        sizes = self._memory_sizes(names)
         return [replace(summary, memory_bytes=sizes.get(summary.name)) for summary in summaries]
 
-    def _sizes(self, names: Sequence[str]) -> dict[str, int]:
+    def _memory_sizes(self, names: Sequence[str]) -> dict[str, int]:
         """Return the memory of each queue's letters; nothing if the user may not ask for it."""
         keys = self._keys
         try:
@@ -95,7 +95,7 @@ class Overviews(Part):
 
     def statuses(self, names: Sequence[str]) -> list[QueueStatus]:
         """Run one script per queue."""
-        return [_status(name, *self._written("queue_status", queue=name)) for name in names]
+        return [_queue_status(name, *self._written("queue_status", queue=name)) for name in names]
 
     def ranked(
         self,
@@ -166,7 +166,7 @@ def text_of(value: bytes | str) -> str:
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
-def _status(name: str, letters: int, oldest: bytes, *times: bytes) -> QueueStatus:
+def _queue_status(name: str, letters: int, oldest: bytes, *times: bytes) -> QueueStatus:
     _oldest_died, _newest_died, end, now = times
     return QueueStatus(
         name=name,
@@ -210,10 +210,10 @@ def read_group(fingerprint: str, letters: int, text: str, *, now: datetime) -> G
     parts = (*text.split("|", 6), *[""] * 7)[:7]
     first, last, example, hours, recent, releases, facts_json = parts
     facts = json.loads(facts_json or "{}")
-    spans, span = _counts(recent), int(now.timestamp()) // _SPAN
+    spans, span = _parsed_counts(recent), int(now.timestamp()) // _SPAN
     hour = span // _SPANS_PER_HOUR
     last_span = max(spans, default=0)  # not in the hours yet
-    by_hour = _counts(hours) + Counter({last_span // _SPANS_PER_HOUR: spans[last_span]})
+    by_hour = _parsed_counts(hours) + Counter({last_span // _SPANS_PER_HOUR: spans[last_span]})
     return Group(
         fingerprint=fingerprint,
         letters=letters,
@@ -229,7 +229,7 @@ def read_group(fingerprint: str, letters: int, text: str, *, now: datetime) -> G
     )
 
 
-def _counts(text: str) -> Counter[int]:
+def _parsed_counts(text: str) -> Counter[int]:
     """Read the counts of ``parts/group.lua``."""
     pairs = (pair.split(":") for pair in text.split(",") if pair)
     return Counter({int(span): int(letters) for span, letters in pairs})
@@ -239,7 +239,7 @@ def _arrivals(slots: Mapping[bytes, bytes], now: datetime) -> dict[str, tuple[in
     """Read the counts of ``parts/arrival.lua``."""
     found = {}
     for place, slot in slots.items():
-        counted = readable("a count of arrivals", partial(_pair, slot))
+        counted = readable("a count of arrivals", partial(_hour_and_count, slot))
         if counted is not None:
             found[text_of(place.partition(b":")[2]), counted[0]] = counted[1]
     last = int(now.timestamp()) // _MINUTE
@@ -250,6 +250,6 @@ def _arrivals(slots: Mapping[bytes, bytes], now: datetime) -> dict[str, tuple[in
     }
 
 
-def _pair(slot: bytes) -> tuple[int, int]:
+def _hour_and_count(slot: bytes) -> tuple[int, int]:
     minute, letters = slot.split(b":")
     return int(minute), int(letters)

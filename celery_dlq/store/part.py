@@ -57,15 +57,19 @@ class Part:
             self._store.clock = time.monotonic(), micros
         return from_micros(micros + int(passed * 1e6))
 
-    def _ask(self, *command: Any) -> Any:
+    def _send_command(self, *command: Any) -> Any:
         """Send one command on the connection that is open in a worker, which seldom has another."""
-        ask = self._connection.call if self._connection.is_open else self._client.execute_command
+        ask = (
+            self._connection.send_and_wait
+            if self._connection.is_open
+            else self._client.execute_command
+        )
         return ask(*command)
 
-    def _call(self, name: str, *args: Any, queue: str | None = None, **keys: str) -> Any:
+    def _run_script(self, name: str, *args: Any, queue: str | None = None, **keys: str) -> Any:
         """Run a script on the keys that its header names: of the app, of a queue, or given."""
         script = script_text(name, self.lua)
-        places = self._places(name, queue, keys)
+        places = self._key_places(name, queue, keys)
         try:
             return self._client.evalsha(script.digest, len(places), *places, *args)
         except NoScriptError:
@@ -79,15 +83,15 @@ class Part:
         queue: str | None = None,
         **keys: str,
     ) -> Any:
-        """Run a script as `_call` does, in order with what the process writes without waiting."""
-        script, places = script_text(name, self.lua), self._places(name, queue, keys)
+        """Run a script as `_run_script` does, in order with the process's unanswered writes."""
+        script, places = script_text(name, self.lua), self._key_places(name, queue, keys)
         return self._connection.call_script(script, places, *args, before=before)
 
     def _command(self, name: str, *args: Any, queue: str | None = None, **keys: str) -> Command:
         """The command that runs a script, for `PipelinedConnection.send_unanswered`."""
-        return script_text(name, self.lua).command(self._places(name, queue, keys), *args)
+        return script_text(name, self.lua).command(self._key_places(name, queue, keys), *args)
 
-    def _places(self, name: str, queue: str | None, keys: dict[str, str]) -> list[str]:
+    def _key_places(self, name: str, queue: str | None, keys: dict[str, str]) -> list[str]:
         of = () if queue is None else (queue,)
         return self._keys.places(script_text(name, self.lua).keys, *of, **keys)
 

@@ -42,7 +42,7 @@ _NO_REPLY: Command = ("CLIENT", "REPLY", "SKIP")  # to the command that follows
 _NO_REPLY_PACKED = pack_command(_NO_REPLY)
 
 
-class Breaker:
+class OutageBackoff:
     """Circuit breaker for Redis, so that not every task waits for a timeout."""
 
     def __init__(
@@ -92,7 +92,7 @@ class PipelinedConnection:
     """One connection on which commands are written, most of them without a reply.
 
     Waiting for Redis would be most of what this plugin costs a healthy task. So
-    `send_unanswered` writes commands to which Redis does not reply, and `call` waits for a
+    `send_unanswered` writes commands to which Redis does not reply, and `send_and_wait` waits for a
     reply. Redis runs commands in order, so a write that it accepts confirms everything sent before;
     a refusal (it is read-only, say) leaves all of it in doubt, and all of it is sent again. What
     must not be missed even if Redis refused writes for a moment is sent again until Redis has
@@ -114,13 +114,13 @@ class PipelinedConnection:
         self,
         client: Any,
         url: str,
-        breaker: Breaker | None = None,
+        breaker: OutageBackoff | None = None,
         failing: str = "Deliveries are not counted now, and metrics wait in memory",
     ) -> None:
         self._failing = failing
         self._client = client
         self._url = url
-        self.breaker = breaker or Breaker()
+        self.breaker = breaker or OutageBackoff()
         self._lock = threading.RLock()
         self._connection: Any = None
         self.skips_replies: bool | None = None  # True if CLIENT REPLY is allowed
@@ -145,18 +145,18 @@ class PipelinedConnection:
         with self._lock:
             pending = self.kept if keep else self.unconfirmed
             try:
-                self._write(commands, reply=False)
+                self._write_commands(commands, reply=False)
                 if not self.skips_replies:
                     return self._awaited(commands, again, pending)
             except StoreUnavailable as exc:
                 if keep:
                     pending.extend(again)
-                self._log(exc)
+                self._log_failure(exc)
                 return False
             except Exception:
                 raise
             except BaseException:  # Ctrl-C: it is unknown how much was written
-                self.drop()
+                self.disconnect()
                 raise
             if again:
                 pending.extend(again)
@@ -171,10 +171,10 @@ class PipelinedConnection:
         """
         with self._lock:
             try:
-                self._settle()
-                self._accept(commands)
+                self._settle_unanswered()
+                self._write_and_wait(commands)
             except StoreUnavailable as exc:
-                self._log(exc)
+                self._log_failure(exc)
                 return False
             self.unconfirmed.clear()
             return True
@@ -184,13 +184,13 @@ class PipelinedConnection:
         """True if connected and the circuit breaker lets commands through."""
         return self._connection is not None and not self.breaker.is_open
 
-    def call(
+    def send_and_wait(
         self, *command: Any, before: Command | None = None, again: Command | None = None
     ) -> Any:
         """Send one command and wait for its reply; try once more if the connection was closed."""
         commands = [command] if before is None else [before, command]
         with self._lock:
-            self._settle()
+            self._settle_unanswered()
             replies = self._replies_to(commands, [*commands[:-1], again or command])
         for reply in replies:
             if isinstance(reply, NoScriptError):
@@ -207,13 +207,17 @@ class PipelinedConnection:
         before: Command | None = None,
         again: Sequence[Any] | None = None,
     ) -> Any:
-        """`call` a script by its digest, or by its text if Redis does not know it."""
+        """`send_and_wait` a script by its digest, or by its text if Redis does not know it."""
         call = (len(keys), *keys)
         second = None if again is None else ("EVAL", script.text, *call, *again)
         try:
-            return self.call("EVALSHA", script.digest, *call, *args, before=before, again=second)
+            return self.send_and_wait(
+                "EVALSHA", script.digest, *call, *args, before=before, again=second
+            )
         except NoScriptError:
-            return self.call("EVAL", script.text, *call, *args, before=before, again=second)
+            return self.send_and_wait(
+                "EVAL", script.text, *call, *args, before=before, again=second
+            )
 
     def wait_for_replica(self, key: str) -> None:
         """Wait until a replica has what was written, where one takes over when the master dies.
@@ -232,7 +236,9 @@ class PipelinedConnection:
             wait = timing.current.replica_wait
             is_first = not (self._replicated_until or self._alone_until)
             tries = math.ceil(timing.current.replica_first / wait) if is_first else 1
-            reached = any(self.call("WAIT", 1, math.ceil(1000 * wait)) for _ in range(tries))
+            reached = any(
+                self.send_and_wait("WAIT", 1, math.ceil(1000 * wait)) for _ in range(tries)
+            )
         except StoreUnavailable as exc:
             if not isinstance(exc.__cause__, NoPermissionError):
                 raise
@@ -241,7 +247,7 @@ class PipelinedConnection:
         if reached:
             self._replicated_until = now + timing.current.replica_doubt
         elif now < self._replicated_until or self._master_changes():
-            self.drop()
+            self.disconnect()
             away = redis.ConnectionError(f"no replica has what was written for {key}")
             raise unavailable(away, self._url) from away
         else:
@@ -270,7 +276,7 @@ class PipelinedConnection:
         """Wait until Redis has executed everything, and disconnect. Never raises."""
         with self._lock:
             self.confirm()
-            self.drop()
+            self.disconnect()
 
     def _awaited(
         self, commands: Sequence[Command], again: Sequence[Repetition], pending: deque[Repetition]
@@ -279,7 +285,7 @@ class PipelinedConnection:
         try:
             replies = self.replies(len(commands))
         except (RedisError, OSError):  # it is unknown if they were executed
-            self.drop()
+            self.disconnect()
             pending.extend(again)
             self.probe_writes(again[-1:])  # over a new connection, after all that is unconfirmed
             return True
@@ -288,18 +294,18 @@ class PipelinedConnection:
                 raise unavailable(reply, self._url) from reply
         return True
 
-    def _settle(self) -> None:
+    def _settle_unanswered(self) -> None:
         """Write again what Redis may have refused, and wait; raise if it refuses."""
         pending = [*self.unconfirmed, *self.kept] if self._in_doubt else [*self.kept]
         if self._in_doubt:  # one first: a Redis that takes no writes does not get all each time
-            self._accept(pending[-1:])
-        self._accept(pending)
+            self._write_and_wait(pending[-1:])
+        self._write_and_wait(pending)
         if pending:
             self.unconfirmed.clear()
         self.kept.clear()
         self._in_doubt = False
 
-    def _accept(self, repetitions: Sequence[Repetition]) -> None:
+    def _write_and_wait(self, repetitions: Sequence[Repetition]) -> None:
         """Write commands and wait; raise if Redis refuses one."""
         commands = commands_of(repetitions)
         for reply in self._replies_to(commands, commands) if commands else ():
@@ -315,15 +321,15 @@ class PipelinedConnection:
         with translated(self._url):
             for some in attempts:
                 try:
-                    self._write(some)
+                    self._write_commands(some)
                     return self.replies(len(some))
                 except (redis.ConnectionError, OSError) as exc:
                     lost = exc
-                    self.drop()  # Redis closed an idle connection; it need not be down
+                    self.disconnect()  # Redis closed an idle connection; it need not be down
                 except Exception:
                     raise
                 except BaseException:  # Ctrl-C: it is unknown how much of the reply was read
-                    self.drop()
+                    self.disconnect()
                     raise
             self.breaker.failed(lost)
             raise lost
@@ -331,35 +337,35 @@ class PipelinedConnection:
     def raise_if_away(self) -> None:
         """Raise `StoreUnavailable` if Redis failed and does not answer yet."""
         if self.breaker.has_failed:
-            self.call(*self._question)
+            self.send_and_wait(*self._question)
 
-    def _write(self, commands: Sequence[Command], *, reply: bool = True) -> None:
+    def _write_commands(self, commands: Sequence[Command], *, reply: bool = True) -> None:
         if self.breaker.is_open:
             raise unavailable(self.breaker.reason, self._url) from self.breaker.reason
         try:
             if self._connection is not None:
                 try:
-                    return self._send(commands, reply=reply)
+                    return self._send_commands(commands, reply=reply)
                 except (redis.ConnectionError, OSError):
-                    self.drop()  # Redis closed an idle connection; it need not be down
+                    self.disconnect()  # Redis closed an idle connection; it need not be down
             self._connection = self._new_connection()
             self._connection.connect()
             self.skips_replies = None
             if self.unconfirmed or self.kept:
                 again = commands_of([*self.unconfirmed, *self.kept])
                 self._in_doubt = True  # until Redis, which may be read-only or loading, takes them
-                self._send(again, reply=False)
+                self._send_commands(again, reply=False)
                 if not self.skips_replies:
                     self.replies(len(again))
-            self._send(commands, reply=reply)
+            self._send_commands(commands, reply=reply)
         except (RedisError, OSError) as exc:
-            self._lost(exc)
+            self._record_loss(exc)
             raise unavailable(exc, self._url) from exc
 
     def _new_connection(self) -> Any:
         return new_connection(self._client.connection_pool)
 
-    def _send(self, commands: Sequence[Command], *, reply: bool) -> None:
+    def _send_commands(self, commands: Sequence[Command], *, reply: bool) -> None:
         if not reply and self.skips_replies is None:
             self.skips_replies = self._may_skip_replies()
         # Like redis-py, without its checks of each argument: these are all our own.
@@ -379,7 +385,7 @@ class PipelinedConnection:
 
     def _may_skip_replies(self) -> bool:
         """True if ``CLIENT REPLY`` is allowed; in Redis 6 it is not to users without @admin."""
-        self._send([_NO_REPLY, ("PING",), ("PING",)], reply=True)
+        self._send_commands([_NO_REPLY, ("PING",), ("PING",)], reply=True)
         try:
             self._connection.read_response()
         except ResponseError as exc:
@@ -408,23 +414,23 @@ class PipelinedConnection:
                 replies.append(exc)
             except RedisError as exc:
                 if not isinstance(exc, redis.ConnectionError):  # it hangs, or is not Redis
-                    self._lost(exc)
+                    self._record_loss(exc)
                 raise
         self.breaker.worked()
         return replies
 
-    def _lost(self, exc: Exception) -> None:
+    def _record_loss(self, exc: Exception) -> None:
         self.breaker.failed(exc)
-        self.drop()
+        self.disconnect()
 
-    def drop(self) -> None:
+    def disconnect(self) -> None:
         """Disconnect, so that a late reply is not taken for the reply to another command."""
         if self._connection is not None:
             with suppress(Exception):
                 self._connection.disconnect()
             self._connection = None
 
-    def _log(self, exc: Exception) -> None:
+    def _log_failure(self, exc: Exception) -> None:
         """Log a failure, at most every ten seconds."""
         self.errors += 1
         now = time.monotonic()

@@ -71,7 +71,7 @@ class CountStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Reply to `DeliveryCounter.count`."""
+    """Reply to `DeliveryCounter.count_delivery`."""
 
     status: CountStatus  # The result
     number: int  # The number of this delivery, or of the last one counted
@@ -286,7 +286,7 @@ class LetterSummary:
     position: str  # Its position
     letter_id: str  # Its id
     # When it died, by its worker's clock. `None` if the entry is not a letter, and from
-    # `Letters.ended`
+    # `Letters.expired_letters`
     dead_lettered_at: datetime | None = None
 
     @property

@@ -15,7 +15,7 @@ MOST_REVOKED = 50_000
 class RevokedTasks(Part):
     """The tasks that operators revoked, by the clock of Redis."""
 
-    def note(self, ages: Mapping[str, float]) -> None:
+    def note_tasks(self, ages: Mapping[str, float]) -> None:
         """Note tasks, each with the seconds since it was revoked; twice is as once."""
         names = list(ages)
         for start in range(0, len(names), MOST_IDS):
@@ -24,9 +24,9 @@ class RevokedTasks(Part):
                 for name in names[start : start + MOST_IDS]
                 for value in (spelled(name), int(ages[name] * 1_000_000))
             ]
-            self._call("revoked", int(self._store.count_ttl * 1_000_000), MOST_REVOKED, *some)
+            self._run_script("revoked", int(self._store.count_ttl * 1_000_000), MOST_REVOKED, *some)
 
-    def last(self, names: Sequence[str]) -> float:
+    def last_revoked_at(self, names: Sequence[str]) -> float:
         """When the last of them was revoked, in microseconds since 1970; 0 if none was."""
-        found = self._ask("ZMSCORE", self._keys.revoked(), *map(spelled, names))
+        found = self._send_command("ZMSCORE", self._keys.revoked(), *map(spelled, names))
         return max((float(one) for one in found if one is not None), default=0.0)

@@ -51,20 +51,22 @@ class Script:
         return ("EVAL", self.text, len(keys), *keys, *args)
 
 
-def source(name: str, package: str = "celery_dlq.store") -> str:
+def script_source(name: str, package: str = "celery_dlq.store") -> str:
     """Return the text of a script in the folder ``lua`` of a package."""
     return (files(package) / "lua" / f"{name}.lua").read_text("utf-8")
 
 
-def whole(name: str, package: str = "celery_dlq.store") -> str:
+def whole_script(name: str, package: str = "celery_dlq.store") -> str:
     """Return the text of a script with the parts that it shares with others."""
-    return _INCLUDE.sub(lambda found: source(f"parts/{found[1]}"), source(name, package))
+    return _INCLUDE.sub(
+        lambda found: script_source(f"parts/{found[1]}"), script_source(name, package)
+    )
 
 
 @cache
 def script_text(name: str, package: str = "celery_dlq.store") -> Script:
     """Return a script of a package, ready to be sent."""
-    made = whole(name, package)
+    made = whole_script(name, package)
     text = _COMMENT.sub("", made)
     declared = _KEYS.search(made)
     keys = tuple(re.findall(r"\d+ (\w+) \(", declared[1])) if declared else ()

@@ -12,8 +12,8 @@ from celery_dlq.errors import StoreUnavailable
 from celery_dlq.store.connect import LazyCluster, new_connection
 from celery_dlq.store.pipelined import (
     ELSEWHERE,
-    Breaker,
     Command,
+    OutageBackoff,
     PipelinedConnection,
     Repetition,
     commands_of,
@@ -56,14 +56,14 @@ class ClusterConnection(PipelinedConnection):
                 slots.setdefault(first_key(command), ([], []))[which].append(command)
         written = True
         for key, (now, later) in slots.items():
-            written &= self._send_to(self._slot(key), now, later, keep=keep)
+            written &= self._send_to(self._connection_of_slot(key), now, later, keep=keep)
         return written
 
     def probe_writes(self, commands: Sequence[Repetition]) -> bool:
         """Write each command to its slot and wait; see `PipelinedConnection.probe_writes`."""
         accepted = []
         for command in commands_of(commands):
-            slot = self._slot(first_key(command))
+            slot = self._connection_of_slot(first_key(command))
             accepted.append(slot.probe_writes([command]) or self._found_again(slot, [command]))
         return all(accepted)
 
@@ -72,15 +72,15 @@ class ClusterConnection(PipelinedConnection):
         """True if connected to any node."""
         return any(slot.is_open for slot in self._slots.values())
 
-    def call(
+    def send_and_wait(
         self, *command: Any, before: Command | None = None, again: Command | None = None
     ) -> Any:
-        """Send one command and wait for its reply; see `PipelinedConnection.call`."""
+        """Send one command and wait for its reply; see `PipelinedConnection.send_and_wait`."""
         if before is not None:
-            self.call(*before)
-        slot = self._slot(first_key(command))
+            self.send_and_wait(*before)
+        slot = self._connection_of_slot(first_key(command))
         try:
-            return slot.call(*command, again=again)
+            return slot.send_and_wait(*command, again=again)
         except StoreUnavailable as exc:
             if not isinstance(exc.__cause__, (*ELSEWHERE, redis.ConnectionError, OSError)):
                 raise
@@ -95,7 +95,7 @@ class ClusterConnection(PipelinedConnection):
 
     def wait_for_replica(self, key: str) -> None:
         """Wait for a replica of the slot's master; see `PipelinedConnection.wait_for_replica`."""
-        self._slot(key).wait_for_replica(key)
+        self._connection_of_slot(key).wait_for_replica(key)
 
     def close(self) -> None:
         """Wait until everything is executed, and disconnect. Never raises."""
@@ -131,13 +131,13 @@ class ClusterConnection(PipelinedConnection):
                     self._client.execute_command(*command)
             except StoreUnavailable as exc:
                 slot.search.failed(exc)
-                self._log(exc)
+                self._log_failure(exc)
                 return False
             if self._slots.pop(slot.key, None) is not None:
                 slot.close()
             return True
 
-    def _slot(self, key: str) -> _SlotConnection:
+    def _connection_of_slot(self, key: str) -> _SlotConnection:
         tag = key[key.find("{") : key.find("}") + 1] or key
         slot = self._slots.get(tag)
         if slot is None:
@@ -155,7 +155,7 @@ class _SlotConnection(PipelinedConnection):
         super().__init__(client, url)
         self.is_replicated = True
         self.key = key
-        self.search = Breaker()
+        self.search = OutageBackoff()
         self._question = ("EXISTS", key)  # answered by the slot's own node alone
 
     @property

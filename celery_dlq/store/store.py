@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import url_without_secrets
 from celery_dlq.store.address import Address
-from celery_dlq.store.check import check
+from celery_dlq.store.check import check_redis
 from celery_dlq.store.connect import connect, is_refusal
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.instructions import Instructions
@@ -133,7 +133,7 @@ class Store:
 
     def check(self, dead_letter_queues: Iterable[str] = ()) -> None:
         """Check that Redis does all that is needed; see `celery_dlq.store.check`."""
-        check(self, dead_letter_queues)
+        check_redis(self, dead_letter_queues)
 
     def separate(self) -> Store:
         """Return a store on the same data with its own connections."""

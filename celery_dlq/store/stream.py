@@ -35,17 +35,17 @@ class StreamReader:
         self._url = url
         self._connection = pipelined(client, url)
 
-    def at(self, stream: str, entry: str) -> RawPage:
+    def entry_at(self, stream: str, entry: str) -> RawPage:
         """Return the entry of an id, or an empty page."""
-        return self.some(stream, entry, entry, 1)
+        return self.first_page(stream, entry, entry, 1)
 
-    def some(self, stream: str, low: str, high: str, count: int) -> RawPage:
+    def first_page(self, stream: str, low: str, high: str, count: int) -> RawPage:
         """Return the first entries of a range in one page; empty only if there are none."""
         try:
-            _more, reply = self._connection.call(*_command(stream, low, high, count))
+            _more, reply = self._connection.send_and_wait(*_command(stream, low, high, count))
         except StoreUnavailable:
             _more, reply = self._asked_again(_command(stream, low, high, 1))
-        return _page(reply)
+        return _parsed_page(reply)
 
     def pages(
         self,
@@ -71,7 +71,7 @@ class StreamReader:
         try:
             while more:
                 try:
-                    more, reply, *last = self._answer(ahead, command())
+                    more, reply, *last = self._reply_of(ahead, command())
                 except StoreUnavailable:
                     most = 1
                     more, reply, *last = self._asked_again(command())
@@ -80,22 +80,22 @@ class StreamReader:
                     most = min(page_size, _MAX_GROWTH * most)
                     if more and most == before:  # the caller reads much, so ask ahead
                         with suppress(StoreUnavailable):  # it is asked for again when needed
-                            ahead.ask(*command())
+                            ahead.send_ahead(*command())
                 if reply:
-                    yield _page(reply)
+                    yield _parsed_page(reply)
         finally:
             ahead.close()
 
     def close(self) -> None:
-        """Disconnect."""
+        """Close the connection that reads ahead."""
         self._connection.close()
 
-    def _answer(self, ahead: ReadAhead, command: Command) -> Any:
+    def _reply_of(self, ahead: ReadAhead, command: Command) -> Any:
         """Return the reply that was read ahead, or ask now."""
         if ahead.command != command:
-            return self._connection.call(*command)
+            return self._connection.send_and_wait(*command)
         try:
-            return ahead.answer()
+            return ahead.wait_for_reply()
         except StoreUnavailable:
             ahead.close()
             raise
@@ -104,7 +104,7 @@ class StreamReader:
         """Ask over a new connection."""
         self._connection.close()
         self._connection = pipelined(self._client, self._url)
-        return self._connection.call(*command)
+        return self._connection.send_and_wait(*command)
 
 
 class ReadAhead:
@@ -119,7 +119,7 @@ class ReadAhead:
         self._connection: Any = None
         self.command: tuple[Any, ...] | None = None
 
-    def ask(self, *command: Any) -> None:
+    def send_ahead(self, *command: Any) -> None:
         """Send a command."""
         with translated(self._url):
             if self._connection is None:
@@ -129,7 +129,7 @@ class ReadAhead:
             self._connection.send_command(*command, check_health=False)
         self.command = command
 
-    def answer(self) -> Any:
+    def wait_for_reply(self) -> Any:
         """Wait for the reply to the command."""
         self.command = None
         with translated(self._url):
@@ -159,5 +159,5 @@ def _choosing(choice: Choice, stream: str, begin: str, end: str, most: int) -> C
     return script_text("select").command([stream], *args, *choice.fingerprints)
 
 
-def _page(reply: Sequence[Any]) -> RawPage:
+def _parsed_page(reply: Sequence[Any]) -> RawPage:
     return [(entry.decode(), fields_of(parts)) for entry, parts in reply]

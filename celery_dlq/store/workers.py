@@ -40,11 +40,11 @@ class WorkerRegistry(Part):
         """Save a worker's info; it is kept while the worker sends heartbeats."""
         text = info.to_stored()
         tasks = text.pop("tasks")
-        self._node(info.hostname, compact(text), compact(tasks))
+        self._heartbeat_of(info.hostname, compact(text), compact(tasks))
 
     def heartbeat(self, hostname: str) -> HeartbeatReply:
         """Record that a worker is alive."""
-        return self._node(hostname, "", "")
+        return self._heartbeat_of(hostname, "", "")
 
     def deregister(self, hostname: str) -> None:
         """Remove a worker's info."""
@@ -54,22 +54,28 @@ class WorkerRegistry(Part):
 
     def workers(self, *, with_tasks: bool = True, some: int = 0) -> list[WorkerInfo]:
         """Return the infos of live workers, by host name, or of the last ``some``."""
-        live = self._ask("ZRANGE", self._keys.nodes(), -some, -1) if some else self._live()
-        infos = self._ask("HMGET", self._keys.worker_infos(), *live) if live else []
-        tasks = self._ask("HMGET", self._keys.tasks(), *live) if live and with_tasks else []
+        live = (
+            self._send_command("ZRANGE", self._keys.nodes(), -some, -1)
+            if some
+            else self._live_ids()
+        )
+        infos = self._send_command("HMGET", self._keys.worker_infos(), *live) if live else []
+        tasks = (
+            self._send_command("HMGET", self._keys.tasks(), *live) if live and with_tasks else []
+        )
         found = (
-            readable("what a worker said of itself", partial(_info, info, names or b"[]"))
+            readable("what a worker said of itself", partial(_parsed_info, info, names or b"[]"))
             for info, names in zip_longest(infos, tasks)
             if info is not None
         )
         return [info for info in found if info is not None]
 
-    def rest(self) -> None:
+    def close_idle_connections(self) -> None:
         """Close pooled connections that are not in use: a healthy worker seldom needs one."""
         if self._client.connection_pool is not None:  # a cluster has one for each node
             self._client.connection_pool.disconnect(inuse_connections=False)
 
-    def record(self, change: Change) -> None:
+    def record_change(self, change: Change) -> None:
         """Add a change to the audit log, which keeps about the newest 10,000."""
         self._client.xadd(
             self._keys.changes(),
@@ -92,7 +98,7 @@ class WorkerRegistry(Part):
         pipe.xrevrange(self._keys.changes(), count=limit)
         texts, entries = pipe.execute()
         found = (
-            readable(f"the change {entry.decode()}", partial(_change, fields))
+            readable(f"the change {entry.decode()}", partial(_parsed_change, fields))
             for entry, fields in entries
         )
         read = (
@@ -107,7 +113,7 @@ class WorkerRegistry(Part):
         text = self._client.hget(self._keys.open_changes(), operation)
         return text and readable(f"the change of {operation}", partial(_open_change, text))
 
-    def open(self, operation: str, change: Change, before: int) -> OpenChange:
+    def begin_change(self, operation: str, change: Change, before: int) -> OpenChange:
         """Save the change of an operation that begins; the oldest make room for it."""
         text = compact({"change": change.to_stored(), "before": before})
         key = self._keys.open_changes()
@@ -118,17 +124,17 @@ class WorkerRegistry(Part):
             self._client.hdel(key, *oldest[: len(oldest) - _MAX_OPEN_CHANGES])
         return OpenChange(change, before, text)
 
-    def close(self, operation: str, opened: OpenChange, change: Change | None) -> bool:
+    def end_change(self, operation: str, opened: OpenChange, change: Change | None) -> bool:
         """End an open change, in one step with its record; false if another process did that."""
         text = "" if change is None else compact(change.to_stored())
-        return bool(self._call("close_change", operation, opened.text, text, _MAX_CHANGES))
+        return bool(self._run_script("close_change", operation, opened.text, text, _MAX_CHANGES))
 
-    def _node(self, hostname: str, info: str, tasks: str) -> HeartbeatReply:
+    def _heartbeat_of(self, hostname: str, info: str, tasks: str) -> HeartbeatReply:
         args = (hostname, int(timing.current.worker_silent * 1000), info, tasks)
         known, revision, jobs = self._written("node", *args)
         return HeartbeatReply(bool(known), int(revision), bool(jobs))
 
-    def _live(self) -> list[bytes]:
+    def _live_ids(self) -> list[bytes]:
         millis = to_micros(self.now()) // 1000 - int(timing.current.worker_silent * 1000)
         return sorted(self._client.zrangebyscore(self._keys.nodes(), millis, "+inf"))
 
@@ -136,15 +142,17 @@ class WorkerRegistry(Part):
 class MetricsStore(Part):
     """Adds up the counts of all processes of an app, in one hash."""
 
-    def add(self, counts: Mapping[Series, int], gauges: WorkerGauges | None = None) -> bool:
+    def add_counts(self, counts: Mapping[Series, int], gauges: WorkerGauges | None = None) -> bool:
         """Add counts without waiting, and never raise; False if the caller is to keep them."""
         worker = "" if gauges is None else gauges.worker
         values = "" if gauges is None else compact([gauges.spool, gauges.waiting])
-        fields = [part for series, count in counts.items() for part in (*_names(series), count)]
+        fields = [
+            part for series, count in counts.items() for part in (*_series_fields(series), count)
+        ]
         command = self._command("measure", MOST_FIELDS, worker, values, *fields)
         return self._connection.send_unanswered([command])
 
-    def read(self) -> Measured:
+    def read_all(self) -> Measured:
         """Return all counts, and the gauges of live workers: 0 of those who reported none."""
         now, _ = self._client.time()
         pipe = self._client.pipeline(transaction=False)
@@ -158,9 +166,9 @@ class MetricsStore(Part):
                 found[tuple(map(str, json.loads(series)))] = int(count)
             except (ValueError, TypeError):  # for example from a later version
                 logger.debug("Skipped the count %r, which cannot be read", series)
-        workers = {name: WorkerGauges(worker=_text(name)) for name in live}
+        workers = {name: WorkerGauges(worker=_shortened(name)) for name in live}
         for name, text in gauges.items():
-            if reported := _gauges(_text(name), text, now):
+            if reported := _parsed_gauges(_shortened(name), text, now):
                 workers[name] = reported
         return Measured(counts=found, workers=tuple(workers[name] for name in sorted(workers)))
 
@@ -170,25 +178,25 @@ def _open_change(text: bytes) -> OpenChange:
     return OpenChange(Change.from_stored(found["change"]), int(found["before"]), text.decode())
 
 
-def _change(fields: Mapping[bytes, bytes]) -> Change:
+def _parsed_change(fields: Mapping[bytes, bytes]) -> Change:
     return Change.from_stored(json.loads(fields[b"change"]))
 
 
-def _info(info: bytes, tasks: bytes) -> WorkerInfo:
+def _parsed_info(info: bytes, tasks: bytes) -> WorkerInfo:
     return WorkerInfo.from_stored({**json.loads(info), "tasks": json.loads(tasks)})
 
 
-def _text(name: bytes) -> str:
+def _shortened(name: bytes) -> str:
     return name.decode("utf-8", "backslashreplace")
 
 
-def _names(series: Series) -> tuple[str, str]:
+def _series_fields(series: Series) -> tuple[str, str]:
     """Return the field of a series, and its substitute when there are too many fields."""
     name, *labels = series
     return compact(series), compact([name, *(OTHER for _ in labels)])
 
 
-def _gauges(worker: str, text: bytes, now: int) -> WorkerGauges | None:
+def _parsed_gauges(worker: str, text: bytes, now: int) -> WorkerGauges | None:
     try:
         at, _, values = text.decode().partition("|")
         spool, waiting, *_ = json.loads(values)

@@ -69,7 +69,7 @@ class EagerRequest:
         """Change the state; there is no message to acknowledge."""
         self.dlq_state = state
 
-    def error(self, verdict: Die) -> Exception:
+    def error_of(self, verdict: Die) -> Exception:
         """The error of a message that is not executed."""
         assert self.dlq_in_flight is not None  # noqa: S101 - it was counted
         where = self.dlq_in_flight.key.dead_letter_queue
@@ -90,7 +90,7 @@ class EagerGuards:
         self._running: dict[str, EagerRequest] = {}
         self._places: dict[str, dict[str, Any]] = {}
 
-    def watch(self, stack: ExitStack) -> None:
+    def guard_until_closed(self, stack: ExitStack) -> None:
         """Guard eager executions until the stack is closed."""
         apply = Task.apply
         signature = inspect.signature(apply)
@@ -103,11 +103,11 @@ class EagerGuards:
             return self._execute(bound, apply)
 
         stack.enter_context(patch.object(Task, "apply", guarded))
-        signals.task_postrun.connect(self._ended, weak=False)
-        stack.callback(signals.task_postrun.disconnect, self._ended)
-        stack.callback(self._close)
+        signals.task_postrun.connect(self._record_end, weak=False)
+        stack.callback(signals.task_postrun.disconnect, self._record_end)
+        stack.callback(self._stop_guarding)
 
-    def add(self, app: Any, dlq: DeadLetters) -> None:
+    def guard_app(self, app: Any, dlq: DeadLetters) -> None:
         """Guard the tasks of one more app."""
         self._apps[id(app)] = dlq
 
@@ -123,10 +123,10 @@ class EagerGuards:
         task = task.app.tasks.get(task.name, task)
         self.used = True
         request = EagerRequest(task, self._message(task, given))
-        guard = self._guard(task.app)
+        guard = self._guard_of(task.app)
         for one in guard.observers:
             one.on_task(task)
-        verdict = guard.begin(request)
+        verdict = guard.count_start(request)
         if isinstance(verdict, Die):
             guard.dead_letter(request, verdict)
             return _refused(request, verdict, throw=given.get("throw"))
@@ -138,7 +138,7 @@ class EagerGuards:
             if self._running.get(task_id) is request:
                 del self._running[task_id]
 
-    def _ended(self, task_id: str, task: Any, retval: Any, state: Any, **_: Any) -> None:
+    def _record_end(self, task_id: str, task: Any, retval: Any, state: Any, **_: Any) -> None:
         request = self._running.pop(task_id, None)
         if request is None:
             return
@@ -146,18 +146,18 @@ class EagerGuards:
         exc = sys.exc_info()[1] if state is None else retval
         try:
             if state == states.SUCCESS:
-                self._guard(task.app).succeeded(request)
+                self._guard_of(task.app).record_success(request)
             elif isinstance(exc, Exception):  # else the process is exiting
                 info = ExceptionInfo((type(exc), exc, exc.__traceback__))
-                guard = self._guard(task.app)
+                guard = self._guard_of(task.app)
                 for one in guard.observers:
                     one.on_error(info, task, request.delivery_info)
                 failure = failure_of(info, tuple(task.throws or ()))
-                guard.end(request, failure, requeued=False)
+                guard.decide_end(request, failure, requeued=False)
         except Exception as problem:  # noqa: BLE001 - raised by the next assertion
             self.problems.append(problem)
 
-    def _guard(self, app: Any) -> Guard:
+    def _guard_of(self, app: Any) -> Guard:
         app = app_itself(app)
         guard = self._guards.get(id(app))
         if guard is None:
@@ -179,7 +179,7 @@ class EagerGuards:
         """Exchange and routing key; Celery's eager request has none."""
         return self._places.get(request.id) or request.delivery_info or {}
 
-    def _close(self) -> None:
+    def _stop_guarding(self) -> None:
         for guard in self._guards.values():
             for one in guard.observers:
                 one.close()
@@ -208,12 +208,12 @@ class EagerGuards:
             delivery_tag=given["task_id"],
             content_type=content_type,
             content_encoding=content_encoding,
-            delivery_info=self._place(task, args, kwargs, given["task_id"], options),
+            delivery_info=self._delivery_info(task, args, kwargs, given["task_id"], options),
             properties=made.properties,
             headers={**(given.get("headers") or {}), **made.headers},
         )
 
-    def _place(
+    def _delivery_info(
         self, task: Any, args: Any, kwargs: Any, task_id: str, options: dict[str, Any]
     ) -> dict[str, Any]:
         """Exchange and routing key; a retry keeps those of the first message."""
@@ -229,7 +229,7 @@ class EagerGuards:
 
 def _refused(request: EagerRequest, verdict: Die, *, throw: bool | None) -> EagerResult:
     """The result of a message that was not executed."""
-    task, exc = request.task, request.error(verdict)
+    task, exc = request.task, request.error_of(verdict)
     if task.app.conf.task_eager_propagates if throw is None else throw:
         raise exc
     return EagerResult(request.id, exc, states.FAILURE, name=task.name)

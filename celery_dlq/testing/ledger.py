@@ -34,7 +34,7 @@ class Ledger:
     def watch_signals(self, stack: ExitStack) -> None:
         """Track the end of unguarded messages until the stack is closed."""
         for signal, receiver in (
-            (signals.task_postrun, self._ran),
+            (signals.task_postrun, self._record_run),
             (signals.task_revoked, self._revoked),
             (signals.task_unknown, self._unknown),
         ):
@@ -55,7 +55,7 @@ class Ledger:
             try:
                 return send(producer, name, message, *args, **options)
             except BaseException:
-                self._closed(published)
+                self._check_closed(published)
                 raise
 
         stack.enter_context(patch.object(app.amqp, "send_task_message", tracking))
@@ -67,11 +67,11 @@ class Ledger:
         has them already.
         """
         stores: tuple[tuple[type, str, Callable[..., None]], ...] = (
-            (DeliveryCounter, "count", self._counted),
+            (DeliveryCounter, "count_delivery", self._counted),
             (DeliveryCounter, "count_first", self._counted_first),
-            (DeliveryCounter, "ended", self._ended),
-            (DeliveryCounter, "succeeded", self._done),
-            (Letters, "dead_letter", lambda stored, _letter, key: self._done(stored, key)),
+            (DeliveryCounter, "record_end", self._record_end),
+            (DeliveryCounter, "succeeded", self._record_done),
+            (Letters, "dead_letter", lambda stored, _letter, key: self._record_done(stored, key)),
         )
         for kind, name, then in stores:
             stack.enter_context(patch.object(kind, name, _followed_by(getattr(kind, name), then)))
@@ -93,25 +93,25 @@ class Ledger:
     def _counted_first(self, _: object, key: MessageKey, *_more: Any) -> None:
         self._guarded.add(_message(key))
 
-    def _ended(self, _: None, key: MessageKey, delivery: Delivery) -> None:
+    def _record_end(self, _: None, key: MessageKey, delivery: Delivery) -> None:
         if delivery.outcome is Outcome.RETRIED:  # else it is delivered again
-            self._closed(_message(key))
+            self._check_closed(_message(key))
 
-    def _done(self, _: object, key: MessageKey, *_more: Any) -> None:
-        self._closed(_message(key))
+    def _record_done(self, _: object, key: MessageKey, *_more: Any) -> None:
+        self._check_closed(_message(key))
 
-    def _closed(self, *messages: tuple[str, int]) -> None:
+    def _check_closed(self, *messages: tuple[str, int]) -> None:
         with self._lock:
             for message in messages:
                 self._under_way.pop(message, None)
 
     def _closed_all(self, task_id: str) -> None:
-        self._closed(*[message for message in list(self._under_way) if message[0] == task_id])
+        self._check_closed(*[message for message in list(self._under_way) if message[0] == task_id])
 
-    def _ran(self, task_id: str, task: Any, retval: Any, **_: Any) -> None:
+    def _record_run(self, task_id: str, task: Any, retval: Any, **_: Any) -> None:
         message = (task_id, task.request.retries or 0)
         if message not in self._guarded and not isinstance(retval, RejectToDLQ):
-            self._closed(message)
+            self._check_closed(message)
 
     def _revoked(self, request: Any, **_: Any) -> None:
         self._closed_all(str(request.id))

@@ -59,7 +59,7 @@ class WatchedLetters:
         self._watched: dict[int, _Watched] = {}
         self._eager = EagerGuards()
         self._ledger = Ledger()
-        self._eager.watch(self._stack)
+        self._eager.guard_until_closed(self._stack)
         self._ledger.watch_signals(self._stack)
         self._ledger.watch_stores(self._stack)
 
@@ -108,7 +108,7 @@ class WatchedLetters:
             stack.enter_context(dlq.assembly.using(backend))
             self._stack.push(stack.pop_all())
         self._ledger.watch_publishing(app, self._stack)
-        self._eager.add(app, dlq)
+        self._eager.guard_app(app, dlq)
         watched = self._watched[id(app)] = _Watched(app, dlq, backend.letters)
         self._stack.callback(watched.forget_new)
         return dlq
@@ -199,7 +199,9 @@ class WatchedLetters:
         """
         __tracebackhide__ = True
         wanted = self._wanted(task, reason, description, fields)
-        self._wait(lambda: self._fitting(wanted) or not self._ledger.under_way(), timeout_seconds)
+        self._wait_until(
+            lambda: self._fitting(wanted) or not self._ledger.under_way(), timeout_seconds
+        )
         # In this order: a letter comes before its message leaves the ledger.
         under_way = self._ledger.under_way()
         found = self._fitting(wanted)
@@ -219,7 +221,7 @@ class WatchedLetters:
         if unknown:
             hint = suggestion(unknown[0], field_kinds())
             raise TypeError(f"expected fields of a letter, got {unknown[0]!r}; {hint}")
-        name, task_id = _named(task)
+        name, task_id = _task_and_id(task)
         where = LetterFilter(task_name=name, reason=reason)
         return _Wanted(where, task_id, description, fields)
 
@@ -227,14 +229,14 @@ class WatchedLetters:
         self, count: int, wanted: _Wanted, timeout_seconds: float | None
     ) -> list[DeadLetter]:
         __tracebackhide__ = True
-        self._wait(lambda: len(self._fitting(wanted)) >= count, timeout_seconds)
+        self._wait_until(lambda: len(self._fitting(wanted)) >= count, timeout_seconds)
         found = self._fitting(wanted)
         if len(found) != count:
             number = "one letter" if count == 1 else f"{count} letters"
             raise AssertionError(self._failure_text(f"expected {number}{wanted}", found))
         return found
 
-    def _wait(self, until: Callable[[], object], timeout_seconds: float | None) -> None:
+    def _wait_until(self, until: Callable[[], object], timeout_seconds: float | None) -> None:
         eager_only = self._eager.used and not self._ledger.used
         default = 0.0 if eager_only else TIMEOUT_SECONDS
         deadline = time.monotonic() + (default if timeout_seconds is None else timeout_seconds)
@@ -245,16 +247,16 @@ class WatchedLetters:
                 "the guard of an eager execution failed; see the error above"
             ) from self._eager.problems[0]
 
-    def _all(self) -> list[DeadLetter]:
-        found = [letter for watched in self._watched.values() for letter in watched.new()]
+    def _all_letters(self) -> list[DeadLetter]:
+        found = [letter for watched in self._watched.values() for letter in watched.new_letters()]
         return sorted(found, key=lambda letter: letter.dead_lettered_at)
 
     def _fitting(self, wanted: _Wanted) -> list[DeadLetter]:
-        return [letter for letter in self._all() if wanted.fits(letter)]
+        return [letter for letter in self._all_letters() if wanted.matches(letter)]
 
     def _failure_text(self, expected: str, found: list[DeadLetter]) -> str:
         """The text of a failed assertion: the expectation, then the letters of this test."""
-        present, under_way = self._all(), self._ledger.under_way()
+        present, under_way = self._all_letters(), self._ledger.under_way()
         fit = f"{len(found) or 'none'} of the {len(present)} letters fit"
         got = fit if present else "no letter"
         lines = [f"{expected}, got {got}"]
@@ -281,9 +283,9 @@ class _Watched:
 
     def __post_init__(self) -> None:
         self._before = set()
-        self._before = {(letter.dead_letter_queue, letter.id) for letter in self.new()}
+        self._before = {(letter.dead_letter_queue, letter.id) for letter in self.new_letters()}
 
-    def new(self) -> list[DeadLetter]:
+    def new_letters(self) -> list[DeadLetter]:
         """The letters stored since then."""
         return [
             stored.letter
@@ -294,7 +296,7 @@ class _Watched:
 
     def forget_new(self) -> None:
         """Restore the store."""
-        for letter in self.new():
+        for letter in self.new_letters():
             self.store.remove(letter.dead_letter_queue, [letter.id])
 
 
@@ -307,7 +309,7 @@ class _Wanted:
     description: str | re.Pattern[str] | None
     fields: dict[str, Any]
 
-    def fits(self, letter: DeadLetter) -> bool:
+    def matches(self, letter: DeadLetter) -> bool:
         return (
             self.where.matches(letter)
             and (self.task_id is None or letter.task_id == self.task_id)
@@ -325,17 +327,19 @@ class _Wanted:
         subject = self.where.task_name or (f"the task {self.task_id}" if self.task_id else "")
         given: dict[str, Any] = {"reason": self.where.reason, "description": self.description}
         given = {name: value for name, value in given.items() if value is not None}
-        values = [f"{name} {_shown(value)}" for name, value in {**given, **self.fields}.items()]
+        values = [
+            f"{name} {_shown_value(value)}" for name, value in {**given, **self.fields}.items()
+        ]
         return (f" of {subject}" if subject else "") + (
             f" with {' and '.join(values)}" if values else ""
         )
 
 
-def _shown(value: Any) -> str:
+def _shown_value(value: Any) -> str:
     return repr(value.value if isinstance(value, Reason) else value)
 
 
-def _named(task: Any) -> tuple[str | None, str | None]:
+def _task_and_id(task: Any) -> tuple[str | None, str | None]:
     """The task name and task id from a test's ``task`` argument."""
     if task is None or isinstance(task, str):
         return task, None

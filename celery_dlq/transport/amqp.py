@@ -56,14 +56,14 @@ class Confirms:
             "on_unblocked": self._on_unblocked,
         }
 
-    def ready(self, connection: Any, waiting: Waiting) -> None:
+    def wait_until_writable(self, connection: Any, waiting: Waiting) -> None:
         """Wait while the connection is blocked: what is written to it is published afterwards."""
         began = time.monotonic()
-        while _heard(connection, self._step if self._blocked else 0.0) or self._blocked:
+        while _read_from_broker(connection, self._step if self._blocked else 0.0) or self._blocked:
             if self._blocked:
                 self._wait(began, waiting)
 
-    def wait(self, channel: Any, waiting: Waiting) -> None:
+    def wait_for_confirm(self, channel: Any, waiting: Waiting) -> None:
         """Wait until the broker has confirmed the message that was just published."""
         began = time.monotonic()
         while True:
@@ -92,7 +92,7 @@ class Confirms:
         self._blocked, self._changed_at = False, time.monotonic()
 
 
-def _heard(connection: Any, timeout: float) -> bool:
+def _read_from_broker(connection: Any, timeout: float) -> bool:
     """Read what the broker has sent; false if that was nothing."""
     try:
         connection.drain_events(timeout=timeout)

@@ -88,7 +88,7 @@ def install(app: Any, owner: Any) -> None:
             # Keep named arguments named: an override of send_task may accept no others.
             options = {**dict(zip(PARAMETERS[2:], given[2:], strict=False)), **options, **changes}
             given = given[:2]
-        send_task = replaced or _method(app, "send_task")
+        send_task = replaced or _class_method(app, "send_task")
         return send_task(name, *given, **options)
 
     app.send_task = delaying
@@ -100,7 +100,7 @@ def task_queues(app: Any) -> dict[str, str]:
     return {name: delays.queue_of(app.tasks[name]) for name in task_policies(app)}
 
 
-def _method(target: Any, name: str) -> Any:
+def _class_method(target: Any, name: str) -> Any:
     """The bound method ``name`` of the class of ``target``; ignores instance attributes."""
     for kind in type(target).__mro__:
         if name in kind.__dict__:
@@ -149,7 +149,7 @@ class DefaultDelays:
         if router is app_router:
             queue = self.mapped_queue(routed_as, frozenset(destination.items()))
         else:
-            queue = _queue(router, routed_as, destination)
+            queue = _queue_of(router, routed_as, destination)
         changes = {} if router is own_router else {"router": router}
         rule = self.rule(queue, getattr(task, "name", ""), policy)
         own = options.get("countdown") is not None or options.get("eta") is not None
@@ -172,7 +172,7 @@ class DefaultDelays:
         options = {part: getattr(task, part, None) for part in _DESTINATION}
         options["task_type"] = task
         router = routed_once(self._amqp.router, task.name, (), options, task)
-        return _queue(router, task.name, _destination(options, task))
+        return _queue_of(router, task.name, _destination(options, task))
 
     def _registered(self, name: str) -> Any:
         """The registered task; finalizes the app unless ``autofinalize`` is off."""
@@ -185,7 +185,7 @@ class DefaultDelays:
             return None
 
     def _find_mapped_queue(self, name: str, destination: frozenset[tuple[str, Any]]) -> str:
-        return _queue(self._amqp.router, name, dict(destination))
+        return _queue_of(self._amqp.router, name, dict(destination))
 
     def _find_rule(self, queue: str, task_name: str, policy: Policy | None) -> DelayRule:
         table = PolicyTable(self.settings.queues, {task_name: policy} if policy else {})
@@ -203,7 +203,10 @@ class DefaultDelays:
         if not isinstance(expires, (int, float, datetime, timedelta)) or not (countdown or eta):
             return
         now = datetime.now(self._app.timezone)
-        end, start = _moment(expires, now), _moment(eta if eta is not None else countdown, now)
+        end, start = (
+            _moment_of(expires, now),
+            _moment_of(eta if eta is not None else countdown, now),
+        )
         if end is not None and start is not None and end <= start:
             logger.warning(
                 "Task %s will never run: it expires at %s, and its delay ends at %s; a worker "
@@ -239,7 +242,7 @@ def routed_once(
     return once
 
 
-def _queue(router: Any, name: str, destination: dict[str, Any]) -> str:
+def _queue_of(router: Any, name: str, destination: dict[str, Any]) -> str:
     """The name of a message's queue, from a router that needs only the task's name."""
     routed = router.route(destination, name)
     queue, exchange = routed.get("queue"), routed.get("exchange")
@@ -251,7 +254,9 @@ def _queue(router: Any, name: str, destination: dict[str, Any]) -> str:
         return str(getattr(queue, "name", queue) or "")
     exchange = exchange or bound_to
     key = routing_key or getattr(queue, "routing_key", None) or ""
-    return QueueNames(router.queues).of(str(getattr(exchange, "name", exchange) or ""), str(key))
+    return QueueNames(router.queues).queue_of(
+        str(getattr(exchange, "name", exchange) or ""), str(key)
+    )
 
 
 def _destination(options: Mapping[str, Any], task: Any) -> dict[str, Any]:
@@ -262,7 +267,7 @@ def _destination(options: Mapping[str, Any], task: Any) -> dict[str, Any]:
     return {part: value for part, value in named.items() if value is not None}
 
 
-def _moment(value: Any, now: datetime) -> datetime | None:
+def _moment_of(value: Any, now: datetime) -> datetime | None:
     if isinstance(value, (int, float)):
         return now + timedelta(seconds=value)
     if isinstance(value, timedelta):

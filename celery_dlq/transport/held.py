@@ -23,7 +23,7 @@ from typing import Any
 
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.registry import Metric
-from celery_dlq.store.endless import LOG_SECONDS, repeat
+from celery_dlq.store.endless import LOG_SECONDS, repeat_until
 from celery_dlq.store.metrics import INTERNAL_ERRORS, Counts
 
 logger = get_logger("celery_dlq.transport")
@@ -60,7 +60,7 @@ def seconds_since_boot() -> float:
     return time.monotonic()
 
 
-class Held:
+class LeasedMessages:
     """The messages that one worker holds, by their delivery tags."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Held:
         """True if this worker keeps the book on a message."""
         raise NotImplementedError
 
-    def drop(self, tag: str) -> None:
+    def drop_message(self, tag: str) -> None:
         """Hold a message no longer."""
         self.held.pop(tag, None)
         self._forget(tag)
@@ -119,7 +119,7 @@ class Held:
         return True
 
 
-class Keeper:
+class LeaseThread:
     """The thread that keeps what is held, on a connection of its own."""
 
     what = ""  # What is not done while it fails
@@ -138,7 +138,7 @@ class Keeper:
     def start(self) -> None:
         """Start the thread; a second call changes nothing."""
         if not self._started:
-            self.lives()
+            self.give_sign_of_life()
             start_thread(self._run)  # may fail, and is tried again with the next connection
             self._started = True
 
@@ -149,7 +149,7 @@ class Keeper:
         while self._started and not self.ended and time.monotonic() < deadline:
             time.sleep(0.01)
 
-    def successor(self) -> Keeper:
+    def successor(self) -> LeaseThread:
         """Another one with connections of its own, to take the place of this one."""
         raise NotImplementedError
 
@@ -157,7 +157,7 @@ class Keeper:
         """Seconds of silence after which another one takes its place."""
         raise NotImplementedError
 
-    def lives(self) -> None:
+    def give_sign_of_life(self) -> None:
         """Give a sign of life: in each round, and in between where a round has slow steps."""
         self._lived_at = seconds_since_boot()
 
@@ -175,32 +175,32 @@ class Keeper:
     def tick(self) -> None:
         """Do what is due."""
         try:
-            self._tick()
+            self._give_sign_of_life()
             self._failures = 0
         except BaseException as exc:  # noqa: BLE001 - nothing may end the thread
             self._failed(exc)
 
     def _run(self) -> None:
-        repeat(self._round, lambda: self.stopped, self.what, sleep)
+        repeat_until(self._run_round, lambda: self.stopped, self.what, sleep)
         try:
             with suppress(Exception):
-                self._end()
+                self._finish()
                 self.disconnect()
         finally:
             self.ended = True
 
-    def _round(self) -> None:
-        self.lives()
+    def _run_round(self) -> None:
+        self.give_sign_of_life()
         sleep(self._pause_seconds())
         self.tick()
 
     def _pause_seconds(self) -> float:
         raise NotImplementedError
 
-    def _tick(self) -> None:
+    def _give_sign_of_life(self) -> None:
         raise NotImplementedError
 
-    def _end(self) -> None:
+    def _finish(self) -> None:
         """Do what is left when the thread ends."""
 
     def disconnect(self) -> None:
@@ -225,9 +225,9 @@ class WatchedFetch:
     dispatches = False  # True if tasks run in other processes, after a turn of the event loop
     told: Callable[[], bool] = staticmethod(bool)  # True if the broker tells of instructions
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: LeaseThread) -> None:
         self._keeper = keeper
-        self._standing: list[Keeper] = []  # replaced, and not ended yet
+        self._standing: list[LeaseThread] = []  # replaced, and not ended yet
         self._counted: Mapping[Metric, int] = {}
         self._logged: set[tuple[Any, ...]] = set()
 
@@ -256,7 +256,7 @@ class WatchedFetch:
 
     def count(self, counts: Counts) -> None:
         """Count what the thread did since the last call."""
-        totals = self._totals()
+        totals = self._totals_so_far()
         for metric, total in totals.items():
             more = total - self._counted.get(metric, 0)
             if more:
@@ -293,7 +293,7 @@ class WatchedFetch:
     def _connect(self, connection: Any, ensure_connected: Callable[[Any], Any]) -> Any:
         raise NotImplementedError
 
-    def _totals(self) -> Mapping[Metric, int]:
+    def _totals_so_far(self) -> Mapping[Metric, int]:
         raise NotImplementedError
 
     def _log_once(self, text: str, *args: Any, level: int = logging.INFO) -> None:

@@ -60,7 +60,7 @@ class Forms:
             raise RequestError(403, "expected the header Origin or Sec-Fetch-Site, got neither")
         if site not in (None, "same-origin"):
             raise RequestError(403, f"expected a form of this site, got one from a {site} page")
-        if site is None and _normal(origin or "") != _normal(ours):
+        if site is None and _normal_origin(origin or "") != _normal_origin(ours):
             raise RequestError(
                 403,
                 f"expected a form from {ours}, got one from {origin}; behind a proxy, give the "
@@ -192,7 +192,7 @@ def check_url(what: str, value: str | None) -> str:
     return url
 
 
-def _normal(origin: str) -> str:
+def _normal_origin(origin: str) -> str:
     """An origin as browsers write it: lower case, and without the port that its scheme has."""
     try:
         parts = urlsplit(origin.lower())

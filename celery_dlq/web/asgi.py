@@ -159,7 +159,7 @@ class _Visit:
             client=request.client.host if request.client else "",
             home=app.site.home,
             token_field=FIELD,
-            token=self._token,
+            token=self._form_token,
         )
 
     async def read(self) -> None:
@@ -186,12 +186,12 @@ class _Visit:
                 cookie = access.cookie(call.query["token"][-1])
                 if cookie is not None:
                     return self._entered(cookie)
-            call.user = self._user()
+            call.user = self._find_user()
         if route.method == "POST" and (call.user or not route.permission):
             self._app.forms.check(self._request, call.value(FIELD), self._scheme)
         return None
 
-    def _user(self) -> User | None:
+    def _find_user(self) -> User | None:
         user = self._app.access(self._request)
         if inspect.isawaitable(user):
             user = anyio.from_thread.run(_awaited, user)
@@ -209,7 +209,7 @@ class _Visit:
         location += f"?{urlencode(query, doseq=True, errors='replace')}" if query else ""
         return Page(status=303, headers={"location": location})
 
-    def _token(self) -> str:
+    def _form_token(self) -> str:
         """The token of a form for this browser; gives it a cookie if it has none."""
         if not self._session:
             self._session = secrets.token_urlsafe(24)

@@ -55,7 +55,7 @@ class Permission(TextEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """Who asks."""
+    """The person who asks, and what they may do."""
 
     name: str = ""  # For the audit; empty for somebody who did not log in
     # What they may do, as `Permission` or its text; by default, to look
@@ -100,7 +100,7 @@ class RequestError(DLQError):
 
 @dataclass(slots=True, kw_only=True)
 class Page:
-    """One answer."""
+    """What the browser gets: status, headers and content."""
 
     status: int = 200
     content_type: str = "text/html; charset=utf-8"

@@ -35,7 +35,7 @@ _OTHER_FILES = 64  # of Redis, the log, and Python itself
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Listen."""
+    """Open the sockets on which the pages are served."""
     try:
         family, *_, address = _resolved(host, port)[0]
         return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
@@ -204,7 +204,9 @@ def serve(
         backlog=_BACKLOG,
     )
     # uvicorn raises the signal again once it has ended: that is no error.
-    before = {number: signal.signal(number, _ignore) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, _ignore_signal) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         ready()
         uvicorn.Server(config).run(sockets=[listener])
@@ -215,5 +217,5 @@ def serve(
             signal.signal(number, handler)
 
 
-def _ignore(number: int, frame: Any) -> None:
-    """Do nothing."""
+def _ignore_signal(number: int, frame: Any) -> None:
+    """Ignore a signal that the server handles itself."""

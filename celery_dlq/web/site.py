@@ -140,9 +140,9 @@ def handle(
     """
     call.route = methods.get("GET" if call.method == "HEAD" else call.method)
     try:
-        page = check() or _answer(call, methods)
+        page = check() or _answer_call(call, methods)
     except Exception as exc:  # noqa: BLE001 - a page of its own
-        page = _failed(call, exc)
+        page = _error_page(call, exc)
     if call.route is None and methods:
         page.headers["allow"] = ", ".join(methods)
     kept = {"content-type": page.content_type, "cache-control": "no-store", **page.headers}
@@ -150,7 +150,7 @@ def handle(
     return page
 
 
-def _answer(call: Call, methods: Mapping[str, Route]) -> Page:
+def _answer_call(call: Call, methods: Mapping[str, Route]) -> Page:
     route = call.route
     if route is None and methods:
         raise RequestError(405, f"expected {' or '.join(methods)} for this path")
@@ -161,10 +161,10 @@ def _answer(call: Call, methods: Mapping[str, Route]) -> Page:
     # A refused form shows what it would change: who may not look sends none.
     for needed in (Permission.VIEW, route.permission) if route.permission else ():
         call.check(needed)
-    return _within(call, route) if route.seconds else route.page(call)
+    return _call_in_thread(call, route) if route.seconds else route.page(call)
 
 
-def _within(call: Call, route: Route) -> Page:
+def _call_in_thread(call: Call, route: Route) -> Page:
     """Call the page in a thread of its own, for a limited time."""
 
     def run() -> Page:
@@ -181,7 +181,7 @@ def _within(call: Call, route: Route) -> Page:
         ) from None
 
 
-def _failed(call: Call, exc: Exception) -> Page:
+def _error_page(call: Call, exc: Exception) -> Page:
     """The page for an error."""
     text = str(exc)
     if isinstance(exc, RequestError):

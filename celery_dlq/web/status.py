@@ -68,7 +68,7 @@ class Fleet:
                 for name in view.dead_letter_queues:
                     sources[name].add(view.queue)
                     policies.setdefault(name, limits)
-        held = (one.shown(dlq.redaction) for one in dlq.assembly.held().all())
+        held = (one.shown(dlq.redaction) for one in dlq.assembly.held_queues().held_messages())
         problems = [one.problem for one in held if one.problem]
         memory = dlq.memory()
         problems += [*report.warnings, *([] if memory is None else dlq.warnings(memory))]

@@ -37,7 +37,7 @@ STATIC_TYPES = {
 
 
 class Templates:
-    """Renders templates."""
+    """Renders the templates of the pages, and knows the static files."""
 
     def __init__(self) -> None:
         self.environment = Environment(
@@ -46,7 +46,7 @@ class Templates:
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
-            finalize=_shown,
+            finalize=_shown_value,
         )
         self.environment.filters |= {
             "ago": ago,
@@ -101,7 +101,7 @@ def _folders() -> list[str]:
     return [str(files(f"celery_dlq.{name}") / "templates") for name in packages]
 
 
-def _shown(value: Any) -> Any:
+def _shown_value(value: Any) -> Any:
     """Escape control characters and lone surrogates, wherever a text comes from."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return printable(value)
@@ -130,14 +130,14 @@ def ago(value: datetime | None) -> Markup | str:
         return "–"
     past = datetime.now(timezone.utc) - value
     text = f"{duration(past)} ago" if past >= timedelta() else f"in {duration(-past)}"
-    return _time(value, text, relative=True)
+    return _time_markup(value, text, relative=True)
 
 
 def moment(value: datetime | None) -> Markup | str:
     """A time in UTC; the script adds the viewer's zone."""
     if value is None:
         return "–"
-    return _time(value, f"{_utc(value)} UTC", relative=False)
+    return _time_markup(value, f"{_utc_text(value)} UTC", relative=False)
 
 
 def bars(columns: Sequence[tuple[str, Mapping[str, int]]], label: str) -> Markup:
@@ -182,13 +182,13 @@ def plain(value: Any) -> str:
     return f"{value:,.10g}" if isinstance(value, float) else str(value)
 
 
-def _time(value: datetime, text: str, *, relative: bool) -> Markup:
+def _time_markup(value: datetime, text: str, *, relative: bool) -> Markup:
     kind = Markup(" data-ago") if relative else Markup(" data-at")
     machine = value.astimezone(timezone.utc).isoformat(timespec="milliseconds")
     return Markup('<time datetime="{}" title="{} UTC"{}>{}</time>').format(
-        machine, _utc(value), kind, escape(text)
+        machine, _utc_text(value), kind, escape(text)
     )
 
 
-def _utc(value: datetime) -> str:
+def _utc_text(value: datetime) -> str:
     return f"{value.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S}"

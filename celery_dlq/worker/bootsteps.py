@@ -18,14 +18,14 @@ from celery_dlq.letters.printable import get_logger, shortened
 from celery_dlq.transport.amqp import read_ahead, restore_in_loop
 from celery_dlq.transport.redis.broker import UPGRADE, mismatch
 from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, read_on, starts_here
-from celery_dlq.worker.dropped import read_leniently, watch
+from celery_dlq.worker.dropped import read_leniently, watch_dropped_messages
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.request import (
     DeadLetterRequest,
     guarded_request_class,
     kind_of_request,
 )
-from celery_dlq.worker.revoked import listen
+from celery_dlq.worker.revoked import listen_for_revocations
 from celery_dlq.worker.shutdown_signals import install
 from celery_dlq.worker.wiring import guard_of
 
@@ -72,13 +72,13 @@ class GuardStep(bootsteps.StartStopStep):
             read_leniently()
         signals.worker_shutdown.connect(self._close, sender=worker, weak=False)
         install()
-        listen()
+        listen_for_revocations()
 
     def terminate(self, worker: Any) -> None:  # noqa: ARG002 - Celery's signature
         """Uncharge running tasks at a cold shutdown, before the pool is terminated."""
         for request in list(state.active_requests):
             if hasattr(request, "dlq_in_flight"):
-                _quietly(self.guard.interrupted, request)
+                _quietly(self.guard.record_interrupted, request)
 
     def _close(self, **_: Any) -> None:
         """Close the guard when the pool is gone, so that the last outcomes are written too."""
@@ -96,7 +96,7 @@ class TickStep(bootsteps.StartStopStep):
         self._connection: Any = None  # whose ticks these are
         self._requested = False
         worker = consumer.controller
-        watch(consumer, worker.dead_letter_guard)
+        watch_dropped_messages(consumer, worker.dead_letter_guard)
         restore_in_loop(consumer)
         self._fetch = worker.dead_letter_guard.parts.dlq.reliable_fetch()
         if self._fetch is not None:
@@ -138,7 +138,7 @@ class TickStep(bootsteps.StartStopStep):
             # takes the consumer's, and a pool without room stops the heartbeat.
             self._requested = False
             _quietly(guard.look_for_missing_ends, consumer.pool)
-            _quietly(consumer.controller.dead_letter_tasks.more, consumer)
+            _quietly(consumer.controller.dead_letter_tasks.guard_more_tasks, consumer)
             _quietly(guard.start_later, consumer)
             _quietly(guard.in_loop, consumer)
 
@@ -171,7 +171,7 @@ class TickStep(bootsteps.StartStopStep):
         https://github.com/celery/celery/blob/main/celery/worker/worker.py
         """
         guard = consumer.controller.dead_letter_guard
-        _quietly(lambda: guard.never_started(guard.at_work.all_dispatched()))
+        _quietly(lambda: guard.uncount_never_started(guard.at_work.all_dispatched()))
         _quietly(guard.close)
         self._events.unsubscribe(self._task_events)
         if self._fetch is not None:
@@ -202,7 +202,7 @@ class TaskEvents:
         self._consumer = consumer
 
     def __call__(self, event: Event) -> None:
-        """Observe events."""
+        """Send a task event of Celery for what happens to letters."""
         dispatcher = self._consumer.event_dispatcher
         if not isinstance(event, DeadLettered) or dispatcher is None:
             return
@@ -259,7 +259,7 @@ class TaskGuard:
 
         consumer.update_strategies = update_strategies
 
-    def more(self, consumer: Any) -> None:
+    def guard_more_tasks(self, consumer: Any) -> None:
         """Guard tasks that no policy guarded at the start, but that an override guards now."""
         if not self._guard.guards_all and self._guard.may_guard(None):
             self._guard.guards_all = True

@@ -49,7 +49,7 @@ class Delayed:
     def __len__(self) -> int:
         return len(self._new) + len(self._waiting)
 
-    def keep(self, seconds: float, request: GuardedRequest) -> None:
+    def delay(self, seconds: float, request: GuardedRequest) -> None:
         """Let a message wait; the loop gives it to the timer within a second."""
         self._new.append((time.monotonic() + seconds, request))
         logger.info(
@@ -70,7 +70,7 @@ class Delayed:
         if self._waiting and not raises_prefetch(consumer):
             self._free_places(consumer)
 
-    def clear(self) -> None:
+    def forget_all(self) -> None:
         """Forget all: the broker redelivers them."""
         self._new.clear()
         waiting, self._waiting = self._waiting, set()

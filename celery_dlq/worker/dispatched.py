@@ -98,7 +98,7 @@ class AtWork:
         """All of them."""
         return list(self._requests)
 
-    def keep(self, pool: Any) -> list[tuple[Any, Any]]:
+    def keep_jobs(self, pool: Any) -> list[tuple[Any, Any]]:
         """Keep jobs that Celery is about to forget though they run, or will run.
 
         It forgets a job that was written to a process and not accepted yet, and version 5.4 every
@@ -112,7 +112,7 @@ class AtWork:
             job._accepted = True  # noqa: SLF001
         return [(job, job._write_to) for job in jobs]  # noqa: SLF001
 
-    def kept(self, pool: Any, jobs: list[tuple[Any, Any]]) -> list[Any]:
+    def give_back_jobs(self, pool: Any, jobs: list[tuple[Any, Any]]) -> list[Any]:
         """Give the kept jobs back to the pool as they were, and find what it dropped.
 
         A process that retires leaves the job that it did not take to another one.
@@ -123,9 +123,9 @@ class AtWork:
         if not hasattr(inner, "outbound_buffer"):
             return []
         given = [one for one in self.requests() if one.dlq_job is not None]
-        return [one for one in given if one.time_start is None and not has(pool, one)]
+        return [one for one in given if one.time_start is None and not pool_has_task(pool, one)]
 
-    def missed(self, pool: Any) -> list[Any]:
+    def take_missed(self, pool: Any) -> list[Any]:
         """Forget and return requests that their pool has no more, though nobody settled them.
 
         Found twice in a row, a tick apart: another thread, which reads results, may be settling
@@ -141,7 +141,7 @@ class AtWork:
         for request in self.requests():
             if request.acknowledged:
                 self.over(request)
-            elif request.dlq_state not in _BEING_SETTLED and not has(pool, request):
+            elif request.dlq_state not in _BEING_SETTLED and not pool_has_task(pool, request):
                 found.add(request)
         missed, self._missed = self._missed & found, found
         for request in missed:
@@ -172,7 +172,7 @@ def has_crashed(request: Any) -> bool:
     return how not in (_LEFT if found.si_code == os.CLD_EXITED else SHUTDOWN_SIGNALS)
 
 
-def has(pool: Any, request: Any) -> bool:
+def pool_has_task(pool: Any, request: Any) -> bool:
     """Ask a pool whether it still has a request's task: queued, written to a process, or running.
 
     True if that is not known.
@@ -209,11 +209,11 @@ def _put_back(inner: Any, job: Any, process: Any) -> None:
 
 def flush_queues(inner: Any, hub: Any, process: Any) -> None:
     """Read what a dead process reported; takes the place of ``AsynPool.process_flush_queues``."""
-    for message in _reported(inner, hub, process.outq._reader):  # noqa: SLF001 - as the pool does
+    for message in _report_results(inner, hub, process.outq._reader):  # noqa: SLF001 - as the pool does
         inner._result_handler.on_state_change(message)  # noqa: SLF001
 
 
-def _reported(inner: Any, hub: Any, reader: Any) -> Iterator[Any]:
+def _report_results(inner: Any, hub: Any, reader: Any) -> Iterator[Any]:
     with suppress(OSError, EOFError):  # closed, or its last message is cut off
         read_in_part, _ = hub.readers.get(reader.fileno(), (None, ()))
         if isgenerator(read_in_part) and next(read_in_part, StopIteration) is not StopIteration:

@@ -52,7 +52,7 @@ _PROPERTIES = (
 """In AMQP's order; the first bit of the flags is the first one's."""
 
 
-def watch(consumer: Any, guard: Guard) -> None:
+def watch_dropped_messages(consumer: Any, guard: Guard) -> None:
     """Wrap a consumer's handlers of dropped messages.
 
     Call it before the consumer builds its message handler; a second call changes nothing.
@@ -74,7 +74,7 @@ def watch(consumer: Any, guard: Guard) -> None:
         *args: Any,
     ) -> None:
         dropped = _Dropped(consumer, guard, message, partial(go_on, *args))
-        if not dropped.dies(body, reason, exc):
+        if not dropped.dead_letter(body, reason, exc):
             go_on(*args)
 
     def on_unknown_message(body: Any, message: Any) -> None:
@@ -134,7 +134,7 @@ def _watch_receiving(consumer: Any, guard: Guard, invalid_task: Callable[..., No
                 dropped = _Dropped(
                     consumer, guard, message, partial(invalid_task, None, message, exc)
                 )
-                if celerys or not dropped.dies(None, _reason_of_unreadable(message), exc):
+                if celerys or not dropped.dead_letter(None, _reason_of_unreadable(message), exc):
                     raise
 
         return on_task_received
@@ -147,7 +147,7 @@ def _watch_closing(consumer: Any, guard: Guard) -> None:
     celerys_on_close = consumer.on_close
 
     def on_connection_closed() -> None:
-        guard.pool_flushes(consumer.pool, celerys_on_close)
+        guard.flush_pool(consumer.pool, celerys_on_close)
 
     consumer.on_close = consumer.blueprint.on_close = on_connection_closed
 
@@ -181,15 +181,15 @@ class _Dropped:
         self.message = message
         self._go_on = go_on  # Celery's way to drop it
 
-    def dies(self, body: Any, reason: Reason, exc: Exception | None) -> bool:
+    def dead_letter(self, body: Any, reason: Reason, exc: Exception | None) -> bool:
         """Store the letter, then let Celery drop the message; False leaves it to Celery."""
         decide = partial(self._decide, body, reason, exc)
         try:
             state = decide()
         except Exception as problem:  # noqa: BLE001 - an error of ours
-            state = self._guard.undecided(self, partial(self._again, decide), problem)
+            state = self._guard.undecided(self, partial(self._decide_again, decide), problem)
         if state is DeliveryState.STORED:
-            self._settle()
+            self._let_celery_drop()
         return state is not DeliveryState.DONE
 
     def _decide(self, body: Any, reason: Reason, exc: Exception | None) -> DeliveryState:
@@ -198,30 +198,30 @@ class _Dropped:
         known = reason is not Reason.UNKNOWN_TASK
         if keep_bytes is not None and known and keep_bytes():
             reason = Reason.UNDECODABLE_MESSAGE
-        headers = _headers(message, body)
+        headers = _headers_of(message, body)
         failure = dropped_failure(exc, "not a Celery task message")
         if reason is Reason.UNKNOWN_TASK:
             text = f"no worker here knows the task {headers.get('task')!r}"
             failure = dropped_failure(None, text)
-        return self._guard.dropped(message, headers, reason, failure, self)
+        return self._guard.decide_dropped(message, headers, reason, failure, self)
 
-    def _again(self, decide: Callable[[], DeliveryState]) -> None:
+    def _decide_again(self, decide: Callable[[], DeliveryState]) -> None:
         state = decide()
         if state is DeliveryState.DONE:
             self._go_on()
         elif state is DeliveryState.STORED:
-            self._settle()
+            self._let_celery_drop()
 
     def dlq_wait_is_over(self, state: DeliveryState) -> None:
         """Let Celery drop the message if its letter is stored; else give it back."""
         if state is DeliveryState.STORED:
-            self._settle()
+            self._let_celery_drop()
         elif is_held(self.message):
             self.message.reject_log_error(
                 get_logger("celery.worker"), self._consumer.connection_errors, requeue=True
             )
 
-    def _settle(self) -> None:
+    def _let_celery_drop(self) -> None:
         """Let Celery drop it, and acknowledge where Celery rejects.
 
         A rejection copies the message to the broker's DLX, and keeps it on SQS.
@@ -244,7 +244,7 @@ class _Dropped:
             HANDLING.reset(handling)
 
 
-def _headers(message: Any, body: Any) -> dict[str, Any]:
+def _headers_of(message: Any, body: Any) -> dict[str, Any]:
     """The headers in the form of protocol 2; in protocol 1 they are part of the body."""
     if isinstance(message.headers, Mapping) and "task" in message.headers:
         return dict(message.headers)
@@ -274,7 +274,7 @@ def read_leniently() -> None:
         try:
             properties, end = strict(buf, offset)
         except Exception:  # noqa: BLE001 - whatever the reader of a value raises
-            return _lenient(bytes(buf), offset)
+            return _read_leniently(bytes(buf), offset)
         return properties, end
 
     decode.dlq_strict = strict  # type: ignore[attr-defined]
@@ -286,7 +286,7 @@ def are_unreadable(headers: object) -> bool:
     return isinstance(headers, Mapping) and UNREADABLE_HEADERS in headers
 
 
-def _lenient(buf: bytes, offset: int) -> tuple[dict[str, Any], int]:
+def _read_leniently(buf: bytes, offset: int) -> tuple[dict[str, Any], int]:
     """Read properties; a text that is not UTF-8 stays bytes, as py-amqp does it in headers."""
     properties: dict[str, Any] = {}
     (flags,) = unpack_from(">H", buf, offset)

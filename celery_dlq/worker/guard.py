@@ -2,16 +2,16 @@
 
 The life of a message in a worker, as Celery's hooks (`celery_dlq.worker.request`) tell it:
 
-1. It is received. Celery may drop it at once, unread: `dropped` makes its letter first.
-2. Celery is about to start it. `stops` asks the observers: an operator may want it dead, a hold may
-   take it.
-3. `begin` counts the start and decides by the policy (`celery_dlq.worker.starts`). A `Run` runs; a
-   `PutOff` comes again in a second, after a crash later (`celery_dlq.worker.delayed`); a `Die`
-   goes to 6; a copy of a dead message is acknowledged.
-4. The pool runs it, or drops it unseen: `never_started` takes the count back. A shutdown that gives
-   it back is recorded and not charged (`interrupted`).
-5. It ends. `returned`: its counts are deleted. `end`: the policy decides whether this is a death;
-   if not, the end is recorded, and Celery retries, requeues or forgets the message.
+1. It is received. Celery may drop it at once, unread: `decide_dropped` makes its letter first.
+2. Celery is about to start it. `verdict_before_start` asks the observers: an operator may want it
+   dead, a hold may take it.
+3. `count_start` counts the start and decides by the policy (`celery_dlq.worker.starts`). A `Run`
+   runs; a `PutOff` comes again in a second, after a crash later (`celery_dlq.worker.delayed`); a
+   `Die` goes to 6; a copy of a dead message is acknowledged.
+4. The pool runs it, or drops it unseen: `uncount_never_started` takes the count back. A shutdown
+   that gives it back is recorded and not charged (`record_interrupted`).
+5. It ends. `record_returned`: its counts are deleted. `decide_end`: the policy decides whether this
+   is a death; if not, the end is recorded, and Celery retries, requeues or forgets the message.
 6. It dies. `dead_letter` reads its history, makes the letter and stores it; the store deletes the
    counts in the same step. Only then the request acknowledges the message. While the store is away,
    the letter waits in memory and the message at the broker, or both wait on disk.
@@ -55,7 +55,7 @@ from celery_dlq.worker.observer import FAILED, Ended, Observer, WorkerParts
 from celery_dlq.worker.observer import SUCCEEDED as RETURNED
 from celery_dlq.worker.revoked import Revocations
 from celery_dlq.worker.starts import Starts
-from celery_dlq.writing.capture import Message, key_of
+from celery_dlq.writing.capture import Message, message_key_of
 from celery_dlq.writing.failure import Failure, failure_of
 from celery_dlq.writing.letter import history_of, last_number
 from celery_dlq.writing.lifecycle import (
@@ -128,7 +128,7 @@ class Guard:
             for hook in ("before_start", "before_end", "after_end")
         }
         for one in self.observers:
-            one.guards(self.keeps)
+            one.on_guard_made(self.will_dead_letter)
 
     def may_guard(self, task: Any) -> bool:
         """True if a message of this task could be guarded; with ``None``, of any task."""
@@ -136,16 +136,16 @@ class Guard:
 
     def dead_letter_queue_of(self, request: GuardedRequest) -> str:
         """The dead-letter queue of a message."""
-        return self._policies.of(request.delivery_info, request.task).dead_letter_queue
+        return self._policies.resolve(request.delivery_info, request.task).dead_letter_queue
 
     # -- the start ----------------------------------------------------------------
 
     @property
-    def watching(self) -> bool:
+    def is_watching(self) -> bool:
         """True if an observer may keep messages from starting now."""
         return any(one.watching for one in self._hooked["before_start"])
 
-    def stops(self, request: GuardedRequest) -> Verdict | None:
+    def verdict_before_start(self, request: GuardedRequest) -> Verdict | None:
         """What keeps a message from starting, before it is counted."""
         found: Verdict | None = self._first_verdict("before_start", request)
         return found
@@ -153,20 +153,20 @@ class Guard:
     def _first_verdict(self, hook: str, request: GuardedRequest) -> Any:
         for one in self._hooked[hook]:
             if one.watching:
-                verdict = self.quietly(one.name, getattr(one, hook), request)
+                verdict = self.run_guarded(one.name, getattr(one, hook), request)
                 if verdict is not None:
                     return verdict
         return None
 
-    def begin(self, request: GuardedRequest) -> Verdict:
+    def count_start(self, request: GuardedRequest) -> Verdict:
         """Count a start of execution and decide whether it may happen."""
-        resolved = self._policies.of(request.delivery_info, request.task)
+        resolved = self._policies.resolve(request.delivery_info, request.task)
         if resolved.policy is None:
             return _RUN
         in_flight = self._in_flight(request, resolved)
         verdict = self._starts.decide(resolved.policy, in_flight, request)
         if isinstance(verdict, PutOff) and verdict.seconds:
-            return replace(verdict, keep=partial(self.delayed.keep, verdict.seconds))
+            return replace(verdict, keep=partial(self.delayed.delay, verdict.seconds))
         return verdict
 
     def _in_flight(
@@ -176,8 +176,8 @@ class Guard:
         if request.dlq_in_flight is not None:
             return request.dlq_in_flight
         if resolved is None:
-            resolved = self._policies.of(request.delivery_info, request.task)
-        key = key_of(request.message, request.request_dict, resolved.dead_letter_queue)
+            resolved = self._policies.resolve(request.delivery_info, request.task)
+        key = message_key_of(request.message, request.request_dict, resolved.dead_letter_queue)
         delivery = Delivery(
             number=1,
             retries=key.retries,
@@ -194,18 +194,18 @@ class Guard:
 
     # -- what never started ---------------------------------------------------------
 
-    def pool_flushes(self, pool: Any, flush: Callable[[], None]) -> None:
+    def flush_pool(self, pool: Any, flush: Callable[[], None]) -> None:
         """Let Celery drop what no process was given: the pool closes, or the connection is lost."""
         self.later.clear()
-        self.quietly("flush", self.delayed.clear)
-        jobs = self.quietly("flush", self.at_work.keep, pool)
+        self.run_guarded("flush", self.delayed.forget_all)
+        jobs = self.run_guarded("flush", self.at_work.keep_jobs, pool)
         try:
             flush()
         finally:
-            dropped = self.quietly("flush", self.at_work.kept, pool, jobs or [])
-            self.quietly("flush", self.never_started, dropped or [])
+            dropped = self.run_guarded("flush", self.at_work.give_back_jobs, pool, jobs or [])
+            self.run_guarded("flush", self.uncount_never_started, dropped or [])
 
-    def never_started(self, requests: list[Any]) -> None:
+    def uncount_never_started(self, requests: list[Any]) -> None:
         """Uncount starts that never happened; the broker redelivers their messages."""
         for request in requests:
             if request.dlq_state is DeliveryState.DISPATCHED:
@@ -220,7 +220,7 @@ class Guard:
 
     def look_for_missing_ends(self, pool: Any) -> None:
         """Give back messages whose end Celery never reports; called once a second."""
-        for request in self.at_work.missed(pool):
+        for request in self.at_work.take_missed(pool):
             request.dlq_end_is_missing()
 
     def end_is_missing(self, request: GuardedRequest, failure: Failure) -> None:
@@ -228,24 +228,24 @@ class Guard:
         if request.dlq_state is DeliveryState.DISPATCHED:
             self.uncount(request)
             return
-        self.end(request, failure, requeued=True)
-        resolved = self._policies.of(request.delivery_info, request.task)
+        self.decide_end(request, failure, requeued=True)
+        resolved = self._policies.resolve(request.delivery_info, request.task)
         if resolved.policy is None:  # else it is counted already
             outcome = Outcome.VANISHED.value
             self.counts.count(DELIVERIES, resolved.queue, outcome, request.task.name)
 
     # -- the end ------------------------------------------------------------------
 
-    def returned(self, request: GuardedRequest) -> None:
+    def record_returned(self, request: GuardedRequest) -> None:
         """Forget a message whose task returned."""
-        self.succeeded(request)
-        self._is_over(request, request.dlq_in_flight, RETURNED)
+        self.record_success(request)
+        self._tell_ended(request, request.dlq_in_flight, RETURNED)
 
-    def succeeded(self, request: GuardedRequest) -> None:
+    def record_success(self, request: GuardedRequest) -> None:
         """Forget a message whose task succeeded, was ignored or was revoked."""
         in_flight = request.dlq_in_flight
         if in_flight is not None:
-            self._forget(in_flight)
+            self._forget_message(in_flight)
             self.counts.count(DELIVERIES, in_flight.resolved.queue, SUCCEEDED, request.task.name)
             redrive_id = (
                 request.request_dict.get(REDRIVE_HEADER) if in_flight.key.redrives else None
@@ -253,18 +253,20 @@ class Guard:
             if isinstance(redrive_id, str) and len(redrive_id) <= _MAX_REDRIVE_ID_CHARS:
                 self.counter.redrive_succeeded(redrive_id)
             if self._tick_rests:
-                self.quietly("flush", self.counter.flush)
+                self.run_guarded("flush", self.counter.flush)
 
-    def end(self, request: GuardedRequest, failure: Failure, *, requeued: bool) -> DeliveryState:
+    def decide_end(
+        self, request: GuardedRequest, failure: Failure, *, requeued: bool
+    ) -> DeliveryState:
         """Decide a delivery that ended without success and that Celery is about to settle."""
         if failure.end is None:
-            self.succeeded(request)
+            self.record_success(request)
             return DeliveryState.DONE
         end = replace(failure.end, final=failure.end.final and not requeued)
         if end.outcome is Outcome.REQUEUED and request.acknowledged:
             text = f"not requeued: acknowledged before it ran; {end.text}".removesuffix("; ")
             end = replace(end, final=True, text=text)
-        resolved = self._policies.of(request.delivery_info, request.task)
+        resolved = self._policies.resolve(request.delivery_info, request.task)
         verdict = (self.death_at_end(request) if end.final else None) or decide_end(
             resolved.policy, end
         )
@@ -272,12 +274,12 @@ class Guard:
             return self.dead_letter(request, verdict, failure)
         in_flight = self._in_flight(request)
         self._close_delivery(request, in_flight, end.outcome, failure)
-        self._is_over(request, in_flight, FAILED)
+        self._tell_ended(request, in_flight, FAILED)
         if resolved.policy is not None:
             if end.final:  # an expected error, or a death that the policy does not keep
-                self._forget(in_flight)
+                self._forget_message(in_flight)
             else:
-                self._starts.ended(in_flight)
+                self._starts.record_end(in_flight)
         return DeliveryState.DONE
 
     def death_at_end(self, request: GuardedRequest) -> Die | None:
@@ -285,23 +287,23 @@ class Guard:
         found: Die | None = self._first_verdict("before_end", request)
         return found
 
-    def expired(self, request: GuardedRequest) -> DeliveryState:
-        """Decide a message that is past its expiry and will never run; returns as `end` does."""
-        resolved = self._policies.of(request.delivery_info, request.task)
+    def decide_expired(self, request: GuardedRequest) -> DeliveryState:
+        """Decide a message that is past its expiry and will never run, as `decide_end` does."""
+        resolved = self._policies.resolve(request.delivery_info, request.task)
         text = f"expired at {request.expires} before it could run"
         verdict = decide_drop(resolved.policy, Reason.EXPIRED, text)
         if verdict is None:
             return DeliveryState.DONE
         return self.dead_letter(request, verdict)
 
-    def revoked(self, request: GuardedRequest, *, terminated: bool = False) -> DeliveryState:
-        """Decide a message that an operator revoked; returns as `end` does.
+    def decide_revoked(self, request: GuardedRequest, *, terminated: bool = False) -> DeliveryState:
+        """Decide a message that an operator revoked; returns as `decide_end` does.
 
         Celery drops it, and so do we. But what we sent becomes a letter: a report counts it.
         """
         text = sent_by_us(request)
         if not text:
-            self.succeeded(request)
+            self.record_success(request)
             return DeliveryState.DONE
         failure = None
         if terminated:
@@ -309,7 +311,7 @@ class Guard:
             failure = Failure(end, exception_message=f"terminated; {text}")
         return self.dead_letter(request, Die(Reason.OPERATOR, text), failure)
 
-    def dropped(
+    def decide_dropped(
         self,
         message: Any,
         headers: dict[str, Any],
@@ -317,17 +319,17 @@ class Guard:
         failure: Failure,
         waits: WaitsForStore,
     ) -> DeliveryState:
-        """Decide a message that Celery is about to drop unexecuted; returns as `end` does."""
-        resolved = self._policies.of(message.delivery_info or {})
+        """Decide a message that Celery is about to drop unexecuted, as `decide_end` does."""
+        resolved = self._policies.resolve(message.delivery_info or {})
         verdict = decide_drop(resolved.policy, reason, failure.exception_message or reason.value)
         if verdict is None:
             return DeliveryState.DONE
         kept = Message.of(message, headers)
         letter = self.parts.make(kept, resolved, verdict, failure=failure)
-        pending = PendingLetter(letter, kept.key(letter.dead_letter_queue), waits=waits)
-        return self._writer.write(pending)
+        pending = PendingLetter(letter, kept.key_in(letter.dead_letter_queue), waits=waits)
+        return self._writer.store_or_wait(pending)
 
-    def interrupted(self, request: GuardedRequest) -> None:
+    def record_interrupted(self, request: GuardedRequest) -> None:
         """Record a delivery that a shutdown ends, and do not charge it."""
         in_flight = request.dlq_in_flight
         if in_flight is None or request.acknowledged:
@@ -347,31 +349,31 @@ class Guard:
         except StoreUnavailable:  # as with Celery alone
             return True
 
-    def retried(self, request: GuardedRequest, failure: Failure | None) -> None:
+    def record_retry(self, request: GuardedRequest, failure: Failure | None) -> None:
         """Record a delivery after whose crash Celery has published a retry."""
         in_flight = request.dlq_in_flight
         if in_flight is not None:
             self._close_delivery(request, in_flight, Outcome.RETRIED, failure)
-            self._starts.ended(in_flight)
+            self._starts.record_end(in_flight)
 
-    def crashed(self, request: GuardedRequest, failure: Failure) -> None:
+    def record_crash(self, request: GuardedRequest, failure: Failure) -> None:
         """Record the end of a delivery whose result stops the worker's main process."""
         in_flight = request.dlq_in_flight
         if in_flight is not None and failure.end is not None and not request.acknowledged:
             self._close_delivery(request, in_flight, failure.end.outcome, failure)
-            self._starts.ended(in_flight)
+            self._starts.record_end(in_flight)
 
-    def keeps(self, task: Any, delivery_info: dict[str, Any], exc_info: Any) -> bool:
+    def will_dead_letter(self, task: Any, delivery_info: dict[str, Any], exc_info: Any) -> bool:
         """True if an exception will end in a letter; changes nothing.
 
         Also called in pool processes, which know the configured policies but no override.
         """
         info = ExceptionInfo(exc_info)
-        self._each("on_error", info, task, delivery_info)
+        self._call_observers("on_error", info, task, delivery_info)
         failure = failure_of(info, tuple(task.throws or ()))
         if failure.end is None:
             return False
-        verdict = decide_end(self._policies.of(delivery_info, task).policy, failure.end)
+        verdict = decide_end(self._policies.resolve(delivery_info, task).policy, failure.end)
         return isinstance(verdict, Die) and verdict.kept
 
     # -- the death ----------------------------------------------------------------
@@ -380,13 +382,13 @@ class Guard:
         self, owner: WaitsForStore, again: Callable[[], object], exc: Exception
     ) -> DeliveryState:
         """Let a message wait whose death an error of ours left undecided, until ``again`` works."""
-        self.failed("end")
+        self.count_internal_error("end")
         headers = owner.message.headers
         named = headers if isinstance(headers, Mapping) else {}
         task = f"{named.get('task')}[{named.get('id')}]"
         acknowledged = bool(getattr(owner, "acknowledged", False))
         waiting = Waiting(task=task, again=again, waits=owner, acknowledged=acknowledged)
-        self._writer.wait(waiting, exc)
+        self._writer.keep_waiting(waiting, exc)
         return DeliveryState.WAITING_FOR_STORE
 
     def dead_letter(
@@ -403,14 +405,14 @@ class Guard:
         if not verdict.kept:
             shown = "" if self.parts.redaction else f" ({verdict.description})"
             logger.warning("Task %s died and is not kept: %s%s", request.id, verdict.reason, shown)
-            self._forget(in_flight)
+            self._forget_message(in_flight)
             return DeliveryState.STORED
         if failure is None and verdict.reason is Reason.OPERATOR and not in_flight.first:
             number = last_number(self.counter, in_flight.key) + 1  # this start is not counted
             in_flight.delivery = replace(in_flight.delivery, number=number)
         history = history_of(self.counter, in_flight, with_current=failure is not None)
         if failure is None and history and history[-1].outcome is Outcome.VANISHED:
-            self._count(request, in_flight, Outcome.VANISHED)
+            self._count_outcome(request, in_flight, Outcome.VANISHED)
         resolved = self._policies.of_death(in_flight.resolved, verdict.rule)
         letter = self.parts.make(
             Message.of(request.message, request.request_dict),
@@ -430,24 +432,26 @@ class Guard:
             acknowledged=bool(request.acknowledged),
             ran_seconds=(ran - in_flight.delivery.started_at).total_seconds() if ran else 0.0,
         )
-        state = self._writer.write(pending)
+        state = self._writer.store_or_wait(pending)
         if state is DeliveryState.STORED:
-            self._starts.forget(in_flight.key)
+            self._starts.forget_message(in_flight.key)
             if key != in_flight.key:
-                self.counter.died(in_flight.key)  # elsewhere, storing the letter did that
-            self._is_over(request, in_flight, Ended(succeeded=False, letter=letter))
+                self.counter.record_death(in_flight.key)  # elsewhere, storing the letter did that
+            self._tell_ended(request, in_flight, Ended(succeeded=False, letter=letter))
         return state
 
-    def _is_over(self, request: GuardedRequest, in_flight: InFlight | None, ended: Ended) -> None:
+    def _tell_ended(
+        self, request: GuardedRequest, in_flight: InFlight | None, ended: Ended
+    ) -> None:
         if in_flight is not None:
             for one in self._hooked["after_end"]:
                 if one.watching:
-                    self.quietly(one.name, one.after_end, request, in_flight, ended)
+                    self.run_guarded(one.name, one.after_end, request, in_flight, ended)
 
-    def _forget(self, in_flight: InFlight) -> None:
+    def _forget_message(self, in_flight: InFlight) -> None:
         """Forget a message that is done; others with its task id keep their counts."""
         self.counter.succeeded(in_flight.key, in_flight.delivery, first=in_flight.first)
-        self._starts.forget(in_flight.key)
+        self._starts.forget_message(in_flight.key)
 
     def _close_delivery(
         self,
@@ -457,7 +461,7 @@ class Guard:
         failure: Failure | None = None,
     ) -> None:
         if in_flight.resolved.policy is not None:
-            self._count(request, in_flight, outcome)
+            self._count_outcome(request, in_flight, outcome)
         in_flight.delivery = replace(
             in_flight.delivery,
             ended_at=self.parts.clock(),
@@ -467,17 +471,24 @@ class Guard:
             exception_message=failure.exception_message if failure else None,
         )
 
-    def _count(self, request: GuardedRequest, in_flight: InFlight, outcome: Outcome) -> None:
+    def _count_outcome(
+        self, request: GuardedRequest, in_flight: InFlight, outcome: Outcome
+    ) -> None:
         self.counts.count(DELIVERIES, in_flight.resolved.queue, outcome.value, request.task.name)
 
     # -- what is periodic -----------------------------------------------------------
 
     def tick(self) -> None:
         """Send a heartbeat, buffered counts and waiting letters; called once a second."""
-        for act in (self._beat, self.counter.flush, self._writer.tick, self.housekeeping.tick):
-            self.quietly("tick", act)
+        for act in (
+            self._send_heartbeat,
+            self.counter.flush,
+            self._writer.tick,
+            self.housekeeping.tick,
+        ):
+            self.run_guarded("tick", act)
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         self.life.beat_at = time.monotonic()
         self.counter.heartbeat(self._queues_at_work())
 
@@ -489,19 +500,19 @@ class Guard:
             except IndexError:
                 return  # the connection was lost in the meantime
             if request.dlq_waits_since + self._writer.patience() > time.monotonic():
-                self.quietly("start", consumer.on_task_request, request)
+                self.run_guarded("start", consumer.on_task_request, request)
             else:  # else its broker would close the channel
                 logger.info("Task %s goes back to its queue: it waited for its count", request.id)
-                self.quietly("start", request.dlq_give_back)
-        self.quietly("start", self.delayed.give_to_timer, consumer)
+                self.run_guarded("start", request.dlq_give_back)
+        self.run_guarded("start", self.delayed.give_to_timer, consumer)
 
     def connected(self) -> None:
         """The consumer has a new connection; the broker redelivers what was put off."""
         self._tick_rests = False
         self.later.clear()
-        self.quietly("start", self.life.start)
-        self.quietly("start", self.delayed.clear)
-        self._each("connected")
+        self.run_guarded("start", self.life.start)
+        self.run_guarded("start", self.delayed.forget_all)
+        self._call_observers("connected")
 
     def disconnected(self) -> None:
         """The consumer has none, and no tick tells what ends: others soon have the messages."""
@@ -509,19 +520,19 @@ class Guard:
 
     def in_loop(self, consumer: Any) -> None:
         """Let observers talk to the broker; called once a second in the consumer's loop."""
-        self._each("in_loop", consumer)
+        self._call_observers("in_loop", consumer)
 
     def close(self) -> None:
         """Tick a last time, then close connections."""
         self.life.stopped = True  # not `stop`: its thread may wait for a store that hangs
         self.tick()
         self.housekeeping.close()
-        self._each("close")
+        self._call_observers("close")
         self.counter.close()
 
-    def _each(self, hook: str, *args: Any) -> None:
+    def _call_observers(self, hook: str, *args: Any) -> None:
         for one in self.observers:
-            self.quietly(one.name, getattr(one, hook), *args)
+            self.run_guarded(one.name, getattr(one, hook), *args)
 
     def _running(self) -> list[InFlight]:
         """The messages that run, or are about to run, on this worker."""
@@ -545,20 +556,20 @@ class Guard:
                 self._crashed.add(request)
                 end = {"ended_at": self.parts.clock(), "worker_pid": request.worker_pid}
                 delivery = replace(found.delivery, outcome=Outcome.WORKER_LOST, **end)
-                self.counter.ended(found.key, delivery)
+                self.counter.record_end(found.key, delivery)
 
     # -- our own errors -------------------------------------------------------------
 
-    def failed(self, operation: str) -> None:
+    def count_internal_error(self, operation: str) -> None:
         """Count an internal error; the caller logs it."""
         self.counts.count(INTERNAL_ERRORS, operation)
 
-    def quietly(self, operation: str, act: Callable[..., Any], *args: Any) -> Any:
+    def run_guarded(self, operation: str, act: Callable[..., Any], *args: Any) -> Any:
         """Do something; an error of ours is logged and counted, and the result is ``None``."""
         try:
             return act(*args)
         except Exception:
-            self.failed(operation)
+            self.count_internal_error(operation)
             logger.exception("The dead-letter guard failed (%s); the task goes on", operation)
             return None
 

@@ -125,17 +125,21 @@ class Heartbeat:
         """Send a heartbeat, apply instructions, compare with other workers: what is due."""
         self._ticks += 1
         self._asks = not self._told() or self._asks
-        if self._ticks % TICKS_PER_BEAT == 1 or self._over() or self._has_other_queues():
+        if (
+            self._ticks % TICKS_PER_BEAT == 1
+            or self._instruction_changes_now()
+            or self._has_other_queues()
+        ):
             self._beats = True
         elif self._asks and not self._beats:
             self._beats = self._instructions.revision() != self._revision
         if self._beats:
-            self._alive()
+            self._send()
         self._asks = self._beats = False  # at the end: what failed is done at the next tick
         if self._ticks % TICKS_PER_LOOK == 1:
-            self._look()
+            self._apply_instructions()
         elif not self._ticks % TICKS_PER_BEAT:
-            self._registry.rest()
+            self._registry.close_idle_connections()
 
     def close(self) -> None:
         """Deregister this worker; never raises."""
@@ -144,7 +148,7 @@ class Heartbeat:
         except StoreUnavailable as exc:
             logger.debug("This worker stays registered until its heartbeat expires: %s", exc)
 
-    def _alive(self) -> None:
+    def _send(self) -> None:
         known, revision, job_waits = self._registry.heartbeat(self._info.hostname)
         if job_waits:
             self._job_waits()
@@ -154,9 +158,9 @@ class Heartbeat:
         if not (known and self._registered):  # known may be a dead worker of the same node name
             self._registry.register(self._info)
             self._registered = True
-        if revision != self._revision or self._over():
+        if revision != self._revision or self._instruction_changes_now():
             found, now = self._instructions.all(), self._instructions.now()
-            ends = [end for one in found for end in _times(one) if end > now]
+            ends = [end for one in found for end in _change_times(one) if end > now]
             self._next_end = self._clock() + (min(ends) - now).total_seconds() if ends else None
             self._apply(found, now)
             self._revision = revision  # at the end: what could not be applied is applied again
@@ -164,23 +168,23 @@ class Heartbeat:
     def _has_other_queues(self) -> bool:
         return self._queues() not in (None, self._info.queues)
 
-    def _over(self) -> bool:
+    def _instruction_changes_now(self) -> bool:
         """True if an instruction begins or ends about now; the store's clock decides."""
         return self._next_end is not None and self._next_end <= self._clock()
 
-    def _look(self) -> None:
+    def _apply_instructions(self) -> None:
         for other in self._registry.workers(with_tasks=False, some=COMPARED):
             if other.hostname != self._info.hostname:
                 for difference in differences(self._info, other):
-                    self._warn(difference)
+                    self._warn_of_difference(difference)
 
-    def _warn(self, difference: str) -> None:
+    def _warn_of_difference(self, difference: str) -> None:
         if difference not in self._warned and len(self._warned) < _MAX_WARNINGS:
             self._warned.add(difference)
             logger.warning("%s; each worker applies its own", difference)
 
 
-def _times(instruction: Instruction) -> Iterator[datetime]:
+def _change_times(instruction: Instruction) -> Iterator[datetime]:
     """When something about an instruction changes by itself."""
     if isinstance(instruction, Override):
         yield instruction.since

@@ -61,7 +61,7 @@ class _Pause:
     def __init__(self) -> None:
         self._left, self._backoff = 0, timing.Backoff(1, MAX_BACKOFF_TICKS)
 
-    def over(self) -> bool:
+    def count_tick(self) -> bool:
         """Count a tick; True if no pause is left."""
         self._left = max(0, self._left - 1)
         return self._left == 0
@@ -99,7 +99,7 @@ class Housekeeping:
         for thread in self.long:
             thread.tick(self._ticks)
         tasks = self._short
-        if not self._pause.over():
+        if not self._pause.count_tick():
             tasks = tasks[: self._paused_from]
         for number, task in enumerate(tasks):
             if self._ticks % task.every:
@@ -146,7 +146,7 @@ class _Thread:
         """Start the thread if the work is due and none works."""
         if self._stop.is_set() or (self._thread is not None and self._thread.is_alive()):
             return
-        if self._pause.over() and ticks % self.task.every == 0 and self.task.is_due():
+        if self._pause.count_tick() and ticks % self.task.every == 0 and self.task.is_due():
             self._thread = threading.Thread(
                 target=self._run, name=f"dlq-{self.task.name}", daemon=True
             )

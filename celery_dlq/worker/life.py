@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection
 from celery_dlq import timing
 from celery_dlq.errors import DLQError
 from celery_dlq.store.store import Store
-from celery_dlq.transport.held import Keeper
+from celery_dlq.transport.held import LeaseThread
 
 _LATE_BEATS = 1.5
 
 
-class LifeKeeper(Keeper):
+class LifeKeeper(LeaseThread):
     """Sends the counter's heartbeats while the tick is late and something runs."""
 
     what = "Signs of life are not sent"
@@ -38,13 +38,13 @@ class LifeKeeper(Keeper):
     def _pause_seconds(self) -> float:
         return timing.current.counter_beat / 4
 
-    def _tick(self) -> None:
+    def _give_sign_of_life(self) -> None:
         if time.monotonic() - self.beat_at < _LATE_BEATS * timing.current.counter_beat:
             return
         self._note_crashes()
         for command in self._counter.heartbeats(self._running()):
             self.beat_at = time.monotonic()
-            self._store.connection.call(*command)
+            self._store.connection.send_and_wait(*command)
 
     def disconnect(self) -> None:
         """Close the connection, if one is open."""

@@ -4,7 +4,7 @@ A feature names a function in its ``FEATURE``, ``observer="observer:made"``; the
 `WorkerParts` and returns an `Observer`, or ``None`` if the settings want nothing of it. The guard
 calls the observers in the order of `celery_dlq.registry.FEATURES`:
 
-1. `guards` once, when the guard is made and before the pool starts; `on_task` for each task.
+1. `on_guard_made` once, when the guard is made and before the pool starts; `on_task` for each task.
 2. `before_start` of each message, and at the first `Verdict` no other; the request carries it out.
 3. `before_end` of each delivery that failed for good; a `Die` takes the place of the policy's.
 4. `on_letter` when a letter is made, `before_store` each time before it is stored.
@@ -92,7 +92,7 @@ class Observer:
         """The periodic work."""
         return ()
 
-    def guards(self, keeps: Keeps) -> None:
+    def on_guard_made(self, keeps: Keeps) -> None:
         """The guard is made; the pool has not started."""
 
     def on_task(self, task: Any) -> None:

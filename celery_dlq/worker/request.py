@@ -86,7 +86,9 @@ class DeadLetterRequest(SettlingRequest):
     dlq_starts_here: bool  # True if the pool runs the task in this process
     dlq_counted = False  # True if a policy may guard the task
     dlq_waits_since = 0.0  # Time it was first put off, in monotonic seconds
-    dlq_job: Any = None  # What the pool made of it; see `celery_dlq.worker.dispatched.has`
+    dlq_job: Any = (
+        None  # What the pool made of it; see `celery_dlq.worker.dispatched.pool_has_task`
+    )
 
     _dlq_failure: Failure | None = None  # the end that Celery reported, while ENDING
 
@@ -105,7 +107,7 @@ class DeadLetterRequest(SettlingRequest):
         self.message.dlq_is_dispatched = True
         if (
             nothing_starts()  # Celery would end it at once
-            or ((self.dlq_counted or self.dlq_guard.watching) and self._dlq_is_revoked())
+            or ((self.dlq_counted or self.dlq_guard.is_watching) and self._dlq_is_revoked())
         ):
             raise TaskRevokedError(self.id)
         execute = partial(execute, pool, **kwargs)
@@ -160,15 +162,15 @@ class DeadLetterRequest(SettlingRequest):
         """Count the start, if a policy guards the message; return True if it may happen."""
         if not self._dlq_is_ours() or not self._dlq_take_to_work():
             return False
-        if not self._dlq_carry_out(self.dlq_guard.stops(self)):
+        if not self._dlq_carry_out(self.dlq_guard.verdict_before_start(self)):
             return False
         if not self.dlq_counted:
             return True
         verdict: Verdict = Run()
         try:
-            verdict = self.dlq_guard.begin(self)
+            verdict = self.dlq_guard.count_start(self)
         except Exception:
-            self.dlq_guard.failed("start")
+            self.dlq_guard.count_internal_error("start")
             logger.exception("Task %s is not guarded this time, it runs", self.id)
         if not self._dlq_carry_out(verdict):
             return False
@@ -245,7 +247,7 @@ class DeadLetterRequest(SettlingRequest):
             self.dlq_move(_S.DONE)  # first: a success is acknowledged also after a shutdown
         result = on_success(failed__retval__runtime, **kwargs)
         if ours:
-            self.dlq_guard.returned(self)
+            self.dlq_guard.record_returned(self)
         return result
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
@@ -274,7 +276,7 @@ class DeadLetterRequest(SettlingRequest):
 
     def _dlq_describe(self, exc_info: Any) -> Failure | None:
         throws = tuple(self.task.throws or ())
-        failure: Failure | None = self.dlq_guard.quietly("end", failure_of, exc_info, throws)
+        failure: Failure | None = self.dlq_guard.run_guarded("end", failure_of, exc_info, throws)
         return failure
 
     def acknowledge(self) -> None:
@@ -324,9 +326,9 @@ class DeadLetterRequest(SettlingRequest):
             # E.g. a MemoryError, which stops the worker, or a result that cannot be stored.
             if self.acknowledged and self.dlq_state is _S.ENDING:
                 acknowledge = super().acknowledge
-                self.dlq_guard.quietly("end", self._dlq_decide_end, acknowledge, acknowledge)
+                self.dlq_guard.run_guarded("end", self._dlq_decide_end, acknowledge, acknowledge)
             elif self.dlq_state not in OVER:
-                self.dlq_guard.quietly("end", self.dlq_guard.crashed, self, failure)
+                self.dlq_guard.run_guarded("end", self.dlq_guard.record_crash, self, failure)
             raise
         else:
             return result
@@ -359,10 +361,10 @@ class DeadLetterRequest(SettlingRequest):
             and (is_stopping() or ended_by_shutdown(failure.end.text))
         ):
             # Celery before 5.5 ends the pool first and sees its children as lost.
-            self.dlq_guard.quietly("end", self.dlq_guard.interrupted, self)
+            self.dlq_guard.run_guarded("end", self.dlq_guard.record_interrupted, self)
             self.dlq_move(_S.RELEASED)
             return False
-        decide = partial(self.dlq_guard.end, self, failure, requeued=requeued)
+        decide = partial(self.dlq_guard.decide_end, self, failure, requeued=requeued)
         return self._dlq_store_then_settle(decide, settle, leave)
 
     # Celery 5.7 acknowledges in these two although the task did not die.
@@ -374,16 +376,19 @@ class DeadLetterRequest(SettlingRequest):
         failure = self._dlq_failure
         retried = super()._retry_worker_lost(*args)
         if retried:
-            self.dlq_guard.quietly("end", self.dlq_guard.retried, self, failure)
+            self.dlq_guard.run_guarded("end", self.dlq_guard.record_retry, self, failure)
         self.dlq_move(_S.DONE if retried else _S.ENDING)
         return retried
 
     def _success_was_stored(self) -> Any:
         meta = super()._success_was_stored()
-        if meta and self.dlq_guard.quietly("end", self.dlq_guard.owns_result, self, meta) is False:
+        if (
+            meta
+            and self.dlq_guard.run_guarded("end", self.dlq_guard.owns_result, self, meta) is False
+        ):
             return False  # else Celery would acknowledge a message that did not succeed
         if meta and self.dlq_state not in DECIDED:
-            self.dlq_guard.succeeded(self)
+            self.dlq_guard.record_success(self)
             self.dlq_move(_S.DONE)
         return meta
 
@@ -410,9 +415,9 @@ class DeadLetterRequest(SettlingRequest):
         if self.dlq_state in (_S.NEW, _S.DISPATCHED, _S.RUNNING) and not self._already_cancelled:
             failure = missing_end_failure(error)
             if healthy:
-                self.dlq_guard.quietly("end", self.dlq_guard.uncount, self)
+                self.dlq_guard.run_guarded("end", self.dlq_guard.uncount, self)
             else:
-                self.dlq_guard.quietly("end", self.dlq_guard.end_is_missing, self, failure)
+                self.dlq_guard.run_guarded("end", self.dlq_guard.end_is_missing, self, failure)
             logger.error(
                 "Celery did not report how task %s ended, and its pool does not run it any more "
                 "(%s): its message is delivered again%s",
@@ -442,9 +447,9 @@ class DeadLetterRequest(SettlingRequest):
         if self.dlq_state is _S.RELEASED and sent_by_us(self):
             return  # it comes back, and is revoked then
         if self.dlq_state not in DECIDED:
-            decide = partial(self.dlq_guard.revoked, self)
+            decide = partial(self.dlq_guard.decide_revoked, self)
             if expired:
-                decide = partial(self.dlq_guard.expired, self)
+                decide = partial(self.dlq_guard.decide_expired, self)
             elif terminated:
                 decide = partial(decide, terminated=True)
                 self._already_revoked = True  # what the pool reports is no other end
@@ -474,7 +479,7 @@ class DeadLetterRequest(SettlingRequest):
         if self.dlq_in_flight is None or self.dlq_state in OVER:
             return announce(*args, **kwargs)
         if not self.acknowledged:
-            self.dlq_guard.quietly("end", self.dlq_guard.interrupted, self)
+            self.dlq_guard.run_guarded("end", self.dlq_guard.record_interrupted, self)
             self.dlq_move(_S.RELEASED)
             return announce(*args, **kwargs)
         exc = WorkerLostError("ended by a shutdown; acknowledged before it ran")
@@ -482,7 +487,7 @@ class DeadLetterRequest(SettlingRequest):
         failure = replace(dropped_failure(exc, ""), end=end)
         announced = self._dlq_while_ending(failure, announce, *args, **kwargs)
         if self.dlq_state in DEAD:
-            self.dlq_guard.quietly("end", self._dlq_mark_as_failed, exc)
+            self.dlq_guard.run_guarded("end", self._dlq_mark_as_failed, exc)
         return announced
 
     def dlq_end_waiting(self, verdict: Die) -> bool:
@@ -523,7 +528,7 @@ class ChildProcessRequest(DeadLetterRequest):
         if self.dlq_counted:
             self.dlq_move(_S.DISPATCHED)
         if nothing_starts():  # a signal came while it was counted
-            self.dlq_guard.never_started([self])
+            self.dlq_guard.uncount_never_started([self])
             return False
         return True
 
@@ -538,7 +543,7 @@ class ChildProcessRequest(DeadLetterRequest):
         if hasattr(job, "_accepted"):
             self.dlq_job = self._apply_result
         elif job is None and is_closed(pool):
-            self.dlq_guard.never_started([self])
+            self.dlq_guard.uncount_never_started([self])
         return job
 
     def _dlq_check_time_limits(self) -> None:
@@ -567,9 +572,11 @@ class InProcessRequest(DeadLetterRequest):
 
     def _dlq_may_be_given(self) -> bool:
         """Let observers hold it here already, in order: threads would mix it up."""
-        if not self.dlq_guard.watching:
+        if not self.dlq_guard.is_watching:
             return True
-        return self._dlq_is_ours() and self._dlq_carry_out(self.dlq_guard.stops(self))
+        return self._dlq_is_ours() and self._dlq_carry_out(
+            self.dlq_guard.verdict_before_start(self)
+        )
 
     def _dlq_give(self, execute: Callable[[], Any], pool: Any) -> Any:
         """Give the pool the task, and note its future; its thread or greenlet counts the start."""
@@ -596,7 +603,7 @@ class InProcessRequest(DeadLetterRequest):
             if is_stopping() or not self._dlq_count_start():
                 raise _silent_exit()(self.id)
             if self.dlq_counted and is_stopping():  # meanwhile; the pool's thread may just end
-                self.dlq_guard.never_started([self])
+                self.dlq_guard.uncount_never_started([self])
                 raise _silent_exit()(self.id)
             self.dlq_move(_S.RUNNING)
         return super().on_accepted(pid, time_accepted)

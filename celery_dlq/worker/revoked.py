@@ -42,7 +42,7 @@ class Revocations:
         self._store = store
         self._unsent: dict[str, float] = {}  # name to when, in monotonic seconds
 
-    def note(self, command: Mapping[str, Any]) -> None:
+    def note_command(self, command: Mapping[str, Any]) -> None:
         """Note the tasks of a command."""
         now = time.monotonic()
         for name in _names_of(command):
@@ -51,12 +51,12 @@ class Revocations:
         while len(self._unsent) > MOST_REVOKED:
             del self._unsent[next(iter(self._unsent))]
 
-    def send(self) -> None:
+    def send_to_store(self) -> None:
         """Send the store what it does not have; called once a second."""
         if not self._unsent:
             return
         now, sent = time.monotonic(), dict(self._unsent)
-        self._store.note({name: now - at for name, at in sent.items()})
+        self._store.note_tasks({name: now - at for name, at in sent.items()})
         for name, at in sent.items():
             if self._unsent.get(name) == at:
                 del self._unsent[name]
@@ -69,15 +69,15 @@ class Revocations:
             return False
         try:
             if any(name in self._unsent for name in names):
-                self.send()  # the message may have been redriven since, within this second
-            last = self._store.last(names)
+                self.send_to_store()  # the message may have been redriven since, within this second
+            last = self._store.last_revoked_at(names)
         except StoreUnavailable as exc:
             logger.warning("Task %s counts as revoked until the store answers: %s", request.id, exc)
             return False
         return last <= to_micros(redriven)
 
 
-def listen() -> None:
+def listen_for_revocations() -> None:
     """Note what Celery's commands revoke, in this process; a second call changes nothing.
 
     Source: https://github.com/celery/celery/blob/main/celery/worker/control.py
@@ -85,16 +85,16 @@ def listen() -> None:
     for name in COMMANDS:
         command = Panel.data[name]
         if not hasattr(command, "dlq_noted"):
-            Panel.data[name] = _noted(command)
+            Panel.data[name] = _noting(command)
 
 
-def _noted(command: Callable[..., Any]) -> Callable[..., Any]:
+def _noting(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def noted(control: Any, *args: Any, **kwargs: Any) -> Any:
         worker = getattr(getattr(control, "consumer", None), "controller", None)
         guard = getattr(worker, "dead_letter_guard", None)
         if guard is not None:
-            guard.quietly("revoke", guard.revocations.note, kwargs)
+            guard.run_guarded("revoke", guard.revocations.note_command, kwargs)
         return command(control, *args, **kwargs)
 
     noted.dlq_noted = command  # type: ignore[attr-defined]

@@ -62,7 +62,7 @@ class SettlingRequest(_Base):
         if state in NEXT[before]:
             self.dlq_state = state
             return
-        self.dlq_guard.failed("transition")
+        self.dlq_guard.count_internal_error("transition")
         logger.error(
             "Task %s stays %s, it cannot become %s: a bug in celery_dlq, please report it",
             self.id,
@@ -189,7 +189,7 @@ class SettlingRequest(_Base):
         failure = dropped_failure(exc, "not a Celery task message")
 
         def decide() -> DeliveryState:
-            return self.dlq_guard.dropped(
+            return self.dlq_guard.decide_dropped(
                 self.message, self.request_dict, Reason.INVALID_MESSAGE, failure, self
             )
 
@@ -206,7 +206,7 @@ class SettlingRequest(_Base):
         end = End(outcome=Outcome.FAILED, exception_names=(type(exc).__name__,), text=text)
         failure = replace(dropped_failure(exc, text), end=end)
         again = in_flight.resolved.policy.max_deliveries is not None
-        decide = partial(self.dlq_guard.end, self, failure, requeued=again)
+        decide = partial(self.dlq_guard.decide_end, self, failure, requeued=again)
         leave = partial(super().reject, requeue=again)
         self.dlq_move(_S.ENDING)
         if not self._dlq_store_then_settle(decide, partial(self._dlq_settle, exc), leave):
@@ -278,7 +278,7 @@ class SettlingRequest(_Base):
             if at_once or leases is None:
                 super().reject(requeue=True)
             else:
-                leases.lapse(self.message.delivery_tag)
+                leases.let_lapse(self.message.delivery_tag)
                 super().acknowledge()  # frees its place in the prefetch window, and nothing else
         self.acknowledged = True
 

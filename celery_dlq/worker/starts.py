@@ -104,7 +104,7 @@ class Starts:
         with self._one_at_a_time if asks else nullcontext():
             if asks:
                 try:
-                    start = self._facts(policy, in_flight, request)
+                    start = self._count_again(policy, in_flight, request)
                 except Exception:
                     self._counts.count(INTERNAL_ERRORS, "start")
                     logger.exception("Delivery of %s is not counted", in_flight.key.task_id)
@@ -126,7 +126,7 @@ class Starts:
                 logger.error("Delivery of %s is not counted, it runs", in_flight.key.task_id)
         return verdict
 
-    def _facts(self, policy: Policy, in_flight: InFlight, request: GuardedRequest) -> Start:
+    def _count_again(self, policy: Policy, in_flight: InFlight, request: GuardedRequest) -> Start:
         """Count a message that was, or may have been, delivered before; the facts about it."""
         now = time.monotonic()
         key, retries = in_flight.key, in_flight.key.retries
@@ -144,7 +144,7 @@ class Starts:
             ):
                 return Start(retries=retries, status=CountStatus.DEAD)
             start, limit = self._crashes(policy, in_flight, delays=again)
-            count = self._counter.count(
+            count = self._counter.count_delivery(
                 key,
                 in_flight.delivery,
                 limit,
@@ -164,7 +164,7 @@ class Starts:
         if count.status in (CountStatus.UNCERTAIN, CountStatus.SUSPECT):
             in_flight.seen_at = now if in_flight.seen_at is None else in_flight.seen_at
         else:
-            self._note(in_flight, count, request.task.name)
+            self._apply_count(in_flight, count, request.task.name)
         return replace(start, status=count.status, deliveries=count.number)
 
     def _crashes(
@@ -209,7 +209,7 @@ class Starts:
         if not self._outage_is_old():
             # The reply was lost, perhaps, and not the count; the next one is another.
             with suppress(Exception):
-                self._counter.ended(in_flight.key, in_flight.delivery, charged=False)
+                self._counter.record_end(in_flight.key, in_flight.delivery, charged=False)
             return Start(retries=retries, status=CountStatus.UNCERTAIN)
         known = self._known.get(in_flight.key, 0)
         in_flight.delivery = replace(in_flight.delivery, number=known + 1)
@@ -232,7 +232,7 @@ class Starts:
         running = self._suspect() if self._suspect is not None else None
         return running is None or running.acknowledged or running.dlq_state in OVER
 
-    def _note(self, in_flight: InFlight, count: Count, task: str) -> None:
+    def _apply_count(self, in_flight: InFlight, count: Count, task: str) -> None:
         """Apply the result of a count to the message, the metrics and the log."""
         status, queue, number = count.status, in_flight.resolved.queue, count.number
         if status is CountStatus.COUNTED:
@@ -255,7 +255,7 @@ class Starts:
                 REPEATS.get(self._driver_type, "See docs/how-to/long-tasks.md"),
             )
 
-    def forget(self, key: MessageKey) -> None:
+    def forget_message(self, key: MessageKey) -> None:
         """Forget a message that is done."""
         if self._known:
             self._known.pop(key, None)
@@ -273,16 +273,16 @@ class Starts:
         """Uncount a delivery that a shutdown ended, or that never started."""
         key, number = in_flight.key, in_flight.delivery.number
         if in_flight.charged:
-            self._counter.ended(key, in_flight.delivery, charged=False)
+            self._counter.record_end(key, in_flight.delivery, charged=False)
             if self._known.get(key, 0) == number:
                 self._known[key] = number - 1
         in_flight.charged = False
 
-    def ended(self, in_flight: InFlight) -> None:
+    def record_end(self, in_flight: InFlight) -> None:
         """Record the end of a delivery; its message may come back, if it was not retried."""
         key, delivery = in_flight.key, in_flight.delivery
         if in_flight.charged:
-            self._counter.ended(key, delivery)
+            self._counter.record_end(key, delivery)
             if delivery.outcome is not Outcome.RETRIED:
                 self._known[key] = max(self._known.get(key, 0), delivery.number)
         in_flight.charged = False  # it is over: a later delivery is another one

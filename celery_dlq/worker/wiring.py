@@ -55,7 +55,7 @@ def guard_of(
     )
     check.run()
     table = own.policy_table()
-    _warn(dlq, table)
+    _warn_of_weaknesses(dlq, table)
     parts = _parts_of(own, dlq, table, hostname=hostname, pid=pid)
     for feature in features():
         made = feature.load(feature.observer)(parts) if feature.observer else None
@@ -134,7 +134,7 @@ def _writer_of(own: Assembly, parts: WorkerParts, *, gives_back: bool) -> Letter
         limit=parts.limit,
         durable_spool=settings.spool_dir is not None,
         gives_back=gives_back,
-        forget=own.backend.counter.died,
+        forget=own.backend.counter.record_death,
         change=change,
         events=own.events,
         counts=parts.counts,
@@ -161,7 +161,7 @@ def _housekeeping_of(
 
     def apply(found: Sequence[Instruction], now: datetime) -> None:
         overrides = [one for one in found if isinstance(one, Override) and one.in_force(now)]
-        policies.apply(overrides, now)
+        policies.apply_overrides(overrides, now)
         for one in guard.observers:
             one.instructed(found, now)
 
@@ -178,7 +178,7 @@ def _housekeeping_of(
     trim = RetentionRound(retention, backend.letters, lambda: policies.policies)
     return [
         Task(name="heartbeat", work=heartbeat.tick, close=heartbeat.close),
-        Task(name="revocations", work=guard.revocations.send),
+        Task(name="revocations", work=guard.revocations.send_to_store),
         *(task for one in guard.observers for task in one.tasks),
         Task(name="metrics", work=own.measuring.tick, close=own.measuring.close),
         Task(name="memory limit", work=parts.limit.tick),
@@ -187,12 +187,12 @@ def _housekeeping_of(
     ]
 
 
-def _warn(dlq: Assembly, table: PolicyTable) -> None:
+def _warn_of_weaknesses(dlq: Assembly, table: PolicyTable) -> None:
     """Say what weakens the guarantees, and which queues in policies this app does not know."""
     if not (table or table.tasks):
         logger.warning(NOTHING_GUARDED)
     warn_of_weaknesses(dlq.app, table)
-    for name, hint in table.unknown_queues(KnownQueues.of(dlq.app)).items():
+    for name, hint in table.unknown_queues(KnownQueues.from_app(dlq.app)).items():
         logger.warning(
             "dlq_queues[%r] is a policy for a queue that this app does not know; %s", name, hint
         )

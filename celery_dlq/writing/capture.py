@@ -48,36 +48,36 @@ class Message:
         headers = dict(message.headers) if isinstance(message.headers, Mapping) else {}
         compression = headers.get("compression")
         body = plain = wire_body(message.body, None, message.content_encoding)
-        content_type = _text(message.content_type) or ""
+        content_type = _text_or_none(message.content_type) or ""
         args_json, kwargs_json = (None, None)
         # kombu has decompressed it, or has noted that it could not.
         if not (compression and message.errors):
             body = compressed(plain, compression)
             if hides_nothing(compression):
                 args_json, kwargs_json = json_parts(plain, content_type)
-        identity = key_of(message, request)
+        identity = message_key_of(message, request)
         letter = DeadLetter(
             **_NO_END,
             task_id=identity.task_id,
-            task_name=_text(request.get("task")) or "",
+            task_name=_text_or_none(request.get("task")) or "",
             retries=identity.retries,
             redrives=identity.redrives,
             published_at=published_at(headers.get(PUBLICATION_HEADER)),
-            exchange=_text(delivery.get("exchange")) or "",
-            routing_key=_text(delivery.get("routing_key")) or "",
+            exchange=_text_or_none(delivery.get("exchange")) or "",
+            routing_key=_text_or_none(delivery.get("routing_key")) or "",
             content_type=content_type,
-            content_encoding=_text(message.content_encoding) or "",
+            content_encoding=_text_or_none(message.content_encoding) or "",
             headers=json_codec.dumps(headers),
             properties=json_codec.dumps(dict(message.properties or {})),
             body=body,
             args_json=args_json,
             kwargs_json=kwargs_json,
-            argsrepr=_text(request.get("argsrepr")),
-            kwargsrepr=_text(request.get("kwargsrepr")),
-            root_id=_text(request.get("root_id")),
-            parent_id=_text(request.get("parent_id")),
-            group_id=_text(request.get("group")),
-            origin=_text(request.get("origin")),
+            argsrepr=_text_or_none(request.get("argsrepr")),
+            kwargsrepr=_text_or_none(request.get("kwargsrepr")),
+            root_id=_text_or_none(request.get("root_id")),
+            parent_id=_text_or_none(request.get("parent_id")),
+            group_id=_text_or_none(request.get("group")),
+            origin=_text_or_none(request.get("origin")),
             eta=parsed_time(request.get("eta")),
             expires=parsed_time(request.get("expires")),
         )
@@ -93,12 +93,14 @@ class Message:
         """Name of the task; empty if the message has none."""
         return self.letter.task_name
 
-    def key(self, dead_letter_queue: str) -> MessageKey:
+    def key_in(self, dead_letter_queue: str) -> MessageKey:
         """The identity of the message in a dead-letter queue."""
         return replace(self.identity, dead_letter_queue=dead_letter_queue)
 
 
-def key_of(message: Any, request: Mapping[str, Any], dead_letter_queue: str = "") -> MessageKey:
+def message_key_of(
+    message: Any, request: Mapping[str, Any], dead_letter_queue: str = ""
+) -> MessageKey:
     """The identity of a message, as it is counted and as its letter is named.
 
     ``request`` has Celery's fields, in the form of protocol 2. Every task pays for this.
@@ -122,7 +124,7 @@ def _message_id(message: Any, request: Mapping[str, Any]) -> str:
     properties = message.properties or {}
     known = request.get("id") or properties.get("correlation_id") or properties.get("message_id")
     # In kombu's envelopes the tag stays with the message; AMQP has none there.
-    return str(known or sqs_id(message) or properties.get("delivery_tag") or uuid4())
+    return str(known or sqs_message_id(message) or properties.get("delivery_tag") or uuid4())
 
 
 def publication_of(message: Any) -> str:
@@ -151,7 +153,7 @@ def _given_publication(message: Any) -> str | None:
     given = headers.get(PUBLICATION_HEADER)
     if is_publication(given):
         return str(given)
-    known = sqs_id(message) or (message.properties or {}).get("delivery_tag")
+    known = sqs_message_id(message) or (message.properties or {}).get("delivery_tag")
     if isinstance(known, str):
         return named_after(known.encode("utf-8", "backslashreplace"))
     return None
@@ -163,7 +165,7 @@ def another(message: Message) -> Message:
     return replace(message, identity=identity)
 
 
-def sqs_id(message: Any) -> str | None:
+def sqs_message_id(message: Any) -> str | None:
     """The id that Amazon SQS gave a message; its tag is a receipt, new for each delivery."""
     delivery = message.delivery_info
     raw = delivery.get("sqs_message") if isinstance(delivery, Mapping) else None
@@ -194,7 +196,7 @@ def _encoded(body: str, encoding: Any) -> bytes:
         return body.encode("utf-8", "surrogatepass")
 
 
-def _text(value: object) -> str | None:
+def _text_or_none(value: object) -> str | None:
     if value is None or value == "":
         return None
     return value if isinstance(value, str) else json_codec.safe_repr(value)

@@ -78,7 +78,7 @@ def failure_of(exc_info: Any, throws: tuple[type, ...]) -> Failure:
     traceback = _capped_traceback(exc_info)
     shown = exc.exc if isinstance(exc, Retry) and exc.exc is not None else exc
     return Failure(
-        end=_end(exc, traceback, throws, getattr(exc_info, EXCEPTION_NAMES, ())),
+        end=_end_of_exception(exc, traceback, throws, getattr(exc_info, EXCEPTION_NAMES, ())),
         exception_type=_type_name(shown),
         exception_message=_message(shown),
         traceback=traceback,
@@ -108,7 +108,9 @@ def result_not_stored(exc: BaseException | None, mark: str = "mark_as_") -> bool
 def time_limit_failure(seconds: float | None) -> Failure:
     """Describe a hard time limit; Celery reports it without an exception."""
     text = f"time limit of {seconds} s exceeded"
-    end = End(outcome=Outcome.TIME_LIMIT, text=text, exception_names=_names(TimeLimitExceeded))
+    end = End(
+        outcome=Outcome.TIME_LIMIT, text=text, exception_names=_shutdown_texts(TimeLimitExceeded)
+    )
     return Failure(end, qualified_name(TimeLimitExceeded), text, None)
 
 
@@ -125,7 +127,7 @@ def unwrapped(exc: BaseException) -> BaseException:
     return exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
 
 
-def _end(
+def _end_of_exception(
     exc: BaseException, traceback: str, throws: tuple[type, ...], known: tuple[str, ...]
 ) -> End | None:
     if isinstance(exc, (Ignore, Terminated)):
@@ -141,7 +143,7 @@ def _end(
         )
     if isinstance(exc, Retry):
         return End(outcome=Outcome.RETRIED, final=False, text=text)
-    names = _names(type(exc))
+    names = _shutdown_texts(type(exc))
     if isinstance(exc, TimeLimitExceeded):
         return End(outcome=Outcome.TIME_LIMIT, text=text, exception_names=names)
     if isinstance(exc, (WorkerLostError, SystemExit, KeyboardInterrupt)):
@@ -157,7 +159,7 @@ def _end(
     )
 
 
-def _names(cls: type) -> tuple[str, ...]:
+def _shutdown_texts(cls: type) -> tuple[str, ...]:
     return tuple(qualified_name(base) for base in cls.__mro__ if base is not object)
 
 

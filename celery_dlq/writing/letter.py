@@ -49,16 +49,16 @@ class LetterMaker:
     ) -> DeadLetter:
         """Make the letter of a death; after an internal error, one without its details."""
         try:
-            return self._letter(message, resolved, verdict, failure, history, deliveries, pid)
+            return self._make_letter(message, resolved, verdict, failure, history, deliveries, pid)
         except Exception:
             self.counts.count(INTERNAL_ERRORS, "letter")
             logger.exception("Task %s died; its letter lacks details", message.task_id)
             nothing: dict[str, Any] = dict.fromkeys(_DETAILS)
             bare = replace(message.letter, properties="{}", **nothing)
             message = replace(message, letter=bare)
-            return self._letter(message, resolved, verdict, None, (), deliveries, pid)
+            return self._make_letter(message, resolved, verdict, None, (), deliveries, pid)
 
-    def _letter(
+    def _make_letter(
         self,
         message: Message,
         resolved: ResolvedPolicy,
@@ -73,7 +73,7 @@ class LetterMaker:
         trace = failure.sentry_trace if failure else None
         letter = replace(
             message.letter,
-            id=message.key(resolved.dead_letter_queue).letter_id,
+            id=message.key_in(resolved.dead_letter_queue).letter_id,
             source_queue=resolved.queue,
             dead_letter_queue=resolved.dead_letter_queue,
             reason=verdict.reason,
@@ -103,7 +103,7 @@ class LetterMaker:
         return self.change(letter)
 
 
-def plain(letter: DeadLetter) -> DeadLetter:
+def stripped_letter(letter: DeadLetter) -> DeadLetter:
     """Strip a letter to message, reason and time, in ASCII, which every store accepts."""
     changes: dict[str, Any] = {
         one.name: value.encode("ascii", "backslashreplace").decode()
@@ -138,19 +138,19 @@ def history_of(
         earlier = _recorded(counter, key)
     current = (key.retries, in_flight.delivery.number)
     past = [
-        _closed(delivery, key)
+        _with_outcome(delivery, key)
         for delivery in earlier
         if delivery.outcome is Outcome.SHUTDOWN or (delivery.retries, delivery.number) != current
     ]
-    return _capped([*past, *([in_flight.delivery] if with_current else [])])
+    return _capped_history([*past, *([in_flight.delivery] if with_current else [])])
 
 
 def history_of_adopted(counter: DeliveryCounter, key: MessageKey) -> tuple[Delivery, ...]:
     """All deliveries of a message that no worker has any more, oldest first."""
-    return _capped([_closed(delivery, key) for delivery in counter.history(key)])
+    return _capped_history([_with_outcome(delivery, key) for delivery in counter.history(key)])
 
 
-def _capped(whole: list[Delivery]) -> tuple[Delivery, ...]:
+def _capped_history(whole: list[Delivery]) -> tuple[Delivery, ...]:
     return tuple(whole[:1] + whole[1:][1 - HISTORY_IN_LETTER :])
 
 
@@ -164,7 +164,7 @@ def _recorded(counter: DeliveryCounter, key: MessageKey) -> tuple[Delivery, ...]
     return ()
 
 
-def _closed(delivery: Delivery, key: MessageKey) -> Delivery:
+def _with_outcome(delivery: Delivery, key: MessageKey) -> Delivery:
     """An earlier delivery, with an inferred outcome if none was recorded.
 
     A delivery that was retried cannot have vanished: this message is its retry. Its outcome may

@@ -77,10 +77,10 @@ class MemoryLimit:
         """Read the memory; called once a second. A worker that stores nothing reads it seldom."""
         if self._share or self._warnings is not None:
             with self._lock:
-                if self._written or self._logged or self._age() >= _IDLE_SECONDS:
+                if self._written or self._logged or self._seconds_since_read() >= _IDLE_SECONDS:
                     self._read_now()
 
-    def fit(self, letter: DeadLetter, *, whole: bool = False) -> DeadLetter:
+    def fitted(self, letter: DeadLetter, *, whole: bool = False) -> DeadLetter:
         """Return the letter as it may be stored now."""
         size = _size(letter)
         with self._lock:
@@ -89,31 +89,31 @@ class MemoryLimit:
                     self._read_now()
                 except StoreUnavailable:
                     self._memory = None  # storing the letter will tell; ask again at the next tick
-            level = self._level(size)
+            level = self._level_after(size)
             if level is _Level.FULL or (level is _Level.SHORT and whole):
                 raise self._reached()
             self._written += size
         return without_text(letter) if level is _Level.SHORT else letter
 
-    def _level(self, more: int = 0) -> _Level:
+    def _level_after(self, more: int = 0) -> _Level:
         """How much room there is after so many bytes more."""
         if self._memory is None:
             return _Level.ROOM
-        if self._room() < more or self._room() <= 0:
+        if self._free_bytes() < more or self._free_bytes() <= 0:
             return _Level.FULL
         used = self._memory.used + self._written + more
         return _Level.SHORT if used > self._share * self._memory.maximum else _Level.ROOM
 
     def _is_old(self, size: int) -> bool:
         """True if the reading says too little: of before a pause, or of before many letters."""
-        if self._age() >= _OLD_SECONDS:
+        if self._seconds_since_read() >= _OLD_SECONDS:
             return True
-        return self._room() > 0 and self._written + size > self._step
+        return self._free_bytes() > 0 and self._written + size > self._step
 
-    def _age(self) -> float:
+    def _seconds_since_read(self) -> float:
         return self._clock() - self._read_at
 
-    def _room(self) -> int:
+    def _free_bytes(self) -> int:
         """Bytes until letters wait."""
         assert self._memory is not None  # noqa: S101 - the callers checked
         full = (self._share + 1) / 2
@@ -130,10 +130,10 @@ class MemoryLimit:
         self._memory = memory if memory is not None and memory.maximum and self._share else None
         self._written = 0
         if self._memory is not None:
-            self._step = max(_SMALLEST_STEP, self._room() // READINGS_OF_ROOM)
-            self._log(self._level(), self._clock())
+            self._step = max(_SMALLEST_STEP, self._free_bytes() // READINGS_OF_ROOM)
+            self._log_change(self._level_after(), self._clock())
 
-    def _log(self, level: _Level, now: float) -> None:
+    def _log_change(self, level: _Level, now: float) -> None:
         """Say when letters begin to be cut or to wait, and when that is over."""
         recent = now - self._logged_at < _LOG_SECONDS
         if level == self._logged or (level < self._logged and recent):

@@ -50,7 +50,7 @@ class Spool:
         self._failed: set[str] = set()  # by an error of ours; tried again after a while
         self._failed_at = 0.0
 
-    def add(self, letter: DeadLetter, key: MessageKey) -> None:
+    def write_letter(self, letter: DeadLetter, key: MessageKey) -> None:
         """Write a letter durably."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._check_bounds()
@@ -69,7 +69,7 @@ class Spool:
             with suppress(OSError):
                 Path(temporary).unlink()
             raise
-        _sync(self.folder)
+        _sync_folder(self.folder)
         self._may_hold = True
 
     def unusable(self) -> str | None:
@@ -83,7 +83,7 @@ class Spool:
             return f"{self.folder}: {exc.strerror}"
         return None
 
-    def flush(self, save: Save) -> int:
+    def store_waiting(self, save: Save) -> int:
         """Store waiting letters, oldest first, and remove their files; never raises."""
         now = time.monotonic()
         if not self._may_hold and now - self._looked_at < LOOK_SECONDS:
@@ -93,7 +93,7 @@ class Spool:
             if now - self._failed_at >= LOOK_SECONDS:
                 self._failed.clear()
             if not self._found:
-                self._found.extend(sorted(set(self._names()) - self._failed))
+                self._found.extend(sorted(set(self._file_names()) - self._failed))
             self._may_hold = bool(self._found or self._failed)
             while self._found and time.monotonic() - now < _FLUSH_SECONDS:
                 stored += self._flush_one(self.folder / self._found[0], save)
@@ -104,9 +104,9 @@ class Spool:
 
     def __len__(self) -> int:
         """The number of letters that wait."""
-        return len(self._names())
+        return len(self._file_names())
 
-    def _names(self) -> list[str]:
+    def _file_names(self) -> list[str]:
         return [path.name for path in self.folder.glob("*.json")]
 
     def _check_bounds(self) -> None:
@@ -147,7 +147,7 @@ class Spool:
         return 1
 
 
-def _sync(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     """Make the names in a folder durable, as far as its file system can."""
     handle = os.open(folder, os.O_RDONLY)
     try:

@@ -40,7 +40,7 @@ from celery_dlq.store.metrics import (
     Counts,
 )
 from celery_dlq.store.records import MessageKey, Stored
-from celery_dlq.writing.letter import plain
+from celery_dlq.writing.letter import stripped_letter
 from celery_dlq.writing.lifecycle import DeliveryState, WaitsForStore, is_held
 from celery_dlq.writing.memory_limit import MemoryLimit, MemoryLimitReached
 from celery_dlq.writing.spool import Spool
@@ -96,14 +96,14 @@ class LetterStore:
     def store(self, letter: DeadLetter, key: MessageKey, *, whole: bool = False) -> Stored:
         """Store a letter; if that fails by an internal error, store it without details."""
         if self._limit is not None:
-            letter = self._limit.fit(letter, whole=whole)
+            letter = self._limit.fitted(letter, whole=whole)
         try:
-            return self._save(letter, key)
+            return self._store_and_emit(letter, key)
         except StoreUnavailable:
             raise
         except Exception as exc:  # noqa: BLE001 - an error of ours
             problem = exc
-        stored = self._save(plain(letter), key)
+        stored = self._store_and_emit(stripped_letter(letter), key)
         self._counts.count(INTERNAL_ERRORS, "letter")
         logger.error(
             "The letter of task %s is stored without details of its death",
@@ -112,7 +112,7 @@ class LetterStore:
         )
         return stored
 
-    def _save(self, letter: DeadLetter, key: MessageKey) -> Stored:
+    def _store_and_emit(self, letter: DeadLetter, key: MessageKey) -> Stored:
         """Let observers record the letter, store it, emit the event; the caller settles.
 
         The order matters when the worker is killed in between: every stored letter reaches its
@@ -171,7 +171,7 @@ class LetterWriter(LetterStore):
         self._spooled_before: list[MessageKey] = []
         self._waiting: deque[Waiting] = deque()
 
-    def write(self, pending: PendingLetter) -> DeliveryState:
+    def store_or_wait(self, pending: PendingLetter) -> DeliveryState:
         """Store a letter, or let it wait."""
         try:
             self._store_or_spool(pending)
@@ -181,13 +181,13 @@ class LetterWriter(LetterStore):
                 self._counts.count(INTERNAL_ERRORS, "letter")
             waiting = Waiting(
                 task=f"{letter.task_name}[{letter.task_id}]",
-                again=partial(self._again, pending, self._store_or_spool),
-                spool=partial(self._again, pending, self._spool_after_all),
+                again=partial(self._retry_write, pending, self._store_or_spool),
+                spool=partial(self._retry_write, pending, self._spool_after_all),
                 waits=pending.waits,
                 acknowledged=pending.acknowledged,
                 ran_seconds=pending.ran_seconds,
             )
-            self.wait(waiting, exc)
+            self.keep_waiting(waiting, exc)
             return DeliveryState.WAITING_FOR_STORE
         return DeliveryState.STORED
 
@@ -202,7 +202,7 @@ class LetterWriter(LetterStore):
     def _spool_after_all(self, pending: PendingLetter) -> None:
         self._to_spool(pending, StoreUnavailable("it has waited for the store for a while"))
 
-    def _again(self, pending: PendingLetter, keep: Callable[[PendingLetter], None]) -> None:
+    def _retry_write(self, pending: PendingLetter, keep: Callable[[PendingLetter], None]) -> None:
         keep(pending)
         try:
             pending.waits.dlq_wait_is_over(DeliveryState.STORED)
@@ -224,10 +224,10 @@ class LetterWriter(LetterStore):
                     self._waiting.rotate(-1)  # it may be of this letter alone
                     break
             else:
-                self._drop(waiting)
+                self._drop_letter(waiting)
             self._waiting.popleft()
         # The text of a letter on disk takes no memory: it waits until all of it may be stored.
-        self._spool.flush(partial(self.store, whole=True))
+        self._spool.store_waiting(partial(self.store, whole=True))
 
     def patience(self, ran_seconds: float = 0.0) -> float:
         """Seconds that a message may wait unacknowledged, after it was held for so long already.
@@ -256,10 +256,10 @@ class LetterWriter(LetterStore):
             if not kept and waits < self.patience(waiting.ran_seconds):
                 continue
             if not kept:
-                self._drop(waiting)
+                self._drop_letter(waiting)
             self._waiting.remove(waiting)
 
-    def _drop(self, waiting: Waiting) -> None:
+    def _drop_letter(self, waiting: Waiting) -> None:
         """Drop a letter: the next delivery decides. It may succeed; a letter would be redriven."""
         went = "goes" if is_held(waiting.waits.message) else "went"
         logger.warning(
@@ -289,7 +289,7 @@ class LetterWriter(LetterStore):
 
     def _to_spool(self, pending: PendingLetter, exc: Exception, *, forgets: bool = False) -> None:
         try:
-            self._spool.add(pending.letter, pending.key)
+            self._spool.write_letter(pending.letter, pending.key)
         except OSError as problem:
             raise StoreUnavailable(f"{exc}; the spool takes nothing: {problem}") from problem
         if forgets and not pending.key.redrives:  # a redrive may watch the counts
@@ -313,7 +313,7 @@ class LetterWriter(LetterStore):
             for key in done:
                 self._forget(key)
 
-    def wait(self, waiting: Waiting, exc: Exception) -> None:
+    def keep_waiting(self, waiting: Waiting, exc: Exception) -> None:
         """Keep a death in memory until it is settled; the broker keeps its message."""
         if len(self._waiting) >= _MAX_WAITING:
             # Not acknowledged, the broker redelivers it, and it dies again.

@@ -117,8 +117,8 @@ while auto_redrive.look(jobs, jobs.policies.in_force()) and jobs.run_next(lambda
     [
         ("Lease", "request", "after", "1", "", 0),
         ("Lease", "request", "after", "2", "", 0),
-        ("JobRun", "beat", "before", "1", "", 0),
-        ("JobRun", "beat", "after", "1", "", 0),
+        ("JobRun", "send_heartbeat", "before", "1", "", 0),
+        ("JobRun", "send_heartbeat", "after", "1", "", 0),
         ("Claims", "redrive", "before", "2", "", 0),
         ("Claims", "redrive", "after", "2", "", 0),
         ("JobRun", "end", "before", "1", "", 0),
@@ -151,7 +151,9 @@ def test_a_look_killed_anywhere_is_finished_by_the_next_ones(
 
     def look() -> bool:
         jobs = poison.dlq.assembly.jobs()
-        while auto_redrive.look(jobs, jobs.policies.in_force()) and jobs.run_next(lambda: False):
+        while auto_redrive.look_for_due(jobs, jobs.policies.in_force()) and jobs.run_next(
+            lambda: False
+        ):
             pass
         return left(poison) == []
 

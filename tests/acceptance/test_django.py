@@ -598,7 +598,7 @@ def test_the_pages_need_no_server_of_ours(project: Project) -> None:
         "names = ('starlette', 'anyio', 'uvicorn', 'itsdangerous')\n"
         "for name in names: assert name not in sys.modules\n"
         "for name in names: sys.modules[name] = None\n"
-        "from celery_dlq.web.django.admin import pages\n"
+        "from celery_dlq.web.django.admin import site_of_project\n"
         "from celery_dlq.web.http import Call\n"
         "site = pages()\n"
         "methods = site.paths['/healthz']\n"

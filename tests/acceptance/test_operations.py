@@ -334,7 +334,9 @@ def held_by(poison: ModuleType, how: str) -> str:
     if how == "queue":
         return str(poison.dlq.hold(queue="orders", conditions=["args[0]!=x"]).id)
     circuits = Breakers(poison.dlq.assembly).circuits
-    hold, _ = circuits.change("poison_app.healthy", "orders", Happened.OPENED, CircuitBreaker())
+    hold, _ = circuits.change_breaker(
+        "poison_app.healthy", "orders", Happened.OPENED, CircuitBreaker()
+    )
     return str(hold.id)
 
 

@@ -60,7 +60,7 @@ class Operator:
     def counted(self, metric: str, label: str) -> int:
         """A count of all workers."""
         with suppress(StoreUnavailable):
-            return self.dlq.assembly.backend.metrics.read().counts.get((metric, label), 0)
+            return self.dlq.assembly.backend.metrics.read_all().counts.get((metric, label), 0)
         return 0
 
     def close(self) -> None:

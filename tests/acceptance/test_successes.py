@@ -167,9 +167,11 @@ def test_the_stream_stays_bounded(redis_url: str, monkeypatch: pytest.MonkeyPatc
     kept = store.part(Samples)
     for burst in range(2):
         for number in range(1500):  # more than one tick takes
-            kept.add("orders-DLQ", {"id": b"%d" % (burst * 1500 + number), "reason": b"succeeded"})
-        kept.flush()
-        store.connection.call("PING")
+            kept.add_sample(
+                "orders-DLQ", {"id": b"%d" % (burst * 1500 + number), "reason": b"succeeded"}
+            )
+        kept.send_samples()
+        store.connection.send_and_wait("PING")
     with redis.Redis.from_url(redis_url) as client:
         assert 200 <= client.xlen(STREAM) <= 400
         newest = client.xrevrange(STREAM, count=1)[0][1]

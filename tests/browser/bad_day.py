@@ -185,9 +185,9 @@ def sampled(dlq: DeadLetters, successes: int = 400) -> None:
         )
         fields = {name: good.to_fields()[name] for name in _SAMPLED if name in good.to_fields()}
         marks = {"reason": SUCCEEDED.encode(), "headers": b'{"dlq_sample_share": 0.001}'}
-        kept.add(letter.dead_letter_queue, {**fields, **marks})
-        kept.flush()
-    store.connection.call("PING")
+        kept.add_sample(letter.dead_letter_queue, {**fields, **marks})
+        kept.send_samples()
+    store.connection.send_and_wait("PING")
     store.close()
 
 

@@ -35,29 +35,29 @@ def told(number: int = 0, *, breaker: str = HOLD, window: float = 60.0) -> Succe
 def test_letters_of_one_fingerprint_are_counted_among_all_ends(parts: Store) -> None:
     """Of one task and queue; successes come with a letter or by themselves."""
     store = parts.part(CircuitStore)
-    assert store.died("f", told()) == Ends(1, 1)
+    assert store.count_death("f", told()) == Ends(1, 1)
     store.succeeded([told(4), told(7, breaker="another")])
-    assert store.died("g", told(2)) == Ends(1, 8)
-    assert store.died("f", told()) == Ends(2, 9)
-    assert store.died("f", told(breaker="another")) == Ends(1, 8)
-    store.forget(HOLD)
-    assert store.died("f", told()) == Ends(1, 1)
+    assert store.count_death("g", told(2)) == Ends(1, 8)
+    assert store.count_death("f", told()) == Ends(2, 9)
+    assert store.count_death("f", told(breaker="another")) == Ends(1, 8)
+    store.forget_counts(HOLD)
+    assert store.count_death("f", told()) == Ends(1, 1)
 
 
 def test_what_left_the_window_counts_no_more(parts: Store) -> None:
     """The newest stay."""
     store, short = parts.part(CircuitStore), told(5, window=0.4)
     store.succeeded([short])
-    assert store.died("f", told(window=0.4)).all <= 6
-    poll(lambda: store.died("f", told(window=0.4)).died < 3, every_seconds=0.5)
+    assert store.count_death("f", told(window=0.4)).all <= 6
+    poll(lambda: store.count_death("f", told(window=0.4)).died < 3, every_seconds=0.5)
 
 
 def test_more_groups_than_are_told_apart_count_among_all(parts: Store) -> None:
     """Their number is bounded in the store."""
     for number in range(60):
-        ends = parts.part(CircuitStore).died(f"f{number}", told())
+        ends = parts.part(CircuitStore).count_death(f"f{number}", told())
     assert ends.all == 60
-    assert parts.part(CircuitStore).died("f0", told()).died >= 1
+    assert parts.part(CircuitStore).count_death("f0", told()).died >= 1
 
 
 def test_the_state_of_a_breaker_comes_back_with_its_hold(parts: Store) -> None:
@@ -88,7 +88,7 @@ def test_of_many_processes_one_opens_and_tells(parts: Store) -> None:
     def open_it() -> None:
         barrier.wait()
         died = Died(Ends(3, 3), "f", "letter")
-        won.append(circuits.change(TASK, QUEUE, died, BREAKER)[1])
+        won.append(circuits.change_breaker(TASK, QUEUE, died, BREAKER)[1])
 
     threads = [Thread(target=open_it) for _ in range(4)]
     for thread in threads:
@@ -103,18 +103,20 @@ def test_of_many_processes_one_opens_and_tells(parts: Store) -> None:
 def test_a_breaker_opens_closes_and_opens_again_with_one_hold(parts: Store) -> None:
     """Which ends when its messages are released; counts begin anew at the closing."""
     circuits, seen = changes(parts)
-    parts.part(CircuitStore).died("f", told())
-    opened, _ = circuits.change(TASK, QUEUE, Happened.OPENED, BREAKER, actor="ann", reason="why")
+    parts.part(CircuitStore).count_death("f", told())
+    opened, _ = circuits.change_breaker(
+        TASK, QUEUE, Happened.OPENED, BREAKER, actor="ann", reason="why"
+    )
     assert opened is not None
     assert opened.circuit is not None
     assert (opened.id, opened.actor, opened.reason) == (HOLD, "ann", "why")
-    closed, _ = circuits.change(TASK, QUEUE, Happened.CLOSED, actor="bob")
+    closed, _ = circuits.change_breaker(TASK, QUEUE, Happened.CLOSED, actor="bob")
     assert closed is not None
-    assert parts.part(CircuitStore).died("f", told()) == Ends(1, 1)
-    assert circuits.change(TASK, QUEUE, Happened.EMPTIED) != (closed, False)
+    assert parts.part(CircuitStore).count_death("f", told()) == Ends(1, 1)
+    assert circuits.change_breaker(TASK, QUEUE, Happened.EMPTIED) != (closed, False)
     (ended,) = parts.instructions.of(Hold)
     assert not ended.in_force(parts.instructions.now())
-    again, changed = circuits.change(TASK, QUEUE, Died(Ends(3, 3), "f", "l"), BREAKER)
+    again, changed = circuits.change_breaker(TASK, QUEUE, Died(Ends(3, 3), "f", "l"), BREAKER)
     assert changed
     assert again is not None
     assert again.circuit is not None

@@ -37,9 +37,9 @@ def a_start(**changes: Any) -> Delivery:
 def delivered(counter: DeliveryCounter, key: MessageKey, limit: int | None = None) -> Count:
     """Count one delivery, and end it if it could begin."""
     start = a_start(retries=key.retries)
-    answer = counter.count(key, start, limit)
+    answer = counter.count_delivery(key, start, limit)
     if answer.status is CountStatus.COUNTED:
-        counter.ended(key, an_end(start, answer.number))
+        counter.record_end(key, an_end(start, answer.number))
     return answer
 
 
@@ -69,12 +69,12 @@ def test_a_message_whose_letter_is_elsewhere_is_dead_here(counter: DeliveryCount
     """Its counts go; a copy that comes late is recognised, a retry of it is not meant."""
     key, other = a_key(), a_key()
     delivered(counter, key)
-    counter.died(key)
+    counter.record_death(key)
     assert counter.is_dead(key)
     assert not counter.is_dead(other)
     assert counter.history(key) == ()
-    assert counter.count(key, a_start(), None, unless_late=True).status is CountStatus.DEAD
-    assert counter.count(key, a_start(), None) == Count(CountStatus.COUNTED, 1)
+    assert counter.count_delivery(key, a_start(), None, unless_late=True).status is CountStatus.DEAD
+    assert counter.count_delivery(key, a_start(), None) == Count(CountStatus.COUNTED, 1)
     assert not counter.is_dead(key)
 
 
@@ -94,7 +94,7 @@ def test_deliveries_are_numbered_from_one(counter: DeliveryCounter) -> None:
 def test_a_delivery_that_nobody_ended_was_one(counter: DeliveryCounter) -> None:
     """A worker that died leaves a start without an end; the next start counts on."""
     key = a_key()
-    numbers = [counter.count(key, a_start(), None).number for _ in range(3)]
+    numbers = [counter.count_delivery(key, a_start(), None).number for _ in range(3)]
     assert numbers == [1, 2, 3]
 
 
@@ -109,7 +109,7 @@ def test_an_unawaited_count_is_seen_by_the_next_awaited_one(counter: DeliveryCou
     """A redelivered message waits for its number; the first start counts in it."""
     key, start = a_key(), a_start()
     counter.count_first(key, start)
-    counter.ended(key, an_end(start, 1))
+    counter.record_end(key, an_end(start, 1))
     assert delivered(counter, key) == Count(CountStatus.COUNTED, 2)
 
 
@@ -132,7 +132,7 @@ def test_at_the_limit_nothing_is_counted(counter: DeliveryCounter) -> None:
 def test_the_limit_holds_for_deliveries_that_nobody_ended(counter: DeliveryCounter) -> None:
     """A message that kills every worker is not started once more."""
     key = a_key()
-    standings = [counter.count(key, a_start(), 2).status for _ in range(4)]
+    standings = [counter.count_delivery(key, a_start(), 2).status for _ in range(4)]
     assert standings == [CountStatus.COUNTED] * 2 + [CountStatus.LIMIT_REACHED] * 2
 
 
@@ -157,23 +157,23 @@ def test_deliveries_that_the_worker_knows_of_count(counter: DeliveryCounter) -> 
     key = a_key()
     delivered(counter, key)
     start = a_start()
-    assert counter.count(key, start, 9, known=4) == Count(CountStatus.COUNTED, 5)
-    counter.ended(key, an_end(start, 5))
-    assert counter.count(key, a_start(), 9, known=5).number == 6
+    assert counter.count_delivery(key, start, 9, known=4) == Count(CountStatus.COUNTED, 5)
+    counter.record_end(key, an_end(start, 5))
+    assert counter.count_delivery(key, a_start(), 9, known=5).number == 6
 
 
 def test_what_the_worker_knows_uses_up_the_limit(counter: DeliveryCounter) -> None:
     """A poison message does not get more deliveries from an outage."""
     key = a_key()
-    assert counter.count(key, a_start(), 3, known=3).status is CountStatus.LIMIT_REACHED
-    assert counter.count(key, a_start(), 3).status is CountStatus.LIMIT_REACHED
+    assert counter.count_delivery(key, a_start(), 3, known=3).status is CountStatus.LIMIT_REACHED
+    assert counter.count_delivery(key, a_start(), 3).status is CountStatus.LIMIT_REACHED
 
 
 def test_an_end_whose_start_was_not_recorded_counts_it(counter: DeliveryCounter) -> None:
     """The store refused the start, and the worker could not know; said twice, it is one."""
     key, start = a_key(), a_start()
     for _ in range(2):
-        counter.ended(key, an_end(start, 1))
+        counter.record_end(key, an_end(start, 1))
     assert counter.history(key) == (an_end(start, 1),)
     assert delivered(counter, key) == Count(CountStatus.COUNTED, 2)
 
@@ -183,8 +183,8 @@ def test_an_end_of_what_is_over_records_nothing(counter: DeliveryCounter, outcom
     """The retry has succeeded and its counts are deleted, or a copy became a letter."""
     key, start = a_key(), a_start()
     if outcome is Outcome.REQUEUED:
-        counter.died(key)
-    counter.ended(key, an_end(start, 1, outcome=outcome))
+        counter.record_death(key)
+    counter.record_end(key, an_end(start, 1, outcome=outcome))
     assert counter.history(key) == ()
 
 
@@ -216,7 +216,7 @@ def test_any_task_id_is_counted(counter: DeliveryCounter, task_id: str) -> None:
     """Ids come over the wire and may be any text."""
     key, start = a_key(task_id=task_id), a_start()
     counter.count_first(key, start)
-    counter.ended(key, an_end(start, 1))
+    counter.record_end(key, an_end(start, 1))
     assert delivered(counter, key).number == 2
     counter.succeeded(key, start)
     counter.flush()
@@ -229,9 +229,9 @@ def test_any_task_id_is_counted(counter: DeliveryCounter, task_id: str) -> None:
 def test_an_end_replaces_its_start(counter: DeliveryCounter) -> None:
     """One delivery is one entry of the history."""
     key, start = a_key(), a_start()
-    counter.count(key, start, None)
+    counter.count_delivery(key, start, None)
     end = an_end(start, 1, exception_message="süß\ud800 \x00")
-    counter.ended(key, end)
+    counter.record_end(key, end)
     assert counter.history(key) == (end,)
 
 
@@ -240,9 +240,9 @@ def test_an_interrupted_delivery_is_recorded_and_not_charged(counter: DeliveryCo
     key = a_key()
     delivered(counter, key)
     start = a_start()
-    assert counter.count(key, start, None).number == 2
+    assert counter.count_delivery(key, start, None).number == 2
     interrupted = an_end(start, 2, outcome=Outcome.SHUTDOWN)
-    counter.ended(key, interrupted, charged=False)
+    counter.record_end(key, interrupted, charged=False)
     assert interrupted in counter.history(key)
     assert delivered(counter, key) == Count(CountStatus.COUNTED, 2)
     assert interrupted in counter.history(key)
@@ -254,8 +254,8 @@ def test_any_number_of_interruptions_charges_nothing(counter: DeliveryCounter) -
     key = a_key()
     for _ in range(100):
         start = a_start()
-        assert counter.count(key, start, 1) == Count(CountStatus.COUNTED, 1)
-        counter.ended(key, an_end(start, 1, outcome=Outcome.SHUTDOWN), charged=False)
+        assert counter.count_delivery(key, start, 1) == Count(CountStatus.COUNTED, 1)
+        counter.record_end(key, an_end(start, 1, outcome=Outcome.SHUTDOWN), charged=False)
     assert delivered(counter, key, 1).status is CountStatus.COUNTED
     assert delivered(counter, key, 1).status is CountStatus.LIMIT_REACHED
 
@@ -264,20 +264,20 @@ def test_an_interruption_that_is_reported_twice_is_one(counter: DeliveryCounter)
     """A note whose answer was lost is sent again; the count must not fall below the truth."""
     key, start = a_key(), a_start()
     delivered(counter, key)
-    counter.count(key, start, None)
+    counter.count_delivery(key, start, None)
     for _ in range(2):
-        counter.ended(key, an_end(start, 2, outcome=Outcome.SHUTDOWN), charged=False)
+        counter.record_end(key, an_end(start, 2, outcome=Outcome.SHUTDOWN), charged=False)
     assert delivered(counter, key).number == 2
 
 
 def test_what_was_not_counted_is_not_taken_back(counter: DeliveryCounter) -> None:
     """It was never counted, or another delivery has its number: that one is not touched."""
     key, start, stranger = a_key(), a_start(), a_start()
-    counter.count(key, start, 1)
-    counter.ended(key, an_end(stranger, 1, outcome=Outcome.SHUTDOWN), charged=False)
+    counter.count_delivery(key, start, 1)
+    counter.record_end(key, an_end(stranger, 1, outcome=Outcome.SHUTDOWN), charged=False)
     counter.flush()
     assert counter.history(key) == (start,)
-    assert counter.count(key, a_start(), 1).status is CountStatus.LIMIT_REACHED
+    assert counter.count_delivery(key, a_start(), 1).status is CountStatus.LIMIT_REACHED
 
 
 def test_a_start_that_never_happened_is_taken_back_without_a_trace(
@@ -286,7 +286,7 @@ def test_a_start_that_never_happened_is_taken_back_without_a_trace(
     """A pool dropped the job before a process took it."""
     key, start = a_key(), a_start()
     counter.count_first(key, start)
-    counter.ended(key, start, charged=False)
+    counter.record_end(key, start, charged=False)
     counter.flush()
     assert counter.history(key) == ()
     assert delivered(counter, key, 1) == Count(CountStatus.COUNTED, 1)
@@ -297,8 +297,8 @@ def test_a_number_that_is_free_goes_to_the_last_delivery(counter: DeliveryCounte
     key, gone, stays = a_key(), a_start(), a_start()
     counter.count_first(key, gone)
     counter.count_first(key, stays)
-    counter.ended(key, gone, charged=False)
-    counter.ended(key, an_end(stays, 2))
+    counter.record_end(key, gone, charged=False)
+    counter.record_end(key, an_end(stays, 2))
     counter.flush()
     assert counter.history(key) == (an_end(stays, 1),)
     assert delivered(counter, key).number == 2
@@ -307,10 +307,10 @@ def test_a_number_that_is_free_goes_to_the_last_delivery(counter: DeliveryCounte
 def test_an_interruption_after_forgetting_changes_nothing(counter: DeliveryCounter) -> None:
     """A late note does not make a count of less than nothing."""
     key, start = a_key(), a_start()
-    counter.count(key, start, None)
+    counter.count_delivery(key, start, None)
     counter.succeeded(key, start)
     counter.flush()
-    counter.ended(key, an_end(start, 1, outcome=Outcome.SHUTDOWN), charged=False)
+    counter.record_end(key, an_end(start, 1, outcome=Outcome.SHUTDOWN), charged=False)
     assert counter.history(key) == ()
     assert delivered(counter, key).number == 1
 
@@ -322,21 +322,21 @@ def test_a_start_is_remembered_with_its_worker(counter: DeliveryCounter) -> None
     """If no process is left to report an end, the start still has time and place."""
     key = a_key(retries=2)
     start = a_start(worker_hostname="celery@süß|1@x", worker_pid=99, retries=2)
-    counter.count(key, start, None)
+    counter.count_delivery(key, start, None)
     assert counter.history(key) == (start,)
 
 
 def test_a_start_without_a_process_id_has_none(counter: DeliveryCounter) -> None:
     """A worker may not know it."""
     key = a_key()
-    counter.count(key, a_start(worker_pid=None), None)
+    counter.count_delivery(key, a_start(worker_pid=None), None)
     assert counter.history(key)[0].worker_pid is None
 
 
 def test_the_number_of_a_delivery_is_the_counters(counter: DeliveryCounter) -> None:
     """The counter gives the number; the caller's is ignored."""
     key = a_key()
-    counter.count(key, a_start(number=77), None)
+    counter.count_delivery(key, a_start(number=77), None)
     assert starts(counter, key) == [(0, 1)]
 
 
@@ -345,7 +345,7 @@ def test_history_goes_over_retries_oldest_first(counter: DeliveryCounter) -> Non
     first, second = a_key(task_id="t"), a_key(task_id="t", retries=1)
     delivered(counter, first)
     delivered(counter, first)
-    counter.count(second, a_start(retries=1), None)
+    counter.count_delivery(second, a_start(retries=1), None)
     assert starts(counter, second) == [(0, 1), (0, 2), (1, 1)]
     times = [delivery.started_at for delivery in counter.history(second)]
     assert times == sorted(times)
@@ -368,7 +368,7 @@ def test_deliveries_of_one_moment_are_in_the_order_of_their_numbers(
     first, second = a_key(task_id="t"), a_key(task_id="t", retries=1)
     for key in (second, first):
         for _ in range(12):
-            counter.count(key, a_delivery(started_at=NOW, retries=key.retries), None)
+            counter.count_delivery(key, a_delivery(started_at=NOW, retries=key.retries), None)
     assert starts(counter, second) == [(r, n) for r in (0, 1) for n in range(1, 13)]
 
 
@@ -377,7 +377,7 @@ def test_history_of_a_redrive_begins_anew(counter: DeliveryCounter) -> None:
     delivered(counter, a_key(task_id="t"))
     redriven = a_key(task_id="t", redrives=1)
     start = a_start()
-    counter.count(redriven, start, None)
+    counter.count_delivery(redriven, start, None)
     assert counter.history(redriven) == (start,)
 
 
@@ -388,10 +388,10 @@ def test_a_message_that_succeeded_is_forgotten_after_a_flush(counter: DeliveryCo
     """The clean-up may be put off, but not forever; it covers all retries of the task."""
     first, second = a_key(task_id="t"), a_key(task_id="t", retries=1)
     retried = a_start()
-    counter.count(first, retried, None)
-    counter.ended(first, an_end(retried, 1, outcome=Outcome.RETRIED))
+    counter.count_delivery(first, retried, None)
+    counter.record_end(first, an_end(retried, 1, outcome=Outcome.RETRIED))
     start = a_start(retries=1)
-    counter.count(second, start, None)
+    counter.count_delivery(second, start, None)
     counter.succeeded(second, start)
     counter.flush()
     assert counter.history(first) == counter.history(second) == ()
@@ -442,10 +442,10 @@ def test_success_leaves_other_messages_with_the_task_id_their_counts(
     counter.flush()
     assert (number(counter, first), number(counter, second)) == (1, 0)
     again = a_start()
-    counter.count(first, again, None)
+    counter.count_delivery(first, again, None)
     counter.succeeded(first, again)
     counter.flush()
-    assert counter.connection.call("KEYS", "*:run:*") == []
+    assert counter.connection.send_and_wait("KEYS", "*:run:*") == []
 
 
 def test_what_is_done_here_is_told_before_a_count(counter: DeliveryCounter) -> None:
@@ -453,7 +453,7 @@ def test_what_is_done_here_is_told_before_a_count(counter: DeliveryCounter) -> N
     key, start = a_key(), a_start()
     counter.count_first(key, start)
     counter.succeeded(key, start, first=True)
-    assert counter.count(key, a_start(), 1) == Count(CountStatus.COUNTED, 1)
+    assert counter.count_delivery(key, a_start(), 1) == Count(CountStatus.COUNTED, 1)
 
 
 def test_who_shares_a_task_id_is_known_also_after_the_other_succeeded(
@@ -477,7 +477,7 @@ def test_the_retries_of_a_task_do_not_share_its_id(counter: DeliveryCounter) -> 
     key = a_key(publication="a")
     retry, start = replace(key, retries=1, publication="b"), a_start()
     counter.count_first(key, start)
-    counter.ended(key, an_end(start, 1, outcome=Outcome.RETRIED))
+    counter.record_end(key, an_end(start, 1, outcome=Outcome.RETRIED))
     counter.count_first(retry, a_start(retries=1))
     assert not counter.shares_id(retry)
 
@@ -486,9 +486,11 @@ def test_a_death_is_the_death_of_one_message(counter: DeliveryCounter) -> None:
     """Another one with its task id is no late copy of it, and keeps its counts."""
     first, second = two_messages()
     delivered(counter, second)
-    counter.died(first)
-    assert counter.count(first, a_start(), None, unless_late=True).status is CountStatus.DEAD
-    assert counter.count(second, a_start(), None, unless_late=True).number == 2
+    counter.record_death(first)
+    assert (
+        counter.count_delivery(first, a_start(), None, unless_late=True).status is CountStatus.DEAD
+    )
+    assert counter.count_delivery(second, a_start(), None, unless_late=True).number == 2
 
 
 def test_the_copy_of_a_message_that_was_retried_is_late(counter: DeliveryCounter) -> None:
@@ -496,14 +498,14 @@ def test_the_copy_of_a_message_that_was_retried_is_late(counter: DeliveryCounter
     key, other = two_messages()
     start, retry = a_start(), a_key(task_id=key.task_id, retries=1, publication="c")
     counter.count_first(key, start)
-    counter.ended(key, an_end(start, 1, outcome=Outcome.RETRIED))
+    counter.record_end(key, an_end(start, 1, outcome=Outcome.RETRIED))
     for _ in range(2):
-        copy = counter.count(key, a_start(), 1, unless_late=True)
+        copy = counter.count_delivery(key, a_start(), 1, unless_late=True)
         assert copy.status is CountStatus.RETRIED
         counter.count_first(retry, again := a_start(retries=1))
         counter.succeeded(retry, again, first=True)
         counter.flush()
-    assert counter.count(other, a_start(), 1, unless_late=True).number == 1
+    assert counter.count_delivery(other, a_start(), 1, unless_late=True).number == 1
 
 
 def test_the_messages_of_one_task_id_are_bounded(counter: DeliveryCounter) -> None:
@@ -519,10 +521,10 @@ def test_the_messages_of_one_task_id_are_bounded(counter: DeliveryCounter) -> No
 def test_an_end_after_forgetting_does_not_bring_a_message_back(counter: DeliveryCounter) -> None:
     """A late report must not leave a history that nobody cleans up."""
     key, start = a_key(), a_start()
-    counter.count(key, start, None)
+    counter.count_delivery(key, start, None)
     counter.succeeded(key, start)
     counter.flush()
-    counter.ended(key, an_end(start, 1, outcome=Outcome.RETRIED))
+    counter.record_end(key, an_end(start, 1, outcome=Outcome.RETRIED))
     counter.flush()
     assert counter.history(key) == ()
 
@@ -543,7 +545,7 @@ def test_counts_that_are_forgotten_begin_anew(counter: DeliveryCounter) -> None:
         delivered(counter, key, 2)
         delivered(counter, other, 2)
     assert delivered(counter, key, 2).status is CountStatus.LIMIT_REACHED
-    counter.died(key)
+    counter.record_death(key)
     assert delivered(counter, key, 2) == Count(CountStatus.COUNTED, 1)
     assert number(counter, other) == 2
 
@@ -559,7 +561,7 @@ def test_success_leaves_another_message_under_the_same_id_its_count(
     counter.flush()
     assert starts(counter, key) == [(0, 1)]
     assert counter.history(key)[0].started_at == second.started_at
-    counter.ended(key, an_end(second, 2))
+    counter.record_end(key, an_end(second, 2))
     assert counter.history(key)[0].outcome is Outcome.FAILED
     assert delivered(counter, key, 2) == Count(CountStatus.COUNTED, 2)
     assert delivered(counter, key, 2).status is CountStatus.LIMIT_REACHED
@@ -579,7 +581,7 @@ def test_success_forgets_the_deliveries_before_it(counter: DeliveryCounter) -> N
     """Also one that nobody ended, because its worker was killed."""
     key, last = a_key(), a_start()
     counter.count_first(key, a_start())
-    counter.count(key, last, None)
+    counter.count_delivery(key, last, None)
     counter.succeeded(key, last)
     counter.flush()
     assert counter.history(key) == ()
@@ -629,10 +631,10 @@ def test_redis_forgets_a_message_some_time_after_its_last_start_or_end(
     run = Keys().run(key)
     for step in (
         lambda: redis_counter.count_first(key, start),
-        lambda: redis_counter.ended(key, an_end(start, 1)),
+        lambda: redis_counter.record_end(key, an_end(start, 1)),
         lambda: delivered(redis_counter, key),
         lambda: delivered(redis_counter, key, 1),
-        lambda: redis_counter.ended(key, an_end(start, 2), charged=False),
+        lambda: redis_counter.record_end(key, an_end(start, 2), charged=False),
     ):
         client.pexpire(run, 10_000)
         step()
@@ -672,8 +674,8 @@ def test_redis_keeps_a_bounded_number_of_interruptions(
     key = a_key()
     for _ in range(100):
         start = a_start()
-        redis_counter.count(key, start, None)
-        redis_counter.ended(key, an_end(start, 1, outcome=Outcome.SHUTDOWN), charged=False)
+        redis_counter.count_delivery(key, start, None)
+        redis_counter.record_end(key, an_end(start, 1, outcome=Outcome.SHUTDOWN), charged=False)
     redis_counter.flush()
     assert redis_server.client().hlen(Keys().run(key)) < HISTORY_LIMIT
 
@@ -722,8 +724,8 @@ def test_a_retry_that_is_done_leaves_another_message_its_counts_for_as_long_as_b
     """One of fewer retries may be another message that runs for an hour."""
     first, second = two_messages()
     retry, start = replace(second, retries=1), a_start(retries=1)
-    redis_counter.count(first, a_start(), None)
-    redis_counter.count(retry, start, None)
+    redis_counter.count_delivery(first, a_start(), None)
+    redis_counter.count_delivery(retry, start, None)
     redis_counter.succeeded(retry, start)
     redis_counter.flush()
     assert number(redis_counter, first) == 1
@@ -738,7 +740,7 @@ def test_a_full_redis_forgets_what_is_done_beside_another_message(
     start, server = a_start(), redis_server.client()
     neighbour = replace(first, task_id="neighbour")
     for key in (first, second, neighbour):
-        redis_counter.count(key, start, None)
+        redis_counter.count_delivery(key, start, None)
     server.config_set("maxmemory", "1mb")
     try:
         for key in (first, neighbour):

@@ -13,7 +13,7 @@ from builders import DLQ, NOW, a_letter, key_of
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Action, Change, Event, Events, acting_as
 from celery_dlq.features.groups.operations import Notes
-from celery_dlq.features.sentry.observer import Reports, Why
+from celery_dlq.features.sentry.observer import ReportCause, Reports
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.operations.reading import Reading
 from celery_dlq.store.notes import Note
@@ -154,29 +154,29 @@ def test_many_workers_end_a_resolution_once(parts: Store) -> None:
 def test_a_regression_is_reported_whatever_was_reported_before(parts: Store) -> None:
     """Once for each resolution; asking again gives the same answer."""
     first = letter_of()
-    assert parts.part(Reports).of(first) is not None
+    assert parts.part(Reports).report_of(first) is not None
     parts.letters.dead_letter(first, key_of(first))
     second, third, fourth = letter_of(), letter_of(), letter_of()
-    assert parts.part(Reports).of(second) is None
+    assert parts.part(Reports).report_of(second) is None
     resolve(parts)
-    report = parts.part(Reports).of(third)
+    report = parts.part(Reports).report_of(third)
     assert report is not None
-    assert (report.why, report.number) == (Why.REGRESSED, 1)
-    assert parts.part(Reports).of(third) == report
-    assert parts.part(Reports).of(fourth) is None  # asks before the third is stored
+    assert (report.why, report.number) == (ReportCause.REGRESSED, 1)
+    assert parts.part(Reports).report_of(third) == report
+    assert parts.part(Reports).report_of(fourth) is None  # asks before the third is stored
     parts.letters.dead_letter(third, key_of(third))
-    assert parts.part(Reports).of(letter_of()) is None
+    assert parts.part(Reports).report_of(letter_of()) is None
     resolve(parts, "3", "2")
-    assert parts.part(Reports).of(letter_of("2")) is None
+    assert parts.part(Reports).report_of(letter_of("2")) is None
     later = letter_of("3")
     parts.notes.set_status(
         DLQ,
         GROUP,
         GroupStatus(state=GroupState.RESOLVED, at=NOW + timedelta(days=1), actor="ann"),
     )
-    report = parts.part(Reports).of(later)
+    report = parts.part(Reports).report_of(later)
     assert report is not None
-    assert report.why is Why.REGRESSED
+    assert report.why is ReportCause.REGRESSED
 
 
 @pytest.mark.parametrize("quiet", [state for state in GroupState if state.is_quiet])
@@ -184,12 +184,12 @@ def test_a_quiet_group_is_not_reported(parts: Store, quiet: GroupState) -> None:
     """Its letters are stored all the same."""
     muted = GroupStatus(state=quiet, at=NOW, actor="ann")
     parts.notes.set_status(DLQ, GROUP, muted)
-    assert [parts.part(Reports).of(letter_of()) for _ in range(12)] == [None] * 12
-    assert parts.part(Reports).of(letter_of(fingerprint=OTHER)) is not None
+    assert [parts.part(Reports).report_of(letter_of()) for _ in range(12)] == [None] * 12
+    assert parts.part(Reports).report_of(letter_of(fingerprint=OTHER)) is not None
     assert dies(parts) is Stored.NEW
     assert parts.letters.length(DLQ) == 1
     parts.notes.set_status(DLQ, GROUP, OPEN_GROUP)
-    assert parts.part(Reports).of(letter_of()) is not None
+    assert parts.part(Reports).report_of(letter_of()) is not None
 
 
 def test_states_go_long_after_their_letters(redis_url: str) -> None:
@@ -221,7 +221,7 @@ def test_a_state_of_a_later_version_counts_as_open(redis_url: str) -> None:
         assert backend.notes.statuses(DLQ, [GROUP]) == {}
         assert dies(backend) in {Stored.NEW, Stored.REGRESSED}
     backend.client.hset(key, OTHER, b"unheard|in a day|||{}")
-    assert backend.part(Reports).of(letter_of(fingerprint=OTHER)) is not None
+    assert backend.part(Reports).report_of(letter_of(fingerprint=OTHER)) is not None
     backend.close()
 
 
@@ -311,7 +311,7 @@ def test_a_note_alone_keeps_a_cause_known(parts: Store) -> None:
     """Of letters on a broker, Redis has nothing else."""
     notes, reading, _ = operations(parts)
     dies(parts, fingerprint=OTHER)
-    parts.notes.add(DLQ, GROUP, Note(at=NOW, actor="ann", text="see SHOP-17"))
+    parts.notes.add_note(DLQ, GROUP, Note(at=NOW, actor="ann", text="see SHOP-17"))
     assert (reading.group(DLQ, GROUP).letters, reading.group(DLQ, GROUP).task_name) == (0, "")
     assert notes.resolve(DLQ, GROUP).state is GroupState.RESOLVED
 

@@ -42,8 +42,8 @@ def an_override(instructions: Instructions, **changes: Any) -> Override:
 def test_a_demand_is_there_until_it_is_met(instructions: Instructions) -> None:
     """Everything on it is read as it was written, whatever its task is called."""
     first, second = a_demand(instructions), a_demand(instructions, "t\ud800 🦄", reason="")
-    assert instructions.put(first)
-    assert instructions.put(second)
+    assert instructions.give(first)
+    assert instructions.give(second)
 
     assert instructions.get(Demand, "t-1") == first
     assert instructions.get(Demand, "t-2") is None
@@ -56,9 +56,9 @@ def test_a_demand_is_there_until_it_is_met(instructions: Instructions) -> None:
 
 def test_a_new_demand_takes_the_place_of_the_one_before(instructions: Instructions) -> None:
     """For the same task."""
-    instructions.put(a_demand(instructions))
+    instructions.give(a_demand(instructions))
     again = a_demand(instructions, reason="very wrong")
-    instructions.put(again)
+    instructions.give(again)
     assert instructions.of(Demand) == [again]
 
 
@@ -66,7 +66,7 @@ def test_a_demand_ends(instructions: Instructions) -> None:
     """By the clock of the store; then nobody sees it."""
     past = instructions.now() - timedelta(seconds=1)
     ended = a_demand(instructions, until=past)
-    instructions.put(ended)
+    instructions.give(ended)
     assert instructions.get(Demand, "t-1") is None
     assert instructions.in_force(Demand) == []
     assert instructions.forget([ended]) == 0
@@ -77,7 +77,7 @@ def test_workers_notice_a_new_instruction(parts: Store) -> None:
     found = parts.instructions
     revisions = [parts.workers.heartbeat("celery@web-1").revision]
     for one in (a_demand(found), an_override(found)):
-        found.put(one)
+        found.give(one)
         revisions.append(parts.workers.heartbeat("celery@web-1").revision)
     found.remove(one)
     revisions.append(parts.workers.heartbeat("celery@web-1").revision)
@@ -88,7 +88,7 @@ def test_workers_notice_a_new_instruction(parts: Store) -> None:
 
 def test_the_number_of_demands_is_bounded(instructions: Instructions) -> None:
     """Every worker keeps all of them in memory; one that is there can still be changed."""
-    put = [instructions.put(a_demand(instructions, name), 2) for name in "abca"]
+    put = [instructions.give(a_demand(instructions, name), 2) for name in "abca"]
     assert put == [True, True, False, True]
     assert {one.id for one in instructions.of(Demand)} == {"a", "b"}
 
@@ -98,10 +98,10 @@ def test_an_override_is_in_force_until_its_end(
 ) -> None:
     """The store's clock says when the end is."""
     now = instructions.now()
-    instructions.put(an_override(instructions, value=5))
-    instructions.put(an_override(instructions, since=now))
+    instructions.give(an_override(instructions, value=5))
+    instructions.give(an_override(instructions, since=now))
     later = now + timedelta(hours=2)
-    instructions.put(an_override(instructions, key="reasons", value=["failed"], until=later))
+    instructions.give(an_override(instructions, key="reasons", value=["failed"], until=later))
 
     found = instructions.in_force(Override)
     assert {one.key: one.value for one in found} == {"max_deliveries": 3, "reasons": ["failed"]}
@@ -114,7 +114,7 @@ def test_an_override_is_in_force_until_its_end(
 def test_an_override_can_be_lifted(instructions: Instructions) -> None:
     """Once."""
     one = an_override(instructions)
-    instructions.put(one)
+    instructions.give(one)
     assert instructions.remove(one) is True
     assert instructions.remove(one) is False
     assert instructions.of(Override) == []

@@ -73,14 +73,14 @@ def test_jobs_that_wait_are_due_at_their_time(jobs: JobStore) -> None:
     jobs.write("3", waiting(-3_000_000, now + 3_600_000_000))
     jobs.write("4", waiting(-4_000_000, now - 500_000))
     jobs.write("5", {"state": "planned", "run": 0, "updated_at": now - 9_000_000})
-    assert jobs.due() == ["2", "1", "4"]
+    assert jobs.startable_ids() == ["2", "1", "4"]
     assert jobs.replace("2", waiting(0), {"state": "running", "run": 1})
     jobs.write("1", {"state": "cancelled", "run": 0})
-    assert jobs.due() == ["4"]
+    assert jobs.startable_ids() == ["4"]
     assert jobs.replace("4", waiting(0), None)
-    assert jobs.due() == []
+    assert jobs.startable_ids() == []
     assert jobs.replace("2", {"state": "running", "run": 1}, waiting(-1_000_000))
-    assert jobs.due() == ["2"]
+    assert jobs.startable_ids() == ["2"]
 
 
 def test_a_job_that_waits_is_not_forgotten(jobs: JobStore) -> None:

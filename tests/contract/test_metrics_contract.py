@@ -39,7 +39,7 @@ def metrics(parts: Store) -> MetricsStore:
 
 def test_an_app_that_counted_nothing_has_no_counts(metrics: MetricsStore) -> None:
     """A scrape before the first worker is no error."""
-    assert metrics.read() == Measured()
+    assert metrics.read_all() == Measured()
 
 
 def test_counts_of_several_processes_add_up(metrics: MetricsStore) -> None:
@@ -48,9 +48,11 @@ def test_counts_of_several_processes_add_up(metrics: MetricsStore) -> None:
         counts = Counts()
         counts.count(DELIVERIES, "süß: orders", "failed", "shop.charge", by=2)
         counts.count(STORE_ERRORS, "count")
-        counts.flush(metrics.add, WorkerGauges(worker="celery@web-1", spool=7, waiting=waiting))
+        counts.flush(
+            metrics.add_counts, WorkerGauges(worker="celery@web-1", spool=7, waiting=waiting)
+        )
         assert counts.empty
-    measured = metrics.read()
+    measured = metrics.read_all()
     assert measured.counts == {
         (DELIVERIES.name, "süß: orders", "failed", "shop.charge"): 4,
         (STORE_ERRORS.name, "count"): 2,
@@ -62,8 +64,8 @@ def test_a_live_worker_that_reported_nothing_has_nothing_to_report(parts: Store)
     """So an idle worker writes no gauges, and is counted all the same."""
     for name in ("celery@web-1", "celery@web-2"):
         parts.workers.heartbeat(name)
-    Counts().flush(parts.metrics.add, WorkerGauges(worker="celery@web-2", spool=7))
-    assert parts.metrics.read().workers == (
+    Counts().flush(parts.metrics.add_counts, WorkerGauges(worker="celery@web-2", spool=7))
+    assert parts.metrics.read_all().workers == (
         WorkerGauges(worker="celery@web-1"),
         WorkerGauges(worker="celery@web-2", spool=7),
     )
@@ -76,8 +78,8 @@ def test_label_values_beyond_the_bound_become_one(redis_url: str) -> None:
             counts = Counts()
             for number in range(2_500):
                 counts.count(DUPLICATES, f"q{worker}-{number}")
-            counts.flush(metrics.add)
-        found = metrics.read().counts
+            counts.flush(metrics.add_counts)
+        found = metrics.read_all().counts
     assert sum(found.values()) == 7_500
     assert len(found) <= MOST_FIELDS + 1
     assert found[DUPLICATES.name, OTHER] > 500
@@ -89,8 +91,8 @@ def test_tasks_beyond_the_bound_are_counted_as_one(metrics: MetricsStore) -> Non
     for _ in range(2):
         for number in range(MAX_TASKS + 50):
             counts.count(DELIVERIES, "orders", "failed", f"shop.task{number}")
-        counts.flush(metrics.add)
-    found = metrics.read().counts
+        counts.flush(metrics.add_counts)
+    found = metrics.read_all().counts
     assert len(found) == MAX_TASKS + 1
     assert found[DELIVERIES.name, "orders", "failed", "shop.task0"] == 2
     assert found[DELIVERIES.name, "orders", "failed", OTHER] == 100
@@ -101,12 +103,12 @@ def test_what_cannot_be_written_is_written_later(redis_url: str) -> None:
     counts = Counts()
     counts.count(DUPLICATES, "orders")
     with redis_metrics("redis://127.0.0.1:1/0") as away:
-        counts.flush(away.add)
+        counts.flush(away.add_counts)
     assert not counts.empty
     counts.count(DUPLICATES, "orders")
     with redis_metrics(redis_url) as metrics:
-        counts.flush(metrics.add)
-        assert metrics.read().counts == {(DUPLICATES.name, "orders"): 2}
+        counts.flush(metrics.add_counts)
+        assert metrics.read_all().counts == {(DUPLICATES.name, "orders"): 2}
 
 
 def test_a_redis_that_lost_its_scripts_is_no_loss(redis_url: str) -> None:
@@ -115,10 +117,10 @@ def test_a_redis_that_lost_its_scripts_is_no_loss(redis_url: str) -> None:
         for _ in range(2):
             counts = Counts()
             counts.count(DUPLICATES, "orders")
-            counts.flush(metrics.add)
+            counts.flush(metrics.add_counts)
             client.script_flush()
     with redis_metrics(redis_url) as again:
-        assert sum(again.read().counts.values()) == 2
+        assert sum(again.read_all().counts.values()) == 2
 
 
 def test_a_worker_that_fell_silent_is_not_shown(redis_url: str) -> None:
@@ -129,6 +131,6 @@ def test_a_worker_that_fell_silent_is_not_shown(redis_url: str) -> None:
         client.hset(Keys().gauges(), "celery@live", f"{now - 3}|[1,2,3]")
         client.hset(Keys().gauges(), "celery@odd", "what?")
         client.hset(Keys().counts(), "odd", 1)
-        assert metrics.read() == Measured(
+        assert metrics.read_all() == Measured(
             workers=(WorkerGauges(worker="celery@live", spool=1, waiting=2),)
         )

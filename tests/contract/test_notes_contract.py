@@ -44,8 +44,8 @@ def test_notes_come_back_newest_first(notes: GroupNotes) -> None:
         a_note(text=text, at=NOW + timedelta(seconds=second)) for second, text in enumerate(texts)
     ]
     for note in written:
-        notes.add(DLQ, GROUP, note)
-    notes.add(DLQ, "other", a_note())
+        notes.add_note(DLQ, GROUP, note)
+    notes.add_note(DLQ, "other", a_note())
     assert notes.notes(DLQ, GROUP) == written[::-1]
     assert notes.notes(DLQ, "other") == [a_note()]
     assert notes.notes("mail-DLQ", GROUP) == []
@@ -53,15 +53,15 @@ def test_notes_come_back_newest_first(notes: GroupNotes) -> None:
 
 def test_a_note_sent_twice_is_one(notes: GroupNotes) -> None:
     """A client repeats a command whose reply was lost."""
-    notes.add(DLQ, GROUP, a_note())
-    notes.add(DLQ, GROUP, a_note())
+    notes.add_note(DLQ, GROUP, a_note())
+    notes.add_note(DLQ, GROUP, a_note())
     assert notes.notes(DLQ, GROUP) == [a_note()]
 
 
 def test_a_group_keeps_its_newest_notes(notes: GroupNotes) -> None:
     """Fifty of them."""
     for number in range(53):
-        notes.add(DLQ, GROUP, a_note(text=str(number)))
+        notes.add_note(DLQ, GROUP, a_note(text=str(number)))
     assert [note.text for note in notes.notes(DLQ, GROUP)] == [str(n) for n in range(52, 2, -1)]
 
 
@@ -71,9 +71,9 @@ def test_notes_go_long_after_their_letters(redis_url: str) -> None:
     letter = a_letter(fingerprint="alive")
     backend.letters.dead_letter(letter, key_of(letter))
     for group in ("alive", "gone"):
-        backend.notes.add(DLQ, group, a_note())
+        backend.notes.add_note(DLQ, group, a_note())
     backend.client.zadd(backend.keys.noted(DLQ), {"alive": 0, "gone": 0})  # long ago
-    backend.notes.add(DLQ, "new", a_note())
+    backend.notes.add_note(DLQ, "new", a_note())
     found = {group: len(backend.notes.notes(DLQ, group)) for group in ("alive", "gone", "new")}
     assert found == {"alive": 1, "gone": 0, "new": 1}
     assert isinstance(backend.notes, GroupNotes)
@@ -83,7 +83,7 @@ def test_notes_go_long_after_their_letters(redis_url: str) -> None:
 def test_a_note_of_a_later_version_is_skipped(redis_url: str) -> None:
     """The others can still be read."""
     backend = Store(redis_url, timeout_seconds=2.0)
-    backend.notes.add(DLQ, GROUP, a_note())
+    backend.notes.add_note(DLQ, GROUP, a_note())
     key = backend.keys.notes(DLQ)
     backend.client.hset(key, GROUP, b'{"odd": 1}\n' + backend.client.hget(key, GROUP))
     assert backend.notes.notes(DLQ, GROUP) == [a_note()]

@@ -19,12 +19,12 @@ from celery_dlq.features.sentry.observer import (
     QUIET_SECONDS,
     REFILL_SECONDS,
     Report,
+    ReportCause,
     Reports,
-    Why,
 )
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.store.keys import Keys
-from celery_dlq.store.scripts import whole
+from celery_dlq.store.scripts import whole_script
 from celery_dlq.store.store import Store
 
 
@@ -47,13 +47,15 @@ def letters(count: int, **changes: Any) -> list[DeadLetter]:
 def test_a_group_is_reported_when_it_is_new_and_when_it_grew_tenfold(reports: Reports) -> None:
     """Each report names the newest letters, the reported one first."""
     group = letters(120)
-    found = {number: reports.of(letter) for number, letter in enumerate(group, 1)}
+    found = {number: reports.report_of(letter) for number, letter in enumerate(group, 1)}
     reported = {number: report for number, report in found.items() if report is not None}
     assert reported == {
-        1: Report(why=Why.NEW, number=1, letter_ids=(group[0].id,)),
-        10: Report(why=Why.GREW, number=10, letter_ids=tuple(x.id for x in reversed(group[:10]))),
+        1: Report(why=ReportCause.NEW, number=1, letter_ids=(group[0].id,)),
+        10: Report(
+            why=ReportCause.GREW, number=10, letter_ids=tuple(x.id for x in reversed(group[:10]))
+        ),
         100: Report(
-            why=Why.GREW,
+            why=ReportCause.GREW,
             number=100,
             letter_ids=tuple(x.id for x in reversed(group[100 - MOST_IDS : 100])),
         ),
@@ -63,22 +65,22 @@ def test_a_group_is_reported_when_it_is_new_and_when_it_grew_tenfold(reports: Re
 def test_asking_again_changes_nothing(reports: Reports) -> None:
     """A letter that could not be stored is asked about again, with its retries in between."""
     first, *others = letters(10)
-    assert reports.of(first) == reports.of(first)
+    assert reports.report_of(first) == reports.report_of(first)
     for letter in others[:-1]:
-        assert reports.of(letter) is None
-        assert reports.of(letter) is None
-    tenth = reports.of(others[-1])
+        assert reports.report_of(letter) is None
+        assert reports.report_of(letter) is None
+    tenth = reports.report_of(others[-1])
     assert tenth is not None
     assert tenth.number == 10
-    assert reports.of(others[-1]) == tenth
+    assert reports.report_of(others[-1]) == tenth
 
 
 def test_groups_and_queues_are_counted_apart(reports: Reports) -> None:
     """Two causes are two reports."""
     reported = [
-        reports.of(a_letter()),
-        reports.of(a_letter(fingerprint="fedcba9876543210")),
-        reports.of(a_letter(dead_letter_queue="mails-DLQ")),
+        reports.report_of(a_letter()),
+        reports.report_of(a_letter(fingerprint="fedcba9876543210")),
+        reports.report_of(a_letter(dead_letter_queue="mails-DLQ")),
     ]
     assert [report.number for report in reported if report] == [1, 1, 1]
 
@@ -86,7 +88,7 @@ def test_groups_and_queues_are_counted_apart(reports: Reports) -> None:
 def test_many_workers_report_each_number_once(redis_url: str) -> None:
     """The decision is one atomic script, whoever asks."""
     workers = [redis_reports(redis_url) for _ in range(4)]
-    found = [workers[n % 4].of(letter) for n, letter in enumerate(letters(100))]
+    found = [workers[n % 4].report_of(letter) for n, letter in enumerate(letters(100))]
     assert [report.number for report in found if report] == [1, 10, 100]
 
 
@@ -121,7 +123,7 @@ def ask_in_bulk(url: str, groups: list[str], count: int) -> Counter[int]:
     places = (keys.report(DLQ, ""), keys.tally(DLQ), keys.allowance(DLQ), keys.states(DLQ))
     with redis.Redis.from_url(url) as client:
         script = client.register_script(
-            IN_BULK.format(script=whole("report", "celery_dlq.features.sentry"))
+            IN_BULK.format(script=whole_script("report", "celery_dlq.features.sentry"))
         )
         for begin in range(0, count, 5_000):
             args = [begin, begin + 4_999, *OPTIONS, *groups]
@@ -144,12 +146,12 @@ def test_a_flood_of_causes_is_held_to_the_allowance_and_made_up_for_later(redis_
 
     late = a_letter(fingerprint=groups[-1])
     reports = redis_reports(redis_url)
-    assert reports.of(late) is None
+    assert reports.report_of(late) is None
     with redis.Redis.from_url(redis_url) as client:  # as if an hour had passed
         client.hset(Keys().allowance(DLQ), "at", int((time.time() - 3600) * 1000))
-    report = reports.of(a_letter(fingerprint=groups[-1]))
+    report = reports.report_of(a_letter(fingerprint=groups[-1]))
     assert report is not None
-    assert (report.why, report.number) == (Why.NEW, 3)
+    assert (report.why, report.number) == (ReportCause.NEW, 3)
 
 
 def test_a_group_came_back_when_it_was_emptied_before(redis_url: str) -> None:
@@ -158,14 +160,14 @@ def test_a_group_came_back_when_it_was_emptied_before(redis_url: str) -> None:
 
     def dies(reports: Reports) -> Report | None:
         letter = a_letter(dead_lettered_at=NOW)
-        report = reports.of(letter)
+        report = reports.report_of(letter)
         store.dead_letter(letter, key_of(letter))
         return report
 
     patient = redis_reports(redis_url)
     first = dies(patient)
     assert first is not None
-    assert first.why is Why.NEW
+    assert first.why is ReportCause.NEW
     store.remove(DLQ, [letter_id for _, letter_id in store.ids([DLQ], "", most=100)])
     assert dies(patient) is None  # five minutes are not over
 
@@ -174,7 +176,7 @@ def test_a_group_came_back_when_it_was_emptied_before(redis_url: str) -> None:
     store.remove(DLQ, [letter_id for _, letter_id in store.ids([DLQ], "", most=100)])
     again = dies(impatient)
     assert again is not None
-    assert (again.why, again.number) == (Why.CAME_BACK, 1)
+    assert (again.why, again.number) == (ReportCause.CAME_BACK, 1)
     store.close()
 
 
@@ -185,10 +187,18 @@ def test_a_group_came_back_when_a_redriven_message_of_it_dies(redis_url: str) ->
     whys = []
     for redrives in (0, 0, 1, 1, 0, 2, 2):
         letter = a_letter(redrives=redrives)
-        report = reports.of(letter)
+        report = reports.report_of(letter)
         store.dead_letter(letter, key_of(letter))
         whys.append(report and report.why)
-    assert whys == [Why.NEW, None, Why.CAME_BACK, None, None, Why.CAME_BACK, None]
+    assert whys == [
+        ReportCause.NEW,
+        None,
+        ReportCause.CAME_BACK,
+        None,
+        None,
+        ReportCause.CAME_BACK,
+        None,
+    ]
     store.close()
 
 
@@ -198,9 +208,9 @@ def test_a_group_known_to_the_store_but_not_here_came_back(redis_url: str) -> No
     letter = a_letter()
     store.dead_letter(letter, key_of(letter))
     reports = redis_reports(redis_url)
-    report = reports.of(a_letter())
+    report = reports.report_of(a_letter())
     assert report is not None
-    assert report.why is Why.CAME_BACK
+    assert report.why is ReportCause.CAME_BACK
     with redis.Redis.from_url(redis_url) as client:
         assert client.ttl(Keys().report(DLQ, letter.fingerprint)) > 3600
     store.close()
@@ -210,4 +220,4 @@ def test_a_redis_that_is_away_says_so() -> None:
     """The letter is stored without a report."""
     reports = redis_reports("redis://127.0.0.1:1/0")
     with pytest.raises(StoreUnavailable):
-        reports.of(a_letter())
+        reports.report_of(a_letter())

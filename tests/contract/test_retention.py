@@ -81,7 +81,7 @@ def test_letters_past_their_time_are_trimmed_counted_and_announced(
     """To the millisecond: a letter of exactly that age goes."""
     place.put(dead_lettered_at=NOW - 30 * HOUR)
     place.put(dead_lettered_at=NOW - 24 * HOUR)
-    second = place.store.oldest(DLQ, after=None, most=9)[1].stored_at
+    second = place.store.oldest_letters(DLQ, after=None, most=9)[1].stored_at
     assert second is not None
     poll(lambda: place.real_now() > second + timedelta(milliseconds=1))
     young = place.put()
@@ -257,7 +257,7 @@ def test_nothing_is_trimmed_that_cannot_be_audited(
     def refuse(_operation: str, change: Change, _before: int) -> None:
         raise OSError(f"no room for {change.target}")
 
-    monkeypatch.setattr(place.registry, "open", refuse)
+    monkeypatch.setattr(place.registry, "begin_change", refuse)
     silent = Retention(place.store, place.registry, Events(), "x")
     with pytest.raises(OSError, match="no room"):
         silent.trim(DLQ, Policy(dead_letter_ttl=1.0))
@@ -288,7 +288,7 @@ def test_a_worker_gets_round_many_queues(place: Place) -> None:
         retention_round.tick()
     assert [place.store.length(name) for name in names] == [1] * len(names)
     looked = []
-    place.store.oldest = lambda name, **_: looked.append(name)  # type: ignore[method-assign,assignment,func-returns-value]
+    place.store.oldest_letters = lambda name, **_: looked.append(name)  # type: ignore[method-assign,assignment,func-returns-value]
     for _ in range(9):
         retention_round.tick()
     assert looked == []

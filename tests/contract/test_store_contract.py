@@ -122,21 +122,21 @@ def test_storing_a_letter_forgets_the_counts_of_its_task(backend: Store, *, twic
     if twice:
         backend.store.dead_letter(letter, key)
     retried = a_key(task_id=letter.task_id)
-    backend.counter.count(retried, a_delivery(), None)
-    backend.counter.ended(retried, an_ended_delivery(number=1, outcome=Outcome.RETRIED))
-    backend.counter.count(key, a_delivery(), None)
+    backend.counter.count_delivery(retried, a_delivery(), None)
+    backend.counter.record_end(retried, an_ended_delivery(number=1, outcome=Outcome.RETRIED))
+    backend.counter.count_delivery(key, a_delivery(), None)
     backend.store.dead_letter(letter, key)
     assert backend.counter.history(key) == ()
-    assert backend.counter.count(key, a_delivery(), None).number == 1
+    assert backend.counter.count_delivery(key, a_delivery(), None).number == 1
 
 
 def test_an_end_after_the_letter_does_not_bring_the_counts_back(backend: Store) -> None:
     """A late report of a dead message leaves nothing behind."""
     letter = a_letter()
     key = key_of(letter)
-    backend.counter.count(key, a_delivery(), None)
+    backend.counter.count_delivery(key, a_delivery(), None)
     backend.store.dead_letter(letter, key)
-    backend.counter.ended(key, an_ended_delivery())
+    backend.counter.record_end(key, an_ended_delivery())
     backend.counter.flush()
     assert backend.counter.history(key) == ()
 
@@ -144,9 +144,9 @@ def test_an_end_after_the_letter_does_not_bring_the_counts_back(backend: Store) 
 def test_storing_a_letter_keeps_the_counts_of_others(backend: Store) -> None:
     """Only the message that died is forgotten."""
     other = a_key()
-    backend.counter.count(other, a_delivery(), None)
+    backend.counter.count_delivery(other, a_delivery(), None)
     stored(backend.store)
-    assert backend.counter.count(other, a_delivery(), None).number == 2
+    assert backend.counter.count_delivery(other, a_delivery(), None).number == 2
 
 
 @pytest.mark.parametrize("task_id", ["", "süß", "a\x00b", "\ud800"])
@@ -394,7 +394,7 @@ def test_leases_that_are_no_folders_of_letters_are_passed_over(
     lease = store.lease(DLQ, "looks", "me", 60)
     lease.acquire()
     for state in ("", "[", "[]", "7", '{"name": "a"}', '{"name": "a", "position": "x"}'):
-        lease.note(state)
+        lease.save_state(state)
         assert store.export_folders(DLQ) == []
 
 
@@ -723,13 +723,13 @@ def test_a_store_redrives_only_where_it_can_lie_in_a_brokers_database(
     made = QueueEntry(letter.id, entry[0], reason, fingerprint, b"{orders}", "message")
     call = store.claims.redrive(DLQ, [made], job_id="job", owner="me")
     if store.claims.marker() is None:
-        assert call is None or call.states() is None
+        assert call is None or call.wait_for_states() is None
         assert not any(store.claims.redriven(DLQ, "job").values())
         assert ids(store) == [letter.id]
     else:
         assert call is not None
         call.send()
-        assert call.states() == [ClaimState.CLAIMED]
+        assert call.wait_for_states() == [ClaimState.CLAIMED]
         assert store.claims.redriven(DLQ, "job")[ClaimState.CLAIMED] == 1
         assert ids(store) == []
 
@@ -850,10 +850,10 @@ def test_pages_are_bounded_in_bytes_too(store: Letters, size: int) -> None:
 def test_the_outcome_of_a_watched_message_is_known(backend: Store) -> None:
     """It waits, it runs, it succeeded, or it has a letter again."""
     store, keys = backend.store, [a_key(redrives=1), a_key(redrives=1), a_key(redrives=1)]
-    store.claims.watch(keys)
+    store.claims.watch_messages(keys)
     assert store.claims.outcomes(keys) == [RedriveOutcome.OPEN] * 3
     for key in keys:
-        backend.counter.count(key, a_delivery(), None)
+        backend.counter.count_delivery(key, a_delivery(), None)
     backend.counter.succeeded(keys[0], a_delivery())
     backend.counter.flush()
     letter = a_letter(task_id=keys[1].task_id, redrives=1)
@@ -872,13 +872,13 @@ def test_a_watched_message_that_died_has_died_however_often_it_is_told(
     """A worker that got no answer tells it again; the canary must not take that for a success."""
     key = a_key(redrives=1)
     letter = a_letter(task_id=key.task_id, redrives=1)
-    backend.store.claims.watch([key])
-    backend.counter.count(key, a_delivery(), None)
+    backend.store.claims.watch_messages([key])
+    backend.counter.count_delivery(key, a_delivery(), None)
     for _ in range(2):
         if places == "beside":
             backend.store.dead_letter(letter, key_of(letter))
         else:
-            backend.counter.died(key)
+            backend.counter.record_death(key)
             backend.counter.flush()
         assert backend.store.claims.outcomes([key]) == [RedriveOutcome.DIED]
 
@@ -886,10 +886,10 @@ def test_a_watched_message_that_died_has_died_however_often_it_is_told(
 def test_deliveries_of_an_earlier_life_can_count(backend: Store) -> None:
     """A redrive with its counts kept goes on where the message died."""
     key = a_key(redrives=1)
-    backend.store.claims.seed(key, 2, an_ended_delivery(number=7))
+    backend.store.claims.seed_count(key, 2, an_ended_delivery(number=7))
     assert [delivery.number for delivery in backend.counter.history(key)] == [2]
-    assert backend.counter.count(key, a_delivery(), 3) == Count(CountStatus.COUNTED, 3)
-    assert backend.counter.count(key, a_delivery(), 3).status is CountStatus.LIMIT_REACHED
+    assert backend.counter.count_delivery(key, a_delivery(), 3) == Count(CountStatus.COUNTED, 3)
+    assert backend.counter.count_delivery(key, a_delivery(), 3).status is CountStatus.LIMIT_REACHED
 
 
 def test_closing_may_be_repeated(store: Letters) -> None:

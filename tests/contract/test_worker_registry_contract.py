@@ -78,6 +78,6 @@ def test_the_newest_changes_come_first(registry: WorkerRegistry) -> None:
         for n in range(3)
     ]
     for change in changes:
-        registry.record(change)
+        registry.record_change(change)
 
     assert registry.changes(limit=2) == [changes[2], changes[1]]

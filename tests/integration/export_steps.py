@@ -45,7 +45,7 @@ MOST_STEPS = 400
 STEPS = [
     (Destination, "open"),
     (Destination, "draft"),
-    (Destination, "put"),
+    (Destination, "put_in_place"),
     (Destination, "save"),
     (Destination, "rename"),
     (Destination, "upload"),
@@ -58,7 +58,7 @@ STEPS = [
     (roll.DayFile, "close"),
     (Letters, "remove"),
     (Lease, "request"),
-    (roll, "ids_in"),
+    (roll, "letter_ids_in"),
 ]
 
 

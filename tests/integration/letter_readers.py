@@ -64,7 +64,7 @@ def follow(url: str, folder: str) -> int:
 def spark(url: str, _folder: str) -> int:
     columns = ReadOptions.parse({"url": url}).columns
     with LiveLetters(ReadOptions.parse({"url": url})) as live:
-        span = PositionRange(DLQ, FIRST_POSITION, live.end(DLQ))
+        span = PositionRange(DLQ, FIRST_POSITION, live.end_position(DLQ))
         return sum(one.num_rows for one in live.batches(span, LetterFilter(), columns))
 
 
@@ -93,7 +93,7 @@ def redrive(url: str, _folder: str) -> int:
 
 def retention(url: str, _folder: str) -> int:
     store, after, found = letters_of(url), None, 0
-    while page := store.oldest(DLQ, after=after, most=500):
+    while page := store.oldest_letters(DLQ, after=after, most=500):
         found, after = found + len(page), page[-1].position
     return found
 

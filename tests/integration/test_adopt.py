@@ -256,7 +256,7 @@ from celery_dlq.store.letters import Letters
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 for kind in (sources.BrokerQueue, sources.RedisList):
-    kind.let_go = die
+    kind.remove_message = die
 if sys.argv[3] == "storing":
     Letters.dead_letter = die
 app = Celery("dies", broker=sys.argv[1])

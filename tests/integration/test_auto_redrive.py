@@ -76,7 +76,7 @@ def look(dlq: DeadLetters, stopping: Callable[[], bool] = bool) -> list[Job]:
     """What a worker does until nothing is due: the jobs that it ran to their ends."""
     done = []
     with dlq.assembly.separate_jobs() as jobs:
-        while module.look(jobs, jobs.policies.in_force()):
+        while module.look_for_due(jobs, jobs.policies.in_force()):
             job = jobs.run_next(stopping)
             if job is None or job.state == "waiting":
                 break
@@ -191,7 +191,7 @@ def test_a_change_says_how_many_letters_it_would_redrive(make: Make) -> None:
     said = []
     for more in ({"times": 1}, {"times": 2}, {"times": 2, "reasons": ["expired"]}):
         made = admin.check_override("orders", span, auto_redrive={"after": "1h", **more})
-        effect = dlq.assembly.removal().effect(
+        effect = dlq.assembly.removal().policy_effect_on(
             "orders", frozenset({"auto_redrive"}), admin.after(made)
         )
         said.append(effect.redriven)
@@ -225,7 +225,7 @@ def test_what_would_be_lost_stays_and_is_tried_after_the_wait(
     def loss(_targets: Any, found: Any) -> str:
         return "no such queue" if found.text("source_queue") == "gone" else ""
 
-    monkeypatch.setattr("celery_dlq.operations.redrive.checks.Targets.loss", loss)
+    monkeypatch.setattr("celery_dlq.operations.redrive.checks.Targets.reason_of_loss", loss)
     aged(dlq, 0.5)
     (job,) = look(dlq)
     assert (job.counts["published"], job.counts["refused"]) == (3, 1)
@@ -288,7 +288,7 @@ def test_a_job_that_was_paused_is_finished_by_another_process(make: Make) -> Non
     (job,) = one.jobs()
     assert job.state == "waiting"
     waiting = two.assembly.jobs()
-    assert module.look(waiting, waiting.policies.in_force())
+    assert module.look_for_due(waiting, waiting.policies.in_force())
     assert [each.id for each in two.jobs()] == [job.id]
     ran = two.assembly.jobs().run_next(lambda: False)
     assert ran is not None
@@ -311,7 +311,7 @@ def test_a_job_whose_process_was_killed_is_resumed(
     with monkeypatch.context() as dying:
         dying.setattr("celery_dlq.operations.job.JobRun.end", killed)
         dying.setattr("celery_dlq.operations.redrive.one_step.OneStep.count_sent", killed)
-        dying.setattr("celery_dlq.operations.redrive.claimed.Claimed.settle", killed)
+        dying.setattr("celery_dlq.operations.redrive.claimed.ByClaims.mark_and_remove", killed)
         with pytest.raises(KeyboardInterrupt):
             look(one)
     (job,) = one.jobs()
@@ -406,12 +406,12 @@ def test_the_cursor_moves_behind_what_is_done() -> None:
     start = Cursor(position="3-0")
 
     def after(job: Job) -> Cursor:
-        return start.after(job, "3-0", 60, EPOCH)
+        return start.after_job(job, "3-0", 60, EPOCH)
 
     assert after(job_of(published=5)) == Cursor(position="9-0")
     assert after(job_of(published=MOST_LETTERS)) == Cursor(position="3-0")
     left_behind = after(job_of(published=5, failures=1))
     assert left_behind == Cursor(position="9-0", back_to="3-0", back_at=60_000_000)
-    assert left_behind.at(EPOCH) == left_behind
-    assert left_behind.at(EPOCH + timedelta(seconds=60)) == Cursor(position="3-0")
+    assert left_behind.starting_at(EPOCH) == left_behind
+    assert left_behind.starting_at(EPOCH + timedelta(seconds=60)) == Cursor(position="3-0")
     assert after(job_of("stopped")) == Cursor(position="3-0", pause_until=60_000_000)

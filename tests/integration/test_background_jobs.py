@@ -350,12 +350,12 @@ app = an_app(dlq_url=url, **({"broker_url": url} if broker == "redis" else {}))
 app.conf.task_default_queue = "orders"
 dlq = DeadLetters(app)
 if dlq.job(job).kind == "redrive":
-    from celery_dlq.operations.redrive.claimed import Claimed
-    inner = Claimed.wait
+    from celery_dlq.operations.redrive.claimed import ByClaims
+    inner = ByClaims.wait_for_batch
     def wait(self):
         inner(self)
         os.kill(os.getpid(), signal.SIGKILL)
-    Claimed.wait = wait
+    ByClaims.wait_for_batch = wait
 else:
     inner = removal.Discard.remove
     def remove(self, keys):
@@ -569,16 +569,16 @@ def test_a_run_that_was_silent_undoes_nothing_that_others_decided(
     one = operators()
     jobs = one.assembly.jobs()
     run = jobs.make("redrive", DLQ, LetterFilter(), RedriveOptions())
-    run.beat()
+    run.send_heartbeat()
     if decided == "cancelled":
         jobs.cancel(run.job.id)
     elif decided == "waiting":
         jobs.resume_in_background(run.job.id)
     else:
-        jobs.again(run.job.id)
+        jobs.begin_again(run.job.id)
     stored = one.job_store.read(run.job.id)
     with pytest.raises(CancelledError):
-        run.beat(now=True)
+        run.send_heartbeat(now=True)
     run.end("done", {})
     assert one.job_store.read(run.job.id) == stored
     assert stored is not None
@@ -594,9 +594,9 @@ def test_a_job_that_was_taken_is_ours_though_the_reply_was_lost(redis_server: Re
         dlq = DeadLetters(an_app(dlq_url=url))
         jobs = dlq.assembly.jobs()
         run = jobs.make("redrive", DLQ, LetterFilter(), RedriveOptions())
-        run.beat()
+        run.send_heartbeat()
         run.end("cancelled", {})
-        assert jobs.again(run.job.id).job.run == 2
+        assert jobs.begin_again(run.job.id).job.run == 2
         assert proxy.lost == 0
         dlq.close()
 

@@ -104,7 +104,7 @@ def goes_on(dlq: DeadLetters, client: redis.Redis, ids: list[str]) -> None:
     def closed() -> bool:
         recover(dlq)
         if states(dlq) == ["open"]:
-            circuits.change(TASK, "orders", Happened.PROBE_SUCCEEDED)
+            circuits.change_breaker(TASK, "orders", Happened.PROBE_SUCCEEDED)
         return states(dlq) == []
 
     poll(closed, timeout_seconds=30, every_seconds=0.05)
@@ -185,11 +185,11 @@ def test_a_release_by_hand_that_is_cancelled_opens_the_breaker_again(
 
 STEPS = {
     "before the hold names the job": (Instructions, "replace"),
-    "before the job begins": (JobRun, "beat"),
+    "before the job begins": (JobRun, "send_heartbeat"),
     "before the first message": (Jobs, "run"),
     "before the job is done": (JobRun, "end"),
     "before the breaker closes": (recovery, "emptied"),
-    "before an earlier job is resumed": (Jobs, "again"),
+    "before an earlier job is resumed": (Jobs, "begin_again"),
 }
 
 

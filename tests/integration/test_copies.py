@@ -31,7 +31,7 @@ from celery_dlq.features.adopt import sources
 from celery_dlq.store.letters import Letters
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
-sources.BrokerQueue.let_go = die
+sources.BrokerQueue.remove_message = die
 if sys.argv[3] == "storing":
     Letters.dead_letter = die
 app = Celery("dies", broker=sys.argv[1])
@@ -182,5 +182,5 @@ def test_only_rabbitmq_confirms(redis_url: str) -> None:
     app.conf.update(dlq_queues={"orders": {"dead_letter_exchange": exchange}})
     dlq = DeadLetters(app)
     with pytest.raises(SettingsError, match="with RabbitMQ as the broker, got redis"):
-        Exchanges(app, dlq.assembly.policy_table()).check()
+        Exchanges(app, dlq.assembly.policy_table()).declare_all()
     dlq.close()

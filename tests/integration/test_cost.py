@@ -204,7 +204,7 @@ def test_a_task_adds_one_command_and_a_letter_two_more(
             run("cost.noop", TASKS)
         with Seen(redis_url, others) as dying:
             run("cost.fails", DYING)
-            run.parts.counts.flush(run.parts.backend.metrics.add)
+            run.parts.counts.flush(run.parts.backend.metrics.add_counts)
             assert dying.connections() <= 2
     found = healthy.of_tasks
     assert found.pop(FIRST) == TASKS
@@ -261,8 +261,8 @@ def test_a_guarded_task_makes_a_bounded_number_of_calls(guard: Guard) -> None:
     sys.setprofile(profile)
     try:
         for message in messages:
-            guard.begin(message)
-            guard.succeeded(message)
+            guard.count_start(message)
+            guard.record_success(message)
     finally:
         sys.setprofile(before)
     assert calls / TASKS <= MOST_CALLS
@@ -280,11 +280,11 @@ def test_a_guarded_task_holds_little_memory_while_it_runs_and_none_afterwards(
             messages = [a_message(guard) for _ in range(TASKS)]
             before = sys.getallocatedblocks()
             for message in messages:
-                assert guard.begin(message) == Run()
+                assert guard.count_start(message) == Run()
             guard.counter.flush()
             held = sys.getallocatedblocks() - before
             for message in messages:
-                guard.succeeded(message)
+                guard.record_success(message)
                 message.dlq_in_flight = None
             guard.counter.flush()
             kept = sys.getallocatedblocks() - before
@@ -317,5 +317,5 @@ def finish(guard: Guard, count: int) -> None:
     """Healthy tasks, from their start to their end."""
     for _ in range(count):
         message = a_message(guard)
-        assert guard.begin(message) == Run()
-        guard.succeeded(message)
+        assert guard.count_start(message) == Run()
+        guard.record_success(message)

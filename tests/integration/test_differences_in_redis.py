@@ -48,8 +48,8 @@ def shop(redis_url: str) -> Iterator[DeadLetters]:
     for _ in range(50):
         fields = a_letter(fingerprint="", **arguments(dice.randrange(40))).to_fields()
         del fields["body"], fields["traceback"]
-        samples.add(DLQ, {**fields, "reason": b"succeeded"})
-    samples.flush()
+        samples.add_sample(DLQ, {**fields, "reason": b"succeeded"})
+    samples.send_samples()
     poll(lambda: sum(map(len, pages(sampled))) == 50)
     yield made
     made.close()

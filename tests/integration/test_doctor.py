@@ -439,7 +439,9 @@ def test_workers_of_other_queues_and_a_task_always_eager(shop: Make) -> None:
 def test_a_spool_that_is_not_empty(shop: Make) -> None:
     """Letters wait on a worker's disk."""
     dlq = shop()
-    dlq.assembly.backend.metrics.add({}, WorkerGauges(worker="celery@web-1", spool=7, waiting=0))
+    dlq.assembly.backend.metrics.add_counts(
+        {}, WorkerGauges(worker="celery@web-1", spool=7, waiting=0)
+    )
     assert "7 letters on the disk of celery@web-1" in one(dlq, "spool-not-empty").sentence
 
 

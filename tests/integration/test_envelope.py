@@ -15,7 +15,7 @@ from kombu.transport.redis import Channel
 from servers import RedisServer
 
 from celery_dlq.operations.redrive.message import Outgoing
-from celery_dlq.operations.redrive.publisher import Publisher, Sent
+from celery_dlq.operations.redrive.publisher import Publisher, PublishResult
 from celery_dlq.transport.redis.entries import Envelopes
 
 Make = Callable[..., Publisher]
@@ -80,7 +80,7 @@ def envelopes_of(publisher: Publisher) -> Envelopes:
 def ours(publisher: Publisher, sent: Outgoing) -> tuple[bytes, Any]:
     """The list and the entry that a redrive in one step writes, without the delivery tag."""
     envelopes = envelopes_of(publisher)
-    text = envelopes.text(
+    text = envelopes.entry_text(
         sent.body,
         queue=sent.queue,
         content_type=sent.content_type,
@@ -93,7 +93,7 @@ def ours(publisher: Publisher, sent: Outgoing) -> tuple[bytes, Any]:
 
 def kombus(server: RedisServer, publisher: Publisher, sent: Outgoing) -> tuple[bytes, Any]:
     """The same of kombu's own publish."""
-    result = Sent()
+    result = PublishResult()
     publisher.publish([sent], result)
     assert result.confirmed == [sent.letter_id], result
     client = server.client()
@@ -170,7 +170,7 @@ def test_every_entry_has_a_delivery_tag_of_its_own(publisher: Make) -> None:
         "headers": {},
         "properties": {},
     }
-    texts = [envelopes.text(b"[]", **arguments) for _ in range(1200)]
+    texts = [envelopes.entry_text(b"[]", **arguments) for _ in range(1200)]
     assert len({json.loads(text)["properties"]["delivery_tag"] for text in texts}) == 1200
 
 

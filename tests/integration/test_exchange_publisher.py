@@ -111,7 +111,7 @@ def store(dlq: DeadLetters, letter: DeadLetter) -> None:
 
 def checked(dlq: DeadLetters) -> None:
     """Look at the broker as a starting worker does."""
-    Exchanges(dlq.app, dlq.assembly.policy_table()).check()
+    Exchanges(dlq.app, dlq.assembly.policy_table()).declare_all()
 
 
 def a_publisher(dlq: DeadLetters) -> ExchangePublisher:
@@ -121,7 +121,7 @@ def a_publisher(dlq: DeadLetters) -> ExchangePublisher:
 
 def deliver(publisher: Any) -> None:
     """Publish all that is due now, as a worker does every five seconds."""
-    publisher.work()
+    publisher.publish_new()
 
 
 def waiting(dlq: DeadLetters) -> int:
@@ -286,7 +286,9 @@ def test_one_that_is_refused_holds_up_no_other(
     gone = stored(dlq)
     outbox = dlq.assembly.backend.part(Outbox)
     for name in ("0", "zzz"):  # the first and the last in the outbox
-        outbox.add("orders-DLQ", OutboxEntry(letter_id=gone.id, exchange=name, routing_key="x"))
+        outbox.add_entry(
+            "orders-DLQ", OutboxEntry(letter_id=gone.id, exchange=name, routing_key="x")
+        )
     odd = a_letter(headers='{"big":99999999999999999999999}', id="00000000")
     store(dlq, odd)
     fine = [stored(dlq).id for _ in range(3)]

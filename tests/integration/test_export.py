@@ -474,7 +474,7 @@ def test_an_export_of_another_machine_leaves_drafts_that_may_be_written_now(
             sink.write(b"rows")
     os.utime(tmp_path / killed.path, (0, 0))
     there.open()
-    assert here.put(draft, "dlq=orders-DLQ/file") == 4
+    assert here.put_in_place(draft, "dlq=orders-DLQ/file") == 4
     assert not (tmp_path / killed.path).exists()
 
 

@@ -20,7 +20,7 @@ def test_a_full_redis_takes_the_note_that_lets_letters_go() -> None:
         client.config_set("maxmemory", 1)
         assert lease.acquire().acquired
         for position in ("5-4", "5-5"):
-            lease.note(json.dumps({"name": "lake", "of": None, "position": position}))
+            lease.save_state(json.dumps({"name": "lake", "of": None, "position": position}))
         (folder,) = store.export_folders("orders-DLQ")
         assert folder.position == "5-5"
         store.close()

@@ -206,7 +206,7 @@ def test_a_folder_that_comes_while_another_export_trims_lacks_nothing(
     """It began before the other one said that it removes letters: it is seen then."""
     first, second = tmp_path / "first", tmp_path / "second"
     ids = put(store, 3)
-    note, begun = Checkpoint.note, list[int]()
+    note, begun = Checkpoint.to_store_state, list[int]()
 
     def noted(its: Checkpoint) -> Any:
         if its.trimming and not begun:
@@ -214,7 +214,7 @@ def test_a_folder_that_comes_while_another_export_trims_lacks_nothing(
             ids.extend(put(store, 1))
         return note(its)
 
-    monkeypatch.setattr(Checkpoint, "note", noted)
+    monkeypatch.setattr(Checkpoint, "to_store_state", noted)
     report = ParquetExport(store, first, trimmed=trimming).run([DLQ])
     assert (begun, report.trimmed) == ([3], 3)
     assert ParquetExport(store, first, trimmed=trimming).run([DLQ]).trimmed == 0
@@ -228,13 +228,13 @@ def test_a_folder_that_comes_after_an_export_said_that_it_trims_says_so(
     """Nobody knows which letters it reads before they are removed."""
     first, second = tmp_path / "first", tmp_path / "second"
     put(store, 3)
-    trim, reports = roll.trim, list[Any]()
+    trim, reports = roll.trim_exported, list[Any]()
 
     def trimmed(*args: Any) -> int:
         reports.append(ParquetExport(store, second).run([DLQ]))
         return trim(*args)
 
-    monkeypatch.setattr(exporter, "trim", trimmed)
+    monkeypatch.setattr(exporter, "trim_exported", trimmed)
     assert ParquetExport(store, first, trimmed=trimming).run([DLQ]).trimmed == 3
     assert f"some of {DLQ}" in reports[0].missing_text()
 

@@ -13,11 +13,11 @@ def test_holds_and_circuit_breakers_are_shown_with_their_labels(redis_url: str) 
     """Each hold with the number of its messages; each breaker that is not closed."""
     dlq = DeadLetters(an_app(dlq_url=redis_url, broker_url=redis_url))
     instructions = dlq.assembly.backend.instructions
-    instructions.put(Hold(id="hold-1", task="shop.charge"))
+    instructions.give(Hold(id="hold-1", task="shop.charge"))
     values = {"opened_at": 1, "probe_every": 1.0, "probes": 1, "probed_at": 1}
     for queue, state in (("orders", "open"), ("mails", RELEASING)):
         circuit = Circuit(task="shop.pay", queue=queue, state=state, **values)
-        instructions.put(Hold(id=f"breaker-{queue}", circuit=circuit))
+        instructions.give(Hold(id=f"breaker-{queue}", circuit=circuit))
     found = {
         (sample.name, *sample.labels.values()): sample.value
         for family in Exporter(dlq.assembly).collect()

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from celery_dlq.features.differences.operations import course_of
-from celery_dlq.letters.course import Timing, timings
+from celery_dlq.letters.course import CauseTiming, timings
 from celery_dlq.letters.record import from_micros
 from celery_dlq.store.connect import connect
 from celery_dlq.store.overviews import read_group
 from celery_dlq.store.records import Group
-from celery_dlq.store.scripts import source
+from celery_dlq.store.scripts import script_source
 
 HOUR = 3_600_000
 
 
 def grown(redis_url: str, times: list[int], releases: list[str]) -> list[str]:
     """The parts of the value after letters at some times (milliseconds) with some releases."""
-    script = f"""{source("parts/group")}
+    script = f"""{script_source("parts/group")}
     local group = nil
     for n = 1, #ARGV, 2 do
       group = grown(group, ARGV[n], 'id', tonumber(ARGV[n]), ARGV[n + 1], '{{"a": "|"}}')
@@ -68,7 +68,7 @@ def test_the_course_says_how_a_cause_grows_also_of_letters_that_left(redis_url: 
         text = "|".join((f"{first}000", f"{last}000", *others))  # microseconds, as letters have
         return read_group("aa", len(times), text, now=from_micros(now * 1000))
 
-    def said(*lives: list[int]) -> Timing:
+    def said(*lives: list[int]) -> CauseTiming:
         courses = {"a": course_of([*map(read, lives)], now / 1000)}
         courses["b"] = course_of([read([*range(0, 1439, 12)])], now / 1000)
         return timings(courses, {}, ["a"], starts_at=start / 1000, ends_at=now / 1000)["a"]

@@ -187,7 +187,7 @@ def test_a_question_is_one_line(shop: DeadLetters, monkeypatch: pytest.MonkeyPat
 def test_metrics_can_be_scraped(shop: DeadLetters, redis_url: str) -> None:
     """One name that is no UTF-8 must not take away the metrics of all."""
     store = shop.assembly.backend.metrics
-    assert store.add({(DEAD_LETTERS.name, EVIL, QUEUE, "failed", EVIL): 3})
+    assert store.add_counts({(DEAD_LETTERS.name, EVIL, QUEUE, "failed", EVIL): 3})
     server = shop.serve_metrics(port=0)
     try:
         url = f"http://127.0.0.1:{server.server_port}/metrics"

@@ -36,7 +36,7 @@ def test_one_server(redis_server: RedisServer, redis_url: str) -> None:
     assert backend.letters.overviews.queues() == []
     client.set(Keys().format(), FORMAT + 1)
     backend.client.connection_pool.disconnect()
-    backend.connection.drop()
+    backend.connection.disconnect()
     refuses_everything(backend)
     assert client.keys() == [Keys().format().encode()]
 

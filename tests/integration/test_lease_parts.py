@@ -79,7 +79,7 @@ def fetch(leases: Leases, broker: Broker, *, reply: bool = True) -> str:
     tag = leases.new_tag()
     script = script_text("fetch", SCRIPTS)
     keys = (*broker.keys, "unacked_duty:x", "unacked_bell:x", "orders")
-    args = (tag, leases.lease_seconds, '"orders"', f"0{leases.unsent()}")
+    args = (tag, leases.lease_seconds, '"orders"', f"0{leases.take_unsent()}")
     found = broker.client.execute_command("EVAL", script.text, len(keys), *keys, *args)
     assert found is not None
     if reply:
@@ -105,7 +105,7 @@ def call_on(client: redis.Redis) -> Any:
 def restore_expired(broker: Broker) -> LeaseKeeper:
     """Let a fresh worker look for dead ones, once."""
     keeper = LeaseKeeper(leases_on(broker, 60))
-    keeper.use(broker)
+    keeper.use_broker(broker)
     with pytest.MonkeyPatch.context() as patch:
         intervals.change(patch, lease_max_hold_off=-1.0)  # it is over
         keeper.restore_expired(broker, 0.001)
@@ -301,7 +301,7 @@ def test_an_interrupted_fetch_goes_back_at_once(client: redis.Redis, broker: Bro
     leases.interrupted(tag)
     leases.interrupted(leases.new_tag())
     keeper = LeaseKeeper(leases)
-    keeper.use(broker)
+    keeper.use_broker(broker)
 
     keeper.give_back(broker)
 
@@ -342,7 +342,7 @@ def test_after_a_silence_of_redis_nobody_is_taken_for_dead_at_once(
     fetch(leases_on(broker, 1), broker)
     lease_ends(client)
     keeper = LeaseKeeper(leases_on(broker, 1))
-    keeper.use(broker)
+    keeper.use_broker(broker)
 
     keeper.restore_expired(broker, 0.001)
     assert bodies(client) == []

@@ -61,7 +61,7 @@ def parts(proxy: CommandProxy) -> Iterator[Store]:
 
 def change(circuits: Circuits, happened: Any) -> tuple[str | None, int, bool]:
     """Let something happen to the breaker; its state, its successes, and whether that changed."""
-    hold, changed = circuits.change(TASK, QUEUE, happened, BREAKER)
+    hold, changed = circuits.change_breaker(TASK, QUEUE, happened, BREAKER)
     circuit = None if hold is None else hold.circuit
     return (None, 0, changed) if circuit is None else (circuit.state, circuit.successes, changed)
 
@@ -74,7 +74,7 @@ def test_a_breaker_whose_opening_has_no_reply_is_told_once(
     events, counts = Events(), Counts()
     events.subscribe(seen.append)
     circuits = Circuits(parts, events, counts, BROKER)
-    circuits.change(TASK, "another", Happened.OPENED, BREAKER)
+    circuits.change_breaker(TASK, "another", Happened.OPENED, BREAKER)
     seen.clear()
     lost = proxy.fault("after", runs("instruct"))
 
@@ -85,8 +85,8 @@ def test_a_breaker_whose_opening_has_no_reply_is_told_once(
     assert [one.action for one in seen] == [Action.CIRCUIT_OPENED]
     assert len(parts.workers.changes(limit=9)) == 2
     metrics = fresh_store().metrics
-    counts.flush(metrics.add)
-    assert metrics.read().counts[CIRCUITS.name, TASK, QUEUE, "open"] == 1
+    counts.flush(metrics.add_counts)
+    assert metrics.read_all().counts[CIRCUITS.name, TASK, QUEUE, "open"] == 1
 
 
 def test_a_probe_whose_success_has_no_reply_counts_once(proxy: CommandProxy, parts: Store) -> None:
@@ -127,8 +127,8 @@ def test_a_closing_is_told_though_its_counts_cannot_be_forgotten(
     def away(_breaker: str) -> None:
         raise StoreUnavailable("away")
 
-    monkeypatch.setattr(parts.part(CircuitStore), "forget", away)
-    circuits.change(TASK, QUEUE, Happened.CLOSED)
+    monkeypatch.setattr(parts.part(CircuitStore), "forget_counts", away)
+    circuits.change_breaker(TASK, QUEUE, Happened.CLOSED)
     assert [one.action for one in seen] == [Action.CIRCUIT_OPENED, Action.CIRCUIT_CLOSED]
 
 
@@ -136,7 +136,7 @@ def test_a_letter_whose_reply_is_lost_is_new_all_the_same(
     proxy: CommandProxy, parts: Store
 ) -> None:
     """Taken for another worker's, it would be in no log, no metric, no signal and no breaker."""
-    parts.connection.call("PING")
+    parts.connection.send_and_wait("PING")
     for _ in range(2):  # the second one goes over the worker's connection
         first = a_letter()
         assert parts.letters.dead_letter(first, key_of(first)) is Stored.NEW
@@ -178,10 +178,10 @@ def test_a_job_whose_beginning_has_no_reply_is_run_by_this_process(
     jobs = jobs_on(parts)
     for _ in range(2):  # at the second one, Redis knows the script
         run = jobs.make("redrive", "orders-DLQ", LetterFilter(), RedriveOptions())
-        run.beat(now=True)
+        run.send_heartbeat(now=True)
         run.end(WAITING, {})
         lost = proxy.fault("after", runs("save_job"))
-        begun = jobs.again(run.job.id)
+        begun = jobs.begin_again(run.job.id)
         assert (begun.job.id, begun.job.state) == (run.job.id, RUNNING)
         assert lost.met.is_set()
         begun.end(DONE, {})

@@ -90,7 +90,7 @@ def effect(dlq: DeadLetters, **values: Any) -> str:
     """What a change would do, in words."""
     admin = dlq.assembly.policy_admin()
     after = admin.after(admin.check_override("orders", HOUR, **values))
-    return str(dlq.assembly.removal().effect("orders", frozenset(values), after))
+    return str(dlq.assembly.removal().policy_effect_on("orders", frozenset(values), after))
 
 
 @pytest.mark.parametrize("values", [TTL, MOST])
@@ -265,7 +265,7 @@ def test_who_may_edit_policies_only_neither_discards_nor_redrives(
 
 
 @pytest.mark.parametrize("value", ["null", "none", "off"])
-@pytest.mark.parametrize("key", overrides.keys())
+@pytest.mark.parametrize("key", overrides.overridable_keys())
 def test_the_page_ends_every_key(make: Callable[..., DeadLetters], key: str, value: str) -> None:
     """And shows what is off."""
     dlq = make()

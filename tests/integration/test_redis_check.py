@@ -204,8 +204,8 @@ def test_a_redis_that_hangs_costs_one_time_out(server: RedisServer) -> None:
     for _ in range(5):
         for write in (
             lambda: backend.letters.dead_letter(letter, key_of(letter)),
-            lambda: backend.part(Reports).of(letter),
-            lambda: backend.part(Outbox).add(DLQ, an_entry),
+            lambda: backend.part(Reports).report_of(letter),
+            lambda: backend.part(Outbox).add_entry(DLQ, an_entry),
         ):
             with pytest.raises(StoreUnavailable):
                 write()
@@ -253,11 +253,11 @@ def test_counts_are_exact_where_replies_cannot_be_skipped(
         for key in keys:
             assert counter.count_first(key, a_delivery())
             assert count_of(server, limited, key) == 1  # at once: nothing waits for a reply
-            counter.ended(key, an_ended_delivery())
+            counter.record_end(key, an_ended_delivery())
     assert [counter.history(key)[0].ended_at for key in keys] == [
         an_ended_delivery().ended_at
     ] * len(keys)
-    count = counter.count(keys[0], a_delivery(), None)
+    count = counter.count_delivery(keys[0], a_delivery(), None)
     assert (count.status, count.number) == (CountStatus.COUNTED, 2)
     counter.flush()
     assert limited.connection.errors == 0
@@ -317,6 +317,6 @@ def test_replies_are_skipped_where_that_is_allowed(server: RedisServer) -> None:
     """The usual case still costs one write and no read."""
     connection = PipelinedConnection(connect(server.url, 1.0, retries=0), server.url)
     assert connection.send_unanswered([("SET", "a", 1)])
-    assert connection.call("GET", "a") == b"1"
+    assert connection.send_and_wait("GET", "a") == b"1"
     assert connection.skips_replies
     connection.close()

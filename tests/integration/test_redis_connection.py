@@ -27,7 +27,7 @@ from celery_dlq.store.connect import connect
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import Letters
-from celery_dlq.store.pipelined import Breaker, PipelinedConnection
+from celery_dlq.store.pipelined import OutageBackoff, PipelinedConnection
 from celery_dlq.store.records import ClaimState, CountStatus, MessageKey
 from celery_dlq.store.store import Store
 from celery_dlq.store.stream import ReadAhead
@@ -102,9 +102,9 @@ def unavailable(call: Callable[[], object]) -> str:
 
 def counted(counter: DeliveryCounter, key: MessageKey) -> int:
     """Count a delivery that ends at once, and wait for its number."""
-    count = counter.count(key, a_delivery(), None)
+    count = counter.count_delivery(key, a_delivery(), None)
     assert count.status is CountStatus.COUNTED
-    counter.ended(key, an_ended_delivery(number=count.number))
+    counter.record_end(key, an_ended_delivery(number=count.number))
     return count.number
 
 
@@ -142,7 +142,7 @@ def test_counting_goes_on_when_redis_comes_back_empty(own: Parts, server: RedisS
     assert counted(counter, key) == 1 + written
     errors = connection.errors
     counter.count_first(key, a_delivery())
-    counter.ended(key, an_ended_delivery(number=2))
+    counter.record_end(key, an_ended_delivery(number=2))
     counter.flush()
     assert count_of(server, key) == 2 + written
     assert connection.errors == errors
@@ -167,9 +167,9 @@ def test_a_connection_that_was_closed_costs_no_count(own: Parts, server: RedisSe
     assert [count_of(server, key) for key in keys] == [1] * len(keys)
     for key in keys:
         cut(server)
-        counter.ended(key, an_ended_delivery())
+        counter.record_end(key, an_ended_delivery())
         cut(server)
-        assert counter.count(key, a_later(), 1).status is CountStatus.LIMIT_REACHED
+        assert counter.count_delivery(key, a_later(), 1).status is CountStatus.LIMIT_REACHED
     assert [counter.history(key)[0].outcome for key in keys] == [Outcome.FAILED] * len(keys)
     assert [count_of(server, key) for key in keys] == [1] * len(keys)
     assert connection.errors == 0
@@ -182,12 +182,12 @@ def test_a_count_that_is_sent_again_is_one(own: Parts, server: RedisServer, firs
     if first:
         counter.count_first(key, a_delivery())
         last = list(counter.connection.unconfirmed)[-1:]
-        counter.connection.drop()
+        counter.connection.disconnect()
         assert last == [counter.connection.unconfirmed[-1]]
         counter.flush()
     else:
         replies, connection = counter.connection.replies, counter.connection
-        connection.call("PING")
+        connection.send_and_wait("PING")
 
         def unheard(number: int) -> Any:
             connection.replies = replies  # type: ignore[method-assign]
@@ -195,7 +195,7 @@ def test_a_count_that_is_sent_again_is_one(own: Parts, server: RedisServer, firs
             raise redis.ConnectionError("closed before the reply")
 
         connection.replies = unheard  # type: ignore[method-assign]
-        count = counter.count(key, a_delivery(), None)
+        count = counter.count_delivery(key, a_delivery(), None)
         assert (count.status, count.number) == (CountStatus.COUNTED, 1)
     assert count_of(server, key) == 1
 
@@ -206,9 +206,9 @@ def test_an_awaited_count_says_that_redis_is_gone_and_works_again_later(
     """The guard lets the message run meanwhile."""
     connection = own.connection()
     counter, key = own.counter(connection), a_key()
-    counter.count(key, a_delivery(), None)
+    counter.count_delivery(key, a_delivery(), None)
     server.kill()
-    text = unavailable(lambda: counter.count(key, a_delivery(), None))
+    text = unavailable(lambda: counter.count_delivery(key, a_delivery(), None))
     assert f"127.0.0.1:{server.port}" in text
     server.start()
     rested(connection)
@@ -221,7 +221,7 @@ def test_awaited_calls_without_any_redis_say_so(own: Parts, server: RedisServer,
     server.kill()
     counter, key = own.counter(), a_key()
     calls: dict[str, Callable[[], object]] = {
-        "count": lambda: counter.count(key, a_delivery(), 3),
+        "count": lambda: counter.count_delivery(key, a_delivery(), 3),
         "history": lambda: counter.history(key),
     }
     assert "check that Redis runs there" in unavailable(calls[call])
@@ -233,7 +233,7 @@ def test_unawaited_calls_without_any_redis_never_raise(own: Parts, server: Redis
     connection = own.connection()
     counter, key = own.counter(connection), a_key()
     assert counter.count_first(key, a_delivery()) is False
-    counter.ended(key, an_ended_delivery())
+    counter.record_end(key, an_ended_delivery())
     counter.succeeded(key, a_delivery())
     counter.flush()
     counter.close()
@@ -311,7 +311,7 @@ def test_counts_survive_the_loss_of_scripts(parts: Parts, redis_server: RedisSer
         if number % 50 == 10:
             redis_server.client().script_flush()
         counter.count_first(key, a_delivery())
-        counter.ended(key, an_ended_delivery())
+        counter.record_end(key, an_ended_delivery())
     counter.flush()
     assert all(counter.history(key)[0].ended_at for key in keys)
     assert [count_of(redis_server, key) for key in keys] == [1] * len(keys)
@@ -342,16 +342,16 @@ def test_a_hanging_redis_costs_one_time_out_and_then_nothing(
     own: Parts, server: RedisServer
 ) -> None:
     """The first call waits its time; the breaker spares the next ones."""
-    counter, key = own.counter(own.connection(breaker=Breaker(pause_seconds=600.0))), a_key()
-    counter.count(key, a_delivery(), None)
+    counter, key = own.counter(own.connection(breaker=OutageBackoff(pause_seconds=600.0))), a_key()
+    counter.count_delivery(key, a_delivery(), None)
     server.pause()
     began = time.monotonic()
-    unavailable(lambda: counter.count(key, a_delivery(), None))
+    unavailable(lambda: counter.count_delivery(key, a_delivery(), None))
     waited = time.monotonic() - began
     assert TIMEOUT_SECONDS * 0.9 <= waited < TIMEOUT_SECONDS * 4
     began = time.monotonic()
     for _ in range(100):
-        unavailable(lambda: counter.count(key, a_delivery(), None))
+        unavailable(lambda: counter.count_delivery(key, a_delivery(), None))
         counter.count_first(key, a_delivery())
     assert time.monotonic() - began < TIMEOUT_SECONDS
 
@@ -375,8 +375,8 @@ def test_what_was_refused_for_a_moment_is_written_afterwards(
     counter.flush()
     refuse(server)
     assert counter.count_first(started, a_delivery())
-    counter.ended(ended, an_ended_delivery())
-    counter.ended(back, an_ended_delivery(), charged=False)
+    counter.record_end(ended, an_ended_delivery())
+    counter.record_end(back, an_ended_delivery(), charged=False)
     counter.flush()
     assert connection.errors > 0
     accept(server)
@@ -394,7 +394,7 @@ def test_what_is_taken_back_in_a_moment_without_writes_is_taken_back(
     counter.count_first(key, a_delivery())
     counter.flush()
     refuse(server)
-    counter.ended(key, an_ended_delivery(), charged=False)
+    counter.record_end(key, an_ended_delivery(), charged=False)
     accept(server)
     counter.flush()
     assert count_of(server, key) == 0
@@ -409,7 +409,7 @@ def test_what_was_taken_back_in_a_moment_without_writes_stays_so_when_the_worker
     counter.flush()
     refuse(server)
     counter.count_first(key, a_delivery())
-    counter.ended(key, replace(an_ended_delivery(), outcome=Outcome.SHUTDOWN), charged=False)
+    counter.record_end(key, replace(an_ended_delivery(), outcome=Outcome.SHUTDOWN), charged=False)
     refused = counter.connection.errors
     closing = threading.Thread(target=counter.close)
     closing.start()
@@ -425,7 +425,7 @@ def test_a_key_of_another_kind_holds_up_no_other_end(own: Parts, server: RedisSe
     server.client().set(KEYS.run(key), "not ours")
     for one in (key, other):
         counter.count_first(one, a_delivery())
-        counter.ended(one, an_ended_delivery())
+        counter.record_end(one, an_ended_delivery())
     counter.flush()
     assert counter.history(other) == (an_ended_delivery(),)
     assert not counter.connection.kept
@@ -448,8 +448,8 @@ def test_counting_goes_on_when_redis_wakes_up(own: Parts, server: RedisServer) -
 
 def test_a_hanging_redis_does_not_hold_up_unawaited_counts(own: Parts, server: RedisServer) -> None:
     """Healthy tasks wait at most once, whatever the number of starts."""
-    counter = own.counter(own.connection(breaker=Breaker(pause_seconds=600.0)))
-    counter.count(a_key(), a_delivery(), None)
+    counter = own.counter(own.connection(breaker=OutageBackoff(pause_seconds=600.0)))
+    counter.count_delivery(a_key(), a_delivery(), None)
     server.pause()
     began = time.monotonic()
     for _ in range(300):
@@ -506,7 +506,7 @@ def test_an_interrupted_call_does_not_mix_up_answers(own: Parts, server: RedisSe
 def test_the_rest_after_a_failure_doubles_up_to_a_bound_and_ends_with_success() -> None:
     """A long outage costs a worker one try every quarter of a minute."""
     now = [100.0]
-    breaker = Breaker(pause_seconds=1.0, most_pause_seconds=4.0, clock=lambda: now[0])
+    breaker = OutageBackoff(pause_seconds=1.0, most_pause_seconds=4.0, clock=lambda: now[0])
     assert not breaker.is_open
     for rest in (1.0, 2.0, 4.0, 4.0):
         breaker.failed(OSError("down"))
@@ -525,9 +525,9 @@ def test_an_open_breaker_tells_why(own: Parts, server: RedisServer) -> None:
     """The later errors name the first one's cause."""
     server.kill()
     connection = own.connection()
-    first = unavailable(lambda: connection.call("PING"))
+    first = unavailable(lambda: connection.send_and_wait("PING"))
     assert "refused" in first
-    assert unavailable(lambda: connection.call("PING")) == first
+    assert unavailable(lambda: connection.send_and_wait("PING")) == first
 
 
 # -- many counts -----------------------------------------------------------------------
@@ -543,7 +543,7 @@ def test_unawaited_counts_are_confirmed_now_and_then_and_end_with_right_counts(
     for number in range(10_000):
         key = keys[number % 100]
         counter.count_first(key, a_delivery())
-        counter.ended(key, an_ended_delivery(number=number // 100 + 1))
+        counter.record_end(key, an_ended_delivery(number=number // 100 + 1))
         most = max(most, len(connection.unconfirmed))
     assert most <= 1024
     counter.flush()
@@ -577,7 +577,7 @@ def test_counts_of_many_threads_are_exact(parts: Parts, redis_server: RedisServe
         try:
             for number, key in enumerate(mine):
                 counter.count_first(key, a_delivery())
-                counter.ended(key, an_ended_delivery())
+                counter.record_end(key, an_ended_delivery())
                 assert counted(counter, key) == 2
                 assert counted(counter, often) == number + 1
         except BaseException as exc:
@@ -626,14 +626,16 @@ def test_what_was_written_arrives_though_its_process_dies_at_once(
         counter = own.counter()
         for key in (a_key(), a_key()):  # a connection that has been used
             counter.count_first(key, a_delivery())
-            counter.ended(key, an_ended_delivery())
+            counter.record_end(key, an_ended_delivery())
         counter.heartbeat([DLQ])
         counter.flush()
         os.write(says_used, b".")
         os.read(stopped, 1)
         for key in keys:
             counter.count_first(key, a_delivery())
-            counter.ended(key, an_ended_delivery(outcome=Outcome.RETRIED))  # nobody waits for it
+            counter.record_end(
+                key, an_ended_delivery(outcome=Outcome.RETRIED)
+            )  # nobody waits for it
         os.kill(os.getpid(), signal.SIGKILL)
     os.read(used, 1)
     poll(lambda: server.client().exists(KEYS.workers(DLQ)))
@@ -647,8 +649,8 @@ def test_what_was_written_arrives_though_its_process_dies_at_once(
 def test_a_refusal_says_so_and_the_connection_goes_on(parts: Parts) -> None:
     """The letter is not stored, but Redis answers: the next command need not wait."""
     connection = parts.connection()
-    assert "NO-SUCH-COMMAND" in unavailable(lambda: connection.call("NO-SUCH-COMMAND"))
-    assert connection.call("PING") == b"PONG"
+    assert "NO-SUCH-COMMAND" in unavailable(lambda: connection.send_and_wait("NO-SUCH-COMMAND"))
+    assert connection.send_and_wait("PING") == b"PONG"
 
 
 # -- Redis refuses -----------------------------------------------------------------------
@@ -734,7 +736,7 @@ def test_a_full_redis_still_counts(own: Parts, server: RedisServer) -> None:
     fill(server)
     assert counted(counter, key) == 2
     counter.count_first(fresh, a_delivery())
-    counter.ended(fresh, an_ended_delivery())
+    counter.record_end(fresh, an_ended_delivery())
     counter.heartbeat([DLQ])
     counter.flush()
     assert connection.errors == 0
@@ -761,7 +763,7 @@ def test_a_redis_without_its_replicas_refuses_as_an_outage(own: Parts, server: R
     unavailable(lambda: store.dead_letter(second, key_of(second)))
     unavailable(lambda: store.claims.claim(DLQ, [first.id], owner="me", lease_seconds=9))
     unavailable(lambda: store.remove(DLQ, [first.id]))
-    unavailable(lambda: counter.count(a_key(), a_delivery(), 3))
+    unavailable(lambda: counter.count_delivery(a_key(), a_delivery(), 3))
     server.client().config_set("min-replicas-to-write", 0)
     store.dead_letter(second, key_of(second))
     assert agreed(server) == 2
@@ -790,7 +792,7 @@ def test_a_read_only_replica_refuses_as_an_outage(
         lambda: store.dead_letter(second, key_of(second)),
         lambda: store.claims.claim(DLQ, [first.id], owner="me", lease_seconds=9),
         lambda: store.remove(DLQ, [first.id]),
-        lambda: counter.count(key, a_delivery(), 3),
+        lambda: counter.count_delivery(key, a_delivery(), 3),
     ):
         assert "read only" in unavailable(call)
     counter.count_first(key, a_delivery())
@@ -848,7 +850,7 @@ def test_a_wrong_password_is_an_outage_that_never_shows_it(
             str(wrong.value),
             unavailable(lambda: store.dead_letter(letter, key_of(letter))),
             unavailable(lambda: list(store.letters(DLQ, newest_first=False))),
-            unavailable(lambda: counter.count(key, a_delivery(), None)),
+            unavailable(lambda: counter.count_delivery(key, a_delivery(), None)),
         ]
         counter.count_first(key, a_delivery())
         counter.flush()
@@ -870,7 +872,7 @@ def test_a_password_does_not_show_when_the_server_is_away(
     with caplog.at_level(logging.DEBUG):
         texts = [
             unavailable(parts.check),
-            unavailable(lambda: counter.count(a_key(), a_delivery(), None)),
+            unavailable(lambda: counter.count_delivery(a_key(), a_delivery(), None)),
         ]
         counter.count_first(a_key(), a_delivery())
     assert "Deliveries are not counted now" in caplog.text
@@ -920,7 +922,7 @@ def test_something_that_is_no_redis_is_an_outage() -> None:
         parts = Parts(f"redis://127.0.0.1:{port}/0")
         try:
             counter = parts.counter()
-            unavailable(lambda: counter.count(a_key(), a_delivery(), None))
+            unavailable(lambda: counter.count_delivery(a_key(), a_delivery(), None))
             counter.count_first(a_key(), a_delivery())
             with pytest.raises(SettingsError, match="to be a Redis, got InvalidResponse"):
                 Store(parts.url).check()
@@ -952,10 +954,10 @@ def test_connections_of_ones_own_do_not_use_up_the_pool(parts: Parts) -> None:
     client = redis.Redis.from_url(parts.url, max_connections=2)
     for _ in range(5):
         ahead = ReadAhead(client, parts.url)
-        ahead.ask("EXISTS", "nothing")
-        assert ahead.answer() == 0
+        ahead.send_ahead("EXISTS", "nothing")
+        assert ahead.wait_for_reply() == 0
         ahead.close()
         connection = PipelinedConnection(client, parts.url)
-        assert connection.call("EXISTS", "nothing") == 0
+        assert connection.send_and_wait("EXISTS", "nothing") == 0
         connection.close()
     assert client.ping()

@@ -62,7 +62,9 @@ class Redelivery:
     def ask(self) -> Count:
         """The answer of counting now."""
         waited = None if self._seen_at is None else time.monotonic() - self._seen_at
-        count = self._counter.count(self._key, a_delivery(), self._limit, waited_seconds=waited)
+        count = self._counter.count_delivery(
+            self._key, a_delivery(), self._limit, waited_seconds=waited
+        )
         if count.status is CountStatus.UNCERTAIN and self._seen_at is None:
             self._seen_at = time.monotonic()
         return count
@@ -112,7 +114,7 @@ def test_a_message_that_runs_on_a_live_worker_is_not_charged(workers: Workers) -
     running.flush()
     redelivery = Redelivery(other, key, limit=1)
     assert redelivery.answer(running, other) == Count(CountStatus.RUNNING, 1)
-    running.ended(key, an_ended_delivery())
+    running.record_end(key, an_ended_delivery())
     assert len(running.history(key)) == 1
 
 
@@ -120,7 +122,7 @@ def test_a_message_whose_delivery_ended_is_counted_at_once(workers: Workers) -> 
     """A live worker that gave it back is done with it."""
     first, other, key = workers.start(A_WHILE), workers.start(A_WHILE), a_key()
     first.count_first(key, a_delivery())
-    first.ended(key, an_ended_delivery())
+    first.record_end(key, an_ended_delivery())
     first.flush()
     assert Redelivery(other, key).ask() == Count(CountStatus.COUNTED, 2)
 
@@ -129,7 +131,7 @@ def test_an_interrupted_message_is_counted_at_once_and_not_charged(workers: Work
     """After a cold shutdown the next worker need not wait until the old one is stale."""
     first, other, key = workers.start(A_WHILE), workers.start(A_WHILE), a_key()
     first.count_first(key, a_delivery())
-    first.ended(key, an_ended_delivery(), charged=False)
+    first.record_end(key, an_ended_delivery(), charged=False)
     first.flush()
     assert Redelivery(other, key).ask() == Count(CountStatus.COUNTED, 1)
 
@@ -150,7 +152,7 @@ def test_a_record_under_its_own_name_is_no_other_worker(workers: Workers, here: 
     worker.count_first(key, a_delivery())
     worker.flush()
     again = a_delivery(started_at=NOW + timedelta(seconds=1))
-    count = worker.count(key, again, None, here=here)
+    count = worker.count_delivery(key, again, None, here=here)
     assert count == Count(*((CountStatus.UNCERTAIN, 1) if here else (CountStatus.COUNTED, 2)))
     assert not count.suspect
 
@@ -226,7 +228,7 @@ def test_the_end_of_a_delivery_is_written_when_redis_is_back() -> None:
         worker.count_first(key, a_delivery())
         worker.flush()
         server.kill()
-        worker.ended(key, an_ended_delivery())
+        worker.record_end(key, an_ended_delivery())
         server.start()
 
         def written() -> bool:

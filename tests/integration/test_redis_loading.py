@@ -67,5 +67,5 @@ def test_counting_on_a_loading_store_fails_at_once_and_stops_nothing(url: str) -
     counter = DeliveryCounter(connection, Keys(), 60.0)
     counter.count_first(a_key(), a_delivery())
     with pytest.raises(StoreUnavailable):
-        counter.count(a_key(), a_delivery(), 3)
+        counter.count_delivery(a_key(), a_delivery(), 3)
     counter.close()

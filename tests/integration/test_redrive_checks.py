@@ -206,7 +206,7 @@ def test_a_canary_that_tried_nothing_stops_the_redrive(
 
     shop.put()
     with monkeypatch.context() as patch:  # another command is faster than the canary
-        patch.setattr(Claims, "held", lambda *a, **_: _claim(shop, a[2]) or set())
+        patch.setattr(Claims, "held_by_others", lambda *a, **_: _claim(shop, a[2]) or set())
         late = shop.dlq.redrive(DLQ, canary=1, canary_wait=0.1, max_failures=0)
     assert late.canary is not None
     assert (late.state, late.canary["verdict"], shop.left) == ("stopped", "nothing tried", 3)

@@ -104,7 +104,7 @@ def test_what_is_redriven_is_removed_as_ever(make: Make, client: redis.Redis) ->
         }
 
     entries = [entry_of(store, letter) for letter in gone]
-    states = store.claims.redrive(DLQ, entries, job_id="job", owner="me").states()
+    states = store.claims.redrive(DLQ, entries, job_id="job", owner="me").wait_for_states()
     redriven = state()
     for name, dumped in before.items():
         key = getattr(Keys(), name)(DLQ)
@@ -139,7 +139,7 @@ def test_claims_of_others_are_respected(make: Make, client: redis.Redis) -> None
     call = store.claims.redrive(
         DLQ, asked, job_id="job", owner="job:2@host", previous_run_prefix="job:"
     )
-    states = call.states()
+    states = call.wait_for_states()
 
     assert states == [
         ClaimState.CLAIMED,
@@ -175,11 +175,11 @@ def test_a_seeded_count_is_written_only_for_a_letter_that_goes(
         ],
         job_id="job",
         owner="me",
-    ).states()
+    ).wait_for_states()
     written = client.hgetall(Keys().run(keys[0]))
     ttl = client.pttl(Keys().run(keys[0]))
     client.delete(Keys().run(keys[0]))
-    store.claims.seed(keys[0], 2, last)
+    store.claims.seed_count(keys[0], 2, last)
     assert written == client.hgetall(Keys().run(keys[0]))
     assert 0 < ttl <= 72 * 3600 * 1000
     assert not client.exists(Keys().run(keys[1]))
@@ -207,7 +207,9 @@ def test_what_is_refused_changes_nothing(
         client.acl_setuser("letters", reset_keys=True, keys=["dlq:*", "orders"])
         poll(lambda: client.acl_getuser("letters")["keys"])
 
-    assert dlq.store.claims.redrive(DLQ, entries, job_id="job", owner="me").states() is None
+    assert (
+        dlq.store.claims.redrive(DLQ, entries, job_id="job", owner="me").wait_for_states() is None
+    )
 
     assert client.llen("orders") == 0
     assert dlq.store.length(DLQ) == 4
@@ -323,7 +325,7 @@ def test_a_queue_that_expires_gets_its_messages_from_kombu(
 def lose_replies(dlq: DeadLetters, client: redis.Redis, monkeypatch: Any, times: int) -> None:
     """Cut the connection after a redrive was executed, before its reply is read."""
     store_client = dlq.assembly.backend.client
-    parse, answer, lost = store_client.parse_response, ReadAhead.answer, []
+    parse, answer, lost = store_client.parse_response, ReadAhead.wait_for_reply, []
 
     def lose() -> bool:
         if len(lost) < times:
@@ -345,7 +347,7 @@ def lose_replies(dlq: DeadLetters, client: redis.Redis, monkeypatch: Any, times:
             raise redis.ConnectionError("the connection was cut")
         return parse(connection, command, **options)
 
-    monkeypatch.setattr(ReadAhead, "answer", lost_answer)
+    monkeypatch.setattr(ReadAhead, "wait_for_reply", lost_answer)
     monkeypatch.setattr(store_client, "parse_response", lost_response)
 
 
@@ -397,7 +399,7 @@ def test_ctrl_c_while_a_batch_is_on_its_way_counts_it(
     dlq.redrive(DLQ)
     client.delete("orders")
     letters = put(dlq.store, 250)
-    answer = ReadAhead.answer
+    answer = ReadAhead.wait_for_reply
 
     def interrupted(self: ReadAhead) -> Any:
         if self.command is not None and self.command[0] == "EVALSHA":
@@ -405,7 +407,7 @@ def test_ctrl_c_while_a_batch_is_on_its_way_counts_it(
             raise KeyboardInterrupt
         return answer(self)
 
-    monkeypatch.setattr(ReadAhead, "answer", interrupted)
+    monkeypatch.setattr(ReadAhead, "wait_for_reply", interrupted)
     with pytest.raises(KeyboardInterrupt):
         dlq.redrive(DLQ)
     assert went(client) == [letter.id for letter in letters[:100]]

@@ -168,7 +168,7 @@ def _take_all(dlq: DeadLetters) -> None:
                 delivery_info=message.delivery_info,
                 task=SimpleNamespace(name=message.headers["task"]),
             )
-            assert guard.stops(request) == Taken()  # type: ignore[arg-type]
+            assert guard.verdict_before_start(request) == Taken()  # type: ignore[arg-type]
             message.ack()
     guard.close()
 
@@ -225,12 +225,12 @@ def test_a_task_that_no_live_worker_has_is_asked_for(make: Make) -> None:
     """Without a live worker nobody knows; a pattern is fine if it fits one task."""
     dlq = make()
     holds = holds_of(dlq)
-    assert holds.doubt("shop.charge") == ""
+    assert holds.doubt_of("shop.charge") == ""
     now = datetime.now(timezone.utc)
     info = WorkerInfo(hostname="w@1", pid=1, version="0", started_at=now, tasks=("shop.mail",))
     dlq.registry.register(info)
-    assert "No live worker has registered a task 'shop.charge'" in holds.doubt("shop.charge")
-    assert [holds.doubt(task) for task in (None, "shop.*", "shop.mail")] == [""] * 3
+    assert "No live worker has registered a task 'shop.charge'" in holds.doubt_of("shop.charge")
+    assert [holds.doubt_of(task) for task in (None, "shop.*", "shop.mail")] == [""] * 3
     obj = SimpleNamespace(app=dlq.app, no_color=True, quiet=False)
     for command in (["hold", "--task", "shop.charge"], ["breaker", "open", "shop.charge"]):
         done = CliRunner().invoke(commands, command, obj=obj)
@@ -409,7 +409,7 @@ def test_an_error_of_one_hold_does_not_stop_the_others(
             raise DLQError("its messages cannot be counted")
         return count(self, hold)
 
-    monkeypatch.setattr(Holds, "tidy", lambda *_: None)
+    monkeypatch.setattr(Holds, "forget_old", lambda *_: None)
     monkeypatch.setattr(HeldQueues, "length", fails)
     with suppress(DLQError):
         holds_of(dlq).release_ended(lambda: False)

@@ -58,7 +58,7 @@ def fleet(
         for connection in connections:
             with suppress(socket.timeout):
                 connection.drain_events(timeout=0.02)
-        return [leases.watch.told() for leases in all_leases]
+        return [leases.watch.was_unchanged() for leases in all_leases]
 
     yield look
     for connection in connections:
@@ -66,7 +66,7 @@ def fleet(
 
 
 CHANGES: dict[str, Callable[[Store], object]] = {
-    "instruction": lambda store: store.instructions.put(Demand(id="a task", actor="olga")),
+    "instruction": lambda store: store.instructions.give(Demand(id="a task", actor="olga")),
     "job": lambda store: store.jobs.write("a job", {"state": "waiting", "updated_at": 0}),
     "flush": lambda store: store.client.flushall(),
 }

@@ -86,7 +86,7 @@ def test_the_minute_before_a_change_is_the_stores(machine: Machine, hours: int) 
     for each in (wrong, right):
         table = each.assembly.policy_admin().in_force()
         assert table.resting == {"orders", "mails"}
-        assert table.rests(DLQ)
+        assert table.never_trims(DLQ)
 
 
 def test_a_worker_obeys_an_override_until_its_end(machine: Machine) -> None:
@@ -118,6 +118,6 @@ def test_a_job_that_runs_is_not_taken_for_dead(machine: Machine, hours: int) -> 
     wrong, right = machine(hours * HOUR), machine(timedelta(0))
     for at_work, other in ((wrong, right), (right, wrong)):
         run = at_work.assembly.jobs().new("redrive", DLQ, LetterFilter(), RedriveOptions())
-        run.beat()
+        run.send_heartbeat()
         assert other.job(run.job.id).state == RUNNING
     assert [job.state for job in right.jobs()] == [RUNNING, RUNNING]

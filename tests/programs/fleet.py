@@ -207,7 +207,7 @@ class Guarded(Worker):
             info,
             store.instructions,
             lambda _found, _now: None,
-            told=self._leases.watch.told,
+            told=self._leases.watch.was_unchanged,
         )
 
         def beat() -> None:

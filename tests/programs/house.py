@@ -40,10 +40,10 @@ LIMITS: dict[str, tuple[int, int]] = {
     "files, a reason (D)": (2, 2),
     "names of other packages": (130, 70),
     "of these, private": (58, 22),
-    "lines a worker loads": (19_890, 12_000),
-    "lines a worker loads, every feature": (24_185, 16_000),
-    "lines of code of the core": (31_565, 22_500),
-    "lines of code of the largest feature": (700, 700),
+    "lines a worker loads": (19_968, 12_000),
+    "lines a worker loads, every feature": (24_299, 16_000),
+    "lines of code of the core": (31_788, 22_500),
+    "lines of code of the largest feature": (716, 700),
     "copies of mechanisms": (8, 6),
     "minutes of tox": (6, 3),
     "minutes of tox -e full": (35, 20),
@@ -54,7 +54,7 @@ COPIES: dict[str, tuple[str, ...]] = {
     "back-off": ("timing.py:class Backoff",),
     # Of a right, and of messages that a broker gives to others; `ExportLeases` keeps some of the
     # first kind.
-    "lease": ("store/lease.py:class Lease", "transport/held.py:class Held"),
+    "lease": ("store/lease.py:class Lease", "transport/held.py:class LeasedMessages"),
     "publisher": (
         "operations/redrive/publisher.py:class Publisher",
         "features/exchange/connection.py:def publish",

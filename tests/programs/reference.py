@@ -30,7 +30,7 @@ from celery_dlq.events import Action
 from celery_dlq.export.table import schema
 from celery_dlq.letters import headers
 from celery_dlq.letters.record import Delivery, Kind, Outcome, Reason, record_fields
-from celery_dlq.policies.overrides import keys as overridable
+from celery_dlq.policies.overrides import overridable_keys as overridable
 from celery_dlq.policies.policy import Policy, PolicyKeys
 from celery_dlq.spark.options import ReadOptions
 from celery_dlq.store.keys import AppKey, Keys, QueueKey

@@ -18,10 +18,10 @@ from click.testing import CliRunner
 from celery_dlq.cli.commands import dlq
 from celery_dlq.errors import DLQError, ExportError
 from celery_dlq.letters.record import iso
-from celery_dlq.spark.page import page
-from celery_dlq.spark.triage.against import Against, Changes
+from celery_dlq.spark.page import rendered_page
+from celery_dlq.spark.triage.against import ComparedPeriod, RateChanges
 from celery_dlq.spark.triage.changes import Period
-from celery_dlq.spark.triage.rows import changes_of, findings, read
+from celery_dlq.spark.triage.rows import changes_of, findings, read_letters
 from celery_dlq.spark.triage.selection import EVERYTHING, Selection
 
 if TYPE_CHECKING:
@@ -39,14 +39,14 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Expe
 
 
 def compared(
-    spark: SparkSession, folder: Path, against: Against, selection: Selection = EVERYTHING
-) -> Changes:
+    spark: SparkSession, folder: Path, against: ComparedPeriod, selection: Selection = EVERYTHING
+) -> RateChanges:
     """What changed; without the explanations, which take longer."""
-    selected = against.selected(selection, partial(read, spark, folder))
+    selected = against.selected(selection, partial(read_letters, spark, folder))
     return changes_of(spark, folder, selected, against)
 
 
-def kinds(changes: Changes) -> dict[str, str]:
+def kinds(changes: RateChanges) -> dict[str, str]:
     return {row.fingerprint: row.kind for row in changes.rows}
 
 
@@ -65,7 +65,7 @@ def test_this_week_and_last(spark: SparkSession, shop: tuple[Path, dict[str, Exp
     folder, expected = shop
     back, returned = truth(expected, Returned)
     since = datetime.fromtimestamp(returned.at, timezone.utc) - timedelta(hours=1)
-    found = compared(spark, folder, Against(), Selection(since=since))
+    found = compared(spark, folder, ComparedPeriod(), Selection(since=since))
     assert found.here.since == since
     moved = found.here.since - found.there.since
     assert moved == found.here.until - found.there.until
@@ -92,7 +92,7 @@ def test_before_and_after_a_release(
         for name, one in expected.items()
         if one.kind == DEPLOY and isinstance(one.truths[0], Began)
     )
-    found = compared(spark, folder, Against(release=ended.release))
+    found = compared(spark, folder, ComparedPeriod(release=ended.release))
     said = kinds(found)
     assert said[begun] == "new"
     assert said[mended] in {"gone", "shrunk"}
@@ -113,7 +113,7 @@ def test_a_period_that_is_named(
     assert isinstance(began, Began)
     until = datetime.fromtimestamp(began.at, timezone.utc)
     named = Period(until - timedelta(days=7), until)
-    found = findings(folder, spark, against=Against(period=named))
+    found = findings(folder, spark, against=ComparedPeriod(period=named))
     assert found.changes is not None
     assert (found.changes.there, found.changes.here.since) == (named, until)
     assert found.triage.first_seen_at is not None
@@ -121,11 +121,11 @@ def test_a_period_that_is_named(
     assert kinds(found.changes)[begun.fingerprint] == "new"
     row = next(row for row in found.changes.rows if row.fingerprint == begun.fingerprint)
     assert (row.letters, row.letters_against, row.ratio) == (begun.letters, 0, None)
-    assert found.changes.rate(row).startswith("at least × ")
-    text = page(found, until)
+    assert found.changes.rate_text(row).startswith("at least × ")
+    text = rendered_page(found, until)
     assert "What changed" in text
     assert found.changes.heading in text
-    assert text.index("What changed") < text.index(found.changes.rate(row))
+    assert text.index("What changed") < text.index(found.changes.rate_text(row))
     shown = json.loads(json.dumps(found.to_json()))["changes"]
     assert shown["against"] == [iso(moment) for moment in named]
     assert {row["fingerprint"] for row in shown["rows"]} == kinds(found.changes).keys()
@@ -137,10 +137,10 @@ def test_another_folder(
     """Two shops have no cause in common: all are new, and all of the other are gone."""
     folder, expected = shop
     others = write(tmp_path, 500, 3)
-    against = Against(folder=str(tmp_path / "letters"))
+    against = ComparedPeriod(folder=str(tmp_path / "letters"))
     found = compared(spark, folder, against)
     assert found.changed > len(found.rows) == 20
-    assert f"{found.changed - 20:,} more changed. " in found.note
+    assert f"{found.changed - 20:,} more changed. " in found.note_text
     assert str(tmp_path) in found.heading
     assert {*kinds(found).values()} <= {"new", "gone"}
     assert kinds(found).keys() <= expected.keys() | others.keys()
@@ -152,13 +152,13 @@ def test_what_cannot_be_compared_is_said(
     """A release without letters, a time without letters, no time at all."""
     folder, _expected = shop
     with pytest.raises(ExportError, match="expected letters of the release v99, got none"):
-        compared(spark, folder, Against(release="v99"))
+        compared(spark, folder, ComparedPeriod(release="v99"))
     long_ago = datetime(2001, 1, 1, tzinfo=timezone.utc)
     period = Period(long_ago, long_ago + timedelta(days=1))
     with pytest.raises(DLQError, match="expected letters of 2001-01-01 00:00 to 2001-01-02 00:00"):
-        compared(spark, folder, Against(period=period))
+        compared(spark, folder, ComparedPeriod(period=period))
     with pytest.raises(DLQError, match="expected since"):
-        compared(spark, folder, Against())
+        compared(spark, folder, ComparedPeriod())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from celery_dlq.errors import DLQError
 from celery_dlq.spark.triage import changes
-from celery_dlq.spark.triage.changes import Period, before
+from celery_dlq.spark.triage.changes import Period, period_before
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MONDAY = datetime(2026, 3, 9, tzinfo=timezone.utc)
 WEEK = timedelta(days=7)
 THIS = Period(MONDAY, MONDAY + WEEK)
-LAST = before(THIS)
+LAST = period_before(THIS)
 # Letters this week and last week: the rates are known, what is drawn is not.
 TRUTH = {
     "new": (40, 0),
@@ -135,10 +135,10 @@ def test_what_cannot_be_compared_is_one_line(spark: SparkSession) -> None:
 
 def test_the_same_hours_are_compared() -> None:
     """Of the days before; an hour with the hour before."""
-    assert before(THIS) == (MONDAY - WEEK, MONDAY)
+    assert period_before(THIS) == (MONDAY - WEEK, MONDAY)
     night = Period(MONDAY, MONDAY + timedelta(hours=8))
-    assert before(night) == (MONDAY - timedelta(days=1), MONDAY - timedelta(hours=16))
+    assert period_before(night) == (MONDAY - timedelta(days=1), MONDAY - timedelta(hours=16))
     hour = Period(MONDAY, MONDAY + timedelta(hours=1))
-    assert before(hour) == (MONDAY - timedelta(hours=1), MONDAY)
+    assert period_before(hour) == (MONDAY - timedelta(hours=1), MONDAY)
     some = Period(MONDAY, MONDAY + timedelta(days=2, hours=5))
-    assert before(some).until == some.until - timedelta(days=3)
+    assert period_before(some).until == some.until - timedelta(days=3)

@@ -72,7 +72,7 @@ def a_triage(
 
 def test_bars_are_the_letters_of_each_state() -> None:
     """Their heights are in proportion, their places those of the buckets; a lone letter shows."""
-    drawn = charts.bars({5: {"known": 50, "new": 50}, 9: {"over": 1}}, 5, 9, marks=[7.5, 99.0])
+    drawn = charts.draw_bars({5: {"known": 50, "new": 50}, 9: {"over": 1}}, 5, 9, marks=[7.5, 99.0])
     (large, larger, small) = re.findall(r'class="(\w+)" x="([\d.]+)" .*? height="([\d.]+)"', drawn)
     assert (large, larger) == (("new", "0.04", "50.0"), ("known", "0.04", "50.0"))
     assert (small[0], small[1]) == ("over", "4.04")
@@ -83,8 +83,8 @@ def test_bars_are_the_letters_of_each_state() -> None:
 
 def test_bars_of_years_are_wide_enough_to_be_seen() -> None:
     """Of 10,000 buckets each bar is as wide as some of them; without letters there are no bars."""
-    assert 'width="16.67"' in charts.bars({0: {"known": 1}}, 0, 9_999)
-    assert "<rect" not in charts.bars({}, 0, 0)
+    assert 'width="16.67"' in charts.draw_bars({0: {"known": 1}}, 0, 9_999)
+    assert "<rect" not in charts.draw_bars({}, 0, 0)
 
 
 def test_deliveries_of_many_tasks_are_in_few_rows() -> None:
@@ -109,7 +109,7 @@ def test_deliveries_of_many_tasks_are_in_few_rows() -> None:
 )
 def test_count_fits_its_cell(number: int, text: str) -> None:
     """A count of any size has at most five characters."""
-    assert charts.short(number) == text
+    assert charts.short_number(number) == text
 
 
 def test_a_long_name_may_be_broken_after_a_dot() -> None:

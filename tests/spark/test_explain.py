@@ -15,7 +15,7 @@ from test_questions import CLUSTER, NOON, frame, rows
 from celery_dlq.cli.commands import dlq
 from celery_dlq.errors import DLQError
 from celery_dlq.spark.triage import explain, letters
-from celery_dlq.spark.triage.again import known
+from celery_dlq.spark.triage.again import is_known
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -144,7 +144,7 @@ def test_a_share_is_said_only_where_it_is_known(
     died: int, samples: int, weight: float, *, said: bool
 ) -> None:
     """A sampled success stands for many: with few of them anything may be true."""
-    assert known(died, samples, weight) is said
+    assert is_known(died, samples, weight) is said
 
 
 # -- dlq triage -----------------------------------------------------------------------

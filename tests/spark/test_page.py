@@ -27,14 +27,14 @@ from test_charts import a_triage
 from celery_dlq import DeadLetters
 from celery_dlq.errors import ExportError
 from celery_dlq.features.differences.sampling import Sampler, Samples
-from celery_dlq.letters.causes import Message, explain_causes
-from celery_dlq.letters.course import Onset, Release, Timing, Trend
+from celery_dlq.letters.causes import ComparedMessage, explain_causes
+from celery_dlq.letters.course import CauseTiming, Onset, Release, Trend
 from celery_dlq.letters.explanation import Explanation
 from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.spark import charts
-from celery_dlq.spark.page import page, write_page
+from celery_dlq.spark.page import rendered_page, write_page
 from celery_dlq.spark.triage import rows
 from celery_dlq.spark.triage.rows import EARLIEST, LATEST, Findings, findings
 from celery_dlq.store.store import Store
@@ -215,14 +215,14 @@ LOOK = """() => {
 def an_explanation(kind: Any, *, began: datetime | None = None) -> Explanation:
     """Letters in CHF; the cause has a trend, and may have begun with a release."""
     messages = [
-        Message(cause, "shop.charge", "orders", NOON.timestamp() + number, frozenset(pairs))
+        ComparedMessage(cause, "shop.charge", "orders", NOON.timestamp() + number, frozenset(pairs))
         for cause, currency, count in (("a", "CHF", 30), (None, "EUR", 90))
         for pairs in [{("kwargs.currency", None), ("kwargs.currency", currency)}]
         for number in range(count)
     ]
     found = explain_causes(messages, {}, ["a"])["a"]
     at = None if began is None else began.timestamp()
-    timing = Timing(
+    timing = CauseTiming(
         letters=30,
         onset=None if at is None else Onset(at, 60.0),
         trend=Trend(kind, NOON.timestamp()),
@@ -320,8 +320,8 @@ def command(redis_url: str) -> Iterator[Command]:
         )
         delivery = a_delivery(number=2 if number < 10 else 1)
         sampler.after_end(request, InFlight(resolved, a_key(), delivery, first=False), SUCCEEDED)
-    store.part(Samples).flush()
-    store.connection.call("PING")
+    store.part(Samples).send_samples()
+    store.connection.send_and_wait("PING")
     store.close()
 
     def run(*arguments: str) -> Any:
@@ -383,7 +383,7 @@ def test_letters_without_times_have_a_report(spark: SparkSession, tmp_path: Path
     )
     found: Findings = findings(tmp_path, spark)
     assert (found.news_from, found.new, found.causes) == (None, (), {})
-    assert "The letters have no times." in page(found, NOON)
+    assert "The letters have no times." in rendered_page(found, NOON)
 
 
 @pytest.mark.parametrize("times", [(EARLIEST, NOON, LATEST), (EARLIEST,), (LATEST,)])
@@ -394,13 +394,13 @@ def test_times_at_the_ends_of_the_calendar_are_shown(
     folder = export([a_letter(dead_lettered_at=time) for time in times])
     found = rows.triage(folder, spark)
     assert sum(row.letters for row in found.timeline) == len(times)
-    assert f"{times[0]:%m-%d}" in page(Findings(triage=found, causes={}, **NOTHING), NOON)
+    assert f"{times[0]:%m-%d}" in rendered_page(Findings(triage=found, causes={}, **NOTHING), NOON)
 
 
 def test_an_unwritable_report_place_is_refused(tmp_path: Path) -> None:
     """A page that cannot be written says so, with its name, and leaves no half one."""
     found = Findings(triage=a_triage(groups=60, reasons=12), causes={}, **NOTHING)
-    assert "60 causes with 60 letters are not explained" in page(found, NOON)
+    assert "60 causes with 60 letters are not explained" in rendered_page(found, NOON)
     (tmp_path / "file").touch()
     with pytest.raises(ExportError, match=r"expected .*x\.html to be a file that can be written"):
         write_page(found, tmp_path / "file" / "x.html", NOON)

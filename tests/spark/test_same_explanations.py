@@ -11,7 +11,7 @@ from zlib import crc32
 import pytest
 from test_questions import CLUSTER, NOON, frame, orders
 
-from celery_dlq.letters.causes import Message, explain_causes
+from celery_dlq.letters.causes import ComparedMessage, explain_causes
 from celery_dlq.letters.comparison import TASK, pairs_of
 from celery_dlq.letters.course import Course, Moment
 from celery_dlq.letters.record import to_micros
@@ -36,11 +36,13 @@ def fields_of(letters: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda one: crc32(one["id"].encode()))
 
 
-def message(fields: dict[str, Any], cause: str | None) -> Message:
+def message(fields: dict[str, Any], cause: str | None) -> ComparedMessage:
     """A letter, or a success, as the core gets it."""
     pairs = pairs_of(lambda name: str(fields[name]) if fields.get(name) is not None else None)
     without_task = frozenset(pair for pair in pairs if pair[0] != TASK)
-    return Message(cause, fields["task_name"], fields["source_queue"], fields["at"], without_task)
+    return ComparedMessage(
+        cause, fields["task_name"], fields["source_queue"], fields["at"], without_task
+    )
 
 
 def varied(seed: int, count: int, **planted: Any) -> list[dict[str, Any]]:

@@ -150,7 +150,7 @@ def test_launcher_drops_one_argument_only(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: list[str], kept: list[str]
 ) -> None:
     """The java script passes everything on but the module that its runtime lacks."""
-    monkeypatch.setattr(sessions, "folder", lambda: tmp_path)
+    monkeypatch.setattr(sessions, "spark_folder", lambda: tmp_path)
     program = tmp_path / "real java" / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\nprintf '<%s>\\n' \"$@\"\n", "utf-8")

@@ -399,7 +399,9 @@ def test_partitions_have_about_the_same_size(
     letters = [a_letter(dead_lettered_at=now()) for _ in range(400)]
     fill(letters)
     with LiveLetters(ReadOptions.parse({"url": redis_url})) as reader:
-        spans = reader.spans(PositionRange("orders-DLQ", "0-0", reader.end("orders-DLQ")))
+        spans = reader.split_range(
+            PositionRange("orders-DLQ", "0-0", reader.end_position("orders-DLQ"))
+        )
         parts = [
             [row for batch in reader.batches(span, LetterFilter(), ("id",)) for row in batch["id"]]
             for span in spans
@@ -525,5 +527,5 @@ def test_times_at_the_ends_of_the_calendar_are_pushed_down() -> None:
         [GreaterThanOrEqual(column, first), LessThanOrEqual(column, last)]
     )
     with LiveLetters(options) as live:
-        assert live.start(first) == FIRST_POSITION
-        assert live.start(now()) > "1"
+        assert live.start_position(first) == FIRST_POSITION
+        assert live.start_position(now()) > "1"

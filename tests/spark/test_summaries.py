@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_dlq.export.partition import folder as folder_of
+from celery_dlq.export.partition import partition_folder as folder_of
 from celery_dlq.spark.triage.rows import Findings, findings, triage
 from celery_dlq.spark.triage.selection import Selection
 

@@ -19,7 +19,7 @@ from test_charts import a_triage
 
 from celery_dlq.cli.table import Console
 from celery_dlq.cli.triage import show_triage
-from celery_dlq.spark.page import page
+from celery_dlq.spark.page import rendered_page
 from celery_dlq.spark.triage import limits, spikes
 from celery_dlq.spark.triage.questions import scan
 from celery_dlq.spark.triage.rows import MAX_ROWS, Findings, findings
@@ -36,7 +36,7 @@ FOUND = {
 
 def sections(found: Findings) -> dict[str, str]:
     """The text of each section of the page, by its heading."""
-    text = page(found, planted.END).partition("<body>")[2]
+    text = rendered_page(found, planted.END).partition("<body>")[2]
     parts = re.split(r"<h2>(.*?)</h2>", text)[1:]
     plain = (html.unescape(" ".join(re.sub("<[^>]+>", " ", part).split())) for part in parts)
     return dict(zip(plain, plain, strict=True))

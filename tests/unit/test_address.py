@@ -13,7 +13,7 @@ from kombu.transport.redis import Channel, SentinelChannel
 
 from celery_dlq.config import Settings
 from celery_dlq.errors import SettingsError
-from celery_dlq.store.address import Kind, address_of
+from celery_dlq.store.address import AddressKind, address_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -128,7 +128,7 @@ def test_sentinels_are_reached_as_kombu_reaches_them() -> None:
     address, _prefix = Settings().store_at(app.conf)
     first, second = address.connections()
     assert seen(first) == seen(kombus(app, SentinelChannel))
-    assert (address.kind, second["host"], second["port"]) == (Kind.SENTINELS, "b", 3)
+    assert (address.kind, second["host"], second["port"]) == (AddressKind.SENTINELS, "b", 3)
 
 
 def test_each_server_has_its_own_port() -> None:

@@ -113,7 +113,7 @@ def test_an_exact_name_ends_what_a_pattern_began() -> None:
     table.check()
     assert table.value_of("orders-DLQ", "auto_redrive") == AutoRedrive(after=1800, times=3)
     assert table.value_of("cards-DLQ", "auto_redrive") is None
-    assert len(table.values("auto_redrive")) == 1
+    assert len(table.values_of("auto_redrive")) == 1
     override = Policy.parse({"auto_redrive": {**RULE, "times": 1}}, "x")
     table = PolicyTable(queues, {}, {"cards": (override, "ann")})
     rule = table.value_of("cards-DLQ", "auto_redrive")
@@ -180,13 +180,13 @@ def test_the_last_letter_says_so(tmp_path: Any, redrives: int, end: str) -> None
     )
     letter = a_letter(redrives=redrives)
     for _ in range(2):
-        writer.write(PendingLetter(letter, key_of(letter), False, Waits()))
+        writer.store_or_wait(PendingLetter(letter, key_of(letter), False, Waits()))
     found = backend.letters.get(DLQ, letter.id)
     assert found is not None
     assert found.description == f"bad order{end}"
-    counts.flush(backend.metrics.add)
+    counts.flush(backend.metrics.add_counts)
     series = (REDRIVES_USED_UP.name, "orders", DLQ)
-    assert backend.metrics.read().counts.get(series, 0) == int(bool(end))
+    assert backend.metrics.read_all().counts.get(series, 0) == int(bool(end))
 
 
 def test_other_reasons_are_not_used_up() -> None:
@@ -199,6 +199,9 @@ def test_other_reasons_are_not_used_up() -> None:
 def test_without_reasons_it_leaves_what_an_operator_ended() -> None:
     """Who ended or revoked a task does not want it back by itself; a policy may name the reason."""
     rule = AutoRedrive(after=1, times=1)
-    assert [rule.keeps(reason) for reason in (Reason.FAILED, Reason.OPERATOR)] == [True, False]
+    assert [rule.redrives_reason(reason) for reason in (Reason.FAILED, Reason.OPERATOR)] == [
+        True,
+        False,
+    ]
     named = AutoRedrive(after=1, times=1, reasons=frozenset({Reason.OPERATOR}))
-    assert named.keeps(Reason.OPERATOR)
+    assert named.redrives_reason(Reason.OPERATOR)

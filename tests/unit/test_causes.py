@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from celery_dlq.letters.causes import Message, explain_causes
+from celery_dlq.letters.causes import ComparedMessage, explain_causes
 from celery_dlq.letters.comparison import SUCCESSES, pairs_of
-from celery_dlq.letters.contrasts import Counts, Group, against, rivals_of
+from celery_dlq.letters.contrasts import CauseGroup, Fourfold, against, rivals_of
 from celery_dlq.letters.course import Course
 from celery_dlq.letters.explanation import Explanation
 
@@ -50,7 +50,9 @@ def fields(dice: Random) -> dict[str, Any]:
     }
 
 
-def message(cause: str | None, values: dict[str, Any], task: str = "shop.charge") -> Message:
+def message(
+    cause: str | None, values: dict[str, Any], task: str = "shop.charge"
+) -> ComparedMessage:
     """A letter of a cause, or a success."""
     order = {"id": values["id"], "ship": {"country": values["country"]}}
     plain = ("tenant", "user", "amount", "currency", "provider", "library", "note")
@@ -62,12 +64,12 @@ def message(cause: str | None, values: dict[str, Any], task: str = "shop.charge"
         "args_json": "[]",
         "kwargs_json": json.dumps(kwargs),
     }
-    return Message(cause, task, "orders", values["at"], frozenset(pairs_of(text.get)))
+    return ComparedMessage(cause, task, "orders", values["at"], frozenset(pairs_of(text.get)))
 
 
 def letters(
     causes: dict[str, Change], count: int = 400, *, successes: int = 0, seed: int = 1
-) -> list[Message]:
+) -> list[ComparedMessage]:
     """Letters of some causes of one task, and successes of it."""
     dice = Random(f"{seed}{sorted(causes)}")  # noqa: S311 - the same every time
     found = []
@@ -320,7 +322,7 @@ def test_an_explanation_survives_json() -> None:
 def test_small_causes_are_one_rival() -> None:
     """A large one is not put together with them, which it would outweigh."""
     groups = [
-        Group(name, [(0.0, "t", frozenset())] * size)
+        CauseGroup(name, [(0.0, "t", frozenset())] * size)
         for name, size in {"large": 100, "a": 12, "b": 9, "c": 8, "middle": 40}.items()
     ]
     assert [sorted(one.name for one in rival) for rival in rivals_of(groups)] == [
@@ -332,7 +334,7 @@ def test_small_causes_are_one_rival() -> None:
 
 def test_a_test_in_strata_is_exact_or_errs_on_the_safe_side() -> None:
     """The sum over all ways of all strata."""
-    strata = [Counts(3, 5, 1, 7), Counts(2, 4, 2, 9), Counts(4, 6, 0, 5)]
+    strata = [Fourfold(3, 5, 1, 7), Fourfold(2, 4, 2, 9), Fourfold(4, 6, 0, 5)]
     ways: Counter[int] = Counter()
     for each in product(*(range(n + 1) for _a, n, _c, _m in strata)):
         many = 1
@@ -342,7 +344,7 @@ def test_a_test_in_strata_is_exact_or_errs_on_the_safe_side() -> None:
     least = sum(one.a for one in strata)
     exact = sum(many for k, many in ways.items() if k >= least) / ways.total()
     assert against((), strata).chance == pytest.approx(exact)
-    many_strata = [Counts(30, 60, 10, 60)] * 3
+    many_strata = [Fourfold(30, 60, 10, 60)] * 3
     assert 1e-20 < against((), many_strata).chance < 1e-5
 
 
@@ -402,7 +404,7 @@ def test_the_values_of_a_range_are_no_set_beside_it() -> None:
     def number(least: int, most: int) -> Change:
         return lambda dice, message: message.update(more={"number": dice.randrange(least, most)})
 
-    dice, found = Random(3), list[Message]()  # noqa: S311 - the same every time
+    dice, found = Random(3), list[ComparedMessage]()  # noqa: S311 - the same every time
     for cause, change in (("range", number(333, 433)), (None, number(0, 2000))):
         for _ in range(500 if cause else 300):
             values = fields(dice)

@@ -194,7 +194,7 @@ def test_the_consumer_drops_messages_through_these_methods() -> None:
 
 
 def test_a_pool_drops_what_no_process_accepted() -> None:
-    """`AtWork.keep` says first what will start all the same."""
+    """`AtWork.keep_jobs` says first what will start all the same."""
     flush = inspect.getsource(AsynPool.flush)
     assert "if not job._accepted:" in flush
     assert "job.discard()" in flush

@@ -119,8 +119,8 @@ def test_deaths_of_one_cause_open_it_and_the_next_message_is_held(worker: Worker
 def test_an_opening_is_one_event_in_sentry(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the one of the group of its letters."""
     sent: list[Any] = []
-    monkeypatch.setattr(sentry, "client", lambda: SimpleNamespace(options={}))
-    monkeypatch.setattr(sentry, "send", sent.append)
+    monkeypatch.setattr(sentry, "sentry_client", lambda: SimpleNamespace(options={}))
+    monkeypatch.setattr(sentry, "send_event", sent.append)
     opened(worker)
     assert len([event for event in sent if "circuit_breaker" in event["contexts"]]) == 1
 
@@ -161,7 +161,9 @@ def test_probes_close_it_in_a_row(worker: Worker) -> None:
     assert found.state == RELEASING
     actions = [change.action for change in worker.dlq.changes()]
     assert actions == [Action.CIRCUIT_CLOSED, Action.CIRCUIT_OPENED]
-    assert worker.dlq.assembly.backend.part(CircuitStore).died("f", _told(worker)) == Ends(1, 1)
+    assert worker.dlq.assembly.backend.part(CircuitStore).count_death("f", _told(worker)) == Ends(
+        1, 1
+    )
 
 
 def _hold_id(worker: Worker) -> str:
@@ -213,7 +215,7 @@ def test_a_store_that_is_away_changes_nothing(
         raise StoreUnavailable("away")
 
     backend = worker.dlq.assembly.backend
-    for name in ("died", "succeeded"):
+    for name in ("count_death", "succeeded"):
         monkeypatch.setattr(backend.part(CircuitStore), name, away)
     succeed(start(worker))
     for _ in range(3):
@@ -225,7 +227,7 @@ def test_a_store_that_is_away_changes_nothing(
     monkeypatch.undo()
     for _ in range(40):  # it rests after an outage
         worker.guard.tick()
-    assert backend.part(CircuitStore).died("f", _told(worker)).all >= 1
+    assert backend.part(CircuitStore).count_death("f", _told(worker)).all >= 1
 
 
 def test_by_hand(worker: Worker) -> None:

@@ -13,8 +13,8 @@ from celery_dlq.letters.comparison import (
     RANGE,
     SAME_TASKS,
     Significant,
-    chance,
-    ranked,
+    fisher_probability,
+    ranked_findings,
 )
 
 
@@ -34,7 +34,7 @@ def tables(draw: st.DrawFn) -> tuple[int, int, int, int]:
 @given(tables())
 def test_the_probability_is_fishers(table: tuple[int, int, int, int]) -> None:
     """Of every small table it is that of counting all ways."""
-    assert chance(*table) == pytest.approx(fisher(*table), rel=1e-9)
+    assert fisher_probability(*table) == pytest.approx(fisher(*table), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,13 @@ def test_the_probability_is_fishers(table: tuple[int, int, int, int]) -> None:
 )
 def test_the_probability_of_large_tables_is_exact(table: tuple[int, int, int, int]) -> None:
     """The same with as many messages as are compared."""
-    assert chance(*table) == pytest.approx(fisher(*table), rel=1e-8)
+    assert fisher_probability(*table) == pytest.approx(fisher(*table), rel=1e-8)
 
 
 def test_a_million_letters_overflow_nothing() -> None:
     """The certain is 0, not an error; the even is about a half."""
-    assert chance(400_000, 10, 500_000, 500_000) == 0.0
-    assert chance(100_000, 100_000, 500_000, 500_000) == pytest.approx(0.5, abs=0.01)
+    assert fisher_probability(400_000, 10, 500_000, 500_000) == 0.0
+    assert fisher_probability(100_000, 100_000, 500_000, 500_000) == pytest.approx(0.5, abs=0.01)
 
 
 def test_of_nearly_equal_differences_the_release_is_before_the_host() -> None:
@@ -58,7 +58,7 @@ def test_of_nearly_equal_differences_the_release_is_before_the_host() -> None:
     found = [significant(feature, a) for feature, a in shares.items()]
     found.append(significant("kwargs.b", 57, kind=RANGE))
     found.append(significant("kwargs.c", 60, value=GIVEN))
-    order = [one.feature for one in ranked(found)]
+    order = [one.feature for one in ranked_findings(found)]
     assert order == ["kwargs.a", "release", "host", "kwargs.b", "kwargs.c", "origin", "queue"]
 
 

@@ -351,7 +351,9 @@ def test_arguments_that_decide_and_are_not_known_are_neither_a_match_nor_a_miss(
         (("headers.x=1",), "headers", False),
     ):
         text_of = {**known, field: ""}.get
-        assert conditions.judged(texts, lambda name, get=text_of: get(name) or "") is judged, texts
+        assert conditions.judge_all(texts, lambda name, get=text_of: get(name) or "") is judged, (
+            texts
+        )
         assert conditions.all_hold(texts, lambda name, get=text_of: get(name) or "") is (
             judged is True
         )

@@ -12,7 +12,7 @@ from itertools import accumulate
 
 import pytest
 
-from celery_dlq.letters.course import Course, Moment, Timing, timings, width_for
+from celery_dlq.letters.course import CauseTiming, Course, Moment, timings, width_for
 
 BIN, HOUR, DAY = 300, 3600, 86_400
 BEGIN = datetime(2026, 3, 2, tzinfo=timezone.utc).timestamp()  # a Monday
@@ -69,7 +69,7 @@ def timing_of(
     *,
     successes: Iterable[Moment] = (),
     ends_at: float | None = BEGIN + SPAN,
-) -> Timing:
+) -> CauseTiming:
     """The timing of a cause beside others, of each of which 2,000 letters are looked at."""
     all_ = {"cause": cause, **{f"other {place}": one for place, one in enumerate(others)}}
     courses = {name: Course.of(one) for name, one in all_.items()}
@@ -81,7 +81,7 @@ def timing_of(
     return timings(courses, samples, ["cause"], ends_at=ends_at)["cause"]
 
 
-def said(timing: Timing) -> set[str]:
+def said(timing: CauseTiming) -> set[str]:
     """The kinds of statements, but for steadiness."""
     names = ("onset", "began_with", "mended_by", "pattern")
     found = {name for name in names if getattr(timing, name) is not None}
@@ -315,7 +315,7 @@ def test_wrong_clocks_and_letters_without_a_time() -> None:
 
 def test_causes_that_have_hardly_a_time() -> None:
     """No letter, none with a time, one, two, and all in one moment."""
-    assert timings({"a": Course(letters=3)}, {}, ["a"])["a"] == Timing(letters=0, span=(0, 0))
+    assert timings({"a": Course(letters=3)}, {}, ["a"])["a"] == CauseTiming(letters=0, span=(0, 0))
     assert timings({}, {}, []) == {}
     for number in (1, 2, 3, 500):
         timing = timing_of([Moment(BEGIN + DAY)] * number, neighbours(seeded(2)))
@@ -363,7 +363,7 @@ def test_a_course_is_bounded(seconds: float) -> None:
     assert course.width == width_for(max(one.at for one in moments) - BEGIN)
 
 
-def examples() -> Iterator[Timing]:
+def examples() -> Iterator[CauseTiming]:
     """Timings with all that can be said."""
     for kind, rate in RATES.items():
         dice = seeded(kind)
@@ -382,7 +382,7 @@ def test_a_timing_survives_json() -> None:
     for timing in examples():
         text = json.dumps(timing.to_json())
         assert len(text) < 700
-        assert Timing.from_json(json.loads(text)) == timing
+        assert CauseTiming.from_json(json.loads(text)) == timing
 
 
 def test_what_is_said_is_plain_english() -> None:

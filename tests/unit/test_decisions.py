@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from builders import NOW, a_delivery
 
-from celery_dlq.features.exceptions.policy import Action, ExceptionPolicy, ExceptionRule
+from celery_dlq.features.exceptions.policy import ExceptionAction, ExceptionPolicy, ExceptionRule
 from celery_dlq.letters.record import Outcome, Reason
 from celery_dlq.policies.decisions import (
     Die,
@@ -33,9 +33,9 @@ FAILED = End(
     exception_names=("shop.Bad", "ValueError", "Exception"),
 )
 
-ELSEWHERE = ExceptionRule(action=Action.DEAD_LETTER, dead_letter_queue="fatal-DLQ")
-RETRIED = ExceptionRule(action=Action.RETRY, max_retries=2)
-IGNORED = ExceptionRule(action=Action.IGNORE)
+ELSEWHERE = ExceptionRule(action=ExceptionAction.DEAD_LETTER, dead_letter_queue="fatal-DLQ")
+RETRIED = ExceptionRule(action=ExceptionAction.RETRY, max_retries=2)
+IGNORED = ExceptionRule(action=ExceptionAction.IGNORE)
 
 
 def ruled(*rules: tuple[str, ExceptionRule], **keys: Any) -> Policy:

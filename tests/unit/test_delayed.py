@@ -79,7 +79,7 @@ def waiting(consumer: Consumer, *requests: Any) -> Delayed:
     delayed = Delayed()
     for request in requests:
         state.task_reserved(request)
-        delayed.keep(30, request)
+        delayed.delay(30, request)
     delayed.give_to_timer(consumer)
     return delayed
 
@@ -125,8 +125,8 @@ def test_a_lost_connection_ends_the_wait() -> None:
     """The broker redelivers the message; it would start twice."""
     consumer = Consumer()
     delayed = waiting(consumer, Request("a"))
-    delayed.keep(30, Request("b"))  # type: ignore[arg-type]
-    delayed.clear()
+    delayed.delay(30, Request("b"))  # type: ignore[arg-type]
+    delayed.forget_all()
     delayed.give_to_timer(consumer)
     consumer.fire()
     assert (len(delayed), consumer.started) == (0, [])
@@ -138,7 +138,7 @@ def test_a_quorum_queue_is_consumed_anew_when_half_of_its_places_are_taken() -> 
     consumer = Consumer(4)
     delayed = waiting(consumer, Request("a"), Request("m", "mails"))
     assert consumer.said == []
-    delayed.keep(30, Request("b"))  # type: ignore[arg-type]
+    delayed.delay(30, Request("b"))  # type: ignore[arg-type]
     for _ in range(2):
         delayed.give_to_timer(consumer)
     assert consumer.said == ["cancel orders", "consume orders"]

@@ -28,9 +28,9 @@ from celery_dlq.worker.dispatched import (
     AtWork,
     drop_failed,
     flush_queues,
-    has,
     has_crashed,
     is_closed,
+    pool_has_task,
     read_on,
     starts_here,
 )
@@ -109,9 +109,9 @@ def test_what_is_dropped_before_it_starts(
     at_work.add(request)
     pool = SimpleNamespace(_pool=inner)
 
-    kept = at_work.keep(pool)
+    kept = at_work.keep_jobs(pool)
     inner.flush()
-    never = at_work.kept(pool, kept)
+    never = at_work.give_back_jobs(pool, kept)
 
     assert never == ([] if stays else [request])
     assert list(inner._cache.values()) == ([job] if stays else [])
@@ -124,7 +124,7 @@ def test_a_process_that_retires_meanwhile_leaves_its_job_to_another() -> None:
     inner, at_work = Inner(), AtWork()
     job = inner.give(Process())
     pool = SimpleNamespace(_pool=inner)
-    assert at_work.kept(pool, at_work.keep(pool)) == []
+    assert at_work.give_back_jobs(pool, at_work.keep_jobs(pool)) == []
     assert inner.outbound_buffer == [job]
 
 
@@ -133,9 +133,9 @@ def test_a_job_that_runs_is_kept_where_celery_forgets_all() -> None:
     inner, at_work = Inner(), AtWork()
     job = inner.give(Process(), pid=4711)
     pool = SimpleNamespace(_pool=inner)
-    kept = at_work.keep(pool)
+    kept = at_work.keep_jobs(pool)
     inner._cache.clear()
-    assert at_work.kept(pool, kept) == []
+    assert at_work.give_back_jobs(pool, kept) == []
     assert (list(inner._cache.values()), job._accepted) == ([job], True)
     assert inner.outbound_buffer == []
 
@@ -145,7 +145,7 @@ def test_nothing_is_given_back_in_pools_that_drop_nothing() -> None:
     at_work, request = AtWork(), a_request(None)
     at_work.add(request)
     pool = SimpleNamespace(_pool=SimpleNamespace(_state=0))
-    assert at_work.kept(pool, at_work.keep(pool)) == []
+    assert at_work.give_back_jobs(pool, at_work.keep_jobs(pool)) == []
     assert at_work.all_dispatched() == [request]
 
 
@@ -163,18 +163,18 @@ def test_a_pool_knows_what_it_still_has() -> None:
     here.dlq_starts_here = True
     requests = [a_request(weakref.ref(job)), a_request(future), here]
     unknown = [a_request(None), a_request(weakref.ref(job))]
-    assert all(has(pool, one) for one in requests)
-    assert has(SimpleNamespace(_pool=None), unknown[1])
+    assert all(pool_has_task(pool, one) for one in requests)
+    assert pool_has_task(SimpleNamespace(_pool=None), unknown[1])
 
     job.discard()
     future.set_result(None)
     greenlet.dead = True  # type: ignore[misc]
-    assert not any(has(pool, one) for one in requests)
-    assert has(pool, unknown[0])
+    assert not any(pool_has_task(pool, one) for one in requests)
+    assert pool_has_task(pool, unknown[0])
     del job, greenlet
     gc.collect()
-    assert not has(pool, requests[0])
-    assert not has(pool, requests[2])
+    assert not pool_has_task(pool, requests[0])
+    assert not pool_has_task(pool, requests[2])
 
 
 def test_a_request_whose_end_nobody_reports_is_found_at_the_second_look(
@@ -188,11 +188,11 @@ def test_a_request_whose_end_nobody_reports_is_found_at_the_second_look(
     ending.dlq_state, waiting.dlq_state = DeliveryState.ENDING, DeliveryState.WAITING_FOR_STORE
     for one in (missed, settled, ending, waiting):
         at_work.add(one)
-    assert at_work.missed(pool) == []
-    assert at_work.missed(pool) == [missed]
-    assert at_work.missed(pool) == []
+    assert at_work.take_missed(pool) == []
+    assert at_work.take_missed(pool) == [missed]
+    assert at_work.take_missed(pool) == []
     assert {*at_work.requests()} == {ending, waiting}
-    assert at_work.missed(SimpleNamespace(_pool=Inner(state=1))) == []
+    assert at_work.take_missed(SimpleNamespace(_pool=Inner(state=1))) == []
 
 
 def test_a_closed_pool_is_known() -> None:

@@ -46,22 +46,22 @@ def nothing_on_the_broker(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_what_a_live_worker_consumes_and_registers_is_there() -> None:
     """Its empty queue has no key in Redis."""
-    assert targets(a_worker("orders")).loss(an_entry()) == ""
+    assert targets(a_worker("orders")).reason_of_loss(an_entry()) == ""
 
 
 def test_a_queue_of_the_app_is_there_though_nobody_consumes_it_now() -> None:
     """Declared, or in its routes."""
     some = targets(a_worker("orders"), configured=frozenset({"routed"}))
-    assert some.queue("mails")[0] is True
-    assert some.queue("routed")[0] is True
+    assert some.look_up_queue("mails")[0] is True
+    assert some.look_up_queue("routed")[0] is True
 
 
 def test_without_live_workers_nothing_of_a_letter_is_missing() -> None:
     """Unknown is not missing: its queue was consumed once."""
     some = targets()
-    assert some.queue("orders")[0] is None
-    assert some.task("shop.charge", "orders")[0] is None
-    assert some.loss(an_entry()) == ""
+    assert some.look_up_queue("orders")[0] is None
+    assert some.look_up_task("shop.charge", "orders")[0] is None
+    assert some.reason_of_loss(an_entry()) == ""
 
 
 @pytest.mark.parametrize("workers", [(), (a_worker("orders"),)])
@@ -70,64 +70,67 @@ def test_a_queue_that_nobody_knows_is_missing_where_an_operator_names_it(
 ) -> None:
     """With "did you mean", whether workers live or not."""
     some = targets(*workers, guarded=frozenset({"orders"}), to_queue="ordres")
-    found, why = some.queue("ordres")
+    found, why = some.look_up_queue("ordres")
     assert found is False
     assert why.endswith("; did you mean 'orders'?")
 
 
 def test_a_queue_with_letters_is_known_while_no_worker_lives() -> None:
     """Else an operator could not prepare a restart."""
-    assert targets(guarded=frozenset({"old"}), to_queue="old").queue("old")[0] is None
-    assert targets(a_worker("x"), guarded=frozenset({"old"}), to_queue="old").queue("old")[0] is (
-        False
-    )
+    assert targets(guarded=frozenset({"old"}), to_queue="old").look_up_queue("old")[0] is None
+    assert targets(a_worker("x"), guarded=frozenset({"old"}), to_queue="old").look_up_queue("old")[
+        0
+    ] is (False)
 
 
 def test_a_queue_that_publishing_does_not_make_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     """RabbitMQ returns such a message, whatever routes say."""
     monkeypatch.setattr(module, "on_broker", lambda *_: (False, False))
     some = targets(configured=frozenset({"routed"}))
-    assert [some.queue(name)[0] for name in ("routed", "mails")] == [False, True]
+    assert [some.look_up_queue(name)[0] for name in ("routed", "mails")] == [False, True]
     monkeypatch.setattr(module, "on_broker", lambda *_: (None, False))
-    assert targets().queue("orders") == (None, "this broker does not answer")
+    assert targets().look_up_queue("orders") == (None, "this broker does not answer")
 
 
 def test_a_task_is_asked_of_the_workers_that_consume_its_queue() -> None:
     """A worker of another queue may have other code."""
     some = targets(a_worker("orders", tasks=("new",)), a_worker("a", "mails", tasks=("old",)))
-    assert some.task("old", "orders") == (
+    assert some.look_up_task("old", "orders") == (
         False,
         "not registered by celery@1, the only live worker that consumes 'orders'",
     )
-    assert some.task("old", "mails") == (True, "registered by celery@2")
-    assert some.task("old", "elsewhere")[0] is None
-    assert some.task("", "orders")[0] is None
-    assert some.task("celery.chord_unlock", "orders")[0] is True
-    assert some.loss(an_entry(task="old")) == f"task 'old' is {some.task('old', 'orders')[1]}"
+    assert some.look_up_task("old", "mails") == (True, "registered by celery@2")
+    assert some.look_up_task("old", "elsewhere")[0] is None
+    assert some.look_up_task("", "orders")[0] is None
+    assert some.look_up_task("celery.chord_unlock", "orders")[0] is True
+    assert (
+        some.reason_of_loss(an_entry(task="old"))
+        == f"task 'old' is {some.look_up_task('old', 'orders')[1]}"
+    )
 
 
 def test_a_worker_with_more_tasks_than_it_lists_may_have_any() -> None:
     """It lists the first 5,000."""
     many = tuple(f"t{n}" for n in range(MAX_TASKS))
-    assert targets(a_worker("orders", tasks=many)).task("other", "orders")[0] is None
+    assert targets(a_worker("orders", tasks=many)).look_up_task("other", "orders")[0] is None
 
 
 def test_each_name_is_looked_up_once(nothing_on_the_broker: list[str]) -> None:
     """However many letters have it."""
     some = targets(a_worker("orders"))
     for _ in range(100):
-        assert "queue 'gone' is neither" in some.loss(an_entry("gone"))
+        assert "queue 'gone' is neither" in some.reason_of_loss(an_entry("gone"))
     assert nothing_on_the_broker == ["gone"]
     for n in range(3000):
-        some.loss(an_entry(f"gone-{n}"))
+        some.reason_of_loss(an_entry(f"gone-{n}"))
     assert len(nothing_on_the_broker) <= 1000
 
 
 def test_entries_that_are_no_letters_and_letters_without_a_queue_are_not_lost() -> None:
     """They are told apart elsewhere: skipped, and failed with their own words."""
     some = targets(a_worker("orders"))
-    assert some.loss(RawEntry("1-0", {b"source_queue": b"gone"})) == ""
-    assert some.loss(an_entry("")) == ""
+    assert some.reason_of_loss(RawEntry("1-0", {b"source_queue": b"gone"})) == ""
+    assert some.reason_of_loss(an_entry("")) == ""
 
 
 def test_a_dry_run_counts_letters_by_queue_and_by_task() -> None:

@@ -17,7 +17,7 @@ from celery_dlq import DeadLetter, DLQError, LetterFilter
 from celery_dlq.errors import RedriveError
 from celery_dlq.letters.conditions import assignment
 from celery_dlq.letters.redaction import Redaction
-from celery_dlq.operations.edit import Edit, edited
+from celery_dlq.operations.edit import Edit, editing
 from celery_dlq.operations.redrive.message import Outgoing, RedriveOptions, outgoing
 from celery_dlq.operations.redrive.select import RawEntry
 
@@ -40,7 +40,7 @@ def changed(*texts: str, redaction: Redaction | None = None) -> Outgoing:
     """The message after these assignments."""
     more = {} if redaction is None else {"redaction": redaction}
     edit = Edit(assign=dict(map(assignment, texts)))
-    return edited(edit, actor="ann", now=NOW, **more)(message())
+    return editing(edit, actor="ann", now=NOW, **more)(message())
 
 
 def as_letter(sent: Outgoing) -> DeadLetter:
@@ -154,7 +154,7 @@ def test_a_place_that_is_not_there_is_refused(path: str) -> None:
 def test_a_path_of_the_python_api_is_checked_alike(path: str) -> None:
     """It is no assignment, and has nothing behind it."""
     with pytest.raises(RedriveError, match="of the path"):
-        edited(Edit(assign={path: 1}), actor="ann", now=NOW)(message())
+        editing(Edit(assign={path: 1}), actor="ann", now=NOW)(message())
 
 
 @pytest.mark.parametrize("name", ["task", "id", "retries", "root_id", "dlq_redrives", "x-death"])
@@ -197,7 +197,7 @@ def test_an_edited_body_is_compressed_as_before(protocol: int, compression: str)
     )
     given = bytes(compress(json.dumps(body), compression)[0])
     edit = Edit(assign=dict(map(assignment, ["args[0]=8", "kwargs.tenant=43"])))
-    sent = edited(edit, actor="ann", now=NOW)(message(given, compression=compression))
+    sent = editing(edit, actor="ann", now=NOW)(message(given, compression=compression))
     assert sent.headers["compression"] == compression
     found = json.loads(decompress(sent.body, compression))
     args, kwargs = [8, *ARGS[1:]], {**KWARGS, "tenant": 43}
@@ -217,4 +217,4 @@ def test_an_edited_body_is_compressed_as_before(protocol: int, compression: str)
 def test_a_body_that_cannot_be_decompressed_is_not_edited(body: bytes, compression: str) -> None:
     """Nor is one that is too large when it is decompressed: it may be a bomb."""
     with pytest.raises(RedriveError, match="expected a JSON message of Celery to edit"):
-        edited(Edit(args=[1]), actor="ann", now=NOW)(message(body, compression=compression))
+        editing(Edit(args=[1]), actor="ann", now=NOW)(message(body, compression=compression))

@@ -10,15 +10,15 @@ import pytest
 from waiting import poll
 
 from celery_dlq.store import endless
-from celery_dlq.store.endless import repeat
+from celery_dlq.store.endless import repeat_until
 from celery_dlq.store.metrics import Counts
 from celery_dlq.transport import held
-from celery_dlq.transport.held import Keeper, WatchedFetch
+from celery_dlq.transport.held import LeaseThread, WatchedFetch
 
 Act = Callable[[], object]
 
 
-class Beating(Keeper):
+class Beating(LeaseThread):
     """A keeper that does what the test says."""
 
     what = "Nothing is kept"
@@ -39,7 +39,7 @@ class Beating(Keeper):
     def _pause_seconds(self) -> float:
         return 0.001
 
-    def _tick(self) -> None:
+    def _give_sign_of_life(self) -> None:
         self.rounds += 1
         self.act()
 
@@ -124,7 +124,7 @@ def test_another_thread_takes_the_place_of_one_that_is_gone(
     """Nobody knows how; it is found at the next look."""
     first = Beating(bool, made)
     with monkeypatch.context() as patch:
-        patch.setattr(held, "repeat", lambda *_: None)
+        patch.setattr(held, "repeat_until", lambda *_: None)
         first.start()
         poll(lambda: first.ended)
     WatchedFetch(first).look_after(Counts())
@@ -156,5 +156,5 @@ def test_a_loop_ends_when_it_is_told_to() -> None:
         calls.append(1)
         raise KeyboardInterrupt
 
-    repeat(act, lambda: len(calls) == 3, "it")
+    repeat_until(act, lambda: len(calls) == 3, "it")
     assert len(calls) == 3

@@ -14,7 +14,13 @@ from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
 
 from celery_dlq.transport.redis.broker import Broker
-from celery_dlq.transport.redis.entries import Entry, lists_of, recorded, redelivered, tag_end
+from celery_dlq.transport.redis.entries import (
+    FetchedEntry,
+    lists_of,
+    recorded,
+    redelivered,
+    tag_end,
+)
 
 DELIVERY = {"exchange": "", "routing_key": "orders"}
 ENVELOPE: dict[str, Any] = {"body": "W10=", "properties": {"delivery_info": DELIVERY}}
@@ -48,7 +54,9 @@ def test_a_restored_message_is_marked_and_keeps_its_identity(headers: Any) -> No
     entry = json.dumps({**ENVELOPE, "headers": headers}).encode()
     again, envelope = redelivered(entry, decode_body)
     assert envelope["properties"]["delivery_info"]["redelivered"] is True
-    tags = [Entry(raw, "tag", "orders")["properties"]["delivery_tag"] for raw in (entry, again)]
+    tags = [
+        FetchedEntry(raw, "tag", "orders")["properties"]["delivery_tag"] for raw in (entry, again)
+    ]
     assert tags[0] == tags[1]
     assert not headers or envelope["headers"]["redelivered"] is True
 
@@ -56,7 +64,7 @@ def test_a_restored_message_is_marked_and_keeps_its_identity(headers: Any) -> No
 def test_what_is_no_utf_8_is_read_and_restored_as_kombu_does() -> None:
     """With a sign in its place; kombu's workers restore the record in the same way."""
     entry = json.dumps({**ENVELOPE, "headers": {"x": "NOTE"}}).encode().replace(b"NOTE", b"a\xff")
-    assert Entry(entry, "tag", "orders")["headers"] == {"x": "a\N{REPLACEMENT CHARACTER}"}
+    assert FetchedEntry(entry, "tag", "orders")["headers"] == {"x": "a\N{REPLACEMENT CHARACTER}"}
     again, _envelope = redelivered(entry, decode_body)
     assert json.loads(again)["headers"] == {"x": "a\N{REPLACEMENT CHARACTER}", "redelivered": True}
     assert json.loads(bytes_to_str(b"[" + entry + b',"","orders"]'))[0]["headers"]["x"] == "a\ufffd"

@@ -21,7 +21,7 @@ from celery_dlq.features.exceptions.observer import (
     exception_names,
     warn_of_exceptions,
 )
-from celery_dlq.features.exceptions.policy import Action, ExceptionRule, why_not_here
+from celery_dlq.features.exceptions.policy import ExceptionAction, ExceptionRule, why_not_here
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.resolved import PolicyCache
 from celery_dlq.policies.table import PolicyTable
@@ -69,10 +69,12 @@ def test_rules_are_read_from_classes_and_dotted_names() -> None:
     )
     assert dict(policy.of("exceptions").rules) == {
         "requests.ConnectionError": ExceptionRule(
-            action=Action.RETRY, max_retries=2, countdown=0.0
+            action=ExceptionAction.RETRY, max_retries=2, countdown=0.0
         ),
-        "shop.Fatal": ExceptionRule(action=Action.DEAD_LETTER, dead_letter_queue="fatal-DLQ"),
-        "KeyError": ExceptionRule(action=Action.IGNORE),
+        "shop.Fatal": ExceptionRule(
+            action=ExceptionAction.DEAD_LETTER, dead_letter_queue="fatal-DLQ"
+        ),
+        "KeyError": ExceptionRule(action=ExceptionAction.IGNORE),
     }
     assert Policy.parse(json.loads(json.dumps(policy.to_json())), "again") == policy
     assert Policy.parse({"exceptions": policy.of("exceptions")}, "again") == policy
@@ -203,23 +205,27 @@ def test_two_mappings_are_merged_by_exception() -> None:
 @pytest.mark.parametrize(
     ("rule", "waits"),
     [
-        (ExceptionRule(action=Action.RETRY), [1, 2, 4, 8]),
-        (ExceptionRule(action=Action.RETRY, countdown=30.0), [30, 60, 120]),
-        (ExceptionRule(action=Action.RETRY, countdown=0.2), [1, 1, 1, 2]),
-        (ExceptionRule(action=Action.RETRY, countdown=300.0), [300, 600, 600]),
-        (ExceptionRule(action=Action.RETRY, countdown=0.0), [0, 0]),
+        (ExceptionRule(action=ExceptionAction.RETRY), [1, 2, 4, 8]),
+        (ExceptionRule(action=ExceptionAction.RETRY, countdown=30.0), [30, 60, 120]),
+        (ExceptionRule(action=ExceptionAction.RETRY, countdown=0.2), [1, 1, 1, 2]),
+        (ExceptionRule(action=ExceptionAction.RETRY, countdown=300.0), [300, 600, 600]),
+        (ExceptionRule(action=ExceptionAction.RETRY, countdown=0.0), [0, 0]),
     ],
 )
 def test_a_retry_waits_as_the_rule_says(rule: ExceptionRule, waits: list[int]) -> None:
     """Whole seconds."""
-    assert [rule.wait(retries, 0.999) for retries in range(len(waits))] == waits
+    assert [rule.seconds_before_retry(retries, 0.999) for retries in range(len(waits))] == waits
 
 
 def test_jitter_is_a_part_of_the_wait() -> None:
     """From none of it to all of it, as Celery's ``retry_jitter``."""
-    rule = ExceptionRule(action=Action.RETRY)
-    assert (rule.wait(3, 0.0), rule.wait(3, 0.5), rule.wait(3, 0.9999)) == (0, 4, 8)
-    assert rule.wait(10**9, 0.9999) == 600  # the number comes over the wire
+    rule = ExceptionRule(action=ExceptionAction.RETRY)
+    assert (
+        rule.seconds_before_retry(3, 0.0),
+        rule.seconds_before_retry(3, 0.5),
+        rule.seconds_before_retry(3, 0.9999),
+    ) == (0, 4, 8)
+    assert rule.seconds_before_retry(10**9, 0.9999) == 600  # the number comes over the wire
 
 
 # -- how it is found -----------------------------------------------------------------------
@@ -269,10 +275,10 @@ def test_looking_up_a_name_imports_and_calls_nothing(
 @pytest.mark.parametrize(
     ("exceptions", "action"),
     [
-        ({SubError: RETRY, BaseError: FATAL}, Action.RETRY),
-        ({Exception: RETRY, BaseError: FATAL}, Action.DEAD_LETTER),
-        ({Exception: RETRY, BaseError: "ignore"}, Action.IGNORE),
-        ({SubError: RETRY, Exception: "ignore"}, Action.RETRY),
+        ({SubError: RETRY, BaseError: FATAL}, ExceptionAction.RETRY),
+        ({Exception: RETRY, BaseError: FATAL}, ExceptionAction.DEAD_LETTER),
+        ({Exception: RETRY, BaseError: "ignore"}, ExceptionAction.IGNORE),
+        ({SubError: RETRY, Exception: "ignore"}, ExceptionAction.RETRY),
         ({KeyError: RETRY}, None),
     ],
 )

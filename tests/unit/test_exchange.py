@@ -75,7 +75,7 @@ def test_a_letter_has_the_exchange_of_its_policy() -> None:
     keys = {
         queue: entry and (entry.name, entry.routing_key)
         for queue in ("orders", "slow", "quiet", "unknown")
-        for entry in [found.of(a_letter(source_queue=queue))]
+        for entry in [found.exchange_of(a_letter(source_queue=queue))]
     }
     assert keys == {
         "orders": ("deaths", None),

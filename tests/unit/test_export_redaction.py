@@ -46,7 +46,7 @@ def test_a_value_is_gone_from_every_place_of_a_letter() -> None:
     )
     assert CARD.encode() not in whole(fields)
     assert CARD[:9].encode() not in whole(fields)
-    token = Redaction.with_key(["kwargs.card"], KEY).token(CARD)
+    token = Redaction.with_key(["kwargs.card"], KEY).token_of(CARD)
     assert json.loads(fields["kwargs_json"]) == {"card": token, "order": 7}
     _args, body_kwargs, embed = json.loads(fields["body"])
     assert body_kwargs["card"] == embed["chain"][0]["kwargs"]["card"] == token
@@ -58,9 +58,9 @@ def test_a_value_is_gone_from_every_place_of_a_letter() -> None:
 def test_equal_values_have_equal_tokens_with_one_key_only() -> None:
     """Spark joins on them; another key makes others."""
     one, other = Redaction.with_key(["kwargs.a"], KEY), Redaction.with_key(["kwargs.a"], KEY[::-1])
-    assert one.token(CARD) == one.token(CARD) != one.token("4111111111111112")
-    assert one.token(CARD) != other.token(CARD)
-    assert one.about()["key"] != other.about()["key"]
+    assert one.token_of(CARD) == one.token_of(CARD) != one.token_of("4111111111111112")
+    assert one.token_of(CARD) != other.token_of(CARD)
+    assert one.rules_and_key_id()["key"] != other.rules_and_key_id()["key"]
     assert KEY not in repr(one).encode()
 
 
@@ -107,13 +107,13 @@ def test_headers_and_whole_texts_can_be_redacted() -> None:
 def test_short_values_are_replaced_only_where_they_stand_alone() -> None:
     """A CVC of three digits must not eat into numbers of lines; tokens stay whole."""
     fields = redacted(["kwargs.cvc"], kwargs_json='{"cvc": "123"}', description="cvc 123, id 91234")
-    token = Redaction.with_key(["kwargs.cvc"], KEY).token("123")
+    token = Redaction.with_key(["kwargs.cvc"], KEY).token_of("123")
     assert fields["description"].decode() == f"cvc {token}, id 91234"
 
 
 def test_nothing_and_already_redacted_values_stay() -> None:
     """Null is null; a second redaction changes nothing."""
-    token = Redaction.with_key(["kwargs.a"], KEY).token("x")
+    token = Redaction.with_key(["kwargs.a"], KEY).token_of("x")
     kwargs = {"a": None, "b": token}
     fields = redacted(["kwargs.a", "kwargs.b"], kwargs_json=json.dumps(kwargs))
     assert json.loads(fields["kwargs_json"]) == kwargs

@@ -14,7 +14,7 @@ from celery_dlq.letters.comparison import (
     MAX_PAIRS,
     MAX_VALUE_CHARS,
     UNREAD,
-    Pair,
+    FeatureValue,
     pairs_of,
 )
 from celery_dlq.letters.record import DeadLetter
@@ -22,13 +22,13 @@ from celery_dlq.letters.record import DeadLetter
 DEEP = 100_000
 
 
-def pairs(letter: DeadLetter) -> set[Pair]:
+def pairs(letter: DeadLetter) -> set[FeatureValue]:
     """The pairs of a letter as it is stored."""
     fields = letter.to_fields()
     return pairs_of(lambda name: fields.get(name, b"").decode())
 
 
-def arguments(args: str = "[]", kwargs: str = "{}") -> set[Pair]:
+def arguments(args: str = "[]", kwargs: str = "{}") -> set[FeatureValue]:
     """The pairs of arguments, given as JSON text."""
     found = pairs(a_letter(args_json=args, kwargs_json=kwargs))
     return {pair for pair in found if pair[0].startswith(("args", "kwargs"))}

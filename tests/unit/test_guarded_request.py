@@ -293,7 +293,7 @@ def test_a_pool_that_drops_a_job_has_not_started_it(worker: Worker) -> None:
     """Its delivery is not counted any more."""
     request = worker.receive()
     request.execute_using_pool(Pool())
-    worker.guard.never_started([request])
+    worker.guard.uncount_never_started([request])
     assert request.dlq_state is DeliveryState.NEW
     assert not request.dlq_in_flight.charged
 
@@ -364,7 +364,7 @@ def test_a_start_that_an_error_of_our_own_keeps_from_being_counted_happens(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is counted as an error; the task runs."""
-    monkeypatch.setattr(worker.guard, "begin", broken)
+    monkeypatch.setattr(worker.guard, "count_start", broken)
     request = worker.start()
     request.on_failure(an_error(ValueError("x")), return_ok=True)
     assert worker.said == ["letter", "ack"]
@@ -407,7 +407,7 @@ def demand(worker: Worker) -> None:
     instructions = worker.dlq.assembly.backend.instructions
     now = instructions.now()
     one = Demand(id=worker.id, reason="wrong", since=now, until=now + timedelta(hours=1))
-    assert instructions.put(one)
+    assert instructions.give(one)
     worker.guard.tick()
 
 
@@ -530,13 +530,13 @@ def test_a_start_whose_message_went_back_during_the_wait_for_its_count_does_not_
     """The broker gives it to another worker; its count is taken back."""
     request = worker.receive(redelivered=True)
     request.message.channel = Channel()
-    begin = worker.guard.begin
+    begin = worker.guard.count_start
 
     def lose_the_connection(request: Any) -> Any:
         request.message.channel.connection = None
         return begin(request)
 
-    monkeypatch.setattr(worker.guard, "begin", lose_the_connection)
+    monkeypatch.setattr(worker.guard, "count_start", lose_the_connection)
     with pytest.raises(TaskRevokedError):
         request.execute_using_pool(Pool())
     assert (worker.said, request.dlq_state) == ([], DeliveryState.DONE)
@@ -549,14 +549,14 @@ def test_a_start_that_a_cold_shutdown_overtakes_while_it_is_counted_is_not_charg
     """In a pool of threads, the signal comes in another thread than the count."""
     worker = Worker(tmp_path, kind=InProcessRequest)
     request = worker.receive()
-    begin = worker.guard.begin
+    begin = worker.guard.count_start
 
     def shut_down(request: Any) -> Any:
         started = begin(request)
         monkeypatch.setattr(state, "should_terminate", True)
         return started
 
-    monkeypatch.setattr(worker.guard, "begin", shut_down)
+    monkeypatch.setattr(worker.guard, "count_start", shut_down)
     with pytest.raises(NotStartedError):
         request.on_accepted(1, 0.0)
     assert not request.dlq_in_flight.charged

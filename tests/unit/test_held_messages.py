@@ -292,10 +292,10 @@ def test_a_message_that_cannot_be_read_runs_and_is_counted_once(
     request = worker.receive()
     request.message.body = b"\x80\x04N."
     for _ in range(2):
-        assert worker.guard.stops(request) is None
+        assert worker.guard.verdict_before_start(request) is None
     other = worker.receive()
     other.message.body = b"\x80\x04N."
-    assert worker.guard.stops(other) is None
+    assert worker.guard.verdict_before_start(other) is None
     worker.guard.tick()
     poll(lambda: {one.hold.id: one.unread for one in worker.dlq.holds()}[first.id] == 2)
     assert sum(one.unread for one in worker.dlq.holds()) == 2
@@ -306,9 +306,9 @@ def test_the_count_of_a_hold_that_is_gone_is_forgotten(worker: Worker) -> None:
     """Nobody asks for it again."""
     one = hold(worker, conditions=["kwargs.tenant=42"])
     counts = worker.dlq.assembly.backend.part(Unread)
-    counts.add(one.id)
-    counts.add("hold-of-before")
-    counts.flush()
-    poll(lambda: counts.all() == {one.id: 1, "hold-of-before": 1})
+    counts.add_message(one.id)
+    counts.add_message("hold-of-before")
+    counts.send_counts()
+    poll(lambda: counts.counts_by_hold() == {one.id: 1, "hold-of-before": 1})
     hold(worker)  # tidies
-    assert counts.all() == {one.id: 1}
+    assert counts.counts_by_hold() == {one.id: 1}

@@ -94,7 +94,7 @@ def test_a_greenlet_that_is_killed_has_not_succeeded(
     worker, pool = Worker(tmp_path, kind=InProcessRequest), Greenlets()
     pool.request = request = worker.start()
     succeeded: list[Any] = []
-    worker.guard.returned = succeeded.append  # type: ignore[method-assign]
+    worker.guard.record_returned = succeeded.append  # type: ignore[method-assign]
     getattr(request, how)(pool)
     assert (worker.said, request.dlq_state, succeeded) == (said, expected, [])
 

@@ -113,8 +113,8 @@ def test_a_worker_without_sentry_and_prometheus_loads_neither() -> None:
     """An app pays nothing for what it does not use: the reporter never imports."""
     code = (
         "import sys, celery_dlq.plugin, celery_dlq.features.prometheus.exporter\n"
-        "from celery_dlq.features.sentry.observer import client\n"
-        "assert client() is None\n"
+        "from celery_dlq.features.sentry.observer import sentry_client\n"
+        "assert sentry_client() is None\n"
         "print([m for m in ('sentry_sdk', 'prometheus_client') if m in sys.modules])"
     )
     done = subprocess.run(

@@ -72,7 +72,9 @@ def a_writer(said: Said, tmp_path: Path, **more: Any) -> LetterWriter:
 def written(writer: LetterWriter, said: Said, *, acknowledged: bool = False) -> DeliveryState:
     """Write a letter; return the state of its message."""
     letter = a_letter()
-    return writer.write(PendingLetter(letter, key_of(letter), said, acknowledged=acknowledged))
+    return writer.store_or_wait(
+        PendingLetter(letter, key_of(letter), said, acknowledged=acknowledged)
+    )
 
 
 def test_the_outbox_has_an_entry_before_the_letter_is_stored(tmp_path: Path) -> None:
@@ -93,7 +95,7 @@ def test_the_first_letter_of_a_resolved_group_is_told_apart(tmp_path: Path) -> N
     said.resolve(letters[0])
     said.down = {"letter"}
     for letter in letters:
-        writer.write(PendingLetter(letter, key_of(letter), said))
+        writer.store_or_wait(PendingLetter(letter, key_of(letter), said))
     said.down.clear()
     writer.tick()
     assert [(event.letter.id, event.regressed) for event in seen] == [
@@ -102,8 +104,8 @@ def test_the_first_letter_of_a_resolved_group_is_told_apart(tmp_path: Path) -> N
         (letters[2].id, False),
     ]
     store = fresh_store().metrics
-    counts.flush(store.add)
-    found = {s[1:]: n for s, n in store.read().counts.items() if s[0] == REGRESSED.name}
+    counts.flush(store.add_counts)
+    found = {s[1:]: n for s, n in store.read_all().counts.items() if s[0] == REGRESSED.name}
     assert found == {("orders", "orders-DLQ", letters[0].task_name): 1}
 
 
@@ -126,10 +128,10 @@ def test_a_name_that_anybody_can_publish_is_no_label(tmp_path: Path) -> None:
     writer = LetterWriter(said, Spool(str(tmp_path), "x"), counts=counts)
     for reason in Reason:
         letter = a_letter(reason=reason, task_id=reason.value)
-        writer.write(PendingLetter(letter, key_of(letter), said))
+        writer.store_or_wait(PendingLetter(letter, key_of(letter), said))
     store = fresh_store().metrics
-    counts.flush(store.add)
-    assert {series[-2:] for series in store.read().counts} == {
+    counts.flush(store.add_counts)
+    assert {series[-2:] for series in store.read_all().counts} == {
         (reason.value, OTHER if ANY_NAME in reason.about else letter.task_name) for reason in Reason
     }
 
@@ -273,7 +275,7 @@ def test_counts_of_letters_in_the_spool_are_deleted_when_their_messages_are_gone
     writer, _limit, forgotten = a_limited_writer(said, full, tmp_path, durable=True)
     letter, redriven = a_letter(), a_letter(redrives=1)
     for one in (letter, redriven):
-        writer.write(PendingLetter(one, key_of(one), acknowledged=False, waits=said))
+        writer.store_or_wait(PendingLetter(one, key_of(one), acknowledged=False, waits=said))
     writer.tick()
     assert forgotten == []
     writer.tick()
@@ -309,7 +311,7 @@ def test_a_message_goes_back_before_its_broker_closes_the_channel(
     said.down = {"letter"}
     writer, letter = a_writer(said, tmp_path, gives_back=True), a_letter()
     assert writer.patience() == 600
-    writer.write(PendingLetter(letter, key_of(letter), said, ran_seconds=ran_seconds))
+    writer.store_or_wait(PendingLetter(letter, key_of(letter), said, ran_seconds=ran_seconds))
     writer.tick()
     assert (len(writer) == 0) is goes
     intervals.change(monkeypatch, consumer_timeout=0.0)

@@ -36,7 +36,9 @@ def test_every_pair_of_states_is_legal_or_refused(state: DeliveryState) -> None:
         errors: list[str] = []
         request: Any = DeadLetterRequest()
         request.id = "t-1"
-        request.dlq_guard = SimpleNamespace(failed=errors.append, accepted=lambda _request: None)
+        request.dlq_guard = SimpleNamespace(
+            count_internal_error=errors.append, accepted=lambda _request: None
+        )
         request.dlq_state = state
         request.dlq_move(to)
         legal = (state, to) in PAIRS

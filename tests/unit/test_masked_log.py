@@ -12,7 +12,7 @@ from celery.worker.consumer import consumer
 
 from celery_dlq.letters.redaction import NO_REDACTION, Redaction
 from celery_dlq.worker import masked_log
-from celery_dlq.worker.dropped import dumping, watch
+from celery_dlq.worker.dropped import dumping, watch_dropped_messages
 from celery_dlq.writing.lifecycle import DeliveryState
 
 CARD = "4111111111111111"
@@ -64,13 +64,13 @@ def test_celery_drops_a_message_without_showing_it(
     """Celery's own handlers, as they are called for a message whose queue keeps no letters."""
     guard, message = Mock(), Mock(headers={"id": "1", "task": "shop.gone", "card": CARD})
     message.body = message.payload = CARD
-    guard.dropped.return_value = DeliveryState.DONE
+    guard.decide_dropped.return_value = DeliveryState.DONE
     worker = Mock(spec=consumer.Consumer, app=Mock(), connection_errors=(), dlq_watched=False)
     worker.blueprint, worker.event_dispatcher = Mock(), Mock(enabled=False)
     worker._message_report = partial(consumer.Consumer._message_report, worker)
     for name in ("on_unknown_message", "on_unknown_task", "on_invalid_task", "on_decode_error"):
         setattr(worker, name, partial(getattr(consumer.Consumer, name), worker))
-    watch(worker, guard)
+    watch_dropped_messages(worker, guard)
     first = () if handler == "on_decode_error" else ({"card": CARD},)
     getattr(worker, handler)(*first, message, *also)
     assert "[redacted]" in caplog.text

@@ -36,7 +36,7 @@ class Server:
     def store(self, limit: MemoryLimit) -> bool:
         """Store a letter if there is room."""
         try:
-            letter = limit.fit(large())
+            letter = limit.fitted(large())
         except MemoryLimitReached:
             return False
         self.used += len(letter.body) + 500
@@ -68,7 +68,7 @@ def limit_of(server: Server, share: float = 0.8) -> MemoryLimit:
 def test_above_the_limit_a_letter_loses_its_text(used: int, *, whole: bool) -> None:
     """Only what describes the death: the message can be redriven as ever."""
     letter = large()
-    kept = limit_of(Server(used)).fit(letter)
+    kept = limit_of(Server(used)).fitted(letter)
     assert (kept == letter) is whole
     if not whole:
         assert kept == without_text(letter)
@@ -77,16 +77,16 @@ def test_above_the_limit_a_letter_loses_its_text(used: int, *, whole: bool) -> N
 def test_halfway_to_the_maximum_letters_wait() -> None:
     """Also one for whose size there is no room any more."""
     with pytest.raises(MemoryLimitReached, match=r"uses 90% of its maxmemory"):
-        limit_of(Server(90_000_001)).fit(large())
+        limit_of(Server(90_000_001)).fitted(large())
     with pytest.raises(MemoryLimitReached):
-        limit_of(Server(85_000_000)).fit(large(6_000_000))
+        limit_of(Server(85_000_000)).fitted(large(6_000_000))
 
 
 def test_a_letter_that_can_wait_keeps_its_text() -> None:
     """A letter on disk takes no memory."""
     with pytest.raises(MemoryLimitReached):
-        limit_of(Server(85_000_000)).fit(large(), whole=True)
-    assert limit_of(Server(70_000_000)).fit(large(), whole=True).traceback
+        limit_of(Server(85_000_000)).fitted(large(), whole=True)
+    assert limit_of(Server(70_000_000)).fitted(large(), whole=True).traceback
 
 
 def test_without_its_text_a_letter_has_its_whole_message() -> None:
@@ -107,7 +107,7 @@ def test_without_its_text_a_letter_has_its_whole_message() -> None:
 
 def test_without_a_maximum_there_is_no_limit() -> None:
     """Most development servers have none."""
-    assert limit_of(Server(99, maximum=0)).fit(large()).traceback
+    assert limit_of(Server(99, maximum=0)).fitted(large()).traceback
 
 
 def test_a_limit_of_0_is_none() -> None:
@@ -115,7 +115,7 @@ def test_a_limit_of_0_is_none() -> None:
     server = Server(MAXIMUM)
     limit = limit_of(server, 0.0)
     limit.tick()
-    assert limit.fit(large()).traceback
+    assert limit.fitted(large()).traceback
     assert server.readings == 0
 
 
@@ -123,7 +123,7 @@ def test_where_the_memory_is_unknown_there_is_no_limit() -> None:
     """A user who may not run INFO has all else."""
     limit = MemoryLimit(lambda: None, 0.8)
     limit.tick()
-    assert limit.fit(large()).traceback
+    assert limit.fitted(large()).traceback
 
 
 def test_the_memory_is_not_read_for_each_letter() -> None:
@@ -160,7 +160,7 @@ def test_a_server_that_does_not_answer_is_asked_once_until_the_next_tick() -> No
     limit = limit_of(server)
     server.down = True
     for _ in range(1000):
-        limit.fit(large())
+        limit.fitted(large())
     assert server.readings == 2
     with pytest.raises(StoreUnavailable):
         limit.tick()
@@ -205,6 +205,6 @@ def test_long_arguments_of_a_compressed_body_are_room_too() -> None:
     letter = replace(large(), body=b"compressed", args_json=text, kwargs_json="{}")
     cut = without_text(letter)
     assert (cut.args_json, cut.kwargs_json) == (None, "{}")
-    assert limit_of(Server(89_800_000)).fit(replace(letter, args_json=None)) is not None
+    assert limit_of(Server(89_800_000)).fitted(replace(letter, args_json=None)) is not None
     with pytest.raises(MemoryLimitReached):
-        limit_of(Server(89_800_000)).fit(letter)
+        limit_of(Server(89_800_000)).fitted(letter)

@@ -24,7 +24,7 @@ from celery_dlq.policies.decisions import End
 from celery_dlq.store.metrics import INTERNAL_ERRORS
 from celery_dlq.worker import request as request_module
 from celery_dlq.worker import starts
-from celery_dlq.worker.dropped import watch
+from celery_dlq.worker.dropped import watch_dropped_messages
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.wiring import guard_of
 from celery_dlq.writing import letter as letter_module
@@ -66,14 +66,14 @@ def a_begun(guard: Guard, **info: Any) -> Any:
         waited=waited,
         dlq_wait_is_over=waited.append,
     )
-    guard.begin(request)
+    guard.count_start(request)
     return request
 
 
 def errors(dlq: DeadLetters, guard: Guard, operation: str) -> int:
     """Number of errors of its own that the plugin counted."""
-    guard.counts.flush(dlq.assembly.backend.metrics.add)
-    counts = dlq.assembly.backend.metrics.read().counts
+    guard.counts.flush(dlq.assembly.backend.metrics.add_counts)
+    counts = dlq.assembly.backend.metrics.read_all().counts
     return counts.get((INTERNAL_ERRORS.name, operation), 0)
 
 
@@ -96,7 +96,7 @@ def test_a_letter_that_cannot_be_stored_is_stored_as_plainly_as_it_can_be_made(
     """The message and the reason are worth more than the details of the death."""
     monkeypatch.setattr(dlq.store, "dead_letter", failing(1, dlq.store.dead_letter))
     request = a_begun(guard)
-    assert guard.end(request, FAILED, requeued=False) is DeliveryState.STORED
+    assert guard.decide_end(request, FAILED, requeued=False) is DeliveryState.STORED
     (letter,) = dlq.letters("orders-DLQ")
     assert (letter.task_id, letter.body, letter.traceback) == ("t-1", a_message().body, None)
     assert letter.headers
@@ -110,7 +110,7 @@ def test_a_death_that_cannot_be_described_is_a_letter_all_the_same(
     """Without its history and traceback."""
     monkeypatch.setattr(letter_module, "fingerprint", failing(1, letter_module.fingerprint))
     request = a_begun(guard)
-    assert guard.end(request, FAILED, requeued=False) is DeliveryState.STORED
+    assert guard.decide_end(request, FAILED, requeued=False) is DeliveryState.STORED
     (letter,) = dlq.letters("orders-DLQ")
     assert (letter.task_id, letter.history, letter.exception_type) == ("t-1", (), None)
 
@@ -137,12 +137,12 @@ def test_an_observer_that_fails_harms_no_message(
     monkeypatch.setattr(kind, hook, failing(99, print))
     guard = guard_of(dlq.assembly, hostname="celery@web-2", pid=2, flags_redelivery=True)
     request = a_begun(guard)
-    assert guard.stops(request) is None
+    assert guard.verdict_before_start(request) is None
     assert guard.death_at_end(request) is None
-    assert guard.end(request, FAILED, requeued=False) is DeliveryState.STORED
+    assert guard.decide_end(request, FAILED, requeued=False) is DeliveryState.STORED
     with pytest.raises(LookupError) as raised:
         raise LookupError("no price")
-    assert guard.keeps(
+    assert guard.will_dead_letter(
         SimpleNamespace(name="shop.charge", throws=()), request.delivery_info, raised._excinfo
     )
     guard.connected()
@@ -162,7 +162,7 @@ def test_a_letter_that_cannot_be_stored_waits_as_in_an_outage(
     """Its message is not settled meanwhile; one line says so, however often it is tried."""
     monkeypatch.setattr(dlq.store, "dead_letter", failing(8, dlq.store.dead_letter))
     request = a_begun(guard)
-    assert guard.end(request, FAILED, requeued=False) is DeliveryState.WAITING_FOR_STORE
+    assert guard.decide_end(request, FAILED, requeued=False) is DeliveryState.WAITING_FOR_STORE
     for _ in range(3):  # each tries twice: whole, and without details
         guard.tick()
     assert request.waited == []
@@ -197,7 +197,7 @@ def test_a_message_whose_count_an_error_of_ours_hides_waits_as_in_an_outage(
     """It may be what killed its worker. Then what this worker knows decides."""
     worker = Worker(tmp_path)
     worker.start()
-    monkeypatch.setattr(worker.guard.counter, "count", failing(99, print))
+    monkeypatch.setattr(worker.guard.counter, "count_delivery", failing(99, print))
     request = worker.receive(redelivered=True)
     with pytest.raises(TaskRevokedError):
         request.execute_using_pool(Pool())
@@ -213,7 +213,7 @@ def test_an_end_that_cannot_be_decided_is_decided_later(
 ) -> None:
     """Neither is it acknowledged, nor is it a letter, before that is known."""
     worker = Worker(tmp_path)
-    monkeypatch.setattr(worker.guard, "end", failing(2, worker.guard.end))
+    monkeypatch.setattr(worker.guard, "decide_end", failing(2, worker.guard.decide_end))
     request = worker.start()
     request.on_failure(an_error(ValueError("x")), return_ok=True)
     worker.guard.tick()
@@ -230,7 +230,7 @@ def test_an_end_that_turns_out_to_be_no_death_is_settled_as_by_celery(
     """An expected error is acknowledged, and what the task requeues is requeued."""
     worker = Worker(tmp_path)
     worker.task.throws = (KeyError,)
-    monkeypatch.setattr(worker.guard, "end", failing(1, worker.guard.end))
+    monkeypatch.setattr(worker.guard, "decide_end", failing(1, worker.guard.decide_end))
     request = worker.start()
     error = Reject("later", requeue=True) if requeue else KeyError("as planned")
     request.on_failure(an_error(error), return_ok=True)
@@ -261,7 +261,7 @@ def test_a_history_that_cannot_be_read_keeps_no_letter_waiting(
     """Another version may have written it: the letter comes without."""
     request = a_begun(guard, redelivered=True)
     monkeypatch.setattr(guard.counter, "history", failing(9, print))
-    assert guard.end(request, FAILED, requeued=False) is DeliveryState.STORED
+    assert guard.decide_end(request, FAILED, requeued=False) is DeliveryState.STORED
     (letter,) = dlq.letters("orders-DLQ")
     assert [one.number for one in letter.history] == [1]
 
@@ -281,9 +281,9 @@ def test_a_dropped_message_whose_letter_cannot_be_made_waits(
         blueprint=SimpleNamespace(),
         connection_errors=(),
     )
-    watch(consumer, guard)
+    watch_dropped_messages(consumer, guard)
     message = a_message(delivery_info={"exchange": "", "routing_key": "orders"})
-    monkeypatch.setattr(guard, "dropped", failing(2, guard.dropped))
+    monkeypatch.setattr(guard, "decide_dropped", failing(2, guard.decide_dropped))
     consumer.on_unknown_message("no task", message)
     guard.tick()
     assert said == []
@@ -313,7 +313,7 @@ def test_a_letter_that_an_error_of_ours_keeps_waiting_holds_up_no_other(
             dead_letter_queue="orders-DLQ", task_id=task_id
         )
         request.request_dict["id"] = task_id
-        ended = guard.end(request, FAILED, requeued=False)
+        ended = guard.decide_end(request, FAILED, requeued=False)
         assert ended is DeliveryState.WAITING_FOR_STORE
         requests.append(request)
     down[0] = False
@@ -351,10 +351,10 @@ def test_what_waits_for_long_goes_back_to_its_queue(
 ) -> None:
     """RabbitMQ would close the channel: of a death that is undecided, of a start not counted."""
     worker = Worker(tmp_path, gives_back=True)
-    monkeypatch.setattr(worker.guard, "end", failing(9, print))
+    monkeypatch.setattr(worker.guard, "decide_end", failing(9, print))
     died = worker.start()
     died.on_failure(an_error(ValueError("x")), return_ok=True)
-    monkeypatch.setattr(worker.guard.counter, "count", failing(9, print))
+    monkeypatch.setattr(worker.guard.counter, "count_delivery", failing(9, print))
     put_off = worker.receive(redelivered=True)
     with pytest.raises(TaskRevokedError):
         put_off.execute_using_pool(Pool())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_dlq.errors import SettingsError
-from celery_dlq.features.exceptions.policy import Action, ExceptionPolicy, ExceptionRule
+from celery_dlq.features.exceptions.policy import ExceptionAction, ExceptionPolicy, ExceptionRule
 from celery_dlq.letters.record import Reason
 from celery_dlq.policies.checks import duration_seconds, qualified_name, seconds, suggestion
 from celery_dlq.policies.policy import Policy
@@ -53,8 +53,11 @@ def test_a_policy_takes_all_its_keys() -> None:
                 "exceptions",
                 ExceptionPolicy(
                     (
-                        ("KeyError", ExceptionRule(action=Action.IGNORE)),
-                        (f"{__name__}.Bill.UnpaidError", ExceptionRule(action=Action.DEAD_LETTER)),
+                        ("KeyError", ExceptionRule(action=ExceptionAction.IGNORE)),
+                        (
+                            f"{__name__}.Bill.UnpaidError",
+                            ExceptionRule(action=ExceptionAction.DEAD_LETTER),
+                        ),
                     )
                 ),
             ),

@@ -28,7 +28,7 @@ def an_override(name: str) -> Override:
 
 
 def queue(known: PolicyCache, routing_key: Any, exchange: Any = "") -> str:
-    return known.of({"exchange": exchange, "routing_key": routing_key}).queue
+    return known.resolve({"exchange": exchange, "routing_key": routing_key}).queue
 
 
 def test_routing_keys_that_anybody_makes_up_are_no_queues(caplog: pytest.LogCaptureFixture) -> None:
@@ -46,7 +46,7 @@ def test_queues_that_the_app_a_policy_or_an_override_names_are_known() -> None:
         "mails",
         "by-hand",
     ]
-    known.apply([an_override("later")], NOW)
+    known.apply_overrides([an_override("later")], NOW)
     assert queue(known, "later") == "later"
 
 
@@ -70,13 +70,13 @@ def test_a_worker_that_consumes_a_dead_letter_queue_keeps_its_letters_there(
     fatal = Policy(dead_letter_queue="fatal", max_deliveries=2)
     known = PolicyCache(PolicyTable(queues, {"t": fatal}), app.amqp.queues)
     if overridden:
-        known.apply([an_override(name)], NOW)
+        known.apply_overrides([an_override(name)], NOW)
 
     @app.task(shared=False)
     @dead_letter_policy(dead_letter_queue="fatal", max_deliveries=2)
     def guarded() -> None: ...
 
     for task in (None, guarded):
-        resolved = known.of({"exchange": "", "routing_key": name}, task)
+        resolved = known.resolve({"exchange": "", "routing_key": name}, task)
         assert (resolved.queue, resolved.dead_letter_queue) == (name, name)
         assert resolved.policy is None or resolved.policy.max_deliveries == 2

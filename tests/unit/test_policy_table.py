@@ -15,7 +15,7 @@ from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.table import (
     MAX_CACHED_POLICIES,
     PolicyTable,
-    Sourced,
+    SourcedValue,
     check_targets,
     of_whole_queues,
 )
@@ -80,7 +80,7 @@ def test_every_key_can_be_off_whatever_a_pattern_says(key: str, off: Any) -> Non
     table = PolicyTable({"*": Policy.parse({key: VALUES[key]}, "x"), "orders": exact})
     assert table.resolve("orders") == Policy()
     assert table.resolve("mails") != Policy()
-    assert table.explain("orders")[key] == Sourced(False, "dlq_queues['orders']")
+    assert table.explain("orders")[key] == SourcedValue(False, "dlq_queues['orders']")
     table.check()
 
 
@@ -206,12 +206,12 @@ def test_every_value_says_where_it_comes_from() -> None:
     )
     explained = table.explain("orders", "shop.charge")
     assert {name: sourced for name, sourced in explained.items() if sourced.value is not None} == {
-        "reasons": Sourced(frozenset(), "override by ann@desk"),
-        "max_deliveries": Sourced(3, "dead_letter_policy of shop.charge"),
-        "max_retries": Sourced(7, "dlq_queues['orders']"),
-        "default_delay": Sourced(3.0, "dlq_queues['*']"),
+        "reasons": SourcedValue(frozenset(), "override by ann@desk"),
+        "max_deliveries": SourcedValue(3, "dead_letter_policy of shop.charge"),
+        "max_retries": SourcedValue(7, "dlq_queues['orders']"),
+        "default_delay": SourcedValue(3.0, "dlq_queues['*']"),
     }
-    assert table.explain("orders")["max_deliveries"] == Sourced(None, "default")
+    assert table.explain("orders")["max_deliveries"] == SourcedValue(None, "default")
 
 
 def test_an_override_beats_everything_and_guards_alone() -> None:
@@ -302,10 +302,10 @@ def test_exceptions_are_merged_one_by_one_and_say_where_they_come_from() -> None
     table = PolicyTable({"*": queue}, {"shop.charge": task})
     both = Policy.parse({"exceptions": {"a.A": retry, "a.B": ignore}}, "x")
     assert table.resolve("orders", task) == both
-    assert table.explain("orders", "shop.charge")["exceptions"] == Sourced(
+    assert table.explain("orders", "shop.charge")["exceptions"] == SourcedValue(
         both.of("exceptions"), "dead_letter_policy of shop.charge, dlq_queues['*']"
     )
-    assert table.explain("orders")["exceptions"] == Sourced(
+    assert table.explain("orders")["exceptions"] == SourcedValue(
         queue.of("exceptions"), "dlq_queues['*']"
     )
 

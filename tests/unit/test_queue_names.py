@@ -54,14 +54,14 @@ def test_a_queue_is_found_by_its_binding(
     names: QueueNames, exchange: str, routing_key: str, queue: str
 ) -> None:
     """Default exchange, direct, topic with wildcards, and fanout."""
-    assert names.of(exchange, routing_key) == queue
+    assert names.queue_of(exchange, routing_key) == queue
 
 
 def test_the_default_queue_of_celery_is_found() -> None:
     """Celery's own queue is bound to an exchange of its name."""
     queues = an_app().amqp.queues
-    assert QueueNames(queues).of("celery", "celery") == "celery"
-    assert QueueNames(queues).of("", "celery") == "celery"
+    assert QueueNames(queues).queue_of("celery", "celery") == "celery"
+    assert QueueNames(queues).queue_of("", "celery") == "celery"
 
 
 @pytest.mark.parametrize(("exchange", "routing_key"), [("", "unknown"), ("other", "unknown")])
@@ -69,14 +69,14 @@ def test_without_a_known_queue_the_routing_key_is_the_name(
     names: QueueNames, exchange: str, routing_key: str
 ) -> None:
     """It is the name with the default exchange, and the best guess otherwise."""
-    assert names.of(exchange, routing_key) == routing_key
+    assert names.queue_of(exchange, routing_key) == routing_key
 
 
 def test_asking_for_a_name_adds_no_queue() -> None:
     """Celery creates queues on access; a worker must not start to consume another one."""
     queues = an_app(task_queues=QUEUES).amqp.queues
     before = set(queues)
-    QueueNames(queues).of("", "unknown")
+    QueueNames(queues).queue_of("", "unknown")
     assert set(queues) == before
 
 
@@ -92,7 +92,7 @@ def test_a_message_that_waited_in_rabbitmq_is_found(
         "kombu.transport.native_delayed_delivery", reason="native delays came with kombu 5.5"
     )
     delayed = native.calculate_routing_key(5, routing_key)
-    assert names.of("celery_delayed_delivery", delayed) == queue
+    assert names.queue_of("celery_delayed_delivery", delayed) == queue
 
 
 def router(*_: object, **__: object) -> str:
@@ -115,7 +115,7 @@ def router(*_: object, **__: object) -> str:
 )
 def test_the_queues_of_routes_are_known(routes: Any, names: set[str], complete: bool) -> None:
     """All spellings of ``task_routes``; a function may name any, and is not called."""
-    found = KnownQueues.of(an_app(task_routes=routes))
+    found = KnownQueues.from_app(an_app(task_routes=routes))
     assert found == KnownQueues(frozenset({"celery", *names}), complete)
 
 
@@ -125,4 +125,4 @@ def test_the_queues_of_tasks_and_of_the_schedule_are_known() -> None:
     entries = {"nightly": {"task": "t", "options": {"queue": "night"}}, "hourly": {"task": "t"}}
     app = an_app(beat_schedule=entries)
     app.task(name="t", queue="own", shared=False)(router)
-    assert KnownQueues.of(app).names == {"celery", "own", "night"}
+    assert KnownQueues.from_app(app).names == {"celery", "own", "night"}

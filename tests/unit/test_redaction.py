@@ -17,7 +17,7 @@ from celery_dlq.letters.conditions import path_of
 from celery_dlq.letters.record import DeadLetter, Reason, field_kinds
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.letters.replacing import MARKER, MAX_PATTERN_CHARS
-from celery_dlq.operations.edit import Edit, edited
+from celery_dlq.operations.edit import Edit, editing
 from celery_dlq.operations.job import Job
 from celery_dlq.operations.redrive.message import Outgoing
 from celery_dlq.policies.decisions import Die
@@ -327,7 +327,7 @@ def test_the_trail_of_edits_is_masked_and_so_is_an_older_one() -> None:
         content_encoding="utf-8",
     )
     change = Edit(assign={"kwargs.order": 8})
-    done = edited(change, actor="ada", now=NOW, redaction=redaction)(message)
+    done = editing(change, actor="ada", now=NOW, redaction=redaction)(message)
     assert json.loads(done.body)[:2] == [[], {"card": CARD, "order": 8}]
     assert CARD not in done.headers["dlq_edited"]
     assert json.loads(json.loads(done.headers["dlq_edited"])[0]["from"])[1]["order"] == 7
@@ -344,7 +344,7 @@ def test_exports_have_the_same_grammar_and_leave_masked_values_alone() -> None:
     fields = tokens.exported({name.encode(): value for name, value in kept.to_fields().items()})
     assert CARD.encode() not in b"".join(fields.values())
     assert json.loads(fields[b"kwargs_json"]) == {"card": MARKER}
-    assert json.loads(fields[b"native_death"]) == [{"reason": tokens.token(CARD)}]
+    assert json.loads(fields[b"native_death"]) == [{"reason": tokens.token_of(CARD)}]
 
 
 def test_a_redacted_export_has_every_field_of_a_letter() -> None:

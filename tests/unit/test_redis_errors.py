@@ -14,7 +14,7 @@ from redis.sentinel import MasterNotFoundError
 from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.letters.printable import error_without_secrets
 from celery_dlq.store import check as redis_check
-from celery_dlq.store.check import fault, is_cluster_node, too_old
+from celery_dlq.store.check import error_of, is_cluster_node, too_old
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.scripts import script_text
 
@@ -24,7 +24,7 @@ SHOWN = "redis://redis.example:6379/0"
 
 def text_of(exc: Exception) -> str:
     """The line for an error: one line, without a password."""
-    line = str(fault(exc, URL, "shop"))
+    line = str(error_of(exc, URL, "shop"))
     assert SHOWN in line
     assert "hush" not in line
     assert "\n" not in line
@@ -55,7 +55,7 @@ AWAY = [
 @pytest.mark.parametrize("exc", AWAY, ids=repr)
 def test_no_connection_and_unknown_errors_are_an_outage(exc: Exception) -> None:
     """They stop no worker."""
-    assert isinstance(fault(exc, URL, "shop"), StoreUnavailable)
+    assert isinstance(error_of(exc, URL, "shop"), StoreUnavailable)
     assert "check that Redis runs there" in text_of(exc)
 
 
@@ -72,7 +72,7 @@ MENDED_BY_AN_OPERATOR = [
 @pytest.mark.parametrize(("exc", "expected"), MENDED_BY_AN_OPERATOR, ids=repr)
 def test_a_redis_that_refuses_writes_is_away_too(exc: Exception, expected: str) -> None:
     """A failover or an operator mends it, and no worker has to be started again."""
-    assert isinstance(fault(exc, URL, "shop"), StoreUnavailable)
+    assert isinstance(error_of(exc, URL, "shop"), StoreUnavailable)
     assert expected in text_of(exc)
 
 
@@ -133,7 +133,7 @@ WRONG = [
 @pytest.mark.parametrize(("exc", "expected"), WRONG, ids=repr)
 def test_what_no_time_mends_is_a_wrong_setting(exc: Exception, expected: str) -> None:
     """Whatever its class: a refused password is a `ConnectionError` of redis-py."""
-    assert isinstance(fault(exc, URL, "shop"), SettingsError)
+    assert isinstance(error_of(exc, URL, "shop"), SettingsError)
     line = text_of(exc)
     assert line.startswith(f"expected the store at {SHOWN} ")
     assert expected in line
@@ -164,7 +164,7 @@ class Server:
 class Silent:
     """A connection that has nothing to say."""
 
-    def call(self, *_: object) -> None:
+    def send_and_wait(self, *_: object) -> None:
         """Answer nothing."""
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ def test_a_server_of_the_wrong_kind_is_refused_before_anything_is_written(
 ) -> None:
     """The client here can do nothing but ask."""
     with pytest.raises(SettingsError, match=re.escape(expected)):
-        redis_check.check(
+        redis_check.check_redis(
             SimpleNamespace(client=Server(**said), url=URL, keys=Keys(), connection=Silent())  # type: ignore[arg-type]
         )
 

@@ -17,7 +17,7 @@ from guarded_worker import Pool, Worker
 from celery_dlq.errors import NotFound, StoreUnavailable
 from celery_dlq.letters.record import Reason, iso
 from celery_dlq.store.revoked import MOST_REVOKED, RevokedTasks
-from celery_dlq.worker.revoked import COMMANDS, Revocations, listen
+from celery_dlq.worker.revoked import COMMANDS, Revocations, listen_for_revocations
 from celery_dlq.writing.lifecycle import DeliveryState
 
 HOUR = timedelta(hours=1)
@@ -27,7 +27,7 @@ HOUR = timedelta(hours=1)
 def worker(tmp_path: Any) -> Iterator[Worker]:
     """A worker that has been told nothing."""
     before = {name: Panel.data[name] for name in COMMANDS}
-    listen()
+    listen_for_revocations()
     yield Worker(tmp_path)
     Panel.data.update(before)
     state.reset_state()
@@ -135,7 +135,7 @@ def test_while_the_store_is_away_a_revoked_message_does_not_run(
         raise StoreUnavailable("away")
 
     state.revoked.add(worker.id)
-    monkeypatch.setattr(RevokedTasks, "last", away)
+    monkeypatch.setattr(RevokedTasks, "last_revoked_at", away)
     assert not runs(worker, now(worker))
     assert len(letters(worker)) == 1
 
@@ -175,16 +175,16 @@ def test_what_waits_for_the_store_is_bounded_and_sent_again(
     store = worker.dlq.assembly.backend.revoked
     noted: list[int] = []
     revocations = Revocations(store)
-    revocations.note({"task_id": [str(n) for n in range(MOST_REVOKED + 2)]})
+    revocations.note_command({"task_id": [str(n) for n in range(MOST_REVOKED + 2)]})
 
     def note(ages: Any) -> None:
         noted.append(len(ages))
         if len(noted) == 1:
             raise StoreUnavailable("away")
 
-    monkeypatch.setattr(store, "note", note)
+    monkeypatch.setattr(store, "note_tasks", note)
     with pytest.raises(StoreUnavailable):
-        revocations.send()
-    revocations.send()
-    revocations.send()
+        revocations.send_to_store()
+    revocations.send_to_store()
+    revocations.send_to_store()
     assert noted == [MOST_REVOKED] * 2

@@ -13,8 +13,8 @@ from builders import DLQ, NOW, a_letter
 from rich.console import Console
 
 from celery_dlq.cli import letters, queues
-from celery_dlq.cli.letters import Unreadable
-from celery_dlq.cli.table import age, block, counting, say, table
+from celery_dlq.cli.letters import UnreadableEntry
+from celery_dlq.cli.table import age_text, block_text, counting, print_table, say
 from celery_dlq.features.circuit_breaker.command import show_breakers
 from celery_dlq.features.hold.commands import show_holds
 from celery_dlq.letters.record import Delivery, Outcome, Reason
@@ -46,7 +46,7 @@ def test_no_column_is_left_out_of_a_narrow_terminal(width: int) -> None:
         ("shop.orders.charge", "failed"),
         ("268 d ago", "8 min ago"),
     )
-    assert table(console, "orders-DLQ by cause", columns, [cells, cells]) == 2
+    assert print_table(console, "orders-DLQ by cause", columns, [cells, cells]) == 2
     text = text_on(console)
     assert all(len(line.rstrip()) <= width for line in text.splitlines())
     shown = "".join(text.split())
@@ -78,7 +78,7 @@ def drawn() -> str:
             ),
         ),
     )
-    corrupt = Unreadable(position="17-1", error="no id", fields={"mood\x1b": "\x1b"})
+    corrupt = UnreadableEntry(position="17-1", error="no id", fields={"mood\x1b": "\x1b"})
     queues.show_queues(console, [])
     queues.show_queues(
         console,
@@ -144,8 +144,8 @@ def test_tables_fit_80_columns() -> None:
 def test_cells_are_folded_at_spaces_and_names_with_a_mark_are_kept_whole() -> None:
     """A column that never wraps keeps its words whole, the others give way."""
     console = Console(file=StringIO(), width=40)
-    row = ("0123456789", 1234, block("one two three four\nfive " + "x" * 20))
-    assert table(console, "", ("!id", ">letters", "said"), [row]) == 1
+    row = ("0123456789", 1234, block_text("one two three four\nfive " + "x" * 20))
+    assert print_table(console, "", ("!id", ">letters", "said"), [row]) == 1
 
     assert [line.rstrip() for line in text_on(console).splitlines()][3:-1] == [
         " 0123456789    1,234  one two three",
@@ -172,8 +172,8 @@ def test_cells_are_folded_at_spaces_and_names_with_a_mark_are_kept_whole() -> No
 )
 def test_ages_say_when_a_date_is_in_the_future(seconds: int, said: str) -> None:
     """A worker's clock is wrong then; only a second or so is no news."""
-    assert age(NOW - timedelta(seconds=seconds), NOW) == said
-    assert age(None) == "-"
+    assert age_text(NOW - timedelta(seconds=seconds), NOW) == said
+    assert age_text(None) == "-"
 
 
 def test_deliveries_of_a_message_are_no_retries_of_its_task() -> None:

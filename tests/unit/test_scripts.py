@@ -37,7 +37,7 @@ MOST_LINES = 60
 def source(name: str) -> str:
     """The text of a script, given as ``package:name``."""
     package, _, script = name.partition(":")
-    return scripts.source(script, package)
+    return scripts.script_source(script, package)
 
 
 def header(name: str) -> dict[str, str]:
@@ -59,7 +59,7 @@ def header(name: str) -> dict[str, str]:
 def body(name: str) -> str:
     """The code of a script with its shared parts, without comments."""
     package, _, script = name.partition(":")
-    return re.sub(r"--.*", "", scripts.whole(script, package))
+    return re.sub(r"--.*", "", scripts.whole_script(script, package))
 
 
 def numbers(text: str) -> set[int]:
@@ -72,7 +72,9 @@ def test_python_uses_exactly_the_scripts_of_a_package(package: str) -> None:
     """No script is forgotten, none is missing: the client has them, or the counter's connection."""
     modules = [path for path in files(package).iterdir() if path.name.endswith(".py")]
     text = "".join(path.read_text("utf-8") for path in modules)
-    used = {*re.findall(r'(?:self\._call|_written|self\._command|script_text)\(\s*"(\w+)"', text)}
+    used = {
+        *re.findall(r'(?:self\._run_script|_written|self\._command|script_text)\(\s*"(\w+)"', text)
+    }
     used |= set(SCRIPTS) if package == STORE else set()
     assert sorted(used) == names_in(package)
 

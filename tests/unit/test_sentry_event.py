@@ -15,9 +15,9 @@ from celery_dlq.events import Events
 from celery_dlq.features.sentry import observer as sentry
 from celery_dlq.features.sentry.observer import (
     Report,
+    ReportCause,
     SentryDeduplicator,
     SentryObserver,
-    Why,
     event_id_of,
     event_of,
     sends_values,
@@ -26,7 +26,7 @@ from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.worker.observer import Observer
 
-REPORT = Report(why=Why.GREW, number=10, letter_ids=("a", "b"))
+REPORT = Report(why=ReportCause.GREW, number=10, letter_ids=("a", "b"))
 
 
 def event(*, with_values: bool = False, **changes: Any) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def test_a_letter_reported_twice_is_one_event() -> None:
 class Away:
     """Reports that do not answer."""
 
-    def of(self, letter: DeadLetter) -> Report | None:
+    def report_of(self, letter: DeadLetter) -> Report | None:
         raise StoreUnavailable("away")
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ def test_letters_are_stored_unmarked_while_nobody_can_decide(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Reporting is no reason to fail."""
-    monkeypatch.setattr("celery_dlq.features.sentry.observer.client", object)
+    monkeypatch.setattr("celery_dlq.features.sentry.observer.sentry_client", object)
     letter = a_letter(redrives=0)
     store = SimpleNamespace(part=lambda _kind: Away())
     parts: Any = SimpleNamespace(events=Events(), backend=store, made={})
@@ -125,7 +125,7 @@ class GivesUp(Observer):
 
 def test_one_report_for_each_group_that_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of its first letter; the others are reported as all letters are."""
-    monkeypatch.setattr(sentry, "client", object)
+    monkeypatch.setattr(sentry, "sentry_client", object)
     parts: Any = SimpleNamespace(
         events=Events(), backend=fresh_store(), made={"by_itself": GivesUp()}
     )
@@ -135,8 +135,8 @@ def test_one_report_for_each_group_that_is_given_up(monkeypatch: pytest.MonkeyPa
         letter = a_letter(redrives=3 if number else 0)
         reporter.before_store(letter)
         due += [reporter.due[letter.id][0]] if letter.id in reporter.due else []
-    assert [report.why for report in due].count(Why.USED_UP) == 1
-    assert due[1].why is Why.USED_UP
+    assert [report.why for report in due].count(ReportCause.USED_UP) == 1
+    assert due[1].why is ReportCause.USED_UP
 
 
 def test_lines_of_one_kind_pass_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_masking_comes_after_the_apps_before_send_and_once(
         return None if event.get("drop") else {**event, "message": "card 4111111111111111"}
 
     app_client = SimpleNamespace(options={"before_send": before_send})
-    monkeypatch.setattr(sentry, "client", lambda: app_client)
+    monkeypatch.setattr(sentry, "sentry_client", lambda: app_client)
     redaction = Redaction.parse([r"re:\d{16}", "kwargs.card"])
     sentry.install_masking(redaction)
     sentry.install_masking(redaction)
@@ -194,6 +194,6 @@ def test_masking_comes_after_the_apps_before_send_and_once(
 def test_masking_is_not_installed_without_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """The app's client stays as it is."""
     app_client = SimpleNamespace(options={"before_send": None})
-    monkeypatch.setattr(sentry, "client", lambda: app_client)
+    monkeypatch.setattr(sentry, "sentry_client", lambda: app_client)
     sentry.install_masking(Redaction())
     assert app_client.options == {"before_send": None}

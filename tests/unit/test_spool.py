@@ -23,7 +23,7 @@ def spool(tmp_path: Path) -> Spool:
 
 def add(spool: Spool, **changes: Any) -> DeadLetter:
     letter = a_letter(**changes)
-    spool.add(letter, key_of(letter))
+    spool.write_letter(letter, key_of(letter))
     return letter
 
 
@@ -31,7 +31,7 @@ def test_letters_are_stored_in_the_order_of_their_deaths(spool: Spool) -> None:
     """Whatever their ids are."""
     late_first = [add(spool, dead_lettered_at=NOW - timedelta(seconds=n)) for n in range(20)]
     stored: list[DeadLetter] = []
-    assert spool.flush(lambda letter, _key: stored.append(letter)) == 20
+    assert spool.store_waiting(lambda letter, _key: stored.append(letter)) == 20
     assert stored == late_first[::-1]
     assert len(spool) == 0
 
@@ -46,10 +46,10 @@ def test_a_flush_that_ends_early_goes_on_where_it_was(spool: Spool) -> None:
             raise StoreUnavailable("no room")
         stored.append(letter)
 
-    assert spool.flush(save) == 2
+    assert spool.store_waiting(save) == 2
     letters.append(add(spool, dead_lettered_at=NOW + timedelta(seconds=9)))
     for _ in range(2):
-        spool.flush(lambda letter, _key: stored.append(letter))
+        spool.store_waiting(lambda letter, _key: stored.append(letter))
     assert stored == letters
 
 
@@ -63,11 +63,11 @@ def test_two_workers_may_empty_one_spool(tmp_path: Path, spool: Spool) -> None:
     def save(letter: DeadLetter, _key: object) -> None:
         if not stored:
             stored.append(letter)
-            other.flush(lambda letter, _key: stored.append(letter))
+            other.store_waiting(lambda letter, _key: stored.append(letter))
         else:
             stored.append(letter)
 
-    spool.flush(save)
+    spool.store_waiting(save)
     assert len({letter.id for letter in stored}) == 3
     assert len(spool) == 0
 
@@ -81,7 +81,7 @@ def test_a_spool_takes_a_bounded_number_of_letters(
         add(spool)
     with pytest.raises(OSError, match="3 letters wait"):
         add(spool)
-    spool.flush(lambda _letter, _key: None)
+    spool.store_waiting(lambda _letter, _key: None)
     add(spool)
     assert len(spool) == 1
 
@@ -109,7 +109,7 @@ def test_a_file_that_nobody_here_may_read_keeps_no_other_waiting(
     monkeypatch.setattr(Path, "read_text", refused)
     stored: list[DeadLetter] = []
     for _ in range(2):
-        spool.flush(lambda letter, _key: stored.append(letter))
+        spool.store_waiting(lambda letter, _key: stored.append(letter))
     assert stored == [ours]
     assert [path.name for path in spool.folder.glob("*.broken")]
     assert caplog.text.count("Permission denied") == 1
@@ -128,12 +128,12 @@ def test_a_letter_that_an_error_of_ours_keeps_from_being_stored_stays_in_the_spo
         stored.append(letter)
 
     for _ in range(3):
-        spool.flush(save)
+        spool.store_waiting(save)
     assert (stored, len(spool)) == ([good], 1)
     assert caplog.text.count("cannot be stored yet") == 1
     stored.append(good)  # from now on it can be stored
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.0)
-    spool.flush(save)
+    spool.store_waiting(save)
     assert (stored[2:], len(spool)) == ([odd], 0)
 
 

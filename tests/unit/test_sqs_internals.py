@@ -21,7 +21,13 @@ from botocore.exceptions import (
 from kombu.transport import SQS, virtual
 
 from celery_dlq.letters.headers import CONTENT_TYPE_OF_ENTRY
-from celery_dlq.transport.sqs.aws import broker_errors, fate, only_once, redrive_policies, renamed
+from celery_dlq.transport.sqs.aws import (
+    broker_errors,
+    fate_of_send,
+    only_once,
+    redrive_policies,
+    renamed,
+)
 from celery_dlq.transport.sqs.channel import ReceiptChannel, SqsEntry, SqsMessage, receiving
 from celery_dlq.transport.sqs.visibility import Receipts
 from celery_dlq.writing.capture import Message
@@ -250,4 +256,4 @@ def test_an_error_says_whether_sqs_may_have_the_message(
     error: Exception, fate_of_it: tuple[bool, bool]
 ) -> None:
     """And whether to send it again."""
-    assert fate(error) == fate_of_it
+    assert fate_of_send(error) == fate_of_it

@@ -13,7 +13,7 @@ from builders import NOW, a_delivery, a_letter, key_of
 from fresh import fresh_store, strict_counter
 
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.features.exceptions.policy import Action, ExceptionPolicy, ExceptionRule
+from celery_dlq.features.exceptions.policy import ExceptionAction, ExceptionPolicy, ExceptionRule
 from celery_dlq.letters.record import Delivery, Outcome, Reason
 from celery_dlq.policies.decisions import Die, LateCopy, PutOff, Run
 from celery_dlq.policies.policy import CrashLimit, Policy
@@ -35,10 +35,10 @@ class AwayCounter(DeliveryCounter):
 
     away = True
 
-    def count(self, *args: Any, **kwargs: Any) -> Any:
+    def count_delivery(self, *args: Any, **kwargs: Any) -> Any:
         if self.away:
             raise StoreUnavailable("away")
-        return super().count(*args, **kwargs)
+        return super().count_delivery(*args, **kwargs)
 
     def count_first(self, *args: Any) -> bool:
         return not self.away and super().count_first(*args)
@@ -113,7 +113,7 @@ def test_what_a_worker_started_counts_for_it_in_an_outage(now: list[float]) -> N
     first = a_redelivered_message()
     first.dlq_in_flight.first = True
     assert isinstance(starts.decide(Policy(max_deliveries=1), first.dlq_in_flight, first), Run)
-    starts.ended(first.dlq_in_flight)
+    starts.record_end(first.dlq_in_flight)
     again = a_redelivered_message()
     again.dlq_in_flight.key = first.dlq_in_flight.key
     for _ in range(7):
@@ -125,7 +125,7 @@ def test_what_a_worker_started_counts_for_it_in_an_outage(now: list[float]) -> N
 class RunningCounter(DeliveryCounter):
     """The message runs elsewhere."""
 
-    def count(self, *_: Any, **__: Any) -> Any:
+    def count_delivery(self, *_: Any, **__: Any) -> Any:
         return Count(CountStatus.RUNNING, 1)
 
 
@@ -153,8 +153,8 @@ def a_message_that_crashed(policy: Policy, counter: DeliveryCounter, times: int)
     for n in range(times):
         at = NOW - timedelta(minutes=times - n)
         start = Delivery(number=n + 1, started_at=at, worker_hostname="w")
-        counter.count(key, start, None)
-        counter.ended(key, replace(start, ended_at=at, outcome=Outcome.WORKER_LOST))
+        counter.count_delivery(key, start, None)
+        counter.record_end(key, replace(start, ended_at=at, outcome=Outcome.WORKER_LOST))
     return request
 
 
@@ -185,7 +185,7 @@ def test_a_message_that_crashed_too_often_does_not_start(
 
 def test_a_message_whose_letter_is_elsewhere_does_not_start_again() -> None:
     """Its worker died after storing the letter, before it could say so beside the counts."""
-    rule = ExceptionRule(action=Action.DEAD_LETTER, dead_letter_queue="fatal-DLQ")
+    rule = ExceptionRule(action=ExceptionAction.DEAD_LETTER, dead_letter_queue="fatal-DLQ")
     policy = Policy(
         max_deliveries=9, features=(("exceptions", ExceptionPolicy((("shop.Fatal", rule),))),)
     )
@@ -193,7 +193,7 @@ def test_a_message_whose_letter_is_elsewhere_does_not_start_again() -> None:
     request = a_redelivered_message()
     starts = Starts(counter, lambda: NOW, Counts(), flags_redelivery=True)
     assert isinstance(starts.decide(policy, request.dlq_in_flight, request), Run)
-    counter.died(replace(request.dlq_in_flight.key, dead_letter_queue="fatal-DLQ"))
+    counter.record_death(replace(request.dlq_in_flight.key, dead_letter_queue="fatal-DLQ"))
     assert isinstance(starts.decide(policy, request.dlq_in_flight, request), LateCopy)
 
 
@@ -264,7 +264,9 @@ def test_a_message_that_vanished_waits_from_the_last_sign_of_its_worker() -> Non
     store = fresh_store()
     dead = strict_counter(store.connection, store.keys)
     started_at = store.workers.now()
-    dead.count(key, Delivery(number=1, started_at=started_at, worker_hostname="dead"), None)
+    dead.count_delivery(
+        key, Delivery(number=1, started_at=started_at, worker_hostname="dead"), None
+    )
     for _ in range(2):
         again = a_redelivered_message()
         again.dlq_in_flight.key = key

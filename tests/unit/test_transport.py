@@ -25,8 +25,8 @@ from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.transport.redis.broker import broker_of
 from celery_dlq.transport.redis.channel import ReliableChannel, reliable
 from celery_dlq.transport.redis.entries import (
-    Entry,
     EntryMessage,
+    FetchedEntry,
     record_end,
     recorded,
     redelivered,
@@ -51,7 +51,7 @@ ENVELOPE: dict[str, Any] = {
 
 
 def message_of(raw: bytes) -> EntryMessage:
-    return EntryMessage(Entry(raw, "tag-1", "orders"), channel=_Channel())
+    return EntryMessage(FetchedEntry(raw, "tag-1", "orders"), channel=_Channel())
 
 
 class _Channel:
@@ -192,11 +192,11 @@ def test_what_redis_says_is_news_or_not(
 ) -> None:
     """In the order in which it came; a flush of everything names no key; nothing blocks."""
     connection, redis, made = fetching
-    connection.ask((("EXISTS", "orders"), 0))
-    connection.ask(BELL)
-    connection.fetch([b"EVALSHA"])
+    connection.send_questions((("EXISTS", "orders"), 0))
+    connection.send_questions(BELL)
+    connection.send_fetch([b"EVALSHA"])
     redis.sendall(sent)
-    assert list(connection.read()) == expected
+    assert list(connection.read_replies()) == expected
     assert made._sock.gettimeout() == 5.0
 
 
@@ -205,9 +205,9 @@ def test_a_refused_fetch_is_for_the_channel(
 ) -> None:
     """It knows what the errors of redis-py mean."""
     connection, redis, _ = fetching
-    connection.fetch([b"EVALSHA"])
+    connection.send_fetch([b"EVALSHA"])
     redis.sendall(b"-NOSCRIPT No matching script.\r\n")
-    ((name, reply, _news),) = connection.read()
+    ((name, reply, _news),) = connection.read_replies()
     assert name == FETCH
     assert isinstance(reply, NoScriptError)
 
@@ -217,13 +217,13 @@ def test_a_reply_may_come_in_two_parts(
 ) -> None:
     """The event loop calls again when there is more."""
     connection, redis, _ = fetching
-    connection.ask((("EXISTS", "orders"), 12))
+    connection.send_questions((("EXISTS", "orders"), 12))
     redis.sendall(b":1")
-    assert list(connection.read()) == []
-    assert connection.waits()
+    assert list(connection.read_replies()) == []
+    assert connection.awaits_reply()
     redis.sendall(b"2\r\n")
-    assert list(connection.read()) == [("EXISTS", 12, False)]
-    assert not connection.waits()
+    assert list(connection.read_replies()) == [("EXISTS", 12, False)]
+    assert not connection.awaits_reply()
 
 
 def test_whoever_waits_for_a_reply_gets_it(
@@ -231,11 +231,11 @@ def test_whoever_waits_for_a_reply_gets_it(
 ) -> None:
     """A channel that closes does, for a bounded time."""
     connection, redis, _ = fetching
-    connection.fetch([b"EVALSHA"])
-    assert list(connection.read(0.01)) == []
+    connection.send_fetch([b"EVALSHA"])
+    assert list(connection.read_replies(0.01)) == []
     timer = threading.Timer(0.1, redis.sendall, [b":1\r\n"])
     timer.start()
-    assert list(connection.read(5.0)) == [(FETCH, 1, True)]
+    assert list(connection.read_replies(5.0)) == [(FETCH, 1, True)]
     timer.join()
 
 
@@ -247,23 +247,26 @@ def test_a_watch_is_quiet_only_while_a_change_would_be_told() -> None:
     connection = FetchConnection(lambda **_: made, watch)
     connection.open(tracks=True)
     made.sent.clear()
-    assert not watch.told()
-    assert not watch.told()
-    connection.ask(BELL)
+    assert not watch.was_unchanged()
+    assert not watch.was_unchanged()
+    connection.send_questions(BELL)
     assert made.sent == [*tells, BELL[0]]
     redis.sendall(WATCHES + b"_\r\n")
-    assert [name for name, *_ in connection.read()] == ["CLIENT", "BRPOP"]
-    assert [watch.told(), watch.told()] == [False, True]  # it may have changed just before
+    assert [name for name, *_ in connection.read_replies()] == ["CLIENT", "BRPOP"]
+    assert [watch.was_unchanged(), watch.was_unchanged()] == [
+        False,
+        True,
+    ]  # it may have changed just before
     redis.sendall(CHANGED)
-    assert list(connection.read()) == []
-    assert [watch.told(), watch.told()] == [False, False]
-    connection.ask(BELL)
+    assert list(connection.read_replies()) == []
+    assert [watch.was_unchanged(), watch.was_unchanged()] == [False, False]
+    connection.send_questions(BELL)
     redis.sendall(WATCHES)
-    list(connection.read())
+    list(connection.read_replies())
     assert made.sent == 2 * [*tells, BELL[0]]
-    assert [watch.told(), watch.told()] == [False, True]
+    assert [watch.was_unchanged(), watch.was_unchanged()] == [False, True]
     connection.close()
-    assert not watch.told()
+    assert not watch.was_unchanged()
     ours.close()
     redis.close()
 
@@ -274,13 +277,13 @@ def test_a_lost_connection_or_a_refusal_is_an_error(
 ) -> None:
     """The channel then polls; no other exception may leave the event loop's callback."""
     connection, redis, _ = fetching
-    connection.ask(BELL)
+    connection.send_questions(BELL)
     if sent is None:
         redis.close()
     else:
         redis.sendall(sent)
     with pytest.raises(RedisError):
-        list(connection.read())
+        list(connection.read_replies())
 
 
 def test_a_refused_tracking_closes_the_connection() -> None:
@@ -370,7 +373,7 @@ def test_a_user_who_may_not_switch_replies_off_acknowledges_with_replies(
     connection = PipelinedConnection(broker.client, broker.url)
     assert connection.send_unanswered([("HDEL", broker.unacked, "tag")])
     assert not client.hexists(broker.unacked, "tag")
-    assert connection.call("ECHO", "mine") == b"mine"
+    assert connection.send_and_wait("ECHO", "mine") == b"mine"
     connection.close()
 
 

@@ -142,7 +142,7 @@ def test_a_receipt_is_renewed_each_third_of_its_time(
     assert sqs.renewed() == {"a": TIMEOUT}
     clock.now += 25
     assert receipts.still_holds("a")
-    receipts.drop("a")
+    receipts.drop_message("a")
     keeper.tick()
     assert sqs.renewed() == {}
 
@@ -186,7 +186,7 @@ def test_after_12_hours_a_message_is_others(
     assert not receipts.still_holds("a")
     assert receipts.gave_up("a")  # so that it is not deleted
     assert not receipts.still_holds("a")
-    receipts.drop("a")
+    receipts.drop_message("a")
     assert not receipts.gave_up("a")
 
 
@@ -276,7 +276,7 @@ def test_an_outage_ends_with_renewed_receipts(
     receipt = receipts.receipt("b")
     assert receipt is not None
     receipts.settle_later("b", receipt, delete=True)
-    receipts.drop("b")
+    receipts.drop_message("b")
     clock.now += TIMEOUT - 2
     keeper.tick()
     assert (keeper.errors, sqs.deleted) == (1, [])
@@ -338,7 +338,7 @@ def test_a_deletion_is_tried_until_its_receipt_has_ended(
     receipt = receipts.receipt("a")
     assert receipt is not None
     receipts.settle_later("a", receipt, delete=True)
-    receipts.drop("a")
+    receipts.drop_message("a")
     sqs.failing[URL] = ClientError({"Error": {"Code": "Throttling"}}, "DeleteMessage")
     keeper.tick()
     assert list(receipts.to_settle()) == ["a"]
@@ -354,7 +354,7 @@ def test_what_is_to_be_deleted_stays_invisible_until_it_is(
     receipt = receipts.receipt("a")
     assert receipt is not None
     receipts.settle_later("a", receipt, delete=True)
-    receipts.drop("a")
+    receipts.drop_message("a")
     sqs.denies_deletions = True
     for _ in range(4):
         keeper.tick()
@@ -379,8 +379,8 @@ def test_a_message_of_a_lost_connection_that_will_not_start_goes_back(
     keeper.tick()
     renewed = sqs.renewed()
     assert (renewed["runs"], renewed["dropped"]) == (TIMEOUT, 0)
-    assert not receipts.settle("waits", delete=True)
-    assert receipts.settle("runs", delete=True)
+    assert not receipts.hand_over("waits", delete=True)
+    assert receipts.hand_over("runs", delete=True)
 
 
 def test_giving_back_many_messages_leaves_time_to_renew(

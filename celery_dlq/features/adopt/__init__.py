@@ -1,4 +1,4 @@
-"""Letters from a broker's own dead-letter queue."""
+"""Makes letters of messages in a broker's own dead-letter queue."""
 
 from __future__ import annotations
 

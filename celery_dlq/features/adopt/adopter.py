@@ -104,9 +104,9 @@ class Adopter:
     @property
     def task(self) -> LongTask:
         """The work of whoever follows the queue."""
-        return LongTask(name=f"adopt {self.report.queue}", work=self.work, close=self.close)
+        return LongTask(name=f"adopt {self.report.queue}", work=self.adopt_all, close=self.close)
 
-    def work(self, stopping: Stopping) -> None:
+    def adopt_all(self, stopping: Stopping) -> None:
         """Adopt until the queue is empty; after a failure, taken messages return to it."""
         try:
             self.drain(stopping=stopping)
@@ -120,11 +120,11 @@ class Adopter:
         while (most is None or count < most) and not stopping():
             if count % _MESSAGES_PER_LOOK == 0:
                 self._limit.tick()
-            found = self._source.take()
+            found = self._source.take_message()
             if found is None:
                 break
-            self._adopt(found)
-            self._source.let_go(found)
+            self._adopt_message(found)
+            self._source.remove_message(found)
             count += 1
 
     def close(self) -> None:
@@ -134,17 +134,17 @@ class Adopter:
             outbox.close()
         self._equal.clear()  # what was taken comes back and looks like the next one
 
-    def _adopt(self, found: TakenMessage) -> None:
+    def _adopt_message(self, found: TakenMessage) -> None:
         copied = self._adoption.copied(found.message)
         if copied is not None:  # not published again: it would come back to this queue
             self.report.known += not self._read_back(*copied)
             return
         identity = self._adoption.identity(found.message)
         if identity.certain:
-            self.report.known += not self._stored(found, identity)
+            self.report.known += not self._store_letter(found, identity)
             return
         number, doubtful = self._equal.get(identity.task_id, (0, False))
-        while not self._stored(found, identity.numbered(number)):
+        while not self._store_letter(found, identity.numbered(number)):
             number, doubtful = number + 1, True
         self._equal[identity.task_id] = (number + 1, doubtful)
         if doubtful and not found.fresh:
@@ -158,13 +158,13 @@ class Adopter:
     def _read_back(self, letter: DeadLetter, key: MessageKey) -> bool:
         if self._counter.is_dead(key):
             return False
-        return self._counted(letter, self._letters.dead_letter(self._limit.fit(letter), key))
+        return self._counted(letter, self._letters.dead_letter(self._limit.fitted(letter), key))
 
-    def _stored(self, found: TakenMessage, identity: Identity) -> bool:
+    def _store_letter(self, found: TakenMessage, identity: Identity) -> bool:
         letter, key, counted = self._adoption.letter(found.message, identity)
         stored = self._store.store(letter, key)
         if counted != key:
-            self._counter.died(counted)  # storing the letter did that beside the letter
+            self._counter.record_death(counted)  # storing the letter did that beside the letter
         return self._counted(letter, stored)
 
     def _recorded(self, letter: DeadLetter) -> DeadLetter:
@@ -251,7 +251,7 @@ class AdoptRun:
             # While it follows, a missing queue is an error at the start, and retried later.
             adopter.drain(1 if follow else limit)
             if follow:
-                _follow(adopter)
+                _follow_queue(adopter)
         except KeyboardInterrupt:
             if not follow:
                 raise
@@ -290,7 +290,7 @@ class _Changes:
             change.close()
 
 
-def _follow(adopter: Adopter) -> NoReturn:
+def _follow_queue(adopter: Adopter) -> NoReturn:
     """Adopt as a worker does; errors of the queue, the broker or the store are retried."""
     housekeeping = Housekeeping()
     housekeeping.add(adopter.task)

@@ -104,7 +104,7 @@ class Adoption:
         headers, properties = _mapping(message.headers), _mapping(message.properties)
         task_id = request_fields(message, headers).get("id")
         # Not the correlation id: producers other than Celery may use one for many messages.
-        named = task_id or properties.get("message_id") or _tag(message, properties)
+        named = task_id or properties.get("message_id") or _broker_tag(message, properties)
         if named:
             return Identity(str(named), certain=True)
         what = [
@@ -146,28 +146,28 @@ class Adoption:
         operator.
         """
         try:
-            return self._letter(message, identity)
+            return self._make_letter(message, identity)
         except StoreUnavailable:
             raise
         except Exception:
             # The body is kept, even if the headers cannot be read.
             logger.exception("A message of %s is adopted without its headers", self._queue)
             bare = KombuMessage(body=message.body)  # type: ignore[no-untyped-call]
-            return self._letter(bare, identity)
+            return self._make_letter(bare, identity)
 
-    def _letter(
+    def _make_letter(
         self, message: Any, identity: Identity
     ) -> tuple[DeadLetter, MessageKey, MessageKey]:
         headers = _mapping(message.headers)
         kept = Message.of(message, {**request_fields(message, headers), "id": identity.task_id})
         native = native_death(headers, _mapping(message.properties))
-        queue = native.queue or self._source(kept.letter, native)
+        queue = native.queue or self._infer_source(kept.letter, native)
         task = self._app.tasks.get(kept.task_name)
         own = None if task is None else policy_of(task)
         policy, of_policy = self._policies.resolve(queue, own), self._policies.dead_letter_queue_of
         target = self._target or of_policy(queue or self._queue, own)
         most = None if policy is None else policy.max_retries
-        key = kept.key(target)
+        key = kept.key_in(target)
         counted = replace(key, dead_letter_queue=of_policy(queue, own) if queue else target)
         # Only a task is counted, and the id of another message is no key of a task.
         history = history_of_adopted(self._counter, counted) if kept.task_name else ()
@@ -187,10 +187,10 @@ class Adoption:
         )
         return replace(letter, native_death=native.history, fingerprint=group), key, counted
 
-    def _source(self, kept: DeadLetter, native: NativeDeath) -> str:
+    def _infer_source(self, kept: DeadLetter, native: NativeDeath) -> str:
         """Infer the source queue if the broker does not report it; empty if unknown."""
         if kept.routing_key and kept.routing_key != self._queue:
-            return self._queue_names.of(kept.exchange, kept.routing_key)
+            return self._queue_names.queue_of(kept.exchange, kept.routing_key)
         if native.sqs_queue:
             options = self._app.conf.broker_transport_options or {}
             return native.sqs_queue.removeprefix(options.get("queue_name_prefix") or "")
@@ -212,7 +212,7 @@ def request_fields(message: Any, headers: Mapping[str, Any]) -> Mapping[str, Any
     return body if isinstance(body, Mapping) and "task" in body else {}
 
 
-def _tag(message: Any, properties: Mapping[str, Any]) -> str | None:
+def _broker_tag(message: Any, properties: Mapping[str, Any]) -> str | None:
     """The broker's permanent id of the message: Redis's tag, or the message id of SQS."""
     sqs = _sqs_message(properties)
     if sqs:  # its tag is a receipt, new for each delivery
@@ -251,9 +251,9 @@ def _from_rabbitmq(death_headers: Mapping[str, Any]) -> NativeDeath:
     deaths = [one for one in deaths if not _is_delay(one.get("queue"))] if readable else []
     newest, oldest = (deaths[0], deaths[-1]) if deaths else ({}, {})
     first = death_headers.get(_FIRST_QUEUE)
-    queue = _name(None if _is_delay(first) else first) or _name(oldest.get("queue"))
-    reason = _name(newest.get("reason")) or _name(death_headers.get(_FIRST_REASON))
-    at = _time(newest.get("time"))
+    queue = _name_or_none(None if _is_delay(first) else first) or _name_or_none(oldest.get("queue"))
+    reason = _name_or_none(newest.get("reason")) or _name_or_none(death_headers.get(_FIRST_REASON))
+    at = _parsed_time(newest.get("time"))
     where = f" in queue {queue!r}" if queue else ""
     when = "" if at is None else f" at {at.isoformat(timespec='seconds')}"
     unreadable = "the broker's history of its death cannot be read; it is kept in native_death"
@@ -273,7 +273,7 @@ def _from_sqs(properties: Mapping[str, Any]) -> NativeDeath:
         deliveries = min(max(0, int(attributes[_SQS_COUNT])), _MAX_DELIVERIES)
     except (TypeError, ValueError, OverflowError):
         deliveries = 0
-    source = _name(attributes.get(_SQS_SOURCE))
+    source = _name_or_none(attributes.get(_SQS_SOURCE))
     return NativeDeath(
         sqs_queue=source.rpartition(":")[2] if source else None,
         deliveries=deliveries,
@@ -298,11 +298,11 @@ def _is_delay(queue: object) -> bool:
     return isinstance(queue, str) and _DELAY_QUEUE.search(queue) is not None
 
 
-def _name(value: object) -> str | None:
+def _name_or_none(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _time(value: object) -> datetime | None:
+def _parsed_time(value: object) -> datetime | None:
     """Parse a time: py-amqp returns naive UTC times; in JSON they are text or seconds."""
     try:
         if isinstance(value, str):
@@ -319,7 +319,7 @@ def _time(value: object) -> datetime | None:
 def _with_plain_times(value: Any) -> Any:
     """Replace times by text, for people to read; the headers keep the originals."""
     if isinstance(value, datetime):
-        time = _time(value)
+        time = _parsed_time(value)
         return None if time is None else time.astimezone(timezone.utc).isoformat()
     if isinstance(value, Mapping):
         return {str(name): _with_plain_times(item) for name, item in value.items()}

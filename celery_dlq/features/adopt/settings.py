@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from celery_dlq.errors import SettingsError
-from celery_dlq.policies.checks import expected, queue_name, text
+from celery_dlq.policies.checks import expected, name_text, queue_name
 
 if TYPE_CHECKING:
     from celery_dlq.config import Settings
@@ -18,7 +18,7 @@ def adopt(where: str, value: object) -> Mapping[str, str | None]:
         raise expected(where, "a mapping of queue to dead-letter queue", value)
     adopted = {}
     for queue, target in value.items():
-        source = text(f"a queue name in {where}", queue)
+        source = name_text(f"a queue name in {where}", queue)
         adopted[source] = None if target is None else queue_name(f"{where}[{source!r}]", target)
     return adopted
 

@@ -35,7 +35,7 @@ class TakenMessage:
 
 
 def source_of(app: Any, queue: str) -> BrokerQueue:
-    """Make the source for a queue of the app's broker; the first `take` connects."""
+    """Make the source for a queue of the app's broker; the first `take_message` connects."""
     connection = app.connection_for_read()
     if connection.transport_cls == "sqs":
         return SqsQueue(connection, queue)
@@ -51,10 +51,10 @@ class BrokerQueue:
         self._queue = queue
         self._channel: Any = None
 
-    def take(self) -> TakenMessage | None:
+    def take_message(self) -> TakenMessage | None:
         """The next message, oldest first, unacknowledged; ``None`` if the queue is empty now."""
         with self._errors():
-            channel = self._open()
+            channel = self._open_channel()
             try:
                 raw = channel.basic_get(self._queue, no_ack=False)
             except Empty:
@@ -66,7 +66,7 @@ class BrokerQueue:
         delivery = message.delivery_info or {}
         return TakenMessage(message, fresh=delivery.get("redelivered") is False)
 
-    def let_go(self, found: TakenMessage) -> None:
+    def remove_message(self, found: TakenMessage) -> None:
         """Remove a message: its letter is stored."""
         with self._errors():
             found.message.ack()
@@ -77,7 +77,7 @@ class BrokerQueue:
         with suppress(Exception):
             self._connection.close()
 
-    def _open(self) -> Any:
+    def _open_channel(self) -> Any:
         if self._channel is None:
             self._connection.ensure_connection(**{**timing.CONNECT, "max_retries": 3})
             self._channel = self._opened()
@@ -137,37 +137,37 @@ class RedisList(BrokerQueue):
         # Sent again after a late reply, a removal would take an equal entry that has no letter.
         connection.transport_options["retry_on_timeout"] = False
 
-    def take(self) -> TakenMessage | None:
+    def take_message(self) -> TakenMessage | None:
         """The entry that would be popped next; it stays in its list, and the next may be large."""
         with self._errors():
-            channel = self._open()
+            channel = self._open_channel()
             with channel.conn_or_acquire() as client:
                 for step in channel.priority_steps:
                     # Kombu adds its key prefix only to commands that it uses itself.
                     key = channel.global_keyprefix + self._queue + end_of_list(channel, step)
                     if entries := client.execute_command("LRANGE", key, -1, -1):
-                        return self._found(key, entries[0])
+                        return self._taken_message(key, entries[0])
         return None
 
-    def let_go(self, found: TakenMessage) -> None:
+    def remove_message(self, found: TakenMessage) -> None:
         """Remove one identical entry, searched from the end."""
-        with self._errors(), self._open().conn_or_acquire() as client:
+        with self._errors(), self._open_channel().conn_or_acquire() as client:
             client.execute_command("LREM", found.key, -1, found.entry)
 
     def _opened(self) -> Any:
         return self._connection.default_channel
 
-    def _found(self, key: str, entry: bytes | str) -> TakenMessage:
+    def _taken_message(self, key: str, entry: bytes | str) -> TakenMessage:
         data = entry.encode("utf-8", "surrogateescape") if isinstance(entry, str) else entry
         try:
             payload = loads(data.decode("utf-8"))  # type: ignore[no-untyped-call]
             message = self._channel.Message(payload, channel=self._channel)
         except Exception:  # noqa: BLE001 - not written by kombu
-            message = _plain(data)
+            message = _plain_message(data)
         return TakenMessage(message, entry=data, key=key)
 
 
-def _plain(entry: bytes) -> KombuMessage:
+def _plain_message(entry: bytes) -> KombuMessage:
     """Make a message of an entry that kombu did not write: all of it is the body."""
     try:
         json.loads(entry)

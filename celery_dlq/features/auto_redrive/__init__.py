@@ -1,4 +1,4 @@
-"""Letters that are redriven without an operator."""
+"""Redrives letters without an operator, as their policy says."""
 
 from __future__ import annotations
 

@@ -26,15 +26,15 @@ class AutoRedriveObserver(Observer):
 
     def __init__(self, parts: WorkerParts) -> None:
         self._parts = parts
-        self._look_at = time.monotonic() + self._pause()
+        self._look_at = time.monotonic() + self._pause_seconds()
         # A pool child that dropped its copy of a connection would close it for this process.
         self._own: Any = None
-        parts.events.subscribe(self._stored, lambda kind: kind is DeadLettered)
+        parts.events.subscribe(self._count_stored, lambda kind: kind is DeadLettered)
 
     @property
     def tasks(self) -> Sequence[LongTask]:
         """Make jobs for what is due."""
-        return [LongTask(name="auto-redrive", is_due=self._is_due, work=self._look)]
+        return [LongTask(name="auto-redrive", is_due=self._is_due, work=self._look_for_due)]
 
     def before_store(self, letter: DeadLetter) -> DeadLetter:
         """Say in the letter that its message is redriven no more."""
@@ -46,7 +46,7 @@ class AutoRedriveObserver(Observer):
 
     def close(self) -> None:
         """Count no more."""
-        self._parts.events.unsubscribe(self._stored)
+        self._parts.events.unsubscribe(self._count_stored)
 
     def gives_up(self, letter: DeadLetter) -> str:
         """Why the policy redrives a message no more."""
@@ -55,7 +55,7 @@ class AutoRedriveObserver(Observer):
         rule = self._parts.policies.policies.value_of(letter.dead_letter_queue, "auto_redrive")
         return "" if rule is None else rule.used_up(letter.redrives, letter.reason)
 
-    def _stored(self, event: Event) -> None:
+    def _count_stored(self, event: Event) -> None:
         if isinstance(event, DeadLettered) and self.gives_up(event.letter):
             letter = event.letter
             queues = letter.source_queue, letter.dead_letter_queue
@@ -64,17 +64,17 @@ class AutoRedriveObserver(Observer):
     def _is_due(self) -> bool:
         if time.monotonic() < self._look_at:
             return False
-        self._look_at = time.monotonic() + self._pause()
-        return bool(self._parts.policies.policies.values("auto_redrive"))
+        self._look_at = time.monotonic() + self._pause_seconds()
+        return bool(self._parts.policies.policies.values_of("auto_redrive"))
 
-    def _look(self, stopping: Callable[[], bool]) -> None:
-        from celery_dlq.features.auto_redrive.operations import look  # noqa: PLC0415 - when due
+    def _look_for_due(self, stopping: Callable[[], bool]) -> None:
+        from celery_dlq.features.auto_redrive.operations import look_for_due  # noqa: PLC0415 - when due
 
         with self._parts.separate() as self._own:
-            if look(self._own.jobs(), self._parts.policies.policies, stopping):
+            if look_for_due(self._own.jobs(), self._parts.policies.policies, stopping):
                 self._look_at = min(self._look_at, time.monotonic() + timing.current.job_look)
 
-    def _pause(self) -> float:
-        rules = self._parts.policies.policies.values("auto_redrive")
+    def _pause_seconds(self) -> float:
+        rules = self._parts.policies.policies.values_of("auto_redrive")
         shortest = min((rule.after for rule in rules), default=interval("redrive_look"))
         return min(interval("redrive_look"), max(1.0, shortest / 10))

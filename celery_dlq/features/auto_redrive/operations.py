@@ -70,13 +70,13 @@ class Cursor(NamedTuple):
     # stopped the job
     pause_until: int = 0
 
-    def at(self, now: datetime) -> Cursor:
+    def starting_at(self, now: datetime) -> Cursor:
         """The cursor to begin at, now."""
         if self.back_at and self.back_at <= to_micros(now):
             return self._replace(position=self.back_to or None, back_to="", back_at=0)
         return self
 
-    def after(self, job: Job, begun: str | None, wait: float, now: datetime) -> Cursor:
+    def after_job(self, job: Job, begun: str | None, wait: float, now: datetime) -> Cursor:
         """The cursor after a job that began at this position."""
         later = to_micros(now + timedelta(seconds=wait))
         if job.state != DONE:
@@ -89,13 +89,15 @@ class Cursor(NamedTuple):
         return self._replace(position=job.until)
 
 
-def look(jobs: Jobs, table: PolicyTable, stopping: Callable[[], bool] = bool) -> bool:
+def look_for_due(jobs: Jobs, table: PolicyTable, stopping: Callable[[], bool] = bool) -> bool:
     """Visit each queue once, and make a job for what is due there; true if a queue has a job."""
     store, busy = jobs.backend.letters, False
     rules: dict[str, AutoRedrive] = {}
     for name in store.names():
         rule = table.value_of(name, "auto_redrive")
-        if rule and not table.rests(name):  # nothing while a change of the policy has yet to begin
+        if rule and not table.never_trims(
+            name
+        ):  # nothing while a change of the policy has yet to begin
             rules[name] = rule
     for status in store.overviews.statuses(list(rules)):
         rule, oldest = rules[status.name], status.oldest_stored_at
@@ -125,7 +127,7 @@ class _Visit:
             found = json.loads(reply.state or "{}")
             self._state = found if isinstance(found, dict) else {}
             with on_behalf_of(ACTOR):
-                return self._has_job() or any(map(self._make, self._not_resting()))
+                return self._has_job() or any(map(self._make_job, self._not_resting()))
         finally:
             self._lease.release()
 
@@ -145,49 +147,54 @@ class _Visit:
             # Of a job that did not end well, all numbers wait: not as long as the latest of them.
             rule, due = self._rule, job.options["due"]
             wait = rule.wait_seconds(due["redrives"]) if job.state == DONE else rule.after
-            begun, name = self._state.get("begun"), _name(due)
-            self._keep(name, self._cursor(name).after(job, begun, wait, self._store.now()))
+            begun, name = self._state.get("begun"), _cursor_name(due)
+            self._keep_cursor(
+                name, self._cursor(name).after_job(job, begun, wait, self._store.now())
+            )
         self._state.pop("begun", None)
         del self._state["job"]
-        return not self._note()
+        return not self._save_state()
 
     def _not_resting(self) -> list[int]:
         """The numbers of redrives, least recently used first; none while the queue rests."""
-        names = {_name(self._rule.due(number)): number for number in range(self._rule.times)}
+        names = {
+            _cursor_name(self._rule.due_filter(number)): number
+            for number in range(self._rule.times)
+        }
         order = {name: place for place, name in enumerate(self._cursors, 1)}
         rests = max(self._cursor(name).pause_until for name in names)
         found = sorted(names, key=lambda name: order.get(name, 0))
         return [] if rests > to_micros(self._store.now()) else [names[name] for name in found]
 
-    def _make(self, redrives: int) -> bool:
+    def _make_job(self, redrives: int) -> bool:
         """Make a job for what is due of one number of redrives; false if nothing is."""
-        name = _name(self._rule.due(redrives))
+        name = _cursor_name(self._rule.due_filter(redrives))
         now, before = self._store.now(), self._cursor(name)
-        cursor = before.at(now)
+        cursor = before.starting_at(now)
         until = position_at(now - timedelta(seconds=self._rule.wait_seconds(redrives)))
-        begun, found = self._first(redrives, cursor.position, until)
+        begun, found = self._first_due(redrives, cursor.position, until)
         cursor = cursor._replace(position=begun)
         if found or cursor != before:
-            self._keep(name, cursor)
+            self._keep_cursor(name, cursor)
         if not found:
             if cursor != before:
-                self._note()
+                self._save_state()
             return False
         run = self._jobs.new("redrive", self._queue, LetterFilter(), _options(self._rule, redrives))
-        run.tell(until=until, position=begun, total=None, state=WAITING, run=0)
+        run.update(until=until, position=begun, total=None, state=WAITING, run=0)
         self._state |= {"job": run.job.id, "begun": begun}
-        if self._note():  # before the job: whoever is next must find it
+        if self._save_state():  # before the job: whoever is next must find it
             self._jobs.backend.jobs.write(run.job.id, run.job.to_stored())
             self._jobs.forget(ACTOR, JOBS_KEPT)
         return True
 
-    def _first(self, redrives: int, after: str | None, until: str) -> tuple[str | None, bool]:
+    def _first_due(self, redrives: int, after: str | None, until: str) -> tuple[str | None, bool]:
         """The position before the first letter that is due; true if there is one."""
         scanned = 0
         pages = self._store.fields(self._queue, after=after, until=until, page_size=_PAGE)
         for page in pages:
             for position, fields in page:
-                if self._rule.takes(RawEntry(position, fields), redrives):
+                if self._rule.takes_letter(RawEntry(position, fields), redrives):
                     return after, True
                 after = position
             scanned += len(page)
@@ -203,19 +210,19 @@ class _Visit:
     def _cursor(self, name: str) -> Cursor:
         return Cursor(*self._cursors.get(name, ()))
 
-    def _keep(self, name: str, cursor: Cursor) -> None:
+    def _keep_cursor(self, name: str, cursor: Cursor) -> None:
         """Keep a cursor; forget the one that was not used for longest if policies changed often."""
         self._cursors.pop(name, None)
         self._cursors[name] = list(cursor)
         for old in list(self._cursors)[:-_MOST_CURSORS]:
             del self._cursors[old]
 
-    def _note(self) -> bool:
+    def _save_state(self) -> bool:
         """Save the state; false if another process has the lease by now."""
-        return self._lease.note(json.dumps(self._state)).acquired
+        return self._lease.save_state(json.dumps(self._state)).acquired
 
 
-def _name(due: Mapping[str, Any]) -> str:
+def _cursor_name(due: Mapping[str, Any]) -> str:
     """Names the cursor of the letters that a job takes."""
     return " ".join([str(due["redrives"]), *(due["reasons"] or ())])
 
@@ -225,4 +232,6 @@ def _options(rule: AutoRedrive, redrives: int) -> RedriveOptions:
     if rule.canary is not None:
         wait = min(max(interval("canary"), rule.after), interval("max_canary"))
         canary = Canary(letters=rule.canary, wait_seconds=wait)
-    return RedriveOptions(rate=RATE, limit=MOST_LETTERS, due=rule.due(redrives), canary=canary)
+    return RedriveOptions(
+        rate=RATE, limit=MOST_LETTERS, due=rule.due_filter(redrives), canary=canary
+    )

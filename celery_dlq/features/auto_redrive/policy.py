@@ -61,37 +61,39 @@ class AutoRedrive(KeyValue):
         """Seconds that a letter waits whose message was redriven this often."""
         return min(self.after * self.backoff ** min(redrives, MOST_TIMES), MAX_WAIT.total_seconds())
 
-    def keeps(self, reason: str) -> bool:
+    def redrives_reason(self, reason: str) -> bool:
         """True if letters with this reason are redriven."""
         if self.reasons is None:
             return reason != Reason.OPERATOR
         return reason in self.reasons
 
-    def due(self, redrives: int) -> dict[str, Any]:
+    def due_filter(self, redrives: int) -> dict[str, Any]:
         """The letters that a job takes: those of messages that were redriven so often."""
         reasons = None if self.reasons is None else sorted(map(str, self.reasons))
         return {"redrives": redrives, "reasons": reasons}
 
-    def takes(self, found: RawEntry, redrives: int) -> bool:
+    def takes_letter(self, found: RawEntry, redrives: int) -> bool:
         """True for a letter of a message that was redriven so often, if its reason is allowed."""
         return (
             found.is_letter
             and found.fields.get(b"redrives", b"0") == b"%d" % redrives
-            and self.keeps(found.text("reason"))
+            and self.redrives_reason(found.text("reason"))
         )
 
     def chooses(self, due: Mapping[str, Any] | None) -> Callable[[RawEntry], bool] | None:
         """The letters that it redrives, or that its job takes unless it has changed since."""
         if due is None:
-            return lambda found: any(self.takes(found, number) for number in range(self.times))
+            return lambda found: any(
+                self.takes_letter(found, number) for number in range(self.times)
+            )
         redrives: int = due["redrives"]
-        if redrives >= self.times or due != self.due(redrives):
+        if redrives >= self.times or due != self.due_filter(redrives):
             return None
-        return lambda found: self.takes(found, redrives)
+        return lambda found: self.takes_letter(found, redrives)
 
     def used_up(self, redrives: int, reason: Reason) -> str:
         """What the letter of a message says that is redriven no more; empty if it will be."""
-        if redrives < self.times or not self.keeps(reason):
+        if redrives < self.times or not self.redrives_reason(reason):
             return ""
         if redrives == self.times:
             return f"redriven {redrives} of {self.times} times by auto_redrive"

@@ -15,7 +15,7 @@ from celery_dlq.cli.context import (
     print_lines,
 )
 from celery_dlq.cli.options import json_option, yes_option
-from celery_dlq.cli.table import about_hold, line, say, table
+from celery_dlq.cli.table import about_hold, line_text, print_table, say
 from celery_dlq.features.circuit_breaker.operations import Breakers
 from celery_dlq.operations.release import HeldMessages
 
@@ -55,7 +55,7 @@ def open_(ctx: click.Context, task: str, *, queue: str | None, reason: str, yes:
     run, and none of them has TASK.
     """
     load_tasks(ctx.obj.app)
-    doubt = Breakers(dead_letters_of(ctx).assembly).doubt(task, queue)
+    doubt = Breakers(dead_letters_of(ctx).assembly).doubt_of(task, queue)
     confirm_doubt(doubt, f"open the circuit breaker of {task}", yes=yes)
     made = dead_letters_of(ctx).open_breaker(task, queue, reason=reason)
     say(console_of(ctx), f"{made.id} holds {task}; its circuit breaker is open.")
@@ -82,8 +82,8 @@ def show_breakers(console: Console, found: Sequence[HeldMessages]) -> None:
     rows = (
         (
             (
-                line(one.hold.id, "bold"),
-                line(one.state, "red" if one.state == "open" else "yellow"),
+                line_text(one.hold.id, "bold"),
+                line_text(one.state, "red" if one.state == "open" else "yellow"),
             ),
             about_hold(one.hold, circuit.task, circuit.queue),
             one.held,
@@ -93,5 +93,5 @@ def show_breakers(console: Console, found: Sequence[HeldMessages]) -> None:
         if (circuit := one.hold.circuit) is not None
     )
     columns = ("!id\nstate", "task, queue, reason, by", ">held", "!probes")
-    if not table(console, "Circuit breakers", columns, rows):
+    if not print_table(console, "Circuit breakers", columns, rows):
         say(console, "All circuit breakers are closed.")

@@ -17,7 +17,7 @@ from celery_dlq.features.circuit_breaker.operations import (
     Circuits,
     CircuitStore,
     hold_id_of,
-    why,
+    opening_reason,
 )
 from celery_dlq.features.circuit_breaker.policy import (
     CircuitBreaker,
@@ -40,7 +40,7 @@ logger = get_logger("celery_dlq.worker")
 _MOST_PLACES = 4096  # queues may be generated at run time
 
 
-class Place(NamedTuple):
+class GuardedPlace(NamedTuple):
     """What a breaker is of, and its policy."""
 
     task: str
@@ -59,11 +59,11 @@ class CircuitWatch(Observer):
 
     def __init__(self, parts: WorkerParts, holding: Any) -> None:
         self._parts = parts
-        self._circuits = Circuits.of(parts.dlq)
+        self._circuits = Circuits.from_assembly(parts.dlq)
         self._holding = holding
         # Successes that are not in the store yet; threads of a thread pool may lose one at times
-        self._succeeded: Counter[Place] = Counter()
-        holding.probe = self._probe
+        self._succeeded: Counter[GuardedPlace] = Counter()
+        holding.probe = self._allow_probe
 
     @property
     def tasks(self) -> Sequence[Task | LongTask]:
@@ -85,9 +85,9 @@ class CircuitWatch(Observer):
         breaker = None if policy is None else policy.of("circuit_breaker")
         if breaker is None:
             return
-        place = Place(request.task.name, queue, breaker)
+        place = GuardedPlace(request.task.name, queue, breaker)
         if ended.letter is not None:
-            self._died(place, ended.letter)
+            self._count_death(place, ended.letter)
             return
         if ended.succeeded and len(self._succeeded) < _MOST_PLACES:
             self._succeeded[place] += 1
@@ -96,7 +96,7 @@ class CircuitWatch(Observer):
         if circuit is not None and circuit.state == OPEN and _is_released(circuit, marker):
             with self._quietly():
                 happened = Happened.PROBE_SUCCEEDED if ended.succeeded else Happened.PROBE_FAILED
-                self._change(place, happened)
+                self._change_breaker(place, happened)
 
     def tick(self) -> None:
         """Send successes to the store."""
@@ -110,7 +110,7 @@ class CircuitWatch(Observer):
                 self._succeeded.update(found)
                 raise
 
-    def _died(self, place: Place, letter: DeadLetter) -> None:
+    def _count_death(self, place: GuardedPlace, letter: DeadLetter) -> None:
         """Count an execution that became a letter; perhaps the breaker opens, or stays open."""
         if letter.reason is Reason.EXPIRED:  # it was not executed
             return
@@ -119,45 +119,47 @@ class CircuitWatch(Observer):
             released = circuit is not None and _is_released(
                 circuit, json_codec.loads(letter.headers).get(HOLD_HEADER)
             )
-            ends = self._parts.backend.part(CircuitStore).died(
+            ends = self._parts.backend.part(CircuitStore).count_death(
                 letter.fingerprint, self._successes(place, self._succeeded.pop(place, 0))
             )
             if released and circuit is not None and circuit.state == OPEN:
-                self._change(place, Happened.PROBE_FAILED)
-            elif released or place.breaker.trips(ends):
+                self._change_breaker(place, Happened.PROBE_FAILED)
+            elif released or place.breaker.opens_after(ends):
                 died = Died(ends, letter.fingerprint, letter.id, released)
-                self._change(place, died, why(died, place.breaker.window))
+                self._change_breaker(place, died, opening_reason(died, place.breaker.window))
 
-    def _probe(self, hold: Hold) -> str | None:
+    def _allow_probe(self, hold: Hold) -> str | None:
         circuit = hold.circuit
         if circuit is None:
             return None
-        after, ours = self._circuits.change(circuit.task, circuit.queue, Happened.PROBE_DUE)
+        after, ours = self._circuits.change_breaker(circuit.task, circuit.queue, Happened.PROBE_DUE)
         if after is None or not ours:
             return None
-        self._apply()
+        self._hold_from_now()
         logger.info("The circuit breaker %s is full; a message runs as a probe", hold.id)
         return after.marker
 
-    def _circuit(self, place: Place) -> Circuit | None:
+    def _circuit(self, place: GuardedPlace) -> Circuit | None:
         if not self._holding.holds:
             return None
         hold_id = self._hold_id(place)
         return next((hold.circuit for hold in self._holding.holds if hold.id == hold_id), None)
 
-    def _hold_id(self, place: Place) -> str:
+    def _hold_id(self, place: GuardedPlace) -> str:
         return hold_id_of(place.task, place.queue, self._circuits.broker)
 
-    def _successes(self, place: Place, number: int) -> Succeeded:
+    def _successes(self, place: GuardedPlace, number: int) -> Succeeded:
         return Succeeded(self._hold_id(place), place.breaker.window, number)
 
-    def _change(self, place: Place, happened: Died | Happened, reason: str = "") -> None:
+    def _change_breaker(
+        self, place: GuardedPlace, happened: Died | Happened, reason: str = ""
+    ) -> None:
         task, queue, breaker = place
-        hold, _ = self._circuits.change(task, queue, happened, breaker, reason=reason)
+        hold, _ = self._circuits.change_breaker(task, queue, happened, breaker, reason=reason)
         if hold is not None:
-            self._apply()
+            self._hold_from_now()
 
-    def _apply(self) -> None:
+    def _hold_from_now(self) -> None:
         """This worker holds from now on; the others within a second or two."""
         instructions = self._parts.backend.instructions
         self._holding.instructed(instructions.of(Hold), instructions.now())

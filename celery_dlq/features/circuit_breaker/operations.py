@@ -54,21 +54,21 @@ class CircuitStore(Part):
 
     lua = "celery_dlq.features.circuit_breaker"
 
-    def died(self, fingerprint: str, with_successes: Succeeded) -> Ends:
+    def count_death(self, fingerprint: str, with_successes: Succeeded) -> Ends:
         """Count an execution that became a letter."""
-        died, total = self._count(fingerprint, [with_successes])
+        died, total = self._count_ends(fingerprint, [with_successes])
         return Ends(died, total)
 
     def succeeded(self, tasks: list[Succeeded]) -> None:
         """Count executions that succeeded."""
         for start in range(0, len(tasks), _MOST):
-            self._count("", tasks[start : start + _MOST])
+            self._count_ends("", tasks[start : start + _MOST])
 
-    def forget(self, breaker: str) -> None:
+    def forget_counts(self, breaker: str) -> None:
         """Begin anew: the breaker closed."""
         self._client.delete(self._keys.breaker_ends(breaker))
 
-    def _count(self, fingerprint: str, tasks: Sequence[Succeeded]) -> tuple[int, int]:
+    def _count_ends(self, fingerprint: str, tasks: Sequence[Succeeded]) -> tuple[int, int]:
         keys = [self._keys.breaker_ends(one.breaker) for one in tasks]
         args: list[str | int] = [fingerprint]
         for one in tasks:
@@ -90,12 +90,12 @@ class Circuits:
         self.broker = broker
 
     @classmethod
-    def of(cls, assembly: Assembly) -> Circuits:
+    def from_assembly(cls, assembly: Assembly) -> Circuits:
         """Those of an app."""
         counts = assembly.measuring.counts
         return cls(assembly.backend, assembly.events, counts, broker_name(assembly.app))
 
-    def change(
+    def change_breaker(
         self,
         task: str,
         queue: str,
@@ -134,11 +134,11 @@ class Circuits:
                     reason=reason,
                 )
             if self._store.replace(known, hold):
-                self._tell(before, hold, actor, now)
+                self._record_change(before, hold, actor, now)
                 return hold, True
         raise DLQError(f"other processes keep changing {hold_id}; try again")
 
-    def _tell(self, before: Circuit | None, hold: Hold, actor: str, at: datetime) -> None:
+    def _record_change(self, before: Circuit | None, hold: Hold, actor: str, at: datetime) -> None:
         circuit = hold.circuit
         if circuit is None:
             logger.info("The circuit breaker %s has released all its messages", hold.id)
@@ -159,9 +159,9 @@ class Circuits:
         )
         self._events.emit(change)
         try:  # the state is changed: a store that is away now changes nothing else
-            self._registry.record(change)
+            self._registry.record_change(change)
             if not opens:
-                self._ends.forget(hold.id)
+                self._ends.forget_counts(hold.id)
         except StoreUnavailable as exc:
             logger.error("The audit may lack this change of a circuit breaker: %s", exc)  # noqa: TRY400
 
@@ -171,18 +171,18 @@ class Breakers:
 
     def __init__(self, assembly: Assembly) -> None:
         self._assembly = assembly
-        self.circuits = Circuits.of(assembly)
-        self._held: HeldQueues = assembly.held()
-        self._names: KnownNames = assembly.names()
+        self.circuits = Circuits.from_assembly(assembly)
+        self._held: HeldQueues = assembly.held_queues()
+        self._names: KnownNames = assembly.known_names()
 
     def breakers(self) -> list[HeldMessages]:
         """The circuit breakers that are open, or closed and still releasing; as `holds`."""
-        return [one for one in self._held.all() if one.hold.circuit is not None]
+        return [one for one in self._held.held_messages() if one.hold.circuit is not None]
 
-    def doubt(self, task: str, queue: str | None) -> str:
+    def doubt_of(self, task: str, queue: str | None) -> str:
         """Why nothing may be held, before a breaker is opened; refuses names that nobody knows."""
         self._names.matching(escape(task), queue and escape(queue))
-        return self._names.doubt(escape(task))
+        return self._names.doubt_of_task(escape(task))
 
     def open_breaker(self, task: str, queue: str | None = None, *, reason: str = "") -> Hold:
         """Open the circuit breaker of a task: its messages are held, and probes begin.
@@ -204,7 +204,7 @@ class Breakers:
                 f"{task}; use `dlq hold` to hold its messages without one"
             )
         reason = reason.strip() or "opened by hand"
-        hold, _ = self.circuits.change(
+        hold, _ = self.circuits.change_breaker(
             task, queue, Happened.OPENED, breaker, actor=whoami(), reason=reason
         )
         assert hold is not None  # noqa: S101 - it is open
@@ -223,7 +223,7 @@ class Breakers:
                 continue
             if queue not in (None, circuit.queue):
                 continue
-            hold, changed = self.circuits.change(
+            hold, changed = self.circuits.change_breaker(
                 task, circuit.queue, Happened.CLOSED, actor=whoami()
             )
             if hold is not None and changed:
@@ -238,7 +238,7 @@ class Breakers:
 
 def are_open(assembly: Assembly) -> Iterator[tuple[tuple[str, ...], float]]:
     """Each circuit breaker that is not closed, for an exporter."""
-    for one in assembly.held().all():
+    for one in assembly.held_queues().held_messages():
         if circuit := one.hold.circuit:
             yield (circuit.task, circuit.queue), 1.0 if circuit.state == OPEN else 0.5
 
@@ -249,7 +249,7 @@ def hold_id_of(task: str, queue: str, broker: str) -> str:
     return f"breaker-{sha256(text).hexdigest()[:12]}"
 
 
-def why(died: Died, window: float) -> str:
+def opening_reason(died: Died, window: float) -> str:
     """The reason of an opening, for people."""
     return (
         f"{died.ends.died:,} of {died.ends.all:,} executions within {window:g} s died with "
@@ -260,4 +260,4 @@ def why(died: Died, window: float) -> str:
 def emptied(circuits: Circuits, hold: Hold) -> None:
     """End the hold of a breaker that closed: all its messages are released."""
     if hold.circuit is not None:
-        circuits.change(hold.circuit.task, hold.circuit.queue, Happened.EMPTIED)
+        circuits.change_breaker(hold.circuit.task, hold.circuit.queue, Happened.EMPTIED)

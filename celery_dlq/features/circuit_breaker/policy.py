@@ -2,7 +2,7 @@
 
 | state | what happens | next state |
 |---|---|---|
-| closed | enough executions died, see `CircuitBreaker.trips` | open |
+| closed | enough executions died, see `CircuitBreaker.opens_after` | open |
 | closed, releasing | a person opens it | open |
 | open | a probe is due | open; one held message is sent |
 | open | a probe succeeded | open; after enough in a row, releasing |
@@ -63,7 +63,7 @@ class CircuitBreaker(KeyValue):
     deaths: int = 20
     window: float = 60.0
 
-    def trips(self, ends: Ends) -> bool:
+    def opens_after(self, ends: Ends) -> bool:
         """True if so many executions died."""
         return ends.died >= self.deaths and ends.died >= SHARE * ends.all
 
@@ -107,11 +107,11 @@ def next_state(
     if circuit is not None and circuit.state == OPEN:
         return _while_open(circuit, happened, now)
     if happened is Happened.OPENED:
-        return _opened(circuit, now)
+        return _opened_circuit(circuit, now)
     if isinstance(happened, Died):
         again = circuit is not None and happened.fingerprint == circuit.fingerprint
-        if (again and happened.released) or breaker.trips(happened.ends):
-            opened = _opened(circuit, now)
+        if (again and happened.released) or breaker.opens_after(happened.ends):
+            opened = _opened_circuit(circuit, now)
             return replace(opened, fingerprint=happened.fingerprint, letter=happened.letter)
     return None if happened is Happened.EMPTIED else circuit
 
@@ -130,7 +130,7 @@ def _while_open(circuit: Circuit, happened: Died | Happened, now: int) -> Circui
     return circuit
 
 
-def _opened(before: Circuit | None, now: int) -> Circuit:
+def _opened_circuit(before: Circuit | None, now: int) -> Circuit:
     opened_at = now if before is None else max(now, before.opened_at + 1)
     every = interval("probe")
     return Circuit(opened_at=opened_at, probe_every=every, probes=PROBES, probed_at=now)

@@ -30,8 +30,8 @@ def recover(assembly: Assembly, stopping: Callable[[], bool]) -> None:
     """Send probes and release the messages of an app's circuit breakers: what is due now."""
     recovery = _Recovery(assembly)
     with on_behalf_of(ACTOR):
-        recovery.probe()
-        recovery.each(lambda hold: recovery.release(hold, stopping))
+        recovery.send_probes()
+        recovery.for_each(lambda hold: recovery.release(hold, stopping))
 
 
 class _Recovery:
@@ -40,49 +40,51 @@ class _Recovery:
     def __init__(self, assembly: Assembly) -> None:
         self._assembly = assembly
         self._store = assembly.backend.instructions
-        self._held = assembly.held()
+        self._held = assembly.held_queues()
         self._jobs = assembly.jobs()
-        self._circuits = Circuits.of(assembly)
+        self._circuits = Circuits.from_assembly(assembly)
 
-    def each(self, act: Callable[[Hold], None]) -> None:
+    def for_each(self, act: Callable[[Hold], None]) -> None:
         """Do something for each breaker that is not closed."""
-        self._held.each(lambda hold: None if hold.circuit is None else act(hold))
+        self._held.for_each(lambda hold: None if hold.circuit is None else act(hold))
 
-    def probe(self) -> None:
+    def send_probes(self) -> None:
         """Send the oldest message of each breaker, if it is time, and no other worker has."""
-        self.each(self._probe)
+        self.for_each(self._send_probe)
 
     def _is_off(self, queue: str) -> bool:
         """True if an override has ended the breakers of a queue: nobody counts their probes."""
         overrides = self._assembly.policy_admin().in_force().overrides
         return queue in overrides and overrides[queue][0].of("circuit_breaker") is False
 
-    def _probe(self, hold: Hold) -> None:
+    def _send_probe(self, hold: Hold) -> None:
         circuit, now = hold.circuit, self._store.now()
         if circuit is None or circuit.state != OPEN or not hold.in_force(now):
             return
         if self._is_off(circuit.queue):
-            self._circuits.change(circuit.task, circuit.queue, Happened.CLOSED)
+            self._circuits.change_breaker(circuit.task, circuit.queue, Happened.CLOSED)
             return
         # Of a full hold, a worker runs one that is still on the broker, if there is one.
         wait = _FULL_MICROS if self._held.is_full(hold) else 0
         if circuit.micros_until_probe(to_micros(now)) > -wait or not self._held.length(hold):
             return
-        after, ours = self._circuits.change(circuit.task, circuit.queue, Happened.PROBE_DUE)
+        after, ours = self._circuits.change_breaker(circuit.task, circuit.queue, Happened.PROBE_DUE)
         if after is not None and ours:
             sent = release_probe(self._jobs, after.id, after.marker)
             logger.info("The circuit breaker %s sent %d messages as a probe", hold.id, sent)
 
     def release(self, hold: Hold, stopping: Callable[[], bool]) -> None:
         """Release the messages, slowly at first; go on with a release whose process died."""
-        circuit, job = hold.circuit, self._held.job(hold)
+        circuit, job = hold.circuit, self._held.release_of(hold)
         if circuit is None or stopping():
             return
         if job is not None and job.state == CANCELLED and self._held.length(hold):
             if self._is_off(circuit.queue):  # its probe would close it at once: a person goes on
                 return
             reason = f"its release, job {job.id}, was cancelled"
-            self._circuits.change(circuit.task, circuit.queue, Happened.OPENED, reason=reason)
+            self._circuits.change_breaker(
+                circuit.task, circuit.queue, Happened.OPENED, reason=reason
+            )
             return
         if circuit.state != RELEASING or not hold.in_force(self._store.now()):
             return
@@ -104,7 +106,7 @@ class _Recovery:
             nonlocal looked_at
             if time.monotonic() - looked_at > _LOOK_SECONDS:
                 looked_at = time.monotonic()
-                self.probe()
+                self.send_probes()
             return stopping()
 
         return is_stopping
@@ -114,10 +116,10 @@ class _Recovery:
         if job is None:
             options = RedriveOptions(growing=True, marker=hold.marker)
             run = new_release(self._jobs, hold.id, options)
-            run.tell(total=self._held.length(hold))
+            run.update(total=self._held.length(hold))
             if not self._store.replace(hold, replace(hold, job=run.job.id)):
                 return None
-            run.beat(now=True)  # or another worker would take it for one that died before
+            run.send_heartbeat(now=True)  # or another worker would take it for one that died before
             return run
         if job.state == DONE:  # its worker died before it could say so
             emptied(self._circuits, hold)

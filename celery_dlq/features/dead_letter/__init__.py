@@ -1,4 +1,4 @@
-"""Dead-lettering of messages that an operator names."""
+"""Makes letters of messages that an operator names."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from celery_dlq.cli.context import answer, console_of, dead_letters_of
+from celery_dlq.cli.context import console_of, dead_letters_of, print_answer
 from celery_dlq.cli.options import json_option
 from celery_dlq.cli.table import say
 
@@ -33,4 +33,4 @@ def dead_letter(
         say(console_of(ctx), f"{task_id} may run again.")
         return
     report = dead_letters.dead_letter(task_id, reason)
-    answer(ctx, report, report.text, as_json=as_json)
+    print_answer(ctx, report, report.text, as_json=as_json)

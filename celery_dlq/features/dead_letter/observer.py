@@ -48,7 +48,7 @@ class Demands(Observer):
 
     def before_start(self, request: GuardedRequest) -> Die | None:
         """Dead-letter a message that an operator wants dead."""
-        demand = self.of(request)
+        demand = self.demand_of(request)
         return None if demand is None else Die(Reason.OPERATOR, demand.text)
 
     before_end = before_start
@@ -57,7 +57,7 @@ class Demands(Observer):
         """Forget a demand that was met, or that has lost its message."""
         letter = ended.letter
         if ended.succeeded or (letter is not None and letter.reason is Reason.OPERATOR):
-            self.met(request.id)
+            self.record_met(request.id)
 
     def instructed(self, found: Sequence[Instruction], now: datetime) -> None:
         """Apply the demands of the app, in place of those before."""
@@ -69,7 +69,7 @@ class Demands(Observer):
         self._new += [demand.id for demand in new]
         self.known = known
 
-    def of(self, request: GuardedRequest) -> Demand | None:
+    def demand_of(self, request: GuardedRequest) -> Demand | None:
         """The demand for a request's task; ``None`` if it is none, or a redrive came after it."""
         demand = self.known.get(request.id) if isinstance(request.id, str) else None
         if demand is None:
@@ -84,7 +84,7 @@ class Demands(Observer):
             pass
         return demand
 
-    def met(self, task_id: str) -> None:
+    def record_met(self, task_id: str) -> None:
         """Forget the demand for a task soon: its letter is stored, or it has succeeded."""
         demand = self.known.pop(task_id, None)
         if demand is not None:
@@ -92,7 +92,7 @@ class Demands(Observer):
 
     def in_loop(self, consumer: Any) -> None:
         """Meet new demands at once, where that is possible; called once a second."""
-        self._forget()
+        self._forget_met()
         new, self._new = self._new, []
         wanted = {task_id for task_id in new if task_id in self.known}
         if not wanted:
@@ -107,7 +107,7 @@ class Demands(Observer):
             if hasattr(request, "dlq_terminate"):
                 request.dlq_terminate(consumer.pool)
 
-    def _forget(self) -> None:
+    def _forget_met(self) -> None:
         """Remove demands that were met; those of the last second may not be acknowledged yet."""
         try:
             self._store.forget(self._met_before)

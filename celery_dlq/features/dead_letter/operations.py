@@ -78,7 +78,7 @@ class DemandRun:
     def __init__(self, assembly: Assembly) -> None:
         self._app = assembly.app
         self._backend = assembly.backend
-        self._names = assembly.names()
+        self._names = assembly.known_names()
         self._instructions = assembly.backend.instructions
         self._audit = Audit(assembly.backend.workers, assembly.events)
 
@@ -104,8 +104,8 @@ class DemandRun:
             )
         if worker is None:
             self._refuse_ended(task_id)
-        demand = self._demand(task_id, reason)
-        met = self._met(task_id)
+        demand = self._make_demand(task_id, reason)
+        met = self._wait_until_met(task_id)
         return DemandReport(
             task_id=task_id,
             state=DEAD_LETTERED if met else DEMANDED,
@@ -143,7 +143,7 @@ class DemandRun:
         waiting = [host for host, state in states.items() if state in ("reserved", "scheduled")]
         return next(iter([*active, *waiting]), None), bool(active)
 
-    def _met(self, task_id: str) -> bool:
+    def _wait_until_met(self, task_id: str) -> bool:
         """Wait until a live worker has met a demand; True if one has."""
         if not self._backend.workers.workers(with_tasks=False):
             return False
@@ -156,7 +156,7 @@ class DemandRun:
 
     def _refuse_ended(self, task_id: str) -> None:
         """Refuse a task that has ended."""
-        letter = self._letter(task_id)
+        letter = self._letter_of(task_id)
         if letter is not None:
             raise DLQError(
                 f"expected a task that has not ended, got {task_id!r}, which is letter "
@@ -171,7 +171,7 @@ class DemandRun:
                 f"is in no worker; nothing was done"
             )
 
-    def _letter(self, task_id: str) -> tuple[str, str] | None:
+    def _letter_of(self, task_id: str) -> tuple[str, str] | None:
         """The queue and id of the letter of a task, or with this id; the newest are looked at."""
         store, wanted = self._backend.letters, task_id.encode("utf-8", "backslashreplace")
         deadline = time.monotonic() + _LETTERS_SECONDS
@@ -187,13 +187,13 @@ class DemandRun:
 
     # -- the demand -------------------------------------------------------------------
 
-    def _demand(self, task_id: str, reason: str) -> Demand:
+    def _make_demand(self, task_id: str, reason: str) -> Demand:
         now = self._instructions.now()
         demand = Demand(
             id=task_id, reason=reason_of(reason), actor=whoami(), since=now, until=now + DEMAND_KEPT
         )
         self._audit.record(Action.DEMANDED, task_id, {"reason": demand.reason} if reason else {})
-        if not self._instructions.put(demand, MOST_DEMANDS):
+        if not self._instructions.give(demand, MOST_DEMANDS):
             raise DLQError(
                 f"expected fewer than {MOST_DEMANDS:,} tasks that are to be dead-lettered, got as "
                 f"many; withdraw some, or wait until workers have met them"

@@ -1,4 +1,4 @@
-"""How some letters differ from others."""
+"""Finds how some letters differ from others."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from celery_dlq.cli.context import (
     print_lines,
 )
 from celery_dlq.cli.options import filter_options, json_option, letter_filter
-from celery_dlq.cli.table import line, say, table
+from celery_dlq.cli.table import line_text, print_table, say
 
 _DEADLINE_SECONDS = 10.0
 
@@ -45,9 +45,11 @@ def differences(ctx: click.Context, /, queue: str, *, as_json: bool, **options: 
             f"{one.others:,} of {one.of_others:,}",
             (
                 one.text,
-                line(f"nearly the same letters: {', '.join(one.also)}" if one.also else "", "dim"),
+                line_text(
+                    f"nearly the same letters: {', '.join(one.also)}" if one.also else "", "dim"
+                ),
             ),
         )
         for one in found.findings
     )
-    table(console, "Differences", (">here", ">against", ""), rows)
+    print_table(console, "Differences", (">here", ">against", ""), rows)

@@ -75,10 +75,10 @@ def finding(one: Significant, text: str) -> Finding:
     """A finding with its sentence, and how to select its letters."""
     condition = _condition(one.feature, one.value) if one.kind == VALUE else None
     found = {each.name: getattr(one, each.name) for each in fields(one)}
-    return Finding(**found, text=text, condition=condition, where=_where(one))
+    return Finding(**found, text=text, condition=condition, where=_where_of(one))
 
 
-def _where(one: Significant) -> dict[str, Any]:
+def _where_of(one: Significant) -> dict[str, Any]:
     conditions, where = list[str](), dict[str, Any]()
     parts = one.parts if one.kind == PAIR else [(one.feature, one.value)]
     for feature, value in parts if one.kind in {VALUE, PAIR} else ():
@@ -91,11 +91,11 @@ def _where(one: Significant) -> dict[str, Any]:
         else:
             return {}
     if one.kind == RANGE:
-        conditions += _ends(one)
+        conditions += _range_ends(one)
     return where | ({"conditions": tuple(conditions)} if conditions else {})
 
 
-def _ends(one: Significant) -> Iterator[str]:
+def _range_ends(one: Significant) -> Iterator[str]:
     if _PATH.fullmatch(one.feature):
         yield from (f"{one.feature}>={low}" for low in [one.low] if low is not None)
         yield from (f"{one.feature}<={high}" for high in [one.high] if high is not None)

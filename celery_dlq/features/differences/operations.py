@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError
 from celery_dlq.features.differences.findings import Finding, finding
-from celery_dlq.letters.causes import Message, explain_causes
-from celery_dlq.letters.comparison import TASK, Masked, Pair, pairs_of
-from celery_dlq.letters.course import Course, Timing, timings
+from celery_dlq.letters.causes import ComparedMessage, explain_causes
+from celery_dlq.letters.comparison import TASK, FeatureValue, Masked, pairs_of
+from celery_dlq.letters.course import CauseTiming, Course, timings
 from celery_dlq.letters.explanation import Explanation, Shared
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.redrive.select import RawEntry
@@ -157,7 +157,7 @@ class Comparison:
             unread=found.unread,
             shared=found.shared,
             sentences=found.sentences,
-            findings=tuple(finding(one, found.text(one)) for one in found.findings),
+            findings=tuple(finding(one, found.sentence_of(one)) for one in found.findings),
         )
 
     def _selected(self, queue: str, where: LetterFilter, least: int, seconds: float) -> int | None:
@@ -168,9 +168,9 @@ class Comparison:
 
 
 def compared(
-    letters: list[Message],
-    others: list[Message],
-    successes: list[Message],
+    letters: list[ComparedMessage],
+    others: list[ComparedMessage],
+    successes: list[ComparedMessage],
     *,
     cut: bool = False,
     selected: int | None = None,
@@ -222,22 +222,22 @@ class _Reader:
         self._where = where
         self._masked = of.masked
         self._monotonic = of.monotonic
-        self._known: dict[Pair, Pair] = {}
+        self._known: dict[FeatureValue, FeatureValue] = {}
         self._fixed = fixed_by(where.to_json())
         self.cut = False
         self._first_seen: float | None = None
 
-    def _has_lost(self, letters: list[Message]) -> bool:
+    def _has_lost(self, letters: list[ComparedMessage]) -> bool:
         """True if letters of the group left before: then it is older than those that are here."""
         times = [one.at for one in letters if one.at is not None]
         return bool(times) and self._first_seen is not None and self._first_seen < min(times)
 
     def letters(
         self, store: Letters, most: int, *, until: float
-    ) -> tuple[list[Message], list[Message]]:
+    ) -> tuple[list[ComparedMessage], list[ComparedMessage]]:
         """The newest letters that match the filter, and the newest others."""
-        sides: tuple[list[Message], list[Message]] = ([], [])
-        here, newest = self._group(store)
+        sides: tuple[list[ComparedMessage], list[ComparedMessage]] = ([], [])
+        here, newest = self._find_group(store)
         enough = min(most, here or most), most if self._where else 0
         for start in (None, newest):
             for entry in self._entries(store, start, until):
@@ -254,7 +254,7 @@ class _Reader:
                 return sides
         return sides
 
-    def _group(self, store: Letters) -> tuple[int | None, str | None]:
+    def _find_group(self, store: Letters) -> tuple[int | None, str | None]:
         """The size of the group that the filter names, and the position of its newest letter.
 
         A rare group may be far from the newest letter of the queue. ``None``: not known.
@@ -264,14 +264,16 @@ class _Reader:
         group = store.overviews.group(self._queue, self._where.fingerprint)
         if group is None:
             return None, None
-        self._first_seen = min(one.first_seen_at for one in self._lives(store, group)).timestamp()
+        self._first_seen = min(
+            one.first_seen_at for one in self._earlier_groups(store, group)
+        ).timestamp()
         entry = store.entry(self._queue, group.example_id) if group.example_id else None
         return group.letters, None if entry is None else entry[0]
 
     def explained(
         self,
         store: Letters,
-        messages: tuple[list[Message], list[Message], list[Message]],
+        messages: tuple[list[ComparedMessage], list[ComparedMessage], list[ComparedMessage]],
         *,
         cut: bool,
         selected: int | None,
@@ -281,15 +283,15 @@ class _Reader:
         whole = whole and not self._has_lost(messages[0])
         now = store.overviews.now().timestamp()
         found = compared(*messages, cut=cut, selected=selected, whole=whole, now=now)
-        return found if found.timing else replace(found, timing=self._timing(store, now))
+        return found if found.timing else replace(found, timing=self._timing_of_group(store, now))
 
-    def _lives(self, store: Letters, group: Group) -> list[Group]:
+    def _earlier_groups(self, store: Letters, group: Group) -> list[Group]:
         """A group, and what it was before its last letter left and it began anew."""
         overviews = store.overviews
         gone = overviews.emptied(self._queue, overviews.now() - timedelta(days=KEPT_DAYS))
         return [group, *(one for _, one in gone if one.fingerprint == group.fingerprint)]
 
-    def _timing(self, store: Letters, now: float) -> Timing | None:
+    def _timing_of_group(self, store: Letters, now: float) -> CauseTiming | None:
         """When the group died that the filter names, by its counts of the last 24 hours.
 
         Letters that left are counted as well.
@@ -302,7 +304,7 @@ class _Reader:
         names = {own.fingerprint, *overviews.ranked(self._queue, "newest", most=_MOST_GROUPS)}
         courses = {
             group.fingerprint: course_of(
-                self._lives(store, group) if group == own else [group], now
+                self._earlier_groups(store, group) if group == own else [group], now
             )
             for group in overviews.groups(self._queue, [*names])
             if group.task_name == own.task_name
@@ -314,9 +316,9 @@ class _Reader:
 
     def successes(
         self, store: Letters, tasks: set[str], most: int, *, until: float
-    ) -> list[Message]:
+    ) -> list[ComparedMessage]:
         """The newest sampled successes of some tasks."""
-        found: list[Message] = []
+        found: list[ComparedMessage] = []
         for entry in self._entries(store, None, until) if tasks and most else ():
             if entry.text("task_name") in tasks:
                 found.append(self._message(entry, died=False))
@@ -334,10 +336,10 @@ class _Reader:
                     return
                 yield RawEntry(position, raw)
 
-    def _message(self, entry: RawEntry, *, died: bool) -> Message:
+    def _message(self, entry: RawEntry, *, died: bool) -> ComparedMessage:
         pairs = (pair for pair in pairs_of(entry.text, self._masked) if pair[0] not in self._fixed)
         task, at = entry.text("task_name"), entry.text("dead_lettered_at")
-        return Message(
+        return ComparedMessage(
             cause=(entry.text("fingerprint") or f"unknown {task}") if died else None,
             task=task,
             queue=entry.text("source_queue"),

@@ -51,23 +51,23 @@ class Samples(Part):
         super().__init__(store, keys)
         self._waiting: deque[tuple[str, Mapping[str, bytes]]] = deque()
 
-    def add(self, dead_letter_queue: str, fields: Mapping[str, bytes]) -> None:
+    def add_sample(self, dead_letter_queue: str, fields: Mapping[str, bytes]) -> None:
         """Queue a sample, in the storage form of a letter. Sends nothing, never raises."""
         if len(self._waiting) < self._MAX_WAITING:
             self._waiting.append((dead_letter_queue, fields))
 
-    def flush(self) -> None:
+    def send_samples(self) -> None:
         """Send queued samples without waiting; drop them if that fails. Never raises."""
         while self._waiting:
             count = min(self._SAMPLES_PER_WRITE, len(self._waiting))
             some = [self._waiting.popleft() for _ in range(count)]
-            commands = [self._added(queue, fields) for queue, fields in some]
+            commands = [self._add_command(queue, fields) for queue, fields in some]
             queues = {queue for queue, _fields in some}
             commands += [("EXPIRE", self._keys.samples(name), KEPT_SECONDS) for name in queues]
             if not self._connection.send_unanswered(commands):
                 self._waiting.clear()
 
-    def _added(self, queue: str, fields: Mapping[str, bytes]) -> Command:
+    def _add_command(self, queue: str, fields: Mapping[str, bytes]) -> Command:
         flat = [part for pair in packed(fields).items() for part in pair]
         return ("XADD", self._keys.samples(queue), "MAXLEN", "~", MOST_SAMPLES, "*", *flat)
 
@@ -121,16 +121,20 @@ class Sampler(Observer):
     @property
     def tasks(self) -> Sequence[Task]:
         """Send new samples, and the last ones."""
-        return [Task(name="samples", work=self._samples.flush, close=self._samples.flush)]
+        return [
+            Task(name="samples", work=self._samples.send_samples, close=self._samples.send_samples)
+        ]
 
     def after_end(self, request: GuardedRequest, in_flight: InFlight, ended: Ended) -> None:
         """Sample a message whose task returned, if it is chosen."""
         if ended.succeeded and self._chance() < self._share:
-            self._samples.add(in_flight.key.dead_letter_queue, self._fields(request, in_flight))
+            self._samples.add_sample(
+                in_flight.key.dead_letter_queue, self._sample_fields(request, in_flight)
+            )
 
-    def _fields(self, request: GuardedRequest, in_flight: InFlight) -> dict[str, bytes]:
+    def _sample_fields(self, request: GuardedRequest, in_flight: InFlight) -> dict[str, bytes]:
         message = Message.of(request.message, request.request_dict)
-        args, kwargs = _short(message.letter.args_json), _short(message.letter.kwargs_json)
+        args, kwargs = _shortened(message.letter.args_json), _shortened(message.letter.kwargs_json)
         shortened = replace(message.letter, args_json=args, kwargs_json=kwargs)
         letter = self._make(
             replace(message, letter=shortened),
@@ -154,5 +158,5 @@ class Sampler(Observer):
         return json.dumps(headers).encode()
 
 
-def _short(text: str | None) -> str | None:
+def _shortened(text: str | None) -> str | None:
     return None if text is None or len(text) > LONGEST_ARGUMENTS else text

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from celery_dlq.cli.context import console_of, dead_letters_of, load_tasks, print_lines
 from celery_dlq.cli.options import json_option
-from celery_dlq.cli.table import facts, say, table
+from celery_dlq.cli.table import print_facts, print_table, say
 from celery_dlq.features.doctor.examination import Examination
 from celery_dlq.features.doctor.finding import STORE, Finding, Guarantee
 from celery_dlq.letters.printable import some_of
@@ -48,7 +48,7 @@ def _show(console: Console, found: Sequence[Finding], rows: Sequence[Guarantee])
     for one in found:
         say(console, one.check, "bold")
         shown = (("  you see", one.symptom), ("  because", one.sentence), ("  do", one.mend))
-        facts(console, shown)
+        print_facts(console, shown)
     if not found:
         say(console, "No fault was found.", "green")
     broker = rows[0].broker if rows else ""
@@ -64,4 +64,4 @@ def _show(console: Console, found: Sequence[Finding], rows: Sequence[Guarantee])
         for row in rows
     )
     title = f"Guarantees of guarded tasks on {broker}"
-    table(console, f"{title}, by the settings alone" if unseen else title, columns, cells)
+    print_table(console, f"{title}, by the settings alone" if unseen else title, columns, cells)

@@ -15,7 +15,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from celery_dlq.errors import DLQError, SettingsError, StoreUnavailable
 from celery_dlq.features.doctor import server_checks, settings_checks
 from celery_dlq.features.doctor.finding import STORE, Finding, Guarantee, finding
-from celery_dlq.features.doctor.settings_checks import Case
+from celery_dlq.features.doctor.settings_checks import ExaminedApp
 from celery_dlq.letters.printable import error_without_secrets
 from celery_dlq.transport.redis.broker import mismatch
 
@@ -50,10 +50,10 @@ class Examination:
             self._dlq.validate()
         except SettingsError as exc:
             return [finding("settings", str(exc))]
-        case = Case(self._dlq)
+        case = ExaminedApp(self._dlq)
         servers: dict[str, Callable[[], list[Finding]]] = {
-            "store": partial(self._store, case),
-            "broker": partial(self._broker, case),
+            "store": partial(self._examine_store, case),
+            "broker": partial(self._examine_broker, case),
             "result-backend": self._results,
             _WORKERS: self._workers,
         }
@@ -76,38 +76,38 @@ class Examination:
             SettingsError: A setting or policy is wrong.
         """
         self._dlq.validate()
-        case = Case(self._dlq)
+        case = ExaminedApp(self._dlq)
         if found is not None and all(one.check not in STORE[:2] for one in found):
             with suppress(StoreUnavailable):
                 case.table = self._dlq.policy_admin().in_force()
                 case.registered = self._dlq.backend.workers.workers(with_tasks=False)
         return settings_checks.guarantees(case, found or ())
 
-    def _store(self, case: Case) -> list[Finding]:
+    def _examine_store(self, case: ExaminedApp) -> list[Finding]:
         found: list[Finding] = []
         with self._dlq.separate() as own:
             try:
                 own.backend.check(own.dead_letter_queues())
             except DLQError as exc:
-                found.append(_away("store", exc))
+                found.append(_away_finding("store", exc))
                 if found[0].check != "store-refuses":
                     return found
             with suppress(StoreUnavailable) if found else nullcontext():  # a user who may read
                 case.table = own.policy_admin().in_force()
-                here = Case(own)
+                here = ExaminedApp(own)
                 here.table = case.table
                 for check in server_checks.CHECKS:
                     found += check(here)
         return found
 
-    def _broker(self, case: Case) -> list[Finding]:
+    def _examine_broker(self, case: ExaminedApp) -> list[Finding]:
         why = mismatch(case.transport)
         if why is not None:
             return [finding("redis-py", f"{why}.")]
         connection = self._dlq.app.connection_for_read(connect_timeout=_CONNECT_SECONDS)
         with connection:
             connection.connect()
-            return list(server_checks.broker(case, connection.default_channel))
+            return list(server_checks.broker_findings(case, connection.default_channel))
 
     def _workers(self) -> list[Finding]:
         """Who takes messages of guarded queues; nothing of a broker or store that does not tell."""
@@ -115,7 +115,7 @@ class Examination:
         with suppress(Exception), connection, self._dlq.separate() as own:
             answers = server_checks.answers(own.app, connection)
             self.answered = bool(answers)
-            return list(server_checks.plain_workers(Case(own), answers))
+            return list(server_checks.plain_workers(ExaminedApp(own), answers))
         return []
 
     def _results(self) -> list[Finding]:
@@ -131,7 +131,7 @@ def _answers(asked: Mapping[str, Callable[[], list[Finding]]]) -> list[Finding]:
         try:
             answers[name] = asked[name]()
         except Exception as exc:  # noqa: BLE001 - whatever a driver raises is a finding
-            answers[name] = [_away(name, exc)]
+            answers[name] = [_away_finding(name, exc)]
 
     threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in asked]
     deadline = time.monotonic() + _SECONDS
@@ -141,11 +141,11 @@ def _answers(asked: Mapping[str, Callable[[], list[Finding]]]) -> list[Finding]:
         thread.join(max(0.0, deadline - time.monotonic()))
     silent = TimeoutError(f"no answer within {_SECONDS:g} s")
     for name in asked.keys() - answers.keys() - {_WORKERS}:
-        answers[name] = [_away(name, silent)]
+        answers[name] = [_away_finding(name, silent)]
     return [one for name in asked for one in answers.get(name, [])]
 
 
-def _away(name: str, exc: Exception) -> Finding:
+def _away_finding(name: str, exc: Exception) -> Finding:
     what = name.replace("-", " ")
     why = str(exc) if isinstance(exc, DLQError) else error_without_secrets(exc)
     kind = _of_store(exc) if name == "store" else name

@@ -12,13 +12,13 @@ from celery.backends.base import DisabledBackend
 from celery_dlq import timing
 from celery_dlq.cli.table import letters_text
 from celery_dlq.features.doctor.finding import Finding, finding
-from celery_dlq.features.doctor.settings_checks import Case
+from celery_dlq.features.doctor.settings_checks import ExaminedApp
 from celery_dlq.letters.links import is_in_chord
 from celery_dlq.letters.printable import some_of
 from celery_dlq.operations.job import INTERRUPTED, WAITING
-from celery_dlq.operations.retention import Retention, faults
+from celery_dlq.operations.retention import Retention, memory_faults
 from celery_dlq.policies.queue_names import KnownQueues
-from celery_dlq.store.check import ask
+from celery_dlq.store.check import reply_of_server
 from celery_dlq.transport.default_delay import task_queues
 from celery_dlq.transport.redis.fetch import refusal
 
@@ -34,21 +34,21 @@ _MOST_QUEUES = 20
 _LETTERS_READ = 200
 
 
-def memory(case: Case) -> Iterator[Finding]:
+def memory_findings(case: ExaminedApp) -> Iterator[Finding]:
     """Whether Redis may delete letters, run full of them, or lose them when it restarts."""
     found = case.dlq.backend.memory()
-    for text, _mend in faults(found) if found else ():
+    for text, _mend in memory_faults(found) if found else ():
         kind = "eviction" if found and found.maximum else "no-maxmemory"
         yield finding(kind, f"{text}.")
-    if not int(ask(case.dlq.backend, "info", "persistence").get("aof_enabled", 1)):
+    if not int(reply_of_server(case.dlq.backend, "info", "persistence").get("aof_enabled", 1)):
         yield finding("append-only-file", "The Redis of the letters has no append-only file.")
-    idle = int(ask(case.dlq.backend, "config_get", "timeout").get("timeout", 0))
+    idle = int(reply_of_server(case.dlq.backend, "config_get", "timeout").get("timeout", 0))
     if 0 < idle < _SHORTEST_IDLE_SECONDS:
         text = f"Redis closes connections on which nothing was sent for {idle} s."
         yield finding("idle-timeout", text)
 
 
-def clock(case: Case) -> Iterator[Finding]:
+def clock_findings(case: ExaminedApp) -> Iterator[Finding]:
     """Whether Redis tells the time soon, and agrees with this host about it."""
     asked = time.monotonic()
     skew = (case.dlq.clock() - case.dlq.backend.workers.now()).total_seconds()
@@ -58,7 +58,7 @@ def clock(case: Case) -> Iterator[Finding]:
         yield finding("clock", f"The clocks of this host and of Redis differ by {skew:.0f} s.")
 
 
-def workers(case: Case) -> Iterator[Finding]:
+def workers(case: ExaminedApp) -> Iterator[Finding]:
     """Whether the workers that are alive run one version, with the policies of this app."""
     found = case.dlq.backend.workers.workers()
     if not found:
@@ -68,15 +68,15 @@ def workers(case: Case) -> Iterator[Finding]:
     tasks = [one.name for one in case.tasks]
     for difference in case.dlq.policy_admin().drift(found, tasks)[:_MOST_SHOWN]:
         yield finding("worker-policies", f"{difference}.")
-    for gauges in case.dlq.backend.metrics.read().workers:
+    for gauges in case.dlq.backend.metrics.read_all().workers:
         if gauges.spool:
             text = f"{letters_text(gauges.spool)} on the disk of {gauges.worker}."
             yield finding("spool-not-empty", text)
 
 
-def stopped(case: Case) -> Iterator[Finding]:
+def stopped(case: ExaminedApp) -> Iterator[Finding]:
     """Messages that are held, and jobs that stand still."""
-    for held in case.dlq.held().all()[:_MOST_SHOWN]:
+    for held in case.dlq.held_queues().held_messages()[:_MOST_SHOWN]:
         hold = held.hold
         what = held.problem or f"{hold.id} of {hold.actor}: tasks {hold.task}, queues {hold.queue}."
         kind = "hold" if hold.circuit is None else "circuit-breaker"
@@ -88,7 +88,7 @@ def stopped(case: Case) -> Iterator[Finding]:
             yield finding("job", f"Job {job.id}, {job.kind} of {job.queue}, is {job.state}.")
 
 
-def letters(case: Case) -> Iterator[Finding]:
+def letters(case: ExaminedApp) -> Iterator[Finding]:
     """Queues that grow, that are about to be trimmed, and chords that do not end."""
     backend, reading = case.dlq.backend, case.dlq.reading()
     for queue in reading.queues():
@@ -97,7 +97,9 @@ def letters(case: Case) -> Iterator[Finding]:
             yield finding("flood", text)
     some = backend.letters.names()[:_MOST_QUEUES]
     policies = {name: case.table.of_dead_letter_queue(name) for name in some}
-    for name in Retention(backend.letters, backend.workers, case.dlq.events, "").due(policies):
+    for name in Retention(backend.letters, backend.workers, case.dlq.events, "").due_queues(
+        policies
+    ):
         text = f"Letters of {name} are past their time, or over its length: a worker removes them."
         yield finding("retention", text)
     for name in some:
@@ -117,7 +119,7 @@ def ask_for_result(app: Any) -> None:
         app.backend.get_state("celery-dlq-doctor")
 
 
-def broker(case: Case, channel: Any) -> Iterator[Finding]:
+def broker_findings(case: ExaminedApp, channel: Any) -> Iterator[Finding]:
     """What a broker that answers refuses, or ends by itself."""
     wanted = case.transport.driver_type == "redis" and case.settings.reliable_fetch
     if reason := (case.no_reliable_fetch or refusal(channel)) if wanted else None:
@@ -138,9 +140,9 @@ def answers(app: Any, connection: Any) -> dict[str, Any]:
     return asked.active_queues() or {}
 
 
-def plain_workers(case: Case, answers: dict[str, Any]) -> Iterator[Finding]:
+def plain_workers(case: ExaminedApp, answers: dict[str, Any]) -> Iterator[Finding]:
     """Workers of guarded queues that answer, and have not registered in the store."""
-    known = KnownQueues.of(case.dlq.app).names | {one.queue for one in case.tasks}
+    known = KnownQueues.from_app(case.dlq.app).names | {one.queue for one in case.tasks}
     guarded = {q for q in known if case.table.resolve(q)} | {one.queue for one in case.guarded}
     registered = {one.hostname for one in case.dlq.backend.workers.workers(with_tasks=False)}
     found: dict[str, list[str]] = {}
@@ -153,4 +155,4 @@ def plain_workers(case: Case, answers: dict[str, Any]) -> Iterator[Finding]:
         yield finding("plain-workers", f"{text}: {some_of(hostnames)}.", queue)
 
 
-CHECKS = (memory, clock, workers, stopped, letters)
+CHECKS = (memory_findings, clock_findings, workers, stopped, letters)

@@ -36,7 +36,7 @@ BROKERS = {"redis": "Redis", "amqp": "RabbitMQ", "sqs": "Amazon SQS"}
 
 
 @dataclass
-class Case:
+class ExaminedApp:
     """An app, and what several checks ask of it."""
 
     dlq: Assembly
@@ -94,7 +94,7 @@ class Case:
         return ReliableFetch(self.settings, options).unsupported(self.transport)
 
 
-def guarded(case: Case) -> Iterator[Finding]:
+def guarded(case: ExaminedApp) -> Iterator[Finding]:
     """Queues without a policy, and policies without a queue or an end."""
     table, app = case.table, case.dlq.app
     if not (table.queues or table.tasks):
@@ -111,31 +111,31 @@ def guarded(case: Case) -> Iterator[Finding]:
     if shown:
         text = f"No policy applies to {some_of([shown[queue] for queue in sorted(shown)])}."
         yield finding("queue-without-policy", text, *shown)
-    known = KnownQueues.of(app)
+    known = KnownQueues.from_app(app)
     for name, hint in table.unknown_queues(known).items():
         yield finding("unknown-queue", f"This app does not know the queue {name!r}; {hint}.")
     if unbounded := table.unbounded(known.names):
         yield finding("kept-for-ever", f"No policy removes the letters of {some_of(unbounded)}.")
 
 
-def policies(case: Case) -> Iterator[Finding]:
+def policies(case: ExaminedApp) -> Iterator[Finding]:
     """Policies, and ways to acknowledge, that weaken a guarantee."""
     for kind in WEAKNESSES:
         for queue, sentence in weaknesses(case.tasks, kind):
-            ended = _ended(case, queue) if kind == "no-limit" else []
+            ended = _ended_limits(case, queue) if kind == "no-limit" else []
             unset = f"End the override with: dlq policies unset {queue} {' '.join(ended)}"
             yield finding(kind, sentence, queue, mend=unset if ended else "")
     if case.dlq.app.conf.task_always_eager:
         yield finding("always-eager", "task_always_eager is on.")
 
 
-def _ended(case: Case, queue: str) -> list[str]:
+def _ended_limits(case: ExaminedApp, queue: str) -> list[str]:
     """The limits of a queue that an override ends."""
     override, _source = case.table.overrides.get(queue, (Policy(), ""))
     return [key for key in ("max_deliveries", "max_crashes") if override.of(key) is False]
 
 
-def fetching(case: Case) -> Iterator[Finding]:
+def fetching(case: ExaminedApp) -> Iterator[Finding]:
     """Messages that the broker gives to a second worker, or that a dead one takes along."""
     options = case.dlq.app.conf.broker_transport_options or {}
     timeout = visibility_timeout(case.transport.driver_type, options)
@@ -153,7 +153,7 @@ def fetching(case: Case) -> Iterator[Finding]:
         yield finding("publisher-confirms", "Publishers do not wait for RabbitMQ's confirmation.")
 
 
-def host(case: Case) -> Iterator[Finding]:
+def host_findings(case: ExaminedApp) -> Iterator[Finding]:
     """What this host lacks: packages, and a folder where letters can wait."""
     reports = case.dlq.app.conf.get("dlq_sentry")
     if reports and find_spec("sentry_sdk") is None:
@@ -163,10 +163,10 @@ def host(case: Case) -> Iterator[Finding]:
         yield finding("spool-not-writable", f"This user cannot write to {why}.")
 
 
-CHECKS = (guarded, policies, fetching, host)
+CHECKS = (guarded, policies, fetching, host_findings)
 
 
-def guarantees(case: Case, findings: Sequence[Finding]) -> list[Guarantee]:
+def guarantees(case: ExaminedApp, findings: Sequence[Finding]) -> list[Guarantee]:
     """What is guaranteed to the guarded tasks, a row for each set of answers.
 
     ``findings`` say what the servers do to it.
@@ -183,7 +183,9 @@ def guarantees(case: Case, findings: Sequence[Finding]) -> list[Guarantee]:
         for one in case.guarded:
             if one.acknowledgement == way:
                 lost = _weakened(one.queue, findings) | always
-                rows.setdefault((way, *_cells(case.policies_of(one), lost)), []).append(one.name)
+                rows.setdefault((way, *_guarantee_cells(case.policies_of(one), lost)), []).append(
+                    one.name
+                )
     return [
         Guarantee(
             broker=BROKERS.get(driver, driver),
@@ -205,7 +207,7 @@ def _weakened(queue: str, findings: Sequence[Finding]) -> set[str]:
     return {guarantee for one in here for guarantee in WEAKENS.get(one.check, ())}
 
 
-def _cells(each: Sequence[AppTask], lost: set[str]) -> tuple[Any, ...]:
+def _guarantee_cells(each: Sequence[AppTask], lost: set[str]) -> tuple[Any, ...]:
     """What is guaranteed to a task by the weakest of its policies, and under which conditions."""
     if any(one.policy is None for one in each):
         lost = {*ALL}

@@ -1,4 +1,4 @@
-"""Rules for exceptions."""
+"""Retries, rejects or ignores what a task raises, by rules of its policy."""
 
 from __future__ import annotations
 

@@ -22,7 +22,12 @@ from celery import signals
 from celery.app.task import Task
 from celery.exceptions import TaskPredicate
 
-from celery_dlq.features.exceptions.policy import Action, ExceptionRule, imported, why_not_here
+from celery_dlq.features.exceptions.policy import (
+    ExceptionAction,
+    ExceptionRule,
+    imported,
+    why_not_here,
+)
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.policies.checks import qualified_name
 from celery_dlq.policies.policy import Policy
@@ -39,7 +44,7 @@ _RETRY_CODE = getattr(Task.retry, "__code__", None)  # an app's tools may have r
 
 def observer(parts: WorkerParts) -> Observer:
     """The observer of a worker."""
-    for where, policy in parts.policies.policies.named():
+    for where, policy in parts.policies.policies.named_policies():
         warn_of_exceptions(where, policy)
     return ExceptionRules(parts.policies)
 
@@ -50,7 +55,7 @@ class ExceptionRules(Observer):
     def __init__(self, policies: PolicyCache) -> None:
         self._policies = policies
         self._tasks: list[Any] = []
-        self.place: Callable[[Any], dict[str, Any]] = _place
+        self.place: Callable[[Any], dict[str, Any]] = _place_of
         signals.task_failure.connect(_send_names, weak=False, dispatch_uid="celery_dlq.exceptions")
 
     def on_task(self, task: Any) -> None:
@@ -74,23 +79,25 @@ class ExceptionRules(Observer):
                 delattr(task, _ATTRIBUTE)
         self._tasks.clear()
 
-    def of(self, task: Any, exc: BaseException) -> tuple[Policy, ExceptionRule] | None:
+    def rule_of(self, task: Any, exc: BaseException) -> tuple[Policy, ExceptionRule] | None:
         """The policy and the rule for an exception that a task raised in this process."""
         request = task.request
         if request.called_directly:
             return None
-        policy = self._policies.of(self.place(request), task).policy
+        policy = self._policies.resolve(self.place(request), task).policy
         rules = None if policy is None else policy.of("exceptions")
         rule = rules and rules.rule_of(exception_names(type(exc), rules.names))
         return (policy, rule) if policy is not None and rule else None
 
     def on_error(self, info: Any, task: Any, delivery_info: dict[str, Any]) -> None:
         """Put the names of an exception on billiard's ``ExceptionInfo`` of it."""
-        self.mark(info, task, delivery_info, info.type)
+        self.mark_exception(info, task, delivery_info, info.type)
 
-    def mark(self, info: Any, task: Any, delivery_info: dict[str, Any], kind: type) -> None:
+    def mark_exception(
+        self, info: Any, task: Any, delivery_info: dict[str, Any], kind: type
+    ) -> None:
         """Put the names of an exception's class and bases on an ``ExceptionInfo``."""
-        policy = self._policies.of(delivery_info, task).policy
+        policy = self._policies.resolve(delivery_info, task).policy
         if rules := policy and policy.of("exceptions"):
             setattr(info, EXCEPTION_NAMES, exception_names(kind, rules.names))
 
@@ -114,7 +121,7 @@ def exception_names(kind: type, keys: Iterable[str] = ()) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _place(request: Any) -> dict[str, Any]:
+def _place_of(request: Any) -> dict[str, Any]:
     return request.delivery_info or {}
 
 
@@ -136,7 +143,7 @@ def _deciding(task: Any, run: Callable[..., Any], *, past: bool) -> Callable[...
         except TaskPredicate:  # Retry, Ignore, Reject: the task said itself what it wants
             raise
         except Exception as exc:
-            found = _found(task, exc)
+            found = _rule_of(task, exc)
             if found is not None and past:
                 raise _Decided(exc, *found) from None
             if found is not None:
@@ -146,10 +153,10 @@ def _deciding(task: Any, run: Callable[..., Any], *, past: bool) -> Callable[...
     return guarded
 
 
-def _found(task: Any, exc: Exception) -> tuple[Policy, ExceptionRule] | None:
+def _rule_of(task: Any, exc: Exception) -> tuple[Policy, ExceptionRule] | None:
     rules = vars(task).get(_ATTRIBUTE)
     try:
-        return rules.of(task, exc) if rules is not None else None
+        return rules.rule_of(task, exc) if rules is not None else None
     except Exception:
         logger.exception("The policy for an exception cannot be read; Celery decides")
         return None
@@ -177,11 +184,11 @@ def _unpacking(task: Any, run: Callable[..., Any]) -> Callable[..., Any]:
 
 def _carry_out(task: Any, exc: Exception, policy: Policy, rule: ExceptionRule) -> None:
     """Retry, if the rule says so and the task did not give up itself."""
-    if rule.action is not Action.RETRY or _out_of_retries(exc):
+    if rule.action is not ExceptionAction.RETRY or _out_of_retries(exc):
         return
     try:
         retrying = _with_limit(task, policy, rule)
-        wait = rule.wait(task.request.retries, random.random())  # noqa: S311 - no secret
+        wait = rule.seconds_before_retry(task.request.retries, random.random())  # noqa: S311 - no secret
     except Exception:
         logger.exception("Task %s is not retried as its policy says; Celery decides", task.name)
         return
@@ -220,6 +227,6 @@ def _send_names(sender: Any = None, einfo: Any = None, **_: Any) -> None:
     try:
         # Not `on_error`: Celery reports a result that cannot be stored without the message.
         if place := rules.place(sender.request):
-            rules.mark(einfo, sender, place, raised)
+            rules.mark_exception(einfo, sender, place, raised)
     except Exception:
         logger.exception("The names of an exception are not known")

@@ -34,7 +34,7 @@ BACKOFF_MAX_SECONDS = 600.0
 _MAX_DOUBLINGS = 64  # the number of retries comes over the wire
 
 
-class Action(TextEnum):
+class ExceptionAction(TextEnum):
     """What happens to a message whose task raised the exception."""
 
     RETRY = "retry"
@@ -59,12 +59,12 @@ class ExceptionRule:
     Source: https://docs.celeryq.dev/en/stable/userguide/tasks.html#Task.retry_backoff
     """
 
-    action: Action
+    action: ExceptionAction
     max_retries: int | None = None
     countdown: float | None = None
     dead_letter_queue: str | None = None
 
-    def wait(self, retries: int, share: float) -> int:
+    def seconds_before_retry(self, retries: int, share: float) -> int:
         """Whole seconds before the next retry.
 
         Whole as Celery's own: its native delay on RabbitMQ refuses half a second.
@@ -125,9 +125,9 @@ class ExceptionPolicy(KeyValue):
 
 
 KEYS_OF_ACTION = {
-    Action.RETRY: ("max_retries", "countdown"),
-    Action.DEAD_LETTER: ("dead_letter_queue",),
-    Action.IGNORE: (),
+    ExceptionAction.RETRY: ("max_retries", "countdown"),
+    ExceptionAction.DEAD_LETTER: ("dead_letter_queue",),
+    ExceptionAction.IGNORE: (),
 }
 _RULE_CHECKS: Mapping[str, Check[Any]] = {
     "max_retries": integer(0),
@@ -145,8 +145,8 @@ def exceptions(where: str, value: object) -> ExceptionPolicy | None:
         raise expected(where, "a mapping of exceptions to actions", value)
     rules = {}
     for key, given in value.items():
-        rule = _rule(f"{where}[{key!r}]", given)
-        name = _exception_name(where, key, ignored=rule.action is Action.IGNORE)
+        rule = _checked_rule(f"{where}[{key!r}]", given)
+        name = _exception_name(where, key, ignored=rule.action is ExceptionAction.IGNORE)
         rules[name] = rule
     return ExceptionPolicy(tuple(sorted(rules.items()))) if rules else None
 
@@ -162,7 +162,7 @@ def _exception_name(where: str, value: object, *, ignored: bool) -> str:
     return value
 
 
-def _rule(where: str, value: object) -> ExceptionRule:
+def _checked_rule(where: str, value: object) -> ExceptionRule:
     if isinstance(value, ExceptionRule):
         value = value.to_json()
     if isinstance(value, str):
@@ -171,7 +171,7 @@ def _rule(where: str, value: object) -> ExceptionRule:
         raise expected(
             where, "an action (retry, dead_letter or ignore), or a mapping with one", value
         )
-    action = one_of(Action)(f"{where}['action']", value["action"])
+    action = one_of(ExceptionAction)(f"{where}['action']", value["action"])
     if "backoff" in value:
         raise SettingsError(
             f"expected no 'backoff' in {where}, whose waits grow as with Celery's retry_backoff; "
@@ -240,14 +240,14 @@ def imported(name: str) -> object:
     """What a dotted name stands for, if its module is imported; imports and calls nothing."""
     if "." not in name:
         return getattr(builtins, name, None)
-    module, path = _place(name)
+    module, path = _imported_prefix(name)
     found: Any = module
     for part in path if module is not None else ():
         found = getattr(found, "__dict__", {}).get(part)
     return found
 
 
-def _place(name: str) -> tuple[Any, list[str]]:
+def _imported_prefix(name: str) -> tuple[Any, list[str]]:
     """The longest prefix of a name that is an imported module, and the rest."""
     parts = name.split(".")
     for end in range(len(parts) - 1, 0, -1):
@@ -258,7 +258,7 @@ def _place(name: str) -> tuple[Any, list[str]]:
 
 
 def _missing(name: str) -> str:
-    module, path = _place(name)
+    module, path = _imported_prefix(name)
     if "<" in name or hasattr(module, "__getattr__"):  # of a function, or made when it is asked for
         return ""
     if module is not None and (len(path) == 1 or path[0] in vars(module)):

@@ -1,4 +1,4 @@
-"""Copies of letters in a dead-letter exchange."""
+"""Publishes copies of letters to a dead-letter exchange."""
 
 from __future__ import annotations
 

@@ -45,12 +45,12 @@ class Exchanges:
         self._returned = False
 
     @property
-    def named(self) -> list[tuple[str, DeadLetterExchange]]:
+    def named_exchanges(self) -> list[tuple[str, DeadLetterExchange]]:
         """Each exchange that a policy names, with what to call that policy in an error."""
-        found = ((where, policy.of(KEY)) for where, policy in self._table.named())
+        found = ((where, policy.of(KEY)) for where, policy in self._table.named_policies())
         return [(f"{where}[{KEY!r}]", exchange) for where, exchange in found if exchange]
 
-    def of(self, letter: DeadLetter) -> DeadLetterExchange | None:
+    def exchange_of(self, letter: DeadLetter) -> DeadLetterExchange | None:
         """The exchange of a letter; ``None`` if its policy names none."""
         own = self._table.tasks.get(letter.task_name)
         policy = self._table.resolve(letter.source_queue, own)
@@ -59,7 +59,7 @@ class Exchanges:
             return None  # without both it is refused at start-up: it would return to its queue
         return found
 
-    def check(self) -> None:
+    def declare_all(self) -> None:
         """Declare all exchanges, and check that the queues of the default exchange exist."""
         exchanges = self.checked()
         try:
@@ -67,7 +67,7 @@ class Exchanges:
                 self._connection.ensure_connection(**timing.CONNECT)
                 for exchange in exchanges.values():
                     self._declare(exchange)
-                for where, exchange in self.named if self._is_amqp else ():
+                for where, exchange in self.named_exchanges if self._is_amqp else ():
                     if not exchange.name:
                         self._look_for(exchange, where)
         finally:
@@ -76,7 +76,7 @@ class Exchanges:
     def checked(self) -> dict[str, DeadLetterExchange]:
         """All exchanges by name, if the policies agree about them."""
         found: dict[str, tuple[str, DeadLetterExchange]] = {}
-        for where, exchange in self.named:
+        for where, exchange in self.named_exchanges:
             before, known = found.setdefault(exchange.name, (where, exchange))
             if known.type != exchange.type:
                 raise SettingsError(
@@ -113,7 +113,7 @@ class Exchanges:
         published, else `BrokerUnavailable`.
         """
         with self._errors():
-            producer = self._open()
+            producer = self._open_channel()
         with self._errors():
             self._returned = False
             exchange = self._exchanges.get(name)
@@ -130,7 +130,9 @@ class Exchanges:
                 letter.body,
                 exchange=name,
                 routing_key=routing_key,
-                declare=[_entity(exchange)] if exchange is not None and exchange.name else None,
+                declare=[_exchange_entity(exchange)]
+                if exchange is not None and exchange.name
+                else None,
                 content_type=letter.content_type or "application/octet-stream",
                 content_encoding=letter.content_encoding or "binary",
                 headers=headers,
@@ -147,9 +149,9 @@ class Exchanges:
         with suppress(Exception):
             self._connection.close()
 
-    def _open(self) -> Any:
+    def _open_channel(self) -> Any:
         if self._producer is None:
-            self._exchanges = {exchange.name: exchange for _where, exchange in self.named}
+            self._exchanges = {exchange.name: exchange for _where, exchange in self.named_exchanges}
             self._connection.ensure_connection(**timing.CONNECT)
             self._producer = self._connection.Producer(
                 channel=self._connection.channel(),
@@ -169,7 +171,7 @@ class Exchanges:
             if exchange.name.startswith("amq."):  # the broker's own, which kombu never declares
                 channel.exchange_declare(exchange.name, exchange.type, passive=True)
             else:
-                _entity(exchange)(channel).declare()  # type: ignore[no-untyped-call]
+                _exchange_entity(exchange)(channel).declare()  # type: ignore[no-untyped-call]
         except self._connection.channel_errors as exc:
             raise SettingsError(
                 f"expected the broker {self._connection.as_uri()} to have or create the "
@@ -227,5 +229,5 @@ def announced_headers(letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-def _entity(exchange: DeadLetterExchange) -> Exchange:
+def _exchange_entity(exchange: DeadLetterExchange) -> Exchange:
     return Exchange(exchange.name, type=exchange.type)  # type: ignore[no-untyped-call]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from celery_dlq.policies.checks import expected, flag, mapping, one_of
+from celery_dlq.policies.checks import expected, mapping, one_of, true_or_false
 from celery_dlq.policies.policy import KeyValue
 
 TYPES = ("direct", "fanout", "topic")
@@ -54,7 +54,7 @@ def dead_letter_exchange(where: str, value: object) -> DeadLetterExchange:
     return exchange
 
 
-def _name(where: str, value: object) -> str:
+def _checked_name(where: str, value: object) -> str:
     if not isinstance(value, str) or len(value.encode("utf-8", "replace")) > MAX_NAME_BYTES:
         raise expected(where, f"text of at most {MAX_NAME_BYTES} bytes", value)
     return value
@@ -63,11 +63,16 @@ def _name(where: str, value: object) -> str:
 def _routing_key(where: str, value: object) -> str:
     if value == "":
         raise expected(where, f"text of 1 to {MAX_NAME_BYTES} bytes", value)
-    return _name(where, value)
+    return _checked_name(where, value)
 
 
 _CHECK = mapping(
-    {"name": _name, "type": one_of(TYPES), "routing_key": _routing_key, "before_ack": flag},
+    {
+        "name": _checked_name,
+        "type": one_of(TYPES),
+        "routing_key": _routing_key,
+        "before_ack": true_or_false,
+    },
     required=("name",),
     what="the name of an exchange, or a mapping of name, type, routing_key and before_ack",
 )

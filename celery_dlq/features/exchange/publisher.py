@@ -69,24 +69,28 @@ class Outbox(Part):
 
     lua = "celery_dlq.features.exchange"
 
-    def add(
+    def add_entry(
         self, dead_letter_queue: str, entry: OutboxEntry, *, after_seconds: float = 0.0
     ) -> None:
         """Add an entry, due after so long; an equal entry that is there is due then, too."""
         self._connection.raise_if_away()
         at = int((self.now().timestamp() + after_seconds) * 1000) if after_seconds else 0
-        self._client.zadd(self._keys.outbox(dead_letter_queue), {_text(entry): at})
+        self._client.zadd(self._keys.outbox(dead_letter_queue), {_member_of(entry): at})
 
-    def due(self, dead_letter_queue: str, *, most: int, lease_seconds: float) -> list[OutboxEntry]:
+    def due_entries(
+        self, dead_letter_queue: str, *, most: int, lease_seconds: float
+    ) -> list[OutboxEntry]:
         """Return at most ``most`` due entries; they are due again after ``lease_seconds``."""
-        found = self._call("due", most, int(lease_seconds * 1000), queue=dead_letter_queue)
-        entries = (readable("an entry of an outbox", partial(_entry, text)) for text in found)
+        found = self._run_script("due", most, int(lease_seconds * 1000), queue=dead_letter_queue)
+        entries = (
+            readable("an entry of an outbox", partial(_parsed_entry, text)) for text in found
+        )
         return [entry for entry in entries if entry is not None]
 
-    def done(self, dead_letter_queue: str, entries: Sequence[OutboxEntry]) -> None:
+    def remove_entries(self, dead_letter_queue: str, entries: Sequence[OutboxEntry]) -> None:
         """Remove entries: they are published."""
         if entries:
-            texts = [_text(entry) for entry in entries]
+            texts = [_member_of(entry) for entry in entries]
             self._client.zrem(self._keys.outbox(dead_letter_queue), *texts)
 
     def holding(self, dead_letter_queues: Sequence[str]) -> list[str]:
@@ -103,12 +107,12 @@ class Outbox(Part):
         return int(self._client.zcard(self._keys.outbox(dead_letter_queue)))
 
 
-def _text(entry: OutboxEntry) -> str:
+def _member_of(entry: OutboxEntry) -> str:
     """Return the member of the sorted set; equal for equal entries."""
     return json.dumps([entry.letter_id, entry.exchange, entry.routing_key, entry.tries])
 
 
-def _entry(text: bytes) -> OutboxEntry:
+def _parsed_entry(text: bytes) -> OutboxEntry:
     letter_id, exchange, routing_key, tries = json.loads(text)[:4]
     return OutboxEntry(letter_id=letter_id, exchange=exchange, routing_key=routing_key, tries=tries)
 
@@ -116,7 +120,7 @@ def _entry(text: bytes) -> OutboxEntry:
 def outbox_of(assembly: Assembly) -> ExchangeOutbox | None:
     """What records letters before they are stored; ``None`` if no policy names an exchange."""
     exchanges = Exchanges(assembly.app, assembly.policy_table())
-    return ExchangeOutbox(assembly.backend, exchanges) if exchanges.named else None
+    return ExchangeOutbox(assembly.backend, exchanges) if exchanges.named_exchanges else None
 
 
 def publisher_of(assembly: Assembly) -> ExchangePublisher:
@@ -131,7 +135,7 @@ def observer(parts: WorkerParts) -> Observer | None:
     if outbox is None:
         return None
     try:
-        outbox.exchanges.check()
+        outbox.exchanges.declare_all()
     except BrokerUnavailable as exc:  # Celery waits for the broker; they are declared later
         logger.warning("Could not check the dead-letter exchanges: %s", exc)
     outbox.publisher = publisher_of(parts.dlq)
@@ -152,15 +156,15 @@ class ExchangeOutbox(Observer):
 
     @property
     def tasks(self) -> Sequence[LongTask]:
-        """Publish copies."""
+        """The thread that publishes the copies of letters."""
         one = self.publisher
         if one is None:
             return ()
-        return [LongTask(name="exchange", work=one.work, is_due=one.is_due, close=one.close)]
+        return [LongTask(name="exchange", work=one.publish_new, is_due=one.is_due, close=one.close)]
 
     def before_store(self, letter: DeadLetter) -> DeadLetter:
         """Add an entry, or publish the copy; an entry without a letter lives for ten minutes."""
-        exchange = self.exchanges.of(letter)
+        exchange = self.exchanges.exchange_of(letter)
         if exchange is not None:
             name, key = exchange.name, exchange.routing_key or letter.source_queue
             if exchange.before_ack:
@@ -168,7 +172,7 @@ class ExchangeOutbox(Observer):
                     self._publish(letter, name, key)
             else:
                 entry = OutboxEntry(letter_id=letter.id, exchange=name, routing_key=key)
-                self._outbox.add(letter.dead_letter_queue, entry)
+                self._outbox.add_entry(letter.dead_letter_queue, entry)
         return letter
 
     def close(self) -> None:
@@ -217,12 +221,12 @@ class ExchangePublisher:
         self._new: set[str] = set()
         self._warned: MutableMapping[str, None] = LRUCache(_MAX_REMEMBERED)  # type: ignore[no-untyped-call]
         self._sweep_at = 0.0
-        events.subscribe(self.stored, lambda kind: kind is DeadLettered)
+        events.subscribe(self.on_stored, lambda kind: kind is DeadLettered)
 
-    def stored(self, event: Event) -> None:
+    def on_stored(self, event: Event) -> None:
         """Observe an event: publish a new letter at the next tick; called from any thread."""
         if isinstance(event, DeadLettered):
-            exchange = self._exchanges.of(event.letter)
+            exchange = self._exchanges.exchange_of(event.letter)
             if exchange is not None and not exchange.before_ack:
                 self._new.add(event.letter.dead_letter_queue)
 
@@ -230,7 +234,7 @@ class ExchangePublisher:
         """Whether there are new letters, or it is time to look at all outboxes."""
         return bool(self._new) or time.monotonic() >= self._sweep_at
 
-    def work(self, stopping: Stopping = lambda: False) -> None:
+    def publish_new(self, stopping: Stopping = lambda: False) -> None:
         """Publish the entries of queues with new letters; every five seconds, of all queues."""
         names, self._new = list(self._new), set()
         sweep_at, self._sweep_at = self._sweep_at, 0.0  # at once, if this fails
@@ -242,14 +246,16 @@ class ExchangePublisher:
 
     def close(self) -> None:
         """Publish no more."""
-        self._events.unsubscribe(self.stored)
+        self._events.unsubscribe(self.on_stored)
         self._exchanges.close()
         self.backend.close()
 
     def _deliver(self, dead_letter_queue: str, stopping: Stopping) -> None:
         while not stopping():
             until, lease = time.monotonic() + interval("outbox_round"), interval("outbox_lease")
-            due = self._outbox.due(dead_letter_queue, most=_ENTRIES_PER_ROUND, lease_seconds=lease)
+            due = self._outbox.due_entries(
+                dead_letter_queue, most=_ENTRIES_PER_ROUND, lease_seconds=lease
+            )
             left, over = deque(due), []
             try:
                 # Not when it is slow: what is left would soon be another worker's, too.
@@ -258,9 +264,9 @@ class ExchangePublisher:
                     if self._published(dead_letter_queue, entry):
                         over.append(entry)
             finally:
-                self._outbox.done(dead_letter_queue, over)
+                self._outbox.remove_entries(dead_letter_queue, over)
                 for entry in left:  # due at once, for any worker
-                    self._outbox.add(dead_letter_queue, entry)
+                    self._outbox.add_entry(dead_letter_queue, entry)
             if not left and len(due) < _ENTRIES_PER_ROUND:
                 return
 
@@ -284,7 +290,7 @@ class ExchangePublisher:
             self._warn_once(entry.letter_id, "Letter %s is not published yet: %s", exc)
             self._postpone(dead_letter_queue, entry)
             return False
-        self.backend.metrics.add({(INTERNAL_ERRORS.name, "exchange"): 1})
+        self.backend.metrics.add_counts({(INTERNAL_ERRORS.name, "exchange"): 1})
         logger.error(
             "Letter %s is given up for exchange %r with routing key %r, after %d publications: %s. "
             "It stays in %s; subscribers that took it have copies with one message id. Make room "
@@ -302,9 +308,9 @@ class ExchangePublisher:
         """Let an entry wait, four times as long as before; it counts how often."""
         later = replace(entry, tries=min(entry.tries + 1, TRIES - 1))
         wait_seconds = interval("outbox_lease") * 4**entry.tries
-        self._outbox.add(dead_letter_queue, later, after_seconds=wait_seconds)
+        self._outbox.add_entry(dead_letter_queue, later, after_seconds=wait_seconds)
         if later != entry:
-            self._outbox.done(dead_letter_queue, [entry])
+            self._outbox.remove_entries(dead_letter_queue, [entry])
 
     def _unroutable(self, dead_letter_queue: str, entry: OutboxEntry) -> bool:
         """Warn that no queue got the message; return True if the entry is done."""

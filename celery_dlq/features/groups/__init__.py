@@ -1,4 +1,4 @@
-"""States of groups, and notes on them."""
+"""Keeps states of groups and notes on them: resolved, muted, open again."""
 
 from __future__ import annotations
 

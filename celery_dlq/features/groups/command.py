@@ -7,9 +7,9 @@ from datetime import datetime, timedelta, timezone
 import click
 
 from celery_dlq import DeadLetters
-from celery_dlq.cli.context import answer, console_of, dead_letters_of, print_lines
+from celery_dlq.cli.context import console_of, dead_letters_of, print_answer, print_lines
 from celery_dlq.cli.options import DURATION, json_option, options
-from celery_dlq.cli.table import age, block, say, table, utc
+from celery_dlq.cli.table import age_text, block_text, print_table, say, utc_text
 
 _of_group = options(
     click.argument("fingerprint"),
@@ -32,7 +32,7 @@ def note(
 
     The first digits of FINGERPRINT are enough.
     """
-    dead_letters, fingerprint = _cause(ctx, queue, fingerprint)
+    dead_letters, fingerprint = _whole_fingerprint(ctx, queue, fingerprint)
     console = console_of(ctx)
     if text is not None:
         notes = [dead_letters.note(queue, fingerprint, text)]
@@ -45,8 +45,8 @@ def note(
         say(console, f"Noted on {fingerprint} of {queue}.")
     elif notes:
         title = f"Notes on {fingerprint}, newest first"
-        rows = (((age(one.at), one.actor), block(one.text)) for one in notes)
-        table(console, title, ("when, who", "note"), rows)
+        rows = (((age_text(one.at), one.actor), block_text(one.text)) for one in notes)
+        print_table(console, title, ("when, who", "note"), rows)
     else:
         say(console, f"There are no notes on {fingerprint} of {queue}.")
 
@@ -70,10 +70,10 @@ def resolve(
     releases that had it before do not: their workers do not have the fix yet. The first
     digits of FINGERPRINT are enough.
     """
-    dead_letters, fingerprint = _cause(ctx, queue, fingerprint)
+    dead_letters, fingerprint = _whole_fingerprint(ctx, queue, fingerprint)
     status = dead_letters.resolve(queue, fingerprint, release=release, note=note)
     in_release = f" in release {release}" if release else ""
-    answer(ctx, status, f"Resolved {fingerprint} of {queue}{in_release}.", as_json=as_json)
+    print_answer(ctx, status, f"Resolved {fingerprint} of {queue}{in_release}.", as_json=as_json)
 
 
 @click.command()
@@ -99,10 +99,10 @@ def mute(
             until = datetime.now(timezone.utc) + timedelta(seconds=seconds)
         except OverflowError:
             raise click.BadParameter("expected a time of some years at most") from None
-    dead_letters, fingerprint = _cause(ctx, queue, fingerprint)
+    dead_letters, fingerprint = _whole_fingerprint(ctx, queue, fingerprint)
     status = dead_letters.mute(queue, fingerprint, until=until, note=note)
-    till = f" until {utc(until)}" if until else ""
-    answer(ctx, status, f"Muted {fingerprint} of {queue}{till}.", as_json=as_json)
+    till = f" until {utc_text(until)}" if until else ""
+    print_answer(ctx, status, f"Muted {fingerprint} of {queue}{till}.", as_json=as_json)
 
 
 @click.command()
@@ -113,12 +113,12 @@ def reopen(ctx: click.Context, fingerprint: str, *, queue: str, note: str, as_js
 
     The first digits of FINGERPRINT are enough.
     """
-    dead_letters, fingerprint = _cause(ctx, queue, fingerprint)
+    dead_letters, fingerprint = _whole_fingerprint(ctx, queue, fingerprint)
     status = dead_letters.reopen(queue, fingerprint, note=note)
-    answer(ctx, status, f"Reopened {fingerprint} of {queue}.", as_json=as_json)
+    print_answer(ctx, status, f"Reopened {fingerprint} of {queue}.", as_json=as_json)
 
 
-def _cause(ctx: click.Context, queue: str, digits: str) -> tuple[DeadLetters, str]:
+def _whole_fingerprint(ctx: click.Context, queue: str, digits: str) -> tuple[DeadLetters, str]:
     """The whole fingerprint, for what is printed: which cause was changed."""
     dead_letters = dead_letters_of(ctx)
-    return dead_letters, dead_letters.assembly.reading().whole(queue, digits)
+    return dead_letters, dead_letters.assembly.reading().whole_fingerprint(queue, digits)

@@ -42,16 +42,16 @@ class Notes:
         A group keeps its newest 50 notes: while it has letters, and for 90 days after.
         """
         text = checked_note(text)
-        fingerprint, _ = self._check(dead_letter_queue, fingerprint)
+        fingerprint, _ = self._known_group(dead_letter_queue, fingerprint)
         detail = {"fingerprint": fingerprint, "text": shortened(text, _MAX_AUDIT_CHARS)}
         at = self._audit.record(Action.NOTED, dead_letter_queue, detail).at
         note = Note(at=at, actor=whoami(), text=text)
-        self._notes.add(dead_letter_queue, fingerprint, note)
+        self._notes.add_note(dead_letter_queue, fingerprint, note)
         return note
 
     def notes(self, dead_letter_queue: str, fingerprint: str) -> list[Note]:
         """The notes on a group of letters, newest first."""
-        return self._check(dead_letter_queue, fingerprint)[1]
+        return self._known_group(dead_letter_queue, fingerprint)[1]
 
     def resolve(
         self,
@@ -104,7 +104,7 @@ class Notes:
         until: datetime | None = None,
     ) -> GroupStatus:
         text = checked_note(note) if note.strip() else ""
-        fingerprint, _ = self._check(queue, fingerprint)
+        fingerprint, _ = self._known_group(queue, fingerprint)
         at, actor = self._registry.now(), whoami()
         status = OPEN_GROUP
         if state is not GroupState.OPEN:  # with what describes a group that has no letters any more
@@ -127,12 +127,12 @@ class Notes:
         self._audit.record(_ACTIONS[state], queue, {"fingerprint": fingerprint, **given})
         self._notes.set_status(queue, fingerprint, status)
         if text:
-            self._notes.add(queue, fingerprint, Note(at=at, actor=actor, text=text))
+            self._notes.add_note(queue, fingerprint, Note(at=at, actor=actor, text=text))
         return status
 
-    def _check(self, dead_letter_queue: str, fingerprint: str) -> tuple[str, list[Note]]:
+    def _known_group(self, dead_letter_queue: str, fingerprint: str) -> tuple[str, list[Note]]:
         """The whole fingerprint and the notes; without any, check that the group exists."""
-        fingerprint = self._reading.whole(dead_letter_queue, fingerprint)
+        fingerprint = self._reading.whole_fingerprint(dead_letter_queue, fingerprint)
         notes = self._notes.notes(dead_letter_queue, fingerprint)
         if not notes:
             self._reading.group(dead_letter_queue, fingerprint)

@@ -1,4 +1,4 @@
-"""Holding messages back, and releasing them."""
+"""Holds messages back until an operator releases them."""
 
 from __future__ import annotations
 

@@ -9,16 +9,24 @@ import click
 from rich.console import Console
 
 from celery_dlq.cli.context import (
-    answer,
     confirm_doubt,
     console_of,
     dead_letters_of,
     load_tasks,
+    print_answer,
     print_lines,
 )
 from celery_dlq.cli.jobs import unfinished
 from celery_dlq.cli.options import DURATION, RATE, conditions_option, json_option, yes_option
-from celery_dlq.cli.table import about_hold, age, counting, line, say, table, utc
+from celery_dlq.cli.table import (
+    about_hold,
+    age_text,
+    counting,
+    line_text,
+    print_table,
+    say,
+    utc_text,
+)
 from celery_dlq.errors import DLQError
 from celery_dlq.features.hold.operations import Holds
 from celery_dlq.letters.arguments import unread_text
@@ -63,13 +71,13 @@ def hold(
     length = None if span is None else timedelta(seconds=span)
     holds = Holds(dead_letters_of(ctx).assembly)
     holds.preview(task, queue=queue, conditions=conditions)
-    confirm_doubt(holds.doubt(task), f"hold {task}", yes=yes)
+    confirm_doubt(holds.doubt_of(task), f"hold {task}", yes=yes)
     made = dead_letters_of(ctx).hold(
         task, queue=queue, conditions=conditions, span=length, reason=reason
     )
     end = "until `dlq release`" if length is None else f"for {length}"
     text = f"{made.id} holds tasks {made.task} of queues {made.queue} {end}."
-    answer(ctx, made, text, as_json=as_json)
+    print_answer(ctx, made, text, as_json=as_json)
 
 
 @click.command()
@@ -147,15 +155,18 @@ def show_holds(console: Console, found: Sequence[HeldMessages]) -> None:
     """Holds, a row each."""
     rows = (
         (
-            (line(one.hold.id, "bold"), line(one.state, _STATE_STYLES.get(one.state, ""))),
+            (
+                line_text(one.hold.id, "bold"),
+                line_text(one.state, _STATE_STYLES.get(one.state, "")),
+            ),
             about_hold(one.hold, one.hold.task, one.hold.queue, *one.hold.where),
             one.held,
-            (age(one.oldest_at), utc(one.hold.until) if one.hold.until else "released"),
+            (age_text(one.oldest_at), utc_text(one.hold.until) if one.hold.until else "released"),
         )
         for one in found
     )
     columns = ("!id\nstate", "task, queue, reason, by", ">held", "!oldest\nuntil")
-    if not table(console, "Holds", columns, rows):
+    if not print_table(console, "Holds", columns, rows):
         say(console, "Nothing is held.")
     for one in found:
         if one.unread:

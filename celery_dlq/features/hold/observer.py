@@ -72,7 +72,7 @@ class HoldObserver(Observer):
     @property
     def tasks(self) -> Sequence[Task | LongTask]:
         """Release the messages of holds that ended; one worker of many does the work."""
-        due, flush = partial(getattr, self, "ended"), self._unread.flush
+        due, flush = partial(getattr, self, "ended"), self._unread.send_counts
         return [
             LongTask(name="releases", every=_RELEASE_TICKS, is_due=due, work=self._release),
             Task(name="unread", work=flush, close=flush),
@@ -110,8 +110,8 @@ class HoldObserver(Observer):
 
     def before_start(self, request: GuardedRequest) -> Verdict | None:
         """Put a message into the queue of the first hold that it matches, or back into its own."""
-        resolved = self._parts.policies.of(request.delivery_info, request.task)
-        hold, message = self._match(request, resolved.queue)
+        resolved = self._parts.policies.resolve(request.delivery_info, request.task)
+        hold, message = self._matching_hold(request, resolved.queue)
         if hold is None or message is None:
             return None
         go_back = PutOff(keep=lambda one: self._going_back.append((one, hold, resolved.queue)))
@@ -122,9 +122,9 @@ class HoldObserver(Observer):
                     return go_back
                 request.request_dict[HOLD_HEADER] = marker
                 return None
-            if not self._put(hold, message, resolved, request):
+            if not self._hold_message(hold, message, resolved, request):
                 # Its broker delivers it for the first time: an equal one is held already.
-                self._put(hold, another(message), resolved, request)
+                self._hold_message(hold, another(message), resolved, request)
         except MemoryLimitReached:
             return go_back
         except StoreUnavailable as exc:
@@ -144,14 +144,14 @@ class HoldObserver(Observer):
             return False
         return circuit.micros_until_probe(to_micros(self._parts.clock() + self._ahead)) <= 0
 
-    def _match(
+    def _matching_hold(
         self, request: GuardedRequest, queue: str
     ) -> tuple[Hold, Message] | tuple[None, None]:
         released, message = request.request_dict.get(HOLD_HEADER), None
         for hold in self.holds:
             if not hold.admits(released) and hold.covers(request.task.name, queue):
                 message = message or Message.of(request.message, request.request_dict)
-                meets = _meets(hold.where, message)
+                meets = _meets_conditions(hold.where, message)
                 if meets:
                     return hold, message
                 if meets is None:
@@ -164,7 +164,7 @@ class HoldObserver(Observer):
         if hold.id in holds:
             return
         holds.add(hold.id)
-        self._unread.add(hold.id)
+        self._unread.add_message(hold.id)
         if hold.id not in self._noted:
             self._noted.add(hold.id)
             logger.warning(
@@ -184,11 +184,11 @@ class HoldObserver(Observer):
             self.lengths[hold.id] = now, length
         return length < self.most
 
-    def _put(
+    def _hold_message(
         self, hold: Hold, message: Message, resolved: ResolvedPolicy, request: GuardedRequest
     ) -> bool:
         """Hold a message; False if what is held already may be another one."""
-        key, released = message.key(hold.id), request.request_dict.get(HOLD_HEADER)
+        key, released = message.key_in(hold.id), request.request_dict.get(HOLD_HEADER)
         verdict = Die(Reason.HELD, hold.reason or f"held by {hold.actor}")
         letter = self._make(message, replace(resolved, dead_letter_queue=hold.id), verdict)
         if hold.circuit is not None and released is not None:
@@ -203,7 +203,7 @@ class HoldObserver(Observer):
             headers = {**json_codec.loads(letter.headers), PUBLICATION_HEADER: name}
             letter = replace(letter, headers=json_codec.dumps(headers))
         if (
-            self._store.dead_letter(self._parts.limit.fit(letter, whole=True), key)
+            self._store.dead_letter(self._parts.limit.fitted(letter, whole=True), key)
             is Stored.ALREADY_THERE
         ):
             if is_new:
@@ -263,5 +263,5 @@ class HoldObserver(Observer):
             return True
 
 
-def _meets(texts: tuple[str, ...], message: Message) -> bool | None:
-    return conditions.judged(texts, lambda name: getattr(message.letter, name) or "")
+def _meets_conditions(texts: tuple[str, ...], message: Message) -> bool | None:
+    return conditions.judge_all(texts, lambda name: getattr(message.letter, name) or "")

@@ -45,9 +45,9 @@ class Holds:
 
     def __init__(self, assembly: Assembly) -> None:
         self._store = assembly.backend.instructions
-        self._held = assembly.held()
+        self._held = assembly.held_queues()
         self._unread = assembly.backend.part(Unread)
-        self._names = assembly.names()
+        self._names = assembly.known_names()
         self._jobs = assembly.jobs()
         self._audit = Audit(assembly.backend.workers, assembly.events)
 
@@ -69,7 +69,7 @@ class Holds:
         where = _checked(task, queue, conditions, span)
         self._names.matching(task, queue)
         now = self._store.now()
-        self.tidy(now)
+        self.forget_old(now)
         known = self._store.of(Hold)
         if len(known) >= MOST_HOLDS:
             raise DLQError(f"expected fewer than {MOST_HOLDS} holds, got {len(known)}; release one")
@@ -85,7 +85,7 @@ class Holds:
             broker=self._held.broker(),
         )
         self._store.replace(None, hold)
-        self._record(Action.HELD, hold)
+        self._record_change(Action.HELD, hold)
         return hold
 
     def preview(
@@ -100,14 +100,14 @@ class Holds:
         _checked(task, queue, conditions, span)
         return self._names.matching(task, queue)
 
-    def doubt(self, task: str | None) -> str:
+    def doubt_of(self, task: str | None) -> str:
         """Why nothing of a task may be held; empty if a live worker has it, or that is unknown."""
-        return self._names.doubt(task)
+        return self._names.doubt_of_task(task)
 
     def holds(self) -> list[HeldMessages]:
         """The holds that are in force, and those that have ended and still have messages."""
-        found = self._held.all()
-        unread = self._unread.all() if any(one.hold.where for one in found) else {}
+        found = self._held.held_messages()
+        unread = self._unread.counts_by_hold() if any(one.hold.where for one in found) else {}
         return [replace(one, unread=unread.get(one.hold.id, 0)) for one in found]
 
     def release(
@@ -125,7 +125,7 @@ class Holds:
         is in the database of the Redis broker; elsewhere as `redrive`. A job: it can be watched,
         cancelled, and resumed after a crash. A message that would be lost stays, as in `redrive`.
         """
-        hold = self._held.get(hold_id)
+        hold = self._held.hold_by_id(hold_id)
         if not self._held.is_ours(hold):
             raise DLQError(
                 f"expected a hold of the broker {self._held.broker()!r}, got {hold_id} of "
@@ -133,7 +133,7 @@ class Holds:
             )
         marker = hold.marker if hold.circuit else ""
         options = RedriveOptions(rate=rate, limit=limit, marker=marker)
-        job = self._held.job(hold)
+        job = self._held.release_of(hold)
         if job is not None and job.state == RUNNING:
             raise DLQError(
                 f"expected a hold that is not being released, got {hold_id}; job {job.id} of "
@@ -146,19 +146,19 @@ class Holds:
                 f"{' and has ended' if ended else ''}; there is nothing to release"
             )
         run = new_release(self._jobs, hold_id, options)
-        if limit is None and not self._end(hold, run):
+        if limit is None and not self._begin_releasing(hold, run):
             raise DLQError(f"another process has just changed {hold_id}; try again")
-        return self._run(hold, run, progress, scanned)
+        return self._run_release(hold, run, progress, scanned)
 
     def end(self, hold_id: str) -> Hold:
         """End a hold now; a worker releases its messages, 500 a second."""
-        hold, now = self._held.get(hold_id), self._store.now()
+        hold, now = self._held.hold_by_id(hold_id), self._store.now()
         if not hold.in_force(now):
             return hold
         ended = replace(hold, until=now)
         if not self._store.replace(hold, ended):
             raise DLQError(f"another process has just changed {hold_id}; look at it again")
-        self._record(Action.RELEASED, ended)
+        self._record_change(Action.RELEASED, ended)
         return ended
 
     def release_ended(self, stopping: Callable[[], bool]) -> None:
@@ -167,7 +167,7 @@ class Holds:
         Goes on with a release whose process died, and leaves one alone that was cancelled.
         """
         now = self._store.now()
-        self.tidy(now)
+        self.forget_old(now)
 
         def release(hold: Hold) -> None:
             waits = hold.until is None or hold.until + 2 * timing.current.hold_noticed > now
@@ -177,22 +177,24 @@ class Holds:
                 run = self._next_run(hold)
                 if run is not None:
                     run.stopping = stopping
-                    self._run(hold, run)
+                    self._run_release(hold, run)
 
-        self._held.each(release)
+        self._held.for_each(release)
 
-    def _record(self, action: Action, hold: Hold) -> None:
+    def _record_change(self, action: Action, hold: Hold) -> None:
         """Add a change of a hold to the audit."""
         self._audit.record(action, hold.id, hold.for_audit())
 
-    def _end(self, hold: Hold, run: JobRun) -> bool:
+    def _begin_releasing(self, hold: Hold, run: JobRun) -> bool:
         """Let a run be the one that releases a hold; false if another process was faster."""
         now = self._store.now()
         until = now if hold.in_force(now) else hold.until
         ended = replace(hold, until=until, job=run.job.id)
         if not self._store.replace(hold, ended):  # or it has long been forgotten
             return all(one.id != hold.id for one in self._store.of(Hold))
-        run.beat(now=True)  # or another worker would take it for one that died before it began
+        run.send_heartbeat(
+            now=True
+        )  # or another worker would take it for one that died before it began
         noticed = (until or now) + timing.current.hold_noticed
         while (left := noticed - self._store.now()) > timedelta(0):
             time.sleep(min(0.5, left.total_seconds()))
@@ -200,21 +202,21 @@ class Holds:
 
     def _next_run(self, hold: Hold) -> JobRun | None:
         """The release that a worker does; ``None`` if another does it, or nobody shall."""
-        job = self._held.job(hold)
-        if job is None or (job.state == DONE and self._held.length(hold) > _left(job)):
+        job = self._held.release_of(hold)
+        if job is None or (job.state == DONE and self._held.length(hold) > _left_of(job)):
             again = {"rate": RELEASE_RATE} if job is None else job.options
             run = new_release(self._jobs, hold.id, RedriveOptions.from_json(again))
-            return run if self._end(hold, run) else None
+            return run if self._begin_releasing(hold, run) else None
         return self._held.resumed(job)
 
-    def _run(self, hold: Hold, run: JobRun, *told: Progress | None) -> RedriveReport:
-        self._held.begin(run, hold)
+    def _run_release(self, hold: Hold, run: JobRun, *told: Progress | None) -> RedriveReport:
+        self._held.begin_release(run, hold)
         report: RedriveReport = self._jobs.run(run, *told)
-        if not run.begun:  # it had no messages
-            self._record(Action.RELEASED, hold)
+        if not run.is_begun:  # it had no messages
+            self._record_change(Action.RELEASED, hold)
         return report
 
-    def tidy(self, now: datetime) -> None:
+    def forget_old(self, now: datetime) -> None:
         """Forget holds that ended a while ago and have no messages."""
         for hold in self._store.of(Hold):
             is_over = hold.until is not None and hold.until + _FORGOTTEN < now
@@ -266,10 +268,13 @@ def _end_of(hold: Hold) -> str:
 
 def held(assembly: Assembly) -> Iterator[tuple[tuple[str, ...], float]]:
     """The messages of each hold, for an exporter."""
-    return (((one.hold.id, one.hold.task or ""), one.held) for one in assembly.held().all())
+    return (
+        ((one.hold.id, one.hold.task or ""), one.held)
+        for one in assembly.held_queues().held_messages()
+    )
 
 
-def _left(job: Job) -> int:
+def _left_of(job: Job) -> int:
     """The messages that a release could not publish; the next one could not either."""
     return sum(job.counts.get(name, 0) for name in ("refused", "corrupt", "failures"))
 

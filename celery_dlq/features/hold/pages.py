@@ -16,7 +16,7 @@ SHOWN = 12
 
 def holds(call: Call) -> Page:
     """Show what is held."""
-    return _page(call)
+    return _holds_page(call)
 
 
 def hold(call: Call) -> Page:
@@ -32,8 +32,8 @@ def hold(call: Call) -> Page:
             title="Hold these messages?",
             button="Hold",
             facts={
-                "tasks": _some(tasks, all_of=task is None),
-                "queues": _some(queues, all_of=queue is None),
+                "tasks": _some_names(tasks, all_of=task is None),
+                "queues": _some_names(queues, all_of=queue is None),
                 "only with": ", ".join(where) or "any arguments",
                 "for": "until somebody releases them" if span is None else duration(span),
                 "why": reason or "-",
@@ -42,7 +42,7 @@ def hold(call: Call) -> Page:
             back=call.link("holds"),
         )
     except DLQError as exc:
-        return _page(call, str(exc))
+        return _holds_page(call, str(exc))
 
 
 def end_hold(call: Call) -> Page:
@@ -71,14 +71,14 @@ def end_hold(call: Call) -> Page:
     )
 
 
-def _some(names: Sequence[str], *, all_of: bool) -> str:
+def _some_names(names: Sequence[str], *, all_of: bool) -> str:
     """Names, the first of many; those that nobody knows yet are meant, too."""
     shown = ", ".join(names[:SHOWN]) or "none known yet"
     more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
     return f"all: {shown}{more}" if all_of else shown + more
 
 
-def _page(call: Call, error: str = "") -> Page:
+def _holds_page(call: Call, error: str = "") -> Page:
     return call.page(
         "holds.html",
         status=400 if error else 200,

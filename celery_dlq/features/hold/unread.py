@@ -25,11 +25,11 @@ class Unread(Part):
         super().__init__(store, keys)
         self._waiting: deque[str] = deque()  # thread pools add while the tick takes
 
-    def add(self, hold_id: str) -> None:
+    def add_message(self, hold_id: str) -> None:
         """Count a message that was not held. Sends nothing, never raises."""
         self._waiting.append(hold_id)
 
-    def flush(self) -> None:
+    def send_counts(self) -> None:
         """Send the counts without waiting; drop them if that fails. Never raises."""
         new = Counter(self._waiting.popleft() for _ in range(len(self._waiting)))
         if new:
@@ -37,13 +37,13 @@ class Unread(Part):
             commands: list[Command] = [("HINCRBY", key, name, by) for name, by in new.items()]
             self._connection.send_unanswered([*commands, ("EXPIRE", key, KEPT_SECONDS)])
 
-    def all(self) -> dict[str, int]:
+    def counts_by_hold(self) -> dict[str, int]:
         """The number of messages by hold."""
         found = self._client.hgetall(self._keys.unread())
         return {name.decode("utf-8", "replace"): int(count) for name, count in found.items()}
 
     def keep_only(self, hold_ids: Collection[str]) -> None:
         """Forget the counts of all other holds."""
-        gone = [name for name in self.all() if name not in hold_ids]
+        gone = [name for name in self.counts_by_hold() if name not in hold_ids]
         if gone:
             self._client.hdel(self._keys.unread(), *gone)

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus."""
+"""Serves the metrics of workers and queues to Prometheus."""
 
 from __future__ import annotations
 

@@ -70,29 +70,29 @@ class Exporter:
         with self._lock:  # concurrent scrapes share one connection
             try:
                 backend = self._assembly.backend
-                measured, queues = backend.metrics.read(), backend.letters.overviews.queues()
+                measured, queues = backend.metrics.read_all(), backend.letters.overviews.queues()
                 memory, others = backend.memory(), list(self._of_features())
             except StoreUnavailable as exc:
-                self._note(up=False, text=f"The store does not answer: {exc}")
-                yield _gauge(metrics.UP, [((), 0)])
+                self._note_state(up=False, text=f"The store does not answer: {exc}")
+                yield _gauge_family(metrics.UP, [((), 0)])
                 return
-            self._note(up=True, text="The store answers again")
-        yield _gauge(metrics.UP, [((), 1)])
+            self._note_state(up=True, text="The store answers again")
+        yield _gauge_family(metrics.UP, [((), 1)])
         yield from _counters(measured)
         for metric, samples in _samples(measured, queues, self._assembly.clock()).items():
-            yield _gauge(metric, samples)
+            yield _gauge_family(metric, samples)
         yield from others
         share = None if memory is None else memory.share
-        yield _gauge(metrics.MEMORY, [] if share is None else [((), share)])
+        yield _gauge_family(metrics.MEMORY, [] if share is None else [((), share)])
 
     def _of_features(self) -> Iterator[GaugeMetricFamily]:
         """The gauges of features."""
         for feature in features():
             for metric in feature.metrics:
                 if metric.read:
-                    yield _gauge(metric, feature.load(metric.read)(self._assembly))
+                    yield _gauge_family(metric, feature.load(metric.read)(self._assembly))
 
-    def _note(self, *, up: bool, text: str) -> None:
+    def _note_state(self, *, up: bool, text: str) -> None:
         if up != self._up:
             self._up = up
             logger.log(logging.INFO if up else logging.ERROR, "%s", text)
@@ -124,7 +124,7 @@ def exporter(ctx: click.Context, *, port: int, address: str) -> None:
     server.server_close()
 
 
-Samples = Iterable[tuple[tuple[str, ...], float]]
+MetricSamples = Iterable[tuple[tuple[str, ...], float]]
 
 
 def _counters(measured: Measured) -> Iterator[CounterMetricFamily]:
@@ -142,7 +142,7 @@ def _counters(measured: Measured) -> Iterator[CounterMetricFamily]:
 
 def _samples(
     measured: Measured, queues: list[QueueSummary], now: datetime
-) -> dict[Metric, Samples]:
+) -> dict[Metric, MetricSamples]:
     workers = measured.workers
     ages = {q.name: (now - q.oldest_at).total_seconds() for q in queues if q.oldest_at}
     ages |= {q.name: 0.0 for q in queues if not q.letters}  # any other unknown age is not 0
@@ -157,7 +157,7 @@ def _samples(
     }
 
 
-def _gauge(metric: Metric, samples: Samples) -> GaugeMetricFamily:
+def _gauge_family(metric: Metric, samples: MetricSamples) -> GaugeMetricFamily:
     from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415 - an extra
 
     family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)

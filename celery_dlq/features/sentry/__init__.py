@@ -1,4 +1,4 @@
-"""Letters as events in Sentry."""
+"""Reports letters to Sentry, once for each cause."""
 
 from __future__ import annotations
 

@@ -34,11 +34,11 @@ from kombu.utils.functional import LRUCache
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Action, Change, DeadLettered, Event
-from celery_dlq.letters.fingerprint import Raised, raised
+from celery_dlq.letters.fingerprint import Raised, raised_exceptions
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import DeadLetter, TextEnum, iso
 from celery_dlq.letters.redaction import Redaction
-from celery_dlq.policies.checks import flag
+from celery_dlq.policies.checks import true_or_false
 from celery_dlq.store.overviews import release_text
 from celery_dlq.store.part import Part
 from celery_dlq.worker.observer import Observer, WorkerParts
@@ -61,7 +61,7 @@ MOST_IDS = 10
 """Maximum number of letter ids in a report."""
 
 
-class Why(TextEnum):
+class ReportCause(TextEnum):
     """Reason for reporting a letter; ``USED_UP`` if what redrove it gives it up."""
 
     NEW = "new"
@@ -75,12 +75,18 @@ class Why(TextEnum):
 class Report:
     """Decision to report a letter."""
 
-    why: Why  # The reason
+    why: ReportCause  # The reason
     number: int  # The letter's number in its group, counted since the group was new or came back
     letter_ids: tuple[str, ...]  # Ids of the group's newest letters, this one first
 
 
-_WHY = (None, Why.NEW, Why.CAME_BACK, Why.GREW, Why.REGRESSED)  # as `report.lua` replies
+_WHY = (
+    None,
+    ReportCause.NEW,
+    ReportCause.CAME_BACK,
+    ReportCause.GREW,
+    ReportCause.REGRESSED,
+)  # as `report.lua` replies
 
 
 class Reports(Part):
@@ -90,11 +96,11 @@ class Reports(Part):
 
     gap_seconds = GAP_SECONDS
 
-    def of(self, letter: DeadLetter) -> Report | None:
+    def report_of(self, letter: DeadLetter) -> Report | None:
         """Decide about a letter that is about to be stored; repeated calls give the same result."""
         self._connection.raise_if_away()
         queue, fingerprint = letter.dead_letter_queue, letter.fingerprint
-        number_of, number, ids = self._call(
+        number_of, number, ids = self._run_script(
             "report",
             letter.id,
             fingerprint,
@@ -115,7 +121,7 @@ class Reports(Part):
 
 logger = get_logger("celery_dlq.sentry")
 
-setting = flag
+setting = true_or_false
 """The check of ``dlq_sentry``."""
 
 _TRACE_HEADER = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})(-[01])?")
@@ -128,7 +134,7 @@ _MASKED = ("exception", "threads", "logentry", "message", "extra", "contexts", "
 Keeps = Callable[[Any, "dict[str, Any]", Any], bool]
 
 
-def client() -> Any:
+def sentry_client() -> Any:
     """Sentry's client, if the app has imported ``sentry_sdk`` and set a DSN; else ``None``."""
     sdk = sys.modules.get("sentry_sdk")
     if sdk is None or not hasattr(sdk, "get_client"):  # sentry_sdk 1 has no get_client
@@ -158,9 +164,9 @@ class SentryObserver(Observer):
         self._parts = parts
         self.due: MutableMapping[str, tuple[Report, str]] = LRUCache(_MAX_DUE_REPORTS)  # type: ignore[no-untyped-call]
 
-    def guards(self, keeps: Keeps) -> None:
+    def on_guard_made(self, keeps: Keeps) -> None:
         """Drop events before the pool starts, so that its processes inherit that."""
-        if client() is not None:
+        if sentry_client() is not None:
             SentryDeduplicator(keeps, HANDLING.get).install()
 
     def before_store(self, letter: DeadLetter) -> DeadLetter:
@@ -169,14 +175,16 @@ class SentryObserver(Observer):
         if trace:
             others = {name: value for name, value in letter.extra.items() if name != SENTRY_TRACE}
             letter = replace(letter, extra=others)
-        if client() is None:
+        if sentry_client() is None:
             return letter
         # Here, because the app may initialise Sentry after the guard is made.
         self._parts.events.subscribe(self.report, lambda kind: kind is DeadLettered)
         if letter.sentry_event_id is not None:
             return letter
         try:
-            report = self._last_report(letter) or self._parts.backend.part(Reports).of(letter)
+            report = self._last_report(letter) or self._parts.backend.part(Reports).report_of(
+                letter
+            )
         except StoreUnavailable as exc:
             logger.warning("Letter %s is not reported to Sentry: %s", letter.id, exc)
             return letter
@@ -192,28 +200,28 @@ class SentryObserver(Observer):
         if not any(one.gives_up(letter) for one in self._parts.made.values()):
             return None
         group = replace(letter, redrives=0, fingerprint=f"{letter.fingerprint}:used_up")
-        report = self._parts.backend.part(Reports).of(group)
-        if report is None or report.why is not Why.NEW:
+        report = self._parts.backend.part(Reports).report_of(group)
+        if report is None or report.why is not ReportCause.NEW:
             return None
-        return replace(report, why=Why.USED_UP)
+        return replace(report, why=ReportCause.USED_UP)
 
     def report(self, event: Event) -> None:
         """Hand the event of a stored letter, or of a circuit breaker, to Sentry's own thread."""
-        found = client()
+        found = sentry_client()
         if found is None:
             return
         if isinstance(event, Change) and event.action is Action.CIRCUIT_OPENED:
-            send(event_of_opening(event))
+            send_event(event_of_opening(event))
         elif isinstance(event, DeadLettered):
             due = self.due.pop(event.letter.id, None)
             if due is not None:
                 shown = self._parts.redaction.letter(event.letter)
                 sent = event_of(shown, due[0], with_values=sends_values(found.options))
                 sent["contexts"].update(_trace_of(event.letter, due[1]))
-                send(sent)
+                send_event(sent)
 
 
-def send(event: dict[str, Any]) -> None:
+def send_event(event: dict[str, Any]) -> None:
     """Send an event without breadcrumbs: those of the main process belong to all tasks."""
     sdk = sys.modules["sentry_sdk"]
     with sdk.isolation_scope() as scope:
@@ -287,7 +295,7 @@ def install_masking(redaction: Redaction) -> None:
 
     Source: https://docs.sentry.io/platforms/python/configuration/filtering/
     """
-    found = client()
+    found = sentry_client()
     if found is None or not redaction:
         return
     found.options["include_local_variables"] = False
@@ -323,7 +331,7 @@ class _Masking:
 def _carry_event_id(sender: Any = None, einfo: Any = None, **_: Any) -> None:
     """In the pool process: attach event id and trace to the failure for the main process."""
     event_id = getattr(getattr(sender, "request", None), SENTRY_EVENT_ID, None)
-    found = client()
+    found = sentry_client()
     if found is None or einfo is None:
         return
     sdk = sys.modules["sentry_sdk"]
@@ -360,7 +368,7 @@ def event_of(letter: DeadLetter, report: Report, *, with_values: bool) -> dict[s
         "redrive": f"celery dlq redrive {letter.dead_letter_queue} "
         f"--fingerprint {letter.fingerprint}",
     }
-    event = _event(letter.dead_lettered_at, letter.task_name, tags, {"dead_letter": context})
+    event = _event_of(letter.dead_lettered_at, letter.task_name, tags, {"dead_letter": context})
     event |= {"event_id": letter.sentry_event_id, "fingerprint": [letter.fingerprint]}
     if letter.release is not None:
         event["release"] = letter.release
@@ -385,13 +393,13 @@ def event_of_opening(change: Change) -> dict[str, Any]:
     text = f"Circuit breaker of {task} opened: {detail.get('reason')}"
     tags = {"task": task, "queue": queue, "hold": change.target}
     return {
-        **_event(change.at, task, tags, {"circuit_breaker": dict(detail.get("circuit") or {})}),
+        **_event_of(change.at, task, tags, {"circuit_breaker": dict(detail.get("circuit") or {})}),
         "fingerprint": ["celery_dlq.circuit_opened", task, queue],
         "logentry": {"message": text, "formatted": text},
     }
 
 
-def _event(
+def _event_of(
     at: datetime, task: str, tags: Mapping[str, object], contexts: dict[str, Any]
 ) -> dict[str, Any]:
     return {
@@ -420,7 +428,7 @@ def _trace_of(letter: DeadLetter, trace: str) -> dict[str, dict[str, str]]:
 
 def _exceptions(letter: DeadLetter) -> list[dict[str, Any]]:
     """The chain of exceptions; the last one has type and text from the letter."""
-    chain = raised(letter.traceback or "") or [Raised(name="", message="", frames=())]
+    chain = raised_exceptions(letter.traceback or "") or [Raised(name="", message="", frames=())]
     last = replace(
         chain[-1], name=letter.exception_type or "", message=letter.exception_message or ""
     )

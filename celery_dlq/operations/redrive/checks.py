@@ -31,12 +31,12 @@ _MAX_NAMES = 1000
 _MOST_NAMES_SHOWN = 20
 _MOST_EXAMPLES = 10
 
-Finding = tuple[bool | None, str]
+LookedUp = tuple[bool | None, str]
 """Whether something exists, ``None`` if that is unknown; and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class TargetCheck:
     """A queue or task that a redrive needs."""
 
     name: str  # The queue or the task
@@ -74,8 +74,8 @@ class DryRun:
     corrupt: int = 0
     unread: int = 0
     bytes: int = 0
-    queues: Sequence[Check] = ()
-    tasks: Sequence[Check] = ()
+    queues: Sequence[TargetCheck] = ()
+    tasks: Sequence[TargetCheck] = ()
     waits_for: Mapping[str, int] = field(default_factory=dict)
     chords: int = 0
     used_up: int = 0
@@ -108,7 +108,7 @@ class DryRun:
         """What a plan shows; of its queues and tasks, the first ones."""
         known = {f.name: preview[f.name] for f in fields(cls) if f.name in preview}
         for name in ("queues", "tasks"):
-            known[name] = tuple(Check(**each) for each in known.get(name, ()))
+            known[name] = tuple(TargetCheck(**each) for each in known.get(name, ()))
         return cls(**known)
 
 
@@ -153,20 +153,20 @@ class Targets:
         self._guarded = guarded
         self._waits = waits
         self._to_queue = to_queue
-        self._queues: dict[str, Finding] = {}
+        self._queues: dict[str, LookedUp] = {}
         self._losses: dict[tuple[bytes | None, bytes | None], str] = {}
 
     def queue_of(self, found: RawEntry) -> str:
         """The queue to which the message of a letter goes."""
         return self._to_queue or found.text("source_queue")
 
-    def queue(self, name: str) -> Finding:
+    def look_up_queue(self, name: str) -> LookedUp:
         """Whether a queue takes messages, and somebody may consume them."""
         if name not in self._queues:
-            self._queues[name] = self._find(name)
+            self._queues[name] = self._look_up(name)
         return self._queues[name]
 
-    def task(self, name: str, queue: str) -> Finding:
+    def look_up_task(self, name: str, queue: str) -> LookedUp:
         """Whether a live worker that consumes a queue has a task."""
         workers = self._consumers(queue)
         if not name:
@@ -188,11 +188,11 @@ class Targets:
     def refuse_target(self) -> None:
         """Refuse a queue to publish to that is known to be missing."""
         if self._to_queue is not None:
-            there, why = self.queue(self._to_queue)
-            check = Check(name=self._to_queue, letters=0, found=there, why=why)
+            there, why = self.look_up_queue(self._to_queue)
+            check = TargetCheck(name=self._to_queue, letters=0, found=there, why=why)
             refuse_lost(DryRun(queues=(check,)))
 
-    def loss(self, found: RawEntry) -> str:
+    def reason_of_loss(self, found: RawEntry) -> str:
         """Why the message of a letter would be lost; empty if it would not, or that is unknown."""
         names = found.fields.get(b"source_queue"), found.fields.get(b"task_name")
         text = self._losses.get(names)
@@ -200,7 +200,10 @@ class Targets:
             if not found.is_letter or len(self._losses) >= _MAX_NAMES:
                 return ""
             queue, task = self.queue_of(found), found.text("task_name")
-            kinds = (("queue", queue, self.queue), ("task", task, lambda _: self.task(task, queue)))
+            kinds = (
+                ("queue", queue, self.look_up_queue),
+                ("task", task, lambda _: self.look_up_task(task, queue)),
+            )
             text = ""
             for kind, name, look in kinds if queue else ():  # without one, publishing says so
                 there, why = look(name)
@@ -221,7 +224,7 @@ class Targets:
     def _consumers(self, queue: str) -> list[WorkerInfo]:
         return [info for info in self._workers if queue in info.queues]
 
-    def _find(self, name: str) -> Finding:
+    def _look_up(self, name: str) -> LookedUp:
         if is_broadcast(self._app, name):
             return False, _BROADCAST
         consumers = self._consumers(name)
@@ -297,7 +300,7 @@ def dry_run(
     scanned: Progress | None = None,
 ) -> DryRun:
     """Report what a redrive would do, or without targets a removal; read letters for some time."""
-    counts, deadline = _Counts(targets, keeps_count=keeps_count), time.monotonic() + seconds
+    counts, deadline = _NeededCounts(targets, keeps_count=keeps_count), time.monotonic() + seconds
 
     def check(entries: int = 0) -> None:
         if entries and scanned is not None:
@@ -308,13 +311,13 @@ def dry_run(
     try:
         for found in select(check):
             check()
-            counts.add(found)
+            counts.add_entry(found)
     except _LateError:
-        return replace(counts.result(), exact=False)
-    return counts.result()
+        return replace(counts.to_dry_run(), exact=False)
+    return counts.to_dry_run()
 
 
-class _Counts:
+class _NeededCounts:
     """What a dry run counts, in one pass over the letters."""
 
     def __init__(self, targets: Targets | None, *, keeps_count: bool) -> None:
@@ -326,7 +329,7 @@ class _Counts:
         self._groups: Counter[str] = Counter()
         self._examples: list[str] = []
 
-    def add(self, found: RawEntry) -> None:
+    def add_entry(self, found: RawEntry) -> None:
         """Count an entry."""
         numbers, targets, body = self._numbers, self._targets, found.fields.get(b"body", b"")
         if len(self._examples) < _MOST_EXAMPLES:
@@ -336,17 +339,17 @@ class _Counts:
         if not found.is_letter:
             return
         queue = "" if targets is None else targets.queue_of(found)
-        _count(self._groups, found.text("fingerprint"))
-        _count(self._needed, (queue, found.text("task_name")))
+        _count_name(self._groups, found.text("fingerprint"))
+        _count_name(self._needed, (queue, found.text("task_name")))
         if targets is not None:
             numbers["chords"] += is_in_chord(found.fields.get(b"content_type", b""), body)
             numbers["used_up"] += self._keeps_count and bool(used_up(found))
             for what in targets.waits_for(found):
-                _count(self._waits_for, what)
+                _count_name(self._waits_for, what)
 
-    def result(self) -> DryRun:
+    def to_dry_run(self) -> DryRun:
         """What was counted; each queue and task is looked up now."""
-        queues, tasks = _checks(self._needed, self._targets)
+        queues, tasks = _target_checks(self._needed, self._targets)
         groups, numbers = self._groups.most_common(_MOST_NAMES_SHOWN), self._numbers
         return DryRun(
             letters=numbers["letters"],
@@ -362,36 +365,43 @@ class _Counts:
         )
 
 
-def _count(counts: Counter[Any], name: Any) -> None:
+def _count_name(counts: Counter[Any], name: Any) -> None:
     """Count a name, of many the first ones."""
     if name in counts or len(counts) < _MAX_NAMES:
         counts[name] += 1
 
 
-def _checks(
+def _target_checks(
     needed: Counter[tuple[str, str]], targets: Targets | None
-) -> tuple[tuple[Check, ...], tuple[Check, ...]]:
+) -> tuple[tuple[TargetCheck, ...], tuple[TargetCheck, ...]]:
     """The queues and tasks, most letters first; a task that one of its queues lacks is missing."""
-    queues: dict[str, Check] = {}
-    tasks: dict[str, Check] = {}
+    queues: dict[str, TargetCheck] = {}
+    tasks: dict[str, TargetCheck] = {}
     for (queue, task), letters in needed.items():
         if targets is not None:
-            _add(queues, queue, letters, targets.queue(queue))
-        _add(tasks, task, letters, (None, "") if targets is None else targets.task(task, queue))
+            _add_letters(queues, queue, letters, targets.look_up_queue(queue))
+        _add_letters(
+            tasks,
+            task,
+            letters,
+            (None, "") if targets is None else targets.look_up_task(task, queue),
+        )
     most, others = (
         tuple(sorted(found.values(), key=lambda check: -check.letters)) for found in (queues, tasks)
     )
     return most, others
 
 
-def _add(checks: dict[str, Check], name: str, letters: int, finding: Finding) -> None:
+def _add_letters(
+    checks: dict[str, TargetCheck], name: str, letters: int, finding: LookedUp
+) -> None:
     """Add letters to the check of a name; the worst that was found counts."""
     (found, why), before = finding, checks.get(name)
     if before is not None:
         letters += before.letters
         if _BADNESS[before.found] >= _BADNESS[found]:
             found, why = before.found, before.why
-    checks[name] = Check(name=name, letters=letters, found=found, why=why)
+    checks[name] = TargetCheck(name=name, letters=letters, found=found, why=why)
 
 
 _BADNESS = {True: 0, None: 1, False: 2}

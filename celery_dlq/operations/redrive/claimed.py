@@ -13,9 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from celery_dlq import timing
-from celery_dlq.operations.redrive.publisher import Sent
+from celery_dlq.operations.redrive.publisher import PublishResult
 from celery_dlq.operations.redrive.select import MAX_BATCH_BYTES
-from celery_dlq.operations.redrive.work import TAKEN, Work
+from celery_dlq.operations.redrive.work import TAKEN, RedriveWork
 from celery_dlq.store.records import ClaimState
 
 if TYPE_CHECKING:
@@ -24,35 +24,35 @@ if TYPE_CHECKING:
     from celery_dlq.operations.redrive.select import RawEntry
 
 
-class Claims(Sent):
+class RunClaims(PublishResult):
     """The letters of a batch that are ours while their messages are published.
 
     A slow broker may let a batch outlast its lease, and a paused machine the patience of others
     with its job: both are renewed between two messages.
     """
 
-    def __init__(self, work: Work, letter_ids: Sequence[str]) -> None:
+    def __init__(self, work: RedriveWork, letter_ids: Sequence[str]) -> None:
         super().__init__()
         self._work = work
         self._states = self._claimed(letter_ids)
-        self.reclaimed = self.of(ClaimState.RECLAIMED)
+        self.reclaimed = self.found_in_state(ClaimState.RECLAIMED)
         self.lost: set[str] = set()
 
-    def of(self, state: ClaimState) -> list[str]:
+    def found_in_state(self, state: ClaimState) -> list[str]:
         """The letters that were found in a state at first."""
         return [letter_id for letter_id, found in self._states.items() if found is state]
 
-    def has(self, letter_id: str) -> bool:
+    def owns(self, letter_id: str) -> bool:
         """True for a letter that is ours."""
         return self._states[letter_id] in TAKEN and letter_id not in self.lost
 
-    def keep(self, waiting_for: str = "") -> None:
+    def renew_when_due(self, waiting_for: str = "") -> None:
         """Renew job and claims when it is time."""
-        self._work.run.tell(note=waiting_for)
-        self._work.beat()
+        self._work.run.update(note=waiting_for)
+        self._work.send_heartbeat()
         if time.monotonic() - self._claimed_at < timing.current.claim / 4:
             return
-        ours = [letter_id for letter_id in self._states if self.has(letter_id)]
+        ours = [letter_id for letter_id in self._states if self.owns(letter_id)]
         for letter_id, state in self._claimed(ours).items():
             if state is ClaimState.HELD:
                 self.lost.add(letter_id)
@@ -63,20 +63,20 @@ class Claims(Sent):
         report = self._work.report
         report.maybe_twice += messages
         if self.doubtful:  # of those that were reclaimed, the store knows
-            self._work.run.beat(report.counts(), now=True)
+            self._work.run.send_heartbeat(report.counts(), now=True)
 
     def _claimed(self, letter_ids: Sequence[str]) -> dict[str, ClaimState]:
         self._claimed_at = time.monotonic()  # before the store's clock starts the lease
         return self._work.run.claimed(self._work.store, letter_ids, timing.current.claim)
 
 
-class Claimed:
+class ByClaims:
     """Redrives batches of letters; their claims record every result for the next run.
 
     The letters of a batch are removed in the background, while the next one is prepared.
     """
 
-    def __init__(self, work: Work, publisher: Publisher) -> None:
+    def __init__(self, work: RedriveWork, publisher: Publisher) -> None:
         self._work = work
         self._publisher = publisher
         self._background = ThreadPoolExecutor(1, thread_name_prefix="dlq-background")
@@ -84,26 +84,26 @@ class Claimed:
         self.batch_size = publisher.batch_size
         self.max_bytes = MAX_BATCH_BYTES
 
-    def start(self, batch: Sequence[RawEntry]) -> None:
+    def redrive_batch(self, batch: Sequence[RawEntry]) -> None:
         """Redrive a batch; its letters may be removed in the background."""
         work = self._work
         queue, owner = work.run.job.queue, work.run.owner
-        claims = Claims(work, [found.key for found in batch])
-        finished = claims.of(ClaimState.PUBLISHED)
-        ours = [found for found in batch if claims.has(found.key)]
+        claims = RunClaims(work, [found.key for found in batch])
+        finished = claims.found_in_state(ClaimState.PUBLISHED)
+        ours = [found for found in batch if claims.owns(found.key)]
         work.report.finished += len(finished)
-        work.report.gone += len(claims.of(ClaimState.GONE))
+        work.report.gone += len(claims.found_in_state(ClaimState.GONE))
         work.report.skipped += len(batch) - len(finished) - len(ours)
         ready: list[Prepared] = []
         try:
             for prepared in work.prepared(ours):
                 if prepared.seed is not None:
-                    claims.keep()
-                    work.store.claims.seed(*prepared.seed)
+                    claims.renew_when_due()
+                    work.store.claims.seed_count(*prepared.seed)
                 ready.append(prepared)
             self._publisher.publish([prepared.message for prepared in ready], claims)
         finally:  # also on Ctrl-C
-            self.settle(claims, finished)
+            self.mark_and_remove(claims, finished)
             confirmed = claims.confirmed_set
             work.published([one for one in ready if one.found.key in confirmed])
             unused = [found.key for found in ours if found.key not in confirmed]
@@ -112,7 +112,7 @@ class Claimed:
             work.store.claims.release(queue, certain, owner=owner)
             work.store.claims.release(queue, doubtful, owner=owner, doubtful=True)
 
-    def wait(self) -> None:
+    def wait_for_batch(self) -> None:
         """Wait until the letters of the last batch are removed; raises the error of that."""
         if self._removal is not None:
             self._removal.result()
@@ -122,7 +122,7 @@ class Claimed:
         """End, after an error too: the next run removes what this one could not."""
         self._background.shutdown(wait=True)
 
-    def settle(self, sent: Claims, finished: list[str]) -> None:
+    def mark_and_remove(self, sent: RunClaims, finished: list[str]) -> None:
         """Mark first, remove second: after a crash in between, only the removal is left."""
         work, over = self._work, [*finished, *sent.confirmed]
         report, queue, owner = work.report, work.run.job.queue, work.run.owner
@@ -130,9 +130,9 @@ class Claimed:
         report.doubtful += len(sent.doubtful)
         report.skipped += len(sent.lost - sent.confirmed_set)
         for letter_id, error in (*sent.refused.items(), *sent.doubtful.items()):
-            report.fail(letter_id, error)
+            report.record_failure(letter_id, error)
         work.store.claims.mark_published(queue, over, owner=owner)
-        self.wait()
+        self.wait_for_batch()
         operation = work.run.operation
         self._removal = self._background.submit(
             work.store.remove, queue, over, owner=owner, operation=operation

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.letters.headers import CONTENT_TYPE_OF_ENTRY
 from celery_dlq.operations.job import CancelledError
-from celery_dlq.operations.redrive.claimed import Claimed
+from celery_dlq.operations.redrive.claimed import ByClaims
 from celery_dlq.operations.redrive.publisher import Publisher, not_published
-from celery_dlq.operations.redrive.work import TAKEN, Work
+from celery_dlq.operations.redrive.work import TAKEN, RedriveWork
 from celery_dlq.store.claims import RedriveCall
 from celery_dlq.store.records import ClaimState, QueueEntry
 from celery_dlq.transport.redis.entries import Envelopes
@@ -42,7 +42,7 @@ class OneStep:
     max_bytes = MOST_BYTES
 
     def __init__(
-        self, work: Work, publisher: Publisher, envelopes: Envelopes, claimed: Claimed
+        self, work: RedriveWork, publisher: Publisher, envelopes: Envelopes, claimed: ByClaims
     ) -> None:
         self._work = work
         self._publisher = publisher
@@ -53,7 +53,7 @@ class OneStep:
         self._call: RedriveCall | None = None
 
     @classmethod
-    def of(cls, work: Work, publisher: Publisher, claimed: Claimed) -> OneStep | None:
+    def of(cls, work: RedriveWork, publisher: Publisher, claimed: ByClaims) -> OneStep | None:
         """One if the broker's client sees a key that the store has just written."""
         envelopes = publisher.envelopes()
         with suppress(StoreUnavailable, *publisher.errors):
@@ -62,25 +62,25 @@ class OneStep:
                 return cls(work, publisher, envelopes, claimed)
         return None
 
-    def start(self, batch: Sequence[RawEntry]) -> None:
+    def redrive_batch(self, batch: Sequence[RawEntry]) -> None:
         """Prepare some letters while the batch before is on its way, then send them."""
         if self._refused:
-            self._claimed.start(batch)
+            self._claimed.redrive_batch(batch)
             return
         ready: list[Prepared] = []
         entries: list[QueueEntry] = []
         for prepared in self._work.prepared(batch):
             try:
-                entries.append(self._entry(prepared))
+                entries.append(self._queue_entry(prepared))
             except (TypeError, ValueError) as exc:
                 why = not_published(prepared.message, exc)
-                self._work.report.fail(prepared.found.key, why)
+                self._work.report.record_failure(prepared.found.key, why)
             else:
                 ready.append(prepared)
-        self._finish()
+        self._count_batch()
         queues = {prepared.message.queue for prepared in ready}
-        if self._refused or not self._takes(queues):
-            self._claimed.start([prepared.found for prepared in ready])
+        if self._refused or not self._can_take(queues):
+            self._claimed.redrive_batch([prepared.found for prepared in ready])
         elif ready:
             run = self._work.run
             self._call = self._work.store.claims.redrive(
@@ -94,21 +94,21 @@ class OneStep:
             if self._call is not None:
                 self._call.send()
 
-    def wait(self) -> None:
+    def wait_for_batch(self) -> None:
         """Wait for the last batch."""
-        self._finish()
-        self._claimed.wait()
+        self._count_batch()
+        self._claimed.wait_for_batch()
 
     def close(self) -> None:
         """Count a batch that was on its way when an error or Ctrl-C ended the redrive."""
         with suppress(DLQError, CancelledError):  # the first error is the one to raise
-            batch, states = self._reply()
+            batch, states = self._wait_for_reply()
             if batch and states is not None:
                 self.count_sent(batch, states)
-                self._work.beat()
+                self._work.send_heartbeat()
         self._claimed.close()
 
-    def _takes(self, queues: set[str]) -> bool:
+    def _can_take(self, queues: set[str]) -> bool:
         """Declare queues as for a publish; true if messages to them can go in one step."""
         try:
             self._publisher.declare(queues)
@@ -116,13 +116,13 @@ class OneStep:
             return False
         return not any(map(self._envelopes.expires, queues))
 
-    def _entry(self, prepared: Prepared) -> QueueEntry:
+    def _queue_entry(self, prepared: Prepared) -> QueueEntry:
         """What the letter becomes."""
         found, message, seed = prepared
         queue, properties = message.queue, message.properties
         entry: str | bytes = message.body
         if message.content_type != CONTENT_TYPE_OF_ENTRY:
-            entry = self._envelopes.text(
+            entry = self._envelopes.entry_text(
                 message.body,
                 queue=queue,
                 content_type=message.content_type,
@@ -136,22 +136,22 @@ class OneStep:
             found.key, found.position, fields[b"reason"], fields[b"fingerprint"], key, entry, seed
         )
 
-    def _reply(self) -> tuple[Sequence[Prepared], Sequence[ClaimState] | None]:
+    def _wait_for_reply(self) -> tuple[Sequence[Prepared], Sequence[ClaimState] | None]:
         """Wait for the last batch; the states in which its letters were found, if it was taken."""
         if not self._batch:
             return (), ()
-        states = None if self._call is None else self._call.states()
+        states = None if self._call is None else self._call.wait_for_states()
         batch, self._batch = self._batch, ()
         return batch, states
 
-    def _finish(self) -> None:
+    def _count_batch(self) -> None:
         """Count the last batch; if it was refused, it goes by claims, and so do the next ones."""
         if self._refused:
             return
-        batch, states = self._reply()
+        batch, states = self._wait_for_reply()
         if states is None:
             self._refused = True
-            self._claimed.start([prepared.found for prepared in batch])
+            self._claimed.redrive_batch([prepared.found for prepared in batch])
         else:
             self.count_sent(batch, states)
 

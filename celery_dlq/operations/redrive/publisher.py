@@ -19,7 +19,7 @@ from celery_dlq.transport.amqp import Confirms
 from celery_dlq.transport.redis.entries import Envelopes
 from celery_dlq.transport.sqs.aws import (
     broker_errors,
-    fate,
+    fate_of_send,
     is_sqs,
     only_once,
     renamed,
@@ -37,7 +37,7 @@ _INTERRUPTED = "interrupted while it was published"
 
 
 @dataclass
-class Sent:
+class PublishResult:
     """The results of publishing; filled message by message, so that an interrupt loses none."""
 
     # Ids of letters whose message the broker has
@@ -51,10 +51,10 @@ class Sent:
     # Ids of letters whose message an interrupted operation may have published
     reclaimed: Collection[str] = ()
 
-    def keep(self, waiting_for: str = "") -> None:
+    def renew_when_due(self, waiting_for: str = "") -> None:
         """Renew the right to publish; called before each message, and in every wait."""
 
-    def has(self, letter_id: str) -> bool:  # noqa: ARG002 - of one that shares the right
+    def owns(self, letter_id: str) -> bool:  # noqa: ARG002 - of one that shares the right
         """False if another operation has taken the letter over."""
         return True
 
@@ -94,7 +94,7 @@ class Publisher:
         self._is_sqs = self._connected = False
 
     def __enter__(self) -> Publisher:  # noqa: PYI034 - Self came with Python 3.11
-        self._open()
+        self._open_connection()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -109,7 +109,7 @@ class Publisher:
     def envelopes(self) -> Envelopes | None:
         """Return what makes this broker's list entries; ``None`` if it is not kombu's Redis."""
         if self.producer is None:
-            self._open()
+            self._open_connection()
         if self._connection.transport.driver_type != "redis":  # to look closer, we would connect
             return None
         try:
@@ -117,12 +117,12 @@ class Publisher:
         except self.errors:
             return None
 
-    def publish(self, messages: Sequence[Outgoing], sent: Sent) -> None:
+    def publish(self, messages: Sequence[Outgoing], sent: PublishResult) -> None:
         """Publish messages and wait until the broker has them; fills ``sent``."""
         if self.producer is None:
-            self._open()
+            self._open_connection()
         if self._can_batch:
-            self._batch(messages, sent)
+            self._publish_batch(messages, sent)
         else:
             self._one_by_one(messages, sent)
 
@@ -131,16 +131,16 @@ class Publisher:
         # New in kombu 5.7. Its Redis transport writes one pipeline and never replays it.
         return bool(getattr(self.producer, "supports_batch_publish", False))
 
-    def _batch(self, messages: Sequence[Outgoing], sent: Sent) -> None:
+    def _publish_batch(self, messages: Sequence[Outgoing], sent: PublishResult) -> None:
         try:
             self.producer.channel.connection  # noqa: B018 - connects
             self.declare({message.queue for message in messages})
         except self.errors as exc:
             sent.refused.update({m.letter_id: not_published(m, exc) for m in messages})
-            self._close()
+            self._disconnect()
             return
-        sent.keep()
-        ours = [message for message in messages if sent.has(message.letter_id)]
+        sent.renew_when_due()
+        ours = [message for message in messages if sent.owns(message.letter_id)]
         sent.count_again(sum(message.letter_id in sent.reclaimed for message in ours))
         sent.doubtful.update({message.letter_id: _INTERRUPTED for message in ours})
         try:
@@ -156,23 +156,23 @@ class Publisher:
             sent.doubtful.update(
                 {m.letter_id: not_published(m, exc) for m in ours if m.letter_id in sent.doubtful}
             )
-            self._close()
+            self._disconnect()
         else:
             sent.confirmed += sent.doubtful
             sent.doubtful.clear()
 
-    def _one_by_one(self, messages: Sequence[Outgoing], sent: Sent) -> None:
+    def _one_by_one(self, messages: Sequence[Outgoing], sent: PublishResult) -> None:
         for number, message in enumerate(messages):
-            sent.keep()
-            if not sent.has(message.letter_id):
+            sent.renew_when_due()
+            if not sent.owns(message.letter_id):
                 continue
             away = self._until_known(message, sent)
             if away is not None:  # the next ones would wait as long
-                others = [other for other in messages[number + 1 :] if sent.has(other.letter_id)]
+                others = [other for other in messages[number + 1 :] if sent.owns(other.letter_id)]
                 sent.refused.update({m.letter_id: not_published(m, away) for m in others})
                 return
 
-    def _until_known(self, message: Outgoing, sent: Sent) -> Exception | None:
+    def _until_known(self, message: Outgoing, sent: PublishResult) -> Exception | None:
         """Publish a message, again if the connection is lost; return why the broker is away.
 
         Once again at most if the broker may have it: a letter that stays does less harm than many
@@ -182,8 +182,8 @@ class Publisher:
         for attempt in range(_ATTEMPTS):
             if attempt:
                 time.sleep(attempt * timing.current.publish_retry)
-                sent.keep()
-            if not sent.has(letter_id):
+                sent.renew_when_due()
+            if not sent.owns(letter_id):
                 break
             earlier, again = letter_id in sent.doubtful, sent.again
             failure = self._failure(message, sent)
@@ -203,37 +203,37 @@ class Publisher:
             raise failure.error
         return failure.error if failure.away else None
 
-    def _failure(self, message: Outgoing, sent: Sent) -> _Failure | None:
+    def _failure(self, message: Outgoing, sent: PublishResult) -> _Failure | None:
         """Attempt to publish a message; return what went wrong."""
         ours = (TypeError, ValueError, RedriveError, BrokerUnavailable)
         expected: tuple[type[Exception], ...] = (*self.errors, *ours)
         try:
             self._attempt(message, sent)
         except expected as exc:
-            again, maybe = self._fate(exc)
+            again, maybe = self._fate_of_error(exc)
             silent = not self._connected or isinstance(exc, TimeoutError)
-            self._close()  # a late confirmation would be taken for that of the next message
+            self._disconnect()  # a late confirmation would be taken for that of the next message
             return _Failure(exc, again and not silent, maybe, silent or (again and not maybe))
         except BaseException:
-            self._close()
+            self._disconnect()
             raise
         return None
 
-    def _attempt(self, message: Outgoing, sent: Sent) -> None:
+    def _attempt(self, message: Outgoing, sent: PublishResult) -> None:
         """Publish a message once; from the moment it may be on the broker it is doubtful."""
         self._connect(sent)
         if self._confirms is not None:
-            self._confirms.ready(self._connection, sent.keep)
+            self._confirms.wait_until_writable(self._connection, sent.renew_when_due)
         self.declare({message.queue}, retry=False)
         sent.publishes(message.letter_id)
         self.publish_once(message, mandatory=self._confirms is not None)
         if self._confirms is not None:
-            self._confirms.wait(self.producer.channel, sent.keep)
+            self._confirms.wait_for_confirm(self.producer.channel, sent.renew_when_due)
 
-    def _fate(self, exc: Exception) -> tuple[bool, bool]:
+    def _fate_of_error(self, exc: Exception) -> tuple[bool, bool]:
         """Whether to publish again after an error, and whether the broker may have the message."""
         if self._is_sqs:
-            return fate(exc)
+            return fate_of_send(exc)
         if isinstance(exc, (TimeoutError, BrokerUnavailable)):
             return False, True
         lost = isinstance(exc, (OSError, *self._connection_errors))
@@ -246,7 +246,7 @@ class Publisher:
         if self._is_sqs:
             properties = renamed(message.queue, properties, message.letter_id)
         if message.content_type == CONTENT_TYPE_OF_ENTRY:
-            self._push(message, properties)
+            self._push_message(message, properties)
             return
         if self._confirms is not None:
             properties = {"priority": None, **properties}  # else kombu makes an absent one 0
@@ -262,7 +262,7 @@ class Publisher:
             **properties,
         )
 
-    def _push(self, message: Outgoing, properties: dict[str, Any]) -> None:
+    def _push_message(self, message: Outgoing, properties: dict[str, Any]) -> None:
         if self._is_sqs:
             send_body(self.producer.channel, message.queue, message.body, properties)
             return
@@ -272,7 +272,7 @@ class Publisher:
                 "it was an entry of a Redis list, or a body of Amazon SQS, and no message; only "
                 "a broker of that kind can take it back"
             )
-        envelopes.push(message.queue, message.properties.get("priority"), message.body)
+        envelopes.push_entry(message.queue, message.properties.get("priority"), message.body)
 
     def declare(self, queues: set[str], *, retry: bool = True) -> None:
         """Declare those of the queues that the app knows."""
@@ -283,19 +283,19 @@ class Publisher:
                 bound = known.bind(self.producer.channel)
                 self.producer.maybe_declare(bound, retry=retry, **(_RETRY if retry else {}))
 
-    def _connect(self, sent: Sent) -> None:
+    def _connect(self, sent: PublishResult) -> None:
         if self.producer is None:
-            self._open()
+            self._open_connection()
         if self._connected:
             return
-        self._connection.ensure_connection(errback=lambda *_: sent.keep(), **_RETRY)
+        self._connection.ensure_connection(errback=lambda *_: sent.renew_when_due(), **_RETRY)
         if self._confirms is not None:
             self.producer.channel.confirm_select()
         if self._is_sqs:
             unshare_clients(self.producer.channel)
         self._connected = True
 
-    def _open(self) -> None:
+    def _open_connection(self) -> None:
         """Make a connection on which every wait is bounded and nothing is sent twice."""
         connection = self._app.connection_for_write()
         kind, given = connection.transport.driver_type, self._app.conf.broker_transport_options
@@ -314,7 +314,7 @@ class Publisher:
         self._connection, self._connected = connection, False
         self.producer = self._app.amqp.Producer(connection, auto_declare=False)
 
-    def _close(self) -> None:
+    def _disconnect(self) -> None:
         """Drop the connection; a broker that is away or blocks us answers no goodbye."""
         with suppress(Exception):
             self._connection.collect()
@@ -352,7 +352,7 @@ class Pace:
         """Letters a second, now; ``None`` for no limit."""
         return self._rate
 
-    def wait(self, letters: int) -> None:
+    def wait_for_turn(self, letters: int) -> None:
         """Wait until this many letters may be published."""
         rate = self.rate
         if rate is None:

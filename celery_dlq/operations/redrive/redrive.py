@@ -20,18 +20,24 @@ from celery_dlq import timing
 from celery_dlq.errors import BrokerUnavailable
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.operations.job import FAILED, STOPPED, CancelledError, JobRun
-from celery_dlq.operations.redrive.claimed import Claimed
+from celery_dlq.operations.redrive.claimed import ByClaims
 from celery_dlq.operations.redrive.message import Canary, Outgoing
 from celery_dlq.operations.redrive.one_step import OneStep
 from celery_dlq.operations.redrive.publisher import GrowingPace, Pace, Publisher
-from celery_dlq.operations.redrive.select import Progress, RawEntry, batches, died_again, select
-from celery_dlq.operations.redrive.work import LettersWork, RedriveReport, Work
+from celery_dlq.operations.redrive.select import (
+    Progress,
+    RawEntry,
+    batches,
+    died_again,
+    select_entries,
+)
+from celery_dlq.operations.redrive.work import LettersWork, RedriveReport, RedriveWork
 from celery_dlq.store.records import MessageKey, RedriveOutcome
 from celery_dlq.store.scripts import MOST_IDS
 
 if TYPE_CHECKING:
     from celery_dlq.operations.jobs import Jobs
-    from celery_dlq.operations.redrive.work import Work
+    from celery_dlq.operations.redrive.work import RedriveWork
 
 MOST_DIED_IDS = 20
 _MAX_ENTRIES_SCANNED = 100_000
@@ -41,7 +47,9 @@ PASSED = "passed"
 NOTHING_TRIED = "nothing tried"
 
 
-def watch(work: Work, messages: list[tuple[MessageKey, Outgoing]], canary: Canary) -> bool:
+def watch_canary(
+    work: RedriveWork, messages: list[tuple[MessageKey, Outgoing]], canary: Canary
+) -> bool:
     """Wait until messages have ended, too many died, or time is over; true if the canary passed.
 
     The job shows how it does meanwhile, the report what came of it.
@@ -51,7 +59,7 @@ def watch(work: Work, messages: list[tuple[MessageKey, Outgoing]], canary: Canar
     while True:
         outcomes = _outcomes(work, messages)
         left = [one for one, o in zip(messages, outcomes, strict=True) if o is RedriveOutcome.OPEN]
-        holds = work.held(left)
+        holds = work.matching_holds(left)
         died, succeeded = map(outcomes.count, (RedriveOutcome.DIED, RedriveOutcome.SUCCEEDED))
         if died > seen and len(died_ids) < MOST_DIED_IDS:
             job = work.run.job
@@ -76,21 +84,23 @@ def watch(work: Work, messages: list[tuple[MessageKey, Outgoing]], canary: Canar
             "verdict": verdict,
             "died_ids": died_ids,
         }
-        work.run.tell(canary=shown)
+        work.run.update(canary=shown)
         if ended:
             break
-        work.beat()
+        work.send_heartbeat()
         time.sleep(timing.current.short_look)
     work.report.canary = {"redriven": len(messages), **counts, "verdict": verdict}
     if verdict == PASSED:
-        work.run.tell(options=replace(work.run.options, canary=replace(canary, passed=True)))
-        work.run.beat(now=True)
+        work.run.update(options=replace(work.run.options, canary=replace(canary, passed=True)))
+        work.run.send_heartbeat(now=True)
     else:
-        work.run.tell(note=_why_stopped(shown))
+        work.run.update(note=_why_stopped(shown))
     return verdict == PASSED
 
 
-def _outcomes(work: Work, messages: list[tuple[MessageKey, Outgoing]]) -> list[RedriveOutcome]:
+def _outcomes(
+    work: RedriveWork, messages: list[tuple[MessageKey, Outgoing]]
+) -> list[RedriveOutcome]:
     """How messages ended; queues without a policy record no successes, so ask for results."""
     found = work.store.claims.outcomes([key for key, _ in messages])
     return [
@@ -132,7 +142,7 @@ def _why_stopped(canary: dict[str, Any]) -> str:
     return f"{unfinished:,} of {letters:,} letters of the canary did not end in {seconds:g} s"
 
 
-def chosen(entries: Iterable[RawEntry], letters: int) -> list[str]:
+def chosen_ids(entries: Iterable[RawEntry], letters: int) -> list[str]:
     """Ids of letters, one group after the other in turn; scans a bounded number of entries."""
     groups: dict[str, list[str]] = {}
     for found in islice(entries, _MAX_ENTRIES_SCANNED):
@@ -161,54 +171,58 @@ def redrive(
     return carried_out(LettersWork(jobs, run), progress, scanned)
 
 
-def carried_out(work: Work, progress: Progress | None, scanned: Progress | None) -> RedriveReport:
+def carried_out(
+    work: RedriveWork, progress: Progress | None, scanned: Progress | None
+) -> RedriveReport:
     """Publish the messages of letters and remove the letters."""
     report, canary, limit = work.report, work.options.canary, work.options.limit
     with Publisher(work.app) as publisher:
-        claimed = Claimed(work, publisher)
+        claimed = ByClaims(work, publisher)
         way = OneStep.of(work, publisher, claimed) or claimed
         try:
-            if canary is not None and not canary.passed and not _canary(work, way, canary):
+            if canary is not None and not canary.passed and not _redrive_canary(work, way, canary):
                 report.state = STOPPED
             else:
                 left = None if limit is None else max(0, limit - report.touched)
-                _all(work, way, islice(work.safe(work.selected(scanned)), left), progress)
+                _redrive_all(
+                    work, way, islice(work.safe_entries(work.selected(scanned)), left), progress
+                )
         except CancelledError as exc:
             report.state = exc.state
         except (_BrokerGoneError, BrokerUnavailable):
             report.state = FAILED
         finally:
             way.close()
-        claimed.wait()
-    work.run.tell(failed=report.first_failures())
+        claimed.wait_for_batch()
+    work.run.update(failed=report.first_failures())
     return report
 
 
-def _all(
-    work: Work, way: OneStep | Claimed, found: Iterable[RawEntry], progress: Progress | None
+def _redrive_all(
+    work: RedriveWork, way: OneStep | ByClaims, found: Iterable[RawEntry], progress: Progress | None
 ) -> None:
     report, rate = work.report, work.options.rate
     if work.options.growing:
-        pace: Pace = GrowingPace(work.beat)
+        pace: Pace = GrowingPace(work.send_heartbeat)
         parts = _growing(found, pace)
     else:
-        pace = Pace(rate, work.beat)
+        pace = Pace(rate, work.send_heartbeat)
         most = way.batch_size if rate is None else max(1, min(MOST_AT_ONCE, int(rate)))
         parts = batches(found, most, way.max_bytes)
     refusals, settled = 0, work.run.job.position
     for batch in parts:
-        work.beat()
-        pace.wait(len(batch))  # before the claim, whose lease is short
+        work.send_heartbeat()
+        pace.wait_for_turn(len(batch))  # before the claim, whose lease is short
         before = report.done
-        way.start(batch)
-        work.beat(settled)  # of a batch that is still on its way, nothing is certain
+        way.redrive_batch(batch)
+        work.send_heartbeat(settled)  # of a batch that is still on its way, nothing is certain
         settled = batch[-1].position
         refusals = refusals + 1 if report.done == before and report.failures else 0
         if refusals >= _MAX_REFUSED_BATCHES:
             raise _BrokerGoneError
         if progress is not None:
             progress(len(batch))
-    way.wait()
+    way.wait_for_batch()
 
 
 def _growing(found: Iterable[RawEntry], pace: Pace) -> Iterator[list[RawEntry]]:
@@ -218,37 +232,39 @@ def _growing(found: Iterable[RawEntry], pace: Pace) -> Iterator[list[RawEntry]]:
         yield batch
 
 
-def _canary(work: Work, way: OneStep | Claimed, canary: Canary) -> bool:
+def _redrive_canary(work: RedriveWork, way: OneStep | ByClaims, canary: Canary) -> bool:
     """Redrive a few letters and watch them; true to continue."""
     letters = min(canary.letters, work.options.limit or canary.letters)
     work.watched, tried = [], set[str]()
     for _ in range(_MAX_REFUSED_BATCHES):  # others may be faster, or publishing may fail
-        found = (one for one in work.selected() if one.key not in tried and not work.loss(one))
-        few = chosen(_free(work, found), letters)
+        found = (
+            one for one in work.selected() if one.key not in tried and not work.reason_of_loss(one)
+        )
+        few = chosen_ids(_not_claimed(work, found), letters)
         if not few:
             break
         tried.update(few)
-        work.beat()
+        work.send_heartbeat()
         only = LetterFilter(ids=frozenset(few))
         for batch in batches(
-            select(work.store, work.run.job.queue, only), way.batch_size, way.max_bytes
+            select_entries(work.store, work.run.job.queue, only), way.batch_size, way.max_bytes
         ):
-            way.start(batch)
-        way.wait()
+            way.redrive_batch(batch)
+        way.wait_for_batch()
         if work.watched:
             break
     messages, work.watched = work.watched, None
-    if not messages and all(map(work.loss, work.selected())):
+    if not messages and all(map(work.reason_of_loss, work.selected())):
         return True  # what is left stays anyway, and is counted
-    work.beat()  # also a job that tried nothing can be resumed
-    return watch(work, [(work.key_of(message), message) for message in messages], canary)
+    work.send_heartbeat()  # also a job that tried nothing can be resumed
+    return watch_canary(work, [(work.key_of(message), message) for message in messages], canary)
 
 
-def _free(work: Work, found: Iterable[RawEntry]) -> Iterator[RawEntry]:
+def _not_claimed(work: RedriveWork, found: Iterable[RawEntry]) -> Iterator[RawEntry]:
     """Without the letters on which others work: to choose only those would try nothing."""
     for batch in batches(found, MOST_IDS):
         keys = [one.key for one in batch]
-        claimed = work.store.claims.held(
+        claimed = work.store.claims.held_by_others(
             work.run.job.queue, keys, previous_run_prefix=work.run.previous_run_prefix
         )
         yield from (one for one in batch if one.key not in claimed)

@@ -119,7 +119,7 @@ class RawEntry:
             raise CorruptLetter(f"{exc}; it is at {self.position}") from exc
 
 
-def select(
+def select_entries(
     store: Source,
     queue: str,
     where: LetterFilter,
@@ -137,10 +137,10 @@ def select(
     """
     store = store.narrowed(where)
     if where.ids is not None:
-        yield from _named(store, queue, where, unread)
+        yield from _entries_by_id(store, queue, where, unread)
         return
     if where.since is not None:
-        after = later(after, position_at(where.since - CLOCK_SKEW))
+        after = later_position(after, position_at(where.since - CLOCK_SKEW))
     matching, size = matcher(where, unread), _ENTRIES_PER_PAGE if where else _CHOSEN_PER_PAGE
     for page in store.fields(
         queue, after=after, until=until, page_size=size, newest_first=newest_first
@@ -156,7 +156,7 @@ def select(
 def matcher(
     where: LetterFilter, unread: Progress | None = None
 ) -> Callable[[str, Mapping[bytes, bytes]], RawEntry | None]:
-    """Make what returns an entry if it matches a filter without ids; see `select`."""
+    """Make what returns an entry if it matches a filter without ids; see `select_entries`."""
     if not where:
         return RawEntry
 
@@ -204,12 +204,12 @@ def died_again(
         yield raw.get(b"id", b"").decode("utf-8", "replace") if found else None
 
 
-def later(one: str | None, other: str) -> str:
+def later_position(one: str | None, other: str) -> str:
     """The later of two positions."""
     return other if one is None or ordered(other) > ordered(one) else one
 
 
-def _named(
+def _entries_by_id(
     store: Source, queue: str, where: LetterFilter, unread: Progress | None
 ) -> Iterator[RawEntry]:
     others, wanted = replace(where, ids=None), where.ids or frozenset()

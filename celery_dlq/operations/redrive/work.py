@@ -16,7 +16,7 @@ from celery_dlq.letters.headers import PUBLICATION_HEADER, REPLACED_TASK_NESTING
 from celery_dlq.letters.links import is_in_chord
 from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.letters.record import Delivery, from_micros
-from celery_dlq.operations.edit import Edit, edited
+from celery_dlq.operations.edit import Edit, editing
 from celery_dlq.operations.job import counts_of
 from celery_dlq.operations.redrive.checks import deliveries_of, targets_of, used_up, waits_of
 from celery_dlq.operations.redrive.message import Outgoing, Prepared, RedriveOptions, outgoing
@@ -120,13 +120,13 @@ class RedriveReport:
         first = islice(self.failed.items(), _MOST_FAILED)
         return {key: shortened(one_line(error), _MAX_ERROR_CHARS) for key, error in first}
 
-    def fail(self, letter_id: str, error: str) -> None:
+    def record_failure(self, letter_id: str, error: str) -> None:
         """Record a letter that stays."""
         self.failures += 1
         if len(self.failed) < _MAX_FAILURES_LISTED:
             self.failed[letter_id] = error
 
-    def refuse(self, why: str) -> None:
+    def record_refusal(self, why: str) -> None:
         """Record a letter that stays because its message would be lost."""
         self.refused += 1
         if why in self.refused_by or len(self.refused_by) < _MAX_FAILURES_LISTED:
@@ -137,7 +137,7 @@ class RedriveReport:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
-class Work:
+class RedriveWork:
     """The letters of one redrive and their messages; a release has others."""
 
     def __init__(self, jobs: Jobs, run: JobRun, store: Source) -> None:
@@ -154,9 +154,9 @@ class Work:
 
     # -- for the ways to redrive a batch ------------------------------------------
 
-    def beat(self, position: str | None = None) -> None:
-        """Send the job's heartbeat, with the results so far; see `JobRun.beat`."""
-        self.run.beat(self.report.counts(), position, failed=self.report.first_failures())
+    def send_heartbeat(self, position: str | None = None) -> None:
+        """Send the job's heartbeat, with the results so far; see `JobRun.send_heartbeat`."""
+        self.run.send_heartbeat(self.report.counts(), position, failed=self.report.first_failures())
 
     def prepared(self, batch: Sequence[RawEntry]) -> Iterator[Prepared]:
         """The messages of letters; counts those that have none."""
@@ -164,14 +164,14 @@ class Work:
         for found in batch:
             try:
                 message = self.message(found, now)
-                seed = self._seed(found, message) if self.options.keep_count else None
+                seed = self._seed_of(found, message) if self.options.keep_count else None
             except CorruptLetter:
                 self.report.corrupt += 1
             except RedriveError as exc:
-                self.report.fail(found.key, str(exc))
+                self.report.record_failure(found.key, str(exc))
             else:
                 if self.watched is not None:  # it may be executed as soon as it is published
-                    self.store.claims.watch([self.key_of(message)])
+                    self.store.claims.watch_messages([self.key_of(message)])
                 yield Prepared(found, message, seed)
 
     def published(self, done: Sequence[Prepared]) -> None:
@@ -200,7 +200,7 @@ class Work:
             publication=str(message.headers.get(PUBLICATION_HEADER, "")),
         )
 
-    def held(self, messages: Sequence[tuple[MessageKey, Outgoing]]) -> list[str]:
+    def matching_holds(self, messages: Sequence[tuple[MessageKey, Outgoing]]) -> list[str]:
         """The ids of the holds that have some of these messages."""
         return [name for each in waits_of(self._jobs) for name in each.have(messages)]
 
@@ -208,30 +208,30 @@ class Work:
 
     def selected(self, scanned: Progress | None = None) -> Iterator[RawEntry]:
         """The letters of the job that are left."""
-        found = self.run.selected(self.store, self.beat, scanned)
+        found = self.run.selected(self.store, self.send_heartbeat, scanned)
         return found if self._takes is None else filter(self._takes, found)
 
-    def safe(self, found: Iterable[RawEntry]) -> Iterator[RawEntry]:
+    def safe_entries(self, found: Iterable[RawEntry]) -> Iterator[RawEntry]:
         """The letters whose messages would not be lost; counts the others, which stay."""
         for one in found:
             began = time.monotonic()
-            why = self.loss(one)
-            if self.run.begun and time.monotonic() - began > _SLOW_SECONDS:
-                self.beat()
+            why = self.reason_of_loss(one)
+            if self.run.is_begun and time.monotonic() - began > _SLOW_SECONDS:
+                self.send_heartbeat()
             if not why:
                 yield one
                 continue
-            self.report.refuse(why)
+            self.report.record_refusal(why)
             if not self.report.refused % _REFUSED_PER_BEAT:
-                self.run.beat(self.report.counts())
+                self.run.send_heartbeat(self.report.counts())
 
     def message(self, found: RawEntry, now: datetime) -> Outgoing:
         """The message that a letter becomes."""
         raise NotImplementedError
 
-    def loss(self, found: RawEntry) -> str:
+    def reason_of_loss(self, found: RawEntry) -> str:
         """Why a letter stays; empty if it does not."""
-        return "" if self._targets is None else self._targets.loss(found)
+        return "" if self._targets is None else self._targets.reason_of_loss(found)
 
     # -- counts -------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class Work:
         counts = counts_of(job, self.store.claims) if job.run > 1 else job.counts
         return {name: int(counts.get(name, 0)) for name in _COUNTS}
 
-    def _seed(self, found: RawEntry, message: Outgoing) -> Seed | None:
+    def _seed_of(self, found: RawEntry, message: Outgoing) -> Seed | None:
         """The count of earlier deliveries; forced, one less than its limit, or it would not run."""
         deliveries, limit = deliveries_of(found)
         if limit:
@@ -251,7 +251,7 @@ class Work:
         return Seed(self.key_of(message), deliveries, _last_delivery(found))
 
 
-class LettersWork(Work):
+class LettersWork(RedriveWork):
     """The letters of a redrive or an edit."""
 
     def __init__(self, jobs: Jobs, run: JobRun) -> None:
@@ -260,7 +260,7 @@ class LettersWork(Work):
         if self._targets is not None:
             self._targets.refuse_target()
         if self.options.due is not None:
-            self._takes = self._due()
+            self._takes = self._due_by_policy()
 
     def message(self, found: RawEntry, now: datetime) -> Outgoing:
         """The original message, perhaps edited."""
@@ -276,15 +276,15 @@ class LettersWork(Work):
         )
         return message if self._edited is None else self._edited(message)
 
-    def loss(self, found: RawEntry) -> str:
+    def reason_of_loss(self, found: RawEntry) -> str:
         """Also of a letter that has no delivery left: a kept count bounds."""
         keeps = self.options.keep_count and not self.options.force
-        return (keeps and used_up(found)) or super().loss(found)
+        return (keeps and used_up(found)) or super().reason_of_loss(found)
 
-    def _due(self) -> Callable[[RawEntry], bool]:
+    def _due_by_policy(self) -> Callable[[RawEntry], bool]:
         """Which letters a job takes that a policy made; the policy may have changed since."""
         table, queue = self._jobs.policies.in_force(), self.run.job.queue
-        policy = None if table.rests(queue) else table.of_dead_letter_queue(queue)
+        policy = None if table.never_trims(queue) else table.of_dead_letter_queue(queue)
         if policy is not None:
             for takes in redriven(policy, of_whole_queues(), self.options.due):
                 return takes
@@ -294,7 +294,7 @@ class LettersWork(Work):
 def edited_by(jobs: Jobs, edit: Edit, actor: str = "") -> Callable[[Outgoing], Outgoing]:
     """A function that applies an edit; values that people cannot see stay as they are."""
     redaction = jobs.settings.redaction
-    return edited(edit, actor=actor or whoami(), now=jobs.clock(), redaction=redaction)
+    return editing(edit, actor=actor or whoami(), now=jobs.clock(), redaction=redaction)
 
 
 def _last_delivery(found: RawEntry) -> Delivery:

@@ -64,11 +64,11 @@ def again_of(df: DataFrame, successes: DataFrame | None) -> dict[str, tuple[int,
     return {
         row.cause: (row.died, round(row.succeeded))
         for row in rows.collect()
-        if known(row.died, row.samples, row.weight)
+        if is_known(row.died, row.samples, row.weight)
     }
 
 
-def known(died: int, samples: int, weight: float) -> bool:
+def is_known(died: int, samples: int, weight: float) -> bool:
     """True if the share of those that died again is known well enough to be said.
 
     A sampled success stands for ``weight`` successes.
@@ -78,8 +78,8 @@ def known(died: int, samples: int, weight: float) -> bool:
         least, most = max(0.0, samples - 2 * sqrt(samples)), samples + 2 * sqrt(samples) + 3
     if died + samples < LEAST_ENDED:
         return False
-    return _share(died, least * weight) - _share(died, most * weight) <= LEAST_CERTAIN
+    return _share_of(died, least * weight) - _share_of(died, most * weight) <= LEAST_CERTAIN
 
 
-def _share(died: int, succeeded: float) -> float:
+def _share_of(died: int, succeeded: float) -> float:
     return died / (died + succeeded) if died else 0.0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError, ExportError
 from celery_dlq.letters.record import from_micros, iso
-from celery_dlq.spark.triage.changes import Period, before, changes, span
+from celery_dlq.spark.triage.changes import Period, changes, period_before, whole_span
 from celery_dlq.spark.triage.trends import run_sql
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _SHOWN = """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Against:
+class ComparedPeriod:
     """What letters are compared with; if nothing is set, with those of the time before.
 
     Attributes:
@@ -65,7 +65,7 @@ class Against:
             return replace(selection, since=from_micros(found))
         if self.period is not None and selection.since is None:
             return replace(selection, since=self.period.until)
-        if self == Against() and selection.since is None:
+        if self == ComparedPeriod() and selection.since is None:
             raise DLQError("expected since, to compare the letters since then with those before")
         return selection
 
@@ -83,7 +83,7 @@ class Against:
             return replace(selection, since=least, until=last)
         if since is None:
             return selection
-        return replace(selection, since=before(Period(since, until)).since)
+        return replace(selection, since=period_before(Period(since, until)).since)
 
     def compared(
         self, selection: Selection, read: Read, other: Read
@@ -96,14 +96,14 @@ class Against:
             ExportError: There is no letter to compare with.
         """
         letters = read(selection)
-        whole = span(letters)
+        whole = whole_span(letters)
         here = Period(selection.since or whole.since, selection.until or whole.until)
         if self.folder is not None:
             selection = replace(selection, since=None, until=None)
             others = other(selection)
-            there = span(others)
+            there = whole_span(others)
         else:
-            there = self._covered(self.period or before(here), selection, read)
+            there = self._covered(self.period or period_before(here), selection, read)
             others = read(replace(selection, since=there.since, until=there.until))
         return here, there, run_sql(_SHOWN, changes(letters, others, here, there), most=MOST)
 
@@ -116,11 +116,11 @@ class Against:
         inside = read(replace(every, since=period.since, until=period.until))
         if inside.limit(1).isEmpty():
             raise ExportError(f"expected letters of {_span_text(period)} to compare with, got none")
-        return Period(span(inside).since, period.until)
+        return Period(whole_span(inside).since, period.until)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
+class RateChanges:
     """What changed between two periods, beyond chance."""
 
     here: Period
@@ -140,7 +140,7 @@ class Changes:
         return f"{_span_text(self.here)}, against {other}{_span_text(self.there)}"
 
     @property
-    def note(self) -> str:
+    def note_text(self) -> str:
         """What is not said of other causes."""
         if not self.rows:
             return "No cause changed by a fifth or more beyond chance."
@@ -151,7 +151,7 @@ class Changes:
         return f"{shown}{rest:,} others did not change by a fifth or more beyond chance."
 
     @staticmethod
-    def rate(row: SimpleNamespace) -> str:
+    def rate_text(row: SimpleNamespace) -> str:
         """How the rate of a cause changed, and how sure that is."""
         if row.ratio is None:
             return f"at least × {_short(row.ratio_low)}"

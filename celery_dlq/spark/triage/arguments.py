@@ -121,8 +121,8 @@ def arguments(
         DLQError: There are no letters of the task, ``names`` has no signature, or ``types`` names
             a column that there is not.
     """
-    found = _seen(df, task, _names_of(names))
-    columns = _titled(found)
+    found = _seen_arguments(df, task, _names_of(names))
+    columns = _by_title(found)
     if unknown := sorted((types or {}).keys() - columns.keys()):
         raise DLQError(
             f"expected types to name arguments of {task}: {', '.join(columns)}; "
@@ -136,11 +136,11 @@ def arguments(
         *(f"{one.text} AS `~{number}`" for number, one in enumerate(columns.values())),
     )
     typed = [
-        _typed(f"`~{number}`", given[title], title, one)
+        _typed_column(f"`~{number}`", given[title], title, one)
         for number, (title, one) in enumerate(columns.items())
     ]
     texts = [(f"`~{number}`", title, given[title]) for number, title in enumerate(columns)]
-    return read.select(*LETTER_COLUMNS, *typed, _expr(_unfit(texts, found)).alias(UNFIT))
+    return read.select(*LETTER_COLUMNS, *typed, _expression(_unfit_sql(texts, found)).alias(UNFIT))
 
 
 def _names_of(names: Sequence[str] | Callable[..., Any] | None) -> list[str]:
@@ -156,26 +156,26 @@ def _names_of(names: Sequence[str] | Callable[..., Any] | None) -> list[str]:
     return [one.name for one in signature.parameters.values() if one.kind in kinds]
 
 
-def _seen(df: DataFrame, task: str, names: list[str]) -> list[_Argument]:
+def _seen_arguments(df: DataFrame, task: str, names: list[str]) -> list[_Argument]:
     """The arguments of some letters, the positional ones first."""
     rows = run_sql(_SAMPLED, df, task=task, most=_MOST_CHARS, sample=SAMPLE).collect()
-    if not rows and df.where(_expr(f"task_name = {_literal(task)}")).isEmpty():
+    if not rows and df.where(_expression(f"task_name = {_literal(task)}")).isEmpty():
         raise DLQError(f"expected a task that has letters, got {task!r}")
     by_name = {name: _Argument(at, name) for at, name in enumerate(names[:_MOST_COLUMNS])}
     positions = list(by_name.values())
     for args_json, kwargs_json in rows:
-        for at, value in enumerate(_parsed(args_json, list)[:_MOST_COLUMNS]):
+        for at, value in enumerate(_parsed_arguments(args_json, list)[:_MOST_COLUMNS]):
             if at == len(positions):
                 positions.append(_Argument(at))
-            positions[at].types.update(_kinds(value))
-        for name, value in _parsed(kwargs_json, dict).items():
-            by_name.setdefault(name, _Argument(name=name)).types.update(_kinds(value))
+            positions[at].types.update(_value_kinds(value))
+        for name, value in _parsed_arguments(kwargs_json, dict).items():
+            by_name.setdefault(name, _Argument(name=name)).types.update(_value_kinds(value))
     others = [one for one in by_name.values() if one.position is None]
     others.sort(key=lambda one: (-one.types.total(), one.title))
     return [*positions, *others][:_MOST_COLUMNS]
 
 
-def _parsed(text: str | None, kind: Callable[[], Any]) -> Any:
+def _parsed_arguments(text: str | None, kind: Callable[[], Any]) -> Any:
     try:
         found = json.loads(text or "null")
     except (ValueError, RecursionError):
@@ -183,7 +183,7 @@ def _parsed(text: str | None, kind: Callable[[], Any]) -> Any:
     return found if isinstance(found, type(kind())) else kind()
 
 
-def _kinds(value: Any) -> Iterable[str]:
+def _value_kinds(value: Any) -> Iterable[str]:
     """The type of a value; nothing for null, which is of any."""
     if value is None:
         return []
@@ -199,7 +199,7 @@ def _kinds(value: Any) -> Iterable[str]:
     return [_TEXT]
 
 
-def _titled(found: Sequence[_Argument]) -> dict[str, _Argument]:
+def _by_title(found: Sequence[_Argument]) -> dict[str, _Argument]:
     """The arguments by the names of their columns, which Spark compares without case."""
     taken, titled = {name.lower() for name in (*LETTER_COLUMNS, UNFIT)}, {}
     for one in found:
@@ -211,7 +211,7 @@ def _titled(found: Sequence[_Argument]) -> dict[str, _Argument]:
     return titled
 
 
-def _typed(text: str, kind: str, title: str, one: _Argument) -> Any:
+def _typed_column(text: str, kind: str, title: str, one: _Argument) -> Any:
     """The column of an argument."""
     seen, fit = one.types.total(), one.types[kind]
     if kind == _NUMBER:
@@ -221,10 +221,10 @@ def _typed(text: str, kind: str, title: str, one: _Argument) -> Any:
         comment = f"{kind}; {seen:,} values looked at"
     elif kind != one.type:
         comment = f"{kind}, as asked for; {seen:,} values looked at"
-    return _expr(_cast(text, kind)).alias(title, metadata={"comment": comment})
+    return _expression(_cast_sql(text, kind)).alias(title, metadata={"comment": comment})
 
 
-def _cast(text: str, kind: str) -> str:
+def _cast_sql(text: str, kind: str) -> str:
     """Spark SQL for a text as a value of a type; null if it is none."""
     tagged = f"coalesce(get_json_object({text}, '$.__value__'), {text})"
     if kind == _TEXT:
@@ -239,10 +239,10 @@ def _cast(text: str, kind: str) -> str:
     return f"try_cast({tagged} AS {kind})"
 
 
-def _unfit(texts: Iterable[tuple[str, str, str]], found: Sequence[_Argument]) -> str:
+def _unfit_sql(texts: Iterable[tuple[str, str, str]], found: Sequence[_Argument]) -> str:
     """Spark SQL for the lines of what has no place in a column."""
     lines = [
-        f"IF({text} IS NOT NULL AND {_cast(text, kind)} IS NULL, "
+        f"IF({text} IS NOT NULL AND {_cast_sql(text, kind)} IS NULL, "
         f"concat({_literal(title + '=')}, {text}), NULL)"
         for text, title, kind in texts
         if kind != _TEXT
@@ -267,7 +267,7 @@ def _literal(text: str) -> str:
     return "'" + "".join(f"\\u{ord(c):04x}" if c in "'\\\n\r" else c for c in text) + "'"
 
 
-def _expr(text: str) -> Any:
+def _expression(text: str) -> Any:
     from pyspark.sql.functions import expr  # noqa: PLC0415 - imported when used
 
     return expr(text)

@@ -17,8 +17,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_dlq.errors import DLQError
-from celery_dlq.letters.causes import SAMPLE, Message, explain_causes
-from celery_dlq.letters.comparison import ALPHA, TASK, Pair, pairs_of
+from celery_dlq.letters.causes import SAMPLE, ComparedMessage, explain_causes
+from celery_dlq.letters.comparison import ALPHA, TASK, FeatureValue, pairs_of
 from celery_dlq.letters.course import Course
 from celery_dlq.letters.explanation import Explanation
 from celery_dlq.spark.triage.again import again_of
@@ -26,8 +26,8 @@ from celery_dlq.spark.triage.samples import (
     BUCKETS,
     MESSAGE,
     RELEASES,
-    Known,
-    Plan,
+    CountedCause,
+    SamplePlan,
     plan_of,
     rows_of_units,
 )
@@ -65,10 +65,10 @@ def explanations_of(
 
 
 def explained(
-    df: DataFrame, plan: Plan, successes: DataFrame | None, alpha: float = ALPHA
+    df: DataFrame, plan: SamplePlan, successes: DataFrame | None, alpha: float = ALPHA
 ) -> DataFrame:
     """The fingerprint of each wanted cause, and its explanation as JSON."""
-    asked = Asked(
+    asked = TaskInput(
         known={one.fingerprint: one for one in plan.known},
         wanted={unit.number: unit.causes for units in plan.units.values() for unit in units},
         sample=plan.sample,
@@ -84,17 +84,17 @@ def explained(
     )
 
 
-class Asked(NamedTuple):
+class TaskInput(NamedTuple):
     """What a task of Spark has to know of all units."""
 
-    known: Mapping[str, Known]
+    known: Mapping[str, CountedCause]
     wanted: Mapping[int, Sequence[str]]  # By unit
     sample: int
     ends_at: float | None
     alpha: float
 
 
-def explained_units(asked: Asked, batches: Iterable[Any]) -> Iterator[Any]:
+def explained_units(asked: TaskInput, batches: Iterable[Any]) -> Iterator[Any]:
     """Explain the wanted causes of each unit, whose rows follow each other."""
     import pyarrow as pa  # noqa: PLC0415 - where tasks run
 
@@ -102,7 +102,7 @@ def explained_units(asked: Asked, batches: Iterable[Any]) -> Iterator[Any]:
     for number, of_unit in groupby(rows, itemgetter("unit")):
         unit = _Unit(asked, asked.wanted[number])
         for row in of_unit:
-            unit.add(row)
+            unit.add_row(row)
         found = unit.explained()
         if found:
             texts = [json.dumps(one.to_json()) for one in found.values()]
@@ -113,15 +113,15 @@ def explained_units(asked: Asked, batches: Iterable[Any]) -> Iterator[Any]:
 class _Unit:
     """The messages of a task and the courses of its causes."""
 
-    def __init__(self, asked: Asked, wanted: Sequence[str]) -> None:
+    def __init__(self, asked: TaskInput, wanted: Sequence[str]) -> None:
         self._asked = asked
         self._wanted = wanted
-        self._messages: list[Message] = []
+        self._messages: list[ComparedMessage] = []
         self._drawn: Counter[str | None] = Counter()
         self._courses: defaultdict[str, dict[int, Any]] = defaultdict(dict)
-        self._pairs: dict[Pair, Pair] = {}  # one object for equal pairs
+        self._pairs: dict[FeatureValue, FeatureValue] = {}  # one object for equal pairs
 
-    def add(self, row: Mapping[str, Any]) -> None:
+    def add_row(self, row: Mapping[str, Any]) -> None:
         """Take a row: of the hash's smallest, as many messages of a cause as are looked at."""
         cause = row["cause"]
         if row["kind"] != MESSAGE:
@@ -130,7 +130,7 @@ class _Unit:
             self._drawn[cause] += 1
             same = self._pairs.setdefault
             self._messages.append(
-                Message(
+                ComparedMessage(
                     cause=cause,
                     task=row["task_name"] or "unknown",
                     queue=row["source_queue"] or "",
@@ -145,7 +145,7 @@ class _Unit:
     def explained(self) -> dict[str, Explanation]:
         """The explanations of the causes of this unit."""
         courses = {
-            cause: _course(known, self._courses[cause])
+            cause: _course_of(known, self._courses[cause])
             for cause, known in self._asked.known.items()
             if cause in self._drawn
         }
@@ -158,7 +158,7 @@ class _Unit:
         )
 
 
-def _course(known: Known, counted: Mapping[int, Any]) -> Course:
+def _course_of(known: CountedCause, counted: Mapping[int, Any]) -> Course:
     return Course(
         letters=known.letters,
         first_at=None if known.first is None else known.first / 1e6,

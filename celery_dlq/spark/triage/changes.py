@@ -110,7 +110,7 @@ _CHANGES = """
 """
 
 
-def _end(low: str, high: str, sign: str, end: str) -> str:
+def _interval_end(low: str, high: str, sign: str, end: str) -> str:
     query = _END.replace("LOW", low).replace("HIGH", high)
     return query.replace("SIGN", sign).replace("END", end)
 
@@ -118,8 +118,8 @@ def _end(low: str, high: str, sign: str, end: str) -> str:
 _QUERY = (
     _CHANGES.replace("LEAST_CHANGE", str(LEAST_CHANGE))
     .replace("LEAST", str(LEAST))
-    .replace("LOWER", _end(*_LOWER))
-    .replace("UPPER", _end(*_UPPER))
+    .replace("LOWER", _interval_end(*_LOWER))
+    .replace("UPPER", _interval_end(*_UPPER))
 )
 
 
@@ -131,7 +131,7 @@ class Period(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Its length."""
+        """The length of the period."""
         return (self.until - self.since).total_seconds()
 
 
@@ -172,8 +172,8 @@ def changes(
     """
     if not 0 < alpha < 1:
         raise DLQError(f"expected alpha between 0 and 1, got {alpha}")
-    here = Period(*period) if period else span(df)
-    there = Period(*period_against) if period_against else span(against)
+    here = Period(*period) if period else whole_span(df)
+    there = Period(*period_against) if period_against else whole_span(against)
     for name, one in (("period", here), ("period_against", there)):
         for moment in one:
             check_aware(name, moment)
@@ -185,8 +185,8 @@ def changes(
     counted = _counted(df, here, width, here=1).unionAll(_counted(against, there, width, here=0))
     return run_sql(
         _QUERY,
-        _within(df, here),
-        against=_within(against, there),
+        _within_period(df, here),
+        against=_within_period(against, there),
         counted=counted,
         times=there.seconds / here.seconds,
         buckets=ceil(here.seconds / width.total_seconds()),
@@ -200,13 +200,13 @@ def _counted(df: DataFrame, period: Period, width: timedelta, *, here: int) -> D
     return run_sql(_COUNTED, df, since=since, until=until, width=width // _MICROSECOND, here=here)
 
 
-def _within(df: DataFrame, period: Period) -> DataFrame:
+def _within_period(df: DataFrame, period: Period) -> DataFrame:
     since, until = map(to_micros, period)
     moment = "unix_micros(dead_lettered_at)"
     return df.where(f"{moment} >= {since} AND {moment} < {until}")
 
 
-def span(df: DataFrame) -> Period:
+def whole_span(df: DataFrame) -> Period:
     """From the first letter to the last, which is in it."""
     row = df.selectExpr(
         "unix_micros(min(dead_lettered_at))", "unix_micros(max(dead_lettered_at))"
@@ -216,7 +216,7 @@ def span(df: DataFrame) -> Period:
     return Period(from_micros(row[0]), from_micros(row[1]) + _MICROSECOND)
 
 
-def before(period: Period) -> Period:
+def period_before(period: Period) -> Period:
     """The period of the same length before: of a few hours directly, else at the same hours.
 
     Fewer letters come at night, so a period of hours or days is moved by whole days.

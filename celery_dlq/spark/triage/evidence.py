@@ -90,17 +90,17 @@ def explain(
     rows = [
         tuple({"fingerprint": fingerprint, **row}.get(name) for name in _COLUMNS)
         for fingerprint, one in found.items()
-        for row in _rows(one)
+        for row in _evidence_rows(one)
     ]
     schema = ", ".join(f"`{name}` {kind}" for name, kind in _COLUMNS.items())
     return df.sparkSession.createDataFrame(rows, schema).coalesce(1)
 
 
-def _rows(found: Explanation) -> Iterator[dict[str, Any]]:
+def _evidence_rows(found: Explanation) -> Iterator[dict[str, Any]]:
     """The headline, the findings, what all letters share, and what that leaves open."""
     yield _headline(found)
     for one in found.findings:
-        yield _finding(one) | {"text": found.text(one)}
+        yield _finding(one) | {"text": found.sentence_of(one)}
     for shared in found.shared:
         yield {
             "kind": SHARED,

@@ -214,7 +214,7 @@ def letters(
     )
     check_folder(path, selection)
     with readable_errors(path, selected=bool(selection)):
-        frame = scan(spark, path, selection, _added(spark, path))
+        frame = scan(spark, path, selection, _added_columns(spark, path))
         if frame.where(_IS_LETTER).select("id").isEmpty():
             raise not_letters(spark, path, selection)
     return frame
@@ -258,7 +258,7 @@ def scan(
         # A path with [, * or { is not a pattern.
         reader = reader.option("__globPaths__", "false")
         frame = reader.parquet(*_locations(path, selection))
-    return selection.of(frame)
+    return selection.select_from(frame)
 
 
 def files_of(spark: SparkSession, places: Iterable[str]) -> DataFrame:
@@ -273,7 +273,7 @@ def _locations(path: Path | str, selection: Selection) -> list[str]:
     return [f"file://{place}" for place in selection.places(Path(path).resolve())]
 
 
-def _added(spark: SparkSession, path: Path | str) -> str:
+def _added_columns(spark: SparkSession, path: Path | str) -> str:
     """The columns that a later version has added, as Spark SQL; nothing without a schema."""
     from pyspark.errors import PySparkException  # noqa: PLC0415 - imported when used
 

@@ -18,7 +18,7 @@ from celery_dlq.errors import ExportError
 from celery_dlq.letters.printable import get_logger, url_without_secrets
 from celery_dlq.letters.record import from_micros, iso
 from celery_dlq.spark.session import is_running, local_session
-from celery_dlq.spark.triage.against import Against, Changes
+from celery_dlq.spark.triage.against import ComparedPeriod, RateChanges
 from celery_dlq.spark.triage.causes import explanations_of
 from celery_dlq.spark.triage.questions import (
     COLUMNS,
@@ -121,7 +121,7 @@ class Triage:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names; times as ISO 8601 in UTC."""
-        return {one.name: _json(getattr(self, one.name)) for one in fields(self)}
+        return {one.name: _json_value(getattr(self, one.name)) for one in fields(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ class Findings:
     # by fingerprint, and of all others together (`None`)
     over_time: Mapping[str | None, Mapping[int, int]] = field(default_factory=dict)
     successes: int | None = None  # Messages that succeeded; `None`: none were given
-    changes: Changes | None = None  # What changed against another time; `None`: not asked
+    changes: RateChanges | None = None  # What changed against another time; `None`: not asked
 
     @property
     def unexplained(self) -> tuple[int, int]:
@@ -188,10 +188,10 @@ def triage(
     """
 
     def counted(*, summaries: bool | None) -> Triage:
-        with _opened(path, spark, selection) as (session, place):
+        with _open_folder(path, spark, selection) as (session, place):
             kept = summaries if place == path else False
             df = _letters(session, place, selection, COLUMNS, kept=kept)
-            return ask(session, _shown(path), df, selection)
+            return ask_questions(session, _shown_path(path), df, selection)
 
     return _with_or_without(counted, path, summaries=summaries)
 
@@ -202,7 +202,7 @@ def findings(
     *,
     successes: Path | str | None = None,
     selection: Selection = EVERYTHING,
-    against: Against | None = None,
+    against: ComparedPeriod | None = None,
     brief: bool = False,
     summaries: bool | None = None,
 ) -> Findings:
@@ -225,7 +225,7 @@ def _with_or_without(ask: Callable[..., T], path: Path | str, *, summaries: bool
     except ExportError as exc:
         if summaries is False or SUMMARIES not in str(exc):
             raise
-        logger.warning("%s is read without summaries of its days: %s", _shown(path), exc)
+        logger.warning("%s is read without summaries of its days: %s", _shown_path(path), exc)
     return ask(summaries=False)
 
 
@@ -234,7 +234,7 @@ def _findings(
     spark: SparkSession | None,
     successes: Path | str | None,
     selection: Selection,
-    against: Against | None,
+    against: ComparedPeriod | None,
     *,
     brief: bool,
     kept: bool | None,
@@ -243,23 +243,23 @@ def _findings(
         if folder is not None:
             check_folder(folder)
     files = selection if against is None else against.around(selection)
-    with _opened(path, spark, files) as (session, place), ExitStack() as until_then:
+    with _open_folder(path, spark, files) as (session, place), ExitStack() as until_then:
         good = None
         if successes is not None:
-            ended_well = until_then.enter_context(_here(session, successes, EVERYTHING))
+            ended_well = until_then.enter_context(_readable_place(session, successes, EVERYTHING))
             good = successful(session, ended_well)
         columns = [*COLUMNS, *WHY_COLUMNS]
         if good is not None:
             columns += ["history", "headers", "redrives"]
         if against is not None:
-            selection = against.selected(selection, partial(read, session, place))
+            selection = against.selected(selection, partial(read_letters, session, place))
         # What a cause is compared with has other fingerprints, and other releases.
         wider = replace(selection, fingerprint=None, release=None)
         # No summary has the history of a message.
         kept = kept if place == path and good is None else False
         around = _letters(session, place, wider, columns, kept=kept)
-        df = selection.of(around)
-        found = ask(session, _shown(path), df, selection)
+        df = selection.select_from(around)
+        found = ask_questions(session, _shown_path(path), df, selection)
         causes = None
         if wider != selection:
             names = (group.fingerprint for group in found.groups)
@@ -273,28 +273,30 @@ def _findings(
         return replace(answers, changes=changes_of(session, place, selection, against))
 
 
-def read(session: SparkSession, place: Path | str, selection: Selection) -> DataFrame:
+def read_letters(session: SparkSession, place: Path | str, selection: Selection) -> DataFrame:
     """The letters of a part of a folder, for the plain questions."""
     return scan(session, place, selection).select(*COLUMNS)
 
 
 def changes_of(
-    session: SparkSession, place: Path | str, selection: Selection, against: Against
-) -> Changes:
+    session: SparkSession, place: Path | str, selection: Selection, against: ComparedPeriod
+) -> RateChanges:
     """Compare the selected letters with those of another time or folder."""
     with ExitStack() as until_then:
 
         def other(selection: Selection) -> DataFrame:
             folder = str(against.folder)
             check_folder(folder, selection)
-            return read(
-                session, until_then.enter_context(_here(session, folder, selection)), selection
+            return read_letters(
+                session,
+                until_then.enter_context(_readable_place(session, folder, selection)),
+                selection,
             )
 
-        reads = partial(read, session, place)
+        reads = partial(read_letters, session, place)
         here, there, df = against.compared(selection, reads, other)
         rows = tuple(rows_of(df))
-    return Changes(here=here, there=there, folder=against.folder, rows=rows)
+    return RateChanges(here=here, there=there, folder=against.folder, rows=rows)
 
 
 def _letters(
@@ -352,26 +354,28 @@ def _news_from(found: Triage) -> datetime | None:
     return last - min((last - first) / 2, _MAX_NEWS_PERIOD)
 
 
-def _shown(path: Path | str) -> str:
+def _shown_path(path: Path | str) -> str:
     return url_without_secrets(str(path)) if is_remote(path) else str(path)
 
 
 @contextmanager
-def _here(session: SparkSession, path: Path | str, selection: Selection) -> Iterator[Path | str]:
+def _readable_place(
+    session: SparkSession, path: Path | str, selection: Selection
+) -> Iterator[Path | str]:
     """Where Spark finds the files: what it cannot read itself is copied, the selected folders."""
-    if not is_remote(path) or _reads(session, str(path)):
+    if not is_remote(path) or _spark_reads(session, str(path)):
         yield path
         return
     from celery_dlq.export.destination import Destination  # noqa: PLC0415 - for a bucket only
 
-    has = selection.has if selection.chooses_folders else None
+    has = selection.may_have if selection.chooses_folders else None
     with TemporaryDirectory(prefix="celery-dlq-triage-") as folder:
         if not Destination(path).copy_letters(Path(folder), has):
-            raise no_letters(_shown(path), selected=bool(selection))
+            raise no_letters(_shown_path(path), selected=bool(selection))
         yield folder
 
 
-def _reads(session: SparkSession, url: str) -> bool:
+def _spark_reads(session: SparkSession, url: str) -> bool:
     """True if Spark has a file system for a URL; pyarrow's URLs have keys and options in them."""
     if "?" in url or "@" in url:
         return False
@@ -386,14 +390,14 @@ def _reads(session: SparkSession, url: str) -> bool:
 
 
 @contextmanager
-def _opened(
+def _open_folder(
     path: Path | str, spark: SparkSession | None, selection: Selection
 ) -> Iterator[tuple[SparkSession, Path | str]]:
     """A session, and where it finds the files of a folder; what it cannot read is one line."""
     with (
         session_for(spark, check_folder(path, selection)) as session,
-        readable_errors(_shown(path), selected=bool(selection)),
-        _here(session, path, selection) as place,
+        readable_errors(_shown_path(path), selected=bool(selection)),
+        _readable_place(session, path, selection) as place,
     ):
         yield session, place
 
@@ -419,7 +423,7 @@ def session_for(given: SparkSession | None, size: int) -> Iterator[SparkSession]
             session.stop()
 
 
-def ask(
+def ask_questions(
     spark: SparkSession, path: Path | str, df: DataFrame, selection: Selection = EVERYTHING
 ) -> Triage:
     """Collect the answers to the plain questions."""
@@ -463,10 +467,10 @@ def rows_of(df: DataFrame) -> Iterator[Row]:
     times = {name for name, kind in df.dtypes if kind == "timestamp"}
     columns = [f"unix_micros({name}) AS {name}" if name in times else name for name in names]
     for row in df.selectExpr(*columns).collect():
-        yield Row(**{name: _plain(row[name], is_time=name in times) for name in names})
+        yield Row(**{name: _plain_value(row[name], is_time=name in times) for name in names})
 
 
-def _plain(value: Any, *, is_time: bool) -> Any:
+def _plain_value(value: Any, *, is_time: bool) -> Any:
     if is_time and value is not None:
         try:
             return from_micros(value)
@@ -475,13 +479,13 @@ def _plain(value: Any, *, is_time: bool) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _json(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, datetime):
         return iso(value)
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Row):
-        return {name: _json(item) for name, item in vars(value).items()}
+        return {name: _json_value(item) for name, item in vars(value).items()}
     if isinstance(value, (list, tuple)):
-        return [_json(item) for item in value]
+        return [_json_value(item) for item in value]
     return value

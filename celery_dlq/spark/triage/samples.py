@@ -1,10 +1,10 @@
 """What the causes of a triage are explained by: a sample of messages, and exact counts over time.
 
 Spark counts the letters of causes, tasks and queues without reading arguments, and the driver
-makes a `Plan` of them: a few rows for each of the `MOST_CAUSES` largest causes. By it Spark draws
-messages and counts each cause over time, in rows that are grouped by `Unit`: the messages of a task
-are compared with each other. On a cluster a task's causes are several units with the same messages,
-so that no executor works alone.
+makes a `SamplePlan` of them: a few rows for each of the `MOST_CAUSES` largest causes. By it Spark
+draws messages and counts each cause over time, in rows that are grouped by `SampleUnit`: the
+messages of a task are compared with each other. On a cluster a task's causes are several units with
+the same messages, so that no executor works alone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _put(text: str, **parts: str) -> str:
     return text
 
 
-def _query(text: str, **parts: str) -> str:
+def _query_text(text: str, **parts: str) -> str:
     return _put(text, **parts, **_PARTS)
 
 
@@ -79,7 +79,7 @@ _BEGINS = """
     GROUP BY start
 """
 _NUMBERS = "SELECT min(id) FROM range({most}) GROUP BY pmod(hash(CAST(id AS INT)), {units})"
-_CAUSES = _query("""
+_CAUSES = _query_text("""
     SELECT fingerprint, sum(letters) AS letters, max_by(task, letters) AS task,
            min(first) AS first, max(last) AS last
     FROM (SELECT HINT fingerprint, TASK AS task, sum(stands_for) AS letters,
@@ -88,14 +88,14 @@ _CAUSES = _query("""
           FROM {letters} CHOSEN WHERE fingerprint IS NOT NULL GROUP BY 1, 2)
     GROUP BY fingerprint ORDER BY letters DESC, fingerprint LIMIT {most}
 """)
-_QUEUES = _query("""
+_QUEUES = _query_text("""
     SELECT HINT TASK AS task, source_queue AS queue, sum(stands_for) AS letters
     FROM {letters} CHOSEN
     GROUP BY 1, 2 ORDER BY letters DESC, task, queue LIMIT {most}
 """)
 _CHOSEN = "LEFT SEMI JOIN {named} AS named ON COLUMN = named.name"
-_COLUMNS = {"cause": "fingerprint", "task": _query("TASK"), "queue": "source_queue"}
-_OF_TASK = _query("""
+_COLUMNS = {"cause": "fingerprint", "task": _query_text("TASK"), "queue": "source_queue"}
+_OF_TASK = _query_text("""
     SELECT unit, coalesce(fingerprint, 'unknown') AS cause, MESSAGE
     FROM (SELECT /*+ BROADCAST(causes), BROADCAST(tasks) */ letters.*,
                  coalesce(causes.unit, tasks.unit) AS unit,
@@ -105,13 +105,13 @@ _OF_TASK = _query("""
           LEFT JOIN {tasks} AS tasks ON causes.cause IS NULL AND TASK = tasks.task)
     WHERE DRAW < below
 """)
-_OF_QUEUE = _query("""
+_OF_QUEUE = _query_text("""
     SELECT /*+ BROADCAST(queues) */ unit, coalesce(fingerprint, 'unknown') AS cause, MESSAGE
     FROM {letters}
     JOIN {queues} AS queues ON source_queue = queues.queue AND TASK <> queues.task
     WHERE DRAW < below
 """)
-_SUCCEEDED = _query("""
+_SUCCEEDED = _query_text("""
     SELECT /*+ BROADCAST(tasks) */ unit, CAST(NULL AS STRING) AS cause, MESSAGE
     FROM {letters} JOIN {tasks} AS tasks ON TASK = tasks.task
     WHERE DRAW < below
@@ -135,11 +135,11 @@ _COUNTS = """
 """
 _NOTHING = ", ".join(f"CAST(NULL AS STRING) AS {name}" for name in COMPARED[:-1])
 _IN_BUCKET = "floor(unix_micros(dead_lettered_at) / 1e6D / width)"
-_OVER_TIME = _query(_COUNTS, KIND=str(BUCKETS), VALUE=_IN_BUCKET, NOTHING=_NOTHING)
-_BY_RELEASE = _query(_COUNTS, KIND=str(RELEASES), VALUE="release", NOTHING=_NOTHING)
+_OVER_TIME = _query_text(_COUNTS, KIND=str(BUCKETS), VALUE=_IN_BUCKET, NOTHING=_NOTHING)
+_BY_RELEASE = _query_text(_COUNTS, KIND=str(RELEASES), VALUE="release", NOTHING=_NOTHING)
 
 
-class Known(NamedTuple):
+class CountedCause(NamedTuple):
     """A cause whose letters are counted; ``first`` and ``last`` are microseconds since 1970."""
 
     fingerprint: str
@@ -157,14 +157,14 @@ class Known(NamedTuple):
         return max(self.least, width_for((self.last - self.first) / 1e6))
 
 
-class Unit(NamedTuple):
+class SampleUnit(NamedTuple):
     """Causes that one task of Spark explains, all by the same messages."""
 
     number: int
     causes: tuple[str, ...]
 
 
-class Near(NamedTuple):
+class NearQueue(NamedTuple):
     """A queue of a task with few others; ``below`` is the limit of the hash."""
 
     unit: int
@@ -174,15 +174,15 @@ class Near(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SamplePlan:
     """Which letters are looked at, and where: a few rows for each cause."""
 
-    wanted: tuple[Known, ...]  # The causes to explain
-    known: tuple[Known, ...]  # Those as well that they are compared with
+    wanted: tuple[CountedCause, ...]  # The causes to explain
+    known: tuple[CountedCause, ...]  # Those as well that they are compared with
     # By task: its causes to explain, split into as many units as work side by side
-    units: Mapping[str, Sequence[Unit]]
+    units: Mapping[str, Sequence[SampleUnit]]
     smaller: Mapping[str, int]  # Letters of causes that are not known, by task
-    near: tuple[Near, ...]
+    near: tuple[NearQueue, ...]
     successes: Mapping[str, int]  # Messages that succeeded, by task
     ends_at: float | None  # The last letter's time
 
@@ -192,12 +192,14 @@ class Plan:
         return _share_of_messages(len(self.known))
 
 
-def plan_of(df: DataFrame, fingerprints: Sequence[str] | None, successes: DataFrame | None) -> Plan:
+def plan_of(
+    df: DataFrame, fingerprints: Sequence[str] | None, successes: DataFrame | None
+) -> SamplePlan:
     """Choose causes, by the beginnings of their fingerprints or by their number of letters."""
     totals = ("coalesce(sum(stands_for), 0)", "unix_micros(max(dead_lettered_at))")
     total, last = counted(df).selectExpr(*totals).collect()[0]
     if fingerprints is None:
-        known = _known(df)
+        known = _largest_causes(df)
         wanted = [
             one
             for one in known
@@ -205,31 +207,31 @@ def plan_of(df: DataFrame, fingerprints: Sequence[str] | None, successes: DataFr
         ]
     else:
         names = _resolved(df, fingerprints)
-        own = {one.fingerprint: one for one in _known(df, "cause", names)}
+        own = {one.fingerprint: one for one in _largest_causes(df, "cause", names)}
         wanted = [own[name] for name in dict.fromkeys(names)]
-        others = _known(df, "task", {one.task for one in wanted})
+        others = _largest_causes(df, "task", {one.task for one in wanted})
         known = [*wanted, *(one for one in others if one.fingerprint not in own)][:MOST_CAUSES]
     partitions = str(df.sparkSession.conf.get("spark.sql.shuffle.partitions"))
     # Databricks knows "auto".
-    units = _units(wanted, int(partitions) if partitions.isdecimal() else _MOST_UNITS)
-    units = _spread(df, units)
-    queues = _queues(df, "task", units)
+    units = _make_units(wanted, int(partitions) if partitions.isdecimal() else _MOST_UNITS)
+    units = _spread_units(df, units)
+    queues = _task_queues(df, "task", units)
     letters = _by_task(queues)
     lonely = {one.task for one in wanted if letters[one.task] - one.letters < MIN_OTHERS}
     for one in known:
         letters[one.task] -= one.letters
-    return Plan(
+    return SamplePlan(
         wanted=tuple(wanted),
         known=tuple(one for one in known if one.task in units),
         units=units,
         smaller=letters,
-        near=tuple(_near(df, lonely, units, queues)),
-        successes={} if successes is None else _by_task(_queues(successes, "task", units)),
+        near=tuple(_near_queues(df, lonely, units, queues)),
+        successes={} if successes is None else _by_task(_task_queues(successes, "task", units)),
         ends_at=None if last is None else last / 1e6,
     )
 
 
-def _units(wanted: Sequence[Known], partitions: int) -> dict[str, list[Unit]]:
+def _make_units(wanted: Sequence[CountedCause], partitions: int) -> dict[str, list[SampleUnit]]:
     """Each task's causes, in parts if there are more partitions than tasks."""
     of_task: defaultdict[str, list[str]] = defaultdict(list)
     for one in wanted:
@@ -237,15 +239,17 @@ def _units(wanted: Sequence[Known], partitions: int) -> dict[str, list[Unit]]:
     most = len(wanted)
     if partitions > len(of_task):
         most = ceil(len(wanted) / min(partitions, _MOST_UNITS))
-    units: defaultdict[str, list[Unit]] = defaultdict(list)
+    units: defaultdict[str, list[SampleUnit]] = defaultdict(list)
     numbers = counter()
     for task, causes in sorted(of_task.items()):
         for first in range(0, len(causes), most):
-            units[task].append(Unit(next(numbers), tuple(causes[first : first + most])))
+            units[task].append(SampleUnit(next(numbers), tuple(causes[first : first + most])))
     return dict(units)
 
 
-def _spread(df: DataFrame, units: Mapping[str, Sequence[Unit]]) -> dict[str, list[Unit]]:
+def _spread_units(
+    df: DataFrame, units: Mapping[str, Sequence[SampleUnit]]
+) -> dict[str, list[SampleUnit]]:
     """The units with numbers that Spark's hash puts into a partition each."""
     total = sum(map(len, units.values()))
     if total == len(units):
@@ -253,18 +257,18 @@ def _spread(df: DataFrame, units: Mapping[str, Sequence[Unit]]) -> dict[str, lis
     rows = run_sql(_NUMBERS, df, most=40 * total, units=total).collect()
     numbers = iter([int(row[0]) for row in rows])
     return {
-        task: [Unit(next(numbers, part.number + 40 * total), part.causes) for part in parts]
+        task: [SampleUnit(next(numbers, part.number + 40 * total), part.causes) for part in parts]
         for task, parts in units.items()
     }
 
 
 def _resolved(df: DataFrame, begins: Sequence[str]) -> list[str]:
-    rows = run_sql(_BEGINS, df, begins=_frame(df, "start STRING", [(one,) for one in begins]))
+    rows = run_sql(_BEGINS, df, begins=_frame_of(df, "start STRING", [(one,) for one in begins]))
     found: dict[str, list[str]] = dict(rows.collect())
-    return [_only(found.get(one, []) if one else [], one) for one in begins]
+    return [_only_fingerprint(found.get(one, []) if one else [], one) for one in begins]
 
 
-def _only(found: Sequence[str], begins: str) -> str:
+def _only_fingerprint(found: Sequence[str], begins: str) -> str:
     """The only fingerprint that begins so."""
     if begins in found:
         return begins
@@ -276,24 +280,28 @@ def _only(found: Sequence[str], begins: str) -> str:
     return found[0]
 
 
-def _known(df: DataFrame, column: str = "", names: Iterable[str] = ()) -> list[Known]:
+def _largest_causes(
+    df: DataFrame, column: str = "", names: Iterable[str] = ()
+) -> list[CountedCause]:
     """The largest causes, of all letters or of those whose cause or task has one of the names."""
-    rows = _asked(_CAUSES, df, column, names, MOST_CAUSES)
+    rows = _ask_rows(_CAUSES, df, column, names, MOST_CAUSES)
     least = _LEAST_WIDTH if "stands_for" in df.columns else 1
-    return [Known(*row)._replace(least=least) for row in rows]
+    return [CountedCause(*row)._replace(least=least) for row in rows]
 
 
-def _queues(df: DataFrame, column: str, names: Iterable[str]) -> list[tuple[str, str | None, int]]:
+def _task_queues(
+    df: DataFrame, column: str, names: Iterable[str]
+) -> list[tuple[str, str | None, int]]:
     """Tasks and source queues with their numbers of messages."""
-    return [tuple(row) for row in _asked(_QUEUES, df, column, names, _MOST_QUEUES)]
+    return [tuple(row) for row in _ask_rows(_QUEUES, df, column, names, _MOST_QUEUES)]
 
 
-def _asked(query: str, df: DataFrame, column: str, names: Iterable[str], most: int) -> list[Any]:
+def _ask_rows(query: str, df: DataFrame, column: str, names: Iterable[str], most: int) -> list[Any]:
     if not column:
         return run_sql(_put(query, HINT="", CHOSEN=""), df, most=most).collect()
     chosen = _CHOSEN.replace("COLUMN", _COLUMNS[column])
     query = _put(query, HINT="/*+ BROADCAST(named) */", CHOSEN=chosen)
-    named = _frame(df, "name STRING", [(one,) for one in names])
+    named = _frame_of(df, "name STRING", [(one,) for one in names])
     return run_sql(query, df, named=named, most=most).collect()
 
 
@@ -304,63 +312,68 @@ def _by_task(queues: Iterable[tuple[str, str | None, int]]) -> Counter[str]:
     return letters
 
 
-def _near(
+def _near_queues(
     df: DataFrame,
     lonely: Collection[str],
-    units: Mapping[str, Sequence[Unit]],
+    units: Mapping[str, Sequence[SampleUnit]],
     queues: Iterable[tuple[str, str | None, int]],
-) -> Iterator[Near]:
+) -> Iterator[NearQueue]:
     """The queues of tasks with few others."""
     theirs = [(task, queue) for task, queue, _ in queues if task in lonely and queue is not None]
     if not theirs:
         return
     letters: defaultdict[str, int] = defaultdict(int)
-    for _task, queue, count in _queues(df, "queue", {queue for _task, queue in theirs}):
+    for _task, queue, count in _task_queues(df, "queue", {queue for _task, queue in theirs}):
         letters[queue or ""] += count
     sample = _share_of_messages(len(theirs))
     for task, queue in theirs:
         for unit in units[task]:
-            yield Near(unit.number, task, queue, _below(sample, letters[queue]))
+            yield NearQueue(unit.number, task, queue, _sample_limit(sample, letters[queue]))
 
 
-def rows_of_units(df: DataFrame, plan: Plan, successes: DataFrame | None) -> DataFrame:
+def rows_of_units(df: DataFrame, plan: SamplePlan, successes: DataFrame | None) -> DataFrame:
     """The rows by which causes are explained, with their ``unit``."""
     known = [
-        (one.fingerprint, unit.number, _below(plan.sample, one.letters), one.width)
+        (one.fingerprint, unit.number, _sample_limit(plan.sample, one.letters), one.width)
         for one in plan.known
         for unit in plan.units[one.task]
     ]
-    causes = _frame(df, "cause STRING, unit INT, below BIGINT, width BIGINT", known)
+    causes = _frame_of(df, "cause STRING, unit INT, below BIGINT, width BIGINT", known)
     parts = [
         run_sql(
-            _OF_TASK, drawn(df), causes=causes, tasks=_tasks(df, plan, plan.smaller, plan.sample)
+            _OF_TASK,
+            drawn(df),
+            causes=causes,
+            tasks=_task_messages(df, plan, plan.smaller, plan.sample),
         ),
         run_sql(_OVER_TIME, df, causes=causes, most=_MOST_BUCKETS),
         run_sql(_BY_RELEASE, df, causes=causes, most=MOST_RELEASES),
     ]
     if plan.near:
-        queues = _frame(df, "unit INT, task STRING, queue STRING, below BIGINT", plan.near)
+        queues = _frame_of(df, "unit INT, task STRING, queue STRING, below BIGINT", plan.near)
         parts.append(run_sql(_OF_QUEUE, drawn(df), queues=queues))
     if successes is not None:
-        tasks = _tasks(df, plan, plan.successes, _share_of_messages(len(plan.units)))
+        tasks = _task_messages(df, plan, plan.successes, _share_of_messages(len(plan.units)))
         parts.append(run_sql(_SUCCEEDED, successes, tasks=tasks))
     return reduce(lambda one, other: one.unionAll(other), parts)
 
 
-def _tasks(df: DataFrame, plan: Plan, messages: Mapping[str, int], sample: int) -> DataFrame:
+def _task_messages(
+    df: DataFrame, plan: SamplePlan, messages: Mapping[str, int], sample: int
+) -> DataFrame:
     rows = [
-        (task, unit.number, _below(sample, messages.get(task, 0)))
+        (task, unit.number, _sample_limit(sample, messages.get(task, 0)))
         for task, units in plan.units.items()
         for unit in units
     ]
-    return _frame(df, "task STRING, unit INT, below BIGINT", rows)
+    return _frame_of(df, "task STRING, unit INT, below BIGINT", rows)
 
 
 def _share_of_messages(parts: int) -> int:
     return max(_LEAST_SAMPLE, min(SAMPLE, _MOST_MESSAGES // max(1, parts)))
 
 
-def _below(sample: int, messages: int) -> int:
+def _sample_limit(sample: int, messages: int) -> int:
     """The limit of the hash that draws a sample; four standard deviations more, to be cut."""
     return min(_HASHES, int(_HASHES * most_drawn(sample) / max(1, messages)))
 
@@ -370,5 +383,5 @@ def most_drawn(sample: int) -> float:
     return sample + 4 * sqrt(sample)
 
 
-def _frame(df: DataFrame, schema: str, rows: Sequence[tuple[Any, ...]]) -> DataFrame:
+def _frame_of(df: DataFrame, schema: str, rows: Sequence[tuple[Any, ...]]) -> DataFrame:
     return df.sparkSession.createDataFrame([tuple(row) for row in rows], schema)

@@ -68,7 +68,7 @@ class Selection:
         """True if letters of some time only are selected."""
         return self.since is not None or self.until is not None
 
-    def of(self, letters: DataFrame) -> DataFrame:
+    def select_from(self, letters: DataFrame) -> DataFrame:
         """The selected ones of letters."""
         if self.since is not None:
             letters = letters.where(letters["dead_lettered_at"] >= self.since)
@@ -85,13 +85,13 @@ class Selection:
                 letters = letters.where(letters[column] == value)
         return letters
 
-    def has(self, folder: str) -> bool:
+    def may_have(self, folder: str) -> bool:
         """True if a folder of an export, ``dlq=…`` or ``day=…``, may have such letters."""
         name, _, value = folder.partition("=")
         if name == "dlq":
             return self.queue is None or folder == queue_folder(self.queue)
         if name == "day" and (self.since, self.until) != (None, None):
-            first, last = self._days
+            first, last = self._day_bounds
             return first <= value.replace("-", "") <= last
         return True
 
@@ -102,7 +102,7 @@ class Selection:
         last = base.rpartition("/")[2]
         done = next((place for place, level in enumerate(levels, 1) if last.startswith(level)), 0)
         queue = "dlq=*" if self.queue is None else _literal(queue_folder(self.queue))
-        days = f"day={{{','.join(_dashed(one) for one in _covering(*self._days))}}}"
+        days = f"day={{{','.join(_dashed_day(one) for one in _covering(*self._day_bounds))}}}"
         return "/".join([_literal(base), *(queue, days)[done:]])
 
     def places(self, folder: Path) -> Iterator[Path]:
@@ -112,7 +112,7 @@ class Selection:
             return
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
             place = Path(entry.path)
-            if entry.name.startswith((".", "_")) or not self.has(entry.name):
+            if entry.name.startswith((".", "_")) or not self.may_have(entry.name):
                 continue
             if entry.name.startswith("dlq=") and entry.is_dir():
                 yield from self.places(place)
@@ -120,14 +120,14 @@ class Selection:
                 yield place
 
     @property
-    def _days(self) -> tuple[str, str]:
+    def _day_bounds(self) -> tuple[str, str]:
         """The first and the last day, as eight digits."""
         first, last = "0" * _DAY_DIGITS, "9" * _DAY_DIGITS
         if self.since is not None:
-            first = _digits(self.since)
+            first = _day_digits(self.since)
         if self.until is not None:
             # Before year 1 there is no day, and no letter either.
-            last = _digits(max(self.until, _SECOND_INSTANT) - _LAST_INSTANT)
+            last = _day_digits(max(self.until, _SECOND_INSTANT) - _LAST_INSTANT)
         return first, last
 
 
@@ -140,7 +140,7 @@ def is_remote(path: Path | str) -> bool:
     return _REMOTE.match(str(path)) is not None
 
 
-def _digits(moment: datetime) -> str:
+def _day_digits(moment: datetime) -> str:
     return moment.date().isoformat().replace("-", "")
 
 
@@ -164,6 +164,6 @@ def _covering(first: str, last: str) -> Iterator[str]:
         yield from (last[0] + rest for rest in _covering(zeros, last[1:]))
 
 
-def _dashed(day: str) -> str:
+def _dashed_day(day: str) -> str:
     """``20260131`` with the dashes of a day, also of its beginning and a star."""
     return "-".join(part for part in (day[:4], day[4:6], day[6:]) if part)

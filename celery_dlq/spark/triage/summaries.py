@@ -126,7 +126,7 @@ def summarized(
         The columns of `questions.COLUMNS` and `samples.COLUMNS`. With summaries also
         ``stands_for``, ``first_at`` and ``kept``, which the questions of a triage understand.
     """
-    files = {} if selection.in_time else _files(spark, path, selection)
+    files = {} if selection.in_time else _folder_files(spark, path, selection)
     stamps = {
         place: _VERSION + sha256("\n".join([place, *sorted(names)]).encode()).hexdigest()[:24]
         for place, names in files.items()
@@ -134,14 +134,14 @@ def summarized(
     size = sum(int(name.rsplit(" ", 2)[1]) for names in files.values() for name in names)
     days = len({place.rpartition("/")[2] for place in stamps})
     few = days < LEAST_DAYS or (size < LEAST_BYTES and not always)
-    closed = {} if few else _closed(stamps)
+    closed = {} if few else _closed_folders(stamps)
     # A folder that has become small may have summaries of what is gone.
-    known = _known(spark, path) if closed or (stamps and not selection) else {}
+    known = _known_stamps(spark, path) if closed or (stamps and not selection) else {}
     wanting = {place: stamp for place, stamp in closed.items() if known.get(place) != stamp}
     gone = [place for place in known if place not in stamps] if not selection else []
     if wanting or gone:
         try:
-            _write(spark, path, wanting, gone)
+            _write_summaries(spark, path, wanting, gone)
         except _unwritable() as exc:
             logger.warning(
                 "%s is read without summaries of its days, which could not be kept there: %s",
@@ -149,7 +149,7 @@ def summarized(
                 first_line(str(exc)) or type(exc).__name__,
             )
             return questions.scan(spark, path, selection).select(*_COLUMNS)
-        known = _known(spark, path)
+        known = _known_stamps(spark, path)
     if not closed:
         return questions.scan(spark, path, selection).select(*_COLUMNS)
     summed = {place: stamp for place, stamp in closed.items() if known.get(place) == stamp}
@@ -167,18 +167,20 @@ def _together(
     """The summaries of some folders, and the letters of others."""
     # A stamp is of one place.
     valid = spark.createDataFrame([(stamp,) for stamp in summed.values()], "stamp STRING")
-    kept = _kept(spark, path).join(valid.hint("broadcast"), "stamp", "left_semi")
-    found = selection.of(kept).select(*_COLUMNS, "stands_for", "first_at", "kept")
-    places = [_below(path, place) for place in rest]
+    kept = _kept_summaries(spark, path).join(valid.hint("broadcast"), "stamp", "left_semi")
+    found = selection.select_from(kept).select(*_COLUMNS, "stands_for", "first_at", "kept")
+    places = [_path_below(path, place) for place in rest]
     if not places:
         return found
-    letters = selection.of(questions.files_of(spark, places)).selectExpr(
+    letters = selection.select_from(questions.files_of(spark, places)).selectExpr(
         *_COLUMNS, "1L AS stands_for", "dead_lettered_at AS first_at", "'letter' AS kept"
     )
     return found.unionByName(letters)
 
 
-def _files(spark: SparkSession, path: Path | str, selection: Selection) -> dict[str, list[str]]:
+def _folder_files(
+    spark: SparkSession, path: Path | str, selection: Selection
+) -> dict[str, list[str]]:
     """The folders of queues and days, each with the names, sizes and times of its files.
 
     No file is opened. Nothing if there are files elsewhere, which nobody knows the days of.
@@ -198,11 +200,11 @@ def _files(spark: SparkSession, path: Path | str, selection: Selection) -> dict[
     return {
         place: names
         for place, names in files.items()
-        if "" not in files and all(map(selection.has, place.split("/")))
+        if "" not in files and all(map(selection.may_have, place.split("/")))
     }
 
 
-def _closed(stamps: Mapping[str, str]) -> dict[str, str]:
+def _closed_folders(stamps: Mapping[str, str]) -> dict[str, str]:
     """The folders but for the last day of each queue."""
     last: dict[str, str] = {}
     for place in sorted(stamps):
@@ -210,25 +212,27 @@ def _closed(stamps: Mapping[str, str]) -> dict[str, str]:
     return {place: stamp for place, stamp in stamps.items() if place not in last.values()}
 
 
-def _kept(spark: SparkSession, path: Path | str) -> DataFrame:
+def _kept_summaries(spark: SparkSession, path: Path | str) -> DataFrame:
     # A path with [, * or { is not a pattern.
-    return spark.read.option("__globPaths__", "false").schema(_DDL).orc(_below(path, SUMMARIES))
+    return (
+        spark.read.option("__globPaths__", "false").schema(_DDL).orc(_path_below(path, SUMMARIES))
+    )
 
 
-def _known(spark: SparkSession, path: Path | str) -> dict[str, str]:
+def _known_stamps(spark: SparkSession, path: Path | str) -> dict[str, str]:
     """The stamps of the summaries that there are."""
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - imported when used
 
     if not is_remote(path) and not Path(path, SUMMARIES).exists():
         return {}
     try:
-        found = _kept(spark, path).groupBy("place").agg({"stamp": "max"}).collect()
+        found = _kept_summaries(spark, path).groupBy("place").agg({"stamp": "max"}).collect()
     except AnalysisException:  # there is no such folder yet
         return {}
     return {place: stamp for place, stamp in found if stamp != _GONE}
 
 
-def _write(
+def _write_summaries(
     spark: SparkSession, path: Path | str, wanting: Mapping[str, str], gone: Iterable[str]
 ) -> None:
     """Make the summaries of some folders; of those that are gone, empty ones."""
@@ -246,9 +250,9 @@ def _write(
         found = found.unionByName(run_sql(_counted("day", _OF_DAY, "place"), letters))
         sizes = letters.groupBy("place", "fingerprint").count()
         sizes = sizes.withColumnRenamed("count", "letters").hint("broadcast")
-        found = found.unionByName(run_sql(_drawn(), letters, sizes=sizes))
+        found = found.unionByName(run_sql(_drawn_sql(), letters, sizes=sizes))
     writer = found.repartition("place").write.partitionBy("place").mode("overwrite")
-    writer.option("partitionOverwriteMode", "dynamic").orc(_below(path, SUMMARIES))
+    writer.option("partitionOverwriteMode", "dynamic").orc(_path_below(path, SUMMARIES))
 
 
 def _forget_killed(folder: Path) -> None:
@@ -261,7 +265,7 @@ def _forget_killed(folder: Path) -> None:
 
 def _with_places(spark: SparkSession, path: Path | str, wanting: Mapping[str, str]) -> DataFrame:
     """The letters of some folders, each with its folder and the stamp of it."""
-    letters = questions.files_of(spark, [_below(path, place) for place in wanting])
+    letters = questions.files_of(spark, [_path_below(path, place) for place in wanting])
     # A URL, in which a plus is a plus.
     at = "url_decode(replace(_metadata.file_path, '+', '%2B'))"
     letters = letters.selectExpr(*_COLUMNS, f"regexp_extract({at}, '{_FOLDER}', 1) AS place")
@@ -284,7 +288,7 @@ def _counted(kept: str, equal: Sequence[str], period: str) -> str:
     )
 
 
-def _drawn() -> str:
+def _drawn_sql() -> str:
     columns = {name: name for name in _COLUMNS} | {"fingerprint": "letters.fingerprint"}
     columns |= {name: _NOTHING[name] for name in _TEXTS}
     columns |= {
@@ -298,7 +302,7 @@ def _drawn() -> str:
     )
 
 
-def _below(path: Path | str, place: str) -> str:
+def _path_below(path: Path | str, place: str) -> str:
     root = str(path).rstrip("/") if is_remote(path) else f"file://{Path(path).resolve()}"
     return f"{root}/{place}"
 

@@ -133,15 +133,17 @@ def new_since(df: DataFrame, since: datetime, quiet: str = "7 days") -> DataFram
     """Find causes that appeared at or after a time, or came back after a pause."""
     if since.tzinfo is None:
         raise DLQError(f"expected since to be an aware datetime, got the naive {since.isoformat()}")
-    return _new(_ALL, df, since, quiet).drop("among")
+    return _new_causes(_ALL, df, since, quiet).drop("among")
 
 
 def largest_new_since(df: DataFrame, since: datetime, most: int) -> DataFrame:
     """The largest causes that `new_since` finds, with ``among``, the number of all."""
-    return _new(_LARGEST, df, since, "7 days", most=most)
+    return _new_causes(_LARGEST, df, since, "7 days", most=most)
 
 
-def _new(chosen: str, df: DataFrame, since: datetime, quiet: str, **values: Any) -> DataFrame:
+def _new_causes(
+    chosen: str, df: DataFrame, since: datetime, quiet: str, **values: Any
+) -> DataFrame:
     gone = bucket_width(quiet) // _MICROSECOND
     query = _NEW.replace("CHOSEN", chosen)
     return run_sql(query, df, since=to_micros(since), quiet=gone, **values)

@@ -77,15 +77,15 @@ def _in_one_line(text: str, path: Path | str, kind: str) -> DLQError:
     if file is None:
         got = first_line(text) or kind
     elif _CUT.search(text):
-        got = f"half a file, or one that is not Parquet: {_name(file[1])}"
+        got = f"half a file, or one that is not Parquet: {_file_name(file[1])}"
     elif _CAST.search(text):
-        got = f"a file of another schema, perhaps of a newer celery_dlq: {_name(file[1])}"
+        got = f"a file of another schema, perhaps of a newer celery_dlq: {_file_name(file[1])}"
     else:
-        got = f"a file that it cannot read: {_name(file[1])}"
+        got = f"a file that it cannot read: {_file_name(file[1])}"
     return ExportError(f"expected {path} to hold letters that Spark can read, got {got}")
 
 
-def _name(url: str) -> str:
+def _file_name(url: str) -> str:
     return unquote(re.sub(r"^file:/+", "/", url))
 
 

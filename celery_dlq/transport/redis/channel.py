@@ -31,7 +31,7 @@ from celery_dlq.transport.redis.broker import (
     broker_of,
     refuses_for_now,
 )
-from celery_dlq.transport.redis.entries import Entry, EntryMessage, end_of_list, record_end
+from celery_dlq.transport.redis.entries import EntryMessage, FetchedEntry, end_of_list, record_end
 from celery_dlq.transport.redis.leases import Leases, ReliableQoS
 from celery_dlq.transport.redis.wake import (
     FETCH,
@@ -63,7 +63,7 @@ class ReliableChannel(kombu_redis.Channel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._no_ack: set[str] = set()
-        self._plans: dict[tuple[str, ...], _Plan] = {}
+        self._plans: dict[tuple[str, ...], _FetchPlan] = {}
         self.fetching: tuple[str, tuple[str, ...]] | None = None
         self._by_digest = False
         self._sleeping = self._refused = self._woken = self._on_duty = False
@@ -85,7 +85,7 @@ class ReliableChannel(kombu_redis.Channel):
     def _update_queue_cycle(self) -> None:
         self.active_queues = super().active_queues
         super()._update_queue_cycle()
-        self._leave()
+        self._give_duty_up()
         self._plans.clear()
         self._sleeping = False  # fetch, then arm with the queues of now
 
@@ -101,29 +101,29 @@ class ReliableChannel(kombu_redis.Channel):
             lists = len(queues) * len(self.priority_steps)
             if len(self._plans) >= min(_MAX_PLANS, max(_MIN_PLANS, _MAX_LISTS // lists)):
                 self._plans.clear()
-            plan = self._plans[queues] = _Plan(self, queues)
-        if self._own is not None and self._own.waits("BRPOP"):
-            self._drop()  # Redis would answer when the bell rings
+            plan = self._plans[queues] = _FetchPlan(self, queues)
+        if self._own is not None and self._own.awaits_reply("BRPOP"):
+            self._disconnect_fetch()  # Redis would answer when the bell rings
         elif self._may_be_closed():
             self.read()
         try:
-            own = self._own or self._open()
+            own = self._own or self._open_connection()
         except ResponseError as exc:
             self._wait_for_writes(exc)
             return
         tag = self.dlq_leases.new_tag()
         self.fetching = tag, queues
-        last = f"{self._mode(own)}{self.dlq_leases.unsent()}"
-        command = plan.fetch(own.connection, tag, last, by_digest=self._by_digest)
+        last = f"{self._fetch_mode(own)}{self.dlq_leases.take_unsent()}"
+        command = plan.fetch_command(own.connection, tag, last, by_digest=self._by_digest)
         self._by_digest, self._woken = True, False
         self._asked_at = time.monotonic()
         try:
-            own.fetch(command)
+            own.send_fetch(command)
         except BaseException:
-            self._drop()
+            self._disconnect_fetch()
             raise
 
-    def _mode(self, own: FetchConnection) -> int:
+    def _fetch_mode(self, own: FetchConnection) -> int:
         mode = _WOKEN if self._woken else 0
         if self._on_duty or self._woken:
             room = self.qos.can_consume_max_estimate()
@@ -139,12 +139,12 @@ class ReliableChannel(kombu_redis.Channel):
         replies: dict[str, Any] = {}
         news: set[str] = set()
         try:
-            for name, reply, is_news in self._own.read() if self._own is not None else ():
+            for name, reply, is_news in self._own.read_replies() if self._own is not None else ():
                 replies[name] = reply
                 if is_news and (name or self._on_duty):
                     news.add(name)
         except (RedisError, OSError) as exc:
-            self._lost(exc)
+            self._give_connection_up(exc)
             return False
         if FETCH in replies:
             return self._fetched(replies[FETCH])
@@ -164,7 +164,7 @@ class ReliableChannel(kombu_redis.Channel):
             return False
         (tag, queues), self.fetching = self.fetching, None
         if not isinstance(reply, list):
-            self.dlq_leases.drop(tag)
+            self.dlq_leases.drop_message(tag)
         if isinstance(reply, NoScriptError):
             self._by_digest = False
             return False
@@ -181,8 +181,8 @@ class ReliableChannel(kombu_redis.Channel):
         if queue not in self._no_ack:
             self.dlq_leases.received(tag)
         else:
-            self.dlq_leases.drop(tag)
-        self.connection._deliver(Entry(entry, tag, queue), queue)  # noqa: SLF001
+            self.dlq_leases.drop_message(tag)
+        self.connection._deliver(FetchedEntry(entry, tag, queue), queue)  # noqa: SLF001
         return True
 
     def _poll_error(self, type: str, **options: Any) -> Any:  # noqa: A002 - kombu's name
@@ -203,7 +203,7 @@ class ReliableChannel(kombu_redis.Channel):
         if not refuses_for_now(exc):
             raise exc
         logger.warning("Redis gives no messages now: %s. Asked again every half second", exc)
-        self._drop()
+        self._disconnect_fetch()
         self._sleeping = self._refused = True
         self._call_in(_LAST_POLL_SECONDS)
 
@@ -232,16 +232,16 @@ class ReliableChannel(kombu_redis.Channel):
         if self._alarms > _MOST_ALARMS:
             self._alarms -= 1  # and ask after the next look
             self._call_in(_LAST_POLL_SECONDS)
-        elif not self._ask():
+        elif not self._ask_to_be_woken():
             self._call_in(min(_FIRST_POLL_SECONDS * 1.5**self._polls, _LAST_POLL_SECONDS))
         self._polls = min(self._polls + 1, 10)
 
-    def _leave(self) -> None:
+    def _give_duty_up(self) -> None:
         """Give the duty up, if this is on duty: the bell wakes another."""
         plan = next(iter(self._plans.values()), None)
         connection = self.dlq_leases.connection
         if self._on_duty and plan is not None and connection is not None:
-            connection.send_unanswered([("DEL", plan.duty), plan.ring(plan.bell)])
+            connection.send_unanswered([("DEL", plan.duty), plan.ring_command(plan.bell)])
         self._on_duty = False
         self.dlq_leases.waiting.pop(self, None)
 
@@ -252,7 +252,7 @@ class ReliableChannel(kombu_redis.Channel):
         if self.active_queues and self.qos.can_consume():
             self.connection.cycle._register_BRPOP(self)  # noqa: SLF001
 
-    def _ask(self) -> bool:
+    def _ask_to_be_woken(self) -> bool:
         """Arm and stay on duty, or wait for the bell; False if that is not possible."""
         self._due, self._asked_at = None, time.monotonic()
         plan = next(iter(self._plans.values()), None)  # all have the same lists
@@ -260,21 +260,23 @@ class ReliableChannel(kombu_redis.Channel):
             return False
         if not self._own.tracks:
             if self._asked_at >= self._track_after:
-                self._drop()  # and try again
+                self._disconnect_fetch()  # and try again
             return False
         try:
             if self._on_duty:
                 stays = ("GETEX", plan.duty, "PX", _DUTY_MILLIS), self.dlq_leases.name.encode()
-                self._own.ask(TRACKED, (("EXISTS", *plan.lists), 0), stays)
+                self._own.send_questions(TRACKED, (("EXISTS", *plan.lists), 0), stays)
             else:
-                self._own.ask((("BRPOP", plan.bell, plan.own_bell, timing.current.bell), None))
+                self._own.send_questions(
+                    (("BRPOP", plan.bell, plan.own_bell, timing.current.bell), None)
+                )
                 self.dlq_leases.waiting[self] = plan
         except (RedisError, OSError) as exc:
-            self._lost(exc)
+            self._give_connection_up(exc)
         return True
 
-    def _open(self) -> FetchConnection:
-        own = FetchConnection(self._make, self.dlq_leases.watch)
+    def _open_connection(self) -> FetchConnection:
+        own = FetchConnection(self._make_connection, self.dlq_leases.watch)
         tracks = time.monotonic() >= self._track_after
         try:
             sock = own.open(tracks=tracks)
@@ -290,7 +292,7 @@ class ReliableChannel(kombu_redis.Channel):
             logger.info("Redis wakes this worker again")
         return own
 
-    def _make(self, **options: Any) -> Any:
+    def _make_connection(self, **options: Any) -> Any:
         settings = {"socket_timeout": CONNECT_SECONDS, "socket_connect_timeout": CONNECT_SECONDS}
         mine = {k: v for k, v in self.pool.connection_kwargs.items() if v is not None}
         return self.pool.connection_class(**{**settings, **mine, **options})
@@ -306,12 +308,12 @@ class ReliableChannel(kombu_redis.Channel):
         now = time.monotonic()
         if self.closed:
             return LOOK_SECONDS
-        if self._own is not None and self._own.waits():
+        if self._own is not None and self._own.awaits_reply():
             overdue = REPLY_SECONDS if self._on_duty else _OVERDUE_SECONDS
             if now - self._asked_at > overdue:
                 self.read()  # this process was busy
             if now - self._asked_at > overdue:
-                self._lost(RedisConnectionError(f"no reply in {overdue:g} s"))
+                self._give_connection_up(RedisConnectionError(f"no reply in {overdue:g} s"))
         elif self._due is not None:
             if now < self._due:
                 return self._due - now
@@ -323,10 +325,10 @@ class ReliableChannel(kombu_redis.Channel):
         # gevent does not learn that the window is open again.
         return LOOK_SECONDS if self._sleeping else LOOK_SECONDS / 2
 
-    def _lost(self, exc: Exception) -> None:
+    def _give_connection_up(self, exc: Exception) -> None:
         """Give a connection up: kombu starts over if it was in use, as with its own."""
         in_use = self.fetching is not None or (self._sleeping and not self._may_be_closed())
-        self._drop()
+        self._disconnect_fetch()
         if refuses_for_now(exc):
             self._wait_for_writes(exc)
         elif isinstance(exc, ResponseError):
@@ -354,7 +356,7 @@ class ReliableChannel(kombu_redis.Channel):
             _LAST_POLL_SECONDS,
         )
 
-    def _drop(self) -> None:
+    def _disconnect_fetch(self) -> None:
         """Disconnect; what a fetch may have taken goes back."""
         own, fetching = self._own, self.fetching
         self._own = self.fetching = None
@@ -363,7 +365,7 @@ class ReliableChannel(kombu_redis.Channel):
             self.dlq_leases.interrupted(fetching[0])
         if own is not None:
             if self.connection is not None:
-                self.connection.cycle.forget(self, own)
+                self.connection.cycle.unwatch(self, own)
             own.close()
 
     def close(self) -> None:
@@ -372,21 +374,21 @@ class ReliableChannel(kombu_redis.Channel):
             tag, found, until = self.fetching[0], False, time.monotonic() + REPLY_SECONDS
             try:
                 while not found and (left := until - time.monotonic()) > 0:
-                    found = FETCH in [name for name, *_ in self._own.read(left)]
+                    found = FETCH in [name for name, *_ in self._own.read_replies(left)]
                 if found and self.dlq_leases.restore_of_another(tag) is not False:
                     self.fetching = None
-                    self.dlq_leases.drop(tag)
+                    self.dlq_leases.drop_message(tag)
             except Exception as exc:  # noqa: BLE001 - whatever redis-py raises
                 logger.debug("A fetch was interrupted: %r", exc)
-        self._leave()
-        self._drop()
+        self._give_duty_up()
+        self._disconnect_fetch()
         super().close()
 
 
 _ARGUMENT = b"$%d\r\n%b\r\n"  # of a packed command
 
 
-class _Plan:
+class _FetchPlan:
     """The parts of a fetch's command for one order of the queues."""
 
     def __init__(self, channel: Any, queues: tuple[str, ...]) -> None:
@@ -408,11 +410,11 @@ class _Plan:
         self._rest = (channel.dlq_leases.lease_seconds, *names)
         self._packed: dict[bool, list[bytes]] = {}  # what is before and after the tag
 
-    def ring(self, bell: str) -> tuple[Any, ...]:
+    def ring_command(self, bell: str) -> tuple[Any, ...]:
         """The command that wakes one worker."""
         return ("EVAL", script_text("ring", SCRIPTS).text, 2, self._unacked, bell)
 
-    def fetch(self, connection: Any, tag: str, end: str, *, by_digest: bool) -> list[bytes]:
+    def fetch_command(self, connection: Any, tag: str, end: str, *, by_digest: bool) -> list[bytes]:
         """The packed command: only the tag is new, always as long, and the argument at the end."""
         own, last = tag.encode(), end.encode()
         if by_digest not in self._packed:

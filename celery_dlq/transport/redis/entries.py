@@ -38,7 +38,7 @@ _BEFORE_LISTS = "-["
 _encode, _decode = JSONEncoder().encode, json.JSONDecoder(object_hook=object_hook).decode
 
 
-class Entry(dict[str, Any]):
+class FetchedEntry(dict[str, Any]):
     """A fetched envelope; empty if the entry is none."""
 
     def __init__(self, raw: bytes, tag: str, queue: str) -> None:
@@ -58,8 +58,8 @@ class EntryMessage(virtual.Message):
     """A message of a list entry; an unreadable entry becomes a message that cannot be decoded."""
 
     def __init__(self, payload: Any, channel: Any = None, **kwargs: Any) -> None:
-        self.dlq_entry: Entry | None = payload if isinstance(payload, Entry) else None
-        if not isinstance(payload, Entry):
+        self.dlq_entry: FetchedEntry | None = payload if isinstance(payload, FetchedEntry) else None
+        if not isinstance(payload, FetchedEntry):
             super().__init__(payload, channel=channel, **kwargs)
             return
         error = payload.error
@@ -96,7 +96,7 @@ class EntryMessage(virtual.Message):
         self.delivery_tag = tag
         return True
 
-    def _be_the_entry(self, entry: Entry, channel: Any) -> None:
+    def _be_the_entry(self, entry: FetchedEntry, channel: Any) -> None:
         BaseMessage.__init__(
             self,
             body=entry.raw,
@@ -211,7 +211,7 @@ class Envelopes:
     def __init__(self, producer: Any) -> None:
         self._producer = producer
         self._channel = producer.channel
-        self._tags = _tags()
+        self._tags = _random_tags()
         self._end = lru_cache(maxsize=1024)(self._new_end)
         self._list_key = lru_cache(maxsize=1024)(self._new_list_key)
 
@@ -244,7 +244,7 @@ class Envelopes:
         known = isinstance(priority, (int, float, str))  # else kombu takes the default
         return self._list_key(queue, priority if known else None)
 
-    def text(
+    def entry_text(
         self,
         body: bytes,
         *,
@@ -275,14 +275,14 @@ class Envelopes:
         headers_json = headers if isinstance(headers, str) else _encode(headers)
         own = ", ".join(
             [
-                f"{_quoted(name)}: {_quoted(value) if type(value) is str else _json(value)}"
+                f"{_quoted(name)}: {_quoted(value) if type(value) is str else _json_text(value)}"
                 for name, value in properties.items()
             ]
         )
         end = self._end(queue, content_type, content_encoding, encoding)
         return f'{{"body": {body_json}, "headers": {headers_json}, "properties": {{{own}, {end}'
 
-    def push(self, queue: str, priority: object, entry: bytes) -> None:
+    def push_entry(self, queue: str, priority: object, entry: bytes) -> None:
         """Write an entry as it is."""
         redis.Redis(connection_pool=self._channel.pool).lpush(self.list_key(queue, priority), entry)
 
@@ -319,12 +319,12 @@ def end_of_list(channel: Any, priority: int) -> str:
     return f"{channel.sep}{step}" if step else ""
 
 
-def _json(value: object) -> str:
+def _json_text(value: object) -> str:
     """Return a property as JSON text, without an encoder if it is a number."""
     return str(value) if type(value) is int else _encode(value)
 
 
-def _tags() -> Iterator[str]:
+def _random_tags() -> Iterator[str]:
     """Texts like those of random UUIDs, as kombu's: a random beginning, and a number."""
     while True:
         tag = str(uuid4())

@@ -22,7 +22,7 @@ from celery_dlq.store.check import is_cluster_node, too_old
 from celery_dlq.store.metrics import LOST_LEASES, RESTORED, STORE_ERRORS
 from celery_dlq.store.scripts import script_text
 from celery_dlq.store.store import Store
-from celery_dlq.transport.held import Keeper, WatchedFetch, seconds_since_boot, sleep
+from celery_dlq.transport.held import LeaseThread, WatchedFetch, seconds_since_boot, sleep
 from celery_dlq.transport.redis.broker import SCRIPTS, Broker, broker_of, refuses_for_now, restore
 from celery_dlq.transport.redis.channel import reliable
 from celery_dlq.transport.redis.leases import Leases
@@ -52,7 +52,7 @@ class ReliableFetch(WatchedFetch):
         self._keeper: LeaseKeeper
         super().__init__(LeaseKeeper(self.leases))
         self._wanted = settings.reliable_fetch
-        self.told = self.leases.watch.told
+        self.told = self.leases.watch.was_unchanged
         self._emulates = bool((options or {}).get("ack_emulation", True))
         self._refusal: str | None = None
 
@@ -79,7 +79,7 @@ class ReliableFetch(WatchedFetch):
         connection.close()
         return ensure_connected(connection)
 
-    def _totals(self) -> Mapping[Metric, int]:
+    def _totals_so_far(self) -> Mapping[Metric, int]:
         return {
             RESTORED: self._keeper.restored,
             LOST_LEASES: self.leases.taken,
@@ -131,7 +131,7 @@ def refusal(channel: Any) -> str | None:
     if version is not None:
         return f"expected Redis 6.2 or later, got {version}"
     try:
-        _probe(client.execute_command, broker_of(channel).keys)
+        _probe_script(client.execute_command, broker_of(channel).keys)
     except ResponseError as exc:
         if refuses_for_now(exc):  # no reason to fall back
             return None
@@ -143,7 +143,7 @@ def refusal(channel: Any) -> str | None:
     return None
 
 
-def _probe(run: Callable[..., Any], names: Sequence[str]) -> None:
+def _probe_script(run: Callable[..., Any], names: Sequence[str]) -> None:
     unacked, index, leases = (f"{name}_probe:{uuid4().hex}" for name in names)
     entries, restored = f"{unacked}:list", f"{unacked}:restored"
     duty, bell = f"{unacked}:duty", f"{unacked}:bell"
@@ -166,7 +166,7 @@ def _probe(run: Callable[..., Any], names: Sequence[str]) -> None:
     run("DEL", *keys, duty, bell)
 
 
-class LeaseKeeper(Keeper):
+class LeaseKeeper(LeaseThread):
     """Renews, confirms and restores."""
 
     what = "Leases are not renewed"
@@ -210,13 +210,13 @@ class LeaseKeeper(Keeper):
         self._due.clear()
         self._hold_off()
 
-    def _tick(self) -> None:
+    def _give_sign_of_life(self) -> None:
         broker, leases, lease = self._broker, self._leases, self._leases.lease_seconds
         if broker is None:
             return
-        self.use(broker)
+        self.use_broker(broker)
         if self._is_due("renew", lease / 3):
-            leases.renew(self._call, broker)
+            leases.renew(self._call_script, broker)
         if self._is_due("confirm", timing.current.lease_confirm):
             leases.confirm(self._call_all, broker)
         self.give_back(broker)
@@ -226,11 +226,11 @@ class LeaseKeeper(Keeper):
             looks = [*(plan.look for plan in plans), ("EXISTS", broker.leases, broker.look)]
             there = self._call_all(looks if dead else looks[:-1])
             for plan, found in zip(plans, there, strict=False):
-                self._wake(plan, found)
+                self._wake_channel(plan, found)
             if dead and not self._holds_off() and there[-1] == 1:  # and nobody looks
                 self.restore_expired(broker, every)
 
-    def use(self, broker: Broker) -> None:
+    def use_broker(self, broker: Broker) -> None:
         """Be connected to this broker from now on."""
         if self._connected_to is not broker:
             self.disconnect()
@@ -244,19 +244,19 @@ class LeaseKeeper(Keeper):
         self._due[what] = now + every
         return True
 
-    def _wake(self, plan: Any, found: int) -> None:
+    def _wake_channel(self, plan: Any, found: int) -> None:
         """Wake a channel if whoever is on duty leaves a message in its lists, or nobody is."""
         if found != plan.alone:
             sleep(_SHORT_SECONDS)
-            if self._call(*plan.look) != plan.alone:
-                self._call(*plan.ring(plan.own_bell))
+            if self._call_script(*plan.look) != plan.alone:
+                self._call_script(*plan.ring_command(plan.own_bell))
 
     def give_back(self, broker: Broker) -> None:
         """Give back what this worker fetched and does not execute."""
         tags, until = self._leases.to_return(), self._loop_until()
         try:
             while tags and time.monotonic() < until:
-                restore(self._call, broker, tags[-1])  # so that the oldest is fetched first
+                restore(self._call_script, broker, tags[-1])  # so that the oldest is fetched first
                 tags.pop()
         finally:
             self._leases.return_later(tags)
@@ -266,7 +266,7 @@ class LeaseKeeper(Keeper):
         script, restored, until = script_text("expired", SCRIPTS), 0, self._loop_until()
         keys, pause = (*broker.keys, broker.look), int(every * 1000)
         while not self.stopped:
-            tags = self._call("EVAL", script.text, 4, *keys, _RESTORED_PER_CALL, pause)
+            tags = self._call_script("EVAL", script.text, 4, *keys, _RESTORED_PER_CALL, pause)
             if self._holds_off():
                 break
             done = pause = 0
@@ -278,7 +278,7 @@ class LeaseKeeper(Keeper):
             if not done or len(tags) < _RESTORED_PER_CALL:
                 break
             if time.monotonic() > until:
-                self._call("DEL", broker.look)
+                self._call_script("DEL", broker.look)
                 self._due.clear()
                 break
         if restored:
@@ -296,12 +296,12 @@ class LeaseKeeper(Keeper):
 
     def _restored(self, broker: Broker, tag: str) -> bool:
         try:
-            return bool(restore(self._call, broker, tag, expired=True))
+            return bool(restore(self._call_script, broker, tag, expired=True))
         except (RedisError, OSError):
             raise
         except Exception:
             logger.exception("The message %s is left to kombu, which restores it later", tag)
-            self._call("ZREM", broker.leases, tag)
+            self._call_script("ZREM", broker.leases, tag)
             return False
 
     def _holds_off(self) -> bool:
@@ -319,16 +319,16 @@ class LeaseKeeper(Keeper):
         hold_off = min(self._leases.lease_seconds / 2, timing.current.lease_max_hold_off)
         self._restore_from = seconds_since_boot() + hold_off
 
-    def _call(self, *command: Any) -> Any:
+    def _call_script(self, *command: Any) -> Any:
         return self._call_all([command])[0]
 
     def _call_all(self, commands: Sequence[Any]) -> list[Any]:
-        self.lives()
+        self.give_sign_of_life()
         if self._connection is None and self._connected_to is not None:
             # A connection that hangs must not cost the leases.
             most = min(timing.current.lease_reply, max(1.0, self._leases.lease_seconds / 8))
             self._connection = self._connected_to.client.connection_pool.make_connection(most)
-            self.lives()
+            self.give_sign_of_life()
         connection = self._connection
         connection.send_packed_command(connection.pack_commands(commands), check_health=False)
         return [connection.read_response() for _ in commands]  # an error ends the connection

@@ -26,7 +26,7 @@ from celery_dlq.letters.printable import get_logger
 from celery_dlq.store.endless import LOG_SECONDS
 from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.store.store import Store
-from celery_dlq.transport.held import Held, seconds_since_boot
+from celery_dlq.transport.held import LeasedMessages, seconds_since_boot
 from celery_dlq.transport.redis.broker import Broker, removals, renewal, restore
 from celery_dlq.transport.redis.wake import Watch
 
@@ -37,7 +37,7 @@ _MAX_UNCONFIRMED = 4096
 _POOL_RESTS_SECONDS = 10.0
 
 
-class Leases(Held):
+class Leases(LeasedMessages):
     """What one worker holds.
 
     A tag is in exactly one of: requested (its fetch was sent), held, returning.
@@ -98,12 +98,12 @@ class Leases(Held):
             self._idle.add(tag)
             del self._requested[tag]
 
-    def drop(self, tag: str) -> None:
+    def drop_message(self, tag: str) -> None:
         """Hold it no longer: nothing was fetched, or it returns when its lease ends."""
         self._requested.pop(tag, None)
-        super().drop(tag)
+        super().drop_message(tag)
 
-    lapse = drop  # as receipts of SQS call it
+    lapse = drop_message  # as receipts of SQS call it
 
     def interrupted(self, tag: str) -> None:
         """Give back what a fetch may have taken: its connection was lost before the reply."""
@@ -130,13 +130,13 @@ class Leases(Held):
         if len(self.acknowledged) > _MAX_UNCONFIRMED:
             self._confirm_here()
 
-    def unsent(self) -> str:
+    def take_unsent(self) -> str:
         """Take what was acknowledged and not sent, one tag a line."""
-        return "\n".join(_taken(self._unsent)) if self._unsent else ""
+        return "\n".join(_take_tags(self._unsent)) if self._unsent else ""
 
     def send_acknowledgements(self) -> None:
         """Send what no fetch took along; called at the end of a turn."""
-        tags = _taken(self._unsent) if self._unsent else ()  # most turns have none
+        tags = _take_tags(self._unsent) if self._unsent else ()  # most turns have none
         connection, broker = self.connection, self._broker
         if tags and connection is not None and broker is not None:
             connection.send_unanswered([("HDEL", broker.unacked, *tags)])
@@ -162,10 +162,10 @@ class Leases(Held):
         if connection is None or broker is None:
             return False
         try:
-            given, unknown = connection.call(*renewal(broker, self.lease_seconds, [tag]))
+            given, unknown = connection.send_and_wait(*renewal(broker, self.lease_seconds, [tag]))
         except StoreUnavailable as exc:
-            self._log("It is unknown who owns a message, so it does not start: %s", exc)
-            self.drop(tag)
+            self._log_failure("It is unknown who owns a message, so it does not start: %s", exc)
+            self.drop_message(tag)
             return False
         if unknown:
             self._unknown.add(tag)
@@ -190,9 +190,9 @@ class Leases(Held):
         if self.connection is None or self._broker is None:
             return False
         try:
-            found = restore(self.connection.call, self._broker, tag, first=first)
+            found = restore(self.connection.send_and_wait, self._broker, tag, first=first)
         except StoreUnavailable as exc:
-            self._log("A message is not back in its queue yet: %s", exc)
+            self._log_failure("A message is not back in its queue yet: %s", exc)
             return False
         return None if found is None else True
 
@@ -201,9 +201,9 @@ class Leases(Held):
         if self.connection is None or self._broker is None:
             return True
         try:
-            return self.connection.call("ZSCORE", self._broker.leases, tag) is not None
+            return self.connection.send_and_wait("ZSCORE", self._broker.leases, tag) is not None
         except StoreUnavailable as exc:
-            self._log("Messages of dead workers are not looked for: %s", exc)
+            self._log_failure("Messages of dead workers are not looked for: %s", exc)
             return True
 
     def connection_closes(self, tags: Iterable[str]) -> None:
@@ -233,17 +233,19 @@ class Leases(Held):
     def _confirm_here(self) -> bool:
         if self.connection is None or self._broker is None:
             return False
-        tags = _taken(self.acknowledged)
+        tags = _take_tags(self.acknowledged)
         try:
             for command in removals(self._broker, tags):
-                self.connection.call(*command)
+                self.connection.send_and_wait(*command)
         except StoreUnavailable as exc:
             self.acknowledged.extend(tags)
-            self._log("%d acknowledgements are not confirmed: %s", len(self.acknowledged), exc)
+            self._log_failure(
+                "%d acknowledgements are not confirmed: %s", len(self.acknowledged), exc
+            )
             return False
         return True
 
-    def _log(self, text: str, *args: Any) -> None:
+    def _log_failure(self, text: str, *args: Any) -> None:
         """Log a failure, at most every ten seconds."""
         now = seconds_since_boot()
         if now - self._logged_at >= LOG_SECONDS:
@@ -254,7 +256,7 @@ class Leases(Held):
 
     def confirm(self, call_all: Callable[[Sequence[Any]], Sequence[Any]], broker: Broker) -> None:
         """Repeat acknowledgements and wait for the replies."""
-        while tags := _taken(self.acknowledged):
+        while tags := _take_tags(self.acknowledged):
             try:
                 call_all(removals(broker, tags))
             except BaseException:
@@ -299,14 +301,14 @@ class Leases(Held):
 
     def to_return(self) -> list[str]:
         """Take the messages that go back to their queues, the oldest first."""
-        return sorted(_taken(self._returning, len(self._returning)))
+        return sorted(_take_tags(self._returning, len(self._returning)))
 
     def return_later(self, tags: Iterable[str]) -> None:
         """Keep messages that could not be given back now."""
         self._returning.extend(tags)
 
 
-def _taken(tags: deque[str], most: int = _TAGS_PER_CALL) -> list[str]:
+def _take_tags(tags: deque[str], most: int = _TAGS_PER_CALL) -> list[str]:
     taken: list[str] = []
     with suppress(IndexError):
         while len(taken) < most:

@@ -49,12 +49,12 @@ class Watch:
         self.tells = False
         self._news = True
 
-    def told(self) -> bool:
+    def was_unchanged(self) -> bool:
         """True if a change since the last call would have been told, and there was none."""
         news, self._news = self._news, not self.tells
         return not news
 
-    def set(self, *, tells: bool) -> None:
+    def set_told(self, *, tells: bool) -> None:
         """Something changed, or may have until now."""
         self.tells, self._news = tells, True
 
@@ -90,16 +90,16 @@ class FetchConnection:
         self.connection, self.tracks = connection, tracks
         return connection._sock  # noqa: SLF001 - as kombu registers its own
 
-    def waits(self, name: str | None = None) -> bool:
+    def awaits_reply(self, name: str | None = None) -> bool:
         """True until all replies, or those to one command, are read."""
         return any(name in (None, asked) for asked, _ in self._asked)
 
-    def fetch(self, packed: Sequence[bytes]) -> None:
+    def send_fetch(self, packed: Sequence[bytes]) -> None:
         """Send the command that fetches."""
         self._asked.append((FETCH, None))
         self._send(packed)
 
-    def ask(self, *questions: tuple[Sequence[object], object]) -> None:
+    def send_questions(self, *questions: tuple[Sequence[object], object]) -> None:
         """Send commands, each with the reply that is no news."""
         if self._watch.keys and not self._watch.tells and not self._asked:
             questions = (TRACKED, (("EXISTS", *self._watch.keys), self._watch), *questions)
@@ -110,7 +110,7 @@ class FetchConnection:
         # Not redis-py's health check: it would read what is read here, and connect again unseen.
         self.connection.send_packed_command(packed, check_health=False)
 
-    def read(self, wait_seconds: float = 0.0) -> Iterator[tuple[str, Any, bool]]:
+    def read_replies(self, wait_seconds: float = 0.0) -> Iterator[tuple[str, Any, bool]]:
         """What has arrived: a command, its reply, and if that is news; "" if a list was written."""
         sock = self.connection._sock  # noqa: SLF001
         timeout = sock.gettimeout()
@@ -130,27 +130,27 @@ class FetchConnection:
             sock.settimeout(timeout)
         while (reply := self._reader.gets()) is not False:
             if isinstance(reply, list) and reply[:1] == [b"invalidate"]:
-                yield from self._written(reply[1])
+                yield from self._changes_of(reply[1])
                 continue
             name, expected = self._asked.popleft()
             if isinstance(reply, Exception) and name != FETCH:
                 raise reply
             if expected is self._watch:
-                self._watch.set(tells=True)
+                self._watch.set_told(tells=True)
             else:
                 yield name, reply, reply != expected
 
-    def _written(self, keys: Iterable[bytes] | None) -> Iterator[tuple[str, Any, bool]]:
+    def _changes_of(self, keys: Iterable[bytes] | None) -> Iterator[tuple[str, Any, bool]]:
         """Redis tells of keys once, or of all."""
         names = None if keys is None else {key.decode() for key in keys}
         if names is None or names.intersection(self._watch.keys):
-            self._watch.set(tells=False)
+            self._watch.set_told(tells=False)
         if names is None or names.difference(self._watch.keys):
             yield "", None, True
 
     def close(self) -> None:
-        """Disconnect."""
-        self._watch.set(tells=False)
+        """Close the connection; changes are not told any more."""
+        self._watch.set_told(tells=False)
         self.connection.disconnect()
 
 
@@ -218,7 +218,7 @@ class ReliablePoller(kombu_redis.MultiChannelPoller):
         if self.loop is not None:
             self.loop.add_reader(fileno, self.on_readable, fileno)
 
-    def forget(self, channel: Any, fetching: FetchConnection) -> None:
+    def unwatch(self, channel: Any, fetching: FetchConnection) -> None:
         """Watch a socket no longer; it may be closed already."""
         self._chan_to_sock.pop((channel, fetching, FETCH), None)
         for fileno, listener in list(self._fd_to_chan.items()):

@@ -51,7 +51,7 @@ def unshare_clients(channel: Any) -> None:
         setattr(channel, name, {})
 
 
-def fate(exc: Exception) -> tuple[bool, bool]:
+def fate_of_send(exc: Exception) -> tuple[bool, bool]:
     """Whether to send a message again after an error, and whether SQS may have it already."""
     known: Any = import_module("botocore.exceptions")
     if isinstance(exc, known.ClientError):

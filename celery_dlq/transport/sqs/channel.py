@@ -20,7 +20,7 @@ from celery_dlq.letters.printable import get_logger
 from celery_dlq.registry import Metric
 from celery_dlq.store.metrics import LOST_LEASES, STORE_ERRORS
 from celery_dlq.transport.held import WatchedFetch, seconds_since_boot
-from celery_dlq.transport.redis.entries import Entry, EntryMessage
+from celery_dlq.transport.redis.entries import EntryMessage, FetchedEntry
 from celery_dlq.transport.sqs.visibility import (
     CALL_SECONDS,
     Receipt,
@@ -46,7 +46,7 @@ _OFF = (
 _DENIED: type[Exception] = vars(SQS)["AccessDeniedQueueException"]  # where it is, versions differ
 
 
-class SqsEntry(Entry):
+class SqsEntry(FetchedEntry):
     """A received message: kombu's envelope, or empty if the message has another form."""
 
     def __init__(self, message: Mapping[str, Any], text: bytes, queue: str, url: str) -> None:
@@ -70,7 +70,7 @@ class SqsEntry(Entry):
 class SqsMessage(EntryMessage):
     """A message of SQS; one that is not kombu's becomes a message that cannot be decoded."""
 
-    def _be_the_entry(self, entry: Entry, channel: Any) -> None:
+    def _be_the_entry(self, entry: FetchedEntry, channel: Any) -> None:
         super()._be_the_entry(entry, channel)
         if isinstance(entry, SqsEntry):
             self.delivery_info.update(entry.about)
@@ -98,7 +98,7 @@ class ReceiptQoS(SQS.QoS):
 
     def ack(self, delivery_tag: Any) -> None:
         """Forget a message that is deleted."""
-        self._receipts.drop(delivery_tag)
+        self._receipts.drop_message(delivery_tag)
         super().ack(delivery_tag)
 
     def reject(self, delivery_tag: Any, requeue: bool = False) -> None:  # noqa: FBT001, FBT002
@@ -108,7 +108,7 @@ class ReceiptQoS(SQS.QoS):
             logger.warning("A message is deleted later: SQS refused for now")
             self._receipts.settle_later(delivery_tag, receipt, delete=True)
             self.ack(delivery_tag)
-        elif not self._receipts.settle(delivery_tag, delete=False):
+        elif not self._receipts.hand_over(delivery_tag, delete=False):
             self._receipts.released(delivery_tag)
             super().reject(delivery_tag, requeue=requeue)
 
@@ -208,7 +208,7 @@ class ReceiptChannel(SQS.Channel):
         if self.dlq_leases.gave_up(delivery_tag):
             self.qos.ack(delivery_tag)
             return None
-        if self.dlq_leases.settle(delivery_tag, delete=True):
+        if self.dlq_leases.hand_over(delivery_tag, delete=True):
             return None
         receipt = self.dlq_leases.receipt(delivery_tag)
         if receipt is not None:
@@ -274,7 +274,7 @@ class VisibilityRenewal(WatchedFetch):
             self._log_once(_OFF, level=logging.WARNING)
         return connected
 
-    def _totals(self) -> Mapping[Metric, int]:
+    def _totals_so_far(self) -> Mapping[Metric, int]:
         return {LOST_LEASES: self.receipts.taken, STORE_ERRORS: self._keeper.errors}
 
     def _connection(self) -> Any:

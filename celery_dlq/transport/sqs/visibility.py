@@ -4,7 +4,8 @@ SQS shows a message to others when the visibility timeout of its queue has passe
 received. A worker that lives renews it; one that is stopped or killed does not. SQS ends every
 receipt after 12 hours.
 
-Source: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-visibility-timeout.html
+Source:
+https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-visibility-timeout.html
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from kombu.exceptions import KombuError
 
 from celery_dlq.letters.printable import get_logger
-from celery_dlq.transport.held import Held, Keeper, seconds_since_boot
+from celery_dlq.transport.held import LeasedMessages, LeaseThread, seconds_since_boot
 
 logger = get_logger("celery_dlq.transport")
 
@@ -56,7 +57,7 @@ class Receipt:
     lost: bool = False  # True once it was found out that `until` has passed
 
 
-class Receipts(Held):
+class Receipts(LeasedMessages):
     """What one worker holds, by receipt handle, which is kombu's delivery tag."""
 
     def __init__(self, now: Callable[[], float] = seconds_since_boot) -> None:
@@ -88,14 +89,14 @@ class Receipts(Held):
             )
             self._idle.add(tag)
 
-    def drop(self, tag: str) -> None:
+    def drop_message(self, tag: str) -> None:
         """Hold it no longer: it is deleted."""
-        super().drop(tag)
+        super().drop_message(tag)
         self._given_up.discard(tag)
 
     def released(self, tag: str) -> None:
         """Hold it no longer: it returns to its queue. Call this before SQS learns of it."""
-        super().drop(tag)
+        super().drop_message(tag)
         self._released.add(tag)
 
     def still_holds(self, tag: object) -> bool:
@@ -105,12 +106,12 @@ class Receipts(Held):
             return tag not in self._given_up
         if self._now() < receipt.until:
             return True
-        self.lapse(str(tag))
+        self.let_lapse(str(tag))
         return False
 
-    def lapse(self, tag: str) -> None:
+    def let_lapse(self, tag: str) -> None:
         """Hold a message no longer; SQS shows it to others when its visibility timeout ends."""
-        super().drop(tag)
+        super().drop_message(tag)
         self._given_up.add(tag)
 
     def is_known(self, tag: object) -> bool:  # noqa: ARG002 - as of the leases of Redis
@@ -141,7 +142,7 @@ class Receipts(Held):
         held = [tag for tag in tags if tag in self.held]
         return [tag for tag in held if not self._goes_back(tag)]
 
-    def settle(self, tag: str, *, delete: bool) -> bool:
+    def hand_over(self, tag: str, *, delete: bool) -> bool:
         """Let the thread delete, or give back, a message of a lost connection."""
         if tag not in self._orphans:
             return False
@@ -155,11 +156,11 @@ class Receipts(Held):
         """Let the thread give back what lost connections delivered: no task runs any more."""
         self._closed = True
         for tag in list(self._orphans):
-            self.settle(tag, delete=False)
+            self.hand_over(tag, delete=False)
 
     # -- the thread -----------------------------------------------------------------
 
-    def due(self) -> dict[str, dict[str, Receipt]]:
+    def due_by_queue(self) -> dict[str, dict[str, Receipt]]:
         """What is to be renewed now, by queue's URL."""
         now = self._now()
         self._released.clear()
@@ -241,8 +242,8 @@ class Receipts(Held):
             )
 
 
-class VisibilityKeeper(Keeper):
-    """Renews receipts."""
+class VisibilityKeeper(LeaseThread):
+    """The thread that renews the visibility of the messages a worker holds."""
 
     what = (
         "Messages are not renewed, deleted or given back (workers need "
@@ -273,16 +274,16 @@ class VisibilityKeeper(Keeper):
         longest = max(_TICK_SECONDS, self._shortest() / 6)
         return min(_TICK_SECONDS * 2.0 ** min(self._failures, _MAX_DOUBLINGS), longest)
 
-    def _end(self) -> None:
+    def _finish(self) -> None:
         self.tick()  # what is still to be deleted or given back
 
-    def _tick(self) -> None:
+    def _give_sign_of_life(self) -> None:
         failure: Exception | None = None
         silent: set[str] = set()
         for url, act in self._in_turn():
             if url in silent:
                 continue  # each call would wait for its timeout
-            self.lives()
+            self.give_sign_of_life()
             try:  # no queue keeps another one waiting
                 act()
             except Exception as exc:  # noqa: BLE001
@@ -296,14 +297,14 @@ class VisibilityKeeper(Keeper):
     def _in_turn(self) -> Iterator[tuple[str, Callable[[], None]]]:
         """All work, last that of the queues that did not answer in the last round."""
         for late in (False, True):
-            yield from (one for one in self._work() if (one[0] in self._silent) is late)
+            yield from (one for one in self._pending_calls() if (one[0] in self._silent) is late)
 
-    def _work(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        for url, found in self._receipts.due().items():
+    def _pending_calls(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        for url, found in self._receipts.due_by_queue().items():
             tags = list(found)
             for start in range(0, len(tags), _PER_CALL):
                 some = {tag: found[tag] for tag in tags[start : start + _PER_CALL]}
-                yield url, partial(self._renew, url, some)
+                yield url, partial(self._renew_batch, url, some)
         until = seconds_since_boot() + min(_MAX_SETTLE_SECONDS, self._shortest() / 10)
         for tag, (receipt, delete) in self._receipts.to_settle().items():
             yield receipt.url, partial(self._settle, tag, receipt, delete=delete)
@@ -313,29 +314,33 @@ class VisibilityKeeper(Keeper):
     def _shortest(self) -> float:
         return min(self._receipts.timeouts.values(), default=_MAX_RETRY_SECONDS)
 
-    def _renew(self, url: str, found: Mapping[str, Receipt]) -> None:
+    def _renew_batch(self, url: str, found: Mapping[str, Receipt]) -> None:
         receipts, requested_at = self._receipts, seconds_since_boot()
         queue = next(iter(found.values())).queue
         seconds = {tag: receipts.seconds_for(receipt) for tag, receipt in found.items()}
-        failed = self._change(queue, url, seconds)
+        failed = self._change_visibility(queue, url, seconds)
         for tag in found.keys() - failed.keys():
             receipts.renewed(found[tag], requested_at, seconds[tag])
         gone = [tag for tag, code in failed.items() if code in _GONE]
         receipts.refused(gone)
         back = receipts.released_among(found)
         if back:  # the renewal may have come after it was given back
-            self._change(queue, url, dict.fromkeys(back, 0))
+            self._change_visibility(queue, url, dict.fromkeys(back, 0))
         if len(failed) > len(gone):
             raise RenewalError(f"SQS refused with {', '.join(sorted({*failed.values()}))}")
 
-    def _change(self, queue: str, url: str, seconds: Mapping[str, int]) -> dict[str, str]:
+    def _change_visibility(
+        self, queue: str, url: str, seconds: Mapping[str, int]
+    ) -> dict[str, str]:
         """Change the visibility of at most ten messages; return the codes of those refused."""
         tags = list(seconds)
         entries = [
             {"Id": str(number), "ReceiptHandle": tag, "VisibilityTimeout": seconds[tag]}
             for number, tag in enumerate(tags)
         ]
-        reply = self._client(queue).change_message_visibility_batch(QueueUrl=url, Entries=entries)
+        reply = self._client_of(queue).change_message_visibility_batch(
+            QueueUrl=url, Entries=entries
+        )
         return {
             tags[int(one["Id"])]: str(one["Code"]).rpartition(".")[2]
             for one in reply.get("Failed", ())
@@ -344,16 +349,16 @@ class VisibilityKeeper(Keeper):
     def _settle(self, tag: str, receipt: Receipt, *, delete: bool) -> None:
         try:
             if delete:
-                client = self._client(receipt.queue)
+                client = self._client_of(receipt.queue)
                 client.delete_message(QueueUrl=receipt.url, ReceiptHandle=tag)
             else:
-                self._change(receipt.queue, receipt.url, {tag: 0})
+                self._change_visibility(receipt.queue, receipt.url, {tag: 0})
         except Exception as exc:
             if error_code(exc) not in _GONE:
                 raise
         self._receipts.settled(tag)
 
-    def _client(self, queue: str) -> Any:
+    def _client_of(self, queue: str) -> Any:
         """The client of boto3 for a queue, as kombu makes it: each may have its credentials."""
         if self._connection is None:
             self._connection = self._connect()

@@ -26,14 +26,14 @@ _WHY_NOT = "Somebody who administers users of this site can give you more permis
 _making = threading.Lock()
 
 
-def pages() -> Site:
+def site_of_project() -> Site:
     """The pages of the project's Celery app; made at the first request, so after a fork."""
     with _making:
-        return _pages()
+        return _make_site()
 
 
 @lru_cache(maxsize=1)
-def _pages() -> Site:
+def _make_site() -> Site:
     made = Site(Plugin.of(current_app), all_routes(), runs_jobs=True)
     atexit.register(made.close)  # a job ends after its batch, and waits for another process
     return made
@@ -64,7 +64,7 @@ class DeadLettersAdmin(admin.ModelAdmin):
 
     def dead_letters(self, request: HttpRequest, pattern: str, **parts: str) -> HttpResponseBase:
         """Answer a request of a path; Django and `AdminSite.admin_view` have checked the form."""
-        site = pages()
+        site = site_of_project()
         # Not from `request.path`: below FORCE_SCRIPT_NAME, ASGI servers leave that out of it.
         root = unquote(self._path("celery_dlq_deadletters_changelist")).rstrip("/")
         user: Any = request.user

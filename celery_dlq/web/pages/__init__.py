@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from celery_dlq.errors import CorruptLetter, DLQError, NotFound
 from celery_dlq.letters import printable
 from celery_dlq.letters.filters import LetterFilter
-from celery_dlq.letters.fingerprint import Raised, raised
+from celery_dlq.letters.fingerprint import Raised, raised_exceptions
 from celery_dlq.letters.record import iso
 from celery_dlq.policies.checks import age_seconds, duration_seconds
 from celery_dlq.web.http import MAX_TICKED, Call, Page, RequestError
@@ -65,7 +65,7 @@ def confirm(
     )
 
 
-def gone(call: Call, exc: NotFound) -> Page:
+def gone_page(call: Call, exc: NotFound) -> Page:
     """A letter that somebody knew: say who redrove or discarded letters of its queue lately."""
     queue = call.parts["queue"]
     if queue not in call.dlq.store.names():
@@ -178,4 +178,6 @@ class Row:
 
 def frames_of(letter: DeadLetter | None) -> Sequence[Raised]:
     """The exceptions of a letter's traceback, the one that escaped first."""
-    return [] if letter is None or not letter.traceback else raised(letter.traceback)[::-1]
+    return (
+        [] if letter is None or not letter.traceback else raised_exceptions(letter.traceback)[::-1]
+    )

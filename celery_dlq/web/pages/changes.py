@@ -16,7 +16,7 @@ from celery_dlq.operations.job import REDRIVES, REMOVALS
 from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.operations.retention import KEPT_IN_BIN
 from celery_dlq.web.http import Call, Page, Permission, RequestError
-from celery_dlq.web.pages import Row, filter_of, gone, json_text, query_of, suppressed
+from celery_dlq.web.pages import Row, filter_of, gone_page, json_text, query_of, suppressed
 
 if TYPE_CHECKING:
     from celery_dlq.operations.job import Job
@@ -35,15 +35,15 @@ TYPED_ABOVE = 1000
 
 def redrive_form(call: Call) -> Page:
     """Ask how letters are to be redriven."""
-    return _form(call, "redrive")
+    return _form_page(call, "redrive")
 
 
 def discard_form(call: Call) -> Page:
     """Ask how letters are to be discarded."""
-    return _form(call, "discard")
+    return _form_page(call, "discard")
 
 
-def _form(call: Call, kind: str) -> Page:
+def _form_page(call: Call, kind: str) -> Page:
     queue, where = call.parts["queue"], filter_of(call)
     seconds = timing.current.page
     letters, exact = call.dlq.count(queue, where, most=COUNTED, deadline_seconds=seconds)
@@ -59,15 +59,15 @@ def _form(call: Call, kind: str) -> Page:
 def plan_redrive(call: Call) -> Page:
     """Make the plan of a redrive."""
     given = {
-        "rate": _number(call, "rate"),
-        "limit": _number(call, "limit", int),
+        "rate": _typed_number(call, "rate"),
+        "limit": _typed_number(call, "limit", int),
         "to_queue": call.typed("to_queue") or None,
-        "delay": _number(call, "delay"),
+        "delay": _typed_number(call, "delay"),
         "new_id": bool(call.value("new_id")),
         "keep_count": bool(call.value("keep_count")),
-        "canary": _number(call, "canary", int),
-        "max_failures": _number(call, "max_failures", int),
-        "canary_wait": _number(call, "canary_wait"),
+        "canary": _typed_number(call, "canary", int),
+        "max_failures": _typed_number(call, "max_failures", int),
+        "canary_wait": _typed_number(call, "canary_wait"),
         "force": bool(call.value("force")),
         "note": call.typed("note"),
     }
@@ -77,7 +77,7 @@ def plan_redrive(call: Call) -> Page:
 def plan_discard(call: Call) -> Page:
     """Make the plan of a discard."""
     return _planned(
-        call, "discard", {"limit": _number(call, "limit", int), "note": call.typed("note")}
+        call, "discard", {"limit": _typed_number(call, "limit", int), "note": call.typed("note")}
     )
 
 
@@ -91,7 +91,7 @@ def edit_form(call: Call) -> Page:
     try:
         return _edit_page(call)
     except NotFound as exc:
-        return gone(call, exc)
+        return gone_page(call, exc)
 
 
 def plan_edit(call: Call) -> Page:
@@ -103,14 +103,14 @@ def plan_edit(call: Call) -> Page:
             queue,
             LetterFilter(ids=frozenset({letter_id})),
             change=Edit(
-                args=_json(call, "args", list, "a list"),
-                kwargs=_json(call, "kwargs", dict, "an object"),
+                args=_typed_json(call, "args", list, "a list"),
+                kwargs=_typed_json(call, "kwargs", dict, "an object"),
             ),
             to_queue=call.typed("to_queue") or None,
             force=bool(call.value("force")),
         )
     except NotFound as exc:
-        return gone(call, exc)
+        return gone_page(call, exc)
     except (StoreUnavailable, BrokerUnavailable):
         raise
     except DLQError as exc:
@@ -133,7 +133,7 @@ def _edit_page(call: Call, error: str = "") -> Page:
     )
 
 
-def _number(call: Call, name: str, kind: type[float] = float) -> float | None:
+def _typed_number(call: Call, name: str, kind: type[float] = float) -> float | None:
     """A number that was typed, if any; the operation checks its bounds."""
     text = call.typed(name)
     try:
@@ -146,7 +146,7 @@ def _number(call: Call, name: str, kind: type[float] = float) -> float | None:
     return number
 
 
-def _json(call: Call, name: str, kind: type, wanted: str) -> Any:
+def _typed_json(call: Call, name: str, kind: type, wanted: str) -> Any:
     text = call.value(name)
     try:
         value = json.loads(text)
@@ -169,10 +169,10 @@ def jobs(call: Call) -> Page:
 
 def job(call: Call) -> Page:
     """Show one job, or the plan that it still is."""
-    return _page(call, _job(call))
+    return _job_page(call, _job_of(call))
 
 
-def _job(call: Call) -> Job:
+def _job_of(call: Call) -> Job:
     return call.dlq.job(call.parts["job"], most_searched=MOST_SEARCHED)
 
 
@@ -193,37 +193,37 @@ def resume(call: Call) -> Page:
 
 def restore_job(call: Call) -> Page:
     """Plan to take back a discard, by its job."""
-    found = _job(call)
+    found = _job_of(call)
     try:
         return call.to("job", job=call.dlq.plan_restore(found.id).id)
     except StoreUnavailable:
         raise
     except DLQError as exc:
-        return _page(call, found, str(exc), status=409)
+        return _job_page(call, found, str(exc), status=409)
 
 
 def _changed(call: Call, change: Callable[[str], object], *, typed: bool = False) -> Page:
     """Change a job, and let it run; if it is refused, say why on its page."""
-    found = _job(call)
-    call.check(_needed(found))
+    found = _job_of(call)
+    call.check(_needed_permission(found))
     if found.state == "expired":
-        return _page(call, found, status=409)
+        return _job_page(call, found, status=409)
     names = (found.queue.strip(), printable(found.queue).strip())
     if typed and _must_type(found) and call.typed("typed") not in names:
         error = f"expected the name {found.queue} to be typed; nothing was done"
-        return _page(call, found, error, status=400)
+        return _job_page(call, found, error, status=400)
     try:
         change(found.id)
     except (StoreUnavailable, BrokerUnavailable):
         raise
     except DLQError as exc:  # it has ended, others were faster, or all messages would be lost
-        return _page(call, _job(call), str(exc), status=409)
+        return _job_page(call, _job_of(call), str(exc), status=409)
     if typed:
-        call.site.runner().wake()
+        call.site.runner().look_now()
     return call.to("job", job=found.id)
 
 
-def _needed(found: Job) -> Permission:
+def _needed_permission(found: Job) -> Permission:
     """What one must be allowed to do to start, cancel or resume a job."""
     if found.kind == "release":
         return Permission.HOLD
@@ -245,7 +245,7 @@ def _examples(call: Call, found: Job) -> list[Row]:
     return rows
 
 
-def _edit(call: Call, found: Job) -> list[str]:
+def _edited_arguments(call: Call, found: Job) -> list[str]:
     """The arguments before and after a planned edit, as text; none of other jobs."""
     if found.kind != "edit" or found.state != "planned":
         return []
@@ -254,8 +254,8 @@ def _edit(call: Call, found: Job) -> list[str]:
     return [json_text({"args": args, "kwargs": kwargs}) for args, kwargs in masked]
 
 
-def _page(call: Call, found: Job, error: str = "", *, status: int = 200) -> Page:
-    examples, edit = _examples(call, found), _edit(call, found)
+def _job_page(call: Call, found: Job, error: str = "", *, status: int = 200) -> Page:
+    examples, edit = _examples(call, found), _edited_arguments(call, found)
     found = found.shown(call.dlq.redaction)
     where = suppressed(lambda: LetterFilter.from_json(found.filter), DLQError)
     verb = found.kind.capitalize()
@@ -267,7 +267,7 @@ def _page(call: Call, found: Job, error: str = "", *, status: int = 200) -> Page
         verb=verb,
         query=query_of(where) if where is not None else {},
         must_type=_must_type(found),
-        allowed=call.may(_needed(found)),
+        allowed=call.may(_needed_permission(found)),
         error=error,
         examples=examples,
         edit=edit,

@@ -20,7 +20,7 @@ from celery_dlq.letters.links import MAX_PARSED_BYTES, WHEN, links_of
 from celery_dlq.letters.printable import json_text, shortened
 from celery_dlq.letters.replacing import MARKER
 from celery_dlq.web.http import Call, Page, RequestError
-from celery_dlq.web.pages import Row, filter_of, frames_of, gone, query_of, suppressed
+from celery_dlq.web.pages import Row, filter_of, frames_of, gone_page, query_of, suppressed
 
 if TYPE_CHECKING:
     from celery_dlq.letters.record import DeadLetter
@@ -70,11 +70,11 @@ def letter(call: Call) -> Page:
     try:
         queue, entry = call.dlq.entry(letter_id, queue, whole=True)
     except NotFound as exc:
-        return gone(call, exc)
+        return gone_page(call, exc)
     row = Row.of(call, entry)
     if row.letter is None:
         fields = {
-            _text(name): _text(value)
+            _text_of(name): _text_of(value)
             for name, value in list(entry.fields.items())[:MAX_FIELDS_SHOWN]
         }
         return call.page(
@@ -116,7 +116,7 @@ def body(call: Call) -> Page:
     if call.dlq.redaction:
         raise RequestError(403, "expected no dlq_redact, got one: the raw body shows every value")
     content = entry.fields.get(b"body", b"")
-    return _file(entry.key, "body", "application/octet-stream", content)
+    return _file_page(entry.key, "body", "application/octet-stream", content)
 
 
 def _mapping(found: DeadLetter, name: str) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _mapping(found: DeadLetter, name: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _text(value: bytes) -> str:
+def _text_of(value: bytes) -> str:
     text = value[: MAX_FIELD_SHOWN + 1].decode("utf-8", "backslashreplace")
     return shortened(text, MAX_FIELD_SHOWN)
 
@@ -137,7 +137,7 @@ def _text(value: bytes) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Node:
-    """One value."""
+    """A value of the arguments as the page draws it, with what is below it."""
 
     key: str  # Its name in its mapping, or its number in its list
     path: str  # How a filter or an edit names it, e.g. `kwargs.order.id`
@@ -150,7 +150,7 @@ class Node:
 
 def tree_of(value: Any, name: str) -> Node:
     """Make the tree of a value."""
-    return _node(value, name, name, 0, iter(range(MAX_NODES)))
+    return _make_node(value, name, name, 0, iter(range(MAX_NODES)))
 
 
 def arguments_of(letter: DeadLetter) -> tuple[list[Node], str]:
@@ -177,7 +177,7 @@ def edits_of(headers: Mapping[str, Any]) -> list[dict[str, str]]:
     return [{k: text for k, text in edit.items() if isinstance(text, str)} for edit in edits]
 
 
-def _node(value: Any, key: str, path: str, depth: int, budget: Iterator[int]) -> Node:
+def _make_node(value: Any, key: str, path: str, depth: int, budget: Iterator[int]) -> Node:
     """A value and what is below it, as long as the budget of nodes lasts."""
     if isinstance(value, (dict, list)):
         kind = "mapping" if isinstance(value, dict) else "list"
@@ -185,8 +185,8 @@ def _node(value: Any, key: str, path: str, depth: int, budget: Iterator[int]) ->
         found = value.items() if isinstance(value, dict) else enumerate(value)
         shown = islice(found, MAX_CHILDREN if depth < MAX_DEPTH else 0)
         for (name, one), _ in zip(shown, budget, strict=False):
-            below = f"{path}{_step(name)}"
-            node.children.append(_node(one, str(name), below, depth + 1, budget))
+            below = f"{path}{_path_step(name)}"
+            node.children.append(_make_node(one, str(name), below, depth + 1, budget))
         return node
     text = json_text(value)
     condition = f"{path}={text}"
@@ -204,7 +204,7 @@ def _node(value: Any, key: str, path: str, depth: int, budget: Iterator[int]) ->
     )
 
 
-def _step(key: str | int) -> str:
+def _path_step(key: str | int) -> str:
     """A name as the conditions of a filter spell it."""
     plain = isinstance(key, str) and _PLAIN.fullmatch(key)
     return f".{key}" if plain else f"[{json.dumps(key)}]"
@@ -219,16 +219,16 @@ def export(call: Call) -> Page:
     if form != "jsonl":
         raise NotFound(f"expected jsonl, got {form!r}; `dlq export` writes Parquet")
     found = call.dlq.entries(queue, filter_of(call), limit=MAX_LETTERS)
-    return _file(queue, "jsonl", "application/x-ndjson", _lines(call, found))
+    return _file_page(queue, "jsonl", "application/x-ndjson", _json_lines(call, found))
 
 
-def _file(queue: str, ending: str, kind: str, content: bytes | Iterator[bytes]) -> Page:
+def _file_page(queue: str, ending: str, kind: str, content: bytes | Iterator[bytes]) -> Page:
     name = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in queue)[:60]
     disposition = f'attachment; filename="{name}.{ending}"'
     return Page(content_type=kind, body=content, headers={"content-disposition": disposition})
 
 
-def _lines(call: Call, found: Iterator[RawEntry]) -> Iterator[bytes]:
+def _json_lines(call: Call, found: Iterator[RawEntry]) -> Iterator[bytes]:
     for entry in found:
         with suppress(CorruptLetter):
             record: dict[str, Any] = call.masked(entry).to_json()

@@ -8,7 +8,7 @@ from typing import Any
 
 from celery_dlq.errors import DLQError
 from celery_dlq.events import whoami
-from celery_dlq.policies.overrides import keys
+from celery_dlq.policies.overrides import overridable_keys
 from celery_dlq.policies.table import RETENTION, PolicyTable, of_whole_queues
 from celery_dlq.web.http import Call, Page, Permission, RequestError
 from celery_dlq.web.pages import confirm, span_of, suppressed
@@ -17,7 +17,7 @@ from celery_dlq.web.templating import duration, plain
 
 def policies(call: Call) -> Page:
     """Show the policy of every queue and task."""
-    return _page(call)
+    return _policies_page(call)
 
 
 def set_policy(call: Call) -> Page:
@@ -28,8 +28,8 @@ def set_policy(call: Call) -> Page:
         span = span_of(call) or timedelta(hours=1)
         made = call.dlq.check_override(queue, span, **values)
     except (DLQError, TypeError, ValueError, OverflowError) as exc:
-        return _page(call, error=str(exc))
-    facts = {"then": _shown(made[0].value), "for": duration(span), "by": whoami()}
+        return _policies_page(call, error=str(exc))
+    facts = {"then": _shown_value(made[0].value), "for": duration(span), "by": whoami()}
     return _changed(
         call,
         lambda: call.dlq.override_policy(queue, span, **values),
@@ -65,27 +65,31 @@ def _changed(
     after: PolicyTable,
 ) -> Page:
     queue, key = call.typed("queue"), call.typed("key")
-    call.check(_needed(key))
+    call.check(_needed_permission(key))
     page = confirm(
         call,
         change,
         title=title,
         button=button,
-        facts={"now": _value(call, queue, key), **facts, **_effect(call, queue, key, after)},
+        facts={
+            "now": _value_in_force(call, queue, key),
+            **facts,
+            **_change_effect(call, queue, key, after),
+        },
         back=call.link("policies"),
     )
     call.site.status.forget_fleet()
     return page
 
 
-def _needed(key: str) -> Permission:
+def _needed_permission(key: str) -> Permission:
     """What a user must be allowed to do with letters whose policy they change."""
     if key in RETENTION:
         return Permission.DISCARD
     return Permission.REDRIVE if key in of_whole_queues() else Permission.EDIT_POLICIES
 
 
-def _effect(call: Call, queue: str, key: str, after: PolicyTable) -> dict[str, str]:
+def _change_effect(call: Call, queue: str, key: str, after: PolicyTable) -> dict[str, str]:
     """When a change begins, and what it does to the letters that are there."""
     if key not in of_whole_queues():
         return {"noticed": "by running workers within seconds"}
@@ -97,22 +101,22 @@ def _effect(call: Call, queue: str, key: str, after: PolicyTable) -> dict[str, s
     }
 
 
-def _value(call: Call, queue: str, key: str) -> str:
+def _value_in_force(call: Call, queue: str, key: str) -> str:
     """The value in force, and where it comes from."""
     report = suppressed(lambda: call.dlq.policies(queue), DLQError)
     views = [] if report is None else [view for view in report.views if view.task is None]
     if not views:
         return "unknown"
     found = views[0].to_json()["policy"].get(key) or {"value": None, "source": "default"}
-    value = "not set" if found["value"] is None else _shown(found["value"])
+    value = "not set" if found["value"] is None else _shown_value(found["value"])
     return f"{value} ({found['source']})"
 
 
-def _shown(value: Any) -> str:
+def _shown_value(value: Any) -> str:
     return "off" if value is False else plain(value)
 
 
-def _page(call: Call, error: str = "") -> Page:
+def _policies_page(call: Call, error: str = "") -> Page:
     report = call.dlq.policies()
     return call.page(
         "policies.html",
@@ -121,9 +125,9 @@ def _page(call: Call, error: str = "") -> Page:
         views=[view.to_json() for view in report.views],
         warnings=report.warnings,
         overrides=[one for one in call.dlq.overrides() if one.value is not None],
-        may_change=lambda key: call.may(_needed(key)),
-        keys=keys(),
-        shown=_shown,
+        may_change=lambda key: call.may(_needed_permission(key)),
+        keys=overridable_keys(),
+        shown=_shown_value,
         error=error,
     )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from celery_dlq.errors import NotFound
 from celery_dlq.store.records import GroupState
 from celery_dlq.web.http import Call, Page
-from celery_dlq.web.pages import Row, confirm, frames_of, gone, page_of, suppressed
+from celery_dlq.web.pages import Row, confirm, frames_of, gone_page, page_of, suppressed
 from celery_dlq.web.status import MAX_QUEUES
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def groups(call: Call) -> Page:
     some = partial(call.dlq.groups, queue, by=by, state=state)
     first = (number - 1) * MAX_GROUPS
     if text:
-        found = [*islice(_named(some, text.casefold()), first, first + MAX_GROUPS + 1)]
+        found = [*islice(_groups_with_text(some, text.casefold()), first, first + MAX_GROUPS + 1)]
         more, found = len(found) > MAX_GROUPS, found[:MAX_GROUPS]
     else:
         found = some(limit=MAX_GROUPS, offset=first)
@@ -104,7 +104,7 @@ def groups(call: Call) -> Page:
     )
 
 
-def _named(some: Callable[..., list[Group]], text: str) -> Iterator[Group]:
+def _groups_with_text(some: Callable[..., list[Group]], text: str) -> Iterator[Group]:
     """The causes that have a text in what names them, among the first of an order."""
     for offset in range(0, MOST_SEARCHED, _SEARCHED_AT_ONCE):
         groups = some(limit=_SEARCHED_AT_ONCE, offset=offset)
@@ -143,12 +143,12 @@ def group(call: Call) -> Page:
 
 def _columns_of_day(group: Group) -> Columns:
     now = datetime.now(timezone.utc).replace(minute=0, second=0, microsecond=0)
-    pairs = zip(_hours(now, len(group.course)), group.course, strict=True)
+    pairs = zip(_hour_names(now, len(group.course)), group.course, strict=True)
     return [(name, {group.reason: letters}) for name, letters in pairs]
 
 
 @lru_cache(maxsize=2)
-def _hours(now: datetime, number: int) -> list[str]:
+def _hour_names(now: datetime, number: int) -> list[str]:
     """The names of the last hours: the same for all groups of a page."""
     hours = (now - timedelta(hours=before) for before in range(number - 1, -1, -1))
     return [f"{hour:%d %b %H:00} UTC" for hour in hours]
@@ -172,7 +172,7 @@ def restore(call: Call) -> Page:
         return call.to("letter", queue=queue, letter=letter_id)
     if entry is None:
         what = f"expected a discarded letter of {queue}, got {letter_id!r}"
-        return gone(call, NotFound(f"{what}; discarded letters are kept for 24 hours"))
+        return gone_page(call, NotFound(f"{what}; discarded letters are kept for 24 hours"))
     found = Row.of(call, entry)
     return confirm(
         call,

@@ -222,7 +222,7 @@ def use_sentry(python: Path, folder: Path, url: str) -> None:
     """The reporter finds the client of an initialised Sentry."""
     code = (
         "import sentry_sdk; sentry_sdk.init('http://key@127.0.0.1:1/1'); "
-        "from celery_dlq.features.sentry.observer import client; "
+        "from celery_dlq.features.sentry.observer import sentry_client; "
         "assert client() is not None"
     )
     run(str(python), "-c", code, cwd=folder)

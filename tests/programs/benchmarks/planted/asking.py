@@ -14,7 +14,7 @@ from benchmarks.planted.folders import Expected
 from benchmarks.planted.judging import Verdict, claims_of, judge
 from benchmarks.planted.truths import SAMPLE
 
-from celery_dlq.letters.causes import Message, explain_causes
+from celery_dlq.letters.causes import ComparedMessage, explain_causes
 from celery_dlq.letters.comparison import MIN_OTHERS, pairs_of
 from celery_dlq.letters.course import Course, Moment
 
@@ -64,7 +64,7 @@ def by_core(folder: Path) -> dict[str, Any]:
     wanted = {name for name, one in Expected.read(folder).items() if one.wanted}
     courses, drawn, queues = _read(folder / "letters")
     good = _read(folder / "successes")[1] if (folder / "successes").exists() else {}
-    tasks: dict[str, list[Message]] = defaultdict(list)
+    tasks: dict[str, list[ComparedMessage]] = defaultdict(list)
     for messages in (*drawn.values(), *good.values()):
         tasks[messages[0].task] += messages
     ends_at = max(one.last_at or 0 for one in courses.values())
@@ -88,13 +88,15 @@ def by_core(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _read(folder: Path) -> tuple[dict[str, Course], dict[str, list[Message]], dict[str, set[str]]]:
+def _read(
+    folder: Path,
+) -> tuple[dict[str, Course], dict[str, list[ComparedMessage]], dict[str, set[str]]]:
     """The course of each cause, a sample of its letters, and its queues."""
     import pyarrow.dataset as ds
 
     table = ds.dataset(folder, format="parquet").to_table(columns=list(_COLUMNS))
     found: dict[str, Course] = {}
-    drawn: dict[str, list[Message]] = {}
+    drawn: dict[str, list[ComparedMessage]] = {}
     queues: dict[str, set[str]] = {}
     import pyarrow.compute as pc
 
@@ -112,11 +114,11 @@ def _read(folder: Path) -> tuple[dict[str, Course], dict[str, list[Message]], di
     return found, drawn, queues
 
 
-def _message(row: dict[str, Any]) -> Message:
+def _message(row: dict[str, Any]) -> ComparedMessage:
     # Without its task, which follows from the cause.
     names = [name for name in _COLUMNS if name != "task_name" and row[name] is not None]
     texts = {name: str(row[name]) for name in names}
-    return Message(
+    return ComparedMessage(
         cause=row["fingerprint"],
         task=row["task_name"],
         queue=row["source_queue"],

@@ -230,7 +230,7 @@ def _write(shop: Shop, drawn: list[_Drawn], folder: Path, seed: int) -> None:
     import pyarrow.parquet as pq
 
     from celery_dlq.export.partition import day_value, file_name
-    from celery_dlq.export.partition import folder as folder_of
+    from celery_dlq.export.partition import partition_folder as folder_of
 
     by_queue: dict[str, list[Any]] = {}
     for number, one in enumerate(drawn):

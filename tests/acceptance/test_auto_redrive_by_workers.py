@@ -107,7 +107,7 @@ setattr(place, name, dying)
 if elsewhere:
     Claims.marker = lambda _: None
 jobs = poison_app.dlq.assembly.jobs()
-while auto_redrive.look(jobs, jobs.policies.in_force()) and jobs.run_next(lambda: False):
+while auto_redrive.look_for_due(jobs, jobs.policies.in_force()) and jobs.run_next(lambda: False):
     pass
 """
 

@@ -24,15 +24,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from celery_dlq.errors import ExportError, MissingExtra
+from celery_dlq.errors import ExportError
+from celery_dlq.export.arrow import pa, pafs
 from celery_dlq.export.wholefile import sync
-
-try:
-    import pyarrow as pa
-    from pyarrow import fs as pafs
-except ImportError as exc:
-    feature = "the export of letters"
-    raise MissingExtra(feature, "pyarrow", "parquet") from exc
 
 NOTES = "_celery_dlq"
 """Folder of checkpoints and drafts: readers ignore names that begin with an underscore."""

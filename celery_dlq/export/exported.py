@@ -18,8 +18,9 @@ from contextlib import contextmanager
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from celery_dlq.errors import ExportError, MissingExtra
+from celery_dlq.errors import ExportError
 from celery_dlq.export import partition
+from celery_dlq.export.arrow import pa, pc, pq
 from celery_dlq.export.destination import NOTES, Destination
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import Kind, field_kinds, from_micros, to_micros
@@ -28,14 +29,6 @@ from celery_dlq.store.records import Group, GroupOrder, in_order, ordered
 if TYPE_CHECKING:
     from celery_dlq.store.letters import Letters
     from celery_dlq.store.records import RawPage
-
-try:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-except ImportError as exc:
-    feature = "reading letters in files"
-    raise MissingExtra(feature, "pyarrow", "parquet") from exc
 
 PAGE = 500
 """Letters read at a time."""

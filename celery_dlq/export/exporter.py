@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq import timing
-from celery_dlq.errors import CorruptLetter, DLQError, ExportError, MissingExtra, StoreUnavailable
+from celery_dlq.errors import CorruptLetter, DLQError, ExportError, StoreUnavailable
 from celery_dlq.export import checkpoint, published, table
+from celery_dlq.export.arrow import pa
 from celery_dlq.export.checkpoint import Checkpoint, ExportLeases
 from celery_dlq.export.destination import Destination
 from celery_dlq.export.roll import Background, Roll, earlier_ids, trim_exported
@@ -34,12 +35,6 @@ from celery_dlq.store.records import FIRST_POSITION, ordered, position_at, store
 
 if TYPE_CHECKING:
     from celery_dlq.store.letters import Letters
-
-try:
-    import pyarrow as pa
-except ImportError as exc:
-    feature = "the export of letters"
-    raise MissingExtra(feature, "pyarrow", "parquet") from exc
 
 logger = get_logger("celery_dlq.export")
 

@@ -10,16 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from celery_dlq.export import table
+from celery_dlq.export.arrow import pa, pq
 from celery_dlq.export.destination import NOTES, Destination
-
-try:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-except ImportError as exc:
-    from celery_dlq.errors import MissingExtra
-
-    feature = "the export of letters"
-    raise MissingExtra(feature, "pyarrow", "parquet") from exc
 
 PLACE = f"{NOTES}/schema"
 _VERSION = b"celery_dlq.schema_version"

@@ -16,8 +16,9 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.errors import ExportError, MissingExtra
+from celery_dlq.errors import ExportError
 from celery_dlq.export import partition, table
+from celery_dlq.export.arrow import pa, pc, pq
 from celery_dlq.export.checkpoint import Checkpoint
 from celery_dlq.export.destination import Destination, Draft
 from celery_dlq.letters.record import Use, record_fields
@@ -25,14 +26,6 @@ from celery_dlq.store.records import FIRST_POSITION, ordered
 
 if TYPE_CHECKING:
     from celery_dlq.store.letters import Letters
-
-try:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-except ImportError as exc:
-    feature = "the export of letters"
-    raise MissingExtra(feature, "pyarrow", "parquet") from exc
 
 ROWS_A_GROUP = 20_000
 BYTES_A_GROUP = 48 * 1024 * 1024

@@ -15,7 +15,8 @@ from functools import cache, lru_cache
 from itertools import accumulate, chain
 from typing import Any
 
-from celery_dlq.errors import CorruptLetter, MissingExtra
+from celery_dlq.errors import CorruptLetter
+from celery_dlq.export.arrow import pa, pc
 from celery_dlq.letters.packed import (
     COMPRESSED,
     INLINE,
@@ -25,13 +26,6 @@ from celery_dlq.letters.packed import (
     decompressed,
 )
 from celery_dlq.letters.record import FIRST_MICROS, LAST_MICROS, SCHEMA_VERSION, Kind, field_kinds
-
-try:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-except ImportError as exc:
-    feature = "the export of letters"
-    raise MissingExtra(feature, "pyarrow", "parquet") from exc
 
 _MIN_LAYOUT_ROWS = 8
 

@@ -24,10 +24,10 @@ from celery_dlq.store.keys import Keys, compact, spelled
 from celery_dlq.store.part import Part
 from celery_dlq.store.records import ClaimState, MessageKey, QueueEntry, RedriveOutcome
 from celery_dlq.store.scripts import Script, chunks, script_text
-from celery_dlq.store.stream import ReadAhead
 
 if TYPE_CHECKING:
     from celery_dlq.store.store import Store
+    from celery_dlq.store.stream import ReadAhead
 
 logger = get_logger("celery_dlq.store")
 
@@ -235,6 +235,8 @@ class RedriveCall:
 
     def send(self) -> None:
         """Send the call over a connection of its own; if that fails, `wait_for_states` makes it."""
+        from celery_dlq.store.stream import ReadAhead  # noqa: PLC0415 - a worker reads no letters
+
         ahead = self.idle.pop() if self.idle else ReadAhead(self.client, self.url)
         try:
             ahead.send_ahead("EVALSHA", self.script.digest, *self.call)

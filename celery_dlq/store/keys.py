@@ -80,7 +80,7 @@ class Keys:
     tally = QueueKey(
         "HASH: ``reason:…`` to letters; ``group:…`` to times, example, course and facts; "
         "``restored`` to how often a letter came back from the bin; ``exported`` once it was "
-        "exported."
+        "exported; ``large`` to the position of the last letter above 16 KiB."
     )
     groups = QueueKey("ZSET: fingerprints by their number of letters.")
     newest_groups = QueueKey(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -34,11 +35,11 @@ from celery_dlq.store.records import (
     ordered,
 )
 from celery_dlq.store.scripts import chunks
-from celery_dlq.store.stream import StreamReader
 
 if TYPE_CHECKING:
     from celery_dlq.letters.filters import LetterFilter
     from celery_dlq.store.store import Store
+    from celery_dlq.store.stream import StreamReader
 
 logger = get_logger("celery_dlq.store")
 
@@ -65,12 +66,17 @@ class Letters(Part):
         super().__init__(store, keys)
         ttl = store.count_ttl if ttl_seconds is None else ttl_seconds
         self._ttl_millis = int(ttl * 1000)
-        self._reader = StreamReader(self._client, store.url)
         self.overviews = Overviews(store, keys)
         self.claims = Claims(store, keys, self._ttl_millis)
         self._named: set[str] = set()
         # Attempts by the ids of letters that may be stored: a reply was lost, or no replica has it.
         self._doubtful: dict[str, str] = {}
+
+    @cached_property
+    def _reader(self) -> StreamReader:
+        from celery_dlq.store.stream import StreamReader  # noqa: PLC0415 - a worker reads none
+
+        return StreamReader(self._client, self._store.url)
 
     def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
         """Store a letter and delete the message's counters, in one atomic step.
@@ -213,9 +219,10 @@ class Letters(Part):
         # The end is fixed now: letters that arrive during the reading are left out.
         until = until or self.last_position(dead_letter_queue)
         if until is not None:
-            stream = self._keys.letters(dead_letter_queue)
+            stream = self._keys.letters(dead_letter_queue)  # samples of successes are not noted
+            tally = "" if self._keys.successes_only else self._keys.tally(dead_letter_queue)
             yield from self._reader.pages(
-                stream, after, until, page_size, newest_first=newest_first, choice=choice
+                stream, after, until, page_size, tally, newest_first=newest_first, choice=choice
             )
 
     def last_position(self, dead_letter_queue: str) -> str | None:
@@ -392,7 +399,8 @@ class Letters(Part):
 
     def close(self) -> None:
         """Close connections. Never raises."""
-        self._reader.close()
+        if "_reader" in self.__dict__:
+            self._reader.close()
         self.claims.close()
         self._connection.close()
         with suppress(Exception):

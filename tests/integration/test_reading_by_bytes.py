@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,11 +21,13 @@ from letter_readers import READERS
 from servers import RedisServer
 from waiting import poll
 
+from celery_dlq.store.letters import Letters
 from celery_dlq.store.store import Store
 
 HERE = Path(__file__).parent
 MEGABYTE = 2**20
 SMALL, LARGE, LARGE_BYTES = 3_000, 100, 3_000_000
+ASKING = "xrange", "xrevrange"
 MOST_OF_READER, MOST_OF_REDIS = 400, 40  # MiB
 
 
@@ -123,21 +125,55 @@ def test_an_export_that_follows_many_queues_holds_few_letters_of_all(tmp_path: P
     assert peak < MOST_OF_READER
 
 
+def test_small_letters_behind_the_last_large_one_are_not_looked_at_one_by_one() -> None:
+    """A discarded large letter that is restored is the last large one again."""
+    with RedisServer() as server:
+        store = Store(server.url).letters
+        large = a_letter(body=b"x" * 20_000)
+        for letter in (large, *(a_letter() for _ in range(1_000))):
+            store.dead_letter(letter, key_of(letter))
+        # 25, 125 and 200, until its pages are full.
+        assert entries_looked_at(server, store, newest_first=False) < 400
+        # From the newest one on, the large one is ahead of all.
+        assert entries_looked_at(server, store, newest_first=True) > 900
+        store.remove(DLQ, [large.id], keep_seconds=60.0)
+        store.restore(DLQ, large.id)
+        assert entries_looked_at(server, store, newest_first=False) > 900
+        store.close()
+
+
+def entries_looked_at(server: RedisServer, store: Letters, *, newest_first: bool) -> int:
+    """How often Redis was asked for entries, from outside or by scripts, until all were read."""
+    client = server.client()
+    client.config_resetstat()
+    assert sum(1 for _ in store.letters(DLQ, newest_first=newest_first)) == 1_001
+    calls = client.info("commandstats")
+    return sum(calls.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ASKING)
+
+
 def asks_for_several(command: Command) -> bool:
     """Match the reading of more than one entry."""
-    if command[0] == b"EVAL" and b"XREVRANGE" in command[1]:
-        return int(command[-2]) > 1
+    return command[0] == b"EVAL" and b"XREVRANGE" in command[1] and int(command[-2]) > 1
+
+
+def asks_for_several_small_ones(command: Command) -> bool:
+    """Match the reading of entries none of which is large."""
     return command[0] == b"XRANGE" and int(command[-1]) > 1
 
 
-def test_a_page_that_does_not_arrive_is_asked_for_again_by_ones() -> None:
+@pytest.mark.parametrize(
+    ("count", "page"), [(12, asks_for_several), (800, asks_for_several_small_ones)]
+)
+def test_a_page_that_does_not_arrive_is_asked_for_again_by_ones(
+    count: int, page: Callable[[Command], bool]
+) -> None:
     """A slow connection carries one large letter within the timeout, and not five."""
     with RedisServer() as server, CommandProxy(server.port) as proxy:
         direct = Store(server.url).letters
-        letters = [a_letter() for _ in range(12)]
+        letters = [a_letter() for _ in range(count)]
         for letter in letters:
             direct.dead_letter(letter, key_of(letter))
-        held = proxy.fault("hold", asks_for_several, times=2)
+        held = proxy.fault("hold", page, times=2)
         slow = Store(f"redis://127.0.0.1:{proxy.port}/0", timeout_seconds=0.5).letters
         found = [one.letter.id for one in slow.letters(DLQ, newest_first=False)]
         assert found == [letter.id for letter in letters]

@@ -16,13 +16,13 @@
 -- Returns: 1 = NEW, 2 = REGRESSED (stored, and its group was resolved), 0 = ALREADY_THERE (only
 --          the counters are deleted)
 -- Complexity: O(number of fields + log N), N groups
-local MINUTE_MILLIS = 60000
+local id, fingerprint, at = ARGV[1], ARGV[3], ARGV[4]
+-- include: entry
 -- include: arrival
 -- include: group
 -- include: state
 -- include: publication
 -- include: late_copy
-local id, fingerprint, at = ARGV[1], ARGV[3], ARGV[4]
 local function forget(reply)
   note_death(4, ARGV[6], redis.call('HMGET', KEYS[4], 'watched', 'died'), ARGV[7])
   note_late_copy(10, id, tonumber(ARGV[7]))  -- a late copy must not run with a fresh count
@@ -36,7 +36,7 @@ if redis.call('HEXISTS', KEYS[6], id) == 1 then
   end
   return forget(0)
 end
-local entry = redis.call('XADD', KEYS[1], '*', unpack(ARGV, 11))
+local entry = add_entry(3, ARGV, 11)
 redis.call('HSET', KEYS[6], id, entry)
 -- An expiry that is past by the clock of Redis is left out, or retention would remove the letter
 -- before anybody saw it: the worker's clock is wrong, or the letter waited in a spool.
@@ -54,7 +54,7 @@ redis.call('HSET', KEYS[3], place, value)
 if not last or string.sub(last, 1, -7) ~= string.sub(at, 1, -7) then
   redis.call('ZADD', KEYS[8], at, fingerprint)
 end
-count_arrival(math.floor(stored / MINUTE_MILLIS), ARGV[2])
+count_arrival(stored, ARGV[2])
 local changed = regressed(redis.call('HGET', KEYS[9], fingerprint), at, ARGV[9], id)
 if changed then redis.call('HSET', KEYS[9], fingerprint, changed) end
 return forget(changed and 2 or 1)

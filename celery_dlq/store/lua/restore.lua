@@ -7,6 +7,7 @@
 -- Returns: 1 = RESTORED, 0 = NOT_THERE, 2 = TAKEN (the queue has another letter of this id)
 -- Complexity: O(number of fields + log N), N groups
 local OPERATION_EXPIRE_MILLIS = 2592000000  -- 30 days
+-- include: entry
 local entry = redis.call('HGET', KEYS[6], ARGV[1])
 local found = entry and redis.call('XRANGE', KEYS[5], entry, entry)[1]
 if not found then return 0 end
@@ -14,7 +15,7 @@ local fields, letter = found[2], {}
 for n = 5, #fields, 2 do letter[fields[n]] = fields[n + 1] end
 if letter.id and redis.call('HEXISTS', KEYS[2], letter.id) == 1 then return 2 end
 redis.call('XDEL', KEYS[5], '0-1')  -- deletes nothing; OOM-safe order, see README
-local place = redis.call('XADD', KEYS[1], '*', unpack(fields, 5))
+local place = add_entry(3, fields, 5)
 if letter.id and letter.reason and letter.fingerprint then
   redis.call('HSET', KEYS[2], letter.id, place)
   redis.pcall('HINCRBY', KEYS[3], 'reason:' .. letter.reason, 1)

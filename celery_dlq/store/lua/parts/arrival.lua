@@ -1,7 +1,9 @@
 -- Part of dead_letter.lua: count a letter in the minute of its arrival, by reason.
 -- KEYS: 2 arrivals, as in that script
 local ARRIVALS_EXPIRE_MILLIS = 3720000  -- an hour and two minutes
-local function count_arrival(minute, reason)
+local MINUTE_MILLIS = 60000
+local function count_arrival(stored, reason)
+  local minute = math.floor(stored / MINUTE_MILLIS)
   local place = minute % 60 .. ':' .. reason
   local slot = redis.call('HGET', KEYS[2], place)
   local seen = slot and string.match(slot, '^' .. minute .. ':(%d+)$') or 0

@@ -111,7 +111,8 @@ _MOST_BYTES = 1 << 20
 _AROUND = 8  # bytes of a frame around its content: type, channel, size; end
 _END = 0xCE
 
-_HUB_POOLS = frozenset(f"celery.concurrency.{name}" for name in ("prefork", "thread"))
+LOOP_GOES_ON = frozenset(f"celery.concurrency.{name}" for name in ("prefork", "thread"))
+"""The modules of the pools whose tasks run beside the worker's event loop."""
 
 
 def read_ahead(consumer: Any) -> None:
@@ -127,7 +128,7 @@ def read_ahead(consumer: Any) -> None:
     if consumer.hub is None:
         if consumer.pool.is_green:
             connection.drain_events = frames.drain_events
-    elif type(consumer.pool).__module__ in _HUB_POOLS:
+    elif type(consumer.pool).__module__ in LOOP_GOES_ON:
         consumer.hub.add_reader(connection.sock, frames.on_readable)
 
 

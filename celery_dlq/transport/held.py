@@ -222,7 +222,7 @@ class LeaseThread:
 class WatchedFetch:
     """A fetch of our own in place of kombu's, for the connections of one worker's consumer."""
 
-    dispatches = False  # True if tasks run in other processes, after a turn of the event loop
+    loop_goes_on = False  # the event loop, while tasks run
     told: Callable[[], bool] = staticmethod(bool)  # True if the broker tells of instructions
 
     def __init__(self, keeper: LeaseThread) -> None:

@@ -15,9 +15,9 @@ from celery_dlq import timing
 from celery_dlq.errors import BrokerUnavailable, DLQError
 from celery_dlq.events import DeadLettered, Event
 from celery_dlq.letters.printable import get_logger, shortened
-from celery_dlq.transport.amqp import read_ahead, restore_in_loop
+from celery_dlq.transport.amqp import LOOP_GOES_ON, read_ahead, restore_in_loop
 from celery_dlq.transport.redis.broker import UPGRADE, mismatch
-from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, read_on, starts_here
+from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, read_on
 from celery_dlq.worker.dropped import read_leniently, watch_dropped_messages
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.request import (
@@ -100,7 +100,7 @@ class TickStep(bootsteps.StartStopStep):
         restore_in_loop(consumer)
         self._fetch = worker.dead_letter_guard.parts.dlq.reliable_fetch()
         if self._fetch is not None:
-            self._fetch.dispatches = not starts_here(worker.pool_cls)
+            self._fetch.loop_goes_on = worker.pool_cls.__module__ in LOOP_GOES_ON
             self._fetch.watch(consumer)
             worker.dead_letter_guard.told = self._fetch.told
         worker.dead_letter_tasks.watch(consumer)

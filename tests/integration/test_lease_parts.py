@@ -155,7 +155,7 @@ def test_what_a_turn_of_the_loop_acknowledged_goes_with_the_next_fetch_or_at_its
 ) -> None:
     """Other threads, which have no turns, send at once."""
     leases = leases_on(broker)
-    leases.sends_in_turns, leases.loop_thread = True, threading.get_ident()
+    leases.loop_goes_on, leases.loop_thread = True, threading.get_ident()
     publish(client, "one", "two", "three", "four")
     one, two, three = (fetch(leases, broker) for _ in range(3))
     leases.acknowledge(one)
@@ -242,7 +242,7 @@ def test_leases_are_renewed_and_bells_ring_on_a_full_redis() -> None:
         leases.renew(call_on(client), broker)
 
         assert client.zscore("unacked_leases", tag) > before
-        client.eval(script_text("ring", SCRIPTS).text, 2, "unacked", "bell")
+        client.eval(script_text("ring", SCRIPTS).text, 3, "unacked", "bell", "duty", "")
         assert client.rpop("bell") == b"1"
 
 

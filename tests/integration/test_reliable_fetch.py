@@ -216,7 +216,7 @@ def test_who_takes_the_last_message_wakes_the_next_worker_when_it_is_full(
         return sorted(taken)
 
     for connection in connections:
-        connection.default_channel.dlq_leases.sends_in_turns = True  # of a pool, unlike solo
+        connection.default_channel.dlq_leases.loop_goes_on = True  # of a pool, unlike solo
         consumer = connection.Consumer([queue("a")], callbacks=[take], auto_declare=False)
         consumer.qos(prefetch_count=2)
         consumer.consume()
@@ -225,6 +225,45 @@ def test_who_takes_the_last_message_wakes_the_next_worker_when_it_is_full(
         publish(connections[0], "a", body)
         poll(lambda body=body: body in step())
     poll(lambda: step() == ["0", "1", "2", "3", "4"], timeout_seconds=5)
+
+
+@pytest.mark.parametrize("loop_goes_on", [True, False])
+def test_who_is_on_duty_takes_a_message_and_stays_unless_its_loop_stands_still(
+    connect: Connect, broker: redis.Redis, loop_goes_on: bool
+) -> None:
+    """Without room it wakes another when the next message comes, so one message wakes one worker.
+
+    No thread looks here.
+    """
+    connections, taken = [connect("reliable") for _ in range(3)], []
+    named = [connection.default_channel.dlq_leases for connection in connections]
+    for connection, leases in zip(connections, named, strict=True):
+        leases.loop_goes_on = loop_goes_on
+        receive = partial(lambda name, body, _message: taken.append((body, name)), leases.name)
+        consumer = connection.Consumer([queue("a")], callbacks=[receive], auto_declare=False)
+        consumer.qos(prefetch_count=1)
+        consumer.consume()
+
+    def step() -> int:
+        for connection in connections:
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=0.02)
+        return len(taken)
+
+    def on_duty() -> str:
+        return broker.get(broker.keys("unacked_duty:*")[0]).decode()
+
+    poll(lambda: step() or broker.info("clients")["blocked_clients"] == 2)
+    publish(connections[0], "a", "0")
+    poll(lambda: step() == 1)
+    for _ in range(5):
+        step()
+    assert (on_duty() == taken[0][1]) is loop_goes_on
+    assert broker.info("clients")["blocked_clients"] == (2 if loop_goes_on else 1)
+    for number in (1, 2):
+        publish(connections[0], "a", str(number))
+        poll(lambda number=number: step() == number + 1, timeout_seconds=5)
+    assert {name for _, name in taken} == {leases.name for leases in named}
 
 
 def test_queues_that_are_added_and_cancelled_while_idle(connect: Connect) -> None:

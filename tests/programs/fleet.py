@@ -188,7 +188,7 @@ class Guarded(Worker):
         store = Store(player.url)
         store.check([f"{QUEUE}-DLQ"])
         self._leases = Leases(LEASE_SECONDS, store)
-        self._leases.sends_in_turns = True
+        self._leases.loop_goes_on = True
         self._keeper = LeaseKeeper(self._leases)
         self._keeper.start = lambda: None  # type: ignore[method-assign] - see Player
         self.keep = self._keeper.tick  # type: ignore[method-assign]

@@ -49,7 +49,7 @@ _MOST_ALARMS = 5  # without a message, each within a second of the question
 # Orders of the queues; each has all their lists, at 130 bytes a list.
 _MIN_PLANS, _MAX_PLANS, _MAX_LISTS = 2, 64, 16384
 _DUTY_MILLIS, _DUTY_SECONDS = 3500, 1.4 * LOOK_SECONDS  # so, every second call of the timer
-_WOKEN, _LEAVES, _POLLS = 1, 2, 4  # see fetch.lua
+_WOKEN, _LAST_ROOM, _LEAVES, _POLLS = 1, 2, 4, 8  # see fetch.lua
 
 
 class ReliableChannel(kombu_redis.Channel):
@@ -125,13 +125,12 @@ class ReliableChannel(kombu_redis.Channel):
 
     def _fetch_mode(self, own: FetchConnection) -> int:
         mode = _WOKEN if self._woken else 0
-        if self._on_duty or self._woken:
-            room = self.qos.can_consume_max_estimate()
-            # A task that runs in the loop leaves nobody to look.
-            if room == 1 or not self.dlq_leases.sends_in_turns:
-                mode, self._on_duty = mode + _LEAVES, False
         if not own.tracks:
-            mode += _POLLS
+            return mode + _POLLS
+        if self._on_duty or self._woken:
+            last = self.qos.can_consume_max_estimate() == 1
+            leaves = _LAST_ROOM * last if self.dlq_leases.loop_goes_on else _LEAVES
+            mode, self._on_duty = mode + leaves, self._on_duty and not leaves
         return mode
 
     def read(self) -> bool:
@@ -152,8 +151,7 @@ class ReliableChannel(kombu_redis.Channel):
             if news and self._due is None and (self._on_duty or "BRPOP" in news):
                 soon = time.monotonic() - self._asked_at < LOOK_SECONDS
                 self._alarms = self._alarms + 1 if soon and self._on_duty else 0
-                self._polls = 0
-                self._on_duty = self._on_duty and "GETEX" not in news
+                self._polls, self._on_duty = 0, self._on_duty and "GETEX" not in news
                 self._get_up()
             elif "BRPOP" in replies:
                 self._fall_asleep(on_duty=False)
@@ -165,23 +163,21 @@ class ReliableChannel(kombu_redis.Channel):
         (tag, queues), self.fetching = self.fetching, None
         if not isinstance(reply, list):
             self.dlq_leases.drop_message(tag)
-        if isinstance(reply, NoScriptError):
-            self._by_digest = False
-            return False
-        if isinstance(reply, Exception):
-            self._wait_for_writes(reply)
-            return False
-        if isinstance(reply, int):
-            self._fall_asleep(on_duty=reply == 1)
+            if isinstance(reply, NoScriptError):
+                self._by_digest = False
+            elif isinstance(reply, Exception):
+                self._wait_for_writes(reply)
+            else:
+                self._fall_asleep(on_duty=reply == 1)
             return False
         self._polls = self._alarms = 0
         number, entry, *duty = reply
-        queue, self._on_duty = queues[(number - 1) % len(queues)], self._on_duty or bool(duty)
+        queue = queues[(number - 1) % len(queues)]
         self._queue_cycle.rotate(queue)
-        if queue not in self._no_ack:
-            self.dlq_leases.received(tag)
-        else:
-            self.dlq_leases.drop_message(tag)
+        if duty:  # also if the window is full: who is told of a message then wakes another
+            self._fall_asleep(on_duty=True, renewed=True)
+        leases = self.dlq_leases
+        (leases.drop_message if queue in self._no_ack else leases.received)(tag)
         self.connection._deliver(FetchedEntry(entry, tag, queue), queue)  # noqa: SLF001
         return True
 
@@ -222,7 +218,7 @@ class ReliableChannel(kombu_redis.Channel):
 
     # -- waiting ------------------------------------------------------------------
 
-    def _fall_asleep(self, *, on_duty: bool) -> None:
+    def _fall_asleep(self, *, on_duty: bool, renewed: bool = False) -> None:
         """Wait for a message on duty, or for the bell; poll if Redis forbids that.
 
         Redis may tell of a change at once, again and again, and there is no message: where it
@@ -232,7 +228,7 @@ class ReliableChannel(kombu_redis.Channel):
         if self._alarms > _MOST_ALARMS:
             self._alarms -= 1  # and ask after the next look
             self._call_in(_LAST_POLL_SECONDS)
-        elif not self._ask_to_be_woken():
+        elif not self._ask_to_be_woken(renewed=renewed):
             self._call_in(min(_FIRST_POLL_SECONDS * 1.5**self._polls, _LAST_POLL_SECONDS))
         self._polls = min(self._polls + 1, 10)
 
@@ -241,18 +237,19 @@ class ReliableChannel(kombu_redis.Channel):
         plan = next(iter(self._plans.values()), None)
         connection = self.dlq_leases.connection
         if self._on_duty and plan is not None and connection is not None:
-            connection.send_unanswered([("DEL", plan.duty), plan.ring_command(plan.bell)])
+            connection.send_unanswered([plan.ring_command(plan.bell, self.dlq_leases.name)])
         self._on_duty = False
         self.dlq_leases.waiting.pop(self, None)
 
     def _get_up(self) -> None:
         self.dlq_leases.waiting.pop(self, None)
-        self._sleeping, self._woken = False, True
-        self._due = None
+        self._sleeping, self._woken, self._due = False, True, None
         if self.active_queues and self.qos.can_consume():
             self.connection.cycle._register_BRPOP(self)  # noqa: SLF001
+        else:
+            self._give_duty_up()
 
-    def _ask_to_be_woken(self) -> bool:
+    def _ask_to_be_woken(self, *, renewed: bool) -> bool:
         """Arm and stay on duty, or wait for the bell; False if that is not possible."""
         self._due, self._asked_at = None, time.monotonic()
         plan = next(iter(self._plans.values()), None)  # all have the same lists
@@ -265,7 +262,8 @@ class ReliableChannel(kombu_redis.Channel):
         try:
             if self._on_duty:
                 stays = ("GETEX", plan.duty, "PX", _DUTY_MILLIS), self.dlq_leases.name.encode()
-                self._own.send_questions(TRACKED, (("EXISTS", *plan.lists), 0), stays)
+                asked = TRACKED, (("EXISTS", *plan.lists), 0), stays
+                self._own.send_questions(*asked[: 2 if renewed else 3])
             else:
                 self._own.send_questions(
                     (("BRPOP", plan.bell, plan.own_bell, timing.current.bell), None)
@@ -358,8 +356,7 @@ class ReliableChannel(kombu_redis.Channel):
 
     def _disconnect_fetch(self) -> None:
         """Disconnect; what a fetch may have taken goes back."""
-        own, fetching = self._own, self.fetching
-        self._own = self.fetching = None
+        own, fetching, self._own, self.fetching = self._own, self.fetching, None, None
         self.dlq_leases.waiting.pop(self, None)
         if fetching is not None:
             self.dlq_leases.interrupted(fetching[0])
@@ -410,9 +407,10 @@ class _FetchPlan:
         self._rest = (channel.dlq_leases.lease_seconds, *names)
         self._packed: dict[bool, list[bytes]] = {}  # what is before and after the tag
 
-    def ring_command(self, bell: str) -> tuple[Any, ...]:
-        """The command that wakes one worker."""
-        return ("EVAL", script_text("ring", SCRIPTS).text, 2, self._unacked, bell)
+    def ring_command(self, bell: str, leaves: str = "") -> tuple[Any, ...]:
+        """The command that wakes one worker, and with a name ends the duty of that one."""
+        text = script_text("ring", SCRIPTS).text
+        return ("EVAL", text, 3, self._unacked, bell, self.duty, leaves)
 
     def fetch_command(self, connection: Any, tag: str, end: str, *, by_digest: bool) -> list[bytes]:
         """The packed command: only the tag is new, always as long, and the argument at the end."""

@@ -96,7 +96,7 @@ class ReliableFetch(WatchedFetch):
         self._refusal = refusal(channel)
         if self._refusal is None:
             broker = broker_of(channel)
-            self.leases.sends_in_turns = self.dispatches
+            self.leases.loop_goes_on = self.loop_goes_on
             self.leases.connected(broker)
             self._keeper.connected(broker)
 
@@ -157,7 +157,7 @@ def _probe_script(run: Callable[..., Any], names: Sequence[str]) -> None:
     run("EVALSHA", fetch.digest, 6, *fetched, "probe", 60, '"probe"', "1")
     run("EVAL", script_text("renew", SCRIPTS).text, 4, *all_keys[:4], 60, "probe")
     run("EVAL", script_text("expired", SCRIPTS).text, 4, *keys[:3], duty, 1, 0)
-    run("EVAL", script_text("ring", SCRIPTS).text, 2, unacked, bell)
+    run("EVAL", script_text("ring", SCRIPTS).text, 3, unacked, bell, duty, "probe")
     run("HGET", unacked, "probe")
     run("EVAL", script_text("restore", SCRIPTS).text, 5, *all_keys, "probe", "{}", 1, 0)
     run("ZREMRANGEBYSCORE", restored, 0, 0)

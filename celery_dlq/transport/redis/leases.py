@@ -48,7 +48,7 @@ class Leases(LeasedMessages):
         self.lease_seconds = lease_seconds
         self._shared = store and store.connection  # the store is on the broker's server
         self._found_gone = 0  # of them, not reported yet
-        self.sends_in_turns = False  # or at once: solo runs tasks within a turn of the loop
+        self.loop_goes_on = False  # while tasks run: what it sends may wait for the turn's end
         self.loop_thread: int | None = None
         self._unsent: deque[str] = deque()  # acknowledged in this turn
         self.name = uuid4().hex  # of the worker, for others
@@ -125,7 +125,7 @@ class Leases(LeasedMessages):
             return
         self.acknowledged.append(tag)
         self._unsent.append(tag)
-        if not self.sends_in_turns or get_ident() != self.loop_thread:
+        if not self.loop_goes_on or get_ident() != self.loop_thread:
             self.send_acknowledgements()
         if len(self.acknowledged) > _MAX_UNCONFIRMED:
             self._confirm_here()

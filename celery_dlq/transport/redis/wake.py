@@ -7,10 +7,11 @@ no more than "look".
 
 The others wait in ``BRPOP`` for a bell, a list of at most four tokens that carry no message. The
 first fetch after a wake-up rings it if it leaves more in the lists; else its worker is on duty, if
-nobody is. Whose window is full gives the duty up, and rings. So a message costs the same with two
-idle workers and with a thousand, and a flood wakes up to four times as many in each step. Each
-second, the thread of a worker that waits looks, and rings a bell of its own if nobody fetches a
-message, or is on duty: whoever hangs or dies delays messages by a second, and loses none. The
+nobody is. It stays so without room for another: told of one, it gives the duty up, and rings; at
+once where tasks run in the event loop, which cannot look meanwhile. So a message costs the same
+with two idle workers and with a thousand, and a flood wakes up to four times as many in each step.
+Each second, the thread of a worker that waits looks, and rings a bell of its own if nobody fetches
+a message, or is on duty: whoever hangs or dies delays messages by a second, and loses none. The
 connection tells of changes to other keys, too, see `Watch`.
 
 Source: https://redis.io/docs/latest/develop/reference/client-side-caching/ and

@@ -60,6 +60,8 @@ def work(options: dict[str, Any]) -> None:
     app.conf.task_ignore_result = True
     app.conf.task_acks_late = True
     app.conf.broker_connection_retry_on_startup = True
+    if options["concurrency"] == 1:
+        app.conf.worker_prefetch_multiplier = 1  # no room while a task runs
     starts = Path(options["starts"]).open("a", buffering=1)  # noqa: SIM115 - as long as it works
 
     @app.task(name="work", shared=False)
@@ -75,7 +77,7 @@ def work(options: dict[str, Any]) -> None:
     app.Worker(
         hostname=f"{options['name']}@wake",
         pool_cls=options["pool"],
-        concurrency=2,
+        concurrency=options["concurrency"],
         queues=",".join(options["queues"]),
         loglevel="WARNING",
         quiet=True,
@@ -97,6 +99,7 @@ class Node:
         folder: Path,
         pool: str,
         heartbeat: bool,
+        concurrency: int,
     ) -> None:
         self.kind = kind
         self.queues = queues
@@ -109,6 +112,7 @@ class Node:
             "name": name,
             "pool": pool,
             "heartbeat": heartbeat,
+            "concurrency": concurrency,
             "starts": str(self.starts),
         }
         self._process = subprocess.Popen(
@@ -140,12 +144,13 @@ def nodes(
     pool: str = "solo",
     *,
     heartbeat: bool = False,
+    concurrency: int = 2,
 ) -> Iterator[list[Node]]:
     """Workers that consume; each has run a task."""
     with ExitStack() as stack, redis.Redis.from_url(url) as client:
         made = []
         for number, (kind, queues) in enumerate(wanted):
-            made.append(Node(url, kind, queues, f"w{number}", folder, pool, heartbeat))
+            made.append(Node(url, kind, queues, f"w{number}", folder, pool, heartbeat, concurrency))
             stack.callback(made[-1].end)
         for queues in {tuple(node.queues) for node in made}:
             push(client, queues[0], "first")

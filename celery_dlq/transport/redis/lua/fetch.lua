@@ -6,10 +6,10 @@
 --       2 lease (seconds)
 --       3... queues (names as JSON text, in the order of the lists; an empty text: its consumer
 --       does not acknowledge, so nothing is recorded)
---       last: one digit (1 = woken, + 2 = with an entry it cannot be on duty, + 4 = takes none),
---       then acknowledged (tags of other deliveries, one a line)
--- Returns: a list: the number of the list from 1, the entry, and 1 if it is on duty from now on;
---       without an entry 1 = on duty, or 0
+--       last: one digit (1 = woken, + 2 = it has room for one entry, + 4 = the task leaves nobody
+--       to look; + 8 = it cannot be woken), then acknowledged (tags of other deliveries, one a line)
+-- Returns: a list: the number of the list from 1, the entry, and 1 if it is on duty and leaves no
+--       entry; without an entry 1 = on duty, or 0
 -- Complexity: O(number of lists and of acknowledged tags)
 -- Begins with a removal or a pop, so it works on a full Redis: all later commands are allowed.
 local DUTY_MILLIS, BELL_MILLIS, MOST_WOKEN = 3500, 1000, 4
@@ -33,15 +33,16 @@ for i = (woken or #KEYS > BLOCK) and skip_empty(6) or 6, #KEYS do
       redis.call('ZADD', KEYS[2], now, ARGV[1])
       redis.call('HSET', KEYS[1], ARGV[1], '[' .. entry .. ',"",' .. queue .. ']')
     end
-    local tokens = woken and math.min(redis.call('LLEN', KEYS[i]), MOST_WOKEN) or 0
-    if woken and tokens == 0 and skip_empty(i) <= #KEYS then tokens = 1 end
-    local reply = {i - 5, entry}
-    if mode % 4 > 1 then
-      local holder = redis.call('GET', KEYS[4])
+    if mode % 8 == 0 then return {i - 5, entry} end
+    local more, tokens = skip_empty(i) <= #KEYS, 0
+    if more and woken then tokens = math.max(1, math.min(redis.call('LLEN', KEYS[i]), MOST_WOKEN)) end
+    local leaves, reply = mode % 8 > 3 or more and mode % 8 > 1, {i - 5, entry}
+    local holder = (leaves or not more) and redis.call('GET', KEYS[4])
+    if leaves then
       if holder == worker then redis.call('DEL', KEYS[4]) end
       if not holder or holder == worker then tokens = math.max(tokens, 1) end
-    elseif mode == 1 and tokens == 0
-      and redis.call('SET', KEYS[4], worker, 'NX', 'PX', DUTY_MILLIS) then  -- whom it would wake
+    elseif not more and mode < 8 and (not holder or holder == worker) then
+      redis.call('SET', KEYS[4], worker, 'PX', DUTY_MILLIS)
       reply[3] = 1
     end
     if tokens > 0 and redis.call('LLEN', KEYS[5]) == 0 then  -- else nobody waits for it
@@ -53,7 +54,7 @@ for i = (woken or #KEYS > BLOCK) and skip_empty(6) or 6, #KEYS do
 end
 local holder = redis.call('GET', KEYS[4])
 if holder == worker then return redis.call('PEXPIRE', KEYS[4], DUTY_MILLIS) end
-if holder or mode > 3 then return 0 end
+if holder or mode > 7 then return 0 end
 redis.call('HDEL', KEYS[1], '')  -- for a full Redis
 redis.call('SET', KEYS[4], worker, 'PX', DUTY_MILLIS)
 return 1

@@ -108,7 +108,7 @@ class Operations:
     ) -> RedriveReport:
         """Publish the original messages of letters again, then remove the letters.
 
-        Exactly once where the letters are in the database of the Redis broker: each is published
+        Exactly once where the letters are on the server of the Redis broker: each is published
         and removed in one step. Elsewhere at least once: after a crash between publishing and
         removing, the next redrive publishes no letter that is known to be published. One batch may
         be uncertain; its letters are published and counted in ``maybe_twice``. Letters that arrive

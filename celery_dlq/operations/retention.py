@@ -302,7 +302,7 @@ class MemoryCheck:
         if memory is None or not (self._table.queues or self._table.tasks):
             return []
         unbounded, found = self._table.unbounded(self._queues), memory_faults(memory)
-        if unbounded and is_brokers(self._settings, self._conf, server_of):
+        if unbounded and is_brokers(self._settings, self._conf):
             text = f"The letters of {some_of(unbounded)} are kept for ever in the broker's Redis"
             mend = (
                 "set dead_letter_ttl or dead_letter_max_length, or give them a Redis of their own"
@@ -311,13 +311,13 @@ class MemoryCheck:
         return [f"{text}: {mend}" for text, mend in found]
 
 
-def is_brokers(settings: Settings, conf: Any, place: Callable[[object], object]) -> bool:
-    """True if letters and the broker's messages are in one place: a `server`, or a `database`."""
+def is_brokers(settings: Settings, conf: Any) -> bool:
+    """True if letters and the broker's messages are on one server."""
     address, _prefix = settings.store_at(conf)
     urls = conf.broker_write_url
     broker = urls.split(";") if isinstance(urls, str) else urls or ()
-    places = {place(url) for url in broker if str(url).partition("://")[0] in SCHEMES}
-    return not places.isdisjoint(map(place, address.urls))
+    servers = {server_of(url) for url in broker if str(url).partition("://")[0] in SCHEMES}
+    return not servers.isdisjoint(map(server_of, address.urls))
 
 
 def memory_faults(memory: ServerMemory) -> list[tuple[str, str]]:
@@ -336,11 +336,6 @@ def memory_faults(memory: ServerMemory) -> list[tuple[str, str]]:
         text = "At its maxmemory Redis may delete counts of deliveries, and a message is then"
         return [(f"{text} counted from 1 again {policy}", "set noeviction")]
     return []
-
-
-def database(url: object) -> tuple[object, str]:
-    """The server of a URL, and its database."""
-    return server_of(url), urlsplit(str(url)).path.strip("/") or "0"
 
 
 def server_of(url: object) -> tuple[str, str]:

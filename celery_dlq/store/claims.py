@@ -34,7 +34,6 @@ logger = get_logger("celery_dlq.store")
 REMOVES = "#removes"
 """Ends the owners of claims that publish nothing: whoever takes them over has no doubt."""
 
-_MARKER_MILLIS = 60_000
 _ADOPTED_MILLIS = 30 * 86_400_000
 _CHANGED = (b"1", b"2", b"3", b"removed", b"restored", b"adopted")  # the first three by `redrive`
 
@@ -117,16 +116,15 @@ class Claims(Part):
             args = (owner, outcome, int(self._filed), *some)
             self._run_script("settle", *args, queue=dead_letter_queue)
 
-    def marker(self) -> str | None:
-        """Write a key that expires after a minute, and return its name.
+    def marker(self, database: int) -> str | None:
+        """Write a key that expires soon into a database of the letters' server; return its name.
 
-        A broker's client that sees the key reaches the same database. ``None`` if letters are
-        never kept in a broker's database.
+        A broker's client that sees the key reaches it. ``None``: letters are never beside a broker.
         """
         if isinstance(self._client, LazyCluster):
             return None
-        key = self._keys.marker(uuid4().hex)
-        self._client.set(key, 1, px=_MARKER_MILLIS)
+        key, script = self._keys.marker(uuid4().hex), script_text("marker")
+        self._client.execute_command(*script.command([key], self._database, database))
         return key
 
     def redrive(
@@ -136,33 +134,36 @@ class Claims(Part):
         *,
         job_id: str,
         owner: str,
+        database: int,
         previous_run_prefix: str = "",
     ) -> RedriveCall:
         """Publish the messages of letters and remove the letters, in one atomic step.
 
-        Only if the letters, or their receipts, are in the broker's database; see `marker`. No
-        letter has to be claimed before; the claims of others are respected as by `claim`.
+        Only if the broker's database has this number on the server of letters and receipts; see
+        `marker`. No letter has to be claimed before; the claims of others are respected.
         """
         script, operation = script_text("redrive"), self._keys.operation(dead_letter_queue, job_id)
-        places: list[str | bytes] = [
-            *self._keys.places(script.keys, dead_letter_queue, operation=operation)
-        ]
-        numbers: dict[bytes, int] = {}
-        for entry in entries:
-            numbers.setdefault(entry.list_key, len(places) + 1 + len(numbers))
+        places: list[Any]
+        places = [*self._keys.places(script.keys, dead_letter_queue, operation=operation)]
+        lists = dict.fromkeys(entry.list_key for entry in entries)
+        numbers = {key: number for number, key in enumerate(lists, len(places) + 1)}
         places += numbers
         # The call has an id, so that it can be made again if its reply is lost.
         args: list[Any] = [owner, previous_run_prefix, uuid4().hex, len(places), self._ttl_millis]
+        args += [self._database, database]
         for letter_id, position, reason, fingerprint, list_key, entry_text, seed in entries:
             text = ""
             if seed is not None:
                 places.append(self._keys.run(seed.key))
                 text = json.dumps([len(places), *_flat_seed(*seed)])
-            place = "" if self._filed else position
-            letter = (spelled(letter_id), place, reason, fingerprint)
+            letter = (spelled(letter_id), "" if self._filed else position, reason, fingerprint)
             args += (*letter, numbers[list_key], entry_text, text)
         call = (len(places), *places, *args)
         return RedriveCall(self._client, self._store.url, script, call, self._idle)
+
+    @property
+    def _database(self) -> int:
+        return int(self._client.get_connection_kwargs().get("db") or 0)
 
     def close(self) -> None:
         """Close connections. Never raises."""

@@ -144,7 +144,7 @@ class Keys:
         return self.app(f"breaker_ends:{breaker}")
 
     def marker(self, token: str) -> str:
-        """STRING: tells the broker's client if this is the broker's database; expires."""
+        """STRING: tells the broker's client if its database is on this server; expires."""
         return self.app(f"marker:{token}")
 
     def report(self, dead_letter_queue: str, fingerprint: str) -> str:

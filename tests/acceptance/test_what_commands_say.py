@@ -54,7 +54,7 @@ def test_letters_that_are_gone_are_not_said_to_come_back(
 
     monkeypatch.setattr(Claims, name, late)
     if way == "elsewhere":
-        monkeypatch.setattr(Claims, "marker", lambda _self: None)
+        monkeypatch.setattr(Claims, "marker", lambda *_: None)
     done = dlq(command, QUEUE, "--all", "--yes")
     assert done.exit_code == 1
     assert "3 skipped: others have redriven, discarded or trimmed them" in done.stdout

@@ -721,8 +721,8 @@ def test_a_store_redrives_only_where_it_can_lie_in_a_brokers_database(
     assert entry is not None
     reason, fingerprint = letter.reason.value.encode(), letter.fingerprint.encode()
     made = QueueEntry(letter.id, entry[0], reason, fingerprint, b"{orders}", "message")
-    call = store.claims.redrive(DLQ, [made], job_id="job", owner="me")
-    if store.claims.marker() is None:
+    call = store.claims.redrive(DLQ, [made], job_id="job", owner="me", database=0)
+    if store.claims.marker(0) is None:
         assert call is None or call.wait_for_states() is None
         assert not any(store.claims.redriven(DLQ, "job").values())
         assert ids(store) == [letter.id]

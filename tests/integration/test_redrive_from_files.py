@@ -45,7 +45,7 @@ dlq_keys = Keys()
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Letters in the broker's database, or as if they were elsewhere."""
     if request.param == "claims":
-        monkeypatch.setattr(Claims, "marker", lambda _: None)
+        monkeypatch.setattr(Claims, "marker", lambda *_: None)
     return str(request.param)
 
 
@@ -154,7 +154,7 @@ from builders import an_app
 from celery_dlq import DeadLetters
 from celery_dlq.store.claims import Claims
 if sys.argv[3] == "claims":
-    Claims.marker = lambda self: None
+    Claims.marker = lambda *_: None
 dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[1]))
 dlq.redrive("orders-DLQ", files=sys.argv[2], force=True, rate=400)
 """
@@ -196,7 +196,7 @@ from celery_dlq.store.letters import Letters
 
 url, folder, way, owner, name, when = sys.argv[1:]
 if way == "claims":
-    Claims.marker = lambda self: None
+    Claims.marker = lambda *_: None
 place = {"Claims": Claims, "Letters": Letters, "Publisher": Publisher}[owner]
 inner, calls = getattr(place, name), []
 

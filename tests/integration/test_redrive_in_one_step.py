@@ -42,7 +42,7 @@ ALWAYS = ("letters", "ids", "tally", "groups", "claims", "ends")
 @pytest.fixture
 def step_by_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From now on, letters are as if they were elsewhere."""
-    return lambda: monkeypatch.setattr(Claims, "marker", lambda _: None)
+    return lambda: monkeypatch.setattr(Claims, "marker", lambda *_: None)
 
 
 def put(store: Letters, count: int = 1, **changes: Any) -> list[DeadLetter]:
@@ -104,7 +104,8 @@ def test_what_is_redriven_is_removed_as_ever(make: Make, client: redis.Redis) ->
         }
 
     entries = [entry_of(store, letter) for letter in gone]
-    states = store.claims.redrive(DLQ, entries, job_id="job", owner="me").wait_for_states()
+    call = store.claims.redrive(DLQ, entries, job_id="job", owner="me", database=0)
+    states = call.wait_for_states()
     redriven = state()
     for name, dumped in before.items():
         key = getattr(Keys(), name)(DLQ)
@@ -137,7 +138,7 @@ def test_claims_of_others_are_respected(make: Make, client: redis.Redis) -> None
     asked += [asked[0], asked[0]._replace(letter_id="unknown")]
 
     call = store.claims.redrive(
-        DLQ, asked, job_id="job", owner="job:2@host", previous_run_prefix="job:"
+        DLQ, asked, job_id="job", owner="job:2@host", database=0, previous_run_prefix="job:"
     )
     states = call.wait_for_states()
 
@@ -175,6 +176,7 @@ def test_a_seeded_count_is_written_only_for_a_letter_that_goes(
         ],
         job_id="job",
         owner="me",
+        database=0,
     ).wait_for_states()
     written = client.hgetall(Keys().run(keys[0]))
     ttl = client.pttl(Keys().run(keys[0]))
@@ -185,12 +187,14 @@ def test_a_seeded_count_is_written_only_for_a_letter_that_goes(
     assert not client.exists(Keys().run(keys[1]))
 
 
+@pytest.mark.parametrize("database", [0, 5])
 @pytest.mark.parametrize("why", ["full", "another type", "no permission"])
 def test_what_is_refused_changes_nothing(
-    make: Make, server: RedisServer, client: redis.Redis, why: str
+    make: Make, server: RedisServer, client: redis.Redis, why: str, database: int
 ) -> None:
     """The refusal comes before the first message, and the redrive goes on step by step."""
-    dlq = make(dlq_url=server.url.replace("redis://", "redis://letters:pw@"))
+    url = server.url.replace("redis://", "redis://letters:pw@")
+    dlq = make(dlq_url=f"{url.removesuffix('0')}{database}")
     client.acl_setuser(
         "letters", enabled=True, passwords=["+pw"], commands=["+@all"], keys=["*"], channels=["*"]
     )
@@ -207,9 +211,8 @@ def test_what_is_refused_changes_nothing(
         client.acl_setuser("letters", reset_keys=True, keys=["dlq:*", "orders"])
         poll(lambda: client.acl_getuser("letters")["keys"])
 
-    assert (
-        dlq.store.claims.redrive(DLQ, entries, job_id="job", owner="me").wait_for_states() is None
-    )
+    call = dlq.store.claims.redrive(DLQ, entries, job_id="job", owner="me", database=0)
+    assert call.wait_for_states() is None
 
     assert client.llen("orders") == 0
     assert dlq.store.length(DLQ) == 4
@@ -244,11 +247,14 @@ def claims_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ("broker", "letters", "shared"),
     [
         ("/0", "/0", True),
-        ("/0", "/1", False),
+        ("/0", "/1", True),
+        ("/1", "/0", True),
         ("/1", "/1", True),
+        ("elsewhere/0", "/0", False),
+        ("elsewhere/1", "/0", False),
     ],
 )
-def test_one_step_where_the_database_is_the_same(
+def test_one_step_where_the_server_is_the_same(
     make: Make,
     server: RedisServer,
     monkeypatch: pytest.MonkeyPatch,
@@ -256,19 +262,46 @@ def test_one_step_where_the_database_is_the_same(
     letters: str,
     shared: bool,
 ) -> None:
-    """Two databases of one server share no step, because kombu could not."""
+    """Databases of one server share a step; those with one number, of two servers, do not."""
     url = server.url.removesuffix("/0")
-    dlq = make(
-        broker_url=url + broker,
-        dlq_url=url.replace("127.0.0.1", "localhost") + letters,
-        broker_transport_options={"global_keyprefix": "shop:"},
+    with RedisServer() as elsewhere:
+        there = broker.replace("elsewhere", elsewhere.url.removesuffix("/0"))
+        dlq = make(
+            broker_url=url + broker if there == broker else there,
+            dlq_url=url.replace("127.0.0.1", "localhost") + letters,
+            broker_transport_options={"global_keyprefix": "shop:"},
+        )
+        made = claims_made(monkeypatch)
+        (letter,) = put(dlq.store)
+        assert dlq.redrive(DLQ).published == 1
+        with redis.Redis.from_url(dlq.app.conf.broker_url) as client:
+            assert went(client, "shop:orders") == [letter.id]
+        assert bool(made) is not shared
+        assert dlq.store.length(DLQ) == 0
+
+
+def test_who_may_not_select_a_database_goes_step_by_step(
+    make: Make, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The permission to select is missing in scripts, too; nothing is lost by it."""
+    client.acl_setuser(
+        "letters",
+        enabled=True,
+        passwords=["+pw"],
+        commands=["+@all", "-select"],
+        keys=["*"],
+        channels=["*"],
     )
     made = claims_made(monkeypatch)
+    dlq = make(
+        broker_url=server.url.removesuffix("0") + "1",
+        dlq_url=server.url.replace("redis://", "redis://letters:pw@"),
+    )
     (letter,) = put(dlq.store)
     assert dlq.redrive(DLQ).published == 1
-    with redis.Redis.from_url(url + broker) as there:
-        assert went(there, "shop:orders") == [letter.id]
-    assert bool(made) is not shared
+    with redis.Redis.from_url(dlq.app.conf.broker_url) as there:
+        assert went(there) == [letter.id]
+    assert made == [1]
 
 
 def test_one_step_over_a_unix_socket_and_through_sentinel(
@@ -422,25 +455,27 @@ from builders import DLQ, an_app
 from celery_dlq import DeadLetters
 from celery_dlq.operations.redrive import one_step
 one_step.OneStep.batch_size = 20
-dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[1]))
+dlq = DeadLetters(an_app(broker_url=sys.argv[1], dlq_url=sys.argv[3]))
 print("ready", flush=True)
 jobs = [job for job in dlq.jobs() if job.state == "interrupted"]
 dlq.resume(jobs[0].id) if jobs else dlq.redrive(DLQ)
 """
 
 
+@pytest.mark.parametrize("database", [0, 3])
 def test_killed_at_any_instant_each_letter_is_here_or_published(
-    make: Make, server: RedisServer, client: redis.Redis
+    make: Make, server: RedisServer, client: redis.Redis, database: int
 ) -> None:
     """Never both, never neither; and the next run does the rest."""
-    store = make().store
+    url = f"{server.url.removesuffix('0')}{database}"
+    store = make(dlq_url=url).store
     sent = [letter.id for letter in put(store, 3000)]
     tests = str(Path(__file__).parents[1])
     ends: list[int] = []
     pause = 0.0
     while not ends or ends[-1] != 0:
         process = subprocess.Popen(
-            [sys.executable, "-c", REDRIVES, server.url, tests], stdout=subprocess.PIPE
+            [sys.executable, "-c", REDRIVES, server.url, tests, url], stdout=subprocess.PIPE
         )
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
@@ -455,10 +490,46 @@ def test_killed_at_any_instant_each_letter_is_here_or_published(
         assert went(client) + here == sent
     assert ends.count(-signal.SIGKILL) >= 3
     assert store.length(DLQ) == 0
-    assert client.hlen(Keys().claims(DLQ)) == 0
-    assert client.zcard(Keys().groups(DLQ)) == 0
-    (job,) = make().jobs()
+    with redis.Redis.from_url(url) as there:
+        assert there.hlen(Keys().claims(DLQ)) == 0
+        assert there.zcard(Keys().groups(DLQ)) == 0
+    (job,) = make(dlq_url=url).jobs()
     assert job.counts["published"] == 3000
+
+
+def test_what_survives_of_a_redrive_across_databases_is_whole() -> None:
+    """A step is one transaction in the append-only file and for a replica, wherever they end."""
+    with RedisServer("--appendonly", "yes") as server, RedisServer() as replica:
+        replica.client().replicaof("127.0.0.1", server.port)
+        url = server.url.removesuffix("0")
+        dlq = DeadLetters(an_app(broker_url=f"{url}1", dlq_url=f"{url}2"))
+        sent = [letter.id for letter in put(dlq.store, 150)]
+        assert dlq.redrive(DLQ, limit=140).published == 140  # in steps of 100 and 40
+        dlq.close()
+        poll(lambda: _here_and_there(replica) == (sent[140:], sent[:140]))
+        folder = Path(server.client().config_get("dir")["dir"])
+        server.kill()
+        (file,) = [path for path in folder.rglob("*.aof") if b"LPUSH" in path.read_bytes()]
+        whole, gone = file.read_bytes(), set()
+        last = whole.rindex(b"LPUSH")
+        begin = whole.rindex(b"MULTI", 0, last)
+        end = whole.index(b"EXEC", last)
+        for cut in (len(whole), *range(end, begin - 200, -((end - begin) // 9))):
+            file.write_bytes(whole[:cut])
+            server.start()
+            here, there = _here_and_there(server)
+            server.kill()
+            gone.add(len(there))
+            assert there + here == sent
+        assert {100, 140} <= gone
+
+
+def _here_and_there(server: RedisServer) -> tuple[list[str], list[str]]:
+    """The letters in database 2, and those whose messages are in database 1."""
+    url = server.url.removesuffix("0")
+    with redis.Redis.from_url(f"{url}1") as there, redis.Redis.from_url(f"{url}2") as here:
+        letters = here.xrange(Keys().letters(DLQ))
+        return [fields[b"id"].decode() for _, fields in letters], went(there)
 
 
 def _moves(process: subprocess.Popen[bytes], store: Letters, letters: int) -> bool:

@@ -68,7 +68,7 @@ def make(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Broker and store in one database, or as if they were not."""
     if request.param == "step by step":
-        monkeypatch.setattr(Claims, "marker", lambda _: None)
+        monkeypatch.setattr(Claims, "marker", lambda *_: None)
     return str(request.param)
 
 
@@ -246,7 +246,7 @@ def test_killed_between_publishing_and_removing_the_next_run_knows(
     make: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where one script cannot do both: what the broker has is not published again."""
-    monkeypatch.setattr(Claims, "marker", lambda _: None)
+    monkeypatch.setattr(Claims, "marker", lambda *_: None)
     dlq = make()
     hold = dlq.hold("shop.charge")
     ids = put(dlq, hold, 5)

@@ -21,7 +21,7 @@ from celery_dlq.operations.protection import (
     by_queue,
     weaknesses,
 )
-from celery_dlq.operations.retention import database, is_brokers
+from celery_dlq.operations.retention import is_brokers
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.registered import table_of
@@ -177,7 +177,7 @@ def guarantees(case: ExaminedApp, findings: Sequence[Finding]) -> list[Guarantee
     always = {"lossless"} if not keeps else set()
     if case.dlq.app.conf.task_always_eager:
         always = {*ALL}
-    shared = is_brokers(case.settings, case.dlq.app.conf, database)
+    shared = is_brokers(case.settings, case.dlq.app.conf)
     rows: dict[tuple[Any, ...], list[str]] = {}
     for way in (LATE, UNLESS_KILLED, EARLY):
         for one in case.guarded:

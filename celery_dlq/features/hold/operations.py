@@ -122,7 +122,7 @@ class Holds:
         """End a hold and send its messages back to their queues, in the order of their arrival.
 
         They are as they came: id, arguments, retries, ETA, priority. Exactly once where the store
-        is in the database of the Redis broker; elsewhere as `redrive`. A job: it can be watched,
+        is on the server of the Redis broker; elsewhere as `redrive`. A job: it can be watched,
         cancelled, and resumed after a crash. A message that would be lost stays, as in `redrive`.
         """
         hold = self._held.hold_by_id(hold_id)

@@ -1,4 +1,4 @@
-"""Redrive where broker and letters do not share a Redis database: claim, publish, mark, remove.
+"""Redrive where broker and letters do not share a Redis server: claim, publish, mark, remove.
 
 Each batch is claimed, so that no other operator publishes it; published and confirmed; marked as
 published; and removed. After a crash the next run finds what was marked, and only removes it. One

@@ -1,4 +1,4 @@
-"""Redrive in one step, where the broker's queues and the letters are in one Redis database.
+"""Redrive in one step, where the broker's queues and the letters are on one Redis server.
 
 A batch of letters is published and removed by one script, so that a letter is either in its
 dead-letter queue or published, wherever the redrive is killed. Claims are not needed.
@@ -54,11 +54,11 @@ class OneStep:
 
     @classmethod
     def of(cls, work: RedriveWork, publisher: Publisher, claimed: ByClaims) -> OneStep | None:
-        """One if the broker's client sees a key that the store has just written."""
+        """One if the broker's client sees a key that the store has just written for it."""
         envelopes = publisher.envelopes()
         with suppress(StoreUnavailable, *publisher.errors):
-            key = None if envelopes is None else work.store.claims.marker()
-            if envelopes is not None and key is not None and envelopes.reaches(key):
+            key = envelopes and work.store.claims.marker(envelopes.database)
+            if envelopes and key and envelopes.reaches(key):
                 return cls(work, publisher, envelopes, claimed)
         return None
 
@@ -88,11 +88,11 @@ class OneStep:
                 entries,
                 job_id=run.job.id,
                 owner=run.owner,
+                database=self._envelopes.database,
                 previous_run_prefix=run.previous_run_prefix,
             )
             self._batch = ready
-            if self._call is not None:
-                self._call.send()
+            self._call.send()
 
     def wait_for_batch(self) -> None:
         """Wait for the last batch."""

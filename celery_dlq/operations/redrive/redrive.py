@@ -3,7 +3,7 @@
 1. The letters are selected, oldest first, up to the newest of when the job was made.
 2. Those whose messages would be lost stay, and are counted by what they lack.
 3. A canary, if there is one, redrives a few of them and watches how they end.
-4. The others go in batches: in one step where broker and letters share a Redis database
+4. The others go in batches: in one step where broker and letters share a Redis server
    (`one_step`), with claims elsewhere (`claimed`).
 5. After each batch the job's heartbeat saves the results, and the position up to which all is done.
 """

@@ -211,6 +211,8 @@ class Envelopes:
     def __init__(self, producer: Any) -> None:
         self._producer = producer
         self._channel = producer.channel
+        self._client = redis.Redis(connection_pool=self._channel.pool)
+        self.database = int(self._client.get_connection_kwargs().get("db") or 0)  # the broker's
         self._tags = _random_tags()
         self._end = lru_cache(maxsize=1024)(self._new_end)
         self._list_key = lru_cache(maxsize=1024)(self._new_list_key)
@@ -232,8 +234,7 @@ class Envelopes:
 
     def reaches(self, key: str) -> bool:
         """Return True if the broker's database has a key, without the broker's prefix."""
-        client = redis.Redis(connection_pool=self._channel.pool)
-        return bool(client.exists(key))
+        return bool(self._client.exists(key))
 
     def expires(self, queue: str) -> bool:
         """Return True if a declared queue expires, which every publish would put off."""
@@ -284,7 +285,7 @@ class Envelopes:
 
     def push_entry(self, queue: str, priority: object, entry: bytes) -> None:
         """Write an entry as it is."""
-        redis.Redis(connection_pool=self._channel.pool).lpush(self.list_key(queue, priority), entry)
+        self._client.lpush(self.list_key(queue, priority), entry)
 
     @staticmethod
     def _new_end(queue: str, content_type: str, content_encoding: str, encoding: str) -> str:

@@ -163,6 +163,13 @@ class Job(Recorded):
         """Number of letters that it is done with, in whatever way."""
         return sum(self.counts.get(name, 0) for name in _HANDLED)
 
+    def seconds_left(self, now: datetime) -> float | None:
+        """How long it still takes at its pace so far; ``None`` while that is unknown."""
+        spent = (now - self.started_at).total_seconds()
+        if self.state != RUNNING or not self.total or not self.handled or spent <= 0:
+            return None
+        return max(0.0, (self.total - self.handled) * spent / self.handled)
+
     def readable_filter(self) -> dict[str, Any]:
         """Its filter with times as people write them."""
         times = ("since", "until")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from celery_dlq.letters.record import DeadLetter
     from celery_dlq.operations.jobs import Runner
     from celery_dlq.operations.redrive.select import RawEntry
+    from celery_dlq.web.status import InForce
 
 MAX_CALLS = 16
 """Requests answered at the same time; a store that hangs keeps no more threads than these."""
@@ -267,6 +268,10 @@ class Call:
         """What features show in a place of a page about the subject: templates, their values."""
         shown = [(each, each.panels[name]) for each in features() if name in each.panels]
         return [feature.load(place)(self, subject) for feature, place in shown]
+
+    def in_force(self) -> InForce | None:
+        """What every page shows: holds, circuit breakers, jobs; ``None`` for who may not look."""
+        return self.site.status.in_force() if (self.user or NOBODY).may(Permission.VIEW) else None
 
     def to(self, name: str, /, query: Mapping[str, Any] = {}, **parts: Any) -> Page:
         """Send the browser to another page, after a change."""

@@ -143,6 +143,8 @@ def handle(
         page = check() or _answer_call(call, methods)
     except Exception as exc:  # noqa: BLE001 - a page of its own
         page = _error_page(call, exc)
+    if call.method == "POST":
+        call.site.status.forget()
     if call.route is None and methods:
         page.headers["allow"] = ", ".join(methods)
     kept = {"content-type": page.content_type, "cache-control": "no-store", **page.headers}

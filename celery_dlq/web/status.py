@@ -1,7 +1,8 @@
 """What the pages keep for some seconds, read once for all who look.
 
-The fleet is what changes seldom: workers, policies and problems. Numbers are what open pages ask
-for every few seconds: only numbers and ids, never what a message holds.
+The fleet is what changes seldom: workers, policies and problems. What is in force stands on every
+page: holds, circuit breakers and jobs. Numbers are what open pages ask for every few seconds: only
+numbers and ids, never what a message holds.
 """
 
 from __future__ import annotations
@@ -10,18 +11,22 @@ import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.letters.printable import get_logger, printable
 from celery_dlq.letters.record import iso
+from celery_dlq.operations.job import INTERRUPTED, RUNNING, WAITING
+from celery_dlq.policies.policy import DLQ_SUFFIX
 
 if TYPE_CHECKING:
     from celery_dlq import DeadLetters
+    from celery_dlq.operations.job import Job
+    from celery_dlq.operations.release import HeldMessages
     from celery_dlq.store.records import WorkerInfo
 
 _Value = TypeVar("_Value")
@@ -35,6 +40,7 @@ MAX_JOBS = 50
 _ENDED_SECONDS = 60.0
 _CANARY = ("letters", "succeeded", "died", "open", "held", "verdict")
 _LIVE_STATES = ("planned", "running", "waiting", "interrupted")
+_INTERRUPTED_SHOWN = timedelta(days=1)
 _SHOWN_KEYS = ("max_deliveries", "max_retries", "dead_letter_ttl", "dead_letter_max_length")
 
 
@@ -43,13 +49,19 @@ class Fleet:
     """Workers, policies, and what endangers the letters."""
 
     workers: Sequence[WorkerInfo] = ()  # The live ones
-    # By dead-letter queue: the live workers that consume a source of it, and the limits there
+    # By dead-letter queue: its source queues, the live workers that consume one of them, and the
+    # limits there
+    sources: Mapping[str, Collection[str]] = field(default_factory=dict)
     consumers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     policies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    # Drift, unknown queues, open circuit breakers, and what endangers the letters
+    # Drift, unknown queues, and what endangers the letters
     problems: tuple[str, ...]
     memory: Any = None  # The memory of the letters' Redis; `None` if unknown
     guarded: bool = True  # False if no queue and no task has a policy
+
+    def sources_of(self, dead_letter_queue: str) -> Collection[str]:
+        """The queues whose letters it has; without their policy, as they are usually named."""
+        return self.sources.get(dead_letter_queue) or {dead_letter_queue.removesuffix(DLQ_SUFFIX)}
 
     @classmethod
     def read(cls, dlq: DeadLetters) -> Fleet:
@@ -68,12 +80,11 @@ class Fleet:
                 for name in view.dead_letter_queues:
                     sources[name].add(view.queue)
                     policies.setdefault(name, limits)
-        held = (one.shown(dlq.redaction) for one in dlq.assembly.held_queues().held_messages())
-        problems = [one.problem for one in held if one.problem]
         memory = dlq.memory()
-        problems += [*report.warnings, *([] if memory is None else dlq.warnings(memory))]
+        problems = [*report.warnings, *([] if memory is None else dlq.warnings(memory))]
         return cls(
             workers=workers,
+            sources=sources,
             consumers={
                 name: sorted(one.hostname for one in workers if found & set(one.queues))
                 for name, found in sources.items()
@@ -83,6 +94,49 @@ class Fleet:
             memory=memory,
             guarded=bool(report.views),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InForce:
+    """What keeps or moves messages now, as people may see it."""
+
+    held: Sequence[HeldMessages] = ()  # Holds and circuit breakers
+    # Those that run, wait, or were interrupted within the last day; newest first
+    jobs: Sequence[Job] = ()
+    error: str = ""  # Why that is unknown now
+
+    @classmethod
+    def of(cls, dlq: DeadLetters, jobs: Sequence[Job]) -> InForce:
+        """Ask the store for what is held."""
+        held, now = dlq.assembly.held_queues().held_messages(), datetime.now(timezone.utc)
+        recent = [job for job in jobs if now - job.updated_at < _INTERRUPTED_SHOWN]
+        active = [
+            job
+            for job in jobs
+            if job.state in (RUNNING, WAITING) or (job.state == INTERRUPTED and job in recent)
+        ]
+        return cls(
+            held=[one.shown(dlq.redaction) for one in held],
+            jobs=[job.shown(dlq.redaction) for job in active],
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """What there is, each with its state: the pages know by it that something came or went."""
+        held = (f"{one.hold.id} {one.state}" for one in self.held)
+        return [*held, *(f"{job.id} {job.state}" for job in self.jobs)]
+
+    def holding(self, tasks: Collection[str], queues: Collection[str]) -> list[HeldMessages]:
+        """What holds messages of some tasks in some queues."""
+        return [
+            one
+            for one in self.held
+            if one.state != "ended"
+            and any(one.hold.covers(task, queue) for task in tasks for queue in queues)
+        ]
+
+
+NOTHING_IN_FORCE = InForce()
 
 
 class _Kept(Generic[_Value]):
@@ -103,20 +157,29 @@ class _Kept(Generic[_Value]):
 
 
 class Status:
-    """Reads both at most as often as their seconds say."""
+    """Reads each of them at most as often as their seconds say."""
 
     def __init__(self, dlq: DeadLetters) -> None:
         self._dlq = dlq
         self.fleet = _Kept(self._read_fleet, FLEET_SECONDS)
         """Gives workers, policies and problems."""
+        self._jobs = _Kept(dlq.jobs, NUMBERS_SECONDS)
+        self.in_force = _Kept(self._read_in_force, NUMBERS_SECONDS)
+        """Gives holds, circuit breakers and jobs; never raises."""
         self.numbers = _Kept(self._read_numbers, NUMBERS_SECONDS)
         """Gives the numbers as JSON; never raises."""
         self._found: dict[str, Any] = {}
         self._changed_at = 0.0
 
-    def forget_fleet(self) -> None:
-        """Read it again, after a change."""
-        self.fleet.until = 0.0
+    def forget(self) -> None:
+        """Read what pages show again, after a change."""
+        self.fleet.until = self._jobs.until = self.in_force.until = 0.0
+
+    def _read_in_force(self) -> InForce:
+        try:
+            return InForce.of(self._dlq, self._jobs())
+        except DLQError as exc:
+            return InForce(error=str(exc))
 
     def _read_fleet(self) -> Fleet:
         try:
@@ -129,7 +192,7 @@ class Status:
     def _read_numbers(self) -> bytes:
         begun = time.time()
         try:
-            found = numbers_of(self._dlq)
+            found = numbers_of(self._dlq, self._jobs(), self.in_force())
         except DLQError:
             found = {"away": True}
         except Exception:
@@ -140,20 +203,22 @@ class Status:
         return json.dumps({"at": self._changed_at, **found}, separators=(",", ":")).encode()
 
 
-def numbers_of(dlq: DeadLetters) -> dict[str, Any]:
-    """The letters of each queue, and the jobs that changed lately."""
+def numbers_of(dlq: DeadLetters, jobs: Sequence[Job], in_force: InForce) -> dict[str, Any]:
+    """The letters of each queue, the jobs that changed lately, and what is in force."""
     # The overview shows those too; names as templates print them.
     busiest = islice(dlq.assembly.reading().busiest().items(), MAX_QUEUES)
     shown = {printable(name): counts for name, counts in busiest}
     now = datetime.now(timezone.utc)
-    jobs = [
+    recent = [
         job
-        for job in dlq.jobs()
+        for job in jobs
         if job.state in _LIVE_STATES or (now - job.updated_at).total_seconds() < _ENDED_SECONDS
     ]
     return {
         "letters": {name: letters for name, (letters, _) in shown.items()},
         "hour": {name: hour for name, (_, hour) in shown.items()},
+        "held": {one.hold.id: one.held for one in in_force.held},
+        "in_force": in_force.names,
         "jobs": {
             job.id: {
                 "state": job.state,
@@ -165,8 +230,9 @@ def numbers_of(dlq: DeadLetters) -> dict[str, Any]:
                     "unchanged": job.handled - job.changed,
                 },
                 "total": job.total,
+                "left": job.seconds_left(now),
                 "canary": {name: job.canary[name] for name in _CANARY if name in job.canary},
             }
-            for job in jobs[:MAX_JOBS]
+            for job in recent[:MAX_JOBS]
         },
     }

@@ -30,7 +30,7 @@ from celery_dlq.letters.headers import HOLD_HEADER
 from celery_dlq.store.instructions import OPEN, RELEASING, Circuit
 from celery_dlq.store.metrics import INTERNAL_ERRORS, STORE_ERRORS
 from celery_dlq.transport.publications import broker_name
-from celery_dlq.web.status import Fleet
+from celery_dlq.web.status import InForce
 
 
 @pytest.fixture(autouse=True)
@@ -285,7 +285,7 @@ def test_the_commands(worker: Worker) -> None:
         assert text in shown
     (line,) = run(worker, "--json").splitlines()
     assert json.loads(line)["circuit"]["state"] == "open"
-    problems = Fleet.read(worker.dlq).problems
-    assert any("The circuit breaker of shop.charge is open: 0" in text for text in problems)
+    (shown_on_pages,) = InForce.of(worker.dlq, []).held
+    assert (shown_on_pages.state, shown_on_pages.held) == ("open", 0)
     assert "is closed; workers release" in run(worker, "close", "shop.charge")
     assert "releasing" in run(worker)

@@ -244,7 +244,7 @@ def test_without_a_rule_everybody_looks_and_nobody_changes() -> None:
     app = DeadLetters(celery).asgi(title="staging", home="/")
     state = ask(app, "GET", "/events/poll").json()
     assert state.pop("at") > 0
-    assert state == {"letters": {}, "hour": {}, "jobs": {}}
+    assert state == {"letters": {}, "hour": {}, "held": {}, "in_force": [], "jobs": {}}
     page = ask(app, "GET", "/nowhere").text
     assert "staging" in page
     assert "Back to the application" in page
@@ -341,7 +341,7 @@ def test_a_store_that_is_away_is_said_and_no_end(
 ) -> None:
     """Also a mistake of ours."""
 
-    def state(_: object) -> dict[str, Any]:
+    def state(*_: object) -> dict[str, Any]:
         raise ValueError("a mistake")
 
     monkeypatch.setattr("celery_dlq.web.status.numbers_of", state)
@@ -355,7 +355,7 @@ def test_the_store_is_read_once_for_all_who_ask(
     """A hundred open pages cost what one costs."""
     reads = []
 
-    def numbers(_: object) -> dict[str, Any]:
+    def numbers(*_: object) -> dict[str, Any]:
         reads.append(1)
         return {"letters": {"orders-DLQ": len(reads)}, "hour": {}, "jobs": {}}
 

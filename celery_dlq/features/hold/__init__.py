@@ -13,6 +13,7 @@ FEATURE = Feature(
     metrics=(HELD_MESSAGES, HELD),
     waits="operations:WaitsInHolds",
     pages="pages:ROUTES",
+    panels={"in_force": "pages:in_force"},
     commands={"hold": "commands:hold", "holds": "commands:holds", "release": "commands:release"},
     operations={
         "check_hold": "operations:Holds.preview",

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from celery_dlq.errors import DLQError, NotFound
-from celery_dlq.web.http import Call, Page, Permission, get, post
+from celery_dlq.web.http import Call, Page, Panel, Permission, get, post
 from celery_dlq.web.pages import confirm, span_of
+from celery_dlq.web.status import InForce
 from celery_dlq.web.templating import duration
 
 SHOWN = 12
@@ -69,6 +70,11 @@ def end_hold(call: Call) -> Page:
         },
         back=call.link("holds"),
     )
+
+
+def in_force(_call: Call, found: InForce) -> Panel:
+    """The holds and circuit breakers that every page shows."""
+    return "in_force_held.html", {"held": found.held}
 
 
 def _some_names(names: Sequence[str], *, all_of: bool) -> str:

@@ -66,7 +66,7 @@ def _changed(
 ) -> Page:
     queue, key = call.typed("queue"), call.typed("key")
     call.check(_needed_permission(key))
-    page = confirm(
+    return confirm(
         call,
         change,
         title=title,
@@ -78,8 +78,6 @@ def _changed(
         },
         back=call.link("policies"),
     )
-    call.site.status.forget_fleet()
-    return page
 
 
 def _needed_permission(key: str) -> Permission:

@@ -13,11 +13,13 @@ from celery_dlq.errors import NotFound
 from celery_dlq.store.records import GroupState
 from celery_dlq.web.http import Call, Page
 from celery_dlq.web.pages import Row, confirm, frames_of, gone_page, page_of, suppressed
-from celery_dlq.web.status import MAX_QUEUES
+from celery_dlq.web.status import MAX_QUEUES, NOTHING_IN_FORCE
 
 if TYPE_CHECKING:
     from celery_dlq.operations.job import Job
+    from celery_dlq.operations.release import HeldMessages
     from celery_dlq.store.records import Group, GroupOrder, QueueSummary
+    from celery_dlq.web.status import InForce
 
 Columns = Sequence[tuple[str, Mapping[str, int]]]
 """Letters by reason for each part of a time, for bars."""
@@ -25,6 +27,8 @@ Columns = Sequence[tuple[str, Mapping[str, int]]]
 MAX_GROUPS = 100
 MOST_SEARCHED, _SEARCHED_AT_ONCE = 20_000, 2_000
 MAX_EMPTIED = 20
+MAX_MARKED, MAX_CAUSES_MARKED = 20, 20
+"""Queues whose newest causes are looked at for what holds them, and how many causes of each."""
 MINUTES_PER_BAR = 2
 MAX_DISCARDED_SHOWN = 100
 MAX_DISCARDED_SCANNED = 10_000
@@ -39,9 +43,9 @@ def overview(call: Call) -> Page:
     queues = {queue.name: queue for queue in call.dlq.queues(shown)}
     fleet = call.site.status.fleet()
     jobs: dict[str, list[Job]] = defaultdict(list)
-    for job in call.dlq.jobs():
-        if job.state in ("running", "waiting", "interrupted"):
-            jobs[job.queue].append(job)
+    in_force = call.in_force() or NOTHING_IN_FORCE
+    for job in in_force.jobs:
+        jobs[job.queue].append(job)
     return call.page(
         "overview.html",
         title="Dead-letter queues",
@@ -53,9 +57,22 @@ def overview(call: Call) -> Page:
         number=number,
         columns=_columns_of_hour,
         jobs=jobs,
+        held=_held_by_queue(call, in_force, shown[:MAX_MARKED]),
         fleet=fleet,
         problems=fleet.problems,
     )
+
+
+def _held_by_queue(
+    call: Call, in_force: InForce, queues: Sequence[str]
+) -> dict[str, list[HeldMessages]]:
+    """What holds messages of the newest causes of some dead-letter queues."""
+    found: dict[str, list[HeldMessages]] = {}
+    for queue in queues if in_force.held else ():
+        groups = call.dlq.groups(queue, by="newest", limit=MAX_CAUSES_MARKED)
+        tasks = {group.task_name for group in groups if group.task_name}
+        found[queue] = in_force.holding(tasks, call.site.status.fleet().sources_of(queue))
+    return found
 
 
 def _columns_of_hour(queue: QueueSummary) -> Columns:
@@ -91,6 +108,7 @@ def groups(call: Call) -> Page:
         "groups.html",
         title=f"{queue}: groups",
         groups=found,
+        held=_held_by_task(call, queue, found),
         by=by,
         state=state or "",
         states=[one.value for one in GroupState],
@@ -102,6 +120,15 @@ def groups(call: Call) -> Page:
         length=call.dlq.store.length(queue),
         emptied=[] if state else call.dlq.emptied(queue)[:MAX_EMPTIED],
     )
+
+
+def _held_by_task(
+    call: Call, queue: str, groups: Sequence[Group]
+) -> dict[str | None, list[HeldMessages]]:
+    """What holds messages of the tasks of causes."""
+    in_force, sources = call.in_force(), call.site.status.fleet().sources_of(queue)
+    tasks = {group.task_name for group in groups if group.task_name} if in_force else set()
+    return {task: in_force.holding({task}, sources) for task in tasks} if in_force else {}
 
 
 def _groups_with_text(some: Callable[..., list[Group]], text: str) -> Iterator[Group]:
@@ -134,6 +161,7 @@ def group(call: Call) -> Page:
         "group.html",
         title=f"{queue}: {name or found.reason or fingerprint}",
         group=found,
+        held=_held_by_task(call, queue, [found]).get(found.task_name, []),
         columns=_columns_of_day(found),
         example=example,
         exceptions=frames_of(example),

@@ -87,6 +87,27 @@
     if (more) say(`${number(more)} new ${more === 1 ? "letter" : "letters"}.`);
     all(".new-letters[data-queue]").forEach((element) => newLetters(element, state));
     all("[data-job]").forEach((element) => showJob(element, state.jobs?.[element.dataset.job]));
+    showInForce(state.in_force);
+  };
+
+  // What is in force is made by the server: a page asks for its own strip anew when that changes.
+  let asksForStrip = false;
+  const showInForce = async (names) => {
+    const strip = document.getElementById("in-force");
+    if (!strip || !names || asksForStrip || strip.dataset.names === names.join(" ")) return;
+    asksForStrip = true;
+    try {
+      const answer = await fetch(`${root}/`, {cache: "no-store", redirect: "manual"});
+      const found = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const fresh = found.getElementById("in-force");
+      if (!fresh || strip.contains(document.activeElement)) return;  // no button moves under a key
+      strip.replaceChildren(...fresh.childNodes);
+      strip.dataset.names = names.join(" ");
+      all("time[data-ago], time[data-at]", strip).forEach(showLocal);
+      say("What is in force has changed.");
+    } catch { /* asked again */ } finally {
+      asksForStrip = false;
+    }
   };
 
   const newLetters = (element, state) => {
@@ -134,7 +155,9 @@
       bar.max = job.total;
       bar.value = Math.min(job.counts.handled, job.total);
     }
-    if (!before || before === job.state) return;
+    const left = element.querySelector("[data-left]");
+    if (left) put(left, typeof job.left === "number" ? `${span(job.left)} left` : "");
+    if (!before || before === job.state || element.closest("#in-force")) return;
     say(`Job ${job.state}.`);
     // What somebody types is not thrown away.
     const typing = document.activeElement?.matches("input, textarea, select");

@@ -1,0 +1,122 @@
+"""What is in force stands on every page: holds, circuit breakers, jobs; each can be ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import bad_day
+import pytest
+import redis
+from looking import expect, sideways, violations
+from served import Pages, Worker
+
+from celery_dlq import DeadLetters
+
+QUEUE = "orders-DLQ"
+SOME_PAGES = ("/", f"/queues/{QUEUE}", f"/queues/{QUEUE}/letters", "/jobs", "/audit")
+
+
+@pytest.fixture(autouse=True)
+def _known(dlq: DeadLetters) -> None:
+    """Let the test's app know the task that is held."""
+
+    def charge(order: int, tenant: str) -> None:
+        """Nothing here runs it."""
+
+    dlq.app.task(charge, name="shop.charge", shared=False)
+
+
+@pytest.fixture
+def held(dlq: DeadLetters, client: redis.Redis) -> str:
+    """A hold on a bad day; returns its id."""
+    bad_day.stored(dlq, client, letters=9)
+    return dlq.hold("shop.charge", conditions=["kwargs.tenant=nordic"], reason="tenant nordic").id
+
+
+def test_every_page_shows_a_hold_and_releases_it(held: str, page: Any, pages: Pages) -> None:
+    """Who, since when, why, and how many wait; two clicks end it."""
+    for path in SOME_PAGES:
+        page.goto(pages.url + path)
+        strip = page.get_by_role("region", name="In force")
+        expect(strip).to_contain_text("Hold of shop.charge, kwargs.tenant=nordic")
+        expect(strip).to_contain_text("0 wait")
+        expect(strip).to_contain_text("tenant nordic")
+    strip.get_by_role("button", name=f"Release {held}").click()
+    page.get_by_role("button", name="Release 0 messages").click()
+    expect(page.get_by_role("region", name="In force")).to_have_count(0)
+
+
+def test_what_is_held_is_marked_where_it_fails(held: str, page: Any, pages: Pages) -> None:
+    """In the row of its queue, in that of its cause, and on the page of the cause."""
+    page.goto(pages.url)
+    mark = "held, kwargs.tenant=nordic"
+    expect(page.get_by_role("row").filter(has_text="orders-DLQ")).to_contain_text(mark)
+    expect(page.get_by_role("row").filter(has_text="mails-DLQ")).not_to_contain_text("held")
+    page.get_by_role("link", name=QUEUE).click()
+    expect(page.get_by_role("row").filter(has_text="GatewayTimeout")).to_contain_text(mark)
+    expect(page.get_by_role("row").filter(has_text="KeyError")).not_to_contain_text("held")
+    page.get_by_role("link", name="shop.payments.GatewayTimeout").click()
+    expect(page.locator("main")).to_contain_text(mark)
+
+
+def test_an_open_page_learns_of_a_hold_and_of_its_end(
+    dlq: DeadLetters, client: redis.Redis, page: Any, pages: Pages
+) -> None:
+    """Nothing is reloaded; the page stays where it is."""
+    bad_day.stored(dlq, client, letters=3)
+    page.goto(f"{pages.url}/queues/{QUEUE}/letters")
+    page.evaluate("window.same = true")
+    strip = page.get_by_role("region", name="In force")
+    expect(strip).to_have_count(0)
+    hold = dlq.hold("shop.charge")
+    expect(strip).to_contain_text("Hold of shop.charge")
+    dlq.end_hold(hold.id)
+    expect(strip).to_have_count(0)
+    assert page.evaluate("window.same")
+
+
+def test_a_job_says_how_long_it_takes(
+    dlq: DeadLetters, client: redis.Redis, page: Any, pages: Pages, worker: Worker
+) -> None:
+    """Its progress and its end come by themselves, on any page."""
+    bad_day.stored(dlq, client, letters=30)
+    plan = dlq.plan("redrive", QUEUE, rate=3.0, force=True)
+    page.goto(f"{pages.url}/audit")
+    dlq.start(plan.id)
+    strip = page.get_by_role("region", name="In force")
+    expect(strip).to_contain_text(f"Redrive of {QUEUE}")
+    expect(strip.locator("[data-left]")).to_contain_text(" left")
+    page.goto(f"{pages.url}/audit")
+    strip.get_by_role("link", name="Cancel …").click()
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("[data-job-state]").last).to_have_text("cancelled")
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_strip_is_accessible_and_fits(
+    held: str,
+    dlq: DeadLetters,
+    context: Callable[..., Any],
+    pages: Pages,
+    width: int,
+    scheme: str,
+) -> None:
+    """Axe finds nothing, and nothing is wider than a phone."""
+    dlq.hold("shop.*", queue="mails", reason="a reason of some length, to see it wrapped")
+    dlq.start(dlq.plan("redrive", QUEUE, rate=0.5, force=True).id)
+    page = context(viewport={"width": width, "height": 800}, color_scheme=scheme).new_page()
+    for path in SOME_PAGES:
+        page.goto(pages.url + path)
+        expect(page.get_by_role("region", name="In force").get_by_role("listitem")).to_have_count(3)
+        assert not sideways(page)
+        assert violations(page) == []
+
+
+def test_who_may_not_hold_sees_why(held: str, page: Any, serve: Callable[..., Pages]) -> None:
+    """The button stays, with the reason."""
+    page.goto(serve(changes=False).url)
+    button = page.get_by_role("region", name="In force").get_by_role("button", name="Release")
+    expect(button).to_be_disabled()
+    assert held in page.content()

@@ -34,6 +34,7 @@ from celery_dlq.transport import default_delay, publications
 if TYPE_CHECKING:
     from celery_dlq.operations.api import Operations
     from celery_dlq.operations.exports import Exports
+    from celery_dlq.operations.incidents import Incidents
     from celery_dlq.operations.instructions import KnownNames
     from celery_dlq.operations.jobs import Jobs, Runner
     from celery_dlq.operations.policies import PolicyAdmin
@@ -85,6 +86,7 @@ class _Imported:
 _LATER = {
     "Operations": "operations.api",
     "Exports": "operations.exports",
+    "Incidents": "operations.incidents",
     "KnownNames": "operations.instructions",
     "Jobs": "operations.jobs",
     "Runner": "operations.jobs",
@@ -205,6 +207,10 @@ class Assembly:
     def reading(self) -> Reading:
         """Finds and reads letters."""
         return Reading(self.backend.letters, self.redaction, self.backend.notes)
+
+    def incidents(self) -> Incidents:
+        """Finds the causes that grow now."""
+        return Incidents(self)
 
     def operations(self) -> Operations:
         """Redrives and edits letters, and plans that."""

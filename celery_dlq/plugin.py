@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from celery_dlq.features.prometheus.exporter import Exporter
     from celery_dlq.operations.api import Operations
     from celery_dlq.operations.exports import Exports
+    from celery_dlq.operations.incidents import Incidents
     from celery_dlq.operations.jobs import Jobs, Runner
     from celery_dlq.operations.policies import PolicyAdmin
     from celery_dlq.operations.reading import Reading
@@ -234,6 +235,7 @@ class DeadLetters(_Typed):
     emptied = _of(Assembly.reading, Reading.emptied)
     group = _of(Assembly.reading, Reading.group)
     arguments = _of(Assembly.reading, Reading.arguments)
+    incidents = _of(Assembly.incidents, Incidents.incidents)
 
     redrive = _of(Assembly.operations, Operations.redrive)
     edit = _of(Assembly.operations, Operations.edit)

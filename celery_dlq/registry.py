@@ -56,6 +56,15 @@ class Setting:
     doc: str  # Its meaning, unit, special value and default, as in `celery_dlq.config.Settings`
 
 
+class Block(str, Enum):
+    """What a command is for: the block of it in ``celery dlq --help``."""
+
+    LOOK = "Look"
+    ACT = "Act"
+    STOP = "Stop what burns"
+    SERVE = "Serve"
+
+
 class Measure(str, Enum):
     """The type of a Prometheus metric."""
 
@@ -100,8 +109,9 @@ class Feature:
     settings: Mapping[str, Setting] = field(default_factory=dict)
     # Place of `(settings) -> None`, which refuses those that contradict each other
     check_settings: str = ""
-    # Commands of `celery dlq`, by name
+    # Commands of `celery dlq`, by name, and what they are for
     commands: Mapping[str, str] = field(default_factory=dict)
+    block: Block = Block.LOOK
     # What it does in a worker: a function of `celery_dlq.worker.observer.WorkerParts` that returns
     # an `Observer` or `None`
     observer: str = ""
@@ -122,6 +132,8 @@ class Feature:
     metrics: tuple[Metric, ...] = ()
     # Place of the routes of its pages; its templates lie in its folder `templates`
     pages: str = ""
+    # Place of `(assembly, queue, fingerprint) -> Explained`: why the letters of a cause died
+    explains: str = ""
     # What it shows on pages of the core: `(call, subject) -> Panel`, by the place on a page
     panels: Mapping[str, str] = field(default_factory=dict)
 

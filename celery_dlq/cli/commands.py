@@ -17,7 +17,7 @@ import click
 
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.printable import one_line
-from celery_dlq.registry import Feature, features
+from celery_dlq.registry import Block, Feature, features
 
 _MODULES = {
     "audit": "queues",
@@ -36,7 +36,15 @@ _MODULES = {
     "tail": "letters",
     "triage": "triage",
     "trim": "removal",
+    "watch": "night",
     "web": "web",
+}
+_BLOCKS = {
+    **dict.fromkeys(
+        ("discard", "export", "purge", "redrive", "restore", "trim"),
+        Block.ACT,
+    ),
+    "web": Block.SERVE,
 }
 _OTHER_NAMES = {"list": "list_"}
 
@@ -63,6 +71,20 @@ class LazyCommands(PlainErrors):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of all commands."""
         return sorted({*_MODULES, *_of_features(), *super().list_commands(ctx)})
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands by what they are for."""
+        blocks: dict[str, list[tuple[str, str]]] = {block.value: [] for block in Block}
+        limit = formatter.width - 6 - max(map(len, self.list_commands(ctx)))
+        added = _of_features()
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is not None:
+                block = added[name][0].block if name in added else _BLOCKS.get(name, Block.LOOK)
+                blocks[block.value].append((name, command.get_short_help_str(limit)))
+        for title, rows in blocks.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a name; ``None`` if there is none."""
@@ -94,15 +116,21 @@ def _json_escapes(error: UnicodeError) -> tuple[str, int]:
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
-@click.group(cls=LazyCommands)
-def dlq() -> None:
+@click.group(cls=LazyCommands, invoke_without_command=True)
+@click.pass_context
+def dlq(ctx: click.Context) -> None:
     """Look at dead letters, and run their tasks again.
 
-    A dead letter is a message whose task failed for good, saved with its error and
-    history. QUEUE is the name of a dead-letter queue, such as orders-DLQ. Letters with
-    the same fingerprint have the same cause.
+    Without a command, show what burns, why, what is in force, and which command is next.
 
-    A worker keeps dying: `queues`, then `groups QUEUE`, then `show ID`. Keep a task from
-    starting: `hold --task NAME`. After the fix: `redrive QUEUE`, first with --dry-run.
+    A dead letter is a message whose task failed for good, saved with its error and
+    history. QUEUE is the name of a dead-letter queue, such as orders-DLQ; its last part,
+    -DLQ, may be left out. Letters with the same fingerprint have the same cause.
+
     Something seems wrong with the set-up: `doctor`.
     """
+    if ctx.invoked_subcommand is None:
+        from celery_dlq.cli import night  # noqa: PLC0415 - every celery command imports this module
+        from celery_dlq.cli.context import console_of, dead_letters_of  # noqa: PLC0415
+
+        night.show_night(ctx, console_of(ctx), dead_letters_of(ctx))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ from celery_dlq.cli.table import (
     say,
     utc_text,
 )
+from celery_dlq.letters.printable import one_line
 from celery_dlq.operations.jobs import check_start
 from celery_dlq.operations.release import OPENED_AGAIN
 
@@ -51,6 +52,7 @@ _ENDS = {
     "failed": "failed",
     "interrupted": "was interrupted",
 }
+_MANY, _CANARY = 20, 10  # letters from which a canary is offered, and how many it has
 _CLAIMED = "another command works on them, or was killed less than a minute ago"
 _STATE_STYLES = {"running": "green", "failed": "red", "interrupted": "red", "stopped": "yellow"}
 _SHOWN = (
@@ -138,8 +140,8 @@ class JobRequest:
         cls, ctx: click.Context, kind: str, given: Mapping[str, Any], names: Iterable[str]
     ) -> JobRequest:
         """Read the arguments and options of a command; ``names`` are those of ``how``."""
-        queue, everything = given["queue"], given["everything"]
         reader = reader_of(dead_letters_of(ctx), given.get("files", ""))
+        queue, everything = _queue_of(ctx, given), given["everything"]
         where = chosen_filter(reader, queue, given, given["letter_ids"], everything=everything)
         how = {name: given[name] for name in names}
         return cls(ctx, kind, queue, where, how, yes=given["yes"], as_json=given["as_json"])
@@ -195,8 +197,29 @@ class JobRequest:
             show_in_the_way(self.console, seen)
         how = f", {self.how['canary']:,} of them first" if self.how.get("canary") else ""
         how += f" (note: {self.how['note']})" if self.how.get("note") else ""
+        if "canary" in self.how and not self.how["canary"] and count > _MANY:
+            return self._asked_for_canary(run, count, how)
         ask_for(self.kind, self.queue, count, by_id=ids is not None, yes=False, how=how)
         return run
+
+    def _asked_for_canary(self, run: JobRun, count: int, how: str) -> JobRun:
+        """Ask before many letters are redriven, and offer to try some of them first."""
+        what = one_line(f"redrive {letters_text(count)} of {self.queue}{how}")
+        need_terminal(what)
+        click.echo(f"{what[:1].upper()}{what[1:]}?", err=True)
+        choices = {"canary": f"{_CANARY} of them first", "all": "at once", "no": "nothing"}
+        for name, text in choices.items():
+            click.echo(f"  {name:<8}{text}", err=True)
+        chosen = click.prompt(
+            "Choose", type=click.Choice([*choices]), default="canary", show_choices=False, err=True
+        )
+        if chosen == "no":
+            raise click.Abort
+        if chosen == "all":
+            return run
+        return replace(self, how={**self.how, "canary": _CANARY}).prepared(
+            seconds=float("inf") if self.where or self.how["limit"] is not None else 1.0
+        )[0]
 
     def prepared(self, **more: Any) -> tuple[JobRun, DryRun]:
         """Its job, and what it would do, without a change of anything."""
@@ -224,6 +247,16 @@ class JobRequest:
             print_lines([report.to_json()])
         else:
             show(self.console, self.queue, report)
+
+
+def _queue_of(ctx: click.Context, given: Mapping[str, Any]) -> str:
+    """The queue that is named, or the one that has the cause."""
+    queue, fingerprint = given["queue"], given.get("fingerprint")
+    if queue is not None:
+        return str(queue)
+    if not fingerprint or given.get("files"):
+        raise click.UsageError("expected QUEUE, or the --fingerprint of a cause; got neither")
+    return dead_letters_of(ctx).assembly.reading().cause(fingerprint)[0]
 
 
 def _print_started(ctx: click.Context, job: Job, *, as_json: bool) -> None:

@@ -21,7 +21,13 @@ from celery_dlq.cli.context import (
     reader_of,
     say_unread,
 )
-from celery_dlq.cli.options import files_option, filter_options, json_option, letter_filter
+from celery_dlq.cli.options import (
+    files_option,
+    filter_options,
+    json_option,
+    letter_filter,
+    queue_argument,
+)
 from celery_dlq.cli.table import (
     Cell,
     age_text,
@@ -72,7 +78,7 @@ ShownEntry = DeadLetter | UnreadableEntry
 
 
 @click.command("list")
-@click.argument("queue")
+@queue_argument
 @filter_options
 @click.option(
     "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Show this many."
@@ -165,7 +171,7 @@ def show(
 
 
 @click.command(short_help="Show the newest letters of QUEUE; --follow waits for more.")
-@click.argument("queue")
+@queue_argument
 @filter_options
 @click.option(
     "--lines", type=click.IntRange(min=0), default=10, show_default=True, help="Show this many."

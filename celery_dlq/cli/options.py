@@ -10,9 +10,11 @@ from typing import Any
 
 import click
 
+from celery_dlq.errors import DLQError
 from celery_dlq.letters import json_codec
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.policies.checks import age_seconds, duration_seconds
+from celery_dlq.policies.policy import DLQ_SUFFIX
 
 StartAt = Callable[[datetime], datetime]
 """Returns when a job may start, given the present by the store's clock."""
@@ -83,6 +85,34 @@ DURATION = Parsed("duration", duration_seconds, "seconds, or a text such as 30s,
 RATE = Parsed("rate", _parsed_rate, "letters a second, such as 100 or 100/s")
 
 
+class DeadLetterQueue(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic since 8.4
+    """The name of a dead-letter queue; ``orders`` means ``orders-DLQ`` if only that is there."""
+
+    name = "queue"
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,  # noqa: ARG002 - click gives it
+        ctx: click.Context | None,
+    ) -> Any:
+        """Complete the name; one that is not known stays as it is, for the command to refuse."""
+        if ctx is None or value.endswith(DLQ_SUFFIX):
+            return value
+        from celery_dlq import DeadLetters  # noqa: PLC0415 - not for --help
+
+        try:
+            names = DeadLetters.of(ctx.obj.app).store.names()
+        except DLQError:  # with --from, the files have them
+            return value
+        whole = f"{value}{DLQ_SUFFIX}"
+        return whole if value not in names and whole in names else value
+
+
+QUEUE = DeadLetterQueue()
+queue_argument = click.argument("queue", type=QUEUE)
+
+
 def options(*decorators: Command) -> Command:
     """One decorator for several options, which `--help` shows in this order."""
 
@@ -151,7 +181,7 @@ def limit_option(default: int, what: str) -> Command:
 def changes_letters(verb: str) -> Command:
     """The arguments and options of a command that changes letters of QUEUE, such as a redrive."""
     return options(
-        click.argument("queue"),
+        click.argument("queue", type=QUEUE, required=False),
         click.argument("letter_ids", metavar="[ID]...", nargs=-1),
         filter_options,
         click.option("--all", "everything", is_flag=True, help=f"{verb} all letters of the queue."),

@@ -20,7 +20,7 @@ from celery_dlq.cli.context import (
     reader_of,
 )
 from celery_dlq.cli.letters import class_name, reason_text
-from celery_dlq.cli.options import files_option, json_option, limit_option
+from celery_dlq.cli.options import files_option, json_option, limit_option, queue_argument
 from celery_dlq.cli.table import Cell, age_text, block_text, line_text, print_table, say
 from celery_dlq.events import Change
 from celery_dlq.letters.printable import json_text, one_line, shortened
@@ -59,7 +59,7 @@ def queues(ctx: click.Context, *, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("queue")
+@queue_argument
 @limit_option(100, "causes")
 @click.option(
     "--state",

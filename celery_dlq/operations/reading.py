@@ -25,6 +25,7 @@ from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.notes import GroupNotes
 from celery_dlq.store.records import (
+    KEPT_DAYS,
     OPEN_GROUP,
     Group,
     GroupOrder,
@@ -280,15 +281,48 @@ class Reading:
         groups = (replace(found[n], status=statuses.get(n, OPEN_GROUP)) for n in found)
         return in_order([one for one in groups if state is None or one.status.state == state], by)
 
+    def cause(self, fingerprint: str, dead_letter_queue: str | None = None) -> tuple[str, str]:
+        """The queue and the whole fingerprint of a cause; without a queue, all are looked at."""
+        if dead_letter_queue is not None:
+            return dead_letter_queue, self.whole_fingerprint(dead_letter_queue, fingerprint)
+        found = list[tuple[str, str]]()
+        for queue in self._store.names():
+            whole = self.whole_fingerprint(queue, fingerprint)
+            if len(whole) == DIGITS and self._knows(queue, whole):
+                found.append((queue, whole))
+        if len(found) == 1:
+            return found[0]
+        if found:
+            queues = some_of([queue for queue, _whole in found], _MAX_NAMES_SHOWN)
+            raise NotFound(
+                f"expected a fingerprint of one queue, got {fingerprint!r} of {queues}; name the "
+                f"queue"
+            )
+        raise NotFound(
+            f"expected the fingerprint of a cause, got {fingerprint!r}; `dlq groups QUEUE` shows "
+            f"those of a queue"
+        )
+
+    def _knows(self, queue: str, fingerprint: str) -> bool:
+        """True if a queue has, or had, letters of a cause."""
+        with suppress(NotFound):
+            return bool(self.group(queue, fingerprint))
+        return False
+
     def whole_fingerprint(self, dead_letter_queue: str, fingerprint: str) -> str:
         """The fingerprint that begins with these digits; what was given, if no known one does."""
         self.check_queue(dead_letter_queue)
         if len(fingerprint) >= DIGITS:
             return fingerprint
-        known = {*self._store.overviews.ranked(dead_letter_queue, "letters", most=_MOST_NAMED)}
+        queue = dead_letter_queue
+        known = {*self._store.overviews.ranked(queue, "letters", most=_MOST_NAMED)}
         if self._notes is not None:
-            known |= self._notes.states(dead_letter_queue).keys()
+            known |= self._notes.states(queue).keys()
         found = sorted(one for one in known if one.startswith(fingerprint))
+        if not found:  # its letters may be gone
+            since = self._store.now() - timedelta(days=KEPT_DAYS)
+            gone = {one.fingerprint for _at, one in self._store.overviews.emptied(queue, since)}
+            known, found = gone, sorted(one for one in gone if one.startswith(fingerprint))
         if len(found) > 1 and fingerprint not in known:
             raise NotFound(
                 f"several fingerprints in {dead_letter_queue!r} begin with {fingerprint!r}: "

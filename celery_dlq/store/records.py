@@ -186,6 +186,10 @@ class ClaimState(Enum):
     GONE = 5  # there is no such letter
 
 
+_NOW_MINUTES = 5
+_GROWING = 1.5  # times the usual
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSummary:
     """Size, age and reasons of one dead-letter queue.
@@ -211,6 +215,27 @@ class QueueSummary:
     last_hour: int = field(default=0, compare=False)
     arrivals: Mapping[str, Sequence[int]] = field(default_factory=dict, compare=False)
     memory_bytes: int | None = field(default=None, compare=False)
+
+    @property
+    def per_minute(self) -> float:
+        """Letters a minute now: of the last minutes, of which one is still running."""
+        return sum(self._minutes()[-_NOW_MINUTES:]) / _NOW_MINUTES
+
+    @property
+    def direction(self) -> str:
+        """``quiet``, ``growing``, ``slowing`` or ``steady``: now, by the minutes before."""
+        minutes, now = self._minutes(), self.per_minute
+        before = minutes[:-_NOW_MINUTES]
+        usual = sum(before) / max(1, len(before))
+        if not now:
+            return "quiet"
+        if now > _GROWING * usual:
+            return "growing"
+        return "slowing" if _GROWING * now < usual else "steady"
+
+    def _minutes(self) -> list[int]:
+        """Letters of each minute of the last hour, the oldest first."""
+        return [sum(column) for column in zip(*self.arrivals.values(), strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,6 +391,7 @@ class WorkerInfo(Recorded):
     started_at: datetime  # When it started, aware UTC
     queues: tuple[str, ...] = ()  # The queues it consumes
     tasks: tuple[str, ...] = ()  # The names of its registered tasks
+    release: str = ""  # The release of its code, as `dlq_release` names it; empty if unknown
     # Policy by queue or pattern, and by task as `task:<name>`; JSON-ready
     policies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 

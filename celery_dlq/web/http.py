@@ -21,9 +21,9 @@ from celery_dlq.registry import features
 if TYPE_CHECKING:
     from celery_dlq import DeadLetters
     from celery_dlq.letters.record import DeadLetter
+    from celery_dlq.operations.in_force import InForce
     from celery_dlq.operations.jobs import Runner
     from celery_dlq.operations.redrive.select import RawEntry
-    from celery_dlq.web.status import InForce
 
 MAX_CALLS = 16
 """Requests answered at the same time; a store that hangs keeps no more threads than these."""

@@ -13,20 +13,19 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.letters.printable import get_logger, printable
 from celery_dlq.letters.record import iso
-from celery_dlq.operations.job import INTERRUPTED, RUNNING, WAITING
+from celery_dlq.operations.in_force import InForce
 from celery_dlq.policies.policy import DLQ_SUFFIX
 
 if TYPE_CHECKING:
     from celery_dlq import DeadLetters
     from celery_dlq.operations.job import Job
-    from celery_dlq.operations.release import HeldMessages
     from celery_dlq.store.records import WorkerInfo
 
 _Value = TypeVar("_Value")
@@ -40,7 +39,6 @@ MAX_JOBS = 50
 _ENDED_SECONDS = 60.0
 _CANARY = ("letters", "succeeded", "died", "open", "held", "verdict")
 _LIVE_STATES = ("planned", "running", "waiting", "interrupted")
-_INTERRUPTED_SHOWN = timedelta(days=1)
 _SHOWN_KEYS = ("max_deliveries", "max_retries", "dead_letter_ttl", "dead_letter_max_length")
 
 
@@ -96,49 +94,6 @@ class Fleet:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class InForce:
-    """What keeps or moves messages now, as people may see it."""
-
-    held: Sequence[HeldMessages] = ()  # Holds and circuit breakers
-    # Those that run, wait, or were interrupted within the last day; newest first
-    jobs: Sequence[Job] = ()
-    error: str = ""  # Why that is unknown now
-
-    @classmethod
-    def of(cls, dlq: DeadLetters, jobs: Sequence[Job]) -> InForce:
-        """Ask the store for what is held."""
-        held, now = dlq.assembly.held_queues().held_messages(), datetime.now(timezone.utc)
-        recent = [job for job in jobs if now - job.updated_at < _INTERRUPTED_SHOWN]
-        active = [
-            job
-            for job in jobs
-            if job.state in (RUNNING, WAITING) or (job.state == INTERRUPTED and job in recent)
-        ]
-        return cls(
-            held=[one.shown(dlq.redaction) for one in held],
-            jobs=[job.shown(dlq.redaction) for job in active],
-        )
-
-    @property
-    def names(self) -> list[str]:
-        """What there is, each with its state: the pages know by it that something came or went."""
-        held = (f"{one.hold.id} {one.state}" for one in self.held)
-        return [*held, *(f"{job.id} {job.state}" for job in self.jobs)]
-
-    def holding(self, tasks: Collection[str], queues: Collection[str]) -> list[HeldMessages]:
-        """What holds messages of some tasks in some queues."""
-        return [
-            one
-            for one in self.held
-            if one.state != "ended"
-            and any(one.hold.covers(task, queue) for task in tasks for queue in queues)
-        ]
-
-
-NOTHING_IN_FORCE = InForce()
-
-
 class _Kept(Generic[_Value]):
     """A value that is read again after some seconds, once for all who wait for it."""
 
@@ -177,7 +132,7 @@ class Status:
 
     def _read_in_force(self) -> InForce:
         try:
-            return InForce.of(self._dlq, self._jobs())
+            return InForce.of(self._dlq.assembly, self._jobs())
         except DLQError as exc:
             return InForce(error=str(exc))
 

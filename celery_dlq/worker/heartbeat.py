@@ -208,5 +208,6 @@ def worker_info(
         started_at=started_at,
         queues=tuple(sorted(app.amqp.queues.consume_from)),
         tasks=tuple(tasks[:MAX_TASKS]),
+        release=settings.release or "",
         policies={name: policy.to_json() for name, policy in policies.items()},
     )

@@ -392,6 +392,7 @@ _RESULTS = {
         "store.records:Group",
         "store.records:GroupStatus",
         "store.notes:Note",
+        "operations.incidents:Incident",
         "operations.paging:LetterPage",
         "operations.paging:LetterCount",
         "features.differences.operations:Differences",

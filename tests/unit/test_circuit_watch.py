@@ -27,10 +27,10 @@ from celery_dlq.features.circuit_breaker.policy import Ends, Succeeded
 from celery_dlq.features.sentry import observer as sentry
 from celery_dlq.features.sentry.observer import event_of_opening
 from celery_dlq.letters.headers import HOLD_HEADER
+from celery_dlq.operations.in_force import InForce
 from celery_dlq.store.instructions import OPEN, RELEASING, Circuit
 from celery_dlq.store.metrics import INTERNAL_ERRORS, STORE_ERRORS
 from celery_dlq.transport.publications import broker_name
-from celery_dlq.web.status import InForce
 
 
 @pytest.fixture(autouse=True)
@@ -285,7 +285,7 @@ def test_the_commands(worker: Worker) -> None:
         assert text in shown
     (line,) = run(worker, "--json").splitlines()
     assert json.loads(line)["circuit"]["state"] == "open"
-    (shown_on_pages,) = InForce.of(worker.dlq, []).held
+    (shown_on_pages,) = InForce.of(worker.dlq.assembly, []).held
     assert (shown_on_pages.state, shown_on_pages.held) == ("open", 0)
     assert "is closed; workers release" in run(worker, "close", "shop.charge")
     assert "releasing" in run(worker)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from celery_dlq.registry import Feature, Setting
+from celery_dlq.registry import Block, Feature, Setting
 
 FEATURE = Feature(
     name="adopt",
@@ -20,6 +20,7 @@ FEATURE = Feature(
         )
     },
     check_settings="settings:check",
+    block=Block.ACT,
     commands={"import": "command:import_"},
     operations={"adopt": "adopter:AdoptRun.adopt"},
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_dlq.registry import Feature, Metric, PolicyKey
+from celery_dlq.registry import Block, Feature, Metric, PolicyKey
 
 CIRCUITS = Metric.counter(
     "circuit_changes", "task queue state", "Times a circuit breaker opened or closed."
@@ -28,6 +28,7 @@ FEATURE = Feature(
             "of one fingerprint) and ``window`` (within 60 seconds). Unset: none.",
         )
     },
+    block=Block.STOP,
     commands={"breaker": "command:breaker"},
     operations={
         "breakers": "operations:Breakers.breakers",

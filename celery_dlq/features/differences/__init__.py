@@ -8,6 +8,7 @@ FEATURE = Feature(
     name="differences",
     observer="sampling:observer",
     pages="pages:ROUTES",
+    explains="operations:explained",
     panels={"group_links": "pages:link"},
     commands={"differences": "command:differences"},
     operations={"differences": "operations:Comparison.differences"},

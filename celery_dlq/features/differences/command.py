@@ -12,14 +12,14 @@ from celery_dlq.cli.context import (
     none_matched,
     print_lines,
 )
-from celery_dlq.cli.options import filter_options, json_option, letter_filter
+from celery_dlq.cli.options import filter_options, json_option, letter_filter, queue_argument
 from celery_dlq.cli.table import line_text, print_table, say
 
 _DEADLINE_SECONDS = 10.0
 
 
 @click.command(short_help="Show what some letters have that others lack.")
-@click.argument("queue")
+@queue_argument
 @filter_options
 @json_option
 @click.pass_context

@@ -73,7 +73,7 @@ class Finding(Significant):
 
 def finding(one: Significant, text: str) -> Finding:
     """A finding with its sentence, and how to select its letters."""
-    condition = _condition(one.feature, one.value) if one.kind == VALUE else None
+    condition = condition_of(one.feature, one.value) if one.kind == VALUE else None
     found = {each.name: getattr(one, each.name) for each in fields(one)}
     return Finding(**found, text=text, condition=condition, where=_where_of(one))
 
@@ -83,7 +83,7 @@ def _where_of(one: Significant) -> dict[str, Any]:
     parts = one.parts if one.kind == PAIR else [(one.feature, one.value)]
     for feature, value in parts if one.kind in {VALUE, PAIR} else ():
         name = _FILTER_FIELDS.get(feature)
-        condition = _condition(feature, value)
+        condition = condition_of(feature, value)
         if name is not None and len(value) < MAX_VALUE_CHARS:
             where[name] = value
         elif condition is not None:
@@ -101,7 +101,8 @@ def _range_ends(one: Significant) -> Iterator[str]:
         yield from (f"{one.feature}<={high}" for high in [one.high] if high is not None)
 
 
-def _condition(feature: str, value: str) -> str | None:
+def condition_of(feature: str, value: str) -> str | None:
+    """A value of an argument as a condition; ``None`` if there is none for it."""
     found = f"{feature}={value}"
     plain = _PATH.fullmatch(feature) is not None and _VALUE.fullmatch(value) is not None
     return found if plain and value != GIVEN and len(found) <= MAX_VALUE_CHARS else None

@@ -16,12 +16,13 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError
-from celery_dlq.features.differences.findings import Finding, finding
+from celery_dlq.features.differences.findings import Finding, condition_of, finding
 from celery_dlq.letters.causes import ComparedMessage, explain_causes
 from celery_dlq.letters.comparison import TASK, FeatureValue, Masked, pairs_of
 from celery_dlq.letters.course import CauseTiming, Course, timings
 from celery_dlq.letters.explanation import Explanation, Shared
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
+from celery_dlq.operations.incidents import Explained
 from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import KEPT_DAYS, Group, ordered
@@ -41,6 +42,8 @@ _MICROS = 1e6
 _HOUR = 3600
 _MOST_GROUPS = 50  # of the queue, the newest: what else died at the time
 OF_EACH_SIDE = 0.4  # of the messages
+_MOST_AT_ONCE, _AT_ONCE_SECONDS = 300, 0.07
+_NEARLY_ALL, _HALF = 0.9, 0.5
 MOST_COUNTED = 1_000_000  # letters; the time ends before, in most queues
 
 _FIXED = {
@@ -195,6 +198,21 @@ def compared(
     timed = whole and not cut
     found = explain_causes(messages, {}, [_SELECTED], ends_at=now, cut=cut, timed=timed)
     return replace(found[_SELECTED], selected=selected)
+
+
+def explained(assembly: Assembly, queue: str, fingerprint: str) -> Explained:
+    """Say in a moment what sets the newest letters of a cause apart, and what selects them."""
+    found = Comparison(assembly).differences(
+        queue, fingerprint=fingerprint, most=_MOST_AT_ONCE, deadline_seconds=_AT_ONCE_SECONDS
+    )
+    conditions = (
+        one.condition
+        for one in found.findings
+        if one.condition and one.share_here >= _NEARLY_ALL and one.share_elsewhere < _HALF
+    )
+    rare = (condition_of(one.feature, one.value) for one in found.shared if one.portion < _HALF)
+    condition = next(chain(conditions, filter(None, rare)), None)
+    return Explained(next(iter(found.sentences), ""), (condition,) if condition else ())
 
 
 def course_of(lives: list[Group], now: float) -> Course:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from celery_dlq.registry import Feature
+from celery_dlq.registry import Block, Feature
 
 FEATURE = Feature(
     name="groups",
     pages="pages:ROUTES",
     panels={"group": "pages:notes_and_forms", "group_facts": "pages:state"},
+    block=Block.ACT,
     commands={
         "mute": "command:mute",
         "note": "command:note",

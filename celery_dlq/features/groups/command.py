@@ -8,12 +8,15 @@ import click
 
 from celery_dlq import DeadLetters
 from celery_dlq.cli.context import console_of, dead_letters_of, print_answer, print_lines
-from celery_dlq.cli.options import DURATION, json_option, options
+from celery_dlq.cli.options import DURATION, QUEUE, json_option, options
 from celery_dlq.cli.table import age_text, block_text, print_table, say, utc_text
 
+_queue_option = click.option(
+    "--queue", type=QUEUE, help="The dead-letter queue of the cause, if several have it."
+)
 _of_group = options(
     click.argument("fingerprint"),
-    click.option("--queue", required=True, help="The dead-letter queue of the cause."),
+    _queue_option,
     click.option("--note", default="", help="A note on the cause, e.g. its ticket."),
     json_option,
 )
@@ -22,17 +25,17 @@ _of_group = options(
 @click.command(short_help="Add a note to a cause, or show its notes.")
 @click.argument("fingerprint")
 @click.argument("text", required=False)
-@click.option("--queue", required=True, help="The dead-letter queue of the cause.")
+@_queue_option
 @json_option
 @click.pass_context
 def note(
-    ctx: click.Context, fingerprint: str, text: str | None, *, queue: str, as_json: bool
+    ctx: click.Context, fingerprint: str, text: str | None, *, queue: str | None, as_json: bool
 ) -> None:
     """Add a note to a cause; without TEXT, show its notes.
 
     The first digits of FINGERPRINT are enough.
     """
-    dead_letters, fingerprint = _whole_fingerprint(ctx, queue, fingerprint)
+    dead_letters, queue, fingerprint = _cause(ctx, queue, fingerprint)
     console = console_of(ctx)
     if text is not None:
         notes = [dead_letters.note(queue, fingerprint, text)]
@@ -59,7 +62,7 @@ def resolve(
     ctx: click.Context,
     fingerprint: str,
     *,
-    queue: str,
+    queue: str | None,
     release: str | None,
     note: str,
     as_json: bool,
@@ -70,7 +73,7 @@ def resolve(
     releases that had it before do not: their workers do not have the fix yet. The first
     digits of FINGERPRINT are enough.
     """
-    dead_letters, fingerprint = _whole_fingerprint(ctx, queue, fingerprint)
+    dead_letters, queue, fingerprint = _cause(ctx, queue, fingerprint)
     status = dead_letters.resolve(queue, fingerprint, release=release, note=note)
     in_release = f" in release {release}" if release else ""
     print_answer(ctx, status, f"Resolved {fingerprint} of {queue}{in_release}.", as_json=as_json)
@@ -84,7 +87,7 @@ def mute(
     ctx: click.Context,
     fingerprint: str,
     *,
-    queue: str,
+    queue: str | None,
     seconds: float | None,
     note: str,
     as_json: bool,
@@ -99,7 +102,7 @@ def mute(
             until = datetime.now(timezone.utc) + timedelta(seconds=seconds)
         except OverflowError:
             raise click.BadParameter("expected a time of some years at most") from None
-    dead_letters, fingerprint = _whole_fingerprint(ctx, queue, fingerprint)
+    dead_letters, queue, fingerprint = _cause(ctx, queue, fingerprint)
     status = dead_letters.mute(queue, fingerprint, until=until, note=note)
     till = f" until {utc_text(until)}" if until else ""
     print_answer(ctx, status, f"Muted {fingerprint} of {queue}{till}.", as_json=as_json)
@@ -108,17 +111,20 @@ def mute(
 @click.command()
 @_of_group
 @click.pass_context
-def reopen(ctx: click.Context, fingerprint: str, *, queue: str, note: str, as_json: bool) -> None:
+def reopen(
+    ctx: click.Context, fingerprint: str, *, queue: str | None, note: str, as_json: bool
+) -> None:
     """Mark a resolved, muted or regressed cause as open again.
 
     The first digits of FINGERPRINT are enough.
     """
-    dead_letters, fingerprint = _whole_fingerprint(ctx, queue, fingerprint)
+    dead_letters, queue, fingerprint = _cause(ctx, queue, fingerprint)
     status = dead_letters.reopen(queue, fingerprint, note=note)
     print_answer(ctx, status, f"Reopened {fingerprint} of {queue}.", as_json=as_json)
 
 
-def _whole_fingerprint(ctx: click.Context, queue: str, digits: str) -> tuple[DeadLetters, str]:
-    """The whole fingerprint, for what is printed: which cause was changed."""
+def _cause(ctx: click.Context, queue: str | None, digits: str) -> tuple[DeadLetters, str, str]:
+    """The queue and the whole fingerprint, for what is printed: which cause was changed."""
     dead_letters = dead_letters_of(ctx)
-    return dead_letters, dead_letters.assembly.reading().whole_fingerprint(queue, digits)
+    queue, fingerprint = dead_letters.assembly.reading().cause(digits, queue)
+    return dead_letters, queue, fingerprint

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_dlq.registry import Feature, Metric
+from celery_dlq.registry import Block, Feature, Metric
 
 HELD_MESSAGES = Metric.counter("held_messages", "queue", "Messages that workers held.")
 HELD = Metric.gauge("held", "hold task", "Messages that wait in a hold.", read="operations:held")
@@ -14,6 +14,7 @@ FEATURE = Feature(
     waits="operations:WaitsInHolds",
     pages="pages:ROUTES",
     panels={"in_force": "pages:in_force"},
+    block=Block.STOP,
     commands={"hold": "commands:hold", "holds": "commands:holds", "release": "commands:release"},
     operations={
         "check_hold": "operations:Holds.preview",

@@ -17,6 +17,7 @@ from celery_dlq.cli.context import (
     print_lines,
 )
 from celery_dlq.cli.jobs import unfinished
+from celery_dlq.cli.next_command import say_next
 from celery_dlq.cli.options import DURATION, RATE, conditions_option, json_option, yes_option
 from celery_dlq.cli.table import (
     about_hold,
@@ -33,6 +34,7 @@ from celery_dlq.letters.arguments import unread_text
 from celery_dlq.letters.printable import one_line
 from celery_dlq.operations.redrive.work import RedriveReport
 from celery_dlq.operations.release import HeldMessages
+from celery_dlq.store.instructions import Hold
 
 _MAX_ERRORS = 10
 _STATE_STYLES = {"full": "red", "ended": "yellow"}
@@ -78,6 +80,8 @@ def hold(
     end = "until `dlq release`" if length is None else f"for {length}"
     text = f"{made.id} holds tasks {made.task} of queues {made.queue} {end}."
     print_answer(ctx, made, text, as_json=as_json)
+    if not as_json and length is None:
+        say_next(console_of(ctx), f"release {made.id}", when="it is mended")
 
 
 @click.command()
@@ -129,6 +133,7 @@ def release(
         raise click.UsageError("expected --limit with the ID of a hold, got it with --all")
     dead_letters, console = dead_letters_of(ctx), console_of(ctx)
     chosen = [hold_id] if hold_id else [one.hold.id for one in dead_letters.holds()]
+    found = {one.hold.id: one.hold for one in dead_letters.holds()}
     whole = True
     for one in chosen:
         try:
@@ -144,11 +149,22 @@ def release(
             print_lines([report.to_json()])
         else:
             show_released(console, one, report)
+            _say_redrive(ctx, found.get(one))
         whole &= not (report.failures or report.refused) and report.state == "done"
     if not chosen and not as_json:
         say(console, "Nothing is held.")
     if not whole:
         ctx.exit(1)
+
+
+def _say_redrive(ctx: click.Context, hold: Hold | None) -> None:
+    """The command for the letters that the hold came too late for: its largest cause."""
+    incidents = [] if hold is None else dead_letters_of(ctx).incidents()
+    for one in incidents:
+        if hold and hold.covers(one.group.task_name or "", hold.queue):
+            digits = one.group.fingerprint[:8]
+            say_next(console_of(ctx), f"redrive --fingerprint {digits} --canary 10")
+            return
 
 
 def show_holds(console: Console, found: Sequence[HeldMessages]) -> None:

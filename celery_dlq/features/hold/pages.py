@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from celery_dlq.errors import DLQError, NotFound
+from celery_dlq.operations.in_force import InForce
 from celery_dlq.web.http import Call, Page, Panel, Permission, get, post
 from celery_dlq.web.pages import confirm, span_of
-from celery_dlq.web.status import InForce
 from celery_dlq.web.templating import duration
 
 SHOWN = 12

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from celery_dlq.registry import Feature
+from celery_dlq.registry import Block, Feature
 
 FEATURE = Feature(
     name="prometheus",
+    block=Block.SERVE,
     commands={"exporter": "exporter:exporter"},
     operations={"serve_metrics": "exporter:Exporter.serve_metrics"},
 )

@@ -10,16 +10,17 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from celery_dlq.errors import NotFound
+from celery_dlq.operations.in_force import NOTHING_IN_FORCE
 from celery_dlq.store.records import GroupState
 from celery_dlq.web.http import Call, Page
 from celery_dlq.web.pages import Row, confirm, frames_of, gone_page, page_of, suppressed
-from celery_dlq.web.status import MAX_QUEUES, NOTHING_IN_FORCE
+from celery_dlq.web.status import MAX_QUEUES
 
 if TYPE_CHECKING:
+    from celery_dlq.operations.in_force import InForce
     from celery_dlq.operations.job import Job
     from celery_dlq.operations.release import HeldMessages
     from celery_dlq.store.records import Group, GroupOrder, QueueSummary
-    from celery_dlq.web.status import InForce
 
 Columns = Sequence[tuple[str, Mapping[str, int]]]
 """Letters by reason for each part of a time, for bars."""

@@ -1,0 +1,117 @@
+"""What an operator must know first: the causes that grow now, each with its message and answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from celery_dlq.errors import CorruptLetter, NotFound
+from celery_dlq.letters.record import iso
+from celery_dlq.registry import features
+
+if TYPE_CHECKING:
+    from celery_dlq.assembly import Assembly
+    from celery_dlq.store.records import Group, QueueSummary
+
+_MOST_QUEUES = 20  # whose causes are looked at
+_MOST_CAUSES = 20  # of each, the newest
+
+
+class Explained(NamedTuple):
+    """Why the letters of a cause died, as far as that shows at once."""
+
+    sentence: str  # Of the triage
+    conditions: tuple[str, ...]  # What selects these messages among others of their task
+
+
+_UNEXPLAINED = Explained("", ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """A cause that grows now; from `DeadLetters.incidents`.
+
+    Attributes:
+        dead_letter_queue: Its queue.
+        group: Its letters, summed up.
+        message: What happened to the newest of them, masked by ``dlq_redact``.
+        sentence: What sets its newest letters apart; empty if that is not known at once.
+        conditions: What selects its messages among others of their task, for
+            `DeadLetters.hold` and filters, e.g. ``("kwargs.tenant=42",)``.
+    """
+
+    dead_letter_queue: str
+    group: Group
+    message: str = ""
+    sentence: str = ""
+    conditions: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready mapping with the attribute names; of the group what names it."""
+        group = self.group
+        return {
+            **{name: value for name, value in asdict(self).items() if name != "group"},
+            "fingerprint": group.fingerprint,
+            "task_name": group.task_name,
+            "exception_type": group.exception_type,
+            "reason": group.reason,
+            "letters": group.letters,
+            "last_hour": group.last_hour,
+            "first_seen_at": iso(group.first_seen_at),
+            "last_seen_at": iso(group.last_seen_at),
+            "releases": list(group.releases),
+            "state": group.status.state.value,
+        }
+
+
+class Incidents:
+    """Finds what burns; `DeadLetters` describes the arguments that methods share."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self._assembly = assembly
+        self._reading = assembly.reading()
+
+    def busiest(self) -> list[QueueSummary]:
+        """The queues with the most letters in the last hour."""
+        names = [*self._reading.busiest()][:_MOST_QUEUES]
+        found = {one.name: one for one in self._reading.queues(names)}
+        return [found[name] for name in names if name in found and found[name].letters]
+
+    def incidents(self, limit: int = 5) -> list[Incident]:
+        """The causes with the most letters in the last hour, and what sets them apart.
+
+        Looks at the newest causes of the busiest queues. Those that are muted or resolved come
+        last.
+        """
+        found: list[tuple[str, Group]] = []
+        for queue in self.busiest():
+            groups = self._reading.groups(queue.name, by="newest", limit=_MOST_CAUSES)
+            found += [(queue.name, group) for group in groups if group.letters]
+        found.sort(key=lambda one: (one[1].status.state.is_quiet, -one[1].last_hour))
+        return [self._incident(queue, group) for queue, group in found[:limit]]
+
+    def message_of(self, queue: str, group: Group) -> str:
+        """What happened to the newest letter of a cause, as people may see it."""
+        with suppress(NotFound, CorruptLetter):
+            if group.example_id:
+                letter = self._reading.get(group.example_id, queue)
+                shown = self._assembly.redaction.letter(letter)
+                return shown.exception_message or shown.description
+        return ""
+
+    def _incident(self, queue: str, group: Group) -> Incident:
+        explained = next(self._explanations(queue, group.fingerprint), _UNEXPLAINED)
+        return Incident(
+            dead_letter_queue=queue,
+            group=group,
+            message=self.message_of(queue, group),
+            sentence=explained.sentence,
+            conditions=explained.conditions,
+        )
+
+    def _explanations(self, queue: str, fingerprint: str) -> Iterator[Explained]:
+        for feature in features():
+            if feature.explains:
+                yield feature.load(feature.explains)(self._assembly, queue, fingerprint)

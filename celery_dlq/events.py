@@ -1,7 +1,6 @@
-"""Frozen events, and the bus that delivers them to observers.
+"""Frozen events with their closed lists, and the bus that delivers them to observers.
 
-Metrics, error trackers and signals are observers. None of them can fail a task or stop a
-letter.
+Metrics, error trackers and signals are observers: none of them fails a task or stops a letter.
 """
 
 from __future__ import annotations
@@ -96,6 +95,27 @@ class Action(TextEnum):
     CIRCUIT_CLOSED = "circuit_closed"
     DEMANDED = "demanded"
     DEMAND_WITHDRAWN = "demand_withdrawn"
+
+
+class GroupState(TextEnum):
+    """What is to be done about a group: a closed list.
+
+    A member is its text, its colour in a console, and whether the group is not reported meanwhile.
+    """
+
+    colour: str
+    is_quiet: bool
+
+    def __new__(cls, value: str, colour: str = "", is_quiet: bool = False) -> GroupState:  # noqa: PYI034, FBT001, FBT002 - see `Reason`
+        """Make a member. The defaults are for type checkers: see `Reason`."""
+        made = str.__new__(cls, value)
+        made._value_, made.colour, made.is_quiet = value, colour, is_quiet
+        return made
+
+    OPEN = "open", "dim"
+    MUTED = "muted", "dim", True
+    RESOLVED = "resolved", "green"
+    REGRESSED = "regressed", "red"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

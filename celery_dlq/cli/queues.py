@@ -22,11 +22,11 @@ from celery_dlq.cli.context import (
 from celery_dlq.cli.letters import class_name, reason_text
 from celery_dlq.cli.options import files_option, json_option, limit_option, queue_argument
 from celery_dlq.cli.table import Cell, age_text, block_text, line_text, print_table, say
-from celery_dlq.events import Change
+from celery_dlq.events import Change, GroupState
 from celery_dlq.letters.printable import json_text, one_line, shortened
 from celery_dlq.letters.record import iso
 from celery_dlq.policies.table import NOTHING_GUARDED
-from celery_dlq.store.records import OPEN_GROUP, Group, GroupState, QueueSummary, ServerMemory
+from celery_dlq.store.records import OPEN_GROUP, Group, QueueSummary, ServerMemory
 
 _MAX_DETAIL_CHARS = 200
 _MOST_EMPTIED = 20

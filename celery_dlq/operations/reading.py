@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from celery_dlq import timing
 from celery_dlq.errors import CorruptLetter, DLQError, NotFound, StoreUnavailable
+from celery_dlq.events import GroupState
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.letters.fingerprint import DIGITS
 from celery_dlq.letters.printable import get_logger, some_of
@@ -29,7 +30,6 @@ from celery_dlq.store.records import (
     OPEN_GROUP,
     Group,
     GroupOrder,
-    GroupState,
     GroupStatus,
     QueueSummary,
     in_order,

@@ -9,12 +9,13 @@ from datetime import datetime
 from functools import partial
 from urllib.parse import unquote
 
+from celery_dlq.events import GroupState
 from celery_dlq.letters.printable import readable
 from celery_dlq.letters.record import Recorded, check_aware, from_micros, to_micros
 from celery_dlq.store.keys import spelled
 from celery_dlq.store.overviews import release_text, text_of
 from celery_dlq.store.part import Part
-from celery_dlq.store.records import KEPT_DAYS, OPEN_GROUP, GroupState, GroupStatus
+from celery_dlq.store.records import KEPT_DAYS, OPEN_GROUP, GroupStatus
 
 MAX_NOTES = 50
 """Maximum number of notes on a group; the oldest one goes."""
@@ -56,10 +57,8 @@ class GroupNotes(Part):
     def notes(self, dead_letter_queue: str, fingerprint: str) -> list[Note]:
         """Return the notes on a group, newest first."""
         text = self._client.hget(self._keys.notes(dead_letter_queue), spelled(fingerprint))
-        lines = reversed((text or b"").splitlines())
-        found = (
-            readable(f"a note on {fingerprint}", partial(_parsed_note, line)) for line in lines
-        )
+        reads = (partial(_parsed_note, line) for line in reversed((text or b"").splitlines()))
+        found = (readable(f"a note on {fingerprint}", read) for read in reads)
         return [note for note in found if note is not None]
 
     def set_status(self, dead_letter_queue: str, fingerprint: str, status: GroupStatus) -> None:
@@ -93,8 +92,7 @@ class GroupNotes(Part):
             state, until, *_ = (*text_of(text).split("|", 2), "")
             if state not in _NOT_OPEN:
                 continue
-            is_quiet = GroupState(state).is_quiet
-            if not (is_quiet and until.isdecimal() and int(until) <= now):
+            if not (GroupState(state).is_quiet and until.isdecimal() and int(until) <= now):
                 found[text_of(name)] = state
         return found
 
@@ -104,8 +102,7 @@ def _state_text(status: GroupStatus) -> str:
     if status.state is GroupState.OPEN:
         return ""
     if status.state.is_quiet:
-        until = "" if status.until is None else str(to_micros(status.until) // 1000)
-        parts = [until, "", ""]
+        parts = ["" if status.until is None else str(to_micros(status.until) // 1000), "", ""]
     else:
         seen = ",".join(map(release_text, status.releases))
         at = "" if status.at is None else str(to_micros(status.at))
@@ -121,8 +118,7 @@ def _status_at(text: bytes, now: datetime) -> GroupStatus:
     status = readable("the state of a group, which counts as open", partial(_parsed_status, text))
     if status is None or status.state is GroupState.OPEN:
         return OPEN_GROUP
-    is_over = status.until is not None and status.until <= now
-    return OPEN_GROUP if is_over else status
+    return OPEN_GROUP if status.until is not None and status.until <= now else status
 
 
 def _parsed_status(text: bytes) -> GroupStatus:

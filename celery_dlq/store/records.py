@@ -9,11 +9,11 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, Literal, NamedTuple
 
+from celery_dlq.events import GroupState
 from celery_dlq.letters.record import (
     DeadLetter,
     Delivery,
     Recorded,
-    TextEnum,
     check_aware,
     from_micros,
     letter_id,
@@ -112,27 +112,6 @@ class Choice:
 
 KEPT_DAYS = 90
 """Notes and states are kept while their group has letters, and for this long after."""
-
-
-class GroupState(TextEnum):
-    """What is to be done about a group: a closed list.
-
-    A member is its text, its colour in a console, and whether the group is not reported meanwhile.
-    """
-
-    colour: str
-    is_quiet: bool
-
-    def __new__(cls, value: str, colour: str = "", is_quiet: bool = False) -> GroupState:  # noqa: PYI034, FBT001, FBT002 - see `Reason`
-        """Make a member. The defaults are for type checkers: see `Reason`."""
-        made = str.__new__(cls, value)
-        made._value_, made.colour, made.is_quiet = value, colour, is_quiet
-        return made
-
-    OPEN = "open", "dim"
-    MUTED = "muted", "dim", True
-    RESOLVED = "resolved", "green"
-    REGRESSED = "regressed", "red"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

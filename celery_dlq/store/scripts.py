@@ -18,6 +18,7 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import Any
 
+from celery_dlq.events import GroupState
 from celery_dlq.store.keys import spelled
 from celery_dlq.store.records import ClaimState, CountStatus, Restored, Stored
 
@@ -58,9 +59,10 @@ def script_source(name: str, package: str = "celery_dlq.store") -> str:
 
 def whole_script(name: str, package: str = "celery_dlq.store") -> str:
     """Return the text of a script with the parts that it shares with others."""
-    return _INCLUDE.sub(
-        lambda found: script_source(f"parts/{found[1]}"), script_source(name, package)
-    )
+    text = script_source(name, package)
+    text = _INCLUDE.sub(lambda found: script_source(f"parts/{found[1]}"), text)
+    quiet = ", ".join(f"{state} = true" for state in GroupState if state.is_quiet)
+    return text.replace("QUIET_STATES", quiet)
 
 
 @cache
@@ -77,10 +79,9 @@ def read_all(packages: Iterable[str]) -> None:
     """Read all scripts of some packages, and keep them."""
     for package in packages:
         folder = files(package) / "lua"
-        names = [one.name for one in folder.iterdir()] if folder.is_dir() else []
-        for name in names:
-            if name.endswith(".lua"):
-                script_text(name.removesuffix(".lua"), package)
+        for file in folder.iterdir() if folder.is_dir() else ():
+            if file.name.endswith(".lua"):
+                script_text(file.name.removesuffix(".lua"), package)
 
 
 def chunks(letter_ids: Sequence[str], size: int = MOST_IDS) -> Iterator[list[str]]:

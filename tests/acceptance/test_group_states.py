@@ -15,7 +15,8 @@ from waiting import poll
 from workers import Worker
 
 from celery_dlq import DeadLetter
-from celery_dlq.store.records import Group, GroupState
+from celery_dlq.events import GroupState
+from celery_dlq.store.records import Group
 
 DLQ = "orders-DLQ"
 SHORT_SIGHT = {"broker_transport_options": {"visibility_timeout": 1}}

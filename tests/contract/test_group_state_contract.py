@@ -11,13 +11,13 @@ import pytest
 from builders import DLQ, NOW, a_letter, key_of
 
 from celery_dlq.errors import DLQError, NotFound
-from celery_dlq.events import Action, Change, Event, Events, acting_as
+from celery_dlq.events import Action, Change, Event, Events, GroupState, acting_as
 from celery_dlq.features.groups.operations import Notes
 from celery_dlq.features.sentry.observer import ReportCause, Reports
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.operations.reading import Reading
 from celery_dlq.store.notes import Note
-from celery_dlq.store.records import OPEN_GROUP, GroupState, GroupStatus, Stored
+from celery_dlq.store.records import OPEN_GROUP, GroupStatus, Stored
 from celery_dlq.store.store import Store
 
 GROUP = "0123456789abcdef"

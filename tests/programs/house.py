@@ -34,7 +34,7 @@ LONGEST_FUNCTION = 45
 
 LIMITS: dict[str, tuple[int, int]] = {
     "files, a letter's field (A)": (3, 4),
-    "files, an operator's power (B)": (12, 7),
+    "files, an operator's power (B)": (7, 7),
     "files, a policy key (C1)": (3, 4),
     "files, a feature removed (C2)": (15, 10),
     "files, a reason (D)": (2, 2),

@@ -13,10 +13,10 @@ from builders import a_letter, key_of
 from fresh import fresh_store
 
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.events import Events
+from celery_dlq.events import Events, GroupState
 from celery_dlq.letters.record import ANY_NAME, REGISTERED, DeadLetter, Reason
 from celery_dlq.store.metrics import OTHER, REGRESSED, Counts
-from celery_dlq.store.records import GroupState, GroupStatus, MessageKey, ServerMemory
+from celery_dlq.store.records import GroupStatus, MessageKey, ServerMemory
 from celery_dlq.writing import spool
 from celery_dlq.writing.lifecycle import DeliveryState
 from celery_dlq.writing.memory_limit import MemoryLimit

@@ -10,8 +10,9 @@ import pytest
 from builders import DLQ, a_letter, key_of
 from web_pages import SAME_SITE, Pages, form_of, get, pages, post
 
+from celery_dlq.events import GroupState
+from celery_dlq.features.groups.operations import SET_BY
 from celery_dlq.letters.record import DeadLetter
-from celery_dlq.store.records import GroupState
 from celery_dlq.web.http import Permission, User
 
 GROUP = "0123456789abcdef"
@@ -92,6 +93,23 @@ def test_groups_are_found_by_state_also_without_letters() -> None:
     assert f"{DLQ} has no muted cause." in shown(web, GROUPS, state="muted")
     assert "This cause has no letters now." in shown(web, PAGE)
     assert web.handle(get(GROUPS, query="state=fixed")).status == 400
+
+
+def test_each_state_that_operators_set_has_a_form() -> None:
+    """The forms follow the table of states; a group has none for opening it while it is open."""
+    web = pages()
+    stored(web)
+    buttons = r'<button name="state" value="(\w+)">(\w+)<'
+    set_by = {each.value: way.method.capitalize() for each, way in SET_BY.items()}
+    for at in GroupState.OPEN, GroupState.MUTED:
+        expected = {name: verb for name, verb in set_by.items() if (name, at) != ("open", "open")}
+        found = re.findall(buttons, web.handle(get(PAGE)).body.decode())
+        assert dict(found) == expected
+        assert sent(web, "state=muted") == 303
+    for each, way in SET_BY.items():
+        assert sent(web, f"state={each.value}") == 303
+        (change, *_) = web.dlq.assembly.backend.workers.changes(limit=1)
+        assert (state(web), change.action) == (each, way.action)
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from celery_dlq.errors import DLQError
-from celery_dlq.events import Action, whoami
+from celery_dlq.events import Action, GroupState, whoami
 from celery_dlq.letters.printable import shortened
 from celery_dlq.letters.record import iso
 from celery_dlq.operations.instructions import Audit
 from celery_dlq.store.notes import Note
-from celery_dlq.store.records import OPEN_GROUP, GroupState, GroupStatus
+from celery_dlq.store.records import OPEN_GROUP, GroupStatus
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
@@ -20,11 +21,21 @@ MAX_NOTE_CHARS = 2000
 MAX_RELEASE_CHARS = 200
 _MAX_AUDIT_CHARS = 200
 
-_ACTIONS = {
-    GroupState.OPEN: Action.REOPENED,
-    GroupState.MUTED: Action.MUTED,
-    GroupState.RESOLVED: Action.RESOLVED,
+
+class SetBy(NamedTuple):
+    """How operators set a state of a group."""
+
+    method: str  # Of `Notes` and of `DeadLetters`
+    action: Action
+    option: str = ""  # The argument of the method that the form of the page asks for
+
+
+SET_BY: Mapping[str, SetBy] = {
+    GroupState.RESOLVED: SetBy("resolve", Action.RESOLVED, "release"),
+    GroupState.MUTED: SetBy("mute", Action.MUTED, "until"),
+    GroupState.OPEN: SetBy("reopen", Action.REOPENED),
 }
+"""Each state that operators set; the page of a group has a form for it, in this order."""
 
 
 class Notes:
@@ -124,7 +135,7 @@ class Notes:
             )
         shown = {"release": release, "until": iso(until), "text": shortened(text, _MAX_AUDIT_CHARS)}
         given = {name: value for name, value in shown.items() if value}
-        self._audit.record(_ACTIONS[state], queue, {"fingerprint": fingerprint, **given})
+        self._audit.record(SET_BY[state].action, queue, {"fingerprint": fingerprint, **given})
         self._notes.set_status(queue, fingerprint, status)
         if text:
             self._notes.add_note(queue, fingerprint, Note(at=at, actor=actor, text=text))

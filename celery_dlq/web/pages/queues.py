@@ -10,8 +10,8 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from celery_dlq.errors import NotFound
+from celery_dlq.events import GroupState
 from celery_dlq.operations.in_force import NOTHING_IN_FORCE
-from celery_dlq.store.records import GroupState
 from celery_dlq.web.http import Call, Page
 from celery_dlq.web.pages import Row, confirm, frames_of, gone_page, page_of, suppressed
 from celery_dlq.web.status import MAX_QUEUES

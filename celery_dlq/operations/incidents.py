@@ -13,6 +13,7 @@ from celery_dlq.registry import features
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
+    from celery_dlq.letters.record import DeadLetter
     from celery_dlq.store.records import Group, QueueSummary
 
 _MOST_QUEUES = 20  # whose causes are looked at
@@ -66,6 +67,11 @@ class Incident:
         }
 
 
+def message_of(letter: DeadLetter | None) -> str:
+    """What happened to a letter, in its own words."""
+    return "" if letter is None else letter.exception_message or letter.description
+
+
 class Incidents:
     """Finds what burns; `DeadLetters` describes the arguments that methods share."""
 
@@ -90,23 +96,22 @@ class Incidents:
             groups = self._reading.groups(queue.name, by="newest", limit=_MOST_CAUSES)
             found += [(queue.name, group) for group in groups if group.letters]
         found.sort(key=lambda one: (one[1].status.state.is_quiet, -one[1].last_hour))
-        return [self._incident(queue, group) for queue, group in found[:limit]]
+        return [self.of_cause(queue, group) for queue, group in found[:limit]]
 
-    def message_of(self, queue: str, group: Group) -> str:
-        """What happened to the newest letter of a cause, as people may see it."""
+    def example_of(self, queue: str, group: Group) -> DeadLetter | None:
+        """The newest letter of a cause, as people may see it."""
         with suppress(NotFound, CorruptLetter):
             if group.example_id:
-                letter = self._reading.get(group.example_id, queue)
-                shown = self._assembly.redaction.letter(letter)
-                return shown.exception_message or shown.description
-        return ""
+                return self._assembly.redaction.letter(self._reading.get(group.example_id, queue))
+        return None
 
-    def _incident(self, queue: str, group: Group) -> Incident:
+    def of_cause(self, queue: str, group: Group) -> Incident:
+        """A cause, and what sets its newest letters apart."""
         explained = next(self._explanations(queue, group.fingerprint), _UNEXPLAINED)
         return Incident(
             dead_letter_queue=queue,
             group=group,
-            message=self.message_of(queue, group),
+            message=message_of(self.example_of(queue, group)),
             sentence=explained.sentence,
             conditions=explained.conditions,
         )

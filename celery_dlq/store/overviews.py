@@ -212,6 +212,7 @@ def read_group(fingerprint: str, letters: int, text: str, *, now: datetime) -> G
     facts = json.loads(facts_json or "{}")
     spans, span = _parsed_counts(recent), int(now.timestamp()) // _SPAN
     hour = span // _SPANS_PER_HOUR
+    recent_spans = tuple(spans[one] for one in range(span - _SPANS_PER_HOUR + 1, span + 1))
     last_span = max(spans, default=0)  # not in the hours yet
     by_hour = _parsed_counts(hours) + Counter({last_span // _SPANS_PER_HOUR: spans[last_span]})
     return Group(
@@ -224,7 +225,8 @@ def read_group(fingerprint: str, letters: int, text: str, *, now: datetime) -> G
         last_seen_at=from_micros(int(last or 0)),
         example_id=example,
         course=tuple(by_hour[one] for one in range(hour - _HOURS + 1, hour + 1)),
-        last_hour=sum(spans[one] for one in range(span - _SPANS_PER_HOUR + 1, span + 1)),
+        last_hour=sum(recent_spans),
+        recent=recent_spans,
         releases=tuple(unquote(release) for release in releases.split(",") if release),
     )
 

@@ -118,7 +118,7 @@ class Status:
         self._dlq = dlq
         self.fleet = _Kept(self._read_fleet, FLEET_SECONDS)
         """Gives workers, policies and problems."""
-        self._jobs = _Kept(dlq.jobs, NUMBERS_SECONDS)
+        self.jobs = _Kept(dlq.jobs, NUMBERS_SECONDS)
         self.in_force = _Kept(self._read_in_force, NUMBERS_SECONDS)
         """Gives holds, circuit breakers and jobs; never raises."""
         self.numbers = _Kept(self._read_numbers, NUMBERS_SECONDS)
@@ -128,11 +128,11 @@ class Status:
 
     def forget(self) -> None:
         """Read what pages show again, after a change."""
-        self.fleet.until = self._jobs.until = self.in_force.until = 0.0
+        self.fleet.until = self.jobs.until = self.in_force.until = 0.0
 
     def _read_in_force(self) -> InForce:
         try:
-            return InForce.of(self._dlq.assembly, self._jobs())
+            return InForce.of(self._dlq.assembly, self.jobs())
         except DLQError as exc:
             return InForce(error=str(exc))
 
@@ -147,7 +147,7 @@ class Status:
     def _read_numbers(self) -> bytes:
         begun = time.time()
         try:
-            found = numbers_of(self._dlq, self._jobs(), self.in_force())
+            found = numbers_of(self._dlq, self.jobs(), self.in_force())
         except DLQError:
             found = {"away": True}
         except Exception:

@@ -24,7 +24,7 @@ _MOST_SHOWN = 10**18
 _REASONS = [reason.value for reason in Reason]
 # Attributes, no styles: the content policy forbids those.
 _BAR = '<rect class="r-%s" x="%d" y="%.2f" width="5" height="%.2f"><title>%s</title></rect>\n'
-_BARS = Markup("""<svg class="bars" role="img" aria-label="{text}" viewBox="0 0 {width} 28"
+_BARS = Markup("""<svg class="bars{wide}" role="img" aria-label="{text}" viewBox="0 0 {width} 28"
 preserveAspectRatio="none"><title>{text}</title>
 <line class="axis" x1="0" x2="{width}" y1="27.5" y2="27.5"/>
 {drawn}</svg>""")
@@ -54,7 +54,9 @@ class Templates:
             "count": count,
             "duration": duration,
             "exact": exact,
+            "last_part": lambda path: path.replace("\\", "/").rpartition("/")[2],
             "moment": moment,
+            "pace": pace,
             "plain": plain,
             "short": short,
         }
@@ -124,6 +126,11 @@ def duration(value: timedelta | float | None) -> str:
     return "0 s" if seconds <= 0 else f"{seconds * 1000:.0f} ms"
 
 
+def pace(per_minute: float) -> str:
+    """How fast letters come: ``15 a minute``."""
+    return f"{per_minute:,.3g} a minute" if per_minute else "quiet"
+
+
 def ago(value: datetime | None) -> Markup | str:
     """How long ago something was, with its time; the script adds the viewer's zone."""
     if value is None:
@@ -140,7 +147,9 @@ def moment(value: datetime | None) -> Markup | str:
     return _time_markup(value, f"{_utc_text(value)} UTC", relative=False)
 
 
-def bars(columns: Sequence[tuple[str, Mapping[str, int]]], label: str) -> Markup:
+def bars(
+    columns: Sequence[tuple[str, Mapping[str, int]]], label: str, *, wide: bool = False
+) -> Markup:
     """Stacked bars of letters by reason; no template, for a page has thousands of them."""
     heights = [sum(counts.values()) for _name, counts in columns]
     scale, width, drawn = 26 / max(1, *heights), 6 * len(columns), []
@@ -155,7 +164,7 @@ def bars(columns: Sequence[tuple[str, Mapping[str, int]]], label: str) -> Markup
                 drawn.append(_BAR % (kind, 6 * place, max(y, 0), tall, shown))
     text = f"{printable(label)}: {sum(heights):,}"
     rects = Markup("".join(drawn))  # noqa: S704 - their titles are escaped
-    return _BARS.format(text=text, width=width, drawn=rects)
+    return _BARS.format(text=text, width=width, drawn=rects, wide=" wide" if wide else "")
 
 
 def short(text: object, limit: int = 200) -> str:

@@ -138,7 +138,7 @@ def test_an_operator_redrives_to_the_verdict_without_javascript(
 
     def done() -> bool:
         page.get_by_role("link", name="Refresh").click()
-        return page.locator("[data-job-state]").text_content() == "done"
+        return page.locator("main [data-job-state]").text_content() == "done"
 
     poll(done, timeout_seconds=60, every_seconds=0.3)
     sync_api.expect(page.locator("[data-part=verdict]")).to_have_text("passed")

@@ -37,7 +37,7 @@ def test_discard_and_restore(letter: DeadLetter, dlq: DeadLetters, page: Any, pa
     assert "nothing was done" in page.locator(".bad-news").inner_text()
     page.get_by_label("Type the name").fill(QUEUE)
     press(page, "button", "Discard 1 letter")
-    expect(page.locator("[data-job-state]")).to_have_text("done")
+    expect(page.locator("main [data-job-state]")).to_have_text("done")
     assert page.goto(f"{pages.url}/queues/{QUEUE}/letters/{letter.id}").status == 410
     press(page, "link", "Discarded letters")
     press(page, "button", f"Restore {letter.id}")
@@ -65,7 +65,7 @@ def test_edit_and_redrive(
     assert json.loads(before)["args"] == json.loads(letter.args_json)
     assert json.loads(after)["args"] == [77]
     press(page, "button", "Edit 1 letter")
-    expect(page.locator("[data-job-state]")).to_have_text("done")
+    expect(page.locator("main [data-job-state]")).to_have_text("done")
     poll(lambda: runs.llen("charge:77") == 1, timeout_seconds=30)
     (order,) = json.loads(letter.args_json)
     assert runs.llen(f"charge:{order}") == 0
@@ -76,14 +76,12 @@ def test_a_note_is_kept_with_its_author(
 ) -> None:
     """Lines stay lines, and markup is text."""
     page.goto(f"{pages.url}/queues/{QUEUE}/groups/{letter.fingerprint}")
-    page.get_by_label("New note").fill("look <b>here</b>\nand there")
-    press(page, "button", "Show the note")
-    assert page.locator(".said").first.inner_text() == "look <b>here</b>\nand there"
-    assert dlq.notes(QUEUE, letter.fingerprint) == []
+    page.get_by_label("Note, for all").fill("look <b>here</b>\nand there")
+    press(page, "button", "Add the note")
     assert violations(page) == []
-    expect(page.get_by_role("link", name="Refresh")).to_have_count(0)  # it would ask by GET
-    press(page, "button", "Add note")
     assert page.locator(".said").first.inner_text() == "look <b>here</b>\nand there"
+    (note,) = dlq.notes(QUEUE, letter.fingerprint)
+    assert note.text == "look <b>here</b>\nand there"
 
 
 def test_a_policy_is_overridden_and_the_override_ended(
@@ -147,13 +145,13 @@ def test_a_job_is_cancelled_and_resumed(
     if where == "here":
         press(page, "button", "Cancel")
     else:
-        expect(page.locator("[data-job-state]")).to_have_text("running")
+        expect(page.locator("main [data-job-state]")).to_have_text("running")
         dlq.cancel(dlq.jobs()[0].id)
-    expect(page.locator("[data-job-state]")).to_have_text("cancelled", timeout=30_000)
+    expect(page.locator("main [data-job-state]")).to_have_text("cancelled", timeout=30_000)
     published = client.llen("orders")
     assert published < LETTERS
     press(page, "button", "Resume")
-    expect(page.locator("[data-job-state]")).to_have_text("done", timeout=30_000)
+    expect(page.locator("main [data-job-state]")).to_have_text("done", timeout=30_000)
     expect(page.get_by_text(f"{LETTERS} of {LETTERS} letters")).to_be_visible()
     assert client.llen("orders") == LETTERS
     expect(page.get_by_text("Resumed 1 time")).to_be_visible()

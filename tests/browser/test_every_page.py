@@ -132,7 +132,7 @@ def test_a_phone_shows_rows_as_cards_and_breaks_no_word(
         assert page.evaluate(broken) == [], path
         assert page.evaluate(outside) == [], path
     page.goto(f"{pages.url}/holds")
-    assert page.get_by_role("button", name="Release").bounding_box()["y"] < 740
+    assert page.get_by_role("button", name="Release").first.bounding_box()["y"] < 740
 
 
 def test_ids_and_tracebacks_are_copied_by_a_button(

@@ -151,7 +151,7 @@ def test_entries_that_are_no_letters_can_be_looked_at_and_discarded(
     press(page, "button", "Show what would be discarded")
     page.get_by_label("Type the name").fill(QUEUE)
     page.locator("main form button").click()
-    page.locator("[data-job-state]:text-is('done')").wait_for()
+    page.locator("main [data-job-state]:text-is('done')").wait_for()
     page.goto(f"{pages.url}/queues/{queue}/letters")
     assert page.locator("tr:has(.bad) th a").count() == 2
     status, headers, body = pages.get(f"/queues/{queue}/letters/{evil[-1]}/body")

@@ -67,7 +67,7 @@ def test_two_operators_start_one_plan(
     for page in both:
         page.get_by_role("button", name="Redrive").click()
     for page in both:
-        expect(page.locator("[data-job-state]")).to_have_text("done")
+        expect(page.locator("main [data-job-state]")).to_have_text("done")
         assert page.url.endswith(path)
     check_each_once(client, letters)
 
@@ -86,7 +86,7 @@ def test_two_plans_of_the_same_letters(
     for page, _ in both:
         page.get_by_role("button", name="Redrive").click(no_wait_after=True)
     for page, _ in both:
-        expect(page.locator("[data-job-state]")).to_have_text("done")
+        expect(page.locator("main [data-job-state]")).to_have_text("done")
     check_each_once(client, letters)
 
 
@@ -99,13 +99,13 @@ def test_a_double_click_and_the_back_button(
     page.get_by_role("button", name="Show what would happen").dblclick()
     page.wait_for_url("**/jobs/*")
     page.get_by_role("button", name="Redrive").dblclick()
-    expect(page.locator("[data-job-state]")).to_have_text("done")
+    expect(page.locator("main [data-job-state]")).to_have_text("done")
     page.go_back()
     page.go_back()
     page.go_forward()
     page.go_forward()
     page.reload()
-    expect(page.locator("[data-job-state]")).to_have_text("done")
+    expect(page.locator("main [data-job-state]")).to_have_text("done")
     check_each_once(client, letters)
     assert len([job for job in dlq.jobs() if job.state != "planned"]) == 1
 
@@ -136,7 +136,7 @@ def test_a_letter_that_somebody_redrove_meanwhile(
     page.goto(pages.url + path)
     dlq.redrive(DLQ, ids=[letter.id], force=True)
     press(page, "button", "Redrive")
-    expect(page.locator("[data-job-state]")).to_have_text("done")
+    expect(page.locator("main [data-job-state]")).to_have_text("done")
     assert "1 of the 1 planned letters had gone" in page.locator("main").inner_text()
     own = f"{pages.url}/queues/{DLQ}/letters/{letter.id}"
     answer = page.goto(own)
@@ -186,5 +186,5 @@ def test_ended_jobs_are_neither_cancelled_nor_resumed(
                 f"/jobs/{job.id}/{action}",
             )
         assert answer.value.status == 409
-        expect(page.locator("[data-job-state]")).to_have_text("done")
+        expect(page.locator("main [data-job-state]")).to_have_text("done")
         assert page.get_by_role("alert").inner_text()

@@ -96,7 +96,7 @@ def test_an_edit_keeps_the_value_that_its_author_does_not_see(
     field.fill(field.input_value().replace("Ada", "Bob"))
     press(page, "button", "Show the change")
     press(page, "button", "Edit 1 letter")
-    expect(page.locator("[data-job-state]")).to_have_text("done")
+    expect(page.locator("main [data-job-state]")).to_have_text("done")
     raw = json.loads(client.lindex("orders", 0))
     args, kwargs, _ = json.loads(base64.b64decode(raw["body"]))
     assert (args, kwargs) == ([{"number": CARD, "holder": "Bob"}], {"note": f"for {MAIL}"})

@@ -64,7 +64,7 @@ def test_a_redrive_from_click_to_verdict(
     """The page of the job shows the canary's verdict and the end without being asked again."""
     to_plan(page, pages)
     press(page, "button", f"Try 5 letters, then redrive {LETTERS - 5} more")
-    expect(page.locator("[data-job-state]")).to_have_text("done", timeout=30_000)
+    expect(page.locator("main [data-job-state]")).to_have_text("done", timeout=30_000)
     has_ended(page, dlq, runs, charges)
     page.goto(f"{pages.url}/audit")
     assert "redriven" in page.locator("tbody tr").first.inner_text()
@@ -100,7 +100,7 @@ def test_a_hold_is_named_on_the_way_and_is_no_death(
     said = page.locator("main").inner_text()
     assert f"{LETTERS} messages would wait for {hold.id} of " in said
     press(page, "button", f"Try 5 letters, then redrive {LETTERS - 5} more")
-    expect(page.locator("[data-job-state]")).to_have_text("stopped", timeout=30_000)
+    expect(page.locator("main [data-job-state]")).to_have_text("stopped", timeout=30_000)
     said = page.locator("main").inner_text()
     assert re.search(r"0 died again, 5 not ended \(5 held\)\.\s+Verdict: held", said)
     assert f"the canary is held by {hold.id}: release that first, then resume this job" in said
@@ -121,7 +121,7 @@ def test_a_redrive_without_javascript(
 
     def done() -> bool:
         press(page, "link", "Refresh")
-        return bool(page.locator("[data-job-state]").text_content() == "done")
+        return bool(page.locator("main [data-job-state]").text_content() == "done")
 
     poll(done, timeout_seconds=30, every_seconds=0.2)
     has_ended(page, dlq, runs, charges)
@@ -165,5 +165,5 @@ def test_a_redrive_by_keyboard_only(
     enter()
     to("Try 5 letters")
     enter()
-    expect(page.locator("[data-job-state]")).to_have_text("done", timeout=30_000)
+    expect(page.locator("main [data-job-state]")).to_have_text("done", timeout=30_000)
     has_ended(page, dlq, runs, charges)

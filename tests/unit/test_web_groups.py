@@ -58,7 +58,7 @@ def test_a_group_is_resolved_regresses_and_is_reopened_in_the_browser() -> None:
     again = stored(web, release="2026.3")
     text = shown(web, PAGE)
     assert re.search(rf"died again .* in release 2026\.3: letter {again.id[:8]}", text)
-    assert f"{letter.exception_type} regressed" in shown(web, GROUPS)
+    assert re.search(rf"{letter.exception_type} ?: .* regressed", shown(web, GROUPS))
     assert sent(web, "state=open") == 303
     assert "state open" in shown(web, PAGE)
     (change, *_) = web.dlq.assembly.backend.workers.changes(limit=5)
@@ -99,7 +99,7 @@ def test_each_state_that_operators_set_has_a_form() -> None:
     """The forms follow the table of states; a group has none for opening it while it is open."""
     web = pages()
     stored(web)
-    buttons = r'<button name="state" value="(\w+)">(\w+)<'
+    buttons = r'<button[^>]* name="state" value="(\w+)">(\w+)<'
     set_by = {each.value: way.method.capitalize() for each, way in SET_BY.items()}
     for at in GroupState.OPEN, GroupState.MUTED:
         expected = {name: verb for name, verb in set_by.items() if (name, at) != ("open", "open")}

@@ -7,7 +7,11 @@ from celery_dlq.registry import Block, Feature
 FEATURE = Feature(
     name="groups",
     pages="pages:ROUTES",
-    panels={"group": "pages:notes_and_forms", "group_facts": "pages:state"},
+    panels={
+        "group": "pages:notes_and_forms",
+        "group_facts": "pages:state",
+        "job": "pages:after_job",
+    },
     block=Block.ACT,
     commands={
         "mute": "command:mute",

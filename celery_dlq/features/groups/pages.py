@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
-from celery_dlq.cli.table import letters_text
-from celery_dlq.errors import DLQError
-from celery_dlq.events import whoami
+from celery_dlq.errors import DLQError, NotFound
+from celery_dlq.events import GroupState
 from celery_dlq.features.groups.operations import MAX_RELEASE_CHARS, SET_BY, checked_note
+from celery_dlq.operations.job import DONE, REDRIVES, Job
 from celery_dlq.store.records import Group
 from celery_dlq.web.http import Call, Page, Panel, Permission, RequestError, post
-from celery_dlq.web.pages import confirm, span_of
+from celery_dlq.web.pages import span_of
 
 
 class _Field(NamedTuple):
@@ -47,48 +48,53 @@ def state(_call: Call, _group: Group) -> Panel:
 
 
 def notes_and_forms(call: Call, group: Group) -> Panel:
-    """The notes on a group, and forms to write one and to set the group's state."""
+    """The notes on a group, and a form to write one and to set the group's state."""
     notes = call.dlq.notes(call.parts["queue"], group.fingerprint)
-    forms = (
-        (state, way.method.capitalize(), _FIELDS.get(way.option)) for state, way in SET_BY.items()
-    )
-    return "group_notes.html", {
-        "notes": [call.dlq.redaction.shown(note, "text") for note in notes],
-        "forms": list(forms),
+    shown = [call.dlq.redaction.shown(note, "text") for note in notes]
+    return "group_notes.html", {"notes": shown, "form": _form_of(call, group)}
+
+
+def after_job(call: Call, job: Job) -> Panel:
+    """The same form on the page of a redrive of one cause that is done."""
+    fingerprint, group = str(job.filter.get("fingerprint", "")), None
+    if job.state == DONE and job.kind in REDRIVES and fingerprint:
+        with suppress(NotFound):  # its letters left long ago
+            whole = call.dlq.assembly.reading().whole_fingerprint(job.queue, fingerprint)
+            group = call.dlq.group(job.queue, whole)
+    form = None if group is None else _form_of(call, group)
+    return "group_after_job.html", {"group": group, "form": form}
+
+
+def _form_of(call: Call, group: Group) -> Mapping[str, Any]:
+    """The buttons and the fields of the form, with what is known."""
+    states = [(state, way.method.capitalize()) for state, way in SET_BY.items()]
+    fields = [(way, _FIELDS[way.option]) for way in SET_BY.values() if way.option in _FIELDS]
+    return {
+        "states": [one for one in states if {one[0], group.status.state} != {GroupState.OPEN}],
+        "fields": [(way.method.capitalize(), field) for way, field in fields],
+        "known": {"release": _release_with_fix(call, group)},
     }
 
 
+def _release_with_fix(call: Call, group: Group) -> str:
+    """The release of all live workers, if no letter of the group is from it."""
+    releases = {worker.release for worker in call.site.status.fleet().workers}
+    return releases.pop() if len(releases) == 1 and not releases & {*group.releases} else ""
+
+
 def add_note(call: Call) -> Page:
-    """Add a note to a group: first show it as all will see it."""
+    """Add a note to a group."""
     queue, fingerprint = call.parts["queue"], call.parts["fingerprint"]
     try:
         text = checked_note(call.typed("text"))
     except DLQError as exc:
         raise RequestError(400, str(exc)) from exc
-    found = call.dlq.group(queue, fingerprint)
-    return confirm(
-        call,
-        lambda: call.dlq.note(queue, fingerprint, text),
-        title=f"Add a note to {found.exception_type or found.reason}?",
-        button="Add note",
-        facts={
-            "note": text,
-            "by": whoami(),
-            "shown with": _shown_with(found, queue),
-            "seen by": "all users of these pages; it cannot be changed or removed",
-        },
-        back=call.link("group", queue=queue, fingerprint=fingerprint),
-    )
-
-
-def _shown_with(found: Group, queue: str) -> str:
-    if not found.letters:
-        return f"later letters of {queue} of this cause"
-    return f"{letters_text(found.letters)} of {queue}, and later ones of this cause"
+    call.dlq.note(queue, fingerprint, text)
+    return call.to("group", queue=queue, fingerprint=fingerprint)
 
 
 def set_state(call: Call) -> Page:
-    """Set the state of a group, such as resolved."""
+    """Set the state of a group, such as resolved, with a note if one is given."""
     queue, fingerprint = call.parts["queue"], call.parts["fingerprint"]
     state = call.value("state")
     if state not in SET_BY:
@@ -97,7 +103,7 @@ def set_state(call: Call) -> Page:
     method, _, option = SET_BY[state]
     field = _FIELDS.get(option)
     given = {} if field is None else {option: field.read(call)}
-    getattr(call.dlq, method)(queue, fingerprint, **given)
+    getattr(call.dlq, method)(queue, fingerprint, note=call.typed("text"), **given)
     return call.to("group", queue=queue, fingerprint=fingerprint)
 
 

@@ -7,6 +7,7 @@ from functools import partial
 
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.operations.in_force import InForce
+from celery_dlq.operations.incidents import Incident
 from celery_dlq.web.http import Call, Page, Panel, Permission, get, post
 from celery_dlq.web.pages import confirm, span_of
 from celery_dlq.web.templating import duration
@@ -75,6 +76,11 @@ def end_hold(call: Call) -> Page:
 def in_force(_call: Call, found: InForce) -> Panel:
     """The holds and circuit breakers that every page shows."""
     return "in_force_held.html", {"held": found.held}
+
+
+def of_cause(_call: Call, found: Incident) -> Panel:
+    """The button that holds the messages of a cause: task and argument are filled in."""
+    return "hold_cause.html", {"incident": found}
 
 
 def _some_names(names: Sequence[str], *, all_of: bool) -> str:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache, partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from celery_dlq.errors import NotFound
 from celery_dlq.events import GroupState
+from celery_dlq.letters.fingerprint import Frame
 from celery_dlq.operations.in_force import NOTHING_IN_FORCE
+from celery_dlq.operations.incidents import message_of
 from celery_dlq.web.http import Call, Page
-from celery_dlq.web.pages import Row, confirm, frames_of, gone_page, page_of, suppressed
+from celery_dlq.web.pages import Row, confirm, frames_of, gone_page, page_of
 from celery_dlq.web.status import MAX_QUEUES
+from celery_dlq.web.templating import pace
 
 if TYPE_CHECKING:
+    from celery_dlq.letters.record import DeadLetter
     from celery_dlq.operations.in_force import InForce
     from celery_dlq.operations.job import Job
     from celery_dlq.operations.release import HeldMessages
@@ -27,10 +32,16 @@ Columns = Sequence[tuple[str, Mapping[str, int]]]
 
 MAX_GROUPS = 100
 MOST_SEARCHED, _SEARCHED_AT_ONCE = 20_000, 2_000
+EXAMPLES_SECONDS = 0.02
+"""How long the newest letters of causes are read for a page of them; one takes 0.2 ms."""
 MAX_EMPTIED = 20
+MAX_SAID = 3
+"""Queues that the overview names in a sentence."""
 MAX_MARKED, MAX_CAUSES_MARKED = 20, 20
 """Queues whose newest causes are looked at for what holds them, and how many causes of each."""
 MINUTES_PER_BAR = 2
+LEAST_HOURS = 6
+"""Bars of a cause that is some hours old."""
 MAX_DISCARDED_SHOWN = 100
 MAX_DISCARDED_SCANNED = 10_000
 
@@ -58,10 +69,24 @@ def overview(call: Call) -> Page:
         number=number,
         columns=_columns_of_hour,
         jobs=jobs,
+        said=_said(known, queues),
         held=_held_by_queue(call, in_force, shown[:MAX_MARKED]),
         fleet=fleet,
         problems=fleet.problems,
     )
+
+
+def _said(known: Mapping[str, tuple[int, int]], shown: Mapping[str, QueueSummary]) -> str:
+    """What the overview says aloud: which queues grow, and how many are quiet."""
+    growing = [queue for queue in shown.values() if queue.direction == "growing" and queue.letters]
+    growing.sort(key=lambda queue: -queue.per_minute)
+    texts = [f"{one.name} is growing: {pace(one.per_minute)}" for one in growing[:MAX_SAID]]
+    if len(growing) > MAX_SAID:
+        texts.append(f"{len(growing) - MAX_SAID} more are growing")
+    quiet = sum(not last_hour for _letters, last_hour in known.values())
+    if quiet and known:
+        texts.append(f"{quiet} {'queue is' if quiet == 1 else 'queues are'} quiet")
+    return f"{'; '.join(texts)}." if texts else ""
 
 
 def _held_by_queue(
@@ -110,6 +135,8 @@ def groups(call: Call) -> Page:
         title=f"{queue}: groups",
         groups=found,
         held=_held_by_task(call, queue, found),
+        examples=_examples_of(call, queue, found),
+        tries=_last_tries(call, queue, found),
         by=by,
         state=state or "",
         states=[one.value for one in GroupState],
@@ -132,6 +159,41 @@ def _held_by_task(
     return {task: in_force.holding({task}, sources) for task in tasks} if in_force else {}
 
 
+class Example(NamedTuple):
+    """What the row of a cause says of its newest letter."""
+
+    message: str
+    place: Frame | None
+
+
+def _examples_of(call: Call, queue: str, groups: Sequence[Group]) -> dict[str, Example]:
+    """What happened to the newest letters of the first causes, as far as there is time."""
+    found, incidents = dict[str, Example](), call.dlq.assembly.incidents()
+    until = time.monotonic() + EXAMPLES_SECONDS
+    for group in groups:
+        if time.monotonic() > until:
+            break
+        letter = incidents.example_of(queue, group)
+        found[group.fingerprint] = Example(message_of(letter), _place_of(letter))
+    return found
+
+
+def _last_tries(call: Call, queue: str, groups: Sequence[Group]) -> dict[str, Job]:
+    """The last job on the letters of each cause."""
+    found: dict[str, Job] = {}
+    jobs = [job for job in call.site.status.jobs() if job.queue == queue and _is_try(job)]
+    for group in groups:
+        for job in jobs:
+            if group.fingerprint.startswith(str(job.filter.get("fingerprint", "-"))):
+                found[group.fingerprint] = job
+                break
+    return found
+
+
+def _is_try(job: Job) -> bool:
+    return job.state not in ("planned", "expired")
+
+
 def _groups_with_text(some: Callable[..., list[Group]], text: str) -> Iterator[Group]:
     """The causes that have a text in what names them, among the first of an order."""
     for offset in range(0, MOST_SEARCHED, _SEARCHED_AT_ONCE):
@@ -147,9 +209,9 @@ def _groups_with_text(some: Callable[..., list[Group]], text: str) -> Iterator[G
 def group(call: Call) -> Page:
     """Show one group, its newest example, and what was tried: jobs, and how they ended."""
     queue, fingerprint = call.parts["queue"], call.parts["fingerprint"]
-    found = call.dlq.group(queue, fingerprint)
-    entry = suppressed(lambda: call.dlq.entry(found.example_id, queue)[1], NotFound)
-    example = None if entry is None else Row.of(call, entry).letter
+    found, incidents = call.dlq.group(queue, fingerprint), call.dlq.assembly.incidents()
+    example = incidents.example_of(queue, found)
+    answer = incidents.of_cause(queue, found) if found.letters else None
     jobs = (
         job.shown(call.dlq.redaction)
         for job in call.dlq.jobs()
@@ -163,11 +225,32 @@ def group(call: Call) -> Page:
         title=f"{queue}: {name or found.reason or fingerprint}",
         group=found,
         held=_held_by_task(call, queue, [found]).get(found.task_name, []),
-        columns=_columns_of_day(found),
+        columns=_columns_of_age(found),
+        answer=answer,
+        message=message_of(example),
+        raised_at=_place_of(example),
         example=example,
         exceptions=frames_of(example),
         jobs=[*islice(jobs, 5)],
     )
+
+
+def _place_of(letter: DeadLetter | None) -> Frame | None:
+    """Where an exception was raised: the innermost frame of the app itself."""
+    frames = [frame for raised in frames_of(letter)[:1] for frame in raised.frames]
+    own = [frame for frame in frames if frame.own] or frames
+    return own[-1] if own else None
+
+
+def _columns_of_age(group: Group) -> Columns:
+    """Bars that fit the age of a cause: of five minutes in its first hour, then of hours."""
+    age = datetime.now(timezone.utc) - group.first_seen_at
+    if age < timedelta(hours=1) and group.recent:
+        last = len(group.recent)
+        names = (f"{5 * (last - n)} to {5 * (last - n - 1)} minutes ago" for n in range(last))
+        return [(n, {group.reason: count}) for n, count in zip(names, group.recent, strict=True)]
+    hours = max(LEAST_HOURS, int(age / timedelta(hours=1)) + 2)
+    return _columns_of_day(group)[-hours:]
 
 
 def _columns_of_day(group: Group) -> Columns:

@@ -219,8 +219,9 @@ class Letters(Part):
         # The end is fixed now: letters that arrive during the reading are left out.
         until = until or self.last_position(dead_letter_queue)
         if until is not None:
-            stream = self._keys.letters(dead_letter_queue)  # samples of successes are not noted
-            tally = "" if self._keys.successes_only else self._keys.tally(dead_letter_queue)
+            stream = self._keys.letters(dead_letter_queue)
+            unnoted = choice is not None or self._keys.successes_only  # a large sample has no note
+            tally = "" if unnoted else self._keys.tally(dead_letter_queue)
             yield from self._reader.pages(
                 stream, after, until, page_size, tally, newest_first=newest_first, choice=choice
             )

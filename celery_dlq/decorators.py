@@ -12,10 +12,12 @@ from celery.local import PromiseProxy, Proxy
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.policies.checks import shown
-from celery_dlq.policies.policy import POLICY_ATTRIBUTE, Policy, PolicyKeys
+from celery_dlq.policies.policy import POLICY_ATTRIBUTE, Policy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from celery_dlq.policies.keys import PolicyKeys
 
 T = TypeVar("T")
 

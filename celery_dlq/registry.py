@@ -45,6 +45,7 @@ class PolicyKey:
     # `(value, due) -> takes | None`: which letters, or which of a job that it made with ``due``
     redrives: str = ""
     is_name: bool = False  # Users write a name, so a text such as ``off`` is one
+    kind: str = "Mapping[str, Any]"  # What users write, for type checkers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from celery_dlq.operations.instructions import Audit
 from celery_dlq.operations.retention import KEPT_IN_BIN
 from celery_dlq.policies.delivery_limits import LowLimit
 from celery_dlq.policies.overrides import MAX_OVERRIDE, applied, begins_at, checked
-from celery_dlq.policies.policy import DLQ_SUFFIX, KeyValue, Policy, PolicyKeys, plain_value
+from celery_dlq.policies.policy import DLQ_SUFFIX, KeyValue, Policy, plain_value
 from celery_dlq.policies.queue_names import KnownQueues, did_you_mean
 from celery_dlq.policies.registered import TASK_PREFIX, differences
 from celery_dlq.policies.table import PolicyTable, SourcedValue
@@ -26,6 +26,8 @@ from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from celery_dlq.policies.keys import PolicyKeys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

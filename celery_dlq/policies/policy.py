@@ -7,10 +7,9 @@ fields of `Policy`. How policies combine is in `celery_dlq.policies.table`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from datetime import timedelta
-from typing import Any, ClassVar, Literal, TypedDict
+from typing import Any, ClassVar
 
 from celery_dlq import registry
 from celery_dlq.errors import SettingsError
@@ -35,26 +34,6 @@ DLQ_SUFFIX = "-DLQ"
 POLICY_ATTRIBUTE = "__dead_letter_policy__"
 """Where a decorated task has its policy."""
 
-Off = Literal[False]
-
-
-class PolicyKeys(TypedDict, total=False):
-    """The keys of a policy as users write them; `Policy` says what they mean."""
-
-    max_deliveries: int | Off | None
-    max_crashes: int | Mapping[str, Any] | Off | None
-    crash_delay: float | timedelta | Off | None
-    max_retries: int | Off | None
-    dead_letter_queue: str | Off | None
-    default_delay: float | timedelta | Mapping[str, Any] | Off | None
-    dead_letter_exchange: str | Mapping[str, Any] | Off | None
-    dead_letter_ttl: float | timedelta | Off | None
-    dead_letter_max_length: int | Off | None
-    auto_redrive: Mapping[str, Any] | Off | None
-    reasons: Collection[Reason | str] | Off | None
-    exceptions: Mapping[Any, str | Mapping[str, Any]] | Off | None
-    circuit_breaker: Mapping[str, Any] | Off | None
-
 
 class KeyValue:
     """The value of a feature's policy key, if it has behaviour; frozen and hashable."""
@@ -73,8 +52,7 @@ class KeyValue:
 
     def to_json(self) -> Any:
         """The value, JSON-ready, as users write it."""
-        kind: Any = self
-        return asdict(kind)
+        return asdict(self)  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +126,9 @@ def _checked_delay(where: str, value: object) -> float | DefaultDelay:
     return _DELAY_SECONDS(where, value)
 
 
-def _key(check: Check[Any], *, why_not: str = "", is_name: bool = False) -> Any:
-    """A key of the core; `Policy` says what it means."""
-    key = PolicyKey(check=check, doc="", why_not=why_not, is_name=is_name)
+def _key(check: Check[Any], kind: str, *, why_not: str = "", is_name: bool = False) -> Any:
+    """A key of the core, and what users write; `Policy` says what it means."""
+    key = PolicyKey(check=check, kind=kind, doc="", why_not=why_not, is_name=is_name)
     return field(default=None, metadata={"key": key})
 
 
@@ -193,22 +171,24 @@ class Policy:
         reasons: Which deaths are kept, as reason names; others leave no letter. Unset: all.
     """
 
-    max_deliveries: int | None = _key(integer(1))
-    max_crashes: int | CrashLimit | None = _key(_crashes)  # noqa: RUF009 - it makes a field
-    crash_delay: float | None = _key(_CRASH_DELAY)
-    max_retries: int | None = _key(integer(0))
+    max_deliveries: int | None = _key(integer(1), "int")
+    max_crashes: int | CrashLimit | None = _key(_crashes, "int | Mapping[str, Any]")  # noqa: RUF009 - it makes a field
+    crash_delay: float | None = _key(_CRASH_DELAY, "float | timedelta")
+    max_retries: int | None = _key(integer(0), "int")
     dead_letter_queue: str | None = _key(
         queue_name,
+        "str",
         why_not="the counts of messages under way are kept beside their letters",
         is_name=True,
     )
     default_delay: float | DefaultDelay | None = _key(  # noqa: RUF009 - it makes a field
         _checked_delay,
+        "float | timedelta | Mapping[str, Any]",
         why_not="it acts where messages are published, and publishers do not ask Redis",
     )
-    dead_letter_ttl: float | None = _key(positive_seconds)
-    dead_letter_max_length: int | None = _key(integer(1))
-    reasons: frozenset[Reason] | None = _key(some_of(Reason, "reasons"))
+    dead_letter_ttl: float | None = _key(positive_seconds, "float | timedelta")
+    dead_letter_max_length: int | None = _key(integer(1), "int")
+    reasons: frozenset[Reason] | None = _key(some_of(Reason, "reasons"), "Collection[str]")
     # The keys of features that are set, in order
     features: tuple[tuple[str, Any], ...] = ()
 
@@ -218,9 +198,8 @@ class Policy:
         if not isinstance(values, Mapping):
             raise expected(where, "a mapping of policy keys", values)
         check_names(f"policy keys in {where}", values, policy_keys(), SettingsError)
-        return _policy_of(
-            {key: _checked(where, key, value) for key, value in values.items() if value is not None}
-        )
+        given = {key: value for key, value in values.items() if value is not None}
+        return _policy_of({key: _checked(where, key, given[key]) for key in given})
 
     def of(self, key: str) -> Any:
         """The value of a key, of the core or of a feature: `False` if it is off, `None` unset."""
@@ -283,9 +262,7 @@ def task_policies(app: Any) -> dict[str, Policy]:
     return {name: policy for name, policy in found if policy is not None}
 
 
-_CORE: dict[str, PolicyKey] = {
-    each.name: each.metadata["key"] for each in fields(Policy) if each.metadata
-}
+_CORE: dict[str, PolicyKey] = {f.name: f.metadata["key"] for f in fields(Policy) if f.metadata}
 
 
 def policy_keys() -> dict[str, PolicyKey]:
@@ -303,9 +280,8 @@ def plain_value(value: Any) -> Any:
 def _policy_of(values: Mapping[str, Any]) -> Policy:
     """A policy of checked values; ``None`` is not set."""
     core = {key: value for key, value in values.items() if key in _CORE}
-    features = ((key, value) for key, value in values.items() if key not in _CORE)
-    set_ = sorted((key, value) for key, value in features if value is not None)
-    return Policy(**core, features=tuple(set_))
+    features = ((key, v) for key, v in values.items() if key not in _CORE and v is not None)
+    return Policy(**core, features=tuple(sorted(features)))
 
 
 def _checked(where: str, key: str, value: object) -> Any:

@@ -36,7 +36,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "files, a letter's field (A)": (3, 4),
     "files, an operator's power (B)": (7, 7),
     "files, a policy key (C1)": (3, 4),
-    "files, a feature removed (C2)": (15, 10),
+    "files, a feature removed (C2)": (10, 10),
     "files, a reason (D)": (2, 2),
     "names of other packages": (130, 70),
     "of these, private": (58, 22),
@@ -70,9 +70,10 @@ import json, sys
 from celery import Celery
 from celery_dlq import registry
 
-features, policy, settings = json.loads(sys.argv[1])
+features, settings = json.loads(sys.argv[1])
 if not features:
     registry.FEATURES = ()
+policy = {key: found.example for key, (_, found) in registry.policy_keys().items()}
 from celery_dlq import DeadLetters
 app = Celery("shop", broker="redis://127.0.0.1:1/0", set_as_current=False)
 app.conf.dlq_queues = {"*": {"max_deliveries": 3, **policy}}
@@ -83,16 +84,8 @@ print(json.dumps([m.__file__ for n, m in sys.modules.items() if n.startswith("ce
 """
 """A worker that is made and not started: it loads what it needs, and Redis need not be there."""
 
-_EVERY_FEATURE = (
-    {
-        "circuit_breaker": {},
-        "auto_redrive": {"after": 60, "times": 1},
-        "exceptions": {"ValueError": "ignore"},
-        "dead_letter_exchange": "letters",
-    },
-    {"dlq_adopt": {"dead": "orders-DLQ"}, "dlq_sample_successes": 0.1},
-)
-"""A policy and settings that use what workers do for features."""
+_EVERY_FEATURE = {"dlq_adopt": {"dead": "orders-DLQ"}, "dlq_sample_successes": 0.1}
+"""Settings that use what workers do for features; their policy keys have an example each."""
 
 _NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
@@ -148,9 +141,9 @@ def foreign_names() -> tuple[int, int]:
 
 def loaded(*, features: bool) -> list[Path]:
     """The modules that a worker loads; with features: such as use all of them."""
-    policy, settings = _EVERY_FEATURE if features else ({}, {})
+    settings = _EVERY_FEATURE if features else {}
     done = subprocess.run(
-        [sys.executable, "-c", _STARTED, json.dumps([features, policy, settings])],
+        [sys.executable, "-c", _STARTED, json.dumps([features, settings])],
         capture_output=True,
         text=True,
         check=False,

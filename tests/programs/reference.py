@@ -3,6 +3,9 @@
 A page has a pair of comments, ``<!-- made: NAME -->`` and ``<!-- end of NAME -->``, for each of
 `MADE`; this program writes what is between them. The pages are plain Markdown, so that they can be
 read in the repository as on the site, and a test compares them with the code.
+
+What a feature guarantees, what it waits for and its alerts stand on its own how-to page. The pages
+that list those of all are made of them, as is the list of the how-to pages.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from celery_dlq.export.table import schema
 from celery_dlq.letters import headers
 from celery_dlq.letters.record import Delivery, Kind, Outcome, Reason, record_fields
 from celery_dlq.policies.overrides import overridable_keys as overridable
-from celery_dlq.policies.policy import Policy, PolicyKeys
+from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.policy import policy_keys as all_policy_keys
 from celery_dlq.spark.options import ReadOptions
 from celery_dlq.store.keys import AppKey, Keys, QueueKey
 from celery_dlq.store.metrics import METRICS
@@ -40,6 +44,11 @@ from celery_dlq.store.records import MessageKey
 _WIDTH = 125
 ROOT = Path(__file__).parents[2]
 _DOCS = ROOT / "docs"
+_FILES = (
+    ROOT / "examples" / "alerting" / "alerts.yml",
+    ROOT / "celery_dlq" / "policies" / "keys.py",
+)
+"""Those beside the pages that have something made, between comments of their own language."""
 
 
 def settings() -> str:
@@ -53,7 +62,7 @@ def policy_keys() -> str:
     """Every key of a policy."""
     features = {key: found for key, (_, found) in registry.policy_keys().items()}
     documented = attributes(Policy) | {key: found.doc for key, found in features.items()}
-    types = {key: _as_users_write(ref) for key, ref in PolicyKeys.__annotations__.items()}
+    types = {key: _as_users_write(each.kind) for key, each in all_policy_keys().items()}
     notes = dict.fromkeys(overridable(), "Can be overridden while workers run.")
     return "\n".join(
         _entry(
@@ -161,6 +170,43 @@ def doctor() -> str:
 def actions() -> str:
     """Every kind of change, in the order of its list."""
     return f"Actions of a `Change`: {', '.join(f'`{action}`' for action in Action)}."
+
+
+def how_to_pages() -> dict[str, str]:
+    """The texts of the how-to pages by their names, in the order of their titles."""
+    found = {page.name: page.read_text("utf-8") for page in (_DOCS / "how-to").glob("*.md")}
+    return dict(sorted(found.items(), key=lambda each: _title(each[1]).strip('"').casefold()))
+
+
+def links_to_how_to() -> str:
+    """A link to each how-to page, by its title."""
+    links = (f"- [{_title(text)}](how-to/{name})" for name, text in how_to_pages().items())
+    return "\n".join(links)
+
+
+def _title(page: str) -> str:
+    return page.partition("\n")[0].removeprefix("# ")
+
+
+def rows_of_features(*head: str) -> str:
+    """The rows of all tables with this head that the how-to pages have."""
+    first = f"| {' | '.join(head)} |\n"
+    tables = (text.partition(first)[2] for text in how_to_pages().values())
+    rows = (row for each in tables for row in each.partition("\n\n")[0].splitlines()[1:])
+    return first + f"|{'---|' * len(head)}\n" + "\n".join(rows)
+
+
+def alerts_of_features() -> str:
+    """The alert rules that the how-to pages have."""
+    rule = re.compile(r"^```yaml\n(- alert:.*?)^```", re.DOTALL | re.MULTILINE)
+    rules = (found for text in how_to_pages().values() for found in rule.findall(text))
+    return textwrap.indent("\n".join(rules), " " * 6)
+
+
+def types_of_policy_keys() -> str:
+    """The keys of a policy as users write them, for type checkers."""
+    keys = all_policy_keys().items()
+    return "\n".join(f"    {key}: {each.kind} | Literal[False] | None" for key, each in keys)
 
 
 def foreign_names() -> str:
@@ -438,6 +484,15 @@ MADE: Mapping[str, Callable[[], str]] = {
     "metrics": metrics,
     "actions": actions,
     "foreign names": foreign_names,
+    "how-to pages": links_to_how_to,
+    "guarantees of features": partial(rows_of_features, "guarantee", "except", "proved by"),
+    "waits of features": partial(
+        rows_of_features,
+        *("place", "lost reply", "ownership", "beats"),
+        *("who else keeps this fact, and when do both agree", "test"),
+    ),
+    "alerts of features": alerts_of_features,
+    "types of policy keys": types_of_policy_keys,
     "commands": lambda: commands(_of("cli.commands:dlq"), f"{_APP}dlq"),
     "console script": lambda: commands(_of("__main__:main"), "celery-dlq"),
     "DeadLetters": operations,
@@ -449,13 +504,15 @@ MADE: Mapping[str, Callable[[], str]] = {
 }
 """What is between the comments of each name."""
 
-_BLOCK = re.compile(r"(<!-- made: (.+?) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
+_BLOCK = re.compile(
+    r"((?:<!--|#) made: ([^\n]+?)(?: -->)?\n).*?((?:<!--| *#) end of \2(?: -->)?\n)", re.DOTALL
+)
 
 
 def pages() -> list[Path]:
     """The pages that have something made."""
     found = (page for page in sorted(_DOCS.rglob("*.md")) if "_build" not in page.parts)
-    return [page for page in found if _BLOCK.search(page.read_text("utf-8"))]
+    return [page for page in (*found, *_FILES) if _BLOCK.search(page.read_text("utf-8"))]
 
 
 def names_in(page: Path) -> list[str]:
@@ -467,7 +524,8 @@ def rewritten(page: Path) -> str:
     """The text that a page should have."""
 
     def made(found: re.Match[str]) -> str:
-        return f"{found[1]}\n{MADE[found[2]]().rstrip()}\n\n{found[3]}"
+        blank = "\n" if page.suffix == ".md" else ""
+        return f"{found[1]}{blank}{MADE[found[2]]().rstrip()}\n{blank}{found[3]}"
 
     return _BLOCK.sub(made, page.read_text("utf-8"))
 
@@ -540,13 +598,11 @@ def _filled(text: str, indent: str = "") -> str:
     )
 
 
-def _as_users_write(annotation: Any) -> str:
-    """``int or mapping`` of ``int | Mapping[str, Any] | Off | None``."""
-    text = annotation.__forward_arg__
+def _as_users_write(text: str) -> str:
+    """``whole number or mapping`` of ``int | Mapping[str, Any]``."""
     for found, said in (
         (r"Collection\[.*?\]", "list of names"),
         (r"Mapping\[.*\]", "mapping"),
-        (r" \| Off \| None", ""),
         ("float", "seconds"),
         (r"\bstr\b", "text"),
         (r"\bint\b", "whole number"),

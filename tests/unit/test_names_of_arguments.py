@@ -14,7 +14,8 @@ from fresh import fresh_conf
 
 from celery_dlq import DeadLetters, DLQError, LetterFilter, dead_letter_policy
 from celery_dlq.letters.filters import FilterFields
-from celery_dlq.policies.policy import PolicyKeys, policy_keys
+from celery_dlq.policies.keys import PolicyKeys
+from celery_dlq.policies.policy import policy_keys
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ FEATURE = Feature(
         "exceptions": PolicyKey(
             check="policy:exceptions",
             example={"KeyError": "ignore"},
+            kind="Mapping[Any, str | Mapping[str, Any]]",
             doc="What to do about an exception, by its class or dotted name, for subclasses too: a "
             "mapping of names to ``ignore`` (the failure is no death), or to mappings with the "
             "keys of `celery_dlq.features.exceptions.policy.ExceptionRule`. Unset: as Celery "

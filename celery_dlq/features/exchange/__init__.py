@@ -19,6 +19,7 @@ FEATURE = Feature(
         "dead_letter_exchange": PolicyKey(
             check="policy:dead_letter_exchange",
             example="deaths",
+            kind="str | Mapping[str, Any]",
             doc="Exchange to which each letter is published too, for other services: its name, or "
             "a mapping of ``name``, ``type`` (direct, fanout, topic), ``routing_key`` (by default "
             "the name of the queue that the message came from) and ``before_ack`` (RabbitMQ "

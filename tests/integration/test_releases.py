@@ -224,13 +224,15 @@ def test_a_second_release_has_nothing_to_release(make: Make) -> None:
 def test_a_task_that_no_live_worker_has_is_asked_for(make: Make) -> None:
     """Without a live worker nobody knows; a pattern is fine if it fits one task."""
     dlq = make()
-    holds = holds_of(dlq)
-    assert holds.doubt_of("shop.charge") == ""
+    names = dlq.assembly.known_names()
+    assert names.doubt_of_task("shop.charge") == ""
     now = datetime.now(timezone.utc)
     info = WorkerInfo(hostname="w@1", pid=1, version="0", started_at=now, tasks=("shop.mail",))
     dlq.registry.register(info)
-    assert "No live worker has registered a task 'shop.charge'" in holds.doubt_of("shop.charge")
-    assert [holds.doubt_of(task) for task in (None, "shop.*", "shop.mail")] == [""] * 3
+    assert "No live worker has registered a task 'shop.charge'" in names.doubt_of_task(
+        "shop.charge"
+    )
+    assert [names.doubt_of_task(task) for task in (None, "shop.*", "shop.mail")] == [""] * 3
     obj = SimpleNamespace(app=dlq.app, no_color=True, quiet=False)
     for command in (["hold", "--task", "shop.charge"], ["breaker", "open", "shop.charge"]):
         done = CliRunner().invoke(commands, command, obj=obj)

@@ -29,7 +29,6 @@ from celery_dlq.cli.table import (
     utc_text,
 )
 from celery_dlq.errors import DLQError
-from celery_dlq.features.hold.operations import Holds
 from celery_dlq.letters.arguments import unread_text
 from celery_dlq.letters.printable import one_line
 from celery_dlq.operations.redrive.work import RedriveReport
@@ -71,12 +70,11 @@ def hold(
         raise click.UsageError("expected --task or --queue, got neither")
     load_tasks(ctx.obj.app)
     length = None if span is None else timedelta(seconds=span)
-    holds = Holds(dead_letters_of(ctx).assembly)
-    holds.preview(task, queue=queue, conditions=conditions)
-    confirm_doubt(holds.doubt_of(task), f"hold {task}", yes=yes)
-    made = dead_letters_of(ctx).hold(
-        task, queue=queue, conditions=conditions, span=length, reason=reason
-    )
+    dead_letters = dead_letters_of(ctx)
+    dead_letters.check_hold(task, queue=queue, conditions=conditions)
+    doubt = dead_letters.assembly.known_names().doubt_of_task(task)
+    confirm_doubt(doubt, f"hold {task}", yes=yes)
+    made = dead_letters.hold(task, queue=queue, conditions=conditions, span=length, reason=reason)
     end = "until `dlq release`" if length is None else f"for {length}"
     text = f"{made.id} holds tasks {made.task} of queues {made.queue} {end}."
     print_answer(ctx, made, text, as_json=as_json)
@@ -132,9 +130,8 @@ def release(
     if every and limit is not None:
         raise click.UsageError("expected --limit with the ID of a hold, got it with --all")
     dead_letters, console = dead_letters_of(ctx), console_of(ctx)
-    chosen = [hold_id] if hold_id else [one.hold.id for one in dead_letters.holds()]
     found = {one.hold.id: one.hold for one in dead_letters.holds()}
-    whole = True
+    chosen, whole = [hold_id] if hold_id else [*found], True
     for one in chosen:
         try:
             with counting(console, "released", quiet=as_json) as progress:
@@ -149,7 +146,8 @@ def release(
             print_lines([report.to_json()])
         else:
             show_released(console, one, report)
-            _say_redrive(ctx, found.get(one))
+            if one in found:
+                _say_redrive(ctx, found[one])
         whole &= not (report.failures or report.refused) and report.state == "done"
     if not chosen and not as_json:
         say(console, "Nothing is held.")
@@ -157,11 +155,10 @@ def release(
         ctx.exit(1)
 
 
-def _say_redrive(ctx: click.Context, hold: Hold | None) -> None:
+def _say_redrive(ctx: click.Context, hold: Hold) -> None:
     """The command for the letters that the hold came too late for: its largest cause."""
-    incidents = [] if hold is None else dead_letters_of(ctx).incidents()
-    for one in incidents:
-        if hold and hold.covers(one.group.task_name or "", hold.queue):
+    for one in dead_letters_of(ctx).incidents():
+        if hold.covers(one.group.task_name or "", hold.queue):
             digits = one.group.fingerprint[:8]
             say_next(console_of(ctx), f"redrive --fingerprint {digits} --canary 10")
             return

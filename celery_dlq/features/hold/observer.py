@@ -95,16 +95,10 @@ class HoldObserver(Observer):
         self._noted.intersection_update(before)
         for hold in self.holds:
             if hold.id not in before:
-                logger.warning(
-                    "%s of %s holds tasks %s of queues %s%s until %s (%s)",
-                    hold.id,
-                    hold.actor,
-                    hold.task,
-                    hold.queue,
-                    "".join(f", {text}" for text in hold.where),
-                    hold.until or "it is released",
-                    hold.reason or "no reason given",
-                )
+                what = hold.task, hold.queue, "".join(f", {text}" for text in hold.where)
+                end = hold.until or "it is released", hold.reason or "no reason given"
+                text = "%s of %s holds tasks %s of queues %s%s until %s (%s)"
+                logger.warning(text, hold.id, hold.actor, *what, *end)
         for hold_id in before - {hold.id for hold in self.holds}:
             logger.warning("%s has ended", hold_id)
 
@@ -167,13 +161,9 @@ class HoldObserver(Observer):
         self._unread.add_message(hold.id)
         if hold.id not in self._noted:
             self._noted.add(hold.id)
-            logger.warning(
-                "Task %s[%s] runs: its arguments cannot be read, so %s does not hold it. `dlq "
-                "holds` counts such messages",
-                request.task.name,
-                request.id,
-                hold.id,
-            )
+            text = f"its arguments cannot be read, so {hold.id} does not hold it"
+            text = f"{text}. `dlq holds` counts such messages"
+            logger.warning("Task %s[%s] runs: %s", request.task.name, request.id, text)
 
     def _is_below(self, hold: Hold) -> bool:
         """True if a hold has room for more messages, by a count of this second."""
@@ -202,19 +192,13 @@ class HoldObserver(Observer):
                 name = named_after(hold.id.encode(), name.encode())
             headers = {**json_codec.loads(letter.headers), PUBLICATION_HEADER: name}
             letter = replace(letter, headers=json_codec.dumps(headers))
-        if (
-            self._store.dead_letter(self._parts.limit.fitted(letter, whole=True), key)
-            is Stored.ALREADY_THERE
-        ):
+        letter = self._parts.limit.fitted(letter, whole=True)
+        if self._store.dead_letter(letter, key) is Stored.ALREADY_THERE:
             if is_new:
                 return False
-            logger.warning(
-                "A copy of task %s is dropped (publication %s): %s has it, as %s",
-                message.task_id,
-                message.identity.publication,
-                hold.id,
-                letter.id,
-            )
+            copy, kept = (message.task_id, message.identity.publication), (hold.id, letter.id)
+            text = "A copy of task %s is dropped (publication %s): %s has it, as %s"
+            logger.warning(text, *copy, *kept)
         counted_at, length = self.lengths.get(hold.id, (float("-inf"), 0))
         self.lengths[hold.id] = counted_at, length + 1
         return True
@@ -235,12 +219,8 @@ class HoldObserver(Observer):
             if queue not in self._stopped:
                 consumer.cancel_task_queue(queue)
                 self._stopped[queue] = hold
-                logger.error(
-                    "Queue %s is not consumed until %s has room or ends: it has 100,000 "
-                    "messages, or the store has no room",
-                    queue,
-                    hold.id,
-                )
+                text = f"{hold.id} has room or ends: it has 100,000 messages, or the store is full"
+                logger.error("Queue %s is not consumed until %s", queue, text)
         # The last one first: each goes to the head of its queue.
         for one in reversed(waiting):
             one[0].dlq_give_back()

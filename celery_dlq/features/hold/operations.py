@@ -13,8 +13,8 @@ from celery_dlq import timing
 from celery_dlq.errors import DLQError
 from celery_dlq.events import Action, on_behalf_of, whoami
 from celery_dlq.features.hold.unread import Unread
-from celery_dlq.letters import conditions
-from celery_dlq.letters.printable import get_logger, shortened
+from celery_dlq.letters.conditions import all_hold, checked
+from celery_dlq.letters.printable import shortened
 from celery_dlq.operations.instructions import Audit, reason_of
 from celery_dlq.operations.job import DONE, RUNNING, Job, JobRun
 from celery_dlq.operations.redrive.checks import Waits
@@ -29,8 +29,6 @@ from celery_dlq.transport.publications import broker_name
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
     from celery_dlq.store.store import Store
-
-logger = get_logger("celery_dlq.worker")
 
 RELEASE_RATE = 500.0
 """Messages a second of a release that workers do by themselves."""
@@ -66,8 +64,7 @@ class Holds:
         of the hold, in order, and is neither counted nor dead-lettered, and its task gets no
         result. Tasks that run already go on. A worker that cannot reach the store executes.
         """
-        where = _checked(task, queue, conditions, span)
-        self._names.matching(task, queue)
+        self.preview(task, queue=queue, conditions=conditions, span=span)
         now = self._store.now()
         self.forget_old(now)
         known = self._store.of(Hold)
@@ -77,7 +74,7 @@ class Holds:
             id=f"hold-{uuid4().hex[:8]}",
             task=task or "*",
             queue=queue or "*",
-            where=where,
+            where=checked(conditions),
             since=now,
             until=None if span is None else now + span,
             reason=reason_of(reason),
@@ -85,7 +82,7 @@ class Holds:
             broker=self._held.broker(),
         )
         self._store.replace(None, hold)
-        self._record_change(Action.HELD, hold)
+        self._audit.record(Action.HELD, hold.id, hold.for_audit())
         return hold
 
     def preview(
@@ -97,12 +94,9 @@ class Holds:
         span: timedelta | None = None,
     ) -> tuple[list[str], list[str]]:
         """What `hold` would hold: names of tasks and of queues, of those known. Holds nothing."""
-        _checked(task, queue, conditions, span)
+        _check(task, queue, span)
+        checked(conditions)
         return self._names.matching(task, queue)
-
-    def doubt_of(self, task: str | None) -> str:
-        """Why nothing of a task may be held; empty if a live worker has it, or that is unknown."""
-        return self._names.doubt_of_task(task)
 
     def holds(self) -> list[HeldMessages]:
         """The holds that are in force, and those that have ended and still have messages."""
@@ -126,29 +120,29 @@ class Holds:
         cancelled, and resumed after a crash. A message that would be lost stays, as in `redrive`.
         """
         hold = self._held.hold_by_id(hold_id)
-        if not self._held.is_ours(hold):
-            raise DLQError(
-                f"expected a hold of the broker {self._held.broker()!r}, got {hold_id} of "
-                f"{hold.broker!r}; release it by an app that uses that broker"
-            )
+        if why_not := self._why_not_released(hold, limit):
+            raise DLQError(why_not)
         marker = hold.marker if hold.circuit else ""
         options = RedriveOptions(rate=rate, limit=limit, marker=marker)
-        job = self._held.release_of(hold)
-        if job is not None and job.state == RUNNING:
-            raise DLQError(
-                f"expected a hold that is not being released, got {hold_id}; job {job.id} of "
-                f"{job.actor} runs"
-            )
-        ended = not hold.in_force(self._store.now())
-        if (ended or limit is not None) and not self._held.length(hold):
-            raise DLQError(
-                f"expected a hold with messages, got {hold_id}, which has none"
-                f"{' and has ended' if ended else ''}; there is nothing to release"
-            )
         run = new_release(self._jobs, hold_id, options)
         if limit is None and not self._begin_releasing(hold, run):
             raise DLQError(f"another process has just changed {hold_id}; try again")
         return self._run_release(hold, run, progress, scanned)
+
+    def _why_not_released(self, hold: Hold, limit: int | None) -> str:
+        """Why an operator cannot release a hold now; empty if nothing is in the way."""
+        if not self._held.is_ours(hold):
+            what = f"of the broker {self._held.broker()!r}, got {hold.id} of {hold.broker!r}"
+            return f"expected a hold {what}; release it by an app that uses that broker"
+        job = self._held.release_of(hold)
+        if job is not None and job.state == RUNNING:
+            what = f"got {hold.id}; job {job.id} of {job.actor} runs"
+            return f"expected a hold that is not being released, {what}"
+        ended = not hold.in_force(self._store.now())
+        if (ended or limit is not None) and not self._held.length(hold):
+            what = f"got {hold.id}, which has none{' and has ended' if ended else ''}"
+            return f"expected a hold with messages, {what}; there is nothing to release"
+        return ""
 
     def end(self, hold_id: str) -> Hold:
         """End a hold now; a worker releases its messages, 500 a second."""
@@ -158,7 +152,7 @@ class Holds:
         ended = replace(hold, until=now)
         if not self._store.replace(hold, ended):
             raise DLQError(f"another process has just changed {hold_id}; look at it again")
-        self._record_change(Action.RELEASED, ended)
+        self._audit.record(Action.RELEASED, ended.id, ended.for_audit())
         return ended
 
     def release_ended(self, stopping: Callable[[], bool]) -> None:
@@ -181,10 +175,6 @@ class Holds:
 
         self._held.for_each(release)
 
-    def _record_change(self, action: Action, hold: Hold) -> None:
-        """Add a change of a hold to the audit."""
-        self._audit.record(action, hold.id, hold.for_audit())
-
     def _begin_releasing(self, hold: Hold, run: JobRun) -> bool:
         """Let a run be the one that releases a hold; false if another process was faster."""
         now = self._store.now()
@@ -192,9 +182,8 @@ class Holds:
         ended = replace(hold, until=until, job=run.job.id)
         if not self._store.replace(hold, ended):  # or it has long been forgotten
             return all(one.id != hold.id for one in self._store.of(Hold))
-        run.send_heartbeat(
-            now=True
-        )  # or another worker would take it for one that died before it began
+        # Or another worker would take it for one that died before it began.
+        run.send_heartbeat(now=True)
         noticed = (until or now) + timing.current.hold_noticed
         while (left := noticed - self._store.now()) > timedelta(0):
             time.sleep(min(0.5, left.total_seconds()))
@@ -213,7 +202,7 @@ class Holds:
         self._held.begin_release(run, hold)
         report: RedriveReport = self._jobs.run(run, *told)
         if not run.is_begun:  # it had no messages
-            self._record_change(Action.RELEASED, hold)
+            self._audit.record(Action.RELEASED, hold.id, hold.for_audit())
         return report
 
     def forget_old(self, now: datetime) -> None:
@@ -241,7 +230,7 @@ class WaitsInHolds(Waits):
             holds = self._instructions.of(Hold)
             self._in_force = [h for h in holds if h.in_force(now) and h.broker in brokers]
         for hold in self._in_force:
-            if hold.covers(task, queue) and conditions.all_hold(hold.where, found.text):
+            if hold.covers(task, queue) and all_hold(hold.where, found.text):
                 yield _end_of(hold)
 
     def have(self, messages: Sequence[tuple[MessageKey, Outgoing]]) -> list[str]:
@@ -268,10 +257,8 @@ def _end_of(hold: Hold) -> str:
 
 def held(assembly: Assembly) -> Iterator[tuple[tuple[str, ...], float]]:
     """The messages of each hold, for an exporter."""
-    return (
-        ((one.hold.id, one.hold.task or ""), one.held)
-        for one in assembly.held_queues().held_messages()
-    )
+    found = assembly.held_queues().held_messages()
+    return (((one.hold.id, one.hold.task or ""), one.held) for one in found)
 
 
 def _left_of(job: Job) -> int:
@@ -279,10 +266,8 @@ def _left_of(job: Job) -> int:
     return sum(job.counts.get(name, 0) for name in ("refused", "corrupt", "failures"))
 
 
-def _checked(
-    task: str | None, queue: str | None, texts: Sequence[str], span: timedelta | None
-) -> tuple[str, ...]:
-    """The checked conditions."""
+def _check(task: str | None, queue: str | None, span: timedelta | None) -> None:
+    """Refuse what names nothing to hold, or a time that is too long."""
     if task is None and queue is None:
         raise DLQError("expected the task or the queue to hold, got neither")
     for kind, name in (("task", task), ("queue", queue)):
@@ -296,4 +281,3 @@ def _checked(
             f"expected a time of more than 0 s and at most {_LONGEST.days} days, got "
             f"{span.total_seconds():,.10g} s"
         )
-    return conditions.checked(texts)

@@ -16,9 +16,15 @@ SHOWN = 12
 """Names in a list."""
 
 
-def holds(call: Call) -> Page:
-    """Show what is held."""
-    return _holds_page(call)
+def holds(call: Call, error: str = "") -> Page:
+    """Show what is held, and why something was not held."""
+    return call.page(
+        "holds.html",
+        status=400 if error else 200,
+        title="Holds",
+        found=[one.shown(call.dlq.redaction) for one in call.dlq.holds()],
+        error=error,
+    )
 
 
 def hold(call: Call) -> Page:
@@ -44,7 +50,7 @@ def hold(call: Call) -> Page:
             back=call.link("holds"),
         )
     except DLQError as exc:
-        return _holds_page(call, str(exc))
+        return holds(call, str(exc))
 
 
 def end_hold(call: Call) -> Page:
@@ -88,16 +94,6 @@ def _some_names(names: Sequence[str], *, all_of: bool) -> str:
     shown = ", ".join(names[:SHOWN]) or "none known yet"
     more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
     return f"all: {shown}{more}" if all_of else shown + more
-
-
-def _holds_page(call: Call, error: str = "") -> Page:
-    return call.page(
-        "holds.html",
-        status=400 if error else 200,
-        title="Holds",
-        found=[one.shown(call.dlq.redaction) for one in call.dlq.holds()],
-        error=error,
-    )
 
 
 ROUTES = (

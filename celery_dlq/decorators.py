@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from celery import _state
+from celery import current_app
 from celery.exceptions import Reject
 from celery.local import PromiseProxy, Proxy
 
 from celery_dlq.errors import SettingsError
 from celery_dlq.policies.checks import shown
-from celery_dlq.policies.policy import POLICY_ATTRIBUTE, Policy
+from celery_dlq.policies.policy import POLICY_ATTRIBUTE, SHARED_POLICIES, Policy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -80,7 +81,7 @@ def dead_letter_policy(*given: NoReturn, **keys: Unpack[PolicyKeys]) -> Callable
         if issubclass(type(target), PromiseProxy):
             target.__then__(setattr, target, POLICY_ATTRIBUTE, policy)  # type: ignore[attr-defined]
         elif issubclass(type(target), Proxy):
-            _mark_shared(target, policy)
+            SHARED_POLICIES.append(partial(_mark_shared, target, policy))
         else:
             setattr(target, POLICY_ATTRIBUTE, policy)
         return target
@@ -88,37 +89,16 @@ def dead_letter_policy(*given: NoReturn, **keys: Unpack[PolicyKeys]) -> Callable
     return decorate
 
 
-def _mark_shared(proxy: Proxy, policy: Policy) -> None:
-    """Give the policy to a shared task in every app that has it, now or later.
+def _mark_shared(proxy: Proxy, policy: Policy, app: Any) -> None:
+    """Give the policy to a shared task of an app that has made its tasks.
 
-    Celery makes such a task in each app when the app is finalized, and adds it to the apps
-    that already are.
+    The task's proxy has no other way to be asked about one app: it looks into the current one,
+    which may be another app, or one that was closed and does not know the task.
     """
-
-    def mark(sender: Any, **_: Any) -> None:
-        with _current(sender), suppress(KeyError):  # NotRegistered: an app without this task
-            setattr(proxy, POLICY_ATTRIBUTE, policy)
-
-    def await_tasks(app: Any) -> None:
-        # Celery calls what waits for the end of an app's set-up in no order.
-        app.on_after_finalize.connect(mark, weak=False)
-
-    _state.connect_on_app_finalize(await_tasks)
-    for app in list(_state._get_active_apps()):  # noqa: SLF001 - as `shared_task` does
-        if app.finalized:
-            mark(app)
-
-
-@contextmanager
-def _current(app: Any) -> Iterator[None]:
-    """Make an app the current one of this thread, for a moment.
-
-    A shared task's proxy has no other way to be asked about one app: it looks into the current
-    one, which may be another app, or one that was closed and does not know the task.
-    """
-    before = _state._tls.current_app  # noqa: SLF001 - `get_current_app` may make a default app
-    _state._set_current_app(app)  # noqa: SLF001 - `app.set_current()` could not be taken back
+    restore = current_app.set_current  # of the app that is current now
+    app.set_current()
     try:
-        yield
+        with suppress(KeyError):  # NotRegistered: an app without this task
+            setattr(proxy, POLICY_ATTRIBUTE, policy)
     finally:
-        _state._set_current_app(before)  # noqa: SLF001
+        restore()

@@ -23,7 +23,7 @@ from struct import unpack_from
 from typing import Any
 
 from amqp import Connection, RecoverableConnectionError  # type: ignore[import-untyped]
-from amqp.exceptions import MessageNacked  # type: ignore[import-untyped]
+from amqp.exceptions import MessageNacked, UnexpectedFrame  # type: ignore[import-untyped]
 from amqp.spec import Basic  # type: ignore[import-untyped]
 from amqp.transport import TCPTransport  # type: ignore[import-untyped]
 
@@ -168,7 +168,7 @@ class Frames:
             raise RecoverableConnectionError("Socket was disconnected")
         try:
             self._read(MSG_DONTWAIT)
-        except BlockingIOError:
+        except TimeoutError:
             return
         while self._handle_next() is not None:
             pass
@@ -179,8 +179,11 @@ class Frames:
         while not ended:
             ended = self._handle_next()
             if ended is None:
-                with self._transport.having_timeout(timeout):
+                self._transport.sock.settimeout(timeout)
+                try:
                     self._read()
+                finally:
+                    self._transport.sock.settimeout(None)  # as py-amqp leaves it
 
     def _read(self, flags: int = 0) -> None:
         transport = self._transport
@@ -189,7 +192,7 @@ class Frames:
             if not data:
                 raise OSError("Server unexpectedly closed connection")  # noqa: TRY301 - as py-amqp
         except (BlockingIOError, TimeoutError):
-            raise
+            raise TimeoutError("nothing to read") from None
         except OSError:
             transport.connected = False
             raise
@@ -207,7 +210,7 @@ class Frames:
             self._missing = size + _AROUND - len(data)
             return None
         if data[size + 7] != _END:
-            transport.read_frame()  # raises py-amqp's error
+            raise UnexpectedFrame(f"frame ends with {data[size + 7]:#04x}, not with {_END:#04x}")
         # Before it is handled: whoever handles it may read the next one.
         transport._read_buffer = data[size + _AROUND :]  # noqa: SLF001
         return bool(self._connection.on_inbound_frame((kind, channel, data[7 : size + 7])))

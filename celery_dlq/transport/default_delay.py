@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache, wraps
 from typing import Any
 
-from celery.app import base
+from celery import VERSION
 from celery.app.routes import MapRoute
 
 from celery_dlq.config import Settings
@@ -65,7 +65,7 @@ PARAMETERS = (
 )
 """Parameters of ``Celery.send_task`` after ``name``; a subclass's signature may name none."""
 # Since Celery 5.7, a message sent by name gets the options of its registered task.
-MERGES_OPTIONS = hasattr(base, "_OMITTED")
+MERGES_OPTIONS = VERSION >= (5, 7)
 
 
 def install(app: Any, owner: Any) -> None:

@@ -92,7 +92,6 @@ class TickStep(bootsteps.StartStopStep):
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        self._entry: Any = None
         self._connection: Any = None  # whose ticks these are
         self._requested = False
         worker = consumer.controller
@@ -120,8 +119,11 @@ class TickStep(bootsteps.StartStopStep):
             _quietly(assembly_of(consumer.app).warn_of_low_limits, consumer.connection)
 
         def tick() -> None:
-            if self._connection is not connection:
-                return  # the last one of a greenlet whose connection is lost
+            if self._connection is connection:  # else the last one of a connection that is lost
+                _quietly(look)
+                consumer.timer.call_after(timing.current.tick, tick)
+
+        def look() -> None:
             if consumer.task_consumer is not None:
                 # Not `consume_from` of the app: before Celery 5.7 that has all it published to.
                 guard.queues = tuple(sorted(one.name for one in consumer.task_consumer.queues))
@@ -147,20 +149,12 @@ class TickStep(bootsteps.StartStopStep):
             _quietly(read_ahead, consumer)
         # The first heartbeat before the first message.
         _quietly(guard.tick)
-        self._entry = consumer.timer.call_repeatedly(timing.current.tick, tick)
+        consumer.timer.call_after(timing.current.tick, tick)
 
     def stop(self, consumer: Any) -> None:
-        """Stop ticking, after a last tick.
-
-        Green timers return the first greenlet; what repeats is the entry that it has.
-
-        Source: ``Timer._enter`` in
-        https://github.com/celery/celery/blob/main/celery/concurrency/gevent.py
-        """
-        self._connection = None
-        if self._entry is not None:
-            getattr(self._entry, "entry", self._entry).cancel()
-            self._entry = None
+        """Stop ticking, after a last tick."""
+        if self._connection is not None:
+            self._connection = None
             consumer.controller.dead_letter_guard.disconnected()
             _quietly(consumer.controller.dead_letter_guard.tick)
 

@@ -105,7 +105,7 @@ class AtWork:
         job. Those that look accepted stay.
         """
         inner: Any = getattr(pool, "_pool", None)
-        if not hasattr(inner, "outbound_buffer"):
+        if not hasattr(inner, "_fileno_to_outq"):
             return []  # only the event loop's pool drops jobs
         jobs = [job for job in list(inner._cache.values()) if _is_kept(inner, job)]  # noqa: SLF001
         for job in jobs:
@@ -120,7 +120,7 @@ class AtWork:
         inner: Any = getattr(pool, "_pool", None)
         for job, process in jobs:
             _put_back(inner, job, process)
-        if not hasattr(inner, "outbound_buffer"):
+        if not hasattr(inner, "_fileno_to_outq"):
             return []
         given = [one for one in self.requests() if one.dlq_job is not None]
         return [one for one in given if one.time_start is None and not pool_has_task(pool, one)]

@@ -14,30 +14,23 @@ import logging
 from typing import Any
 
 from celery import current_task
-from celery.utils.log import get_logger
 
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.letters.replacing import MARKER
 from celery_dlq.writing.lifecycle import DUMPING
 
-_LOGGERS = (
-    "celery.app.trace",
-    "celery.pool",
-    "celery.redirected",
-    "celery.worker.consumer.consumer",
-    "celery.worker.control",
-    "celery.worker.request",
-    "celery.worker.strategy",
-)
 _TRACEBACKS = logging.Formatter()
 
 
 def install(redaction: Redaction) -> None:
-    """Mask Celery's records in this process and its forks; replaces what an earlier call did."""
-    for name in _LOGGERS:
-        logger = get_logger(name)
-        for old in [one for one in logger.filters if isinstance(one, _Masked)]:
-            logger.removeFilter(old)
+    """Mask Celery's records in this process and its forks; replaces what an earlier call did.
+
+    A worker has made all of Celery's loggers by then: with its modules, and where it redirects what
+    tasks print. A filter of a logger does not see the records of those below it.
+    """
+    for name in [one for one in logging.root.manager.loggerDict if one.split(".")[0] == "celery"]:
+        logger = logging.getLogger(name)
+        logger.filters[:] = [one for one in logger.filters if not isinstance(one, _Masked)]
         if redaction:
             logger.addFilter(_Masked(redaction))
 

@@ -86,10 +86,9 @@ class DeadLetterRequest(SettlingRequest):
     dlq_starts_here: bool  # True if the pool runs the task in this process
     dlq_counted = False  # True if a policy may guard the task
     dlq_waits_since = 0.0  # Time it was first put off, in monotonic seconds
-    dlq_job: Any = (
-        None  # What the pool made of it; see `celery_dlq.worker.dispatched.pool_has_task`
-    )
+    dlq_job: Any = None  # What the pool made of it; see `pool_has_task` of `dispatched`
 
+    _dlq_is_cancelled = False  # by Celery, for a shutdown or a lost connection
     _dlq_failure: Failure | None = None  # the end that Celery reported, while ENDING
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -407,12 +406,12 @@ class DeadLetterRequest(SettlingRequest):
             and result_not_stored(error, "mark_as_done")  # else the task failed, or was retried
             and self.task.backend.exception_safe_to_retry(error)  # else it may never be stored
         )
-        limited = self._already_cancelled or (
+        limited = self._dlq_is_cancelled or (
             policy is not None and policy.max_deliveries is not None and not healthy
         )
         if not limited and leases is None:
             return  # as with Celery alone, the broker keeps it until the connection ends
-        if self.dlq_state in (_S.NEW, _S.DISPATCHED, _S.RUNNING) and not self._already_cancelled:
+        if self.dlq_state in (_S.NEW, _S.DISPATCHED, _S.RUNNING) and not self._dlq_is_cancelled:
             failure = missing_end_failure(error)
             if healthy:
                 self.dlq_guard.run_guarded("end", self.dlq_guard.uncount, self)
@@ -475,6 +474,7 @@ class DeadLetterRequest(SettlingRequest):
         The broker has its message still, unless that was acknowledged early: then it dies, and its
         result ends. Celery stores a retry that nobody makes.
         """
+        self._dlq_is_cancelled = True
         announce = super()._announce_cancelled
         if self.dlq_in_flight is None or self.dlq_state in OVER:
             return announce(*args, **kwargs)
@@ -541,7 +541,7 @@ class ChildProcessRequest(DeadLetterRequest):
             self.dlq_put_off()
             raise
         if hasattr(job, "_accepted"):
-            self.dlq_job = self._apply_result
+            self.dlq_job = ref(job)
         elif job is None and is_closed(pool):
             self.dlq_guard.uncount_never_started([self])
         return job
@@ -556,7 +556,7 @@ class ChildProcessRequest(DeadLetterRequest):
 
     def dlq_terminate(self, pool: Any) -> None:
         """Terminate a running task, or one that the pool was given."""
-        given = self.time_start is not None or self._apply_result is not None
+        given = self.time_start is not None or self.dlq_job not in (None, ENDED)
         if given and self.dlq_state not in OVER:
             logger.warning("Terminating task %s: an operator wants it dead-lettered", self.id)
             super().terminate(pool)
@@ -647,7 +647,7 @@ class InProcessRequest(DeadLetterRequest):
 
     def dlq_terminate(self, pool: Any) -> None:  # noqa: ARG002 - as the other kind's
         """Say that a running task runs on."""
-        if self.time_start is not None or self._apply_result is not None:
+        if self.time_start is not None or self.dlq_job is not None:
             logger.warning(
                 "Task %s runs, and only prefork pools can terminate a task: it is dead-lettered "
                 "if it fails or comes back",

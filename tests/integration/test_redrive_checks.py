@@ -262,6 +262,18 @@ def test_a_job_that_is_resumed_checks_again(shop: Shop) -> None:
     assert shop.left == 1
 
 
+def test_a_queue_of_another_broker_is_found_by_its_declaration() -> None:
+    """Kombu's virtual transports answer a passive one, and make no queue of it."""
+    app = an_app(broker_url="memory://")
+    with app.connection_for_write() as connection:
+        connection.default_channel.queue_declare("orders")
+        assert [module.on_broker(app, name) for name in ("orders", "ordres", "ordres")] == [
+            (True, True),
+            (False, True),
+            (False, True),
+        ]
+
+
 def test_the_prefix_of_all_keys_is_known(redis_url: str) -> None:
     """Kombu sends EXISTS without `global_keyprefix`; a queue of it is found."""
     options = {"global_keyprefix": "shop:"}

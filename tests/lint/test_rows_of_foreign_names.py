@@ -21,11 +21,21 @@ DOCUMENTED = {
 """Private names that Python documents."""
 
 
+BY_TEXT = {"getattr", "hasattr", "setattr", "delattr"}
+"""Functions whose second argument is a name."""
+
+
 def accesses(tree: ast.AST) -> Iterator[str]:
     """The private attributes that code asks an object for."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
             yield node.attr
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in BY_TEXT:
+            yield from (
+                str(text.value)
+                for text in node.args[1:2]
+                if isinstance(text, ast.Constant) and str(text.value).startswith("_")
+            )
 
 
 def own_names(tree: ast.AST) -> Iterator[str]:

@@ -70,7 +70,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "test_hooks_that_only_newer_versions_have_are_there",
         ),
         Row(
-            "Request.revoked Request._already_revoked Request._already_cancelled Request._context",
+            "Request.revoked Request._already_revoked Request._context",
             "worker/request.py worker/settling.py",
             "A message that was redriven after its revocation runs; one that Celery revoked or "
             "cancelled ends once.",
@@ -137,14 +137,6 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "The guard is mixed into the class, for later tasks too.",
             "Tasks that are registered later, or get a policy by an override, have no guard.",
             "test_strategies_are_built_from_the_tasks_request_when_the_consumer_starts",
-        ),
-        Row(
-            "Timer.entry",
-            "worker/bootsteps.py",
-            "The entry of what the timers of gevent and eventlet return: it ends what repeats "
-            "with its connection.",
-            "With gevent and eventlet a tick of each lost connection goes on for ever.",
-            "test_a_green_timer_repeats_the_entry_that_its_greenlet_has",
         ),
         Row(
             "Consumer.on_task_request",
@@ -225,21 +217,13 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row(
             "ApplyResult._accepted ApplyResult._job ApplyResult.discard ApplyResult._write_to "
             "ApplyResult._worker_pid ApplyResult._writer ApplyResult._payload AsynPool._put_back "
-            "AsynPool._pool AsynPool._state AsynPool._cache AsynPool.outbound_buffer",
-            "worker/dispatched.py worker/bootsteps.py",
+            "AsynPool._pool AsynPool._state AsynPool._cache",
+            "worker/dispatched.py worker/bootsteps.py worker/request.py",
             "What was written to a process starts; the rest is not charged.",
             "A lost connection or a shutdown is charged to jobs that no process took, or not to "
             "those that will run.",
             "test_a_pool_drops_what_no_process_accepted "
             "test_a_pool_that_closes_drops_what_it_is_given tests/unit/test_dispatched.py",
-        ),
-        Row(
-            "Request._apply_result",
-            "worker/request.py",
-            "With the pool's job in `_cache`, future `f`, or greenlet: does the pool still have "
-            "the task?",
-            "A task whose end Celery does not report stays unacknowledged for ever.",
-            "test_a_pool_can_be_asked_for_what_it_was_given",
         ),
         Row(
             "AsynPool._result_handler ResultHandler._recv_message AsynPool._fileno_to_outq "
@@ -267,14 +251,6 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "Its text (read): the signal of a shutdown ended a pool process.",
             "A deploy whose signal reaches the pool's processes is charged to their tasks.",
             "test_the_state_of_a_shutdown_and_the_text_of_a_lost_process_are_as_we_read_them",
-        ),
-        Row(
-            "celery.app.trace celery.pool celery.redirected celery.worker.consumer.consumer "
-            "celery.worker.control celery.worker.request celery.worker.strategy",
-            "worker/masked_log.py",
-            "The names of Celery's loggers, with `dlq_redact`: no line shows a hidden value.",
-            "With `dlq_redact` a hidden value stands in the worker's log.",
-            "tests/unit/test_masked_log.py tests/acceptance/test_redact.py",
         ),
     ),
     "Fetching from Redis": (
@@ -308,15 +284,15 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "test_the_poller_waits_for_sockets_as_the_wake_connection_registers_its_own",
         ),
         Row(
-            "Transport.register_with_event_loop Transport._avail_channels",
+            "Transport.register_with_event_loop Transport.channels",
             "transport/redis/channel.py",
             "Leases begin and end with the connection; the worker's loop looks now and then.",
             "A lease outlives its connection: a message comes back late.",
             "test_kombus_redis_transport_has_what_the_transport_overrides_and_calls",
         ),
         Row(
-            "QoS.restore_by_tag QoS._delivered Channel.QoS Channel._do_restore_message",
-            "transport/redis/leases.py transport/redis/channel.py",
+            "QoS.restore_by_tag Channel.QoS Channel._do_restore_message Channel._expires",
+            "transport/redis/leases.py transport/redis/channel.py transport/redis/entries.py",
             "Own tags and leases; records in `unacked` that kombu can read.",
             "Of copies of one message, one acknowledges the other; a task longer than the "
             "visibility timeout runs twice.",
@@ -341,8 +317,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
     "Other transports, and publishing": (
         Row(
             "SQS.Channel._message_to_python SQS.Channel._on_messages_ready SQS.Channel._get_async"
-            " SQS.Channel._restore SQS.Channel.get_message_attributes SQS.Channel.QoS "
-            "SQS.Channel._new_queue SQS.Channel._optional_b64_decode SQS.QoS._delivered",
+            " SQS.Channel._restore SQS.Channel.get_message_attributes SQS.Channel.QoS",
             "transport/sqs/channel.py",
             "Renewed visibility.",
             "A task longer than SQS's visibility timeout runs twice; messages that are not "
@@ -350,32 +325,24 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "tests/unit/test_sqs_internals.py",
         ),
         Row(
-            "SQS.QoS.apply_backoff_policy",
-            "transport/sqs/channel.py",
-            "Its error ends no worker.",
-            "kombu#1824 ends the worker.",
-            "tests/unit/test_sqs_internals.py",
-        ),
-        Row(
             "SQS.Channel._resolve_queue_url",
             "transport/sqs/aws.py assembly.py",
-            "Redrive policies (called).",
-            "A redrive cannot tell that SQS's own redrive policy moves the message.",
+            "The URL of a queue, if it exists: to read its timeout and redrive policy, to send.",
+            "Each needs the permission `sqs:GetQueueUrl` as well, and a call more a queue.",
             "tests/unit/test_sqs_internals.py",
         ),
         Row(
-            "amqp.Channel.wait amqp.Connection.drain_events SQS.Channel._predefined_queue_clients"
-            " Channel._size Channel._has_queue",
-            "operations/redrive/publisher.py operations/redrive/checks.py transport/amqp.py "
+            "SQS.Channel._predefined_queue_clients",
             "transport/sqs/aws.py",
-            "Operators' publishing repeats nothing in silence.",
-            "A redrive waits without end for an alarm, or publishes twice when its connection is "
-            "lost.",
+            "Before kombu 5.7, channels share the clients of predefined queues: a redrive's own "
+            "repeats nothing in silence.",
+            "A redrive to a predefined queue publishes twice when a reply is lost; it goes with "
+            "kombu 5.6.",
             "tests/integration/test_publishing.py",
         ),
         Row(
-            "amqp.transport._read_buffer amqp.transport.having_timeout amqp.transport.read_frame "
-            "amqp.Connection.on_inbound_frame",
+            "amqp.transport._read_buffer amqp.Connection.on_inbound_frame "
+            "amqp.Connection.drain_events",
             "transport/amqp.py",
             "The hub's reader of RabbitMQ's socket, with gevent `drain_events`: several frames "
             "with one system call.",
@@ -409,10 +376,9 @@ TABLES: dict[str, tuple[Row, ...]] = {
     ),
     "Tasks and features": (
         Row(
-            "PromiseProxy.__then__ celery.connect_on_app_finalize _state._get_active_apps "
-            "_state._tls _state._set_current_app",
+            "PromiseProxy.__then__",
             "decorators.py",
-            "A policy above `@app.task` or `@shared_task`.",
+            "A policy above `@app.task`, which makes its task later.",
             "`@dead_letter_policy` works below `@app.task` only, and finalizes no app too early.",
             "test_lazy_tasks_say_when_they_are_made tests/unit/test_decorators.py",
         ),
@@ -424,11 +390,10 @@ TABLES: dict[str, tuple[Row, ...]] = {
             _OWN,
         ),
         Row(
-            "sentry_sdk.scope.global_event_processors "
             "Client.before_send Client.before_send_transaction",
             "features/sentry/observer.py",
-            "One event a cause; with `dlq_redact` no hidden value in one.",
-            "Two events a cause, or a hidden value in one.",
+            "With `dlq_redact`, masks what `sentry_sdk.init` was given.",
+            "With `dlq_redact` a hidden value stands in an event.",
             "tests/acceptance/test_sentry.py tests/acceptance/test_redact.py",
         ),
         Row(
@@ -439,10 +404,11 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "tests/integration/test_testing_plugin.py",
         ),
         Row(
-            "SparkContext._gateway",
+            "SparkContext._gateway SparkContext._active_spark_context",
             "spark/session.py",
-            "Whether a JVM runs already: PySpark has no public attribute for it.",
-            "A triage after another in one process starts a second Java.",
+            "Whether a JVM, or Spark, runs already: PySpark has no public attribute for it.",
+            "A triage after another in one process starts a second Java, and one in a notebook "
+            "fails.",
             "tests/spark/test_session.py",
         ),
     ),
@@ -519,7 +485,8 @@ DOCUMENTED = (
         "tests/unit/test_sqs_internals.py",
     ),
     Documented(
-        "amqp.Channel.confirm_select amqp.Connection.on_blocked amqp.Connection.on_unblocked",
+        "amqp.Channel.confirm_select amqp.Channel.wait amqp.Connection.on_blocked "
+        "amqp.Connection.on_unblocked",
         "operations/redrive/publisher.py transport/amqp.py",
         "https://docs.celeryq.dev/projects/amqp/en/latest/reference/",
         "tests/integration/test_publishing.py",

@@ -19,7 +19,7 @@ from amqp.transport import TCPTransport
 from billiard.common import human_status
 from billiard.pool import ApplyResult
 from billiard.pool import Pool as BilliardPool
-from celery import VERSION, Celery, shared_task, signals
+from celery import VERSION, Celery, signals
 from celery.app.autoretry import add_autoretry_behaviour
 from celery.app.routes import MapRoute
 from celery.app.task import Context, Task
@@ -43,7 +43,6 @@ from celery.worker.strategy import default
 from celery.worker.worker import WorkController
 from kombu import Connection, Exchange, Producer
 from kombu.asynchronous import Hub
-from kombu.asynchronous.timer import Timer
 from kombu.entity import maybe_delivery_mode
 from kombu.message import Message
 from kombu.pidbox import Node
@@ -268,13 +267,8 @@ def test_routes_of_a_mapping_look_at_the_tasks_name_only() -> None:
 
 
 def test_lazy_tasks_say_when_they_are_made() -> None:
-    """``@dead_letter_policy`` above ``@app.task`` and ``@shared_task`` waits for it."""
+    """``@dead_letter_policy`` above ``@app.task`` waits for it."""
     assert parameters(PromiseProxy.__then__) == ["self", "fun", "args", "kwargs"]
-    finalize = inspect.getsource(Celery.finalize)
-    assert finalize.index("_announce_app_finalized(self)") < finalize.index(
-        "self.on_after_finalize.send(sender=self)"
-    )
-    assert "connect_on_app_finalize(" in inspect.getsource(shared_task)
 
 
 def test_a_retry_keeps_our_headers() -> None:
@@ -535,6 +529,7 @@ def test_a_connection_makes_its_transport_of_the_class_that_it_is_told() -> None
     assert made.get_transport_cls() is kombu_redis.Transport
     source = inspect.getsource(virtual.Transport.establish_connection)
     assert "self._avail_channels.append(self.create_channel(self))" in source
+    assert "self.channels.append(channel)" in inspect.getsource(virtual.Transport.create_channel)
 
 
 def test_redis_pys_connections_are_made_and_read_as_we_do_it() -> None:
@@ -586,9 +581,7 @@ def test_the_prefetch_count_is_restored_where_a_message_is_acknowledged() -> Non
 
 def test_a_pool_can_be_asked_for_what_it_was_given() -> None:
     """A prefork pool by its cache, threads by a future, greenlets by the greenlet itself."""
-    made = inspect.getsource(create_request_cls)
-    assert "self._apply_result = maybe(ref, result)" in made
-    assert Request._apply_result is None
+    assert "return result" in inspect.getsource(create_request_cls)
     assert ApplyResult._write_to is None
     assert inspect.getsource(ApplyResult.__init__).count("cache[self._job] = self") == 1
     assert "self._cache.pop(self._job, None)" in inspect.getsource(ApplyResult._set)
@@ -650,17 +643,6 @@ def test_a_timer_has_the_requests_that_wait_for_their_eta() -> None:
     assert "self.qos.decrement_eventually()" in consumed
 
 
-@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
-def test_a_green_timer_repeats_the_entry_that_its_greenlet_has(pool: str) -> None:
-    """The tick is ended by it; the greenlet of the first call is over by then."""
-    timer = pytest.importorskip(f"celery.concurrency.{pool}").Timer
-    assert "g.entry = entry" in inspect.getsource(timer._enter)
-    repeating = inspect.getsource(Timer.call_repeatedly)
-    assert "if not tref.canceled" in repeating
-    assert "self.enter_after(next, tref, priority)" in repeating
-    assert not hasattr(Timer().call_repeatedly(1, print), "entry")
-
-
 def test_a_message_that_waits_is_put_into_the_timer_as_celery_does_it() -> None:
     """After a crash it waits like one with an ETA, which takes no place of another."""
     waits = inspect.getsource(default)
@@ -694,7 +676,6 @@ def test_a_terminated_request_is_announced_as_such() -> None:
     assert "self._announce_revoked('terminated', True, signal, False)" in source
     assert "if self.time_start:" in source
     assert "self._terminate_on_ack = pool, signal" in source
-    assert "self._apply_result is not None" in source
 
 
 def test_py_amqp_awaits_confirmations_and_tells_of_alarms_as_we_use_it() -> None:

@@ -94,6 +94,17 @@ def test_the_decorator_works_with_shared_task(*, above: bool) -> None:
     assert policy_of(the_task(an_app(), name)) == POLICY
 
 
+def test_a_shared_task_of_an_app_that_is_finalized_already_gets_its_policy() -> None:
+    """A module that a worker imports late, after the policies of other tasks were asked for."""
+    early, late = f"early-{uuid4()}", f"late-{uuid4()}"
+    app, mark = an_app(), dead_letter_policy(max_deliveries=3)
+    mark(shared_task(name=early)(a_function()))
+    assert policy_of(the_task(app, early)) == POLICY
+    mark(shared_task(name=late)(a_function()))
+    assert policy_of(the_task(app, late)) == POLICY
+    assert policy_of(the_task(an_app(), early)) == POLICY
+
+
 def test_a_shared_task_is_found_though_the_current_app_was_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

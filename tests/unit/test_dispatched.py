@@ -49,6 +49,7 @@ class Inner:
         self._pool = list(processes)
         self._cache: dict[int, Any] = {}
         self.outbound_buffer: list[Any] = []
+        self._fileno_to_outq: dict[int, Any] = {}
 
     def _put_back(self, job: Any) -> None:
         self.outbound_buffer.append(job)

@@ -88,6 +88,15 @@ def test_what_hides_nothing_stays_as_it_is(caplog: pytest.LogCaptureFixture) -> 
     assert caplog.messages == ["Connection to broker lost: reset"]
 
 
+@pytest.mark.usefixtures("_redacting")
+@pytest.mark.parametrize("name", ["celery.app.trace", "celery.pool", "celery.worker.loops"])
+def test_every_logger_of_celery_hides_it(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Also one that no line of this package knows."""
+    dumping(logging.getLogger(name).error)("got %s: %s", "it", CARD)
+    assert CARD not in caplog.text
+    assert "got " in caplog.text
+
+
 def test_without_rules_nothing_is_touched(caplog: pytest.LogCaptureFixture) -> None:
     """No filter is left by an earlier worker of the process either."""
     masked_log.install(Redaction.parse(["kwargs.card"]))

@@ -156,6 +156,21 @@ def test_lines_of_one_kind_pass_once_a_minute(monkeypatch: pytest.MonkeyPatch) -
     assert passes("multiprocessing")
 
 
+def test_the_newest_worker_of_a_process_decides_what_sentry_gets() -> None:
+    """An earlier one is gone, with what it knew."""
+    sdk = pytest.importorskip("sentry_sdk")
+    sent: list[Any] = []
+    record = logging.LogRecord("celery.worker", logging.ERROR, "", 1, "lost", (), None)
+    with sdk.new_scope() as scope:
+        scope.set_client(
+            sdk.Client("http://key@localhost/1", before_send=lambda *of: sent.append(of))
+        )
+        for handles, expected in ((True, 0), (False, 1), (True, 1)):
+            SentryDeduplicator(lambda *_: False, lambda handles=handles: handles).install()
+            sdk.capture_event({"message": "lost"}, {"log_record": record})
+            assert len(sent) == expected
+
+
 def test_masking_comes_after_the_apps_before_send_and_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from base64 import b64encode
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,7 +49,6 @@ def parameters(function: Any) -> list[str]:
         (CHANNEL, "_get_async", ["self", "queue", "count", "callback"]),
         (CHANNEL, "_restore", ["self", "message", "unwanted_delivery_info"]),
         (CHANNEL, "basic_ack", ["self", "delivery_tag", "multiple"]),
-        (CHANNEL, "_new_queue", ["self", "queue", "kwargs"]),
         (CHANNEL, "_resolve_queue_url", ["self", "queue"]),
         (CHANNEL, "canonical_queue_name", ["self", "queue_name"]),
         (CHANNEL, "entity_name", ["self", "name", "table"]),
@@ -57,11 +57,6 @@ def parameters(function: Any) -> list[str]:
         (SQS.QoS, "ack", ["self", "delivery_tag"]),
         (SQS.QoS, "reject", ["self", "delivery_tag", "requeue"]),
         (SQS.QoS, "restore_unacked", ["self"]),
-        (
-            SQS.QoS,
-            "apply_backoff_policy",
-            ["self", "routing_key", "delivery_tag", "backoff_policy", "backoff_tasks"],
-        ),
     ],
 )
 def test_kombus_sqs_transport_has_what_ours_overrides_and_calls(
@@ -83,7 +78,6 @@ def test_all_that_is_received_and_given_back_goes_through_the_overrides() -> Non
     assert "self.Message(raw_message, channel=self)" in consume
     assert "self._restore(message)" in inspect.getsource(virtual.Channel._restore_at_beginning)
     assert "restore = self.channel._restore" in inspect.getsource(virtual.QoS.restore_unacked)
-    assert CHANNEL._optional_b64_decode is not None
     assert CHANNEL.queue_name_prefix is not None
     assert SQS.Transport.Channel is CHANNEL
     assert receiving().Channel.__mro__[1:3] == (ReceiptChannel, CHANNEL)  # type: ignore[attr-defined]
@@ -94,7 +88,6 @@ def test_a_queue_that_is_consumed_without_acknowledgements_is_left_to_kombu(
 ) -> None:
     """Kombu deletes its messages at once: they have no receipt."""
     monkeypatch.setattr(CHANNEL, "__init__", lambda *_: None)
-    monkeypatch.setattr(CHANNEL, "_new_queue", lambda *_: "url")
     monkeypatch.setattr(CHANNEL, "basic_consume", lambda *_: None)
     monkeypatch.setattr(CHANNEL, "_message_to_python", lambda *_: "kombu's")
     channel = ReceiptChannel()
@@ -104,6 +97,20 @@ def test_a_queue_that_is_consumed_without_acknowledgements_is_left_to_kombu(
         channel.basic_consume("orders", no_ack, None, "tag")
         found = channel._message_to_python(message, "orders", "url")
         assert (found == "kombu's") is no_ack
+
+
+@pytest.mark.parametrize("encode", [bytes, b64encode])
+def test_an_envelope_is_read_with_base64_and_without(
+    monkeypatch: pytest.MonkeyPatch, encode: Any
+) -> None:
+    """Kombu's option `sqs_base64_encoding` may be off; a word is no envelope, whatever its form."""
+    monkeypatch.setattr(CHANNEL, "__init__", lambda *_: None)
+    channel = ReceiptChannel()
+    for text, readable in ((envelope(), True), ("abcd", False), ("order 7", False)):
+        body = encode(text.encode()).decode()
+        found = channel._message_to_python({"Body": body, "ReceiptHandle": "r"}, "orders", URL)
+        assert (found.error is None) is readable
+        assert found.raw == body.encode()
 
 
 def test_a_deletion_reads_what_an_entry_keeps() -> None:

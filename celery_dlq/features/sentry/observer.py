@@ -245,13 +245,10 @@ class SentryDeduplicator:
 
         Replaces the one of an earlier worker in this process.
         """
-        scope = sys.modules["sentry_sdk"].scope
-        others = [
-            processor
-            for processor in scope.global_event_processors
-            if not isinstance(getattr(processor, "__self__", None), SentryDeduplicator)
-        ]
-        scope.global_event_processors[:] = [*others, self.processed]
+        if not _installed:
+            scope = sys.modules["sentry_sdk"].get_global_scope()
+            scope.add_event_processor(_processed_by_newest)
+        _installed[:] = [self]
         celery_signals.task_failure.connect(
             _carry_event_id, weak=False, dispatch_uid="celery_dlq.sentry"
         )
@@ -284,6 +281,13 @@ class SentryDeduplicator:
             return False
         self._logged.add(kind)
         return True
+
+
+_installed: list[SentryDeduplicator] = []  # the newest; Sentry can forget none
+
+
+def _processed_by_newest(event: Any, hint: Mapping[str, Any]) -> Any:
+    return _installed[-1].processed(event, hint)
 
 
 def install_masking(redaction: Redaction) -> None:

@@ -439,10 +439,10 @@ def on_broker(app: Any, name: str) -> tuple[bool | None, bool]:
                 # queues of an exchange: a worker makes it, and an empty queue has no other key.
                 bound = channel.client.smembers(channel.keyprefix_queue % name)
                 there = any(one.endswith(channel.sep.encode() + name.encode()) for one in bound)
-                return bool(there or channel._size(name)), True  # noqa: SLF001 - kombu's virtual transports have no other way
+                return there or channel.queue_declare(name).message_count > 0, True
             if is_sqs(connection):
                 return queue_exists(channel, name), False
-            return bool(channel._has_queue(name)), True  # noqa: SLF001 - the same
+            return _declared(connection, name), True
     except Exception:  # noqa: BLE001 - a check that fails leaves it unknown
         return None, False
 
@@ -452,7 +452,7 @@ def _declared(connection: Any, name: str) -> bool | None:
         connection.default_channel.queue_declare(queue=name, passive=True)
     except connection.channel_errors as exc:
         code = getattr(exc, "reply_code", getattr(exc, "code", None))
-        return False if code == 404 else None  # noqa: PLR2004 - AMQP's NOT_FOUND
+        return False if str(code) == "404" else None  # AMQP's NOT_FOUND; kombu's is a text
     finally:
         with suppress(Exception):
             connection.default_channel.close()

@@ -436,7 +436,7 @@ class ReliableTransport(kombu_redis.Transport):
     def establish_connection(self) -> Any:
         """Connect; acknowledgements and leases use this broker from now on."""
         connection = super().establish_connection()
-        channel = self._avail_channels[-1]
+        channel = self.channels[-1]
         self.dlq_connected(channel)
         channel.async_pool.disconnect()  # of its ping; closed later, it ends kombu 5.4's polling
         return connection

@@ -323,6 +323,7 @@ class ReliableQoS(kombu_redis.QoS):
     """Acknowledges and restores what this worker fetched by script; all else as kombu does."""
 
     _closed_pool_at = float("-inf")
+    _closes = False
 
     @cached_property
     def _leases(self) -> Leases:
@@ -364,10 +365,7 @@ class ReliableQoS(kombu_redis.QoS):
 
     def restore_unacked(self, client: Any = None) -> None:
         """Restore what the channel delivered, but for tasks at work: they go on."""
-        own = [tag for tag in self._delivered if self._leases.is_own(tag)]
-        for tag in own:
-            del self._delivered[tag]
-        self._leases.connection_closes(own)
+        self._closes = True  # kombu restores one tag after the other
         super().restore_unacked(client)
 
     def restore_visible(self, *args: Any, **kwargs: Any) -> None:
@@ -385,6 +383,9 @@ class ReliableQoS(kombu_redis.QoS):
 
         After an outage, the index alone does not tell who is dead: leases are renewed then.
         """
+        if self._closes and self._leases.is_own(tag):
+            self._leases.connection_closes([tag])
+            return
         if self._leases.has_lease(tag):
             return
         if self._leases.restore_of_another(bytes_to_str(tag)) is not None:

@@ -46,9 +46,8 @@ def unshare_clients(channel: Any) -> None:
 
     Before kombu 5.7 all channels of a process share those.
     """
-    name = "_predefined_queue_clients"
-    if isinstance(getattr(type(channel), name, None), dict):
-        setattr(channel, name, {})
+    if isinstance(getattr(type(channel), "_predefined_queue_clients", None), dict):
+        channel._predefined_queue_clients = {}  # noqa: SLF001 - as a later kombu does
 
 
 def fate_of_send(exc: Exception) -> tuple[bool, bool]:
@@ -64,10 +63,15 @@ def fate_of_send(exc: Exception) -> tuple[bool, bool]:
     return maybe or unsent, maybe and not unsent
 
 
+def url_of(channel: Any, queue: str) -> str:
+    """The URL of a queue that exists."""
+    return str(channel._resolve_queue_url(queue))  # noqa: SLF001 - there is no public API
+
+
 def queue_exists(channel: Any, queue: str) -> bool:
     """True if SQS has a queue; kombu's own check is true for any name."""
     try:
-        channel._resolve_queue_url(queue)  # noqa: SLF001 - there is no public API
+        url_of(channel, queue)
     except _no_such_queue():
         return False
     return True
@@ -84,7 +88,7 @@ def redrive_policies(channel: Any, queues: Iterable[str]) -> dict[str, tuple[int
             *broker_errors(channel.connection.client), LookupError, ValueError, TypeError
         ):
             reply = channel.sqs(queue=channel.canonical_queue_name(name)).get_queue_attributes(
-                QueueUrl=channel._resolve_queue_url(name),  # noqa: SLF001 - there is no public API
+                QueueUrl=url_of(channel, name),
                 AttributeNames=["RedrivePolicy"],
             )
             policy = json.loads(reply["Attributes"]["RedrivePolicy"])
@@ -119,7 +123,7 @@ def send_body(channel: Any, queue: str, body: bytes, properties: Mapping[str, An
     if queue.endswith(".fifo"):
         more.setdefault("MessageGroupId", "default")  # as kombu does
     channel.sqs(queue=channel.canonical_queue_name(queue)).send_message(
-        QueueUrl=channel._resolve_queue_url(queue),  # noqa: SLF001
+        QueueUrl=url_of(channel, queue),
         MessageBody=body.decode(),
         **more,
     )

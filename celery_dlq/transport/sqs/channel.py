@@ -9,7 +9,9 @@ Source: https://github.com/celery/kombu/blob/main/kombu/transport/SQS/__init__.p
 from __future__ import annotations
 
 import logging
+from base64 import b64decode
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -21,6 +23,7 @@ from celery_dlq.registry import Metric
 from celery_dlq.store.metrics import LOST_LEASES, STORE_ERRORS
 from celery_dlq.transport.held import WatchedFetch, seconds_since_boot
 from celery_dlq.transport.redis.entries import EntryMessage, FetchedEntry
+from celery_dlq.transport.sqs.aws import queue_exists, url_of
 from celery_dlq.transport.sqs.visibility import (
     CALL_SECONDS,
     Receipt,
@@ -110,22 +113,15 @@ class ReceiptQoS(SQS.QoS):
             self.ack(delivery_tag)
         elif not self._receipts.hand_over(delivery_tag, delete=False):
             self._receipts.released(delivery_tag)
-            super().reject(delivery_tag, requeue=requeue)
-
-    def apply_backoff_policy(self, *args: Any, **kwargs: Any) -> None:
-        """Apply the policy of kombu's predefined queues; its error must not end the worker.
-
-        kombu has forgotten the receive count of a message that it gave back: kombu#1824.
-        """
-        try:
-            super().apply_backoff_policy(*args, **kwargs)
-        except (LookupError, TypeError, ClientError) as exc:
-            logger.warning("A message goes back without kombu's backoff_policy: %r", exc)
+            try:
+                super().reject(delivery_tag, requeue=requeue)
+            # At its end: kombu has forgotten the receive count of what it gave back, kombu#1824.
+            except (LookupError, TypeError, ClientError) as exc:
+                logger.warning("A message goes back without kombu's backoff_policy: %r", exc)
 
     def restore_unacked(self) -> Any:
         """Give back what the channel delivered, but for tasks at work: they go on."""
-        for tag in self._receipts.connection_closes(list(self._delivered)):
-            del self._delivered[tag]
+        self.channel.dlq_closes = True
         return super().restore_unacked()
 
 
@@ -137,6 +133,7 @@ class ReceiptChannel(SQS.Channel):
     dlq_leases: Receipts
     dlq_default_timeout: int
     dlq_deleting: dict[Any, Receipt]
+    dlq_closes = False  # what it delivered goes back, but for tasks at work
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._requested_at: dict[str, float] = {}
@@ -154,9 +151,12 @@ class ReceiptChannel(SQS.Channel):
     def basic_consume(self, queue: str, no_ack: bool, *args: Any, **kwargs: Any) -> Any:  # noqa: FBT001
         """Consume; if messages are renewed, read the queue's visibility timeout first."""
         (self._deleted_at_once.add if no_ack else self._deleted_at_once.discard)(queue)
-        url = self._new_queue(queue)
-        if self.dlq_default_timeout and url not in self.dlq_leases.timeouts:
-            self.dlq_leases.timeouts[url] = self._timeout_of(queue, url)
+        if self.dlq_default_timeout:
+            if not queue_exists(self, queue):
+                self.queue_declare(queue)
+            url = url_of(self, queue)
+            if url not in self.dlq_leases.timeouts:
+                self.dlq_leases.timeouts[url] = self._timeout_of(queue, url)
         return super().basic_consume(queue, no_ack, *args, **kwargs)
 
     def _timeout_of(self, queue: str, url: str) -> int:
@@ -190,12 +190,16 @@ class ReceiptChannel(SQS.Channel):
     def _message_to_python(self, message: Any, queue_name: str, q_url: str) -> Any:
         if queue_name in self._deleted_at_once:
             return super()._message_to_python(message, queue_name, q_url)
-        text = self._optional_b64_decode(message["Body"].encode())
+        text = message["Body"].encode()
+        with suppress(ValueError):  # kombu writes Base64; any other form is no message of its own
+            text = b64decode(text, validate=True)
         entry = SqsEntry(message, text, queue_name, q_url)
         entry.requested_at = self._requested_at.get(queue_name, entry.requested_at)
         return entry
 
     def _restore(self, message: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.dlq_closes and self.dlq_leases.connection_closes([message.delivery_tag]):
+            return None
         self.dlq_leases.released(message.delivery_tag)
         try:
             return super()._restore(message, *args, **kwargs)

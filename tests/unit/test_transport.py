@@ -34,6 +34,7 @@ from celery_dlq.transport.redis.entries import (
 from celery_dlq.transport.redis.fetch import refusal
 from celery_dlq.transport.redis.leases import Leases
 from celery_dlq.transport.redis.wake import FETCH, TRACKED, FetchConnection, ReliablePoller, Watch
+from celery_dlq.transport.sqs.visibility import Receipts
 from celery_dlq.worker.bootsteps import assembly_of
 
 ENVELOPE: dict[str, Any] = {
@@ -77,6 +78,17 @@ def test_an_entry_that_is_no_envelope_is_a_message_that_cannot_be_decoded(raw: b
     assert message.body == raw
     assert message.errors
     assert message.delivery_info == {"exchange": "", "routing_key": "orders"}
+
+
+def test_a_message_that_lapses_is_held_no_longer() -> None:
+    """It comes back when its lease ends; a request asks for that by the name that SQS has, too."""
+    leases = Leases(60)
+    tag = leases.new_tag()
+    leases.received(tag)
+    assert tag in leases.held
+    leases.let_lapse(tag)
+    assert tag not in leases.held
+    assert callable(Receipts.let_lapse)
 
 
 def test_an_entry_is_known_again_when_it_is_fetched_again() -> None:

@@ -103,7 +103,7 @@ class Leases(LeasedMessages):
         self._requested.pop(tag, None)
         super().drop_message(tag)
 
-    lapse = drop_message  # as receipts of SQS call it
+    let_lapse = drop_message  # as receipts of SQS call it
 
     def interrupted(self, tag: str) -> None:
         """Give back what a fetch may have taken: its connection was lost before the reply."""

@@ -178,9 +178,10 @@ def test_a_queue_that_expires_is_known(publisher: Make) -> None:
     """Every publish puts off its end, which the script does not do."""
     made = publisher((Queue("short", expires=60), Queue("orders")))
     envelopes = envelopes_of(made)
-    made.declare({"short", "orders"})
-    assert envelopes.expires("short") is hasattr(Channel, "_maybe_update_queues_expire")
-    assert not envelopes.expires("orders")
+    found = {queue.name: envelopes.expires(queue) for queue in made.declare({"short", "orders"})}
+    is_put_off = hasattr(Channel, "_maybe_update_queues_expire")
+    assert found == {"short": is_put_off, "orders": False}
+    assert envelopes.expires(Queue("old", queue_arguments={"x-expires": 60})) is is_put_off
 
 
 def test_a_channel_that_writes_in_its_own_way_is_left_alone(

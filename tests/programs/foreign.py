@@ -291,8 +291,8 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "test_kombus_redis_transport_has_what_the_transport_overrides_and_calls",
         ),
         Row(
-            "QoS.restore_by_tag Channel.QoS Channel._do_restore_message Channel._expires",
-            "transport/redis/leases.py transport/redis/channel.py transport/redis/entries.py",
+            "QoS.restore_by_tag Channel.QoS Channel._do_restore_message",
+            "transport/redis/leases.py transport/redis/channel.py",
             "Own tags and leases; records in `unacked` that kombu can read.",
             "Of copies of one message, one acknowledges the other; a task longer than the "
             "visibility timeout runs twice.",
@@ -315,6 +315,14 @@ TABLES: dict[str, tuple[Row, ...]] = {
         ),
     ),
     "Other transports, and publishing": (
+        Row(
+            "Channel._inplace_augment_message Channel._next_delivery_tag Channel._put",
+            "transport/redis/entries.py",
+            "With `basic_publish` and `prepare_message`, the steps of publishing to Redis that a "
+            "redrive makes in one script (looked for): a channel that has its own is left alone.",
+            "A redrive writes past a channel that encrypts, or is never exactly once.",
+            "tests/integration/test_envelope.py",
+        ),
         Row(
             "SQS.Channel._message_to_python SQS.Channel._on_messages_ready SQS.Channel._get_async"
             " SQS.Channel._restore SQS.Channel.get_message_attributes SQS.Channel.QoS",

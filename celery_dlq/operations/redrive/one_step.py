@@ -111,10 +111,10 @@ class OneStep:
     def _can_take(self, queues: set[str]) -> bool:
         """Declare queues as for a publish; true if messages to them can go in one step."""
         try:
-            self._publisher.declare(queues)
+            known = self._publisher.declare(queues)
         except self._publisher.errors:
             return False
-        return not any(map(self._envelopes.expires, queues))
+        return not any(map(self._envelopes.expires, known))
 
     def _queue_entry(self, prepared: Prepared) -> QueueEntry:
         """What the letter becomes."""

@@ -274,14 +274,14 @@ class Publisher:
             )
         envelopes.push_entry(message.queue, message.properties.get("priority"), message.body)
 
-    def declare(self, queues: set[str], *, retry: bool = True) -> None:
-        """Declare those of the queues that the app knows."""
-        for name in queues:
-            known = self._app.amqp.queues.get(name)
-            if known is not None:
-                # kombu before 5.5 does not declare an unbound queue when it may retry.
-                bound = known.bind(self.producer.channel)
-                self.producer.maybe_declare(bound, retry=retry, **(_RETRY if retry else {}))
+    def declare(self, queues: set[str], *, retry: bool = True) -> list[Any]:
+        """Declare those of the queues that the app knows, and return them."""
+        found = [self._app.amqp.queues.get(name) for name in queues]
+        # kombu before 5.5 does not declare an unbound queue when it may retry.
+        known = [queue.bind(self.producer.channel) for queue in found if queue is not None]
+        for queue in known:
+            self.producer.maybe_declare(queue, retry=retry, **(_RETRY if retry else {}))
+        return known
 
     def _connect(self, sent: PublishResult) -> None:
         if self.producer is None:

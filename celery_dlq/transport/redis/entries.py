@@ -20,6 +20,7 @@ from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any, cast
 from uuid import uuid4
 
+import kombu
 import redis
 from kombu.entity import maybe_delivery_mode
 from kombu.message import Message as BaseMessage
@@ -236,9 +237,11 @@ class Envelopes:
         """Return True if the broker's database has a key, without the broker's prefix."""
         return bool(self._client.exists(key))
 
-    def expires(self, queue: str) -> bool:
-        """Return True if a declared queue expires, which every publish would put off."""
-        return queue in getattr(self._channel, "_expires", ())  # new in kombu 5.6
+    @staticmethod
+    def expires(queue: Any) -> bool:
+        """Return True if a queue expires, which every publish puts off; new in kombu 5.6."""
+        ends = bool(queue.expires or "x-expires" in (queue.queue_arguments or ()))
+        return ends and kombu.VERSION >= (5, 6)
 
     def list_key(self, queue: str, priority: object) -> bytes:
         """Return the key of a queue's list for a priority, with the broker's prefix."""

@@ -7,7 +7,7 @@ fields of `Policy`. How policies combine is in `celery_dlq.policies.table`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary

@@ -21,9 +21,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import celery
 import redis
 from servers import RedisServer
 
@@ -33,6 +35,7 @@ KOMBUS = "guarded, kombu's fetch"
 """What the rest of the plugin does while it is idle: heartbeat, policies."""
 
 QUEUES = (1, 12)
+POOLS, RATES = ("prefork", "threads", "gevent"), (5, 20, 50)
 WIRE_QUEUES = (1, 20)
 TURNS = 9
 
@@ -54,6 +57,7 @@ QUICK = Size(idle_seconds=3.0, pushes=20, workers=2, idle_workers=2, starts=1)
 
 def work(options: dict[str, Any]) -> None:
     """Work until a signal; each task writes when it started."""
+    celery.maybe_patch_concurrency(["celery", "worker", "-P", options["pool"]])
     from celery import Celery
 
     app = Celery("wake", broker=options["url"], set_as_current=False)
@@ -296,33 +300,61 @@ def latency(size: Size, folder: Path) -> None:
 
 
 def herd(size: Size, folder: Path) -> None:
-    """Server CPU and commands of one message while many workers wait on its queue."""
-    print("\n| waiting | server CPU µs a message | commands a message |\n|---|---|---|")
-    for kind in KINDS:
-        with (
-            RedisServer() as server,
-            nodes(server.url, [(kind, ["herd"])] * size.workers, folder) as made,
-            redis.Redis.from_url(server.url) as client,
-        ):
-            before, cpu, begun = sum(commands(server).values()), _cpu(server), time.monotonic()
-            for turn in range(size.pushes):
-                push(client, "herd", f"k{turn}")
-                wait_for(made, f"k{turn}")
-                time.sleep(0.05)
-            taken = time.monotonic() - begun
-            calls, used = sum(commands(server).values()) - before, _cpu(server) - cpu
-            begun, before, cpu = time.monotonic(), sum(commands(server).values()), _cpu(server)
-            time.sleep(size.idle_seconds / 4)
-            share = taken / (time.monotonic() - begun)  # what they cost idle, too
-            calls -= (sum(commands(server).values()) - before) * share
-            used -= (_cpu(server) - cpu) * share
-            print(
-                f"| {len(made)} {kind} | {used / size.pushes * 1e6:.0f} "
-                f"| {calls / size.pushes:.1f} |",
-                flush=True,
-            )
-        for path in folder.iterdir():
-            path.unlink()
+    """Server CPU and commands of a message while many workers, with room for one, wait for it.
+
+    Guarded and plain ones side by side, after each of many starts.
+    """
+    found: dict[tuple[str, int, str], list[tuple[float, float]]] = {}
+    for pool, start in product(POOLS, range(size.starts)):
+        with ExitStack() as stack:
+            servers = {}
+            for kind in KINDS[:: 1 if start % 2 else -1]:
+                own = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder)))
+                servers[kind] = stack.enter_context(RedisServer())
+                wanted = [(kind, ["herd"])] * size.workers
+                stack.enter_context(nodes(servers[kind].url, wanted, own, pool, concurrency=1))
+            idle = _spent(servers, 0, size.idle_seconds / 3)
+            for rate in RATES:
+                seconds = size.pushes / 6 / rate
+                for kind, spent in _spent(servers, rate, seconds).items():
+                    cpu, calls = (a - b for a, b in zip(spent, idle[kind], strict=True))
+                    found.setdefault((pool, rate, kind), []).append(
+                        (cpu / rate * 1e6, calls / rate)
+                    )
+    head = "waiting | messages a second | plain: µs; commands | guarded: µs; commands | times plain"
+    print(f"\n| {head} |\n|{'---|' * (head.count('|') + 1)}")
+    for pool, rate in product(POOLS, RATES):
+        sides = [found[pool, rate, kind] for kind in KINDS]
+        shown = [
+            "{:.0f}; {:.1f}".format(*map(statistics.median, zip(*one, strict=True)))
+            for one in sides
+        ]
+        ratios = sorted(guarded / plain for (plain, _), (guarded, _) in zip(*sides, strict=True))
+        low, middle, high = (ratios[len(ratios) * part // 4] for part in (1, 2, 3))
+        times = f"{middle:.2f} ({low:.2f} to {high:.2f})"
+        print(f"| {size.workers} {pool} | {rate} | {' | '.join(shown)} | {times} |", flush=True)
+
+
+def _spent(
+    servers: dict[str, RedisServer], rate: int, seconds: float
+) -> dict[str, tuple[float, float]]:
+    """Server CPU and commands a second while so many messages a second are pushed to each."""
+    clients = {kind: server.client() for kind, server in servers.items()}
+    before = {kind: (_cpu(one), sum(commands(one).values())) for kind, one in servers.items()}
+    begun = time.monotonic()
+    for number in range(round(rate * seconds)):
+        for client in clients.values():
+            push(client, "herd", f"{rate}-{number}")
+        time.sleep(max(0.0, begun + (number + 1) / rate - time.monotonic()))
+    time.sleep(max(0.0, begun + seconds - time.monotonic()))
+    found, took = {}, time.monotonic() - begun
+    for kind, server in servers.items():
+        cpu, calls = (
+            _cpu(server) - before[kind][0],
+            sum(commands(server).values()) - before[kind][1],
+        )
+        found[kind] = cpu / took, calls / took
+    return found
 
 
 def wire(size: Size, folder: Path) -> None:

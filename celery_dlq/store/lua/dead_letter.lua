@@ -25,8 +25,8 @@ local id, fingerprint, at = ARGV[1], ARGV[3], ARGV[4]
 -- include: late_copy
 local function forget(reply)
   note_death(4, ARGV[6], redis.call('HMGET', KEYS[4], 'watched', 'died'), ARGV[7])
-  note_late_copy(10, id, tonumber(ARGV[7]))  -- a late copy must not run with a fresh count
-  note_late_copy(10, reply .. '|' .. ARGV[10], tonumber(ARGV[7]))
+  -- A late copy must not run with a fresh count.
+  note_late_copy(10, tonumber(ARGV[7]), id, reply .. '|' .. ARGV[10])
   redis.call('PEXPIRE', KEYS[10], ARGV[7])
   return reply
 end

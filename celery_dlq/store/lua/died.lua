@@ -10,6 +10,6 @@ local place, id, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3])
 -- include: publication
 -- include: late_copy
 note_death(1, place, redis.call('HMGET', KEYS[1], 'watched', 'died'), ttl)
-note_late_copy(2, id, ttl)
+note_late_copy(2, ttl, id)
 redis.call('PEXPIRE', KEYS[2], ttl)
 return 1

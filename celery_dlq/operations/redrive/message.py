@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 from uuid import uuid4
 
@@ -34,6 +35,7 @@ from celery_dlq.letters.record import from_micros, iso
 from celery_dlq.operations.job import JobOptions
 from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.store.records import Seed
+from celery_dlq.transport.redis.entries import object_text
 
 if TYPE_CHECKING:
     from celery_dlq.operations.files import ExportedFiles
@@ -61,8 +63,8 @@ _LIFE = (
     ("fingerprint", b"fingerprint"),
 )
 
-_encoded = json.JSONEncoder().encode
 _decode = json.JSONDecoder().raw_decode
+_iso = lru_cache(maxsize=8)(iso)  # the messages of a batch are redriven at one time
 
 
 class RedriveKeys(TypedDict, total=False):
@@ -228,7 +230,7 @@ def outgoing(
     if options.new_id:
         task_id, kept = _rename(headers, unchanged["properties"], letter_id), False
     markers = {REDRIVES_HEADER: redrives, REDRIVE_HEADER: redrive_id, LETTER_HEADER: letter_id}
-    markers |= {REDRIVEN_AT_HEADER: iso(redriven_at or now), EARLIER_HEADER: earlier}
+    markers |= {REDRIVEN_AT_HEADER: _iso(redriven_at or now), EARLIER_HEADER: earlier}
     markers.update(_publication(headers, letter_id))
     headers.update(markers)
     return Outgoing(
@@ -247,11 +249,10 @@ def _lives(headers: Mapping[str, Any], raw: Mapping[bytes, bytes], letter_id: st
     at = from_micros(int(raw.get(b"dead_lettered_at", b"0")))
     life = {"at": at.isoformat(), "letter": letter_id}
     for name, field_name in _LIFE:
-        value = raw.get(field_name)
-        if value:
+        if value := raw.get(field_name):
             life[name] = value.decode("utf-8", "replace")[:_MAX_LIFE_CHARS]
-    earlier = lives_of(headers) if EARLIER_HEADER in headers else []
-    return _encoded([*earlier, life][-MAX_LIVES:])
+    lives = [*lives_of(headers), life][-MAX_LIVES:] if EARLIER_HEADER in headers else [life]
+    return f"[{', '.join(map(object_text, lives))}]"
 
 
 def _is_over(expires: bytes | None, now: datetime) -> bool:
@@ -347,7 +348,7 @@ def _clean(text: str) -> tuple[dict[str, Any], bool]:
         for name in [name for name in cleaned if name.startswith(BROKER_PREFIXES)]:
             del cleaned[name]
             kept = False
-    if not is_publication(cleaned.get(PUBLICATION_HEADER, "0" * 8)):
+    if PUBLICATION_HEADER in cleaned and not is_publication(cleaned[PUBLICATION_HEADER]):
         del cleaned[PUBLICATION_HEADER]
         kept = False
     retries = cleaned.get("retries", 0)
@@ -358,9 +359,9 @@ def _clean(text: str) -> tuple[dict[str, Any], bool]:
     return cleaned, kept
 
 
-def _marked(text: str, markers: Mapping[str, Any]) -> str:
+def _marked(text: str, markers: Mapping[str, object]) -> str:
     """JSON text of headers, not empty, with our markers added."""
-    return f"{text.rstrip()[:-1]}, {_encoded(markers)[1:]}"
+    return f"{text.rstrip()[:-1]}, {object_text(markers)[1:]}"
 
 
 def _delay(headers: dict[str, Any], letter_id: str, eta: datetime) -> None:

@@ -50,7 +50,8 @@ def run(operation: str, server: RedisServer, **options: Any) -> Facts:
     Args:
         operation: One of `OPERATIONS`.
         server: Where the letters are, and the broker.
-        **options: ``letters``: how many; ``folder``: of an export.
+        **options: ``letters``: how many; ``folder``: of an export; ``letters_url``: of a redrive
+            whose letters are not in the broker's database.
 
     Returns:
         ``letters``, ``seconds``, ``cpu_seconds`` of Python, ``server_cpu_seconds`` of all the
@@ -111,14 +112,19 @@ def look(work: Callable[[DeadLetters], object], options: Facts) -> Facts:
 def redrive(options: Facts) -> Facts:
     """The plugin's redrive of this number of letters, after as many as ``first``."""
     letters, first = options["letters"], options.get("first", 0)
-    with _dead_letters(options["url"]) as dlq, _client(options["url"]) as client:
-        before = client.xlen(Keys().letters(DLQ))
+    place = options.get("letters_url", options["url"])
+    with (
+        _dead_letters(options["url"], place) as dlq,
+        _client(options["url"]) as client,
+        _client(place) as beside,
+    ):
+        before = beside.xlen(Keys().letters(DLQ))
         ready_for_many()
         if first:
             dlq.redrive(DLQ, limit=first)
         facts = _timed(lambda: dlq.redrive(DLQ, limit=letters), letters)
         assert client.llen(_QUEUE) == first + letters
-        assert before - client.xlen(Keys().letters(DLQ)) == first + letters
+        assert before - beside.xlen(Keys().letters(DLQ)) == first + letters
         return facts
 
 
@@ -233,8 +239,8 @@ def _timed(work: Callable[[], object], letters: int) -> Facts:
 
 
 @contextmanager
-def _dead_letters(url: str) -> Iterator[DeadLetters]:
-    app = an_app(dlq_url=url, broker_url=url)
+def _dead_letters(url: str, letters_url: str = "") -> Iterator[DeadLetters]:
+    app = an_app(dlq_url=letters_url or url, broker_url=url)
     dlq = DeadLetters(app)
     try:
         dlq.queues()  # connected

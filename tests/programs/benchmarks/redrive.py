@@ -1,9 +1,10 @@
 """Speed of redrives: ``python -m benchmarks redrive``.
 
-In turn: kombu's ``Producer.batch()`` alone, the redrive, ``Producer.batch()`` again, and a loop
-of ``apply_async``; each in a process of its own, on one Redis that is broker and store, and
-each after one message, so that all are connected. What the bare limit is: the same messages,
-ready in memory, nothing read, claimed or removed.
+In turn: kombu's ``Producer.batch()`` alone, the redrive, one of letters in another database, one in
+a process that has sent none before, ``Producer.batch()`` again, and a loop of ``apply_async``; each
+in a process of its own, on one Redis that is broker and store, and all but the third after one
+message, so that they are connected. What the bare limit is: the same messages, ready in memory,
+nothing read, claimed or removed.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import redis
 from benchmarks.contest import spread
 from benchmarks.letters import fill
 from benchmarks.operate import Facts, row_of, run
 from servers import RedisServer
 
 OURS, BARE, LOOP = "redrive", "`Producer.batch()` alone", "`apply_async` in a loop"
+ACROSS = "redrive, letters in another database of the server"
+FIRST = "redrive, with the start of the first one in a process"
 
 
 @dataclass(frozen=True)
@@ -35,15 +39,15 @@ QUICK = Size(letters=200, by_loop=50, rounds=1)
 
 def measure(size: Size, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """One result."""
-    found: dict[str, list[Facts]] = {OURS: [], BARE: [], LOOP: []}
-    ratios = []
+    found: dict[str, list[Facts]] = {OURS: [], ACROSS: [], FIRST: [], BARE: [], LOOP: []}
+    ratios: dict[str, list[float]] = {OURS: [], ACROSS: [], FIRST: []}
     with RedisServer() as server:
         client = server.client()
         for number in range(size.rounds):
             before = run("batch", server, letters=size.letters)
-            client.flushall()
-            fill(client, size.letters + 1)
-            found[OURS].append(run("redrive", server, letters=size.letters, first=1))
+            for name in ratios:
+                client.flushall()
+                found[name].append(_redrive(server, name, size.letters))
             client.flushall()
             after = run("batch", server, letters=size.letters)
             client.flushall()
@@ -51,8 +55,19 @@ def measure(size: Size, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]
             client.flushall()
             found[BARE] += [before, after]
             bare = (before["seconds"] + after["seconds"]) / 2
-            ratios.append(bare / found[OURS][-1]["seconds"])
+            for name, speeds in ratios.items():
+                speeds.append(bare / found[name][-1]["seconds"])
             tell(f"redrive: round {number + 1} of {size.rounds}")
     rows = [row_of(name, facts) for name, facts in found.items()]
-    rows[0]["speed_ratio"] = spread(ratios)
+    for row, speeds in zip(rows, ratios.values(), strict=False):
+        row["speed_ratio"] = spread(speeds)
     yield {"cell": f"{size.letters:,} letters a turn", "rows": rows}
+
+
+def _redrive(server: RedisServer, name: str, letters: int) -> Facts:
+    """Fill a database, and redrive its letters in a new process."""
+    database, first = int(name == ACROSS), int(name != FIRST)
+    place = f"{server.url.removesuffix('0')}{database}"
+    with redis.Redis.from_url(place) as beside:
+        fill(beside, letters + first)
+    return run("redrive", server, letters=letters, first=first, letters_url=place)

@@ -100,6 +100,7 @@ LINT = [
     *SENTRY,
     *PROMETHEUS,
     *WEB,
+    *TESTING,  # a worker that house.py looks into
     "fsspec>=2024.2",
     "pytest>=8",
     "ruff==0.17.5",

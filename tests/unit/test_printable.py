@@ -86,7 +86,7 @@ def test_no_exception_forges_a_line_of_a_log(caplog: pytest.LogCaptureFixture) -
 
 
 def test_every_logger_of_ours_is_clean() -> None:
-    """None is made any other way."""
+    """None is made any other way; those that mask Celery's records are Celery's."""
     from pathlib import Path
 
     import celery_dlq
@@ -95,7 +95,8 @@ def test_every_logger_of_ours_is_clean() -> None:
     others = [
         str(path)
         for path in package.rglob("*.py")
-        if path.name != "printable.py" and re.search(r"\bgetLogger\(", path.read_text("utf-8"))
+        if path.name not in ("printable.py", "masked_log.py")
+        and re.search(r"\bgetLogger\(", path.read_text("utf-8"))
     ]
     assert others == []
     assert get_logger("celery_dlq").filters == get_logger("celery_dlq").filters

@@ -206,8 +206,8 @@ def test_secrets_are_cut_out_of_errors() -> None:
 
 # -- the commands that are tried --------------------------------------------------------
 
-REDRIVE_ONLY = {"LLEN", "LPUSH"}
-"""On the lists of the broker, not on our keys."""
+REDRIVE_ONLY = {"LLEN", "LPUSH", "SELECT"}
+"""On the lists of the broker, in its database, not on our keys."""
 
 NO_COMMANDS = {
     "CLIENT_FOR",
@@ -217,6 +217,7 @@ NO_COMMANDS = {
     "EVALSHA",
     "EXECUTE",
     "EXECUTE_COMMAND",
+    "GET_CONNECTION_KWARGS",
 }
 NO_COMMANDS |= {"GET_PRIMARIES", "PIPELINE", "PING", "INFO", "PLACE", "SCRIPT_LOAD"}
 """Names in Python that are no command on a key; those of scripts are tried in Python."""

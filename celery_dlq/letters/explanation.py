@@ -57,6 +57,9 @@ _NOTHING_SO_FAR = (
     "What was compared shows no difference of a tenth or more beyond chance; the rest may."
 )
 _SMALLEST_CHANCE = 6  # one in so many powers of ten
+_NO_LETTERS, _NOT_EXPLAINED = "There are no letters to compare.", "not explained"
+UNEXPLAINED = (_NO_LETTERS, f"{_NOT_EXPLAINED.capitalize()}.")
+"""First sentences that explain nothing."""
 _CUT = "Older letters are left out: the limit of time or number was reached."
 
 
@@ -158,7 +161,7 @@ class Explanation:
             names = " and ".join(one.text for one in rarer[:2])
             yield f"all {self._which} have {names}{unknown}"
         else:
-            yield "not explained"
+            yield _NOT_EXPLAINED
 
     @property
     def _sampled(self) -> bool:
@@ -201,7 +204,7 @@ class Explanation:
         Only where everything was compared is it said that nothing stands out.
         """
         if not self.letters:
-            return ("There are no letters to compare.", *[_CUT] * self.cut)
+            return (_NO_LETTERS, *[_CUT] * self.cut)
         found = [*self._shares(), self._sides_text(), *self._not_compared()]
         if self.timing:
             found.insert(0, self.headline)

@@ -20,7 +20,7 @@ from celery_dlq.features.differences.findings import Finding, condition_of, find
 from celery_dlq.letters.causes import ComparedMessage, explain_causes
 from celery_dlq.letters.comparison import TASK, FeatureValue, Masked, pairs_of
 from celery_dlq.letters.course import CauseTiming, Course, timings
-from celery_dlq.letters.explanation import Explanation, Shared
+from celery_dlq.letters.explanation import UNEXPLAINED, Explanation, Shared
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.incidents import Explained
 from celery_dlq.operations.redrive.select import RawEntry
@@ -212,7 +212,8 @@ def explained(assembly: Assembly, queue: str, fingerprint: str) -> Explained:
     )
     rare = (condition_of(one.feature, one.value) for one in found.shared if one.portion < _HALF)
     condition = next(chain(conditions, filter(None, rare)), None)
-    return Explained(next(iter(found.sentences), ""), (condition,) if condition else ())
+    told = (one for one in found.sentences[:1] if one not in UNEXPLAINED)
+    return Explained(next(told, ""), (condition,) if condition else ())
 
 
 def course_of(lives: list[Group], now: float) -> Course:

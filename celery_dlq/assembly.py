@@ -37,11 +37,12 @@ if TYPE_CHECKING:
     from celery_dlq.operations.incidents import Incidents
     from celery_dlq.operations.instructions import KnownNames
     from celery_dlq.operations.jobs import Jobs, Runner
+    from celery_dlq.operations.memory_check import MemoryCheck
     from celery_dlq.operations.policies import PolicyAdmin
     from celery_dlq.operations.reading import Reading
     from celery_dlq.operations.release import HeldQueues
     from celery_dlq.operations.removal import Removal
-    from celery_dlq.operations.retention import MemoryCheck
+    from celery_dlq.operations.retention import Retention
     from celery_dlq.policies.delivery_limits import (
         LowLimit,
         default_limit,
@@ -90,11 +91,12 @@ _LATER = {
     "KnownNames": "operations.instructions",
     "Jobs": "operations.jobs",
     "Runner": "operations.jobs",
-    "MemoryCheck": "operations.retention",
+    "MemoryCheck": "operations.memory_check",
     "PolicyAdmin": "operations.policies",
     "Reading": "operations.reading",
     "HeldQueues": "operations.release",
     "Removal": "operations.removal",
+    "Retention": "operations.retention",
     "default_limit": "policies.delivery_limits",
     "low_limits": "policies.delivery_limits",
     "low_receive_counts": "policies.delivery_limits",
@@ -357,6 +359,10 @@ class Assembly:
         return PolicyTable(self.settings.queues, task_policies(self.app))
 
     # -- for workers --------------------------------------------------------------
+
+    def retention(self, actor: str) -> Retention:
+        """What trims dead-letter queues on behalf of a worker."""
+        return Retention(self.backend.letters, self.backend.workers, self.events, actor)
 
     def memory_limit(self, *, warns: bool = False) -> MemoryLimit:
         """What keeps letters from filling Redis."""

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from celery_dlq.operations.exports import Exports
     from celery_dlq.operations.incidents import Incidents
     from celery_dlq.operations.jobs import Jobs, Runner
+    from celery_dlq.operations.memory_check import MemoryCheck
     from celery_dlq.operations.policies import PolicyAdmin
     from celery_dlq.operations.reading import Reading
     from celery_dlq.operations.removal import Removal
-    from celery_dlq.operations.retention import MemoryCheck
     from celery_dlq.store.jobs import JobStore
     from celery_dlq.store.letters import Letters
     from celery_dlq.store.workers import WorkerRegistry

@@ -5,8 +5,8 @@ redrive are skipped, and every trimming is a `Change` in the audit.
 
 A letter's time to live begins when it is stored, by the store's clock. Workers' clocks may be
 hours off; they are not used here. What an operator has it remove goes to the bin. No letter is
-trimmed that an export's folder in use still lacks. What nothing bounds, the server may delete by
-itself: `MemoryCheck` warns of that.
+trimmed that an export's folder in use still lacks. Workers trim some queues at a time
+(`celery_dlq.operations.retention_round`).
 """
 
 from __future__ import annotations
@@ -16,25 +16,20 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 from celery_dlq import timing
-from celery_dlq.config import Settings
 from celery_dlq.events import Action, Change, Events, on_behalf_of
-from celery_dlq.letters.printable import get_logger, some_of, url_without_secrets
+from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import iso
 from celery_dlq.operations.instructions import Audit
 from celery_dlq.policies.policy import Policy
-from celery_dlq.policies.table import PolicyTable
-from celery_dlq.store.address import SCHEMES, SOCKETS
 from celery_dlq.store.claims import REMOVES
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import (
     ClaimState,
     LetterSummary,
     QueueStatus,
-    ServerMemory,
     ordered,
 )
 from celery_dlq.store.workers import WorkerRegistry
@@ -47,17 +42,6 @@ KEPT_IN_BIN = timedelta(hours=24)
 MAX_LETTERS_PER_PASS = 500
 """One pass over one queue trims at most this many letters for one cause."""
 
-QUEUES_READ_PER_TICK = 20
-"""A worker reads the length and the oldest times of this many queues per tick."""
-
-QUEUES_PER_TICK = 3
-"""A worker trims at most this many queues per tick."""
-
-REST_TICKS = 19
-"""After all queues, a worker with nothing to trim skips this many ticks."""
-
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-_REDIS_PORT = 6379
 _TRIMMABLE = (ClaimState.CLAIMED, ClaimState.RECLAIMED, ClaimState.PUBLISHED)
 
 
@@ -236,112 +220,3 @@ def _is_due(status: QueueStatus, policy: Policy | None) -> bool:
         return status.first_end_at is not None and status.first_end_at <= status.at
     stored_at = status.oldest_stored_at
     return stored_at is not None and stored_at <= status.at - timedelta(seconds=ttl)
-
-
-class RetentionRound:
-    """Visits the dead-letter queues of an app in turn, some in a tick."""
-
-    def __init__(
-        self, retention: Retention, store: Letters, table: Callable[[], PolicyTable]
-    ) -> None:
-        self._retention = retention
-        self._store = store
-        self._table = table
-        self._names: list[str] = []
-        self._more: list[str] = []
-        self._pause = 0
-
-    def tick(self) -> None:
-        """Visit the next queues; without a pause after a trimming: the queue may have more."""
-        if self._pause > 0:
-            self._pause -= 1
-            return
-        if not self._names:
-            self._names = self._store.names()
-        table, looked = self._table(), [*self._names[-QUEUES_READ_PER_TICK:], *self._more]
-        free = [name for name in looked if not table.never_trims(name)]
-        policies = {name: table.of_dead_letter_queue(name) for name in free}
-        del self._names[-QUEUES_READ_PER_TICK:]
-        due = self._retention.due_queues(policies)
-        self._more = due[QUEUES_PER_TICK:]
-        for number, name in enumerate(due[:QUEUES_PER_TICK], 1):
-            to_bin = table.trims_by_override(name)
-            if self._retention.trim(name, policies[name], to_bin=to_bin):
-                self._more = [*due[number:], name]
-                break
-        self._pause = 0 if self._more or self._names else REST_TICKS
-
-
-class MemoryCheck:
-    """Finds what endangers an app's letters in the memory of Redis."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        table: PolicyTable,
-        queues: Iterable[str],
-        conf: Any,
-        read: Callable[[], ServerMemory | None],
-    ) -> None:
-        self._settings = settings
-        self._table = table
-        self._queues = queues
-        self._conf = conf
-        self._read = read
-
-    def memory(self) -> ServerMemory | None:
-        """The memory of the Redis that keeps counts and letters; ``None`` if unknown."""
-        return self._read()
-
-    def warnings(self, memory: ServerMemory | None = None) -> list[str]:
-        """What endangers letters or counts, a line each with what to do; empty if unknown.
-
-        ``memory`` is what was read before, if it was.
-        """
-        memory = memory or self._read()
-        if memory is None or not (self._table.queues or self._table.tasks):
-            return []
-        unbounded, found = self._table.unbounded(self._queues), memory_faults(memory)
-        if unbounded and is_brokers(self._settings, self._conf):
-            text = f"The letters of {some_of(unbounded)} are kept for ever in the broker's Redis"
-            mend = (
-                "set dead_letter_ttl or dead_letter_max_length, or give them a Redis of their own"
-            )
-            found = [(text, f"{mend} (dlq_url)"), *found]
-        return [f"{text}: {mend}" for text, mend in found]
-
-
-def is_brokers(settings: Settings, conf: Any) -> bool:
-    """True if letters and the broker's messages are on one server."""
-    address, _prefix = settings.store_at(conf)
-    urls = conf.broker_write_url
-    broker = urls.split(";") if isinstance(urls, str) else urls or ()
-    servers = {server_of(url) for url in broker if str(url).partition("://")[0] in SCHEMES}
-    return not servers.isdisjoint(map(server_of, address.urls))
-
-
-def memory_faults(memory: ServerMemory) -> list[tuple[str, str]]:
-    """What endangers letters or counts in a server's memory, each with what to do."""
-    if not memory.maximum:
-        text = (
-            "The Redis of the letters has no maxmemory, so they may take all memory of its "
-            "machine, and dlq_memory_limit does nothing"
-        )
-        return [(text, "set maxmemory")]
-    policy = f"(maxmemory-policy is {memory.policy})"
-    if memory.policy.startswith("allkeys"):
-        text = f"At its maxmemory Redis may delete letters and counts of deliveries {policy}"
-        return [(text, "set noeviction")]
-    if memory.policy.startswith("volatile"):
-        text = "At its maxmemory Redis may delete counts of deliveries, and a message is then"
-        return [(f"{text} counted from 1 again {policy}", "set noeviction")]
-    return []
-
-
-def server_of(url: object) -> tuple[str, str]:
-    """Host and port, or the path of a socket; databases of one server share its memory."""
-    parts = urlsplit(url_without_secrets(str(url)))
-    if parts.scheme in SOCKETS:
-        return ("", parts.path)
-    host = parts.hostname or "localhost"
-    return ("localhost" if host in _LOOPBACK else host, str(parts.port or _REDIS_PORT))

@@ -195,3 +195,8 @@ def compact(value: Any) -> str:
 def spelled(text: str) -> str:
     """Return text with the characters that UTF-8 cannot encode escaped."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def text_of(value: bytes | str) -> str:
+    """Decode a reply, escaping what is not UTF-8."""
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value

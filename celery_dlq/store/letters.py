@@ -12,25 +12,22 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from celery_dlq.errors import CorruptLetter, StoreUnavailable
-from celery_dlq.letters.packed import packed
+from celery_dlq.errors import CorruptLetter
 from celery_dlq.letters.printable import get_logger
-from celery_dlq.letters.record import DeadLetter, end_of, from_micros, letter_from, to_micros
+from celery_dlq.letters.record import DeadLetter, from_micros, letter_from, to_micros
 from celery_dlq.store.claims import Claims
-from celery_dlq.store.keys import Keys, spelled
+from celery_dlq.store.keys import Keys, spelled, text_of
 from celery_dlq.store.lease import Lease
-from celery_dlq.store.overviews import Overviews, moment, release_text, text_of
-from celery_dlq.store.part import Part, of_each
-from celery_dlq.store.pipelined import Command
+from celery_dlq.store.new_letters import FACTS, NewLetters
+from celery_dlq.store.overviews import Overviews, moment
+from celery_dlq.store.part import of_each
 from celery_dlq.store.records import (
     FIRST_POSITION,
     Choice,
     ExportFolder,
     LetterSummary,
-    MessageKey,
     RawPage,
     Restored,
-    Stored,
     StoredLetter,
     ordered,
 )
@@ -44,8 +41,6 @@ if TYPE_CHECKING:
 logger = get_logger("celery_dlq.store")
 
 _SUMMARIES_PER_PAGE = 50
-_MAX_KNOWN_QUEUES = 1000
-_MAX_DOUBTFUL = 10_000
 
 PAGE = 200
 """Letters per page; larger pages are slower and take more memory."""
@@ -54,69 +49,23 @@ FOLDER_IN_USE = timedelta(days=30)
 """An export's folder is in use for so long after the last sign of life of an export to it."""
 
 _REMOVED_PER_CALL = 100  # takes a few milliseconds, in which Redis serves nobody else
-_FACTS = ("task_name", "reason", "exception_type")
 
 
-class Letters(Part):
+class Letters(NewLetters):
     """Stores, reads and removes letters."""
 
     def __init__(
         self, store: Store, keys: Keys | None = None, ttl_seconds: float | None = None
     ) -> None:
-        super().__init__(store, keys)
-        ttl = store.count_ttl if ttl_seconds is None else ttl_seconds
-        self._ttl_millis = int(ttl * 1000)
+        super().__init__(store, keys, ttl_seconds)
         self.overviews = Overviews(store, keys)
         self.claims = Claims(store, keys, self._ttl_millis)
-        self._named: set[str] = set()
-        # Attempts by the ids of letters that may be stored: a reply was lost, or no replica has it.
-        self._doubtful: dict[str, str] = {}
 
     @cached_property
     def _reader(self) -> StreamReader:
-        from celery_dlq.store.stream import StreamReader  # noqa: PLC0415 - a worker reads none
+        from celery_dlq.store.stream import StreamReader  # noqa: PLC0415 - a claim reads none
 
         return StreamReader(self._client, self._store.url)
-
-    def dead_letter(self, letter: DeadLetter, key: MessageKey) -> Stored:
-        """Store a letter and delete the message's counters, in one atomic step.
-
-        A letter whose id is there already is not stored again.
-        The first letter of a resolved group makes it regressed; see ``lua/parts/state.lua``.
-        """
-        name = letter.dead_letter_queue
-        facts = {name: getattr(letter, name) for name in _FACTS}
-        entry = [part for pair in packed(letter.to_fields()).items() for part in pair]
-        end = end_of(letter)
-        args = [
-            letter.id,
-            letter.reason.value,
-            letter.fingerprint,
-            to_micros(letter.dead_lettered_at),
-            json.dumps(facts),
-            key.place,
-            self._ttl_millis,
-            "" if end is None else to_micros(end),
-            release_text(letter.release),
-            # Else a letter whose reply was lost would be taken for another worker's, and not told.
-            attempt := self._doubtful.pop(letter.id, None) or uuid4().hex,
-            *entry,
-        ]
-        named: Command = ("SADD", self._keys.queues(), spelled(name))
-        self._connection.raise_if_away()
-        try:
-            if name not in self._named:  # operators never find a letter in a queue not listed
-                self._connection.send_and_wait(*named)
-                if len(self._named) < _MAX_KNOWN_QUEUES:
-                    self._named.add(name)
-            run = self._keys.run(key)
-            reply = self._written("dead_letter", *args, before=named, queue=name, run=run)
-            self._connection.wait_for_replica(run)
-            return Stored(reply)
-        except StoreUnavailable:
-            if len(self._doubtful) < _MAX_DOUBTFUL:
-                self._doubtful[letter.id] = attempt
-            raise
 
     def narrowed(self, _where: LetterFilter) -> Letters:
         """Return what reads the letters that may match a filter: here, all are read."""
@@ -329,10 +278,6 @@ class Letters(Part):
             found = self._client.get(key)
         return text_of(found)
 
-    def names(self) -> list[str]:
-        """Return the names of all dead-letter queues that ever had a letter, sorted."""
-        return self.overviews.names()
-
     def remove(
         self,
         dead_letter_queue: str,
@@ -442,7 +387,7 @@ def _export_folder(key: str, text: str, of: str | None) -> ExportFolder | None:
 
 def _group_facts(fields: Mapping[bytes, bytes]) -> str:
     """Return the facts of a group, from one of its letters."""
-    values = {name: fields.get(name.encode()) for name in _FACTS}
+    values = {name: fields.get(name.encode()) for name in FACTS}
     return json.dumps(
         {
             name: None if value is None else value.decode("utf-8", "replace")

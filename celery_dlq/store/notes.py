@@ -12,8 +12,8 @@ from urllib.parse import unquote
 from celery_dlq.events import GroupState
 from celery_dlq.letters.printable import readable
 from celery_dlq.letters.record import Recorded, check_aware, from_micros, to_micros
-from celery_dlq.store.keys import spelled
-from celery_dlq.store.overviews import release_text, text_of
+from celery_dlq.store.keys import spelled, text_of
+from celery_dlq.store.new_letters import release_text
 from celery_dlq.store.part import Part
 from celery_dlq.store.records import KEPT_DAYS, OPEN_GROUP, GroupStatus
 

@@ -10,14 +10,14 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import readable
 from celery_dlq.letters.record import Reason, from_micros, to_micros
 from celery_dlq.store.connect import LazyCluster, is_refusal
-from celery_dlq.store.keys import spelled
-from celery_dlq.store.part import Part, of_each
+from celery_dlq.store.keys import spelled, text_of
+from celery_dlq.store.part import QueueNames, of_each
 from celery_dlq.store.records import (
     KEPT_DAYS,
     Group,
@@ -28,7 +28,6 @@ from celery_dlq.store.records import (
 )
 from celery_dlq.store.scripts import script_text
 
-_MAX_RELEASE_CHARS = 100
 _MINUTE, _SPAN = 60, 300  # seconds
 _HOURS, _MINUTES = 24, 60
 _SPANS_PER_HOUR = 12  # in parts/group.lua
@@ -37,12 +36,8 @@ _SAMPLES = 50
 """Nodes of a stream that Redis weighs; the others are taken to be like them."""
 
 
-class Overviews(Part):
+class Overviews(QueueNames):
     """Reads what concerns dead-letter queues as a whole."""
-
-    def names(self) -> list[str]:
-        """Return the names of all dead-letter queues that ever had a letter, sorted."""
-        return sorted(map(text_of, self._send_command("SMEMBERS", self._keys.queues())))
 
     def counts(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
         """Return the letters of each queue, and those of the last hour, in one write."""
@@ -161,11 +156,6 @@ def moment(micros: bytes) -> datetime | None:
     return None
 
 
-def text_of(value: bytes | str) -> str:
-    """Decode a reply, escaping what is not UTF-8."""
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
-
-
 def _queue_status(name: str, letters: int, oldest: bytes, *times: bytes) -> QueueStatus:
     _oldest_died, _newest_died, end, now = times
     return QueueStatus(
@@ -175,11 +165,6 @@ def _queue_status(name: str, letters: int, oldest: bytes, *times: bytes) -> Queu
         oldest_stored_at=stored_at(text_of(oldest)),
         first_end_at=moment(end),
     )
-
-
-def release_text(release: str | None) -> str:
-    """Return a release as it is written into the value of a group."""
-    return quote((release or "")[:_MAX_RELEASE_CHARS], safe="+@ ", errors="backslashreplace")
 
 
 def _summary(name: str, replies: Sequence[Any], now: datetime) -> QueueSummary:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from redis.exceptions import NoScriptError
 
 from celery_dlq.letters.record import from_micros
-from celery_dlq.store.keys import Keys
+from celery_dlq.store.keys import Keys, text_of
 from celery_dlq.store.pipelined import Command
 from celery_dlq.store.scripts import script_text
 
@@ -94,6 +94,14 @@ class Part:
     def _key_places(self, name: str, queue: str | None, keys: dict[str, str]) -> list[str]:
         of = () if queue is None else (queue,)
         return self._keys.places(script_text(name, self.lua).keys, *of, **keys)
+
+
+class QueueNames(Part):
+    """Base class of the parts that know which dead-letter queues there are."""
+
+    def names(self) -> list[str]:
+        """Return the names of all dead-letter queues that ever had a letter, sorted."""
+        return sorted(map(text_of, self._send_command("SMEMBERS", self._keys.queues())))
 
 
 def of_each(

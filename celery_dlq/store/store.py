@@ -16,7 +16,7 @@ from celery_dlq.store.connect import connect, is_refusal
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.instructions import Instructions
 from celery_dlq.store.keys import Keys
-from celery_dlq.store.letters import Letters
+from celery_dlq.store.new_letters import NewLetters
 from celery_dlq.store.part import Part
 from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.store.records import ServerMemory
@@ -26,6 +26,7 @@ from celery_dlq.store.workers import MetricsStore, WorkerRegistry
 
 if TYPE_CHECKING:
     from celery_dlq.store.jobs import JobStore
+    from celery_dlq.store.letters import Letters
     from celery_dlq.store.notes import GroupNotes
 
 _HELD_TTL_SECONDS = 1.0  # a copy of a held message may run once that is released
@@ -77,17 +78,27 @@ class Store:
         """Counts of deliveries."""
         return DeliveryCounter(self.connection, self.keys, self.count_ttl)
 
-    letters = cached_property(Letters)  # stored over the connection that counts
+    new_letters = cached_property(NewLetters)  # stored over the connection that counts
+
+    @cached_property
+    def letters(self) -> Letters:
+        """What reads and removes letters, and stores them as `new_letters` does."""
+        return self._letters()
 
     @cached_property
     def sampled(self) -> Letters:
         """Samples of messages that succeeded, read like letters."""
-        return Letters(self, Keys(self.keys.prefix, successes_only=True))
+        return self._letters(Keys(self.keys.prefix, successes_only=True))
 
     @cached_property
     def held(self) -> Letters:
         """The held messages, in streams like letters."""
-        return Letters(self, Keys(f"{self.keys.prefix}:held"), _HELD_TTL_SECONDS)
+        return self._letters(Keys(f"{self.keys.prefix}:held"), _HELD_TTL_SECONDS)
+
+    def _letters(self, keys: Keys | None = None, ttl_seconds: float | None = None) -> Letters:
+        from celery_dlq.store.letters import Letters  # noqa: PLC0415 - a worker seldom reads any
+
+        return Letters(self, keys, ttl_seconds)
 
     @cached_property
     def jobs(self) -> JobStore:

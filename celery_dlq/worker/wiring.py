@@ -11,7 +11,7 @@ from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.operations.protection import warn_of_weaknesses
-from celery_dlq.operations.retention import Retention, RetentionRound
+from celery_dlq.operations.retention_round import RetentionRound
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.resolved import PolicyCache
 from celery_dlq.policies.table import NOTHING_GUARDED
@@ -129,7 +129,7 @@ def _writer_of(own: Assembly, parts: WorkerParts, *, gives_back: bool) -> Letter
         return letter
 
     writer = LetterWriter(
-        own.backend.letters,
+        own.backend.new_letters,
         own.spool(),
         limit=parts.limit,
         durable_spool=settings.spool_dir is not None,
@@ -174,8 +174,8 @@ def _housekeeping_of(
         queues=lambda: guard.queues,
         told=lambda: guard.told(),  # noqa: PLW0108 - it is set later
     )
-    retention = Retention(backend.letters, backend.workers, own.events, parts.hostname)
-    trim = RetentionRound(retention, backend.letters, lambda: policies.policies)
+    retention = partial(own.retention, parts.hostname)
+    trim = RetentionRound(retention, backend.new_letters, lambda: policies.policies)
     return [
         Task(name="heartbeat", work=heartbeat.tick, close=heartbeat.close),
         Task(name="revocations", work=guard.revocations.send_to_store),

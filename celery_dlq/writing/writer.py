@@ -29,7 +29,6 @@ from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import DeadLettered, Events
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import ANY_NAME, DeadLetter
-from celery_dlq.store.letters import Letters
 from celery_dlq.store.metrics import (
     DEAD_LETTERS,
     DIED_AGAIN,
@@ -39,6 +38,7 @@ from celery_dlq.store.metrics import (
     STORE_ERRORS,
     Counts,
 )
+from celery_dlq.store.new_letters import NewLetters
 from celery_dlq.store.records import MessageKey, Stored
 from celery_dlq.writing.letter import stripped_letter
 from celery_dlq.writing.lifecycle import DeliveryState, WaitsForStore, is_held
@@ -80,7 +80,7 @@ class LetterStore:
 
     def __init__(
         self,
-        letters: Letters,
+        letters: NewLetters,
         *,
         limit: MemoryLimit | None = None,
         change: Callable[[DeadLetter], DeadLetter] = lambda letter: letter,
@@ -154,7 +154,7 @@ class LetterWriter(LetterStore):
 
     def __init__(
         self,
-        letters: Letters,
+        letters: NewLetters,
         spool: Spool,
         *,
         durable_spool: bool = False,

@@ -14,12 +14,8 @@ from waiting import poll
 
 from celery_dlq.events import Action, Change, Event, Events
 from celery_dlq.letters.record import DeadLetter
-from celery_dlq.operations.retention import (
-    MAX_LETTERS_PER_PASS,
-    QUEUES_READ_PER_TICK,
-    Retention,
-    RetentionRound,
-)
+from celery_dlq.operations.retention import MAX_LETTERS_PER_PASS, Retention
+from celery_dlq.operations.retention_round import QUEUES_READ_PER_TICK, RetentionRound
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.keys import Keys
@@ -270,7 +266,7 @@ def test_a_worker_looks_after_one_queue_after_the_other(place: Place) -> None:
     place.put(dead_letter_queue="b-DLQ")
     place.ahead = 9 * HOUR
     table = PolicyTable({"a": Policy(dead_letter_ttl=1.0), "b": Policy(dead_letter_ttl=9e6)})
-    retention_round = RetentionRound(place.retention, place.store, lambda: table)
+    retention_round = RetentionRound(lambda: place.retention, place.store, lambda: table)
     for _ in range(2):
         retention_round.tick()
     assert [place.store.length(name) for name in ("a-DLQ", "b-DLQ")] == [0, 1]
@@ -283,7 +279,7 @@ def test_a_worker_gets_round_many_queues(place: Place) -> None:
         place.put(dead_letter_queue=name)
         place.put(dead_letter_queue=name)
     table = PolicyTable({"*": Policy(dead_letter_max_length=1)})
-    retention_round = RetentionRound(place.retention, place.store, lambda: table)
+    retention_round = RetentionRound(lambda: place.retention, place.store, lambda: table)
     for _ in names:  # one after the other, with no rest as long as there is more
         retention_round.tick()
     assert [place.store.length(name) for name in names] == [1] * len(names)

@@ -14,7 +14,7 @@ from servers import RedisServer
 
 from celery_dlq import DeadLetters, dead_letter_policy
 from celery_dlq.cli.commands import dlq as commands
-from celery_dlq.operations.retention import MemoryCheck
+from celery_dlq.operations.memory_check import MemoryCheck
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.store import Store
 from celery_dlq.worker.guard import Guard

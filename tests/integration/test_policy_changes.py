@@ -18,7 +18,8 @@ from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Events
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.operations.redrive.message import RedriveOptions
-from celery_dlq.operations.retention import Retention, RetentionRound
+from celery_dlq.operations.retention import Retention
+from celery_dlq.operations.retention_round import RetentionRound
 from celery_dlq.policies import overrides
 from celery_dlq.store.instructions import Override
 from celery_dlq.web.http import Permission, User
@@ -80,7 +81,7 @@ def aged(dlq: DeadLetters) -> None:
 def a_worker_trims(dlq: DeadLetters) -> int:
     """How many letters are left when a worker has been round."""
     retention = Retention(dlq.store, dlq.registry, Events(), "celery@web-1")
-    one = RetentionRound(retention, dlq.store, dlq.assembly.policy_admin().in_force)
+    one = RetentionRound(lambda: retention, dlq.store, dlq.assembly.policy_admin().in_force)
     for _ in range(9):
         one.tick()
     return dlq.store.length(DLQ)

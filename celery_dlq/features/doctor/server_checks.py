@@ -16,7 +16,8 @@ from celery_dlq.features.doctor.settings_checks import ExaminedApp
 from celery_dlq.letters.links import is_in_chord
 from celery_dlq.letters.printable import some_of
 from celery_dlq.operations.job import INTERRUPTED, WAITING
-from celery_dlq.operations.retention import Retention, memory_faults
+from celery_dlq.operations.memory_check import memory_faults
+from celery_dlq.operations.retention import Retention
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.store.check import reply_of_server
 from celery_dlq.transport.default_delay import task_queues

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq.config import Settings, visibility_timeout
 from celery_dlq.features.doctor.finding import ALL, WEAKENS, Finding, Guarantee, finding
 from celery_dlq.letters.printable import some_of
+from celery_dlq.operations.memory_check import is_brokers
 from celery_dlq.operations.protection import (
     EARLY,
     LATE,
@@ -21,7 +22,6 @@ from celery_dlq.operations.protection import (
     by_queue,
     weaknesses,
 )
-from celery_dlq.operations.retention import is_brokers
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.registered import table_of

@@ -39,7 +39,7 @@ from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import DeadLetter, TextEnum, iso
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.policies.checks import true_or_false
-from celery_dlq.store.overviews import release_text
+from celery_dlq.store.new_letters import release_text
 from celery_dlq.store.part import Part
 from celery_dlq.worker.observer import Observer, WorkerParts
 from celery_dlq.writing.failure import SENTRY_EVENT_ID, SENTRY_TRACE

@@ -20,7 +20,6 @@ from celery_dlq.config import Settings, check_broker_url, visibility_timeout
 from celery_dlq.errors import SettingsError
 from celery_dlq.events import Events
 from celery_dlq.letters.printable import get_logger
-from celery_dlq.letters.redaction import Redaction
 from celery_dlq.policies.checks import shown
 from celery_dlq.policies.policy import task_policies
 from celery_dlq.policies.queue_names import KnownQueues
@@ -32,6 +31,7 @@ from celery_dlq.store.records import Clock
 from celery_dlq.transport import default_delay, publications
 
 if TYPE_CHECKING:
+    from celery_dlq.letters.redaction import Redaction
     from celery_dlq.operations.api import Operations
     from celery_dlq.operations.exports import Exports
     from celery_dlq.operations.incidents import Incidents

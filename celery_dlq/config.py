@@ -11,14 +11,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_dlq import registry
 from celery_dlq.errors import DLQError, SettingsError
-from celery_dlq.letters.redaction import Redaction
 from celery_dlq.policies.checks import (
     check_names,
     duration,
@@ -36,6 +35,9 @@ from celery_dlq.policies.policy import DefaultDelay, Policy
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.address import OPTIONS as TRANSPORT_OPTIONS
 from celery_dlq.store.address import SCHEMES, Address, address_of
+
+if TYPE_CHECKING:
+    from celery_dlq.letters.redaction import Redaction
 
 PREFIX = "dlq_"
 ENVIRONMENT = "CELERY_DLQ_SETTINGS"
@@ -116,11 +118,18 @@ def _transport_options(where: str, value: object) -> Mapping[str, Any]:
 def _checked_redact(where: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
         raise expected(where, "a list of texts such as 'kwargs.card.number'", value)
+    if value:
+        _parsed_redaction(value, where)
+    return tuple(value)
+
+
+def _parsed_redaction(rules: Sequence[str], where: str = "") -> Redaction:
+    from celery_dlq.letters.redaction import Redaction  # noqa: PLC0415 - most apps mask nothing
+
     try:
-        Redaction.parse(value, where)
+        return Redaction.parse(rules, where)
     except DLQError as exc:
         raise SettingsError(str(exc)) from exc
-    return tuple(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +249,7 @@ class Settings:
     @cached_property
     def redaction(self) -> Redaction:
         """Masks what ``dlq_redact`` names."""
-        return Redaction.parse(self.redact)
+        return _parsed_redaction(self.redact)
 
     @cached_property
     def policies(self) -> PolicyTable:

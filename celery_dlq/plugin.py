@@ -15,7 +15,6 @@ from celery.loaders.app import AppLoader
 from celery_dlq.assembly import LATER, Assembly
 from celery_dlq.config import Settings
 from celery_dlq.errors import MissingExtra
-from celery_dlq.letters.redaction import Redaction
 from celery_dlq.policies.checks import check_names, expected
 from celery_dlq.registry import Feature, features
 from celery_dlq.store.records import Clock
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from celery_dlq.features.groups.operations import Notes
     from celery_dlq.features.hold.operations import Holds
     from celery_dlq.features.prometheus.exporter import Exporter
+    from celery_dlq.letters.redaction import Redaction
     from celery_dlq.operations.api import Operations
     from celery_dlq.operations.exports import Exports
     from celery_dlq.operations.incidents import Incidents

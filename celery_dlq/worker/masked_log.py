@@ -22,7 +22,7 @@ from celery_dlq.writing.lifecycle import DUMPING
 _TRACEBACKS = logging.Formatter()
 
 
-def install(redaction: Redaction) -> None:
+def install(redaction: Redaction | None) -> None:
     """Mask Celery's records in this process and its forks; replaces what an earlier call did.
 
     A worker has made all of Celery's loggers by then: with its modules, and where it redirects what

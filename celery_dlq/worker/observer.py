@@ -30,6 +30,7 @@ from celery_dlq.store.instructions import Instruction
 if TYPE_CHECKING:
     from celery_dlq.config import Settings
     from celery_dlq.events import Events
+    from celery_dlq.letters.redaction import Redaction
     from celery_dlq.policies.resolved import PolicyCache
     from celery_dlq.store.metrics import Counts
     from celery_dlq.store.records import Clock
@@ -69,7 +70,7 @@ class WorkerParts:
     clock: Clock
     hostname: str
     pid: int
-    redaction: Any  # Masks what `dlq_redact` names
+    redaction: Redaction | None  # Masks what `dlq_redact` names; `None` if that is nothing
     limit: MemoryLimit
     make: LetterMaker
     # As `dlq`, on connections of its own, for long work in a thread

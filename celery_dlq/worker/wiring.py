@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from celery_dlq.errors import StoreUnavailable
@@ -19,7 +21,6 @@ from celery_dlq.registry import features
 from celery_dlq.store.instructions import Instruction, Override
 from celery_dlq.store.metrics import INTERNAL_ERRORS, WorkerGauges
 from celery_dlq.store.scripts import read_all
-from celery_dlq.worker import masked_log
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.heartbeat import Heartbeat, StartCheck, worker_info
 from celery_dlq.worker.housekeeping import LongTask, Task, WorkerJobs
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 logger = get_logger("celery_dlq")
 
+_LOG_MASKS = "celery_dlq.worker.masked_log"
 _SCRIPTS = ("celery_dlq.store", "celery_dlq.transport.redis")
 
 
@@ -79,15 +81,18 @@ def _parts_of(
     pid: int,
 ) -> WorkerParts:
     app, counts = own.app, own.measuring.counts
+    redaction = own.redaction if own.settings.redact else None
     made: dict[str, Observer] = {}  # filled while the observers are made
 
     def change(letter: DeadLetter) -> DeadLetter:
-        letter = own.redaction.captured(letter)
+        if redaction is not None:
+            letter = redaction.captured(letter)
         for one in made.values():
             letter = one.on_letter(letter)
         return letter
 
-    masked_log.install(own.redaction)  # also without rules: it replaces those of before
+    if redaction is not None or _LOG_MASKS in sys.modules:  # masks of an app before are replaced
+        import_module(_LOG_MASKS).install(redaction)
     return WorkerParts(
         dlq=own,
         app=app,
@@ -99,7 +104,7 @@ def _parts_of(
         clock=own.clock,
         hostname=hostname,
         pid=pid,
-        redaction=own.redaction,
+        redaction=redaction,
         limit=own.memory_limit(warns=True),
         make=LetterMaker(
             clock=own.clock,

@@ -24,7 +24,7 @@ import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4, uuid5
 
 from celery import current_task
@@ -37,13 +37,15 @@ from celery_dlq.events import Action, Change, DeadLettered, Event
 from celery_dlq.letters.fingerprint import Raised, raised_exceptions
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import DeadLetter, TextEnum, iso
-from celery_dlq.letters.redaction import Redaction
 from celery_dlq.policies.checks import true_or_false
 from celery_dlq.store.new_letters import release_text
 from celery_dlq.store.part import Part
 from celery_dlq.worker.observer import Observer, WorkerParts
 from celery_dlq.writing.failure import SENTRY_EVENT_ID, SENTRY_TRACE
 from celery_dlq.writing.lifecycle import HANDLING
+
+if TYPE_CHECKING:
+    from celery_dlq.letters.redaction import Redaction
 
 QUIET_SECONDS = 24 * 3600.0
 """A group without letters for this long is new again when it comes back."""
@@ -215,7 +217,9 @@ class SentryObserver(Observer):
         elif isinstance(event, DeadLettered):
             due = self.due.pop(event.letter.id, None)
             if due is not None:
-                shown = self._parts.redaction.letter(event.letter)
+                shown, redaction = event.letter, self._parts.redaction
+                if redaction is not None:
+                    shown = redaction.letter(shown)
                 sent = event_of(shown, due[0], with_values=sends_values(found.options))
                 sent["contexts"].update(_trace_of(event.letter, due[1]))
                 send_event(sent)
@@ -290,7 +294,7 @@ def _processed_by_newest(event: Any, hint: Mapping[str, Any]) -> Any:
     return _installed[-1].processed(event, hint)
 
 
-def install_masking(redaction: Redaction) -> None:
+def install_masking(redaction: Redaction | None) -> None:
     """Mask every event of this process, and of the pool processes that it starts.
 
     As Sentry's ``before_send``, after that of the app: only there an event has all that

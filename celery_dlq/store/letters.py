@@ -82,8 +82,8 @@ class Letters(NewLetters):
         """Return the position and raw fields of one entry, or ``None``."""
         key = self._keys.ids(dead_letter_queue)
         entry = self._client.hget(key, spelled(letter_id))
-        place = entry.decode() if entry else letter_id if is_position(letter_id) else None
-        if place is None:
+        place = text_of(entry) if entry else letter_id
+        if not is_position(place):
             return None
         found = self._reader.entry_at(self._keys.letters(dead_letter_queue), place)
         return found[0] if found else None

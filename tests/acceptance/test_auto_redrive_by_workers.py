@@ -105,7 +105,7 @@ def dying(self, *args, **kwargs):
 
 setattr(place, name, dying)
 if elsewhere:
-    Claims.marker = lambda _: None
+    Claims.marker = lambda *_: None
 jobs = poison_app.dlq.assembly.jobs()
 while auto_redrive.look_for_due(jobs, jobs.policies.in_force()) and jobs.run_next(lambda: False):
     pass

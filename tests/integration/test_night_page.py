@@ -195,8 +195,11 @@ def test_many_letters_are_asked_for_with_a_canary(
     assert dict(job.options.get("canary", {})).get("letters") == expected[1]
 
 
-def test_without_letters_the_page_says_what_to_do(redis_url: str) -> None:
+def test_without_letters_the_page_says_what_to_do(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing guarded: the two lines; no worker: what makes letters."""
+    monkeypatch.setattr("celery._state._on_app_finalizers", set())  # shared tasks of other tests
 
     def page(**conf: Any) -> str:
         app = an_app(broker_url=redis_url, **conf)

@@ -27,4 +27,5 @@ class PolicyKeys(TypedDict, total=False):
     circuit_breaker: Mapping[str, Any] | Literal[False] | None
     exceptions: Mapping[Any, str | Mapping[str, Any]] | Literal[False] | None
     dead_letter_exchange: str | Mapping[str, Any] | Literal[False] | None
+    dead_letter_task: str | Literal[False] | None
     # end of types of policy keys

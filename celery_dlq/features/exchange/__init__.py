@@ -1,4 +1,4 @@
-"""Publishes copies of letters to a dead-letter exchange."""
+"""Publishes copies of letters to a dead-letter exchange, and sends them to a task."""
 
 from __future__ import annotations
 
@@ -26,6 +26,16 @@ FEATURE = Feature(
             "confirms the copy before the message is acknowledged). Unset: none.",
             is_name=True,
             why_not="workers check and declare the exchanges when they start",
-        )
+        ),
+        "dead_letter_task": PolicyKey(
+            check="policy:dead_letter_task",
+            example="ops.on_letter",
+            kind="str",
+            doc="Name of a task that gets each letter as ``DeadLetter.to_json`` makes it: at least "
+            "once, with one task ID a letter. Letters of that task itself are stored and not sent. "
+            "Unset: none.",
+            is_name=True,
+            why_not="workers start what sends letters only if a policy names a task",
+        ),
     },
 )

@@ -16,9 +16,10 @@ from celery_dlq.errors import BrokerUnavailable, DLQError, SettingsError
 from celery_dlq.features.exchange.policy import DeadLetterExchange
 from celery_dlq.letters.headers import RECORD_HEADER, death_headers, is_of_broker, record_of
 from celery_dlq.letters.record import DeadLetter
+from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
 
-KEY = "dead_letter_exchange"
+KEY, TASK_KEY = "dead_letter_exchange", "dead_letter_task"
 
 _TRANSPORT_OPTIONS = {"confirm_publish": True, "read_timeout": 10, "write_timeout": 10}
 _MESSAGE_ID_NAMESPACE = UUID("0a3c1c0e-5c7b-5a55-8a39-0d1a3f0f6f0b")
@@ -37,7 +38,10 @@ class Exchanges:
     """The exchanges of an app's policies: publishes letters there; connects when it must."""
 
     def __init__(self, app: Any, table: PolicyTable) -> None:
+        self._app = app
         self._table = table
+        named = (policy.of(TASK_KEY) for _where, policy in table.named_policies())
+        self._tasks = frozenset(filter(None, named))
         self._exchanges: dict[str, DeadLetterExchange] = {}
         self._connection = app.connection_for_write(transport_options=_TRANSPORT_OPTIONS)
         self._is_amqp = self._connection.transport.driver_type == "amqp"
@@ -50,10 +54,25 @@ class Exchanges:
         found = ((where, policy.of(KEY)) for where, policy in self._table.named_policies())
         return [(f"{where}[{KEY!r}]", exchange) for where, exchange in found if exchange]
 
+    @property
+    def is_used(self) -> bool:
+        """True if a policy names an exchange or a task."""
+        return bool(self.named_exchanges or self._tasks)
+
+    def _policy_of(self, letter: DeadLetter) -> Policy | None:
+        own = self._table.tasks.get(letter.task_name)
+        return self._table.resolve(letter.source_queue, own)
+
+    def task_of(self, letter: DeadLetter) -> str:
+        """The task that gets a letter; empty if there is none, or the letter is of such a task."""
+        if letter.task_name in self._tasks:
+            return ""  # else each of its deaths would send it once more
+        policy = self._policy_of(letter) if self._tasks else None
+        return "" if policy is None else policy.of(TASK_KEY) or ""
+
     def exchange_of(self, letter: DeadLetter) -> DeadLetterExchange | None:
         """The exchange of a letter; ``None`` if its policy names none."""
-        own = self._table.tasks.get(letter.task_name)
-        policy = self._table.resolve(letter.source_queue, own)
+        policy = self._policy_of(letter)
         found: DeadLetterExchange | None = None if policy is None else policy.of(KEY)
         if not found or not (found.name or found.routing_key):
             return None  # without both it is refused at start-up: it would return to its queue
@@ -140,6 +159,27 @@ class Exchanges:
                 mandatory=self._is_amqp,
                 retry=False,
                 **kept,
+            )
+        return not self._returned
+
+    def send_to_task(self, letter: DeadLetter, task: str) -> bool:
+        """Send a letter to a task, confirmed; return False if no queue got it.
+
+        Raises what `publish` raises.
+        """
+        with self._errors():
+            producer = self._open_channel()
+        with self._errors():
+            self._returned = False
+            mandatory = {"mandatory": True} if self._is_amqp else {}
+            self._app.send_task(
+                task,
+                args=[letter.to_json()],
+                task_id=str(uuid5(_MESSAGE_ID_NAMESPACE, f"{task} {letter.id}")),
+                producer=producer,
+                retry=False,
+                ignore_result=True,
+                **mandatory,
             )
         return not self._returned
 

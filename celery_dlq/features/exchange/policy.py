@@ -54,6 +54,13 @@ def dead_letter_exchange(where: str, value: object) -> DeadLetterExchange:
     return exchange
 
 
+def dead_letter_task(where: str, value: object) -> str:
+    """Check the name of a task."""
+    if not isinstance(value, str) or not value.strip():
+        raise expected(where, "the name of a task, such as ops.on_letter", value)
+    return _checked_name(where, value)
+
+
 def _checked_name(where: str, value: object) -> str:
     if not isinstance(value, str) or len(value.encode("utf-8", "replace")) > MAX_NAME_BYTES:
         raise expected(where, f"text of at most {MAX_NAME_BYTES} bytes", value)

@@ -1,4 +1,4 @@
-"""Letters on their way to dead-letter exchanges, for other services.
+"""Letters on their way to dead-letter exchanges, for other services, and to tasks of the app.
 
 An outbox entry is added before its letter is stored, and removed when the broker has confirmed
 the message. Whichever process is killed in between, some worker's publisher finds the entry; an
@@ -62,6 +62,12 @@ class OutboxEntry:
     exchange: str  # The name of the exchange
     routing_key: str  # The routing key to publish with
     tries: int = 0  # How often it was published without a confirmation
+    task: str = ""  # The task that it is sent to, in place of an exchange
+
+    def __str__(self) -> str:
+        if self.task:
+            return f"task {self.task!r}"
+        return f"exchange {self.exchange!r} with routing key {self.routing_key!r}"
 
 
 class Outbox(Part):
@@ -109,18 +115,21 @@ class Outbox(Part):
 
 def _member_of(entry: OutboxEntry) -> str:
     """Return the member of the sorted set; equal for equal entries."""
-    return json.dumps([entry.letter_id, entry.exchange, entry.routing_key, entry.tries])
+    parts = [entry.letter_id, entry.exchange, entry.routing_key, entry.tries]
+    return json.dumps([*parts, entry.task] if entry.task else parts)
 
 
 def _parsed_entry(text: bytes) -> OutboxEntry:
-    letter_id, exchange, routing_key, tries = json.loads(text)[:4]
-    return OutboxEntry(letter_id=letter_id, exchange=exchange, routing_key=routing_key, tries=tries)
+    letter_id, exchange, routing_key, tries, task = (*json.loads(text), "")[:5]
+    return OutboxEntry(
+        letter_id=letter_id, exchange=exchange, routing_key=routing_key, tries=tries, task=task
+    )
 
 
 def outbox_of(assembly: Assembly) -> ExchangeOutbox | None:
-    """What records letters before they are stored; ``None`` if no policy names an exchange."""
+    """What records letters before they are stored; ``None`` if no policy has a use for it."""
     exchanges = Exchanges(assembly.app, assembly.policy_table())
-    return ExchangeOutbox(assembly.backend, exchanges) if exchanges.named_exchanges else None
+    return ExchangeOutbox(assembly.backend, exchanges) if exchanges.is_used else None
 
 
 def publisher_of(assembly: Assembly) -> ExchangePublisher:
@@ -135,7 +144,8 @@ def observer(parts: WorkerParts) -> Observer | None:
     if outbox is None:
         return None
     try:
-        outbox.exchanges.declare_all()
+        if outbox.exchanges.named_exchanges:
+            outbox.exchanges.declare_all()
     except BrokerUnavailable as exc:  # Celery waits for the broker; they are declared later
         logger.warning("Could not check the dead-letter exchanges: %s", exc)
     outbox.publisher = publisher_of(parts.dlq)
@@ -164,6 +174,9 @@ class ExchangeOutbox(Observer):
 
     def before_store(self, letter: DeadLetter) -> DeadLetter:
         """Add an entry, or publish the copy; an entry without a letter lives for ten minutes."""
+        if task := self.exchanges.task_of(letter):
+            entry = OutboxEntry(letter_id=letter.id, exchange="", routing_key="", task=task)
+            self._outbox.add_entry(letter.dead_letter_queue, entry)
         exchange = self.exchanges.exchange_of(letter)
         if exchange is not None:
             name, key = exchange.name, exchange.routing_key or letter.source_queue
@@ -227,7 +240,8 @@ class ExchangePublisher:
         """Observe an event: publish a new letter at the next tick; called from any thread."""
         if isinstance(event, DeadLettered):
             exchange = self._exchanges.exchange_of(event.letter)
-            if exchange is not None and not exchange.before_ack:
+            copied = exchange is not None and not exchange.before_ack
+            if copied or self._exchanges.task_of(event.letter):
                 self._new.add(event.letter.dead_letter_queue)
 
     def is_due(self) -> bool:
@@ -276,7 +290,10 @@ class ExchangePublisher:
         if letter is None:
             return self._is_lost(entry)
         try:
-            routed = self._exchanges.publish(letter, entry.exchange, entry.routing_key)
+            if entry.task:
+                routed = self._exchanges.send_to_task(letter, entry.task)
+            else:
+                routed = self._exchanges.publish(letter, entry.exchange, entry.routing_key)
         except Refused as exc:
             return self._refused(dead_letter_queue, entry, exc)
         except BrokerUnavailable:
@@ -292,12 +309,11 @@ class ExchangePublisher:
             return False
         self.backend.metrics.add_counts({(INTERNAL_ERRORS.name, "exchange"): 1})
         logger.error(
-            "Letter %s is given up for exchange %r with routing key %r, after %d publications: %s. "
+            "Letter %s is given up for %s, after %d publications: %s. "
             "It stays in %s; subscribers that took it have copies with one message id. Make room "
             "in the queue that refuses, or unbind it; this letter is not published there again",
             entry.letter_id,
-            entry.exchange,
-            entry.routing_key,
+            entry,
             TRIES,
             exc,
             dead_letter_queue,
@@ -315,8 +331,8 @@ class ExchangePublisher:
     def _unroutable(self, dead_letter_queue: str, entry: OutboxEntry) -> bool:
         """Warn that no queue got the message; return True if the entry is done."""
         self._warn_once(
-            f"{entry.exchange!r} with routing key {entry.routing_key!r}",
-            "Letters for exchange %s are lost there: %s. They are stored; this is logged once",
+            str(entry),
+            "Letters for %s are lost there: %s. They are stored; this is logged once",
             "no queue is bound to it",
         )
         if not entry.exchange:  # a missing queue may be made again
@@ -336,8 +352,8 @@ class ExchangePublisher:
             return False
         del self._missing[entry]
         logger.warning(
-            "Letter %s was never published to exchange %r: it was redriven or removed before",
+            "Letter %s was never published to %s: it was redriven or removed before",
             entry.letter_id,
-            entry.exchange,
+            entry,
         )
         return True

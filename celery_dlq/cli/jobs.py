@@ -274,6 +274,10 @@ def show_in_the_way(console: Console, plan: DryRun) -> None:
     """What the messages would wait for, and letters that others have."""
     for what, letters in plan.waits_for.items():
         say(console, f"  {letters_text(letters)} would wait for {what}.", "yellow")
+    for text in plan.warnings:
+        say(console, f"  {text[:1].upper()}{text[1:]}.", "yellow")
+    for text in plan.notes:
+        say(console, f"  Note of {text}", "yellow")
     if plan.claimed:
         say(console, f"  {plan.claimed:,} would be skipped now: {_CLAIMED}.", "yellow")
 

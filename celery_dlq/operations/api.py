@@ -30,6 +30,7 @@ from celery_dlq.operations.redrive.checks import (
 )
 from celery_dlq.operations.redrive.message import Outgoing, RedriveKeys, RedriveOptions, outgoing
 from celery_dlq.operations.redrive.redrive import redrive
+from celery_dlq.operations.redrive.remarks import remarks_of
 from celery_dlq.operations.redrive.select import Progress, RawEntry, select_entries
 from celery_dlq.operations.redrive.work import RedriveReport, edited_by
 from celery_dlq.operations.release import release
@@ -329,6 +330,10 @@ class Operations:
         seen = dry_run(matching, targets, keeps_count=keeps_count, seconds=seconds, scanned=scanned)
         waits_for = {**_too_late(run.options), **seen.waits_for}
         seen = replace(seen, waits_for=waits_for, unread=sum(unread), claimed=claimed.count())
+        if redrives and isinstance(source, Letters):
+            causes = [str(each["fingerprint"]) for each in seen.groups]
+            known = remarks_of(self._jobs, job.queue, causes)
+            seen = replace(seen, warnings=known.warnings, notes=known.notes)
         letters = seen.letters + seen.corrupt
         if limit is not None and not seen.exact:
             run.update(note=_cut_note(letters, limit, seconds))

@@ -16,7 +16,7 @@ import redis
 from builders import DLQ, a_letter, an_app, key_of
 from click.testing import CliRunner, Result
 
-from celery_dlq import DeadLetters
+from celery_dlq import DeadLetters, LetterFilter
 from celery_dlq.cli.commands import dlq as commands
 from celery_dlq.store.records import QueueSummary, WorkerInfo
 
@@ -225,6 +225,31 @@ def test_what_is_redacted_is_on_no_page(shop: DeadLetters, run: Callable[..., Re
     page = run().output
     assert "c3c3c3c3" in page
     assert "4111" not in page
+
+
+def test_a_plan_knows_what_speaks_against_it(run: Callable[..., Result], shop: DeadLetters) -> None:
+    """Workers of the release in which the letters died, a colleague's note, the last canary."""
+
+    def live(hostname: str, release: str) -> None:
+        now = datetime.now(timezone.utc)
+        info = WorkerInfo(hostname=hostname, pid=1, version="0", started_at=now, release=release)
+        shop.registry.register(info)
+
+    live("celery@old", "8.1")
+    live("celery@new", "8.2")
+    shop.note(DLQ, CAUSE, "wait for OPS-12")
+    shop.redrive(DLQ, fingerprint=CAUSE, limit=20, canary=5, canary_wait=0.1, force=True)
+    shown = run("redrive", "orders", "--fingerprint", CAUSE, "--dry-run", columns=200).output
+    assert "1 of 2 live workers run release 8.1" in shown
+    assert "celery@old" in shown
+    assert "celery@new" not in shown
+    assert "wait for OPS-12" in shown
+    assert "the last canary of a1a1a1a1 ended with 'not finished'" in shown.lower()
+    plan = shop.plan("redrive", DLQ, LetterFilter(fingerprint=CAUSE))
+    assert len(plan.preview["warnings"]) == 2
+    found = run("redrive", "orders", "--fingerprint", OTHER, "--dry-run", "--json")
+    line = json.loads(found.output)
+    assert (line["warnings"], line["notes"]) == ([], [])
 
 
 def test_watch_shows_the_page_again_and_again(

@@ -60,6 +60,9 @@ class DryRun:
         waits_for: What stands in the way of their execution, with the number of letters: a hold,
             an open circuit breaker, a queue that no live worker consumes, a delay that is longer
             than the canary is watched.
+        warnings: What else speaks against it: live workers of a release in which these letters
+            died, the verdict of an earlier canary.
+        notes: The newest note on each of the first causes, with who wrote it and when.
         chords: Number of letters whose message is a part of a chord. The chord fails with it, and
             the redrive does not run its body.
         used_up: Number of letters that stay with ``keep_count``: no delivery is left.
@@ -77,6 +80,8 @@ class DryRun:
     queues: Sequence[TargetCheck] = ()
     tasks: Sequence[TargetCheck] = ()
     waits_for: Mapping[str, int] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
+    notes: Sequence[str] = ()
     chords: int = 0
     used_up: int = 0
     claimed: int = 0

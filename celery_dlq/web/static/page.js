@@ -133,6 +133,13 @@
     say(`${text}.`);
   };
 
+  // The tab of a job's page says how far it is: one need not look at the page.
+  const title = document.title;
+  const showTitle = (job) => {
+    const part = job.total ? `${number(job.counts.handled)} of ${number(job.total)}` : "";
+    document.title = [`${job.state} ${part}`.trim(), title.replace(/: \w+/, "")].join(" · ");
+  };
+
   const showJob = (element, job) => {
     if (!job) return;
     const before = element.dataset.state;
@@ -155,6 +162,7 @@
       bar.max = job.total;
       bar.value = Math.min(job.counts.handled, job.total);
     }
+    if (element.dataset.titled !== undefined) showTitle(job);
     const left = element.querySelector("[data-left]");
     if (left) put(left, typeof job.left === "number" ? `${span(job.left)} left` : "");
     if (!before || before === job.state || element.closest("#in-force")) return;

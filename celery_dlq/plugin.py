@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from celery_dlq.features.differences.operations import Comparison
     from celery_dlq.features.doctor.examination import Examination
     from celery_dlq.features.groups.operations import Notes
+    from celery_dlq.features.held.operations import HeldWindow
     from celery_dlq.features.hold.operations import Holds
     from celery_dlq.features.prometheus.exporter import Exporter
     from celery_dlq.letters.redaction import Redaction
@@ -278,6 +279,8 @@ class DeadLetters(_Typed):
         doctor = _of(Examination, Examination.findings)
         guarantees = _of(Examination, Examination.guarantees)
         check_hold = _of(Holds, Holds.preview)
+        held_messages = _of(HeldWindow, HeldWindow.held_messages)
+        discard_held = _of(HeldWindow, HeldWindow.discard_held)
         hold = _of(Holds, Holds.hold)
         end_hold = _of(Holds, Holds.end)
         holds = _of(Holds, Holds.holds)

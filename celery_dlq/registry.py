@@ -19,6 +19,7 @@ FEATURES = (
     "auto_redrive",
     "dead_letter",
     "hold",
+    "held",
     "circuit_breaker",
     "differences",
     "doctor",

@@ -120,8 +120,8 @@ def list_(
                 unread=unread.append,
             )
         page_of = islice(entries, (page - 1) * limit, page * limit)
-        found = (_readable(entry, dead_letters.redaction) for entry in page_of)
-        shown = print_lines(map(_entry_json, found)) if as_json else letters(console, queue, found)
+        found = (readable_entry(entry, dead_letters.redaction) for entry in page_of)
+        shown = print_lines(map(entry_json, found)) if as_json else letters(console, queue, found)
     say_unread(sum(unread), "letter", "not listed")
     if where and not shown and page == 1:
         raise none_matched(reader, queue, where)
@@ -161,9 +161,9 @@ def show(
     """
     dead_letters, console = dead_letters_of(ctx), console_of(ctx)
     name, entry = reader_of(dead_letters, files).entry(letter_id, queue)
-    found = _readable(entry, dead_letters.redaction)
+    found = readable_entry(entry, dead_letters.redaction)
     if as_json:
-        print_lines([_entry_json(found)])
+        print_lines([entry_json(found)])
     elif isinstance(found, UnreadableEntry):
         unreadable(console, name, found)
     else:
@@ -336,7 +336,8 @@ def _body_text(found: DeadLetter) -> str:
     return f"args   {found.argsrepr or '?'}\nkwargs {found.kwargsrepr or '?'}\nbytes  {shown}"
 
 
-def _readable(found: RawEntry, redaction: Redaction) -> ShownEntry:
+def readable_entry(found: RawEntry, redaction: Redaction) -> ShownEntry:
+    """An entry as people may see it."""
     try:
         return redaction.letter(found.letter())
     except CorruptLetter as exc:
@@ -350,7 +351,8 @@ def _readable(found: RawEntry, redaction: Redaction) -> ShownEntry:
         )
 
 
-def _entry_json(entry: ShownEntry) -> dict[str, Any]:
+def entry_json(entry: ShownEntry) -> dict[str, Any]:
+    """An entry as a mapping for JSON."""
     if isinstance(entry, DeadLetter):
         return entry.to_json()
     return {"corrupt": True, "id": None, **asdict(entry)}

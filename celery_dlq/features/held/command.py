@@ -1,0 +1,87 @@
+"""``dlq held``: look at the messages of a hold before anybody starts them, and stop one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from celery_dlq.cli.context import ask_before, console_of, dead_letters_of, print_lines
+from celery_dlq.cli.letters import (
+    UnreadableEntry,
+    entry_json,
+    letter,
+    letters,
+    readable_entry,
+    unreadable,
+)
+from celery_dlq.cli.options import filter_options, json_option, letter_filter, yes_option
+from celery_dlq.cli.table import say
+from celery_dlq.features.held.operations import HeldWindow
+
+
+@click.group()
+def held() -> None:
+    """Look at the messages of a hold, and stop one of them.
+
+    `holds` shows the IDs of holds. A hold with --where keeps messages back until somebody
+    has looked at them.
+    """
+
+
+@held.command("list")
+@click.argument("hold_id")
+@filter_options
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Show this many."
+)
+@json_option
+@click.pass_context
+def list_(
+    ctx: click.Context, /, hold_id: str, *, limit: int, as_json: bool, **options: Any
+) -> None:
+    """List the messages of HOLD_ID, the oldest first."""
+    dead_letters, console, where = dead_letters_of(ctx), console_of(ctx), letter_filter(options)
+    some = dead_letters.held_messages(hold_id, where, limit=limit)
+    found = map(dead_letters.redaction.letter, some)
+    if as_json:
+        print_lines(one.to_json() for one in found)
+    elif not letters(console, f"Held by {hold_id}, the oldest first", found):
+        say(console, f"No message of {hold_id} matches." if where else f"{hold_id} has none.")
+
+
+@held.command()
+@click.argument("hold_id")
+@click.argument("message_id", metavar="ID")
+@json_option
+@click.pass_context
+def show(ctx: click.Context, hold_id: str, message_id: str, *, as_json: bool) -> None:
+    """Show one held message with its arguments.
+
+    The first 6 characters of the ID are enough.
+    """
+    dead_letters, console = dead_letters_of(ctx), console_of(ctx)
+    entry = HeldWindow(dead_letters.assembly).reading.entry(message_id, hold_id)[1]
+    found = readable_entry(entry, dead_letters.redaction)
+    if as_json:
+        print_lines([entry_json(found)])
+    elif isinstance(found, UnreadableEntry):
+        unreadable(console, hold_id, found)
+    else:
+        letter(console, found, body_bytes=len(entry.fields.get(b"body", b"")))
+
+
+@held.command()
+@click.argument("hold_id")
+@click.argument("message_id", metavar="ID")
+@click.option("--note", default="", help="Why, e.g. a ticket; the audit shows it.")
+@yes_option
+@click.pass_context
+def discard(ctx: click.Context, hold_id: str, message_id: str, *, note: str, yes: bool) -> None:
+    """Stop one held message for good: no worker runs it, and nothing brings it back."""
+    window = HeldWindow(dead_letters_of(ctx).assembly)
+    found = window.reading.entry(message_id, hold_id)[1]
+    task = found.text("task_name") or "no task"
+    ask_before(f"discard the message of {task} for good", yes=yes)
+    window.discard_held(hold_id, found.key, note=note)
+    say(console_of(ctx), f"Discarded {found.key} of {hold_id}; {task} does not run it.")

@@ -1,0 +1,103 @@
+"""The auditor's window: held messages are looked at, one is stopped, the others run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import intervals
+import pytest
+from builders import an_app
+from celery.contrib.testing.worker import start_worker
+from click.testing import CliRunner, Result
+from waiting import poll
+
+from celery_dlq import DeadLetters, LetterFilter
+from celery_dlq.cli.commands import dlq as commands
+from celery_dlq.errors import NotFound
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def shop(
+    request: pytest.FixtureRequest, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[DeadLetters, list[int], str]]:
+    """Three payments of which the large ones are held; what has run, and the hold."""
+    intervals.change(monkeypatch, tick=0.05)
+    broker = redis_url
+    if request.param == "rabbitmq":
+        server = request.getfixturevalue("rabbit_server")
+        server.delete_queues("orders")
+        broker = server.url
+    app, ran = an_app(), list[int]()
+    app.conf.update(
+        broker_url=broker,
+        dlq_url=redis_url,
+        dlq_queues={"orders": {"max_deliveries": 3}},
+        dlq_redact=["kwargs.card"],
+        task_default_queue="orders",
+        worker_prefetch_multiplier=1,
+    )
+
+    def pay(amount: int, card: str) -> None:
+        ran.append(amount)
+
+    app.task(pay, name="shop.pay", shared=False, acks_late=True)
+    dlq = DeadLetters(app)
+    hold = dlq.hold("shop.pay", conditions=["kwargs.amount>=1000"], reason="four eyes")
+    with start_worker(app, perform_ping_check=False, queues=["orders"], pool="solo"):
+        for amount in (10, 5000, 7000):
+            app.send_task("shop.pay", kwargs={"amount": amount, "card": "4111-1111"})
+        poll(lambda: sum(one.held for one in dlq.holds()) == 2 and ran, timeout_seconds=30)
+        yield dlq, ran, hold.id
+    dlq.close()
+    app.close()
+
+
+def run(dlq: DeadLetters, *arguments: str) -> Result:
+    """Run a command in this process."""
+    context = SimpleNamespace(app=dlq.app, no_color=True)
+    return CliRunner(env={"COLUMNS": "120"}).invoke(commands, ["held", *arguments], obj=context)
+
+
+def test_what_is_held_is_seen_and_one_is_stopped(
+    shop: tuple[DeadLetters, list[int], str],
+) -> None:
+    """Masked on the screen; whole in Python; the audit has who stopped it; the other one runs."""
+    dlq, ran, hold = shop
+    assert ran == [10]
+    first, second = dlq.held_messages(hold)
+    assert [json.loads(one.kwargs_json)["amount"] for one in (first, second)] == [5000, 7000]
+    assert len(list(dlq.held_messages(hold, LetterFilter(conditions=("kwargs.amount=7000",))))) == 1
+
+    listed = run(dlq, "list", hold)
+    assert (listed.exit_code, listed.output.count("shop.pay")) == (0, 2)
+    shown = run(dlq, "show", hold, first.id[:8])
+    assert shown.exit_code == 0, shown.output
+    assert "5000" in shown.output
+    assert "4111" not in shown.output + listed.output
+    (line,) = run(dlq, "list", hold, "--where", "kwargs.amount=7000", "--json").output.splitlines()
+    assert json.loads(line)["id"] == second.id
+    assert run(dlq, "discard", hold, second.id[:8]).exit_code == 2  # nobody can be asked
+    stopped = run(dlq, "discard", hold, second.id[:8], "--note", "OPS-9", "--yes")
+    assert stopped.exit_code == 0, stopped.output
+    change = dlq.changes(limit=1)[0]
+    assert (change.action, change.target, change.detail["note"]) == ("purged", hold, "OPS-9")
+    assert run(dlq, "show", hold, second.id[:8]).exit_code == 1
+
+    dlq.release(hold)
+    poll(lambda: len(ran) == 2, timeout_seconds=30)
+    assert ran == [10, 5000]
+
+
+def test_a_hold_that_is_not_there_is_named(redis_url: str) -> None:
+    """And one without messages is empty."""
+    app: Any = an_app(broker_url=redis_url, dlq_queues={"orders": {"max_deliveries": 3}})
+    dlq = DeadLetters(app)
+    with pytest.raises(NotFound, match="expected the id of a hold"):
+        dlq.held_messages("hold-none")
+    hold = dlq.hold(queue="orders")
+    assert list(dlq.held_messages(hold.id)) == []
+    assert "has none" in run(dlq, "list", hold.id).output
+    dlq.close()

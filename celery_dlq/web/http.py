@@ -223,6 +223,7 @@ class Call:
     token: Callable[[], str] = str  # Makes its value
     user: User | None = None  # `None` for somebody unknown
     route: Route | None = None  # What is asked for, once that is known
+    failed: bool = False  # True for the page of an error, which waits for no store
 
     @property
     def dlq(self) -> DeadLetters:
@@ -271,7 +272,10 @@ class Call:
 
     def in_force(self) -> InForce | None:
         """What every page shows: holds, circuit breakers, jobs; ``None`` for who may not look."""
-        return self.site.status.in_force() if (self.user or NOBODY).may(Permission.VIEW) else None
+        if not (self.user or NOBODY).may(Permission.VIEW):
+            return None
+        kept = self.site.status.in_force
+        return kept.last if self.failed else kept()
 
     def to(self, name: str, /, query: Mapping[str, Any] = {}, **parts: Any) -> Page:
         """Send the browser to another page, after a change."""

@@ -184,7 +184,8 @@ def _call_in_thread(call: Call, route: Route) -> Page:
 
 
 def _error_page(call: Call, exc: Exception) -> Page:
-    """The page for an error."""
+    """The page for an error; it is made where requests are answered, so it waits for nothing."""
+    call.failed = True
     text = str(exc)
     if isinstance(exc, RequestError):
         status = exc.status

@@ -100,15 +100,15 @@ class _Kept(Generic[_Value]):
     def __init__(self, read: Callable[[], _Value], seconds: float) -> None:
         self._read, self._seconds = read, seconds
         self._lock = threading.Lock()
-        self._value: _Value
+        self.last: _Value | None = None  # What was read, however long ago
         self.until = 0.0
 
     def __call__(self) -> _Value:
         with self._lock:
-            if time.monotonic() >= self.until:
-                self._value = self._read()
+            if self.last is None or time.monotonic() >= self.until:
+                self.last = self._read()
                 self.until = time.monotonic() + self._seconds
-            return self._value
+            return self.last
 
 
 class Status:

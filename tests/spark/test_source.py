@@ -496,7 +496,7 @@ def test_password_is_shown_nowhere(source: SparkSession) -> None:
         said.append(message_of(lambda: live(source, wrong).count()))
         assert f"redis://{place}" in said[-1]
     sessions = import_module("celery_dlq.spark.session")
-    said.append((sessions.folder() / "spark.log").read_text("utf-8", "replace"))
+    said.append((sessions.spark_folder() / "spark.log").read_text("utf-8", "replace"))
     assert [text for text in said if PASSWORD in text] == []
 
 

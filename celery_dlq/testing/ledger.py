@@ -13,7 +13,7 @@ from celery import signals
 from celery_dlq.decorators import RejectToDLQ
 from celery_dlq.letters.record import Delivery, Outcome
 from celery_dlq.store.counter import DeliveryCounter
-from celery_dlq.store.letters import Letters
+from celery_dlq.store.new_letters import NewLetters
 from celery_dlq.store.records import Count, CountStatus, MessageKey
 
 
@@ -71,7 +71,11 @@ class Ledger:
             (DeliveryCounter, "count_first", self._counted_first),
             (DeliveryCounter, "record_end", self._record_end),
             (DeliveryCounter, "succeeded", self._record_done),
-            (Letters, "dead_letter", lambda stored, _letter, key: self._record_done(stored, key)),
+            (
+                NewLetters,
+                "dead_letter",
+                lambda stored, _letter, key: self._record_done(stored, key),
+            ),
         )
         for kind, name, then in stores:
             stack.enter_context(patch.object(kind, name, _followed_by(getattr(kind, name), then)))

@@ -481,18 +481,18 @@ stops_at_receipt.Request = StopsAtReceipt
 
 def die_after_storing() -> None:
     """Make the worker SIGKILL itself between storing a letter and acknowledging the message."""
-    from celery_dlq.store.letters import Letters
+    from celery_dlq.store.new_letters import NewLetters
 
-    store = Letters.dead_letter
+    store = NewLetters.dead_letter
 
-    def dead_letter(self: Letters, *args: Any) -> Any:
+    def dead_letter(self: NewLetters, *args: Any) -> Any:
         stored = store(self, *args)
         with redis.Redis.from_url(f"{URL}/2") as client:
             if client.incr("stored") == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
         return stored
 
-    Letters.dead_letter = dead_letter  # type: ignore[method-assign]
+    NewLetters.dead_letter = dead_letter  # type: ignore[method-assign]
 
 
 if os.environ.get("POISON_DIE_AFTER_STORING"):

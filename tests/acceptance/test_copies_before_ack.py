@@ -32,7 +32,7 @@ CONF: dict[str, Any] = {
 DIES = """
 import os, signal
 from celery_dlq.features.exchange.connection import Exchanges
-from celery_dlq.store.letters import Letters
+from celery_dlq.store.new_letters import NewLetters
 from poison_app import *
 
 def killed(*_, **__):
@@ -47,7 +47,7 @@ if step == "publishing":
 elif step == "published":
     Exchanges.publish = then_killed(Exchanges.publish)
 else:
-    Letters.dead_letter = then_killed(Letters.dead_letter)
+    NewLetters.dead_letter = then_killed(NewLetters.dead_letter)
 """
 
 

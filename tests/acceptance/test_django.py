@@ -99,7 +99,7 @@ CONFIRMED = {"confirmed": "yes"}
 """The page that says what a form does was seen."""
 
 POSTS: dict[str, tuple[dict[str, Any], int]] = {
-    "add_note": ({"text": "seen", **CONFIRMED}, 303),
+    "add_note": ({"text": "seen"}, 303),
     "set_state": ({"state": "muted"}, 303),
     "hold": ({"queue": "orders", **CONFIRMED}, 303),
     "end_hold": ({"id": "{hold}", **CONFIRMED}, 303),
@@ -305,7 +305,7 @@ def test_names_of_any_characters_are_found_again(name: str, visit: Visit, dlq: D
     page = operator.get(link)
     assert page.status == 200
     (group,) = set(re.findall(rf'href="({re.escape(link)}/groups/[^"/]+)"', page.text))
-    noted = operator.send(f"{group}/notes", {"text": "seen", **CONFIRMED})
+    noted = operator.send(f"{group}/notes", {"text": "seen"})
     assert noted.headers["location"] == group
     assert dlq.notes(name, "0123456789abcdef")[0].actor.startswith("operator via ")
     lines = operator.get(f"{link}/export/jsonl").body.splitlines()
@@ -600,7 +600,7 @@ def test_the_pages_need_no_server_of_ours(project: Project) -> None:
         "for name in names: sys.modules[name] = None\n"
         "from celery_dlq.web.django.admin import site_of_project\n"
         "from celery_dlq.web.http import Call\n"
-        "site = pages()\n"
+        "site = site_of_project()\n"
         "methods = site.paths['/healthz']\n"
         "from celery_dlq.web.site import handle\n"
         "print(handle(Call(site=site), methods).status)\n"

@@ -111,10 +111,10 @@ class Noted:
     def __init__(self) -> None:
         self.found: list[Mapping[str, bytes]] = []
 
-    def add(self, dead_letter_queue: str, fields: Mapping[str, bytes]) -> None:
+    def add_sample(self, dead_letter_queue: str, fields: Mapping[str, bytes]) -> None:
         self.found.append(fields)
 
-    def flush(self) -> None:
+    def send_samples(self) -> None:
         """Nothing waits."""
 
 

@@ -82,7 +82,7 @@ def test_the_pages_inside_a_web_app(redis_url: str, tmp_path: Path) -> None:
     assert "The shop. Its dead letters are at /ops/dlq/" in lines
     assert "401" in lines
     assert "ok" in lines
-    assert lines[-1].endswith('"letters":{},"hour":{},"jobs":{}}')
+    assert lines[-1].endswith('"letters":{},"hour":{},"held":{},"in_force":[],"jobs":{}}')
 
 
 def test_pytest_celery_on_processes(tmp_path: Path) -> None:

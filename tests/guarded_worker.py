@@ -69,8 +69,8 @@ class Worker:
         self.task = charge
         base = guarded_request_class(charge, self.guard, kind)
         self._kind = create_request_cls(base, charge, pool or Pool(), "w", None, app=app)
-        self._store, self.down = self.dlq.store.dead_letter, False
-        self.dlq.store.dead_letter = self._dead_letter  # type: ignore[method-assign]
+        self._store, self.down = self.dlq.assembly.backend.new_letters.dead_letter, False
+        self.dlq.assembly.backend.new_letters.dead_letter = self._dead_letter  # type: ignore[method-assign]
 
     def _dead_letter(self, *args: Any) -> Any:
         if self.down:

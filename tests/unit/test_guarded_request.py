@@ -136,13 +136,13 @@ def test_the_result_of_an_earlier_message_with_this_id_is_no_success_of_this_one
 
 def test_a_message_is_not_acknowledged_while_its_letter_is_being_stored(worker: Worker) -> None:
     """A time limit and a result may be handled at once, in two threads."""
-    request, store = worker.start(), worker.dlq.store.dead_letter
+    request, store = worker.start(), worker.dlq.assembly.backend.new_letters.dead_letter
 
     def dead_letter(*args: Any) -> Any:
         request.acknowledge()
         return store(*args)
 
-    worker.dlq.store.dead_letter = dead_letter  # type: ignore[method-assign]
+    worker.dlq.assembly.backend.new_letters.dead_letter = dead_letter  # type: ignore[method-assign]
     request.on_failure(an_error(ValueError("x")), return_ok=True)
     assert worker.said == ["letter", "ack"]
     assert request.dlq_state is DeliveryState.STORED
@@ -191,7 +191,7 @@ def test_a_waiting_letter_that_cannot_be_stored_waits_on(
     else:
         request.on_failure(an_error(ValueError("x")), return_ok=True)
     assert request.dlq_state is DeliveryState.WAITING_FOR_STORE
-    monkeypatch.setattr(worker.dlq.store, "dead_letter", lambda *_: 1 / 0)
+    monkeypatch.setattr(worker.dlq.assembly.backend.new_letters, "dead_letter", lambda *_: 1 / 0)
     worker.guard.tick()
     assert (worker.said, request.dlq_state) == ([], DeliveryState.WAITING_FOR_STORE)
 

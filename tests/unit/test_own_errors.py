@@ -94,7 +94,11 @@ def test_a_letter_that_cannot_be_stored_is_stored_as_plainly_as_it_can_be_made(
     dlq: DeadLetters, guard: Guard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message and the reason are worth more than the details of the death."""
-    monkeypatch.setattr(dlq.store, "dead_letter", failing(1, dlq.store.dead_letter))
+    monkeypatch.setattr(
+        dlq.assembly.backend.new_letters,
+        "dead_letter",
+        failing(1, dlq.assembly.backend.new_letters.dead_letter),
+    )
     request = a_begun(guard)
     assert guard.decide_end(request, FAILED, requeued=False) is DeliveryState.STORED
     (letter,) = dlq.letters("orders-DLQ")
@@ -160,7 +164,11 @@ def test_a_letter_that_cannot_be_stored_waits_as_in_an_outage(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its message is not settled meanwhile; one line says so, however often it is tried."""
-    monkeypatch.setattr(dlq.store, "dead_letter", failing(8, dlq.store.dead_letter))
+    monkeypatch.setattr(
+        dlq.assembly.backend.new_letters,
+        "dead_letter",
+        failing(8, dlq.assembly.backend.new_letters.dead_letter),
+    )
     request = a_begun(guard)
     assert guard.decide_end(request, FAILED, requeued=False) is DeliveryState.WAITING_FOR_STORE
     for _ in range(3):  # each tries twice: whole, and without details
@@ -181,8 +189,8 @@ def test_a_message_past_its_limit_does_not_run_if_no_letter_can_be_made(
     """It may be what killed its worker; it waits, and is settled once its letter is stored."""
     worker = Worker(tmp_path)
     worker.start()
-    store = worker.dlq.store.dead_letter
-    monkeypatch.setattr(worker.dlq.store, "dead_letter", failing(2, store))
+    store = worker.dlq.assembly.backend.new_letters.dead_letter
+    monkeypatch.setattr(worker.dlq.assembly.backend.new_letters, "dead_letter", failing(2, store))
     request = worker.receive(redelivered=True)
     with pytest.raises(TaskRevokedError):
         request.execute_using_pool(Pool())
@@ -296,7 +304,7 @@ def test_a_letter_that_an_error_of_ours_keeps_waiting_holds_up_no_other(
     dlq: DeadLetters, guard: Guard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is tried again and again, after those behind it."""
-    store, down = dlq.store.dead_letter, [True]
+    store, down = dlq.assembly.backend.new_letters.dead_letter, [True]
 
     def dead_letter(letter: Any, key: Any) -> Any:
         if down[0]:
@@ -305,7 +313,7 @@ def test_a_letter_that_an_error_of_ours_keeps_waiting_holds_up_no_other(
             raise TypeError("odd")
         return store(letter, key)
 
-    monkeypatch.setattr(dlq.store, "dead_letter", dead_letter)
+    monkeypatch.setattr(dlq.assembly.backend.new_letters, "dead_letter", dead_letter)
     requests = []
     for task_id in ("t-1", "t-2"):
         request = a_begun(guard)

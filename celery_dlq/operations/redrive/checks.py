@@ -97,7 +97,8 @@ class DryRun:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready mapping with the attribute names, and ``ready``."""
-        return {**asdict(self), "ready": self.ready}
+        texts = {"warnings": [*self.warnings], "notes": [*self.notes]}
+        return {**asdict(self), **texts, "ready": self.ready}
 
     def preview(self) -> dict[str, Any]:
         """As `to_json`, for a plan: some names, what is missing first, then the most frequent."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 from celery_dlq import registry
 from celery_dlq.errors import SettingsError
@@ -250,15 +249,15 @@ class Policy:
 
 SHARED_POLICIES: list[Callable[[Any], None]] = []
 """Each gives a policy to a task that every app makes for itself, once an app is finalized."""
-_given: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # to an app, how many of them
+_GIVEN = "_celery_dlq_given"  # attribute of an app: how many of them it has
 
 
 def policy_of(task: Any) -> Policy | None:
     """The policy from the decorator of a registered task, if it has one."""
     app = getattr(task, "app", None) if SHARED_POLICIES else None
-    while app and app.finalized and (given := _given.get(app, 0)) < len(SHARED_POLICIES):
+    while app and app.finalized and (given := getattr(app, _GIVEN, 0)) < len(SHARED_POLICIES):
         SHARED_POLICIES[given](app)
-        _given[app] = given + 1
+        setattr(app, _GIVEN, given + 1)
     for place in (task, getattr(task, "run", None), getattr(task, "__wrapped__", None)):
         found = getattr(place, POLICY_ATTRIBUTE, None)
         if isinstance(found, Policy):

@@ -16,7 +16,7 @@ from waiting import poll
 
 from celery_dlq import DeadLetters, LetterFilter
 from celery_dlq.cli.commands import dlq as commands
-from celery_dlq.errors import NotFound
+from celery_dlq.errors import DLQError, NotFound
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])
@@ -80,6 +80,13 @@ def test_what_is_held_is_seen_and_one_is_stopped(
     (line,) = run(dlq, "list", hold, "--where", "kwargs.amount=7000", "--json").output.splitlines()
     assert json.loads(line)["id"] == second.id
     assert run(dlq, "discard", hold, second.id[:8]).exit_code == 2  # nobody can be asked
+    claims = dlq.assembly.backend.held.claims  # as a release has it, which may have sent it
+    claims.claim(hold, [second.id], owner="a release", lease_seconds=60)
+    refused = run(dlq, "discard", hold, second.id[:8], "--yes")
+    assert refused.exit_code == 1
+    with pytest.raises(DLQError, match="is being released"):
+        dlq.discard_held(hold, second.id)
+    claims.release(hold, [second.id], owner="a release")
     stopped = run(dlq, "discard", hold, second.id[:8], "--note", "OPS-9", "--yes")
     assert stopped.exit_code == 0, stopped.output
     change = dlq.changes(limit=1)[0]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
-from celery_dlq.errors import NotFound
+from celery_dlq import timing
+from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Action
 from celery_dlq.operations.instructions import Audit, reason_of
 from celery_dlq.operations.reading import Reading
+from celery_dlq.store.records import ClaimState
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
@@ -35,12 +38,23 @@ class HeldWindow:
         return self.reading.letters(hold_id, where, limit=limit)
 
     def discard_held(self, hold_id: str, letter_id: str, *, note: str = "") -> DeadLetter:
-        """Stop a held message for good: no worker runs it, and nothing brings it back."""
+        """Stop a held message for good: no worker runs it, and nothing brings it back.
+
+        Refuses one that a release has, or may have sent already.
+        """
         self._queues.hold_by_id(hold_id)
         found = self.reading.entry(letter_id, hold_id)[1]
-        letter = found.letter()
+        letter, owner = found.letter(), f"held-{uuid4().hex}"
+        (state,) = self._store.claims.claim(
+            hold_id, [found.key], owner=owner, lease_seconds=timing.current.claim
+        )
+        if state is not ClaimState.CLAIMED:
+            raise DLQError(
+                f"expected a message that no release has, got {letter_id!r}: it is being released, "
+                f"or was sent by a release that was interrupted; see `dlq jobs`"
+            )
         detail = {"ids": [found.key], "task": letter.task_name, "note": reason_of(note)}
         self._audit.record(Action.PURGED, hold_id, detail, letters=1)
-        if not self._store.remove(hold_id, [found.key]):
+        if not self._store.remove(hold_id, [found.key], owner=owner):
             raise NotFound(f"expected a held message, got {letter_id!r}, which has just left")
         return letter

@@ -120,8 +120,8 @@ def list_(
                 unread=unread.append,
             )
         page_of = islice(entries, (page - 1) * limit, page * limit)
-        found = (readable_entry(entry, dead_letters.redaction) for entry in page_of)
-        shown = print_lines(map(entry_json, found)) if as_json else letters(console, queue, found)
+        found = (_readable(entry, dead_letters.redaction) for entry in page_of)
+        shown = print_lines(map(_entry_json, found)) if as_json else letters(console, queue, found)
     say_unread(sum(unread), "letter", "not listed")
     if where and not shown and page == 1:
         raise none_matched(reader, queue, where)
@@ -159,13 +159,17 @@ def show(
     That is its error, history, arguments and traceback. The first 6 characters of the ID
     are enough.
     """
-    dead_letters, console = dead_letters_of(ctx), console_of(ctx)
-    name, entry = reader_of(dead_letters, files).entry(letter_id, queue)
-    found = readable_entry(entry, dead_letters.redaction)
+    name, entry = reader_of(dead_letters_of(ctx), files).entry(letter_id, queue)
+    show_entry(ctx, name, entry, as_json=as_json)
+
+
+def show_entry(ctx: click.Context, queue: str, entry: RawEntry, *, as_json: bool) -> None:
+    """Everything about an entry of a queue, as people may see it."""
+    found, console = _readable(entry, dead_letters_of(ctx).redaction), console_of(ctx)
     if as_json:
-        print_lines([entry_json(found)])
+        print_lines([_entry_json(found)])
     elif isinstance(found, UnreadableEntry):
-        unreadable(console, name, found)
+        unreadable(console, queue, found)
     else:
         letter(console, found, body_bytes=len(entry.fields.get(b"body", b"")))
 
@@ -336,8 +340,7 @@ def _body_text(found: DeadLetter) -> str:
     return f"args   {found.argsrepr or '?'}\nkwargs {found.kwargsrepr or '?'}\nbytes  {shown}"
 
 
-def readable_entry(found: RawEntry, redaction: Redaction) -> ShownEntry:
-    """An entry as people may see it."""
+def _readable(found: RawEntry, redaction: Redaction) -> ShownEntry:
     try:
         return redaction.letter(found.letter())
     except CorruptLetter as exc:
@@ -351,8 +354,7 @@ def readable_entry(found: RawEntry, redaction: Redaction) -> ShownEntry:
         )
 
 
-def entry_json(entry: ShownEntry) -> dict[str, Any]:
-    """An entry as a mapping for JSON."""
+def _entry_json(entry: ShownEntry) -> dict[str, Any]:
     if isinstance(entry, DeadLetter):
         return entry.to_json()
     return {"corrupt": True, "id": None, **asdict(entry)}

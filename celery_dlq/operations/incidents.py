@@ -96,7 +96,10 @@ class Incidents:
             groups = self._reading.groups(queue.name, by="newest", limit=_MOST_CAUSES)
             found += [(queue.name, group) for group in groups if group.letters]
         found.sort(key=lambda one: (one[1].status.state.is_quiet, -one[1].last_hour))
-        return [self.of_cause(queue, group) for queue, group in found[:limit]]
+        return [
+            self.of_cause(queue, group, self.example_of(queue, group))
+            for queue, group in found[:limit]
+        ]
 
     def example_of(self, queue: str, group: Group) -> DeadLetter | None:
         """The newest letter of a cause, as people may see it."""
@@ -105,13 +108,13 @@ class Incidents:
                 return self._assembly.redaction.letter(self._reading.get(group.example_id, queue))
         return None
 
-    def of_cause(self, queue: str, group: Group) -> Incident:
-        """A cause, and what sets its newest letters apart."""
+    def of_cause(self, queue: str, group: Group, example: DeadLetter | None) -> Incident:
+        """A cause with its newest letter, and what sets its newest letters apart."""
         explained = next(self._explanations(queue, group.fingerprint), _UNEXPLAINED)
         return Incident(
             dead_letter_queue=queue,
             group=group,
-            message=message_of(self.example_of(queue, group)),
+            message=message_of(example),
             sentence=explained.sentence,
             conditions=explained.conditions,
         )

@@ -163,6 +163,11 @@ class Job(Recorded):
         """Number of letters that it is done with, in whatever way."""
         return sum(self.counts.get(name, 0) for name in _HANDLED)
 
+    def is_of_cause(self, queue: str, fingerprint: str) -> bool:
+        """True if it works on the letters of one cause of a queue, and of that one."""
+        digits = self.filter.get("fingerprint")
+        return self.queue == queue and bool(digits) and fingerprint.startswith(str(digits))
+
     def seconds_left(self, now: datetime) -> float | None:
         """How long it still takes at its pace so far; ``None`` while that is unknown."""
         spent = (now - self.started_at).total_seconds()

@@ -42,7 +42,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "of these, private": (50, 22),
     "lines a worker loads": (17_485, 12_000),
     "lines a worker loads, every feature": (23_356, 16_000),
-    "lines of code of the core": (32_512, 22_500),
+    "lines of code of the core": (32_515, 22_500),
     "lines of code of the largest feature": (700, 700),
     "copies of mechanisms": (8, 6),
     "minutes of tox": (6, 3),

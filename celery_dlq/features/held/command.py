@@ -7,14 +7,7 @@ from typing import Any
 import click
 
 from celery_dlq.cli.context import ask_before, console_of, dead_letters_of, print_lines
-from celery_dlq.cli.letters import (
-    UnreadableEntry,
-    entry_json,
-    letter,
-    letters,
-    readable_entry,
-    unreadable,
-)
+from celery_dlq.cli.letters import letters, show_entry
 from celery_dlq.cli.options import filter_options, json_option, letter_filter, yes_option
 from celery_dlq.cli.table import say
 from celery_dlq.features.held.operations import HeldWindow
@@ -60,15 +53,8 @@ def show(ctx: click.Context, hold_id: str, message_id: str, *, as_json: bool) ->
 
     The first 6 characters of the ID are enough.
     """
-    dead_letters, console = dead_letters_of(ctx), console_of(ctx)
-    entry = HeldWindow(dead_letters.assembly).reading.entry(message_id, hold_id)[1]
-    found = readable_entry(entry, dead_letters.redaction)
-    if as_json:
-        print_lines([entry_json(found)])
-    elif isinstance(found, UnreadableEntry):
-        unreadable(console, hold_id, found)
-    else:
-        letter(console, found, body_bytes=len(entry.fields.get(b"body", b"")))
+    window = HeldWindow(dead_letters_of(ctx).assembly)
+    show_entry(ctx, *window.reading.entry(message_id, hold_id), as_json=as_json)
 
 
 @held.command()

@@ -52,10 +52,10 @@ def _of_releases(jobs: Jobs, causes: Sequence[Group]) -> Iterator[str]:
 
 def _of_canaries(jobs: Jobs, queue: str, causes: Sequence[Group]) -> Iterator[str]:
     """The last redrive of each cause whose canary did not pass."""
-    earlier = [job for job in jobs.jobs() if job.queue == queue and job.canary]
+    earlier = [job for job in jobs.jobs() if job.canary]
     for cause in causes:
         for job in earlier:
-            if cause.fingerprint.startswith(str(job.filter.get("fingerprint", "-"))):
+            if job.is_of_cause(queue, cause.fingerprint):
                 verdict = job.canary.get("verdict")
                 if verdict not in _PASSED:
                     yield (

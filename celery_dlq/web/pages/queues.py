@@ -180,18 +180,15 @@ def _examples_of(call: Call, queue: str, groups: Sequence[Group]) -> dict[str, E
 
 def _last_tries(call: Call, queue: str, groups: Sequence[Group]) -> dict[str, Job]:
     """The last job on the letters of each cause."""
-    found: dict[str, Job] = {}
-    jobs = [job for job in call.site.status.jobs() if job.queue == queue and _is_try(job)]
-    for group in groups:
-        for job in jobs:
-            if group.fingerprint.startswith(str(job.filter.get("fingerprint", "-"))):
-                found[group.fingerprint] = job
-                break
-    return found
-
-
-def _is_try(job: Job) -> bool:
-    return job.state not in ("planned", "expired")
+    jobs = [job for job in call.site.status.jobs() if job.state not in ("planned", "expired")]
+    tries = (
+        (
+            group.fingerprint,
+            next((j for j in jobs if j.is_of_cause(queue, group.fingerprint)), None),
+        )
+        for group in groups
+    )
+    return {fingerprint: job for fingerprint, job in tries if job is not None}
 
 
 def _groups_with_text(some: Callable[..., list[Group]], text: str) -> Iterator[Group]:
@@ -211,13 +208,11 @@ def group(call: Call) -> Page:
     queue, fingerprint = call.parts["queue"], call.parts["fingerprint"]
     found, incidents = call.dlq.group(queue, fingerprint), call.dlq.assembly.incidents()
     example = incidents.example_of(queue, found)
-    answer = incidents.of_cause(queue, found) if found.letters else None
+    answer = incidents.of_cause(queue, found, example) if found.letters else None
     jobs = (
         job.shown(call.dlq.redaction)
         for job in call.dlq.jobs()
-        if job.queue == queue
-        and job.state != "planned"
-        and fingerprint.startswith(str(job.filter.get("fingerprint", "-")))
+        if job.state != "planned" and job.is_of_cause(queue, fingerprint)
     )
     name = (found.exception_type or "").rpartition(".")[2]
     return call.page(

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import intervals
@@ -29,6 +30,9 @@ from celery import Celery
 from celery_dlq import DeadLetters
 from celery_dlq.features.exchange.connection import Exchanges
 from celery_dlq.features.exchange.publisher import publisher_of
+sys.path.insert(0, sys.argv[4])
+import intervals
+intervals.inherit()
 send = Exchanges.send_to_task
 def dies(self, letter, task):
     if sys.argv[3] == "after":
@@ -127,7 +131,8 @@ def test_a_worker_that_is_killed_while_it_sends_loses_none(
 ) -> None:
     """Another one sends it: at least once, and each copy has one task id."""
     letter = stored(shop)
-    command = (sys.executable, "-c", DIES, shop.app.conf.broker_url, redis_url, when)
+    tests = str(Path(intervals.__file__).parent)
+    command = (sys.executable, "-c", DIES, shop.app.conf.broker_url, redis_url, when, tests)
     assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL
     poll(lambda: (deliver(shop), waiting(shop) == 0)[1], timeout_seconds=20)
     found = sent(shop)

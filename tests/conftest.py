@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 
 # Machines of CI differ in speed: a slow example is no failure.
 settings.register_profile("calm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("calm")
+settings.register_profile("quick", settings.get_profile("calm"), max_examples=40)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Try fewer examples in the default tier, and other ones each time."""
+    settings.load_profile("quick" if config.option.markexpr == "not full" else "calm")
 
 
 def pytest_report_header() -> str:

@@ -91,6 +91,7 @@ class Action(TextEnum):
     RESOLVED = "resolved"
     MUTED = "muted"
     REOPENED = "reopened"
+    ASSIGNED = "assigned"
     CIRCUIT_OPENED = "circuit_opened"
     CIRCUIT_CLOSED = "circuit_closed"
     DEMANDED = "demanded"

@@ -175,6 +175,7 @@ def _cause_row(one: Incident) -> tuple[Cell, ...]:
             group.fingerprint[:8],
             one.dead_letter_queue,
             line_text(state.value, state.colour),
+            group.status.owner,
         ),
         (f"+{group.last_hour:,}", f"of {group.letters:,}"),
         (

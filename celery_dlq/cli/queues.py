@@ -156,7 +156,7 @@ def _group_row(group: Group) -> tuple[Cell, ...]:
     if group.exception_type is not None:
         cause = Text.assemble(cause, " ", line_text(class_name(group.exception_type)))
     return (
-        (group.fingerprint, line_text(state.value, state.colour)),
+        (group.fingerprint, line_text(state.value, state.colour), group.status.owner),
         group.letters,
         (line_text(group.task_name, "bold"), cause),
         (f"first {age_text(group.first_seen_at)}", f"last  {age_text(group.last_seen_at)}"),

@@ -64,6 +64,7 @@ class Incident:
             "last_seen_at": iso(group.last_seen_at),
             "releases": list(group.releases),
             "state": group.status.state.value,
+            "owner": group.status.owner,
         }
 
 

@@ -72,9 +72,7 @@ class Keys:
         "ZSET: ``id:…`` of a task, or ``stamp:name=value``, by when an operator revoked it "
         "(microseconds); bounded; expires."
     )
-    successes = AppKey(
-        "HASH: id of a redrive to the number of its messages that succeeded; bounded like jobs."
-    )
+    successes = AppKey("HASH: redrive to how many of its messages succeeded; bounded like jobs.")
 
     ids = QueueKey("HASH: letter id to stream entry id.")
     tally = QueueKey(
@@ -83,39 +81,30 @@ class Keys:
         "exported; ``large`` to the position of the last letter above 16 KiB."
     )
     groups = QueueKey("ZSET: fingerprints by their number of letters.")
-    newest_groups = QueueKey(
-        "ZSET: fingerprints by when their newest letters died (microseconds, to the second)."
-    )
+    newest_groups = QueueKey("ZSET: fingerprints by when their newest letters died (microseconds).")
     gone_groups = QueueKey(
-        "STREAM: fingerprint to the tally of a group whose last letter left; bounded; expires."
+        "STREAM: fingerprint to the tally of an emptied group; bounded; expires."
     )
-    notes = QueueKey(
-        "HASH: fingerprint to the notes on its group, as lines of JSON; bounded per group."
-    )
+    notes = QueueKey("HASH: fingerprint to the notes on its group, lines of JSON; bounded.")
     noted = QueueKey(
-        "ZSET: fingerprints with notes or a state, by when they last got one or had letters."
+        "ZSET: fingerprints with notes, a state or an owner, by when they last got or had letters."
     )
     states = QueueKey(
         "HASH: fingerprint to the state of its group; kept like notes. Without one: open. "
         "``resolved|release, or nothing|releases before|microseconds|JSON``, "
         "``regressed|microseconds|release|letter id|JSON of the resolution``, or one that stops "
-        "reports, as ``muted|until in milliseconds, or nothing|||JSON``."
+        "reports, as ``muted|until in milliseconds, or nothing|||JSON``. ``owner:fingerprint`` to "
+        "who takes care of it."
     )
-    arrivals = QueueKey(
-        "HASH: ``minute of the hour:reason`` to ``minute:letters stored in it``; expires."
-    )
-    ends = QueueKey(
-        "ZSET: letter ids by the expiry of their messages; only of messages that expire."
-    )
+    arrivals = QueueKey("HASH: ``minute of the hour:reason`` to ``minute:letters``; expires.")
+    ends = QueueKey("ZSET: letter ids by the expiry of their messages; only of those that expire.")
     claims = QueueKey("HASH: letter id to ``state|owner|lease end`` of a redrive or discard.")
     receipts = QueueKey(
         "HASH: digits of a digest to the digests of redriven letters that may be in files, too; "
         "bounded; expires."
     )
     bin = QueueKey("STREAM: discarded letters; expires.")
-    binned = QueueKey(
-        "HASH: id of a discarded letter to its entry id in the bin; expires with the bin."
-    )
+    binned = QueueKey("HASH: id of a discarded letter to its entry id in the bin; expires as that.")
     samples = QueueKey("STREAM: a sample of the messages that succeeded; bounded; expires.")
     leases = QueueKey(
         "HASH: target of an export, or another right, to ``owner|lease end|state``; expires.",

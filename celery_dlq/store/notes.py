@@ -1,4 +1,4 @@
-"""Notes on groups, and their states, in Redis."""
+"""Notes on groups, their states and their owners, in Redis."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ class Note(Recorded):
 
 _NOT_OPEN = {one.value for one in GroupState if one is not GroupState.OPEN}
 _KEPT_MILLIS = KEPT_DAYS * 24 * 3600 * 1000
+_OWNER = "owner:"
 
 
 class GroupNotes(Part):
-    """Keeps the notes and the states of groups.
+    """Keeps the notes, the states and the owners of groups.
 
     What is overdue is removed when the next note or state is written in the queue.
     """
@@ -66,7 +67,7 @@ class GroupNotes(Part):
 
         Storing a letter makes it regressed; see `Letters.dead_letter`.
         """
-        args = (spelled(fingerprint), _state_text(status), _KEPT_MILLIS)
+        args = (spelled(fingerprint), _state_text(status), _KEPT_MILLIS, "")
         self._run_script("group_state", *args, queue=dead_letter_queue)
 
     def status(self, dead_letter_queue: str, fingerprint: str) -> GroupStatus:
@@ -76,21 +77,32 @@ class GroupNotes(Part):
     def statuses(
         self, dead_letter_queue: str, fingerprints: Sequence[str]
     ) -> dict[str, GroupStatus]:
-        """Return the states of those groups that are not open, by fingerprint."""
+        """Return the states of those groups that are not open or have an owner, by fingerprint."""
         key, names = self._keys.states(dead_letter_queue), [*map(spelled, fingerprints)]
+        names += [f"{_OWNER}{name}" for name in names]
         texts = self._client.hmget(key, names) if names else ()
         if not any(texts):
             return {}
-        now, pairs = self.now(), zip(fingerprints, texts, strict=True)
-        found = {name: _status_at(text, now) for name, text in pairs if text is not None}
-        return {name: status for name, status in found.items() if status is not OPEN_GROUP}
+        now, found, half = self.now(), dict[str, GroupStatus](), len(fingerprints)
+        for name, text, owner in zip(fingerprints, texts[:half], texts[half:], strict=True):
+            status = OPEN_GROUP if text is None else _status_at(text, now)
+            if owner is not None:
+                status = replace(status, owner=text_of(owner))
+            if status is not OPEN_GROUP:
+                found[name] = status
+        return found
+
+    def set_owner(self, dead_letter_queue: str, fingerprint: str, owner: str) -> None:
+        """Set who takes care of a group, whatever its state is or becomes; empty for nobody."""
+        args = (spelled(fingerprint), owner, _KEPT_MILLIS, _OWNER)
+        self._run_script("group_state", *args, queue=dead_letter_queue)
 
     def states(self, dead_letter_queue: str) -> dict[str, str]:
         """Return the states of all groups that are not open; what else is known is not read."""
         now, found = to_micros(self.now()) // 1000, {}
         for name, text in self._client.hgetall(self._keys.states(dead_letter_queue)).items():
             state, until, *_ = (*text_of(text).split("|", 2), "")
-            if state not in _NOT_OPEN:
+            if state not in _NOT_OPEN or text_of(name).startswith(_OWNER):
                 continue
             if not (GroupState(state).is_quiet and until.isdecimal() and int(until) <= now):
                 found[text_of(name)] = state

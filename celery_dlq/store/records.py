@@ -123,6 +123,7 @@ class GroupStatus(Recorded):
     # resolved. `None` for an open one
     at: datetime | None = None
     actor: str = ""  # Who did that
+    owner: str = ""  # Who takes care of the group, whatever its state is; empty for nobody
     until: datetime | None = None  # When a muted group opens by itself; `None`: never
     # The release in which a group is, or was, resolved; `None`: in all that run
     release: str | None = None

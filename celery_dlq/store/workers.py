@@ -33,6 +33,9 @@ class OpenChange(NamedTuple):
     text: str  # Both as they are stored
 
 
+_Changes = tuple[list[Change], dict[str, OpenChange]]
+
+
 class WorkerRegistry(Part):
     """Keeps what workers report of themselves, and the audit log."""
 
@@ -84,11 +87,11 @@ class WorkerRegistry(Part):
             approximate=True,
         )
 
-    def changes(self, *, limit: int) -> list[Change]:
-        """Return at most ``limit`` changes, newest first."""
-        return self.changes_and_open(limit=limit)[0]
+    def changes(self, *, limit: int, quoting: str = "") -> list[Change]:
+        """Return at most ``limit`` changes, newest first; of those only what has a text in it."""
+        return self.changes_and_open(limit=limit, quoting=quoting)[0]
 
-    def changes_and_open(self, *, limit: int) -> tuple[list[Change], dict[str, OpenChange]]:
+    def changes_and_open(self, *, limit: int, quoting: str = "") -> _Changes:
         """Return changes, newest first, and those of operations that have not ended, by their id.
 
         Both at one moment, or a change that is just recorded would be in both, or in neither.
@@ -100,6 +103,7 @@ class WorkerRegistry(Part):
         found = (
             readable(f"the change {entry.decode()}", partial(_parsed_change, fields))
             for entry, fields in entries
+            if quoting.encode() in fields.get(b"change", b"")
         )
         read = (
             (name.decode(), readable(f"the change of {name!r}", partial(_open_change, text)))

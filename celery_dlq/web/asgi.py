@@ -151,6 +151,7 @@ class _Visit:
             method=request.method,
             path=scope["path"].removeprefix(scope["root_path"]),
             root=scope["root_path"],
+            origin=f"{self._scheme}://{app.url.netloc or request.headers.get('host', '')}",
             parts={
                 name: unquote(text)
                 for name, text in request.path_params.items()

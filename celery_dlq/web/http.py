@@ -214,6 +214,7 @@ class Call:
     method: str = "GET"
     path: str = "/"  # Below the mount path, percent-decoded once, as servers give it
     root: str = ""  # The mount path, without a slash at its end
+    origin: str = ""  # What browsers write before it: scheme and host
     parts: Mapping[str, str] = field(default_factory=dict)  # The parts of the path
     query: Fields = field(default_factory=dict)  # Values by name from the URL
     form: Fields = field(default_factory=dict)  # Values by name from the body

@@ -205,6 +205,25 @@ def test_states_go_long_after_their_letters(redis_url: str) -> None:
     backend.close()
 
 
+def test_an_owner_stays_whatever_the_state_becomes(redis_url: str) -> None:
+    """It is no state, whatever a person is called; it goes when the rest of the group does."""
+    backend = Store(redis_url, timeout_seconds=2.0)
+    notes = backend.notes
+    notes.set_owner(DLQ, GROUP, "resolved|süß")
+    assert (notes.states(DLQ), state(backend)) == ({}, GroupState.OPEN)
+    resolve(backend)
+    assert dies(backend) is Stored.REGRESSED
+    notes.set_status(DLQ, GROUP, OPEN_GROUP)
+    assert notes.statuses(DLQ, [OTHER, GROUP]) == {GROUP: GroupStatus(owner="resolved|süß")}
+    backend.client.zadd(backend.keys.noted(DLQ), {GROUP: 0})  # long ago, but it has a letter
+    notes.set_owner(DLQ, OTHER, "ann")
+    assert notes.status(DLQ, GROUP).owner
+    backend.client.zadd(backend.keys.noted(DLQ), {OTHER: 0})
+    notes.set_owner(DLQ, GROUP, "")
+    assert notes.statuses(DLQ, [GROUP, OTHER]) == {}
+    backend.close()
+
+
 def test_a_state_of_a_later_version_counts_as_open(redis_url: str) -> None:
     """And letters of its group are stored, and reported."""
     backend = Store(redis_url, timeout_seconds=2.0)
@@ -351,7 +370,7 @@ def test_a_group_that_regressed_can_be_resolved_again_or_reopened(parts: Store) 
     parts.letters.remove(DLQ, [letter.id, again.id])
     status = notes.resolve(DLQ, GROUP, release="3")
     assert status.releases == ("2", "1")
-    assert notes.reopen(DLQ, GROUP, note="it is not fixed") is OPEN_GROUP
+    assert notes.reopen(DLQ, GROUP, note="it is not fixed") == OPEN_GROUP
     assert [change.action for change in parts.workers.changes(limit=1)] == [Action.REOPENED]
     assert dies(parts, "3") is Stored.NEW
     assert reading.group(DLQ, GROUP).status is OPEN_GROUP

@@ -116,6 +116,26 @@ def test_the_night_is_five_commands_each_printed_by_the_one_before(
     assert shop.group(DLQ, CAUSE).status.release == "8.2"
 
 
+def test_a_cause_has_an_owner(run: Callable[..., Result], shop: DeadLetters) -> None:
+    """By command and Python; on the night page, in rows, records and the audit."""
+    assert "Nobody takes care of" in run("assign", CAUSE[:8]).output
+    mine = run("assign", CAUSE[:8], "--me")
+    (owner,) = {shop.group(DLQ, CAUSE).status.owner}
+    assert mine.output.startswith(f"{owner} takes care of {CAUSE} of {DLQ}.")
+    shop.assign(DLQ, OTHER[:8], " ann\n")
+    assert "ann" in run("groups", DLQ).output
+    assert "ann" in run().output
+    assert {one.status.owner for one in shop.groups(DLQ)} == {owner, "ann"}
+    assert shop.incidents(limit=1)[0].to_json()["owner"] == owner
+    found = json.loads(run("assign", CAUSE[:8], "bob", "--json").output)
+    assert found == {"dead_letter_queue": DLQ, "fingerprint": CAUSE, "owner": "bob"}
+    assert run("assign", CAUSE[:8], "--nobody").output.startswith("Nobody takes care of")
+    audit = [(one.action.value, one.detail["owner"]) for one in shop.changes(limit=3)]
+    assert audit == [("assigned", "nobody"), ("assigned", "bob"), ("assigned", "ann")]
+    assert run("assign", CAUSE[:8], "bob", "--me").exit_code == 2
+    assert run("assign", "ffffffff", "bob").exit_code != 0
+
+
 def fields_of(client: redis.Redis, key: bytes) -> list[bytes]:
     """The fields of a hash that counts arrivals."""
     names = client.hkeys(key) if client.type(key) == b"hash" else []

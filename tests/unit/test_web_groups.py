@@ -112,6 +112,48 @@ def test_each_state_that_operators_set_has_a_form() -> None:
         assert (state(web), change.action) == (each, way.action)
 
 
+def assigned(web: Pages, fields: str, path: str = PAGE) -> int:
+    """Send the form for the owner; return the status of the answer."""
+    cookie, token = form_of()
+    request = post(f"{path}/owner", cookie, token, fields=fields, headers=SAME_SITE)
+    return web.handle(request).status
+
+
+def test_a_cause_is_taken_by_one_click_and_keeps_its_owner_without_letters() -> None:
+    """Me, somebody else, nobody; whatever its state becomes. The page says who did what."""
+    web = pages()
+    letter = stored(web)
+    assert "owner nobody Me Somebody else" in shown(web, PAGE)
+    assert assigned(web, "to=me") == 303
+    assert "owner olga Nobody Somebody else" in shown(web, PAGE)
+    assert " olga " in shown(web, GROUPS)
+    assert assigned(web, "to=other&owner=ann") == 303
+    assert sent(web, "state=resolved&release=2026.3&text=deployed") == 303
+    stored(web, release="2026.3")
+    web.dlq.redrive(DLQ, fingerprint=GROUP, force=True, note="SHOP-17")
+    web.dlq.assembly.backend.letters.remove(DLQ, [letter.id])
+    text = shown(web, PAGE)
+    for words in ("no letters now", "state regressed", "owner ann Me Nobody", "deployed"):
+        assert words in text
+    history = text.partition("Who did what")[2]
+    for words in ("assigned: olga", "assigned: ann", "resolved: 2026.3", "2 letters: SHOP-17"):
+        assert words in history, history
+    assert assigned(web, "to=nobody") == 303
+    assert "owner nobody Me Somebody else" in shown(web, PAGE)
+    assert [assigned(web, fields) for fields in ("", "to=other&owner=" + "x" * 201)] == [400, 400]
+    assert assigned(web, "to=me", PAGE.replace(GROUP, "f" * 16)) == 404
+
+
+def test_the_link_to_a_cause_is_whole_and_readable() -> None:
+    """For a chat: as the browser writes it, or as `url` says; also without JavaScript."""
+    web = pages()
+    stored(web)
+    assert f"link http://127.0.0.1:9809{PAGE} Copy" in shown(web, PAGE)
+    web = pages(url="https://dlq.example/")
+    stored(web)
+    assert f'href="https://dlq.example{PAGE}"' in web.handle(get(PAGE)).body.decode()
+
+
 @pytest.mark.parametrize(
     "fields",
     ["state=fixed", "", "state=muted&for=soon", "state=muted&for=9e99d", "state=muted&for=-2h"],

@@ -1,4 +1,4 @@
-"""Keeps states of groups and notes on them: resolved, muted, open again."""
+"""Keeps what people decide about groups: notes, an owner, resolved, muted, open again."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ FEATURE = Feature(
     pages="pages:ROUTES",
     panels={
         "group": "pages:notes_and_forms",
-        "group_facts": "pages:state",
+        "group_facts": "pages:facts",
         "job": "pages:after_job",
     },
     block=Block.ACT,
     commands={
+        "assign": "command:assign",
         "mute": "command:mute",
         "note": "command:note",
         "reopen": "command:reopen",
         "resolve": "command:resolve",
     },
     operations={
+        "assign": "operations:Notes.assign",
         "note": "operations:Notes.note",
         "notes": "operations:Notes.notes",
         "resolve": "operations:Notes.resolve",

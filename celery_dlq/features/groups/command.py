@@ -1,4 +1,4 @@
-"""``dlq note``, ``resolve``, ``mute``, ``reopen``: what operators say of a cause."""
+"""``dlq note``, ``assign``, ``resolve``, ``mute``, ``reopen``: what operators say of a cause."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from celery_dlq import DeadLetters
 from celery_dlq.cli.context import console_of, dead_letters_of, print_answer, print_lines
 from celery_dlq.cli.options import DURATION, QUEUE, json_option, options
 from celery_dlq.cli.table import age_text, block_text, print_table, say, utc_text
+from celery_dlq.features.groups.operations import own_name
 
 _queue_option = click.option(
     "--queue", type=QUEUE, help="The dead-letter queue of the cause, if several have it."
@@ -52,6 +53,40 @@ def note(
         print_table(console, title, ("when, who", "note"), rows)
     else:
         say(console, f"There are no notes on {fingerprint} of {queue}.")
+
+
+@click.command(short_help="Say who takes care of a cause, or show who does.")
+@click.argument("fingerprint")
+@click.argument("name", required=False)
+@click.option("--me", is_flag=True, help="You take care of it.")
+@click.option("--nobody", is_flag=True, help="Nobody does any more.")
+@_queue_option
+@json_option
+@click.pass_context
+def assign(
+    ctx: click.Context,
+    fingerprint: str,
+    name: str | None,
+    *,
+    me: bool,
+    nobody: bool,
+    queue: str | None,
+    as_json: bool,
+) -> None:
+    """Say who takes care of a cause: NAME, you, or nobody; without any, show who does.
+
+    The first digits of FINGERPRINT are enough.
+    """
+    if bool(name) + me + nobody > 1:
+        raise click.UsageError("expected one of NAME, --me and --nobody, got more")
+    dead_letters, queue, fingerprint = _cause(ctx, queue, fingerprint)
+    if name or me or nobody:
+        dead_letters.assign(queue, fingerprint, own_name() if me else name)
+    owner = dead_letters.group(queue, fingerprint).status.owner
+    if as_json:
+        print_lines([{"dead_letter_queue": queue, "fingerprint": fingerprint, "owner": owner}])
+    else:
+        say(console_of(ctx), f"{owner or 'Nobody'} takes care of {fingerprint} of {queue}.")
 
 
 @click.command(short_help="Mark a cause as fixed; be told if it comes back.")

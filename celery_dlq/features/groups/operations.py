@@ -1,14 +1,16 @@
-"""What operators say of groups of letters: notes on a cause, and what is done about it."""
+"""What operators say of groups of letters: notes on a cause, its owner, what is done about it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from celery_dlq.errors import DLQError
-from celery_dlq.events import Action, GroupState, whoami
-from celery_dlq.letters.printable import shortened
+from celery_dlq.events import Action, Change, GroupState, whoami
+from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.letters.record import iso
 from celery_dlq.operations.instructions import Audit
 from celery_dlq.store.notes import Note
@@ -19,7 +21,10 @@ if TYPE_CHECKING:
 
 MAX_NOTE_CHARS = 2000
 MAX_RELEASE_CHARS = 200
+MAX_OWNER_CHARS = 200
 _MAX_AUDIT_CHARS = 200
+_MOST_CHANGES_READ = 2_000
+_DIGITS = 8  # of a fingerprint, that name it where people read
 
 
 class SetBy(NamedTuple):
@@ -104,6 +109,37 @@ class Notes:
         """Take back what `resolve` or `mute` said, or accept a regression as open."""
         return self._set(GroupState.OPEN, dead_letter_queue, fingerprint, note)
 
+    def assign(self, dead_letter_queue: str, fingerprint: str, owner: str | None) -> Change:
+        """Say who takes care of a group: ``None`` is nobody.
+
+        The owner stays while the group is resolved, muted or reopened, and as long as a note, also
+        while the group has no letters. Returns the entry of the audit.
+        """
+        name = one_line((owner or "").strip())
+        if len(name) > MAX_OWNER_CHARS:
+            raise DLQError(
+                f"expected an owner of at most {MAX_OWNER_CHARS} characters, got {len(name)}"
+            )
+        fingerprint, _ = self._known_group(dead_letter_queue, fingerprint)
+        detail = {"fingerprint": fingerprint, "owner": name or "nobody"}
+        change = self._audit.record(Action.ASSIGNED, dead_letter_queue, detail)
+        self._notes.set_owner(dead_letter_queue, fingerprint, name)
+        return change
+
+    def changes_of(self, dead_letter_queue: str, fingerprint: str, limit: int) -> list[Change]:
+        """Who did what about a group, newest first: what the newest 2,000 changes say of it.
+
+        Also holds whose reason names it, as those do that commands and pages propose.
+        """
+        digits = fingerprint[:_DIGITS]
+        found = self._registry.changes(limit=_MOST_CHANGES_READ, quoting=digits)
+        of_group = (
+            one
+            for one in found
+            if one.target == dead_letter_queue or one.action in (Action.HELD, Action.RELEASED)
+        )
+        return [*islice(of_group, limit)]
+
     def _set(
         self,
         state: GroupState,
@@ -139,7 +175,7 @@ class Notes:
         self._notes.set_status(queue, fingerprint, status)
         if text:
             self._notes.add_note(queue, fingerprint, Note(at=at, actor=actor, text=text))
-        return status
+        return replace(status, owner=self._notes.status(queue, fingerprint).owner)
 
     def _known_group(self, dead_letter_queue: str, fingerprint: str) -> tuple[str, list[Note]]:
         """The whole fingerprint and the notes; without any, check that the group exists."""
@@ -148,6 +184,11 @@ class Notes:
         if not notes:
             self._reading.group(dead_letter_queue, fingerprint)
         return fingerprint, notes
+
+
+def own_name() -> str:
+    """The name under which one takes care of causes; of a user of the pages their own."""
+    return whoami().partition(" via ")[0]
 
 
 def checked_note(text: str) -> str:

@@ -1,19 +1,31 @@
-"""Notes on a group, and its state."""
+"""Notes on a group, its owner, its state, what was tried, and who did what about it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
+from itertools import islice
 from typing import Any, NamedTuple
 
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import GroupState
-from celery_dlq.features.groups.operations import MAX_RELEASE_CHARS, SET_BY, checked_note
-from celery_dlq.operations.job import DONE, REDRIVES, Job
+from celery_dlq.features.groups.operations import (
+    MAX_OWNER_CHARS,
+    MAX_RELEASE_CHARS,
+    SET_BY,
+    Notes,
+    checked_note,
+    own_name,
+)
+from celery_dlq.operations.job import DONE, PLANNED, REDRIVES, Job
 from celery_dlq.store.records import Group
 from celery_dlq.web.http import Call, Page, Panel, Permission, RequestError, post
 from celery_dlq.web.pages import span_of
+
+_MOST_CHANGES, _MOST_JOBS = 20, 5
+_MOST_EMPTIED = 20
+_JUST_AFTER = timedelta(seconds=1)
 
 
 class _Field(NamedTuple):
@@ -42,16 +54,31 @@ _FIELDS: Mapping[str, _Field] = {
 """The fields of the forms, by the options of `SET_BY`; the label follows the form's verb."""
 
 
-def state(_call: Call, _group: Group) -> Panel:
-    """The state of a group: since when, and by whom."""
-    return "group_state.html", {}
+def facts(call: Call, group: Group) -> Panel:
+    """The state of a group, its owner, and the address of its page for other people."""
+    path = call.link("group", queue=call.parts["queue"], fingerprint=group.fingerprint)
+    mine = bool(group.status.owner) and group.status.owner == own_name()
+    values = {"address": call.origin + path, "mine": mine, "most_chars": MAX_OWNER_CHARS}
+    return "group_state.html", values
 
 
 def notes_and_forms(call: Call, group: Group) -> Panel:
     """The notes on a group, and a form to write one and to set the group's state."""
     notes = call.dlq.notes(call.parts["queue"], group.fingerprint)
     shown = [call.dlq.redaction.shown(note, "text") for note in notes]
-    return "group_notes.html", {"notes": shown, "form": _form_of(call, group)}
+    queue, redaction = call.parts["queue"], call.dlq.redaction
+    changes = Notes(call.dlq.assembly).changes_of(queue, group.fingerprint, _MOST_CHANGES)
+    jobs = (
+        job.shown(redaction)
+        for job in call.dlq.jobs()
+        if job.state != PLANNED and job.is_of_cause(queue, group.fingerprint)
+    )
+    return "group_notes.html", {
+        "notes": shown,
+        "jobs": [*islice(jobs, _MOST_JOBS)],
+        "form": _form_of(call, group),
+        "changes": [redaction.shown(one, "detail") for one in changes],
+    }
 
 
 def after_job(call: Call, job: Job) -> Panel:
@@ -62,7 +89,16 @@ def after_job(call: Call, job: Job) -> Panel:
             whole = call.dlq.assembly.reading().whole_fingerprint(job.queue, fingerprint)
             group = call.dlq.group(job.queue, whole)
     form = None if group is None else _form_of(call, group)
-    return "group_after_job.html", {"group": group, "form": form}
+    return "group_after_job.html", {"group": group, "form": form, "emptied": _emptied(call, job)}
+
+
+def _emptied(call: Call, job: Job) -> list[Group]:
+    """The causes whose last letter left while a job ran."""
+    if not job.changed or job.kind in ("release", "restore"):
+        return []
+    until = None if job.ended_at is None else job.ended_at + _JUST_AFTER
+    ended = call.dlq.store.overviews.emptied(job.queue, job.started_at, until)
+    return [group for _at, group in ended[:_MOST_EMPTIED]]
 
 
 def _form_of(call: Call, group: Group) -> Mapping[str, Any]:
@@ -93,6 +129,19 @@ def add_note(call: Call) -> Page:
     return call.to("group", queue=queue, fingerprint=fingerprint)
 
 
+def assign(call: Call) -> Page:
+    """Say who takes care of a group: who asks, somebody else, or nobody."""
+    queue, fingerprint = call.parts["queue"], call.parts["fingerprint"]
+    to = call.value("to")
+    if to not in ("me", "nobody", "other"):
+        raise RequestError(400, f"expected to to be me, nobody or other, got {to[:80]!r}")
+    owner = {"me": own_name(), "nobody": ""}.get(to, call.typed("owner"))
+    if len(owner) > MAX_OWNER_CHARS:
+        raise RequestError(400, f"expected a name of {MAX_OWNER_CHARS} characters at most")
+    call.dlq.assign(queue, fingerprint, owner)
+    return call.to("group", queue=queue, fingerprint=fingerprint)
+
+
 def set_state(call: Call) -> Page:
     """Set the state of a group, such as resolved, with a note if one is given."""
     queue, fingerprint = call.parts["queue"], call.parts["fingerprint"]
@@ -110,5 +159,6 @@ def set_state(call: Call) -> Page:
 _GROUP = "/queues/{queue}/groups/{fingerprint}"
 ROUTES = (
     post(f"{_GROUP}/notes", add_note, Permission.REDRIVE, "write notes on causes"),
+    post(f"{_GROUP}/owner", assign, Permission.REDRIVE, "say who takes care of them"),
     post(f"{_GROUP}/state", set_state, Permission.REDRIVE, "set their state"),
 )

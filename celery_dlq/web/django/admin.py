@@ -74,6 +74,7 @@ class DeadLettersAdmin(admin.ModelAdmin):
             method=request.method or "GET",
             path=request.path,
             root=root,
+            origin=f"{request.scheme}://{request.get_host()}",
             parts={name: unquote(text) for name, text in parts.items()},
             query=dict(request.GET.lists()),
             form=dict(request.POST.lists()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq import timing
@@ -20,15 +20,12 @@ from celery_dlq.web.pages import Row, filter_of, gone_page, json_text, query_of,
 
 if TYPE_CHECKING:
     from celery_dlq.operations.job import Job
-    from celery_dlq.store.records import Group
 
 COUNTED = 10_000
 MOST_SEARCHED = 2_000
 """Letters that are searched, on a job's page, for those that died again."""
 
-MOST_EMPTIED = 20
 MAX_NUMBER = 1e9
-_JUST_AFTER = timedelta(seconds=1)
 TYPED_ABOVE = 1000
 """Number of letters above which the queue's name must be typed, as for each discard."""
 
@@ -271,7 +268,6 @@ def _job_page(call: Call, found: Job, error: str = "", *, status: int = 200) -> 
         error=error,
         examples=examples,
         edit=edit,
-        emptied=_emptied(call, found),
         unknown=_unknown(found),
         restorable=_is_restorable(found),
     )
@@ -282,15 +278,6 @@ def _is_restorable(found: Job) -> bool:
     discards = found.kind == "discard" and not found.options.get("forever")
     recent = datetime.now(timezone.utc) - found.updated_at < KEPT_IN_BIN
     return discards and recent and bool(found.counts.get("removed"))
-
-
-def _emptied(call: Call, found: Job) -> list[Group]:
-    """The causes whose last letter left while a job ran."""
-    if not found.changed or found.kind in ("release", "restore"):
-        return []
-    until = None if found.ended_at is None else found.ended_at + _JUST_AFTER
-    ended = call.dlq.store.overviews.emptied(found.queue, found.started_at, until)
-    return [group for _at, group in ended[:MOST_EMPTIED]]
 
 
 def _unknown(found: Job) -> int:

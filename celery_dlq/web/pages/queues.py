@@ -204,16 +204,11 @@ def _groups_with_text(some: Callable[..., list[Group]], text: str) -> Iterator[G
 
 
 def group(call: Call) -> Page:
-    """Show one group, its newest example, and what was tried: jobs, and how they ended."""
+    """Show one group and its newest example."""
     queue, fingerprint = call.parts["queue"], call.parts["fingerprint"]
     found, incidents = call.dlq.group(queue, fingerprint), call.dlq.assembly.incidents()
     example = incidents.example_of(queue, found)
     answer = incidents.of_cause(queue, found, example) if found.letters else None
-    jobs = (
-        job.shown(call.dlq.redaction)
-        for job in call.dlq.jobs()
-        if job.state != "planned" and job.is_of_cause(queue, fingerprint)
-    )
     name = (found.exception_type or "").rpartition(".")[2]
     return call.page(
         "group.html",
@@ -226,7 +221,6 @@ def group(call: Call) -> Page:
         raised_at=_place_of(example),
         example=example,
         exceptions=frames_of(example),
-        jobs=[*islice(jobs, 5)],
     )
 
 

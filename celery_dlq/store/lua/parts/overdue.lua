@@ -11,7 +11,7 @@ local function remove_overdue(fingerprint, keep)  -- except of one group
       redis.call('ZADD', KEYS[2], now, other)
     elseif other ~= fingerprint then
       redis.call('HDEL', KEYS[1], other)
-      redis.call('HDEL', KEYS[4], other)
+      redis.call('HDEL', KEYS[4], other, 'owner:' .. other)
       redis.call('ZREM', KEYS[2], other)
     end
   end

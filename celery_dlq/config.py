@@ -217,15 +217,6 @@ class Settings:
         "Version of your code, kept on each letter. Unit: text. Special value: an empty text is "
         "no version. Defaults to the environment variable SENTRY_RELEASE, if set.",
     )
-    sample_successes: float = _setting(
-        0.0,
-        share,
-        "Share of the successes of guarded messages that is recorded, for the triage to compare "
-        "letters with (dlq export --successes): arguments, host, release, queue, time, delivery; "
-        "about 10,000 of each queue. Unit: 0 to 1, e.g. 0.001. Special value: 0 records none. "
-        "Defaults to 0.",
-    )
-
     redact: tuple[str, ...] = _setting(
         (),
         _checked_redact,

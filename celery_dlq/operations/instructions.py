@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import NotFound
 from celery_dlq.events import Action, Change, Events, whoami
-from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.store.instructions import matches_pattern
 from celery_dlq.store.records import MAX_TASKS
@@ -17,14 +16,7 @@ from celery_dlq.store.workers import OpenChange, WorkerRegistry
 if TYPE_CHECKING:
     from celery_dlq.store.letters import Letters
 
-_MAX_REASON_CHARS = 500
-
 Names = Callable[[], Iterable[str]]
-
-
-def reason_of(text: str) -> str:
-    """The reason of an instruction, for people."""
-    return shortened(one_line(text.strip()), _MAX_REASON_CHARS)
 
 
 class Audit:

@@ -16,7 +16,7 @@ from functools import cache, partial
 from typing import Any, ClassVar, TypeVar
 from uuid import uuid4
 
-from celery_dlq.letters.printable import readable
+from celery_dlq.letters.printable import one_line, readable, shortened
 from celery_dlq.letters.record import EPOCH, Recorded, iso
 from celery_dlq.registry import features
 from celery_dlq.store.keys import Keys, compact, spelled
@@ -34,8 +34,14 @@ OPEN = "open"
 RELEASING = "releasing"
 """State of a circuit breaker: probes succeeded, and the held messages are released."""
 
+_MAX_REASON_CHARS = 500
 _ANY = "*"
 _REVISION = b"revision"
+
+
+def reason_of(text: str) -> str:
+    """The reason of an instruction, for people."""
+    return shortened(one_line(text.strip()), _MAX_REASON_CHARS)
 
 
 def matches_pattern(pattern: str, name: str) -> bool:

@@ -226,10 +226,6 @@ class Letters(NewLetters):
             for name, place in zip(ids, places, strict=True)
         ]
 
-    def length(self, dead_letter_queue: str) -> int:
-        """Return the number of letters in a queue."""
-        return int(self._client.xlen(self._keys.letters(dead_letter_queue)))
-
     def export_folders(self, dead_letter_queue: str) -> list[ExportFolder]:
         """Return the folders to which a queue was exported in the last 90 days.
 

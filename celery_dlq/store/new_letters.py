@@ -82,6 +82,10 @@ class NewLetters(QueueNames):
                 self._doubtful[letter.id] = attempt
             raise
 
+    def length(self, dead_letter_queue: str) -> int:
+        """Return the number of letters in a queue."""
+        return int(self._client.xlen(self._keys.letters(dead_letter_queue)))
+
 
 def release_text(release: str | None) -> str:
     """Return a release as it is written into the value of a group."""

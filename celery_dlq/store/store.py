@@ -81,6 +81,11 @@ class Store:
     new_letters = cached_property(NewLetters)  # stored over the connection that counts
 
     @cached_property
+    def new_held(self) -> NewLetters:
+        """What stores messages that a worker holds."""
+        return NewLetters(self, Keys(f"{self.keys.prefix}:held"), _HELD_TTL_SECONDS)
+
+    @cached_property
     def letters(self) -> Letters:
         """What reads and removes letters, and stores them as `new_letters` does."""
         return self._letters()

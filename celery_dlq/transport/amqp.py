@@ -30,6 +30,7 @@ from amqp.transport import TCPTransport  # type: ignore[import-untyped]
 from celery_dlq import timing
 from celery_dlq.errors import BrokerUnavailable, RedriveError
 from celery_dlq.letters.printable import get_logger
+from celery_dlq.transport.held import LOOP_GOES_ON
 
 logger = get_logger("celery_dlq")
 
@@ -110,9 +111,6 @@ _READ_BYTES = 8192  # a dozen messages of usual size
 _MOST_BYTES = 1 << 20
 _AROUND = 8  # bytes of a frame around its content: type, channel, size; end
 _END = 0xCE
-
-LOOP_GOES_ON = frozenset(f"celery.concurrency.{name}" for name in ("prefork", "thread"))
-"""The modules of the pools whose tasks run beside the worker's event loop."""
 
 
 def read_ahead(consumer: Any) -> None:

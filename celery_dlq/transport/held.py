@@ -31,6 +31,9 @@ logger = get_logger("celery_dlq.transport")
 _CLOSE_SECONDS = 5.0
 MOST_STANDING = 5
 
+LOOP_GOES_ON = frozenset(f"celery.concurrency.{name}" for name in ("prefork", "thread"))
+"""The modules of the pools whose tasks run beside the worker's event loop."""
+
 
 def start_thread(run: Callable[[], None]) -> None:
     """Run a function in a thread of the operating system, as a daemon."""

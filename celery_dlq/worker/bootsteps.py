@@ -15,7 +15,7 @@ from celery_dlq import timing
 from celery_dlq.errors import BrokerUnavailable, DLQError
 from celery_dlq.events import DeadLettered, Event
 from celery_dlq.letters.printable import get_logger, shortened
-from celery_dlq.transport.amqp import LOOP_GOES_ON, read_ahead, restore_in_loop
+from celery_dlq.transport.held import LOOP_GOES_ON
 from celery_dlq.transport.redis.broker import UPGRADE, mismatch
 from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, read_on
 from celery_dlq.worker.dropped import read_leniently, watch_dropped_messages
@@ -96,7 +96,12 @@ class TickStep(bootsteps.StartStopStep):
         self._requested = False
         worker = consumer.controller
         watch_dropped_messages(consumer, worker.dead_letter_guard)
-        restore_in_loop(consumer)
+        self._read_ahead: Callable[[Any], None] = lambda _consumer: None
+        if _driver_type(worker) == "amqp":
+            from celery_dlq.transport.amqp import read_ahead, restore_in_loop  # noqa: PLC0415 - on RabbitMQ only
+
+            restore_in_loop(consumer)
+            self._read_ahead = read_ahead
         self._fetch = worker.dead_letter_guard.parts.dlq.reliable_fetch()
         if self._fetch is not None:
             self._fetch.loop_goes_on = worker.pool_cls.__module__ in LOOP_GOES_ON
@@ -146,7 +151,7 @@ class TickStep(bootsteps.StartStopStep):
 
         _quietly(read_before_put_back, consumer.pool, consumer.hub)
         if self._fetch is not None:
-            _quietly(read_ahead, consumer)
+            _quietly(self._read_ahead, consumer)
         # The first heartbeat before the first message.
         _quietly(guard.tick)
         consumer.timer.call_after(timing.current.tick, tick)

@@ -16,6 +16,7 @@ from waiting import poll
 from workers import Worker
 
 from celery_dlq import DeadLetter
+from celery_dlq.config import Settings
 from celery_dlq.errors import ExportError, SettingsError
 from celery_dlq.features.differences import sampling
 from celery_dlq.features.differences.sampling import LONGEST_ARGUMENTS, Sampler, Samples
@@ -131,7 +132,7 @@ def test_the_share_is_kept_and_arguments_are_bounded() -> None:
     noted, numbers = Noted(), iter([0.9, 0.3, 0.249, 0.5, 0.1])
     parts: Any = SimpleNamespace(
         backend=SimpleNamespace(part=lambda _kind: noted),
-        settings=SimpleNamespace(sample_successes=0.25),
+        settings=Settings(features={"sample_successes": 0.25}),
         make=LetterMaker(clock=utc_now, hostname="celery@a", pid=1),
     )
     sampler = Sampler(parts, chance=lambda: next(numbers))
@@ -147,7 +148,7 @@ def test_a_redriven_success_names_the_cause_that_it_died_of() -> None:
     noted = Noted()
     parts: Any = SimpleNamespace(
         backend=SimpleNamespace(part=lambda _kind: noted),
-        settings=SimpleNamespace(sample_successes=1.0),
+        settings=Settings(features={"sample_successes": 1.0}),
         make=LetterMaker(clock=utc_now, hostname="celery@a", pid=1),
     )
     lives = [{"fingerprint": "a" * 16}, {"fingerprint": "b" * 16, "exception": SECRET}]

@@ -10,7 +10,7 @@ from builders import NOW
 from waiting import poll
 
 from celery_dlq.events import Action, Events
-from celery_dlq.features.circuit_breaker.operations import Circuits, CircuitStore, hold_id_of
+from celery_dlq.features.circuit_breaker.circuits import Circuits, CircuitStore, hold_id_of
 from celery_dlq.features.circuit_breaker.policy import (
     CircuitBreaker,
     Died,

@@ -15,7 +15,7 @@ from servers import RedisServer
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Action, Events
 from celery_dlq.features.circuit_breaker import CIRCUITS
-from celery_dlq.features.circuit_breaker.operations import Circuits, CircuitStore
+from celery_dlq.features.circuit_breaker.circuits import Circuits, CircuitStore
 from celery_dlq.features.circuit_breaker.policy import (
     CircuitBreaker,
     Died,

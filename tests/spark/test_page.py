@@ -25,6 +25,7 @@ from servers import require
 from test_charts import a_triage
 
 from celery_dlq import DeadLetters
+from celery_dlq.config import Settings
 from celery_dlq.errors import ExportError
 from celery_dlq.features.differences.sampling import Sampler, Samples
 from celery_dlq.letters.causes import ComparedMessage, explain_causes
@@ -308,7 +309,7 @@ def command(redis_url: str) -> Iterator[Command]:
     store = Store(redis_url)
     parts: Any = SimpleNamespace(
         backend=store,
-        settings=SimpleNamespace(sample_successes=0.5),
+        settings=Settings(features={"sample_successes": 0.5}),
         make=LetterMaker(clock=lambda: NOON, hostname="celery@web-1", pid=1),
     )
     sampler = Sampler(parts, chance=lambda: 0.0)

@@ -22,7 +22,7 @@ from celery_dlq.cli.commands import dlq
 from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
 from celery_dlq.events import Action, Change
 from celery_dlq.features.circuit_breaker import CIRCUITS, policy
-from celery_dlq.features.circuit_breaker.operations import CircuitStore, hold_id_of
+from celery_dlq.features.circuit_breaker.circuits import CircuitStore, hold_id_of
 from celery_dlq.features.circuit_breaker.policy import Ends, Succeeded
 from celery_dlq.features.sentry import observer as sentry
 from celery_dlq.features.sentry.observer import event_of_opening

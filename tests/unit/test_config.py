@@ -88,11 +88,11 @@ def test_all_settings_are_read_from_a_celery_app() -> None:
         spool_dir="/var/spool/dlq",
         memory_limit=1.0,
         release="1.2.3",
-        sample_successes=0.001,
         redact=("kwargs.card", r"re:\b\d{16}\b"),
         features={
             "adopt": {"orders.dead": "orders-DLQ", "other.dead": None},
             "sentry": False,
+            "sample_successes": 0.001,
         },
         reliable_fetch=False,
         lease=30.0,

@@ -166,7 +166,7 @@ def test_while_the_store_is_away_its_messages_run(
 ) -> None:
     """An outage of ours stops nobody's tasks; each is in the log."""
     hold(worker)
-    store = worker.dlq.assembly.backend.held
+    store = worker.dlq.assembly.backend.new_held
 
     def away(*_: Any) -> Any:
         raise StoreUnavailable("away")

@@ -84,13 +84,13 @@ class Adopter:
         app, backend = assembly.app, assembly.backend
         self.report = AdoptReport(queue)
         self._source = source_of(app, queue)
-        self._letters, self._counter = backend.letters, backend.counter
+        self._letters, self._counter = backend.new_letters, backend.counter
         policies = assembly.settings.policies
         self._adoption = Adoption(app, policies, queue, target, self._counter, make)
         self._outboxes = assembly.outboxes()
         self._limit = assembly.memory_limit()
         self._store = LetterStore(
-            backend.letters,
+            self._letters,
             limit=self._limit,
             change=self._recorded,
             events=assembly.events,

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from celery_dlq.errors import DLQError, StoreUnavailable
-from celery_dlq.features.circuit_breaker.operations import (
+from celery_dlq.features.circuit_breaker.circuits import (
     Circuits,
     CircuitStore,
     hold_id_of,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from celery_dlq.events import on_behalf_of
-from celery_dlq.features.circuit_breaker.operations import ACTOR, Circuits, emptied
+from celery_dlq.features.circuit_breaker.circuits import ACTOR, Circuits, emptied
 from celery_dlq.features.circuit_breaker.policy import Happened
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import to_micros

@@ -16,7 +16,8 @@ from celery_dlq.events import Action, whoami
 from celery_dlq.features.dead_letter.demand import Demand
 from celery_dlq.letters.printable import get_logger, shortened
 from celery_dlq.letters.record import iso
-from celery_dlq.operations.instructions import Audit, reason_of
+from celery_dlq.operations.instructions import Audit
+from celery_dlq.store.instructions import reason_of
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly

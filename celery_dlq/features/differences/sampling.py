@@ -76,34 +76,16 @@ LONGEST_ARGUMENTS = 8192
 """Args or kwargs with more characters of JSON are left out of a sample."""
 
 _KEPT = (
-    "schema_version",
-    "id",
-    "task_id",
-    "task_name",
-    "source_queue",
-    "dead_letter_queue",
-    "dead_lettered_at",
-    "first_delivered_at",
-    "deliveries",
-    "retries",
-    "redrives",
-    "max_deliveries",
-    "max_retries",
-    "args_json",
-    "kwargs_json",
-    "root_id",
-    "parent_id",
-    "group_id",
-    "origin",
-    "worker_hostname",
-    "worker_pid",
-    "release",
+    *("schema_version", "id", "task_id", "task_name", "source_queue", "dead_letter_queue"),
+    *("dead_lettered_at", "first_delivered_at", "deliveries", "retries", "redrives"),
+    *("max_deliveries", "max_retries", "args_json", "kwargs_json"),
+    *("root_id", "parent_id", "group_id", "origin", "worker_hostname", "worker_pid", "release"),
 )
 
 
 def observer(parts: WorkerParts) -> Observer | None:
     """The observer of a worker that samples."""
-    return Sampler(parts) if parts.settings.sample_successes else None
+    return Sampler(parts) if parts.settings.of("sample_successes") else None
 
 
 class Sampler(Observer):
@@ -114,7 +96,7 @@ class Sampler(Observer):
 
     def __init__(self, parts: WorkerParts, chance: Callable[[], float] = random.random) -> None:
         self._samples = parts.backend.part(Samples)
-        self._share = parts.settings.sample_successes
+        self._share = parts.settings.of("sample_successes")
         self._make = parts.make
         self._chance = chance
 

@@ -227,7 +227,6 @@ class ExchangePublisher:
     def __init__(self, backend: Store, exchanges: Exchanges, events: Events) -> None:
         self.backend = backend
         self._events = events
-        self._store = backend.letters
         self._outbox = backend.part(Outbox)
         self._exchanges = exchanges
         self._missing: MutableMapping[OutboxEntry, float] = LRUCache(_MAX_REMEMBERED)  # type: ignore[no-untyped-call]
@@ -253,7 +252,10 @@ class ExchangePublisher:
         names, self._new = list(self._new), set()
         sweep_at, self._sweep_at = self._sweep_at, 0.0  # at once, if this fails
         if time.monotonic() >= sweep_at:
-            names, sweep_at = self._store.names(), time.monotonic() + interval("outbox_sweep")
+            names, sweep_at = (
+                self.backend.new_letters.names(),
+                time.monotonic() + interval("outbox_sweep"),
+            )
         for name in self._outbox.holding(names):
             self._deliver(name, stopping)
         self._sweep_at = sweep_at
@@ -286,7 +288,7 @@ class ExchangePublisher:
 
     def _published(self, dead_letter_queue: str, entry: OutboxEntry) -> bool:
         """Publish an entry's letter; return True if the entry is done."""
-        letter = self._store.get(dead_letter_queue, entry.letter_id)
+        letter = self.backend.letters.get(dead_letter_queue, entry.letter_id)
         if letter is None:
             return self._is_lost(entry)
         try:

@@ -9,8 +9,9 @@ from uuid import uuid4
 from celery_dlq import timing
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Action
-from celery_dlq.operations.instructions import Audit, reason_of
+from celery_dlq.operations.instructions import Audit
 from celery_dlq.operations.reading import Reading
+from celery_dlq.store.instructions import reason_of
 from celery_dlq.store.records import ClaimState
 
 if TYPE_CHECKING:

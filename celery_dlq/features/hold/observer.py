@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.features.hold import HELD_MESSAGES
 from celery_dlq.features.hold.unread import Unread
-from celery_dlq.letters import conditions, json_codec
+from celery_dlq.letters import json_codec
 from celery_dlq.letters.headers import HOLD_HEADER, PUBLICATION_HEADER, named_after
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import Reason, to_micros
@@ -46,7 +46,7 @@ class HoldObserver(Observer):
 
     def __init__(self, parts: WorkerParts) -> None:
         self._parts = parts
-        self._store = parts.backend.held
+        self._store = parts.backend.new_held
         self._unread = parts.backend.part(Unread)
         # The holds that could not read a message: a thread pool asks twice before it starts
         self._passed_over: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
@@ -63,6 +63,8 @@ class HoldObserver(Observer):
         self.ended: tuple[Hold, ...] = ()
         # Of circuit breakers: the header of a message that runs as a probe, if one may
         self.probe: Callable[[Hold], str | None] = lambda _hold: None
+        # Whether a hold's conditions are met; `None` if nobody can say
+        self._judge: Callable[..., bool | None] = lambda *_: True
 
     @property
     def watching(self) -> bool:  # type: ignore[override]
@@ -86,9 +88,13 @@ class HoldObserver(Observer):
 
     def instructed(self, found: Sequence[Instruction], now: datetime) -> None:
         """Apply the holds of the app, in place of those before."""
+        holds = [one for one in found if isinstance(one, Hold) and one.broker in ("", self._broker)]
+        if any(hold.where for hold in holds):
+            from celery_dlq.letters.conditions import judge_all  # noqa: PLC0415 - few holds have any
+
+            self._judge = judge_all
         before = {hold.id for hold in self.holds}
         self._ahead = now - self._parts.clock()
-        holds = [one for one in found if isinstance(one, Hold) and one.broker in ("", self._broker)]
         self.ended = tuple(hold for hold in holds if not hold.in_force(now))
         self.holds = tuple(hold for hold in holds if hold.in_force(now))
         self.lengths.clear()
@@ -133,10 +139,8 @@ class HoldObserver(Observer):
 
     def probe_is_due(self, hold: Hold) -> bool:
         """True if a circuit breaker made the hold, and may send a probe now."""
-        circuit = hold.circuit
-        if circuit is None or circuit.state != OPEN:
-            return False
-        return circuit.micros_until_probe(to_micros(self._parts.clock() + self._ahead)) <= 0
+        circuit, now = hold.circuit, to_micros(self._parts.clock() + self._ahead)
+        return bool(circuit and circuit.state == OPEN and circuit.micros_until_probe(now) <= 0)
 
     def _matching_hold(
         self, request: GuardedRequest, queue: str
@@ -145,12 +149,15 @@ class HoldObserver(Observer):
         for hold in self.holds:
             if not hold.admits(released) and hold.covers(request.task.name, queue):
                 message = message or Message.of(request.message, request.request_dict)
-                meets = _meets_conditions(hold.where, message)
+                meets = self._meets_conditions(hold.where, message)
                 if meets:
                     return hold, message
                 if meets is None:
                     self._pass_over(hold, request)
         return None, None
+
+    def _meets_conditions(self, texts: tuple[str, ...], message: Message) -> bool | None:
+        return self._judge(texts, lambda name: getattr(message.letter, name) or "")
 
     def _pass_over(self, hold: Hold, request: GuardedRequest) -> None:
         """Count a message that runs, because nobody can say whether the hold means it."""
@@ -241,7 +248,3 @@ class HoldObserver(Observer):
             return known is None or self._is_below(known) or self.probe_is_due(known)
         except StoreUnavailable:  # tasks go on, as in any outage
             return True
-
-
-def _meets_conditions(texts: tuple[str, ...], message: Message) -> bool | None:
-    return conditions.judge_all(texts, lambda name: getattr(message.letter, name) or "")

@@ -15,14 +15,14 @@ from celery_dlq.events import Action, on_behalf_of, whoami
 from celery_dlq.features.hold.unread import Unread
 from celery_dlq.letters.conditions import all_hold, checked
 from celery_dlq.letters.printable import shortened
-from celery_dlq.operations.instructions import Audit, reason_of
+from celery_dlq.operations.instructions import Audit
 from celery_dlq.operations.job import DONE, RUNNING, Job, JobRun
 from celery_dlq.operations.redrive.checks import Waits
 from celery_dlq.operations.redrive.message import Outgoing, RedriveOptions
 from celery_dlq.operations.redrive.select import Progress, RawEntry
 from celery_dlq.operations.redrive.work import RedriveReport
 from celery_dlq.operations.release import HeldMessages, new_release
-from celery_dlq.store.instructions import MOST_HOLDS, Hold
+from celery_dlq.store.instructions import MOST_HOLDS, Hold, reason_of
 from celery_dlq.store.records import MessageKey
 from celery_dlq.transport.publications import broker_name
 

@@ -345,7 +345,7 @@ def _print_job(console: Console, found: Job) -> None:
     shown["filter"] = found.readable_filter()
     for name in _SHOWN:
         value = shown[name]
-        if value not in (None, "", {}):
+        if value not in (None, "", {}, 0):
             say(console, f"  {name:<12}{_plain_value(value)}")
     for name, count in found.counts.items():
         if count:
@@ -356,7 +356,7 @@ def _print_job(console: Console, found: Job) -> None:
 def _plain_value(value: Any) -> str:
     """A value as people read it: of a mapping its names and values."""
     if isinstance(value, dict):
-        some = ((name, one) for name, one in value.items() if one not in (None, "", {}, []))
+        some = ((name, one) for name, one in value.items() if one not in (None, "", {}, [], 0))
         return ", ".join(f"{name} {_plain_value(one)}" for name, one in some)
     if isinstance(value, (list, tuple)):
         return " ".join(map(_plain_value, value))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -225,13 +226,13 @@ class Operations:
         run = self._new(kind, queue, where or LetterFilter(), options, change)
         return run, self._previewed(run, seconds, scanned)
 
-    def start(self, job_id: str, *, at: datetime | None = None) -> Job:
+    def start(self, job_id: str, *, at: datetime | None = None, force: bool = False) -> Job:
         """Let a plan wait for a process that runs jobs: a worker, `dlq web`, or your own.
 
         Whoever calls it second, or clicks twice, gets the same job. What would be lost is looked
-        for again when it is run.
+        for again when it is run; ``force`` is that of `redrive`, for who has read the plan.
         """
-        return self._jobs.start(job_id, _refuse_lost, at=at)
+        return self._jobs.start(job_id, partial(_started, force=force), at=at)
 
     def edited_arguments(self, job_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """``args`` and ``kwargs`` of a letter before and after an edit that is planned."""
@@ -378,17 +379,19 @@ def _cut_note(letters: int, limit: int, seconds: float) -> str:
     return f"the time for the plan ended at {letters:,} letters of at most {limit:,}"
 
 
-def _refuse_lost(job: Job) -> None:
-    """Refuse a plan of which nothing would be left; else the letters that would be lost stay."""
+def _started(job: Job, *, force: bool) -> Job:
+    """The job of a plan; refused if nothing would be left: letters that would be lost stay."""
     if job.kind not in REDRIVES:
-        return
-    plan = DryRun.of_preview(job.preview)
-    lost = (
-        sum(check.letters for check in checks if check.found is False)
-        for checks in (plan.queues, plan.tasks)
-    )
-    if plan.letters and max(lost) >= plan.letters:
-        refuse_lost(plan, force=bool(job.options.get("force")))
+        if force:
+            raise DLQError(f"expected a plan of a redrive to force, got {job.id}, a {job.kind}")
+        return job
+    plan, given = DryRun.of_preview(job.preview), job.options
+    force = force or bool(given.get("force"))
+    kinds = (plan.queues, plan.tasks)
+    lost = max(sum(one.letters for one in each if one.found is False) for each in kinds)
+    if plan.letters and lost >= plan.letters:
+        refuse_lost(plan, force=force)
+    return replace(job, options={**given, "force": True}) if force else job
 
 
 def _arguments(message: Outgoing) -> dict[str, Any]:

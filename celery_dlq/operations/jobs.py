@@ -258,7 +258,7 @@ class Jobs:
         return planned
 
     def start(
-        self, job_id: str, check: Callable[[Job], object], *, at: datetime | None = None
+        self, job_id: str, checked: Callable[[Job], Job], *, at: datetime | None = None
     ) -> Job:
         """Let a plan wait for a process that runs jobs; a job that was started is only returned."""
         if at is not None:
@@ -271,7 +271,7 @@ class Jobs:
             )
         if job.state != PLANNED:
             return job
-        check(job)
+        job = checked(job)
         new = {"actor": whoami(), "started_at": self._store.now(), "expires_at": None}
         started = self._save_changed(state, job, state=WAITING, start_at=at, **new)
         return started or self.get(job_id)  # another operator was faster

@@ -359,6 +359,7 @@ def test_a_discard_is_asked_for_and_can_be_taken_back(
     assert [job["kind"] for job in jobs] == ["purge", "discard"]
     status = dlq("jobs", "status", jobs[0]["id"])
     assert "purge of orders-DLQ: done" in status.stdout
+    assert not [line for line in status.stdout.splitlines() if line.split()[1:] == ["0"]]
     assert jobs[0]["id"] in dlq("jobs").stdout
     some = dlq("audit", "--actor", changes[0]["actor"][:3], "--action", "purge", "--json").lines
     assert some == changes[:1]

@@ -95,7 +95,6 @@ def test_a_double_click_and_the_back_button(
 ) -> None:
     """The plan is started once; going back shows no form that could start it again."""
     page.goto(f"{pages.url}/queues/{DLQ}/redrive")
-    page.get_by_label("Even if messages would be lost").check()
     page.get_by_role("button", name="Show what would happen").dblclick()
     page.wait_for_url("**/jobs/*")
     page.get_by_role("button", name="Redrive").dblclick()

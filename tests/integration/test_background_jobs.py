@@ -204,6 +204,10 @@ def test_messages_that_would_be_lost_need_force(operators: Operators) -> None:
     forced = dlq.plan("redrive", DLQ, to_queue="typo", force=True)
     assert forced.options["force"] is True
     assert dlq.start(forced.id).state == "waiting"
+    started = dlq.start(plan.id, force=True)
+    assert (started.state, started.options["force"]) == ("waiting", True)
+    with pytest.raises(DLQError, match=r"a plan of a redrive to force, got .* a discard"):
+        dlq.start(dlq.plan("discard", DLQ).id, force=True)
 
 
 def test_unusable_plans_are_refused(operators: Operators) -> None:

@@ -300,6 +300,38 @@ def test_a_cancelled_removal_is_resumed_with_the_name_of_its_queue_only() -> Non
     assert jobs.job(started).state in ("waiting", "running", "done")
 
 
+def test_what_would_be_lost_is_forced_where_one_reads_of_it() -> None:
+    """The first page of a redrive does not ask; the plan does, if there is something to lose."""
+    web = pages(runs_jobs=False)
+    letter = a_letter()
+    web.dlq.assembly.backend.letters.dead_letter(letter, key_of(letter))
+    cookie, token = form_of()
+    assert b"lost" not in web.handle(get(f"/queues/{DLQ}/redrive")).body
+    plan = web.dlq.plan("redrive", DLQ, to_queue="typo")
+    assert b'name="force"' in web.handle(get(f"/jobs/{plan.id}")).body
+    start = f"/jobs/{plan.id}/start"
+    refused = web.handle(post(start, cookie, token, headers=SAME_SITE))
+    assert (refused.status, web.dlq.job(plan.id).state) == (409, "planned")
+    forced = web.handle(post(start, cookie, token, fields="force=1", headers=SAME_SITE))
+    assert (forced.status, web.dlq.job(plan.id).options["force"]) == (303, True)
+    discard = web.dlq.plan("discard", DLQ)
+    assert b'name="force"' not in web.handle(get(f"/jobs/{discard.id}")).body
+
+
+def test_what_is_seldom_asked_for_is_behind_more() -> None:
+    """The first row of the filter has what a night asks for; a condition in use stays in sight."""
+    web = pages()
+    letter = a_letter()
+    web.dlq.assembly.backend.letters.dead_letter(letter, key_of(letter))
+    shown = web.handle(get(f"/queues/{DLQ}/letters")).body.decode()
+    first, _, more = shown.partition('<details class="more">')
+    for name in ("worker_hostname", "min_deliveries", "root_id", "group_id"):
+        assert f'name="{name}"' in more
+        assert f'name="{name}"' not in first
+        used = web.handle(get(f"/queues/{DLQ}/letters", query=f"{name}=1")).body
+        assert b'<details class="more" open>' in used
+
+
 def test_arguments_with_control_characters_can_be_edited() -> None:
     """The form has JSON that means the same, whatever is invisible in it."""
     web = pages()
@@ -317,9 +349,7 @@ def test_arguments_with_control_characters_can_be_edited() -> None:
     assert again.status == 400
     assert '["\\u0085"]' in unescape(again.body.decode())
     typed["args"] = typed["args"].replace('"a', '"z')
-    answer = web.handle(
-        post(path, cookie, token, fields=urlencode({**typed, "force": "1"}), headers=SAME_SITE)
-    )
+    answer = web.handle(post(path, cookie, token, fields=urlencode(typed), headers=SAME_SITE))
     assert answer.status == 303, answer.body
     (plan,) = web.dlq.jobs()
     _, after = web.dlq.edited_arguments(plan.id)

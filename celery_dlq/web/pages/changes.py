@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq import timing
@@ -65,7 +67,6 @@ def plan_redrive(call: Call) -> Page:
         "canary": _typed_number(call, "canary", int),
         "max_failures": _typed_number(call, "max_failures", int),
         "canary_wait": _typed_number(call, "canary_wait"),
-        "force": bool(call.value("force")),
         "note": call.typed("note"),
     }
     return _planned(call, "redrive", {k: one for k, one in given.items() if one is not None})
@@ -104,7 +105,6 @@ def plan_edit(call: Call) -> Page:
                 kwargs=_typed_json(call, "kwargs", dict, "an object"),
             ),
             to_queue=call.typed("to_queue") or None,
-            force=bool(call.value("force")),
         )
     except NotFound as exc:
         return gone_page(call, exc)
@@ -156,11 +156,8 @@ def _typed_json(call: Call, name: str, kind: type, wanted: str) -> Any:
 
 def jobs(call: Call) -> Page:
     """Show the newest jobs."""
-    found = [
-        job.shown(call.dlq.redaction)
-        for job in call.dlq.jobs()
-        if job.state not in ("planned", "expired")
-    ][:100]
+    known = (job for job in call.dlq.jobs() if job.state not in ("planned", "expired"))
+    found = [job.shown(call.dlq.redaction) for job in islice(known, 100)]
     return call.page("jobs.html", title="Jobs", jobs=found)
 
 
@@ -175,7 +172,7 @@ def _job_of(call: Call) -> Job:
 
 def start(call: Call) -> Page:
     """Start a plan."""
-    return _changed(call, call.dlq.start, typed=True)
+    return _changed(call, partial(call.dlq.start, force=bool(call.value("force"))), typed=True)
 
 
 def cancel(call: Call) -> Page:

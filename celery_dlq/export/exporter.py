@@ -29,7 +29,7 @@ from celery_dlq.export.destination import Destination
 from celery_dlq.export.roll import Background, Roll, earlier_ids, trim_exported
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import get_logger
-from celery_dlq.letters.record import from_micros, iso, letter_from, to_micros
+from celery_dlq.letters.record import REQUIRED_FIELDS, from_micros, iso, letter_from, to_micros
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.store.records import FIRST_POSITION, ordered, position_at, stored_at
 
@@ -157,7 +157,7 @@ class ParquetExport:
         self.trimmed = trimmed
         self.trims = trims  # called before; gives the operation for which letters are counted
         self.destination = Destination(destination, filesystem)
-        self.required = table.SUCCESS if of == SUCCESSES else table.LETTER
+        self.required = table.SUCCESS if of == SUCCESSES else REQUIRED_FIELDS
         self._of = of
         self._take_over = take_over
         # Of one run; see `_open_export`
@@ -392,7 +392,7 @@ class _QueueExport:
         """Say that the folder is in use, and what it lacks; finish a killed export."""
         checkpoint = self._checkpoint
         checkpoint.to_store_state()  # first: who removes letters looks for folders after saying so
-        if self._export.required is table.LETTER:
+        if self._export.required is REQUIRED_FIELDS:
             self._export.store.note_export(self.name)
         self._find_missing()
         if checkpoint.intent is None:
@@ -526,7 +526,7 @@ class _QueueExport:
             }
             if missing not in found:
                 found.append(missing)
-        if have == FIRST_POSITION and not export.where and export.required is table.LETTER:
+        if have == FIRST_POSITION and not export.where and export.required is REQUIRED_FIELDS:
             left = export.store.left_count(self.name) - known
             if left > 0:
                 export.report.gone[self.name] = left

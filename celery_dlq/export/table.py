@@ -25,17 +25,19 @@ from celery_dlq.letters.packed import (
     PackedFields,
     decompressed,
 )
-from celery_dlq.letters.record import FIRST_MICROS, LAST_MICROS, SCHEMA_VERSION, Kind, field_kinds
+from celery_dlq.letters.record import (
+    FIRST_MICROS,
+    LAST_MICROS,
+    REQUIRED_FIELDS,
+    SCHEMA_VERSION,
+    Kind,
+    field_kinds,
+)
 
 _MIN_LAYOUT_ROWS = 8
 
-SUCCESS = frozenset(
-    b"id task_id task_name source_queue dead_letter_queue reason dead_lettered_at".split()
-)
+SUCCESS = REQUIRED_FIELDS - {b"fingerprint"}
 """Fields that every sample of a success has."""
-
-LETTER = SUCCESS | {b"fingerprint"}
-"""Fields that every letter has, in all versions of the record; see `celery_dlq.letters.record`."""
 
 Refused = Callable[[int, CorruptLetter], object]
 
@@ -52,7 +54,7 @@ def table(
     refused: Refused | None = None,
     *,
     columns: Sequence[str] | None = None,
-    required: frozenset[bytes] = LETTER,
+    required: frozenset[bytes] = REQUIRED_FIELDS,
 ) -> Any:
     """Make a table of raw store entries, without decoding each letter.
 

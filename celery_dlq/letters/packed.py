@@ -365,7 +365,8 @@ def decompressed(data: bytes) -> bytes:
 
 
 def _slice_of(whole: bytes, place: bytes) -> bytes:
-    start, length = map(int, place.split(b":"))
+    begin, _, size = place.partition(b":")
+    start, length = int(begin), int(size)
     if start < 0 or start + length > len(whole):
         raise ValueError("a place is beyond its end")
     return whole[start : start + length]

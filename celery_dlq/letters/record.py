@@ -564,6 +564,10 @@ _KINDS = field_kinds()
 TEXTLESS = frozenset(name for name, kind in _KINDS.items() if kind.column not in {"text", "bytes"})
 """Fields whose values can hide no text, whatever a publisher wrote."""
 _TIMES = tuple(name for name, kind in _KINDS.items() if kind is Kind.TIME)
+REQUIRED_FIELDS = frozenset(
+    f.name.encode() for f in dataclasses.fields(DeadLetter) if f.metadata and f.default is _REQUIRED
+)
+"""Fields that every letter has, in all versions of the record."""
 
 
 def letter_from(fields: Mapping[bytes, bytes]) -> DeadLetter:

@@ -16,7 +16,7 @@ from servers import RedisServer
 
 from celery_dlq.operations.redrive.message import Outgoing
 from celery_dlq.operations.redrive.publisher import Publisher, PublishResult
-from celery_dlq.transport.redis.entries import Envelopes
+from celery_dlq.transport.redis.envelopes import Envelopes
 
 Make = Callable[..., Publisher]
 
@@ -64,7 +64,7 @@ def message(**changes: Any) -> Outgoing:
         "body": b'[["Gr\xc3\xb6\xc3\x9fe"], {}, {}]',
         "content_type": "application/json",
         "content_encoding": "utf-8",
-        "headers": dict(HEADERS),
+        "own_headers": dict(HEADERS),
         "properties": {"correlation_id": "0f9f2b1e", "reply_to": "me", "priority": 3},
     }
     return Outgoing(**{**values, **changes})
@@ -122,8 +122,8 @@ def _untagged(text: str | bytes) -> Any:
         {"properties": {"priority": -7}},
         {"properties": {"priority": 2.9}},
         {"properties": {"priority": ["odd"]}},
-        {"headers": {}},
-        {"headers": {"raw": b"\xff\x00", "text": b"text"}},
+        {"own_headers": {}},
+        {"own_headers": {"raw": b"\xff\x00", "text": b"text"}},
         {"headers_text": json.dumps(HEADERS)},
         {"body": b"\x80\x04N.", "content_type": "application/x-python-serialize"},
         {"body": b"\xff", "content_type": "application/data", "content_encoding": "binary"},
@@ -156,7 +156,7 @@ def test_options_of_the_transport_are_followed(
     made = publisher(**options)
     sent = message(body=b"[[], {}, {}]")
     if options.get("body_encoding") == "utf-8":  # kombu writes bytes with a type tag
-        sent = message(headers={}, body=b"text")
+        sent = message(own_headers={}, body=b"text")
     assert ours(made, sent) == kombus(server, made, sent)
 
 
@@ -172,6 +172,19 @@ def test_every_entry_has_a_delivery_tag_of_its_own(publisher: Make) -> None:
     }
     texts = [envelopes.entry_text(b"[]", **arguments) for _ in range(1200)]
     assert len({json.loads(text)["properties"]["delivery_tag"] for text in texts}) == 1200
+
+
+def test_equal_properties_of_other_types_are_other_entries(
+    server: RedisServer, publisher: Make
+) -> None:
+    """What messages share is made once, and 1, 1.0 and true are equal."""
+    made = publisher()
+    texts = []
+    for value in (1, True, 1.0):
+        sent = message(properties={"correlation_id": "0f9f2b1e", "priority": value, "x": value})
+        texts.append(json.dumps(ours(made, sent)[1]))
+        assert texts[-1] == json.dumps(ours(made, sent)[1])
+    assert len(set(texts)) == 3
 
 
 def test_a_queue_that_expires_is_known(publisher: Make) -> None:

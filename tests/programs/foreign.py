@@ -317,7 +317,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
     "Other transports, and publishing": (
         Row(
             "Channel._inplace_augment_message Channel._next_delivery_tag Channel._put",
-            "transport/redis/entries.py",
+            "transport/redis/envelopes.py",
             "With `basic_publish` and `prepare_message`, the steps of publishing to Redis that a "
             "redrive makes in one script (looked for): a channel that has its own is left alone.",
             "A redrive writes past a channel that encrypts, or is never exactly once.",

@@ -52,7 +52,8 @@ from kombu.utils.scheduling import round_robin_cycle
 from redis.connection import Connection as RedisConnection
 
 from celery_dlq.transport.default_delay import MERGES_OPTIONS, PARAMETERS
-from celery_dlq.transport.redis.entries import STEPS, end_of_list, priority_of
+from celery_dlq.transport.redis.entries import end_of_list, priority_of
+from celery_dlq.transport.redis.envelopes import STEPS
 from celery_dlq.transport.redis.leases import ReliableQoS
 from celery_dlq.worker.dispatched import FLUSHES_QUEUES, RUN, TERMINATE
 from celery_dlq.worker.shutdown_signals import LEFT_BY_SIGNAL

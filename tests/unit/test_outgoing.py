@@ -59,6 +59,32 @@ def test_headers_kept_as_text_are_those_decoded(
     assert message.headers["dlq_letter"] == letter.id
     if message.headers_text:
         assert json.loads(message.headers_text) == message.headers
+        assert headers_of_it.items() <= message.headers.items()
+
+
+@given(
+    st.dictionaries(NAMES, VALUES),
+    st.text(max_size=9),
+    st.sampled_from([{}, {"separators": (",", ":")}]),
+    st.booleans(),
+)
+def test_properties_are_kept_but_those_of_the_transport(
+    own: dict[str, Any], task_id: str, form: dict[str, Any], tagged_last: bool
+) -> None:
+    """In the order of kombu's Redis transport, of which many messages share a part, or another."""
+    given = {
+        "correlation_id": task_id,
+        "reply_to": None,
+        **own,
+        "delivery_info": {"routing_key": "q"},
+    }
+    given |= {"delivery_tag": "tag"} if tagged_last else {}
+    letter = a_letter(properties=json.dumps(given, **form))
+    expected = {n: v for n, v in given.items() if not n.startswith("delivery_") and v is not None}
+    for _ in range(2):
+        message = sent(packed(letter.to_fields()), new_id=False)
+        assert message.properties == expected
+        message.properties.clear()  # it is this message's own
 
 
 def test_a_redrive_knows_what_becomes_of_each_header_of_ours() -> None:

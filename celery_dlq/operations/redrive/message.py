@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 from uuid import uuid4
 
@@ -35,35 +36,27 @@ from celery_dlq.letters.record import from_micros, iso
 from celery_dlq.operations.job import JobOptions
 from celery_dlq.operations.redrive.select import RawEntry
 from celery_dlq.store.records import Seed
-from celery_dlq.transport.redis.entries import object_text
 
 if TYPE_CHECKING:
     from celery_dlq.operations.files import ExportedFiles
 
 _STALE = (REDELIVERED, *OF_ONE_PUBLICATION)
 _CHANGED = frozenset({*_STALE, *REDRIVE_HEADERS})  # a text of headers with one cannot be kept
-# kombu sets these for each publish.
-_TRANSPORT_PROPERTIES = frozenset(
-    {
-        "delivery_info",
-        "delivery_tag",
-        "body_encoding",
-        "content_type",
-        "content_encoding",
-        "application_headers",
-        "expiration",  # it would begin anew, and RabbitMQ might drop what is no letter any more
-    }
-)
+# kombu sets these for each publish; an expiration would begin anew, and end what is no letter.
+_TRANSPORT_PROPERTIES = {
+    *("delivery_info", "delivery_tag", "body_encoding", "content_type", "content_encoding"),
+    *("application_headers", "expiration"),
+}
 
 _MAX_CANARY = 1000
 _MAX_LIFE_CHARS = 200
-_LIFE = (
-    ("reason", b"reason"),
-    ("exception", b"exception_type"),
-    ("fingerprint", b"fingerprint"),
-)
+_LIFE = {"reason": b"reason", "exception": b"exception_type", "fingerprint": b"fingerprint"}
+# The properties as kombu's Redis transport has them: all but the ids are the same in many messages
+_PROPERTIES = re.compile(
+    r'\{"correlation_id":"([^"\\]*)"((?:,.{0,800})?),"delivery_tag":"[^"\\]*"\}', re.DOTALL
+).fullmatch
 
-_decode = json.JSONDecoder().raw_decode
+_decode, _encode = json.JSONDecoder().raw_decode, json.JSONEncoder().encode
 _iso = lru_cache(maxsize=8)(iso)  # the messages of a batch are redriven at one time
 
 
@@ -171,7 +164,7 @@ class Prepared(NamedTuple):
     seed: Seed | None  # of its count of deliveries
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Outgoing:
     """A message that is about to be published."""
 
@@ -182,13 +175,17 @@ class Outgoing:
     body: bytes  # The original bytes
     content_type: str  # Content type of the body
     content_encoding: str  # Content encoding of the body
-    # The original headers with our markers, without those of the broker
-    headers: dict[str, Any] = field(default_factory=dict)
     # The original properties, without those that kombu sets
     properties: dict[str, Any] = field(default_factory=dict)
     # The headers as JSON text if the letter's text could be kept, which is faster than making it;
     # empty if not, or once the headers are changed
     headers_text: str = ""
+    own_headers: dict[str, Any] = field(default_factory=dict)  # The headers if there is no text
+
+    @cached_property
+    def headers(self) -> dict[str, Any]:
+        """The original headers with our markers, without those of the broker."""
+        return _json(self.headers_text)[0] if self.headers_text else self.own_headers
 
 
 def outgoing(
@@ -229,30 +226,41 @@ def outgoing(
         kept = False
     if options.new_id:
         task_id, kept = _rename(headers, unchanged["properties"], letter_id), False
-    markers = {REDRIVES_HEADER: redrives, REDRIVE_HEADER: redrive_id, LETTER_HEADER: letter_id}
-    markers |= {REDRIVEN_AT_HEADER: _iso(redriven_at or now), EARLIER_HEADER: earlier}
-    markers.update(_publication(headers, letter_id))
-    headers.update(markers)
+    markers = {REDRIVE_HEADER: redrive_id, REDRIVEN_AT_HEADER: _iso(redriven_at or now)}
+    markers |= {LETTER_HEADER: letter_id, EARLIER_HEADER: earlier}
+    markers |= _publication(headers, letter_id)
     return Outgoing(
         letter_id=letter_id,
         task_id=task_id,
         redrives=redrives,
         queue=queue,
-        headers=headers,
-        headers_text=_marked(text, markers) if kept else "",
+        own_headers={} if kept else {**headers, REDRIVES_HEADER: redrives, **markers},
+        headers_text=_marked(text, redrives, markers) if kept else "",
         **unchanged,
     )
 
 
 def _lives(headers: Mapping[str, Any], raw: Mapping[bytes, bytes], letter_id: str) -> str:
     """What a message died of so far, as JSON, without what may quote its arguments."""
-    at = from_micros(int(raw.get(b"dead_lettered_at", b"0")))
-    life = {"at": at.isoformat(), "letter": letter_id}
-    for name, field_name in _LIFE:
-        if value := raw.get(field_name):
-            life[name] = value.decode("utf-8", "replace")[:_MAX_LIFE_CHARS]
-    lives = [*lives_of(headers), life][-MAX_LIVES:] if EARLIER_HEADER in headers else [life]
-    return f"[{', '.join(map(object_text, lives))}]"
+    seconds, micros = divmod(int(raw.get(b"dead_lettered_at", b"0")), 1_000_000)
+    at = f"{_second(seconds)}.{micros:06d}+00:00"
+    facts = _facts_text(*[raw.get(name) for name in _LIFE.values()])
+    earlier = lives_of(headers)[1 - MAX_LIVES :] if EARLIER_HEADER in headers else ()
+    before = "".join(f"{_encode(life)}, " for life in earlier)
+    return f'[{before}{{"at": "{at}", "letter": {_encode(letter_id)}{facts}}}]'
+
+
+@lru_cache(maxsize=64)
+def _second(seconds: int) -> str:
+    """A second since 1970 in ISO 8601; the letters of a storm share it."""
+    return from_micros(seconds * 1_000_000).replace(tzinfo=None).isoformat()
+
+
+@lru_cache(maxsize=1024)
+def _facts_text(*values: bytes | None) -> str:
+    """What the letters of one cause died of, as the end of a JSON object."""
+    named = {n: v.decode("utf-8", "replace") for n, v in zip(_LIFE, values, strict=True) if v}
+    return "".join(f", {_encode(n)}: {_encode(v[:_MAX_LIFE_CHARS])}" for n, v in named.items())
 
 
 def _is_over(expires: bytes | None, now: datetime) -> bool:
@@ -285,7 +293,7 @@ def released(found: RawEntry, marker: str = "") -> Outgoing:
             task_id=_text(raw, b"task_id"),
             redrives=int(raw.get(b"redrives", b"0")),
             queue=_text(raw, b"source_queue"),
-            headers=headers,
+            own_headers=headers,
             **_unchanged(raw),
         )
     except (LookupError, ValueError, TypeError, AttributeError) as exc:
@@ -294,17 +302,30 @@ def released(found: RawEntry, marker: str = "") -> Outgoing:
 
 def _unchanged(raw: Mapping[bytes, bytes]) -> dict[str, Any]:
     """What a message keeps: body, types, and properties but those of the transport."""
-    given, _tagged = _json(_text(raw, b"properties", "{}"))
+    text = _text(raw, b"properties", "{}")
+    if found := _PROPERTIES(text):
+        properties = {"correlation_id": found[1], **_shared_properties(f"{{{found[2][1:]}}}")}
+    else:
+        properties = _kept_properties(text)
     return {
         "body": raw.get(b"body", b""),
         "content_type": _text(raw, b"content_type") or "application/octet-stream",
         "content_encoding": _text(raw, b"content_encoding") or "binary",
-        "properties": {
-            name: value
-            for name, value in given.items()
-            if name not in _TRANSPORT_PROPERTIES and value is not None
-        },
+        "properties": properties,
     }
+
+
+def _kept_properties(text: str) -> dict[str, Any]:
+    """The properties of a text, but those of the transport."""
+    given, _tagged = _json(text)
+    return {
+        name: value
+        for name, value in given.items()
+        if name not in _TRANSPORT_PROPERTIES and value is not None
+    }
+
+
+_shared_properties = lru_cache(maxsize=256)(_kept_properties)
 
 
 def _text(raw: Mapping[bytes, bytes], name: bytes, default: str = "") -> str:
@@ -359,9 +380,10 @@ def _clean(text: str) -> tuple[dict[str, Any], bool]:
     return cleaned, kept
 
 
-def _marked(text: str, markers: Mapping[str, object]) -> str:
+def _marked(text: str, redrives: int, markers: Mapping[str, Any]) -> str:
     """JSON text of headers, not empty, with our markers added."""
-    return f"{text.rstrip()[:-1]}, {object_text(markers)[1:]}"
+    added = "".join([f', "{name}": {_encode(value)}' for name, value in markers.items()])
+    return f'{text.rstrip()[:-1]}, "{REDRIVES_HEADER}": {redrives}{added}}}'
 
 
 def _delay(headers: dict[str, Any], letter_id: str, eta: datetime) -> None:

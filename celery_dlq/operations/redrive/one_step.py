@@ -18,7 +18,7 @@ from celery_dlq.operations.redrive.publisher import Publisher, not_published
 from celery_dlq.operations.redrive.work import TAKEN, RedriveWork
 from celery_dlq.store.claims import RedriveCall
 from celery_dlq.store.records import ClaimState, QueueEntry
-from celery_dlq.transport.redis.entries import Envelopes
+from celery_dlq.transport.redis.envelopes import Envelopes
 
 if TYPE_CHECKING:
     from celery_dlq.operations.redrive.message import Prepared

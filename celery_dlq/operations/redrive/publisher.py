@@ -16,7 +16,7 @@ from celery_dlq.letters.headers import CONTENT_TYPE_OF_ENTRY
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.operations.redrive.message import Outgoing
 from celery_dlq.transport.amqp import Confirms
-from celery_dlq.transport.redis.entries import Envelopes
+from celery_dlq.transport.redis.envelopes import Envelopes
 from celery_dlq.transport.sqs.aws import (
     broker_errors,
     fate_of_send,

@@ -12,7 +12,7 @@ from celery_dlq import registry
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.packed import PackedFields
-from celery_dlq.letters.record import DeadLetter, Reason, letter_from
+from celery_dlq.letters.record import REQUIRED_FIELDS, DeadLetter, Reason, letter_from
 from celery_dlq.policies.policy import Policy
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import RawPage, ordered, position_at
@@ -30,18 +30,6 @@ MOST_SEARCHED = 200_000
 CLOCK_SKEW = timedelta(minutes=15)
 """Allowed difference between the clocks of worker and store; a letter is stored after its death."""
 
-_REQUIRED = frozenset(
-    {
-        b"id",
-        b"task_id",
-        b"task_name",
-        b"source_queue",
-        b"dead_letter_queue",
-        b"dead_lettered_at",
-        b"fingerprint",
-        b"reason",
-    }
-)
 _REASONS = frozenset(reason.value.encode() for reason in Reason)
 
 Progress = Callable[[int], object]
@@ -98,7 +86,7 @@ class RawEntry:
         self.fields = fields
         # The keys of packed fields are known without unpacking them.
         names = fields.names() if isinstance(fields, PackedFields) else fields.keys()
-        self.is_letter = names >= _REQUIRED and fields.get(b"reason") in _REASONS
+        self.is_letter = names >= REQUIRED_FIELDS and fields.get(b"reason") in _REASONS
         self.key = fields[b"id"].decode("utf-8", "replace") if self.is_letter else position
 
     @property

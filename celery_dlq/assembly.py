@@ -27,7 +27,7 @@ from celery_dlq.policies.table import PolicyTable
 from celery_dlq.registry import features
 from celery_dlq.store.address import AddressKind
 from celery_dlq.store.metrics import Measuring
-from celery_dlq.store.records import Clock
+from celery_dlq.store.worker_records import Clock
 from celery_dlq.transport import default_delay, publications
 
 if TYPE_CHECKING:

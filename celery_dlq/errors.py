@@ -21,21 +21,6 @@ printed to a person as they are: one line, no traceback, no password.
 
 from __future__ import annotations
 
-__all__ = [
-    "BrokerUnavailable",
-    "CorruptLetter",
-    "DLQError",
-    "DemoError",
-    "ExportError",
-    "MaxDeliveriesExceeded",
-    "MissingExtra",
-    "NotFound",
-    "RedriveError",
-    "SettingsError",
-    "StoreError",
-    "StoreUnavailable",
-]
-
 
 class DLQError(Exception):
     """Base of all errors of this package; catch it to catch them all."""

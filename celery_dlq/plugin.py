@@ -17,7 +17,7 @@ from celery_dlq.config import Settings
 from celery_dlq.errors import MissingExtra
 from celery_dlq.policies.checks import check_names, expected
 from celery_dlq.registry import Feature, features
-from celery_dlq.store.records import Clock
+from celery_dlq.store.worker_records import Clock
 
 if TYPE_CHECKING:
     from celery_dlq.features.adopt.adopter import AdoptRun

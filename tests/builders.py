@@ -12,7 +12,7 @@ from kombu import Queue
 from kombu.message import Message as KombuMessage
 
 from celery_dlq.letters.record import DeadLetter, Delivery, Outcome, Reason, letter_id
-from celery_dlq.store.records import MessageKey
+from celery_dlq.store.worker_records import MessageKey
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

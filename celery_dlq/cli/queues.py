@@ -26,7 +26,8 @@ from celery_dlq.events import Change, GroupState
 from celery_dlq.letters.printable import json_text, one_line, shortened
 from celery_dlq.letters.record import iso
 from celery_dlq.policies.table import NOTHING_GUARDED
-from celery_dlq.store.records import OPEN_GROUP, Group, QueueSummary, ServerMemory
+from celery_dlq.store.records import OPEN_GROUP, Group, QueueSummary
+from celery_dlq.store.worker_records import ServerMemory
 
 _MAX_DETAIL_CHARS = 200
 _MOST_EMPTIED = 20

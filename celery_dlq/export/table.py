@@ -17,14 +17,8 @@ from typing import Any
 
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.export.arrow import pa, pc
-from celery_dlq.letters.packed import (
-    COMPRESSED,
-    INLINE,
-    SEPARATOR,
-    EntryLayout,
-    PackedFields,
-    decompressed,
-)
+from celery_dlq.letters.packed import EntryLayout, PackedFields, decompressed
+from celery_dlq.letters.packing import COMPRESSED, INLINE, SEPARATOR
 from celery_dlq.letters.record import (
     FIRST_MICROS,
     LAST_MICROS,

@@ -15,27 +15,6 @@ from celery_dlq.errors import CorruptLetter
 from celery_dlq.letters.json_codec import moment
 from celery_dlq.letters.record import DeadLetter, from_micros, iso
 
-__all__ = [
-    "CONTENT_TYPE_OF_ENTRY",
-    "DEAD_LETTERED_AT_HEADER",
-    "DEAD_LETTER_QUEUE_HEADER",
-    "DELAY_HEADER",
-    "DELAY_SOURCE_HEADER",
-    "DELIVERIES_HEADER",
-    "EARLIER_HEADER",
-    "EDITED_HEADER",
-    "HOLD_HEADER",
-    "LETTER_HEADER",
-    "PUBLICATION_HEADER",
-    "REASON_HEADER",
-    "RECORD_HEADER",
-    "REDRIVEN_AT_HEADER",
-    "REDRIVES_HEADER",
-    "REDRIVE_HEADER",
-    "RETRIES_HEADER",
-    "SOURCE_QUEUE_HEADER",
-]
-
 REDRIVES_HEADER = "dlq_redrives"
 """Number of redrives of the message. Celery keeps the header over retries."""
 

@@ -315,7 +315,7 @@ class Kind(_Form, Enum):
 class Use(Flag):
     """How a field of the record is kept; a stream entry has it inline, or compressed if it is long.
 
-    See `celery_dlq.letters.packed`.
+    See `celery_dlq.letters.packing`.
     """
 
     PLAIN = auto()  # A field of the stream entry, for scripts and people

@@ -10,7 +10,7 @@ from celery_dlq.errors import NotFound
 from celery_dlq.events import Action, Change, Events, whoami
 from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.store.instructions import matches_pattern
-from celery_dlq.store.records import MAX_TASKS
+from celery_dlq.store.worker_records import MAX_TASKS
 from celery_dlq.store.workers import OpenChange, WorkerRegistry
 
 if TYPE_CHECKING:

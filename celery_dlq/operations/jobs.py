@@ -54,8 +54,9 @@ from celery_dlq.operations.redrive.select import MOST_SEARCHED, Progress, Source
 from celery_dlq.store.endless import repeat_until
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.metrics import Measuring
-from celery_dlq.store.records import Clock, position_at
+from celery_dlq.store.records import position_at
 from celery_dlq.store.store import Store
+from celery_dlq.store.worker_records import Clock
 from celery_dlq.store.workers import OpenChange
 from celery_dlq.transport.publications import broker_name
 

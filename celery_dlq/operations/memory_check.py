@@ -13,7 +13,7 @@ from celery_dlq.config import Settings
 from celery_dlq.letters.printable import some_of, url_without_secrets
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.address import SCHEMES, SOCKETS
-from celery_dlq.store.records import ServerMemory
+from celery_dlq.store.worker_records import ServerMemory
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _REDIS_PORT = 6379

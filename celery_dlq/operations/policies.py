@@ -21,8 +21,8 @@ from celery_dlq.policies.queue_names import KnownQueues, did_you_mean
 from celery_dlq.policies.registered import TASK_PREFIX, differences
 from celery_dlq.policies.table import PolicyTable, SourcedValue
 from celery_dlq.store.instructions import Override
-from celery_dlq.store.records import WorkerInfo
 from celery_dlq.store.store import Store
+from celery_dlq.store.worker_records import WorkerInfo
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

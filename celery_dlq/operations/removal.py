@@ -29,7 +29,8 @@ from celery_dlq.operations.retention import KEPT_IN_BIN, Retention
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import RETENTION, PolicyTable
 from celery_dlq.store.letters import Letters
-from celery_dlq.store.records import ClaimState, RawPage, Restored
+from celery_dlq.store.records import RawPage
+from celery_dlq.store.worker_records import ClaimState, Restored
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

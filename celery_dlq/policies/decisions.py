@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from celery_dlq.letters.record import Delivery, Outcome, Reason
 from celery_dlq.policies.policy import MAX_CRASH_DELAY_SECONDS, CrashLimit, Policy
-from celery_dlq.store.records import CountStatus
+from celery_dlq.store.worker_records import CountStatus
 
 CRASHES = {
     Outcome.WORKER_LOST: Reason.WORKER_LOST,

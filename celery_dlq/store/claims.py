@@ -22,8 +22,9 @@ from celery_dlq.letters.record import Delivery, to_micros
 from celery_dlq.store.connect import LazyCluster
 from celery_dlq.store.keys import Keys, compact, spelled
 from celery_dlq.store.part import Part
-from celery_dlq.store.records import ClaimState, MessageKey, QueueEntry, RedriveOutcome
+from celery_dlq.store.records import QueueEntry, RedriveOutcome
 from celery_dlq.store.scripts import Script, chunks, script_text
+from celery_dlq.store.worker_records import ClaimState, MessageKey
 
 if TYPE_CHECKING:
     from celery_dlq.store.store import Store

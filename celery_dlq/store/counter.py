@@ -19,8 +19,8 @@ from celery_dlq import timing
 from celery_dlq.letters.record import Delivery, Outcome, from_micros, to_micros
 from celery_dlq.store.keys import Keys, compact
 from celery_dlq.store.pipelined import Command, PipelinedConnection
-from celery_dlq.store.records import Count, CountStatus, MessageKey
 from celery_dlq.store.scripts import script_text
+from celery_dlq.store.worker_records import Count, CountStatus, MessageKey
 
 HISTORY_LIMIT = 50
 """Maximum number of deliveries kept per message; of a task id, the newest messages are kept."""

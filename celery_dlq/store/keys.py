@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-from celery_dlq.store.records import MessageKey
+from celery_dlq.store.worker_records import MessageKey
 
 FORMAT = 1
 """The format of the keys and their values; a version that reads them otherwise writes another."""

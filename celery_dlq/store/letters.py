@@ -27,11 +27,11 @@ from celery_dlq.store.records import (
     ExportFolder,
     LetterSummary,
     RawPage,
-    Restored,
     StoredLetter,
     ordered,
 )
 from celery_dlq.store.scripts import chunks
+from celery_dlq.store.worker_records import Restored
 
 if TYPE_CHECKING:
     from celery_dlq.letters.filters import LetterFilter

@@ -11,12 +11,12 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.letters.packed import packed
+from celery_dlq.letters.packing import packed
 from celery_dlq.letters.record import DeadLetter, end_of, to_micros
 from celery_dlq.store.keys import Keys, spelled
 from celery_dlq.store.part import QueueNames
 from celery_dlq.store.pipelined import Command
-from celery_dlq.store.records import MessageKey, Stored
+from celery_dlq.store.worker_records import MessageKey, Stored
 
 if TYPE_CHECKING:
     from celery_dlq.store.store import Store

@@ -20,7 +20,7 @@ from typing import Any
 
 from celery_dlq.events import GroupState
 from celery_dlq.store.keys import spelled
-from celery_dlq.store.records import ClaimState, CountStatus, Restored, Stored
+from celery_dlq.store.worker_records import ClaimState, CountStatus, Restored, Stored
 
 REPLIES: dict[str, type[Enum]] = {
     "count": CountStatus,

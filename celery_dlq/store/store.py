@@ -19,9 +19,9 @@ from celery_dlq.store.keys import Keys
 from celery_dlq.store.new_letters import NewLetters
 from celery_dlq.store.part import Part
 from celery_dlq.store.pipelined import PipelinedConnection
-from celery_dlq.store.records import ServerMemory
 from celery_dlq.store.revoked import RevokedTasks
 from celery_dlq.store.slots import pipelined
+from celery_dlq.store.worker_records import ServerMemory
 from celery_dlq.store.workers import MetricsStore, WorkerRegistry
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from celery_dlq.letters.record import to_micros
 from celery_dlq.store.keys import compact
 from celery_dlq.store.metrics import OTHER, Measured, Series, WorkerGauges
 from celery_dlq.store.part import Part
-from celery_dlq.store.records import HeartbeatReply, WorkerInfo
+from celery_dlq.store.worker_records import HeartbeatReply, WorkerInfo
 
 logger = get_logger("celery_dlq.store")
 

@@ -14,7 +14,7 @@ from celery_dlq.decorators import RejectToDLQ
 from celery_dlq.letters.record import Delivery, Outcome
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.new_letters import NewLetters
-from celery_dlq.store.records import Count, CountStatus, MessageKey
+from celery_dlq.store.worker_records import Count, CountStatus, MessageKey
 
 
 class Ledger:

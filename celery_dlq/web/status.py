@@ -26,7 +26,7 @@ from celery_dlq.policies.policy import DLQ_SUFFIX
 if TYPE_CHECKING:
     from celery_dlq import DeadLetters
     from celery_dlq.operations.job import Job
-    from celery_dlq.store.records import WorkerInfo
+    from celery_dlq.store.worker_records import WorkerInfo
 
 _Value = TypeVar("_Value")
 

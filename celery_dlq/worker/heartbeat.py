@@ -21,7 +21,7 @@ from celery_dlq.policies.policy import task_policies
 from celery_dlq.policies.registered import TASK_PREFIX, differences
 from celery_dlq.store.instructions import Instruction, Instructions, Override
 from celery_dlq.store.metrics import STORE_ERRORS, Counts
-from celery_dlq.store.records import MAX_TASKS, WorkerInfo
+from celery_dlq.store.worker_records import MAX_TASKS, WorkerInfo
 from celery_dlq.store.workers import WorkerRegistry
 
 logger = get_logger("celery_dlq.worker")

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from celery_dlq.letters.redaction import Redaction
     from celery_dlq.policies.resolved import PolicyCache
     from celery_dlq.store.metrics import Counts
-    from celery_dlq.store.records import Clock
     from celery_dlq.store.store import Store
+    from celery_dlq.store.worker_records import Clock
     from celery_dlq.worker.housekeeping import LongTask, Task
     from celery_dlq.writing.letter import LetterMaker
     from celery_dlq.writing.lifecycle import GuardedRequest, InFlight

@@ -41,7 +41,7 @@ from celery_dlq.store.metrics import (
     UNCOUNTED,
     Counts,
 )
-from celery_dlq.store.records import Clock, Count, CountStatus, MessageKey
+from celery_dlq.store.worker_records import Clock, Count, CountStatus, MessageKey
 from celery_dlq.writing.lifecycle import OVER, GuardedRequest, InFlight
 
 logger = get_logger("celery_dlq.worker")

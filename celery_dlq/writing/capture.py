@@ -23,7 +23,7 @@ from celery_dlq.letters.headers import (
     whole_number,
 )
 from celery_dlq.letters.record import EPOCH, DeadLetter, Reason
-from celery_dlq.store.records import MessageKey
+from celery_dlq.store.worker_records import MessageKey
 
 _NO_END: dict[str, Any] = {
     **dict.fromkeys(("id", "source_queue", "dead_letter_queue", "fingerprint"), ""),

@@ -14,7 +14,7 @@ from celery_dlq.policies.decisions import Die
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.metrics import INTERNAL_ERRORS, Counts
-from celery_dlq.store.records import Clock, MessageKey
+from celery_dlq.store.worker_records import Clock, MessageKey
 from celery_dlq.writing.capture import Message
 from celery_dlq.writing.failure import MESSAGE_LIMIT, SENTRY_TRACE, Failure
 from celery_dlq.writing.lifecycle import InFlight

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from celery_dlq.letters.record import Delivery
 from celery_dlq.policies.resolved import ResolvedPolicy
-from celery_dlq.store.records import MessageKey
+from celery_dlq.store.worker_records import MessageKey
 
 
 class DeliveryState(str, Enum):  # a str hashes faster, and every task hashes three states

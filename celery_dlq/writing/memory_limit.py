@@ -12,7 +12,7 @@ from typing import Any
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import get_logger, shortened
 from celery_dlq.letters.record import DeadLetter
-from celery_dlq.store.records import ServerMemory
+from celery_dlq.store.worker_records import ServerMemory
 
 logger = get_logger("celery_dlq.worker")
 

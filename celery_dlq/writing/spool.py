@@ -22,7 +22,7 @@ from pathlib import Path
 from celery_dlq.errors import CorruptLetter, StoreUnavailable
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import DeadLetter, to_micros
-from celery_dlq.store.records import MessageKey
+from celery_dlq.store.worker_records import MessageKey
 
 logger = get_logger("celery_dlq.worker")
 

@@ -39,7 +39,7 @@ from celery_dlq.store.metrics import (
     Counts,
 )
 from celery_dlq.store.new_letters import NewLetters
-from celery_dlq.store.records import MessageKey, Stored
+from celery_dlq.store.worker_records import MessageKey, Stored
 from celery_dlq.writing.letter import stripped_letter
 from celery_dlq.writing.lifecycle import DeliveryState, WaitsForStore, is_held
 from celery_dlq.writing.memory_limit import MemoryLimit, MemoryLimitReached

@@ -23,7 +23,7 @@ from celery_dlq.store.connect import connect
 from celery_dlq.store.counter import HISTORY_LIMIT, DeliveryCounter
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.pipelined import PipelinedConnection
-from celery_dlq.store.records import Count, CountStatus, MessageKey
+from celery_dlq.store.worker_records import Count, CountStatus, MessageKey
 
 TTL_SECONDS = 3600
 _SECONDS = count()

@@ -17,8 +17,9 @@ from celery_dlq.features.sentry.observer import ReportCause, Reports
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.operations.reading import Reading
 from celery_dlq.store.notes import Note
-from celery_dlq.store.records import OPEN_GROUP, GroupStatus, Stored
+from celery_dlq.store.records import OPEN_GROUP, GroupStatus
 from celery_dlq.store.store import Store
+from celery_dlq.store.worker_records import Stored
 
 GROUP = "0123456789abcdef"
 OTHER = "fedcba9876543210"

@@ -10,8 +10,8 @@ import pytest
 from builders import NOW, a_delivery, a_letter, key_of
 
 from celery_dlq.store.instructions import Hold
-from celery_dlq.store.records import Stored
 from celery_dlq.store.store import Store
+from celery_dlq.store.worker_records import Stored
 
 HOLD = "hold-0a1b2c3d"
 

@@ -20,8 +20,8 @@ from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import FOLDER_IN_USE, Letters
-from celery_dlq.store.records import ClaimState
 from celery_dlq.store.store import Store
+from celery_dlq.store.worker_records import ClaimState
 
 HOUR = timedelta(hours=1)
 

@@ -15,19 +15,15 @@ from celery_dlq.store.claims import REMOVES
 from celery_dlq.store.letters import PAGE, Letters
 from celery_dlq.store.records import (
     FIRST_POSITION,
-    ClaimState,
-    Count,
-    CountStatus,
     Group,
     QueueEntry,
     QueueSummary,
     RedriveOutcome,
-    Restored,
-    Stored,
     in_order,
     position_at,
 )
 from celery_dlq.store.scripts import MOST_IDS
+from celery_dlq.store.worker_records import ClaimState, Count, CountStatus, Restored, Stored
 
 if TYPE_CHECKING:
     from conftest import Store

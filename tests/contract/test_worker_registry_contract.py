@@ -10,8 +10,8 @@ from builders import NOW
 
 from celery_dlq.events import Action, Change
 from celery_dlq.letters.record import to_micros
-from celery_dlq.store.records import WorkerInfo
 from celery_dlq.store.store import Store
+from celery_dlq.store.worker_records import WorkerInfo
 from celery_dlq.store.workers import WorkerRegistry
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import click
@@ -19,7 +20,7 @@ from celery_dlq.letters import headers
 from celery_dlq.policies.policy import policy_keys
 from celery_dlq.store import metrics
 from celery_dlq.store.keys import AppKey, Keys, QueueKey
-from celery_dlq.store.records import MessageKey
+from celery_dlq.store.worker_records import MessageKey
 
 # Those that the README, the docs and the examples name; all others may change at any time.
 PUBLIC = (
@@ -38,7 +39,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def names() -> str:
-    """``__all__`` of the public modules; of classes and functions, how they are called."""
+    """What public modules have; of classes and functions, how they are called."""
     return _lines(line for module in PUBLIC for line in _module(module))
 
 
@@ -133,11 +134,23 @@ def _command(path: str, command: click.Command) -> Iterator[str]:
 
 def _module(name: str) -> Iterator[str]:
     module = import_module(name)
-    for public in sorted(module.__all__):
+    for public in sorted(_public_of(module)):
         value = getattr(module, public)
         yield f"{name}.{public}{_shape(value)}"
         if inspect.isclass(value) and value.__module__.startswith(celery_dlq.__name__):
             yield from _members(value)
+
+
+def _public_of(module: ModuleType) -> Iterable[str]:
+    """``__all__`` of a module; else the classes that it defines, and names of headers and types."""
+    own = (
+        name
+        for name, value in vars(module).items()
+        if (inspect.isclass(value) and value.__module__ == module.__name__)
+        or name.endswith("_HEADER")
+        or name.startswith("CONTENT_TYPE")
+    )
+    return getattr(module, "__all__", own)
 
 
 def _shape(value: object) -> str:

@@ -26,8 +26,8 @@ from celery_dlq.config import Settings
 from celery_dlq.errors import BrokerUnavailable, DLQError, NotFound, SettingsError, StoreUnavailable
 from celery_dlq.events import Action, DeadLettered
 from celery_dlq.features.adopt.adopter import Adopter
-from celery_dlq.store.records import ServerMemory, WorkerInfo
 from celery_dlq.store.store import Store
+from celery_dlq.store.worker_records import ServerMemory, WorkerInfo
 from celery_dlq.worker.housekeeping import Housekeeping
 from celery_dlq.writing.letter import LetterMaker
 

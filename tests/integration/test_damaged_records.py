@@ -14,7 +14,7 @@ from redis import Redis
 from web_pages import ALL, Pages, get
 
 from celery_dlq import DeadLetters
-from celery_dlq.store.records import WorkerInfo
+from celery_dlq.store.worker_records import WorkerInfo
 from celery_dlq.web.http import User
 
 PAGES = ("/", "/jobs", "/holds", "/policies", "/audit", f"/queues/{DLQ}", f"/queues/{DLQ}/letters")

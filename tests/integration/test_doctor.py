@@ -31,8 +31,8 @@ from celery_dlq.features.doctor.finding import KINDS, Finding
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.operations.redrive.message import RedriveOptions
 from celery_dlq.store.metrics import WorkerGauges
-from celery_dlq.store.records import WorkerInfo
 from celery_dlq.store.store import Store
+from celery_dlq.store.worker_records import WorkerInfo
 from celery_dlq.transport.redis.broker import mismatch
 
 SOUND = {

@@ -28,9 +28,9 @@ from celery_dlq.operations.job import DONE, RUNNING, WAITING
 from celery_dlq.operations.redrive.message import RedriveOptions
 from celery_dlq.store.instructions import OPEN, Hold
 from celery_dlq.store.metrics import Counts
-from celery_dlq.store.records import Stored, WorkerInfo
 from celery_dlq.store.scripts import script_text
 from celery_dlq.store.store import Store
+from celery_dlq.store.worker_records import Stored, WorkerInfo
 from celery_dlq.worker.heartbeat import Heartbeat
 
 TASK, QUEUE, BROKER = "shop.charge", "orders", "broker"

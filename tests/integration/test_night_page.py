@@ -18,7 +18,8 @@ from click.testing import CliRunner, Result
 
 from celery_dlq import DeadLetters, LetterFilter
 from celery_dlq.cli.commands import dlq as commands
-from celery_dlq.store.records import QueueSummary, WorkerInfo
+from celery_dlq.store.records import QueueSummary
+from celery_dlq.store.worker_records import WorkerInfo
 
 CAUSE, OTHER = "a1" * 8, "b2" * 8
 QUIET = "mails-DLQ"

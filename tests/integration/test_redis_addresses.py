@@ -21,8 +21,8 @@ from watched import WatchedServers
 from celery_dlq import DeadLetters
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.store.address import address_of
-from celery_dlq.store.records import Stored
 from celery_dlq.store.store import Store
+from celery_dlq.store.worker_records import Stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,8 +20,8 @@ from celery_dlq.features.exchange.publisher import Outbox, OutboxEntry
 from celery_dlq.features.sentry.observer import Reports
 from celery_dlq.store.connect import connect
 from celery_dlq.store.pipelined import PipelinedConnection
-from celery_dlq.store.records import CountStatus, MessageKey
 from celery_dlq.store.store import Store
+from celery_dlq.store.worker_records import CountStatus, MessageKey
 
 QUEUES = (DLQ, "payments-DLQ")
 TIMEOUT_SECONDS = 0.5

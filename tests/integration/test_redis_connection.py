@@ -28,9 +28,9 @@ from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.pipelined import OutageBackoff, PipelinedConnection
-from celery_dlq.store.records import ClaimState, CountStatus, MessageKey
 from celery_dlq.store.store import Store
 from celery_dlq.store.stream import ReadAhead
+from celery_dlq.store.worker_records import ClaimState, CountStatus, MessageKey
 
 KEYS = Keys()
 TIMEOUT_SECONDS = 0.5

@@ -21,7 +21,7 @@ from celery_dlq.store.connect import connect
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.pipelined import PipelinedConnection
-from celery_dlq.store.records import Count, CountStatus, MessageKey
+from celery_dlq.store.worker_records import Count, CountStatus, MessageKey
 
 KEYS = Keys()
 STALE_SECONDS = 1.0

@@ -17,7 +17,7 @@ from celery_dlq.events import Action
 from celery_dlq.operations.edit import Edit
 from celery_dlq.operations.redrive import checks as module
 from celery_dlq.store.claims import Claims
-from celery_dlq.store.records import WorkerInfo
+from celery_dlq.store.worker_records import WorkerInfo
 
 QUEUES = ("orders", "other", "ordres", "empty")
 

@@ -32,8 +32,9 @@ from celery_dlq.letters.record import Delivery
 from celery_dlq.store.claims import Claims
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import Letters
-from celery_dlq.store.records import ClaimState, MessageKey, QueueEntry, Seed
+from celery_dlq.store.records import QueueEntry, Seed
 from celery_dlq.store.stream import ReadAhead
+from celery_dlq.store.worker_records import ClaimState, MessageKey
 
 Make = Callable[..., DeadLetters]
 ALWAYS = ("letters", "ids", "tally", "groups", "claims", "ends")

@@ -15,8 +15,8 @@ from waiting import poll
 
 from celery_dlq.features.dead_letter.demand import Demand
 from celery_dlq.letters.record import EPOCH
-from celery_dlq.store.records import WorkerInfo
 from celery_dlq.store.store import Store
+from celery_dlq.store.worker_records import WorkerInfo
 from celery_dlq.transport.redis.broker import broker_of
 from celery_dlq.transport.redis.channel import reliable
 from celery_dlq.transport.redis.leases import Leases

@@ -179,8 +179,8 @@ class Guarded(Worker):
     """The real transport, leases, counter and heartbeat, after the checks of a start."""
 
     def __init__(self, player: Player, number: int) -> None:
-        from celery_dlq.store.records import WorkerInfo
         from celery_dlq.store.store import Store
+        from celery_dlq.store.worker_records import WorkerInfo
         from celery_dlq.transport.redis.fetch import LeaseKeeper
         from celery_dlq.transport.redis.leases import Leases
         from celery_dlq.worker.heartbeat import TICKS_PER_BEAT, Heartbeat
@@ -239,7 +239,7 @@ class Guarded(Worker):
     def begin(self, message: Any, key: str) -> None:
         """Count the start."""
         from celery_dlq.letters.record import Delivery
-        from celery_dlq.store.records import MessageKey
+        from celery_dlq.store.worker_records import MessageKey
 
         self._leases.begin(message.delivery_tag)
         now = datetime.now(timezone.utc)

@@ -39,7 +39,7 @@ from celery_dlq.policies.policy import policy_keys as all_policy_keys
 from celery_dlq.spark.options import ReadOptions
 from celery_dlq.store.keys import AppKey, Keys, QueueKey
 from celery_dlq.store.metrics import METRICS
-from celery_dlq.store.records import MessageKey
+from celery_dlq.store.worker_records import MessageKey
 
 _WIDTH = 125
 ROOT = Path(__file__).parents[2]

@@ -35,7 +35,8 @@ from rich.console import Console
 from celery_dlq.cli import letters
 from celery_dlq.export.table import table
 from celery_dlq.letters.dialects import DIALECTS, columns_of
-from celery_dlq.letters.packed import fields_of, packed
+from celery_dlq.letters.packed import fields_of
+from celery_dlq.letters.packing import packed
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.writing.capture import Message

@@ -17,7 +17,8 @@ from kombu.utils.json import dumps
 from celery_dlq.errors import DLQError
 from celery_dlq.letters import conditions
 from celery_dlq.letters.filters import LetterFilter
-from celery_dlq.letters.packed import PackedFields, packed
+from celery_dlq.letters.packed import PackedFields
+from celery_dlq.letters.packing import packed
 from celery_dlq.letters.record import DeadLetter
 
 KWARGS = {

@@ -25,7 +25,7 @@ from celery_dlq.policies.decisions import (
     starts_again_at,
 )
 from celery_dlq.policies.policy import CrashLimit, Policy
-from celery_dlq.store.records import CountStatus
+from celery_dlq.store.worker_records import CountStatus
 
 FAILED = End(
     outcome=Outcome.FAILED,

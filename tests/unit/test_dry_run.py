@@ -13,7 +13,7 @@ from celery_dlq.errors import RedriveError
 from celery_dlq.operations.redrive import checks as module
 from celery_dlq.operations.redrive.checks import Targets, dry_run, refuse_lost
 from celery_dlq.operations.redrive.select import RawEntry
-from celery_dlq.store.records import MAX_TASKS, WorkerInfo
+from celery_dlq.store.worker_records import MAX_TASKS, WorkerInfo
 
 
 def a_worker(*queues: str, tasks: tuple[str, ...] = ("shop.charge",)) -> WorkerInfo:

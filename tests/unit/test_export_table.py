@@ -20,7 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_dlq.export.table import schema, table
-from celery_dlq.letters.packed import fields_of, packed
+from celery_dlq.letters.packed import fields_of
+from celery_dlq.letters.packing import packed
 from celery_dlq.letters.record import (
     FIRST_MICROS,
     LAST_MICROS,
@@ -182,7 +183,8 @@ def test_the_export_does_not_wait_for_pandas() -> None:
     program = (
         "import sys\n"
         "from builders import a_letter\n"
-        "from celery_dlq.letters.packed import fields_of, packed\n"
+        "from celery_dlq.letters.packed import fields_of\n"
+        "from celery_dlq.letters.packing import packed\n"
         "from celery_dlq.export.table import table\n"
         "entry = packed(a_letter().to_fields())\n"
         "parts = [part for name, value in entry.items() for part in (name.encode(), value)]\n"

@@ -16,7 +16,8 @@ from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Events, GroupState
 from celery_dlq.letters.record import ANY_NAME, REGISTERED, DeadLetter, Reason
 from celery_dlq.store.metrics import OTHER, REGRESSED, Counts
-from celery_dlq.store.records import GroupStatus, MessageKey, ServerMemory
+from celery_dlq.store.records import GroupStatus
+from celery_dlq.store.worker_records import MessageKey, ServerMemory
 from celery_dlq.writing import spool
 from celery_dlq.writing.lifecycle import DeliveryState
 from celery_dlq.writing.memory_limit import MemoryLimit

@@ -9,9 +9,9 @@ import pytest
 from builders import a_letter, an_ended_delivery
 
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.letters.packed import packed
+from celery_dlq.letters.packing import packed
 from celery_dlq.letters.record import DeadLetter
-from celery_dlq.store.records import ServerMemory
+from celery_dlq.store.worker_records import ServerMemory
 from celery_dlq.writing.memory_limit import MemoryLimit, MemoryLimitReached, without_text
 
 MAXIMUM = 100_000_000

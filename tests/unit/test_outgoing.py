@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.letters import headers
-from celery_dlq.letters.packed import fields_of, packed
+from celery_dlq.letters.packed import fields_of
+from celery_dlq.letters.packing import packed
 from celery_dlq.operations.redrive.message import Outgoing, RedriveOptions, outgoing
 from celery_dlq.operations.redrive.select import RawEntry
 

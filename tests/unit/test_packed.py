@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_dlq.errors import CorruptLetter
-from celery_dlq.letters import packed as packed_module
-from celery_dlq.letters.packed import COMPRESSED, INLINE, PackedFields, fields_of, packed
+from celery_dlq.letters import packing
+from celery_dlq.letters.packed import PackedFields, fields_of
+from celery_dlq.letters.packing import COMPRESSED, INLINE, packed
 from celery_dlq.letters.record import DeadLetter
 
 WIRE = Path(__file__).parent.parent / "wire"
@@ -151,7 +152,7 @@ def test_the_example_of_the_module_is_right() -> None:
         "body": b'[["order-1", "express"], {}, {}]' + b" " * 1000,
         "args_json": b'["order-1", "express"]',
     }
-    shown = re.sub(r"\n +␞", "␞", packed_module.__doc__ or "")
+    shown = re.sub(r"\n +␞", "␞", packing.__doc__ or "")
     assert packed(fields)["+"].decode().replace("\x1e", "␞") in shown
 
 

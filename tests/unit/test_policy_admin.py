@@ -22,8 +22,8 @@ from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.registered import differences
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.instructions import Override
-from celery_dlq.store.records import WorkerInfo
 from celery_dlq.store.store import Store
+from celery_dlq.store.worker_records import WorkerInfo
 
 HOUR = timedelta(hours=1)
 TABLE = PolicyTable(

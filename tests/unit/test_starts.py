@@ -20,7 +20,7 @@ from celery_dlq.policies.policy import CrashLimit, Policy
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.metrics import Counts
-from celery_dlq.store.records import Count, CountStatus
+from celery_dlq.store.worker_records import Count, CountStatus
 from celery_dlq.worker import starts as module
 from celery_dlq.worker.starts import REPEATS, Starts, crashes_of
 from celery_dlq.writing.lifecycle import DeliveryState, InFlight

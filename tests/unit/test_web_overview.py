@@ -14,7 +14,7 @@ from web_pages import Pages, get, pages
 
 from celery_dlq import DeadLetters
 from celery_dlq.letters.record import Reason
-from celery_dlq.store.records import WorkerInfo
+from celery_dlq.store.worker_records import WorkerInfo
 
 
 def shown(web: Pages, path: str = "/") -> str:

@@ -33,7 +33,7 @@ from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.operations.instructions import Audit, CountedChange
 from celery_dlq.store.metrics import Counts
-from celery_dlq.store.records import MessageKey, Stored
+from celery_dlq.store.worker_records import MessageKey, Stored
 from celery_dlq.worker.housekeeping import Housekeeping, LongTask, Stopping
 from celery_dlq.worker.observer import Observer, WorkerParts
 from celery_dlq.writing.letter import LetterMaker

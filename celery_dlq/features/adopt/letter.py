@@ -37,7 +37,7 @@ from celery_dlq.policies.queue_names import QueueNames
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.counter import DeliveryCounter
-from celery_dlq.store.records import MessageKey
+from celery_dlq.store.worker_records import MessageKey
 from celery_dlq.writing.capture import Message, publication_of, wire_body
 from celery_dlq.writing.letter import LetterMaker, history_of_adopted
 

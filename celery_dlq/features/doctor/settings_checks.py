@@ -30,7 +30,7 @@ from celery_dlq.transport.redis.fetch import ReliableFetch
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
     from celery_dlq.policies.table import PolicyTable
-    from celery_dlq.store.records import WorkerInfo
+    from celery_dlq.store.worker_records import WorkerInfo
 
 BROKERS = {"redis": "Redis", "amqp": "RabbitMQ", "sqs": "Amazon SQS"}
 

@@ -12,7 +12,7 @@ from celery_dlq.events import Action
 from celery_dlq.operations.instructions import Audit
 from celery_dlq.operations.reading import Reading
 from celery_dlq.store.instructions import reason_of
-from celery_dlq.store.records import ClaimState
+from celery_dlq.store.worker_records import ClaimState
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly

@@ -27,7 +27,7 @@ from celery_dlq.policies.decisions import Die, PutOff, Taken, Verdict
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.store.instructions import MOST_HELD, OPEN, Hold, Instruction
 from celery_dlq.store.metrics import STORE_ERRORS
-from celery_dlq.store.records import Stored
+from celery_dlq.store.worker_records import Stored
 from celery_dlq.transport.publications import broker_name
 from celery_dlq.worker.housekeeping import LongTask, Task
 from celery_dlq.worker.observer import Observer, WorkerParts

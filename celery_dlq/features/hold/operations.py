@@ -23,7 +23,7 @@ from celery_dlq.operations.redrive.select import Progress, RawEntry
 from celery_dlq.operations.redrive.work import RedriveReport
 from celery_dlq.operations.release import HeldMessages, new_release
 from celery_dlq.store.instructions import MOST_HOLDS, Hold, reason_of
-from celery_dlq.store.records import MessageKey
+from celery_dlq.store.worker_records import MessageKey
 from celery_dlq.transport.publications import broker_name
 
 if TYPE_CHECKING:

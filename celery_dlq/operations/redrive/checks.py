@@ -20,7 +20,7 @@ from celery_dlq.operations.redrive.message import Outgoing
 from celery_dlq.operations.redrive.select import Progress, RawEntry
 from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.registry import features
-from celery_dlq.store.records import MAX_TASKS, MessageKey, WorkerInfo
+from celery_dlq.store.worker_records import MAX_TASKS, MessageKey, WorkerInfo
 from celery_dlq.transport.publications import broker_name
 from celery_dlq.transport.sqs.aws import is_sqs, queue_exists
 

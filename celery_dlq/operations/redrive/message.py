@@ -31,7 +31,7 @@ from celery_dlq.letters.headers import (
     lives_of,
     named_after,
 )
-from celery_dlq.letters.packed import INLINE
+from celery_dlq.letters.packing import INLINE
 from celery_dlq.letters.record import from_micros, iso
 from celery_dlq.operations.job import JobOptions
 from celery_dlq.operations.redrive.select import RawEntry

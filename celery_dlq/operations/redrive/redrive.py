@@ -32,8 +32,9 @@ from celery_dlq.operations.redrive.select import (
     select_entries,
 )
 from celery_dlq.operations.redrive.work import LettersWork, RedriveReport, RedriveWork
-from celery_dlq.store.records import MessageKey, RedriveOutcome
+from celery_dlq.store.records import RedriveOutcome
 from celery_dlq.store.scripts import MOST_IDS
+from celery_dlq.store.worker_records import MessageKey
 
 if TYPE_CHECKING:
     from celery_dlq.operations.jobs import Jobs

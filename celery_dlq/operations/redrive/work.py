@@ -23,7 +23,8 @@ from celery_dlq.operations.redrive.message import Outgoing, Prepared, RedriveOpt
 from celery_dlq.operations.redrive.select import Progress, RawEntry, Source, redriven
 from celery_dlq.policies.table import of_whole_queues
 from celery_dlq.store.letters import Letters
-from celery_dlq.store.records import ClaimState, MessageKey, Seed
+from celery_dlq.store.records import Seed
+from celery_dlq.store.worker_records import ClaimState, MessageKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,7 @@
 --       2 the last position
 --       3 most entries to look at
 --       4 most bytes to look at: the entry that reaches them is the last one
---       5 codes of the wanted fields, one character each (letters/packed.py; empty = all)
+--       5 codes of the wanted fields, one character each (letters/packing.py; empty = all)
 --       6 since (microseconds since 1970; empty = any time)  7 until (the same, exclusive)
 --       8 reason (empty = any)
 --       9... beginnings of fingerprints, one of which matches (none = any)

@@ -23,7 +23,7 @@ from builders import a_letter, key_of
 from cluster import ClusterServers
 from redis.connection import Connection
 
-from celery_dlq.letters.packed import packed
+from celery_dlq.letters.packing import packed
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.scripts import script_text
 

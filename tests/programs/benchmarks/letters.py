@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 
 from builders import DLQ, NOW, a_letter, an_ended_delivery
 
-from celery_dlq.letters.packed import packed
+from celery_dlq.letters.packing import packed
 from celery_dlq.letters.record import Reason
 from celery_dlq.store.keys import Keys
 

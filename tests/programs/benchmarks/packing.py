@@ -14,7 +14,8 @@ from benchmarks.letters import entries, fill
 from servers import RedisServer
 
 from celery_dlq.export.table import table
-from celery_dlq.letters.packed import fields_of, packed
+from celery_dlq.letters.packed import fields_of
+from celery_dlq.letters.packing import packed
 
 LETTERS, TURNS = 1_000, 15
 REDRIVE = (b"headers", b"properties", b"task_id", b"source_queue", b"redrives", b"content_type")

@@ -36,7 +36,7 @@ from celery import Celery
 from servers import RedisServer
 
 from celery_dlq import DeadLetters
-from celery_dlq.letters.packed import packed
+from celery_dlq.letters.packing import packed
 from celery_dlq.letters.record import Reason
 from celery_dlq.store.keys import Keys
 

@@ -1,111 +1,25 @@
-"""RabbitMQ: confirmations waited for in steps, alarms, and reading several frames with one call.
-
-py-amqp waits for a confirmation without end, and kombu publishes a second time when the connection
-is lost meanwhile. Who publishes for an operator must check every second whether it still may.
+"""RabbitMQ: reading several frames with one call, and a prefetch count that comes back.
 
 py-amqp reads the beginning, the content and the last byte of each of a message's three frames by
 a call of their own, and sets the socket's timeout twice a frame: 15 calls a message. In a pool of
 threads, each also lets another thread go first. Reading ahead saves more than counting costs. What
 was read and not yet handled stays in py-amqp's own buffer, so its own reads go on there.
 
-Source: ``Channel.basic_publish_confirm`` in
-https://github.com/celery/py-amqp/blob/main/amqp/channel.py and
-``_AbstractTransport.read_frame`` in
+Source: ``_AbstractTransport.read_frame`` in
 https://github.com/celery/py-amqp/blob/main/amqp/transport.py
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from socket import MSG_DONTWAIT
 from struct import unpack_from
 from typing import Any
 
 from amqp import Connection, RecoverableConnectionError  # type: ignore[import-untyped]
-from amqp.exceptions import MessageNacked, UnexpectedFrame  # type: ignore[import-untyped]
-from amqp.spec import Basic  # type: ignore[import-untyped]
+from amqp.exceptions import UnexpectedFrame  # type: ignore[import-untyped]
 from amqp.transport import TCPTransport  # type: ignore[import-untyped]
 
-from celery_dlq import timing
-from celery_dlq.errors import BrokerUnavailable, RedriveError
-from celery_dlq.letters.printable import get_logger
 from celery_dlq.transport.held import LOOP_GOES_ON
-
-logger = get_logger("celery_dlq")
-
-BLOCKED = "RabbitMQ blocks publishers: it is short of memory or disk, see `rabbitmqctl status`"
-
-Waiting = Callable[[str], object]
-"""Called about every second of a wait with what is waited for, if that is an alarm; may raise."""
-
-
-class Confirms:
-    """What one connection to RabbitMQ that publishes knows of alarms and confirmations."""
-
-    def __init__(self) -> None:
-        self._blocked, self._changed_at = False, 0.0
-        self._longest, self._step = timing.current.confirm, timing.current.job_beat
-
-    def transport_options(self) -> dict[str, Any]:
-        """What the connection is to be opened with."""
-        return {
-            "confirm_publish": False,  # py-amqp's own wait
-            "read_timeout": timing.current.publish_reply,
-            "write_timeout": timing.current.publish_reply,
-            "on_blocked": self._on_blocked,
-            "on_unblocked": self._on_unblocked,
-        }
-
-    def wait_until_writable(self, connection: Any, waiting: Waiting) -> None:
-        """Wait while the connection is blocked: what is written to it is published afterwards."""
-        began = time.monotonic()
-        while _read_from_broker(connection, self._step if self._blocked else 0.0) or self._blocked:
-            if self._blocked:
-                self._wait(began, waiting)
-
-    def wait_for_confirm(self, channel: Any, waiting: Waiting) -> None:
-        """Wait until the broker has confirmed the message that was just published."""
-        began = time.monotonic()
-        while True:
-            try:
-                channel.wait([Basic.Ack, Basic.Nack], _refused_or_not, timeout=self._step)
-            except TimeoutError:
-                self._wait(began, waiting)
-            except MessageNacked:
-                raise RedriveError("the queue refused it: is it full?") from None
-            else:
-                return
-
-    def _wait(self, began: float, waiting: Waiting) -> None:
-        waiting(BLOCKED if self._blocked else "")
-        if time.monotonic() - max(began, self._changed_at) < self._longest:
-            return
-        if self._blocked:
-            raise BrokerUnavailable(f"{BLOCKED}; it has done so for {self._longest:g} seconds")
-        raise TimeoutError(f"RabbitMQ has not confirmed it within {self._longest:g} seconds")
-
-    def _on_blocked(self, _reason: str) -> None:
-        self._blocked, self._changed_at = True, time.monotonic()
-        logger.warning("%s. Waiting up to %g seconds", BLOCKED, self._longest)
-
-    def _on_unblocked(self) -> None:
-        self._blocked, self._changed_at = False, time.monotonic()
-
-
-def _read_from_broker(connection: Any, timeout: float) -> bool:
-    """Read what the broker has sent; false if that was nothing."""
-    try:
-        connection.drain_events(timeout=timeout)
-    except TimeoutError:
-        return False
-    return True
-
-
-def _refused_or_not(method: Any, *_: object) -> None:
-    if method == Basic.Nack:
-        raise MessageNacked
-
 
 _READ_BYTES = 8192  # a dozen messages of usual size
 _MOST_BYTES = 1 << 20

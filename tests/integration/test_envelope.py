@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -49,7 +49,7 @@ def publisher(server: RedisServer) -> Iterator[Make]:
             app = an_app(
                 broker_url=server.url, broker_transport_options=options, task_queues=queues
             )
-            return stack.enter_context(Publisher(app))
+            return stack.enter_context(closing(Publisher(app)))
 
         yield make
 

@@ -470,3 +470,32 @@ def test_redis_has_exchanges_too(redis_url: str, kind: str) -> None:
         assert message.headers["dlq_letter"] == letter.id
         publisher.close()
         dlq.close()
+
+
+def test_a_broker_that_blocks_publishers_is_named_and_the_next_message_is_its_own(
+    connection: Connection,
+    rabbit_server: RabbitServer,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A task may wait for a copy: for a bounded time, and no late confirmation is another's."""
+    intervals.change(monkeypatch, publish_reply=1.0, job_beat=0.2)
+    dlq = DeadLetters(an_app(rabbit_server.url, redis_url, "deaths", "dead"))
+    exchanges = Exchanges(dlq.app, dlq.assembly.policy_table())
+    exchanges.declare_all()
+    subscriber = Subscriber(connection, Exchange("deaths", type="direct"), "dead")
+    blocked, letter = a_letter(body=b"blocked"), a_letter(body=b"next")
+    assert exchanges.publish(a_letter(body=b"first"), "deaths", "dead")
+    with (
+        rabbit_server.blocking_publishers(),
+        pytest.raises(BrokerUnavailable, match="RabbitMQ blocks publishers"),
+    ):
+        while True:  # a channel is told of the alarm by its first message
+            exchanges.publish(blocked, "deaths", "dead")
+    assert not exchanges.publish(letter, "deaths", "nobody")
+    assert exchanges.publish(letter, "deaths", "dead")
+    exchanges.close()
+    assert exchanges.publish(letter, "deaths", "dead")  # on a new connection, at once
+    exchanges.close()
+    bodies = [subscriber.get().body for _ in range(4)]
+    assert (bodies[0], set(bodies[1:-2]), bodies[-2:]) == ("first", {"blocked"}, ["next"] * 2)

@@ -495,7 +495,7 @@ DOCUMENTED = (
     Documented(
         "amqp.Channel.confirm_select amqp.Channel.wait amqp.Connection.on_blocked "
         "amqp.Connection.on_unblocked",
-        "operations/redrive/publisher.py transport/amqp.py",
+        "transport/confirmed.py transport/confirms.py",
         "https://docs.celeryq.dev/projects/amqp/en/latest/reference/",
         "tests/integration/test_publishing.py",
     ),

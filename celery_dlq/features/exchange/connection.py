@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid5
 
-from amqp.exceptions import FrameSyntaxError, MessageNacked  # type: ignore[import-untyped]
+from amqp.exceptions import MessageNacked  # type: ignore[import-untyped]
 from kombu.entity import Exchange
 from kombu.exceptions import OperationalError
 
@@ -18,10 +19,10 @@ from celery_dlq.letters.headers import RECORD_HEADER, death_headers, is_of_broke
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
+from celery_dlq.transport.confirmed import ConfirmedProducer
 
 KEY, TASK_KEY = "dead_letter_exchange", "dead_letter_task"
 
-_TRANSPORT_OPTIONS = {"confirm_publish": True, "read_timeout": 10, "write_timeout": 10}
 _MESSAGE_ID_NAMESPACE = UUID("0a3c1c0e-5c7b-5a55-8a39-0d1a3f0f6f0b")
 _MOST_HEADER_CHARS = 64 * 1024  # beside the record, in one frame of AMQP
 _NOT_EQUIVALENT = 406  # AMQP's reply code
@@ -42,11 +43,8 @@ class Exchanges:
         self._table = table
         named = (policy.of(TASK_KEY) for _where, policy in table.named_policies())
         self._tasks = frozenset(filter(None, named))
-        self._exchanges: dict[str, DeadLetterExchange] = {}
-        self._connection = app.connection_for_write(transport_options=_TRANSPORT_OPTIONS)
-        self._is_amqp = self._connection.transport.driver_type == "amqp"
-        self._producer: Any = None
-        self._returned = False
+        wait = timing.current.publish_reply  # a task may wait so long
+        self._link = ConfirmedProducer(app, connect=timing.CONNECT, longest=wait)
 
     @property
     def named_exchanges(self) -> list[tuple[str, DeadLetterExchange]]:
@@ -83,10 +81,10 @@ class Exchanges:
         exchanges = self.checked()
         try:
             with self._errors():
-                self._connection.ensure_connection(**timing.CONNECT)
+                self._link.connect(_go_on)
                 for exchange in exchanges.values():
                     self._declare(exchange)
-                for where, exchange in self.named_exchanges if self._is_amqp else ():
+                for where, exchange in self.named_exchanges if self._link.is_amqp else ():
                     if not exchange.name:
                         self._look_for(exchange, where)
         finally:
@@ -109,10 +107,10 @@ class Exchanges:
                     f"expected {where}['routing_key'] to name a queue of your own, because the "
                     f"exchange is the default one, got {got}"
                 )
-            if exchange.before_ack and not self._is_amqp:
+            if exchange.before_ack and not self._link.is_amqp:
                 raise SettingsError(
                     f"expected {where}['before_ack'] with RabbitMQ as the broker, got "
-                    f"{self._connection.transport.driver_type}, which confirms nothing"
+                    f"{self._link.connection.transport.driver_type}, which confirms nothing"
                 )
         return {name: exchange for name, (_where, exchange) in found.items()}
 
@@ -132,10 +130,7 @@ class Exchanges:
         published, else `BrokerUnavailable`.
         """
         with self._errors():
-            producer = self._open_channel()
-        with self._errors():
-            self._returned = False
-            exchange = self._exchanges.get(name)
+            exchange = next((one for _, one in self.named_exchanges if one.name == name), None)
             properties = (letter.decoded("properties") or {}) if not plain else {}
             kept = {key: properties[key] for key in _KEPT_PROPERTIES if properties.get(key)}
             if plain or (before_ack and len(letter.headers) > _MOST_HEADER_CHARS):
@@ -145,82 +140,63 @@ class Exchanges:
             if before_ack:
                 kept["delivery_mode"] = _DURABLE
                 headers[RECORD_HEADER] = record_of(letter)
-            producer.publish(
+            publish = partial(
+                self._link.producer.publish,
                 letter.body,
                 exchange=name,
                 routing_key=routing_key,
-                declare=[_exchange_entity(exchange)]
-                if exchange is not None and exchange.name
-                else None,
+                declare=[_exchange_entity(exchange)] if exchange and name else None,
                 content_type=letter.content_type or "application/octet-stream",
                 content_encoding=letter.content_encoding or "binary",
                 headers=headers,
                 message_id=str(uuid5(_MESSAGE_ID_NAMESPACE, letter.id)),
-                mandatory=self._is_amqp,
+                mandatory=self._link.is_amqp,
                 retry=False,
                 **kept,
             )
-        return not self._returned
+            return self._link.publish_confirmed(publish, _go_on)
 
     def send_to_task(self, letter: DeadLetter, task: str) -> bool:
         """Send a letter to a task, confirmed; return False if no queue got it.
 
         Raises what `publish` raises.
         """
+        mandatory = {"mandatory": True} if self._link.is_amqp else {}
         with self._errors():
-            producer = self._open_channel()
-        with self._errors():
-            self._returned = False
-            mandatory = {"mandatory": True} if self._is_amqp else {}
-            self._app.send_task(
+            send = partial(
+                self._app.send_task,
                 task,
                 args=[letter.to_json()],
                 task_id=str(uuid5(_MESSAGE_ID_NAMESPACE, f"{task} {letter.id}")),
-                producer=producer,
+                producer=self._link.producer,
                 retry=False,
                 ignore_result=True,
                 **mandatory,
             )
-        return not self._returned
+            return self._link.publish_confirmed(send, _go_on)
 
     def close(self) -> None:
         """Disconnect; the next message connects again. Never raises."""
-        self._producer = None
-        with suppress(Exception):
-            self._connection.close()
-
-    def _open_channel(self) -> Any:
-        if self._producer is None:
-            self._exchanges = {exchange.name: exchange for _where, exchange in self.named_exchanges}
-            self._connection.ensure_connection(**timing.CONNECT)
-            self._producer = self._connection.Producer(
-                channel=self._connection.channel(),
-                auto_declare=False,
-                on_return=self._on_return if self._is_amqp else None,
-            )
-        return self._producer
-
-    def _on_return(self, *_: Any) -> None:
-        self._returned = True
+        self._link.close()
 
     def _declare(self, exchange: DeadLetterExchange) -> None:
         if not exchange.name:
             return
-        channel = self._connection.channel()
+        channel = self._link.connection.channel()
         try:
             if exchange.name.startswith("amq."):  # the broker's own, which kombu never declares
                 channel.exchange_declare(exchange.name, exchange.type, passive=True)
             else:
                 _exchange_entity(exchange)(channel).declare()  # type: ignore[no-untyped-call]
-        except self._connection.channel_errors as exc:
+        except self._link.connection.channel_errors as exc:
             raise SettingsError(
-                f"expected the broker {self._connection.as_uri()} to have or create the "
+                f"expected the broker {self._link.connection.as_uri()} to have or create the "
                 f"{exchange.type} exchange {exchange.name!r} of dead_letter_exchange, got: {exc}; "
                 f"set its real type (it must be durable), or name another exchange"
             ) from exc
 
     def _look_for(self, exchange: DeadLetterExchange, where: str) -> None:
-        queue, connection = exchange.routing_key, self._connection
+        queue, connection = exchange.routing_key, self._link.connection
         place = f"which {where} names, on the broker {connection.as_uri()}"
         try:
             connection.channel().queue_declare(queue, passive=True)
@@ -240,23 +216,22 @@ class Exchanges:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        connection = self._connection
         try:
             yield
-        except DLQError:
-            raise
         except MessageNacked as exc:
             raise Refused("a queue refused it: is it full?") from exc
+        except DLQError:
+            self._link.disconnect()  # RabbitMQ may confirm it after all
+            raise
         except Exception as exc:
-            self.close()
+            where = self._link.connection.as_uri()
+            lost = isinstance(exc, OperationalError) or self._link.is_lost(exc)
+            self._link.disconnect()
             message = (
-                f"the broker {connection.as_uri()} did not accept a letter for its dead-letter "
-                f"exchange: {type(exc).__name__}: {exc}"
+                f"the broker {where} did not accept a letter for its dead-letter exchange: "
+                f"{type(exc).__name__}: {exc}"
             )
-            lost = (OSError, OperationalError, *connection.connection_errors)
-            if isinstance(exc, lost) and not isinstance(exc, FrameSyntaxError):
-                raise BrokerUnavailable(message) from exc
-            raise Refused(message) from exc
+            raise (BrokerUnavailable if lost else Refused)(message) from exc
 
 
 def announced_headers(letter: DeadLetter) -> dict[str, Any]:
@@ -271,3 +246,7 @@ def announced_headers(letter: DeadLetter) -> dict[str, Any]:
 
 def _exchange_entity(exchange: DeadLetterExchange) -> Exchange:
     return Exchange(exchange.name, type=exchange.type)  # type: ignore[no-untyped-call]
+
+
+def _go_on(_waiting_for: str) -> None:
+    """Wait on: nobody can take over what this process publishes meanwhile."""

@@ -22,7 +22,7 @@ from celery_dlq.policies.queue_names import did_you_mean
 from celery_dlq.registry import features
 from celery_dlq.store.worker_records import MAX_TASKS, MessageKey, WorkerInfo
 from celery_dlq.transport.publications import broker_name
-from celery_dlq.transport.sqs.aws import is_sqs, queue_exists
+from celery_dlq.transport.sqs.aws import queue_exists
 
 if TYPE_CHECKING:
     from celery_dlq.operations.jobs import Jobs
@@ -446,7 +446,7 @@ def on_broker(app: Any, name: str) -> tuple[bool | None, bool]:
                 bound = channel.client.smembers(channel.keyprefix_queue % name)
                 there = any(one.endswith(channel.sep.encode() + name.encode()) for one in bound)
                 return there or channel.queue_declare(name).message_count > 0, True
-            if is_sqs(connection):
+            if connection.transport.driver_type == "sqs":
                 return queue_exists(channel, name), False
             return _declared(connection, name), True
     except Exception:  # noqa: BLE001 - a check that fails leaves it unknown

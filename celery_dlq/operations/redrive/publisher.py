@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from amqp.exceptions import FrameSyntaxError  # type: ignore[import-untyped]
+from amqp.exceptions import MessageNacked  # type: ignore[import-untyped]
 
 from celery_dlq import timing
 from celery_dlq.errors import BrokerUnavailable, DLQError, RedriveError
 from celery_dlq.letters.headers import CONTENT_TYPE_OF_ENTRY
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.operations.redrive.message import Outgoing
-from celery_dlq.transport.amqp import Confirms
+from celery_dlq.transport.confirmed import ConfirmedProducer
 from celery_dlq.transport.redis.envelopes import Envelopes
-from celery_dlq.transport.sqs.aws import (
-    broker_errors,
-    fate_of_send,
-    is_sqs,
-    only_once,
-    renamed,
-    send_body,
-    unshare_clients,
-)
+from celery_dlq.transport.sqs.aws import fate_of_send, renamed, send_body
 
 logger = get_logger("celery_dlq")
 
@@ -83,23 +74,11 @@ class _Failure(NamedTuple):
     away: bool  # True if the next message would fail as well
 
 
-class Publisher:
-    """Publishes to the app's broker; a context manager that holds one connection."""
+class Publisher(ConfirmedProducer):
+    """Publishes to the app's broker."""
 
     def __init__(self, app: Any) -> None:
-        self._app = app
-        self._connection: Any = None
-        self.producer: Any = None
-        self._confirms: Confirms | None = None
-        self._is_sqs = self._connected = False
-
-    def __enter__(self) -> Publisher:  # noqa: PYI034 - Self came with Python 3.11
-        self._open_connection()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(Exception):
-            self._connection.release()
+        super().__init__(app, connect=_RETRY, longest=timing.current.confirm)
 
     @property
     def batch_size(self) -> int:
@@ -108,9 +87,7 @@ class Publisher:
 
     def envelopes(self) -> Envelopes | None:
         """Return what makes this broker's list entries; ``None`` if it is not kombu's Redis."""
-        if self.producer is None:
-            self._open_connection()
-        if self._connection.transport.driver_type != "redis":  # to look closer, we would connect
+        if self.connection.transport.driver_type != "redis":  # to look closer, we would connect
             return None
         try:
             return Envelopes(self.producer) if Envelopes.supported(self.producer) else None
@@ -119,12 +96,8 @@ class Publisher:
 
     def publish(self, messages: Sequence[Outgoing], sent: PublishResult) -> None:
         """Publish messages and wait until the broker has them; fills ``sent``."""
-        if self.producer is None:
-            self._open_connection()
-        if self._can_batch:
-            self._publish_batch(messages, sent)
-        else:
-            self._one_by_one(messages, sent)
+        publish = self._publish_batch if self._can_batch else self._one_by_one
+        publish(messages, sent)
 
     @property
     def _can_batch(self) -> bool:
@@ -137,7 +110,7 @@ class Publisher:
             self.declare({message.queue for message in messages})
         except self.errors as exc:
             sent.refused.update({m.letter_id: not_published(m, exc) for m in messages})
-            self._disconnect()
+            self.disconnect()
             return
         sent.renew_when_due()
         ours = [message for message in messages if sent.owns(message.letter_id)]
@@ -156,7 +129,7 @@ class Publisher:
             sent.doubtful.update(
                 {m.letter_id: not_published(m, exc) for m in ours if m.letter_id in sent.doubtful}
             )
-            self._disconnect()
+            self.disconnect()
         else:
             sent.confirmed += sent.doubtful
             sent.doubtful.clear()
@@ -211,44 +184,46 @@ class Publisher:
             self._attempt(message, sent)
         except expected as exc:
             again, maybe = self._fate_of_error(exc)
-            silent = not self._connected or isinstance(exc, TimeoutError)
-            self._disconnect()  # a late confirmation would be taken for that of the next message
+            silent = not self.is_connected or isinstance(exc, TimeoutError)
+            self.disconnect()
             return _Failure(exc, again and not silent, maybe, silent or (again and not maybe))
         except BaseException:
-            self._disconnect()
+            self.disconnect()
             raise
         return None
 
     def _attempt(self, message: Outgoing, sent: PublishResult) -> None:
         """Publish a message once; from the moment it may be on the broker it is doubtful."""
-        self._connect(sent)
-        if self._confirms is not None:
-            self._confirms.wait_until_writable(self._connection, sent.renew_when_due)
-        self.declare({message.queue}, retry=False)
-        sent.publishes(message.letter_id)
-        self.publish_once(message, mandatory=self._confirms is not None)
-        if self._confirms is not None:
-            self._confirms.wait_for_confirm(self.producer.channel, sent.renew_when_due)
+
+        def write() -> None:
+            self.declare({message.queue}, retry=False)
+            sent.publishes(message.letter_id)
+            self.publish_once(message, mandatory=self.is_amqp)
+
+        try:
+            if not self.publish_confirmed(write, sent.renew_when_due):
+                raise RedriveError("the broker has no queue of this name")
+        except MessageNacked:
+            raise RedriveError("the queue refused it: is it full?") from None
 
     def _fate_of_error(self, exc: Exception) -> tuple[bool, bool]:
         """Whether to publish again after an error, and whether the broker may have the message."""
-        if self._is_sqs:
+        if self.is_sqs:
             return fate_of_send(exc)
         if isinstance(exc, (TimeoutError, BrokerUnavailable)):
             return False, True
-        lost = isinstance(exc, (OSError, *self._connection_errors))
-        lost = lost and not isinstance(exc, FrameSyntaxError)  # py-amqp cannot encode it
+        lost = self.is_lost(exc)
         return lost, lost
 
     def publish_once(self, message: Outgoing, **options: Any) -> None:
         """Write a message to the connection."""
         properties = message.properties
-        if self._is_sqs:
+        if self.is_sqs:
             properties = renamed(message.queue, properties, message.letter_id)
         if message.content_type == CONTENT_TYPE_OF_ENTRY:
             self._push_message(message, properties)
             return
-        if self._confirms is not None:
+        if self.is_amqp:
             properties = {"priority": None, **properties}  # else kombu makes an absent one 0
         # To the queue itself, because its exchange could route copies to other queues.
         self.producer.publish(
@@ -263,7 +238,7 @@ class Publisher:
         )
 
     def _push_message(self, message: Outgoing, properties: dict[str, Any]) -> None:
-        if self._is_sqs:
+        if self.is_sqs:
             send_body(self.producer.channel, message.queue, message.body, properties)
             return
         envelopes = self.envelopes()
@@ -282,52 +257,6 @@ class Publisher:
         for queue in known:
             self.producer.maybe_declare(queue, retry=retry, **(_RETRY if retry else {}))
         return known
-
-    def _connect(self, sent: PublishResult) -> None:
-        if self.producer is None:
-            self._open_connection()
-        if self._connected:
-            return
-        self._connection.ensure_connection(errback=lambda *_: sent.renew_when_due(), **_RETRY)
-        if self._confirms is not None:
-            self.producer.channel.confirm_select()
-        if self._is_sqs:
-            unshare_clients(self.producer.channel)
-        self._connected = True
-
-    def _open_connection(self) -> None:
-        """Make a connection on which every wait is bounded and nothing is sent twice."""
-        connection = self._app.connection_for_write()
-        kind, given = connection.transport.driver_type, self._app.conf.broker_transport_options
-        options: dict[str, Any] = {}
-        self._confirms, self._is_sqs = None, is_sqs(connection)
-        if kind == "amqp":
-            self._confirms = Confirms()
-            options = self._confirms.transport_options()
-        elif self._is_sqs:
-            options = only_once(given)
-        elif kind == "redis":
-            options = {"retry_on_timeout": False, "socket_timeout": timing.current.publish_reply}
-            options |= {k: v for k, v in given.items() if k == "socket_timeout" and v}
-        if options:
-            connection = self._app.connection_for_write(transport_options=options)
-        self._connection, self._connected = connection, False
-        self.producer = self._app.amqp.Producer(connection, auto_declare=False)
-
-    def _disconnect(self) -> None:
-        """Drop the connection; a broker that is away or blocks us answers no goodbye."""
-        with suppress(Exception):
-            self._connection.collect()
-        self.producer, self._connected = None, False
-
-    @property
-    def _connection_errors(self) -> tuple[type[Exception], ...]:
-        return tuple(self._connection.connection_errors)
-
-    @property
-    def errors(self) -> tuple[type[Exception], ...]:
-        """The errors of the broker's client."""
-        return broker_errors(self._connection)
 
 
 def not_published(message: Outgoing, exc: BaseException) -> str:

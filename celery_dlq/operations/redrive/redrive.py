@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -177,7 +178,7 @@ def carried_out(
 ) -> RedriveReport:
     """Publish the messages of letters and remove the letters."""
     report, canary, limit = work.report, work.options.canary, work.options.limit
-    with Publisher(work.app) as publisher:
+    with closing(Publisher(work.app)) as publisher:
         claimed = ByClaims(work, publisher)
         way = OneStep.of(work, publisher, claimed) or claimed
         try:

@@ -18,16 +18,11 @@ _CONNECT_SECONDS = 4.0
 _REPLY_SECONDS = 10.0
 
 
-def is_sqs(connection: Any) -> bool:
-    """True if a kombu connection leads to Amazon SQS."""
-    return bool(connection.transport.driver_type == "sqs")
-
-
 def broker_errors(connection: Any) -> tuple[type[Exception], ...]:
     """The errors of a broker's client; kombu does not list those with which AWS refuses."""
     transport = connection.transport
     listed = (KombuError, OSError, *transport.connection_errors, *transport.channel_errors)
-    if not is_sqs(connection):
+    if transport.driver_type != "sqs":
         return listed
     sqs: Any = import_module("kombu.transport.SQS")
     refused = import_module("botocore.exceptions").ClientError

@@ -17,7 +17,7 @@ from celery_dlq.events import DeadLettered, Event
 from celery_dlq.letters.printable import get_logger, shortened
 from celery_dlq.transport.held import LOOP_GOES_ON
 from celery_dlq.transport.redis.broker import UPGRADE, mismatch
-from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, read_on
+from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, read_results
 from celery_dlq.worker.dropped import read_leniently, watch_dropped_messages
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.request import (
@@ -281,7 +281,7 @@ def read_before_put_back(pool: Any, hub: Any) -> None:
         return
     inner.dlq_reads_first = True
     if hub is not None:
-        read_on(inner)
+        read_results(inner)
     if not FLUSHES_QUEUES and hub is not None:  # without a hub, it is no `AsynPool`
         inner.process_flush_queues = partial(flush_queues, inner, hub)
 

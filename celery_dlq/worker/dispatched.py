@@ -15,11 +15,14 @@ https://github.com/celery/celery/blob/main/celery/concurrency/base.py
 from __future__ import annotations
 
 import os
+import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from inspect import isgenerator
+from select import PIPE_BUF
+from struct import Struct
 from typing import Any
 
 from billiard.pool import EX_OK, EX_RECYCLE
@@ -32,6 +35,10 @@ from celery_dlq.writing.lifecycle import DeliveryState
 
 _LEFT = frozenset({EX_OK, EX_RECYCLE, LEFT_BY_SIGNAL})  # e.g. after its last task
 RUN, TERMINATE = 0, 2  # billiard.pool.RUN and TERMINATE
+_LENGTH = Struct(">i")  # before each message of a process
+_NO_PAYLOAD = (memoryview(b""), memoryview(b""), 0)
+_READ_BYTES = 8192  # dozens of them
+_MOST_BYTES = 1 << 20
 _BEING_SETTLED = (DeliveryState.ENDING, DeliveryState.WAITING_FOR_STORE)
 
 ENDED: Future[None] = Future()
@@ -79,6 +86,19 @@ def drop_failed(pool: Any, task_id: Any) -> None:
     for job in list((cache or {}).values()):
         if job.correlation_id == task_id and not hasattr(job, "_payload"):
             job.discard()
+
+
+def write_at_once(job: Any) -> None:
+    """Let a prefork pool write a job by one call: it writes length and body apart.
+
+    Only what a pipe takes whole or not at all, for the pool does not go on within a length.
+
+    Source: ``_write_job`` in
+    https://github.com/celery/celery/blob/main/celery/concurrency/asynpool.py
+    """
+    length, body, size = getattr(job, "_payload", _NO_PAYLOAD)
+    if 0 < size <= PIPE_BUF - _LENGTH.size:
+        job._payload = memoryview(b"".join((length, body))), *_NO_PAYLOAD[1:]  # noqa: SLF001
 
 
 class AtWork:
@@ -222,29 +242,81 @@ def _report_results(inner: Any, hub: Any, reader: Any) -> Iterator[Any]:
             yield reader.recv()
 
 
-def read_on(inner: Any) -> None:
-    """Let a prefork pool go on reading a result of which a lost connection came in the midst.
+def read_results(inner: Any) -> None:
+    """Let a prefork pool read its results with one call each, also over a lost connection.
 
-    Celery forgets what it has read of it, takes what follows for the beginning of another one, and
-    never handles a result of that process again.
+    Celery reads length and body of a message apart, two messages a task, and registers the pipe
+    with the event loop after each. And when a connection is lost in the midst of one, it forgets
+    what it has read of it, takes what follows for the beginning of another one, and never handles
+    a result of that process again.
 
     Source: ``Hub.reset`` in https://github.com/celery/kombu/blob/main/kombu/asynchronous/hub.py,
     ``ResultHandler._make_process_result`` in
     https://github.com/celery/celery/blob/main/celery/concurrency/asynpool.py
     """
     handler = inner._result_handler  # noqa: SLF001
-    begun: dict[int, tuple[Any, Any]] = {}
-    read = handler._recv_message  # noqa: SLF001
+    begun: dict[int, tuple[Any, bytes]] = {}  # what was read of a message, and of which process
 
-    def recv_message(add_reader: Any, fd: int, callback: Any) -> Any:
-        process = inner._fileno_to_outq.get(fd)  # noqa: SLF001
-        of, reader = begun.get(fd, (None, None))
-        if reader is None or reader.gi_frame is None or of is not process:
-            reader = read(add_reader, fd, callback)
-            begun[fd] = process, reader
-        return reader
+    def recv_message(add_reader: Any, fd: int, callback: Any) -> Iterator[None]:
+        process, waited = inner._fileno_to_outq.get(fd), False  # noqa: SLF001
+        while True:
+            of, data = begun.pop(fd, (process, b""))
+            data = data if of is process else b""
+            more = _read_now(fd, data)
+            messages, data = _whole_messages(data + more)
+            if data:
+                begun[fd] = process, data
+            if messages and not data:
+                break
+            _call_for_each(callback, messages)
+            waited = True
+            yield  # which registers this generator instead of the handler
+        if waited:
+            add_reader(fd, handler.handle_event, fd)
+        _call_for_each(callback, messages)
 
     handler._recv_message = recv_message  # noqa: SLF001
+
+
+def _read_now(fd: int, data: bytes) -> bytes:
+    """Read what has arrived, without waiting; an error at the end, as Celery raises it."""
+    missing = 0
+    if len(data) >= _LENGTH.size:
+        missing = _LENGTH.unpack_from(data)[0] + _LENGTH.size - len(data)
+    try:
+        more = os.read(fd, min(max(_READ_BYTES, missing), _MOST_BYTES))
+    except (BlockingIOError, InterruptedError):
+        return b""
+    if not more:
+        raise OSError("End of file during message") if data else EOFError
+    return more
+
+
+def _whole_messages(data: bytes) -> tuple[list[bytes], bytes]:
+    """Return the messages in what was read, and what is left: the beginning of another one."""
+    messages, at, end = [], 0, len(data)
+    while end - at >= _LENGTH.size:
+        body = at + _LENGTH.size
+        after = body + _LENGTH.unpack_from(data, at)[0]
+        if after > end:
+            break
+        messages.append(data[body:after])
+        at = after
+    return messages, data[at:]
+
+
+def _call_for_each(callback: Callable[[Any], object], messages: list[bytes]) -> None:
+    """Handle all messages that were read; then raise the first error, e.g. of a lost connection."""
+    error: BaseException | None = None
+    for one in messages:
+        try:
+            message = pickle.loads(one)  # noqa: S301 - of our own processes, as Celery does
+            if message:
+                callback(message)
+        except BaseException as exc:  # noqa: BLE001 - raised below
+            error = error or exc
+    if error is not None:
+        raise error
 
 
 def _is_written(job: Any) -> bool:

@@ -25,7 +25,7 @@ THEIRS = frozenset(
         # celery.app.base.Celery, and its default app
         *("_tasks", "_tls", "_state"),
         # billiard.pool
-        *("_accepted", "_pool", "_reader", "_recv_message", "_set", "_writer"),
+        *("_accepted", "_payload", "_pool", "_reader", "_recv_message", "_set", "_writer"),
         # kombu.transport.virtual, .redis and .SQS
         *("_deliver", "_do_restore_message"),
         *("_get_async", "_message_to_python", "_on_messages_ready", "_poll_error", "_put"),

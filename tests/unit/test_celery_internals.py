@@ -19,6 +19,7 @@ from amqp.transport import TCPTransport
 from billiard.common import human_status
 from billiard.pool import ApplyResult
 from billiard.pool import Pool as BilliardPool
+from billiard.queues import _SimpleQueue
 from celery import VERSION, Celery, signals
 from celery.app.autoretry import add_autoretry_behaviour
 from celery.app.routes import MapRoute
@@ -203,9 +204,18 @@ def test_a_pool_drops_what_no_process_accepted() -> None:
     write = inspect.getsource(AsynPool._create_write_handlers)
     assert "job._write_to = proc" in write
     assert "job._writer = ref(cor)" in write
-    assert "job._payload = " in write
     assert not ApplyResult._write_to
     assert callable(AsynPool.process_flush_queues)
+
+
+def test_a_pool_writes_the_length_of_a_job_and_then_its_body_to_a_pipe() -> None:
+    """A length that is the whole job, and an empty body, is one call; see `write_at_once`."""
+    write = inspect.getsource(AsynPool._create_write_handlers)
+    assert "job._payload = memoryview(header), memoryview(body), body_size" in write
+    for line in ("while Hw < 4:", "Hw += send(header, Hw)", "while Bw < body_size:"):
+        assert write.count(line) > 0, line
+    assert "_SimpleQueue(wnonblock=True)" in inspect.getsource(AsynPool.create_process_queues)
+    assert "duplex=False" in inspect.getsource(_SimpleQueue.__init__)
 
 
 def test_a_pool_that_closes_drops_what_it_is_given() -> None:
@@ -608,6 +618,10 @@ def test_a_result_is_read_by_a_generator_that_the_hub_forgets_when_it_is_reset()
     made = inspect.getsource(asynpool.ResultHandler._make_process_result)
     assert "recv_message = self._recv_message" in made
     assert "it = recv_message(add_reader, fileno, on_state_change)" in made
+    assert "add_reader(fileno, it)" in made
+    assert "return on_result_readable" in made
+    assert "self.handle_event = self._make" in inspect.getsource(asynpool.ResultHandler)
+    assert "unpack_from('>i', bufv)" in inspect.getsource(asynpool.ResultHandler._recv_message)
     assert "self.readers.clear()" in inspect.getsource(Hub)
 
 

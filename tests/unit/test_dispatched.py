@@ -8,9 +8,10 @@ import pickle
 import struct
 import subprocess
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
+from select import PIPE_BUF
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,8 +32,9 @@ from celery_dlq.worker.dispatched import (
     has_crashed,
     is_closed,
     pool_has_task,
-    read_on,
+    read_results,
     starts_here,
+    write_at_once,
 )
 from celery_dlq.writing.lifecycle import DeliveryState
 
@@ -345,11 +347,11 @@ def test_nothing_is_read_from_a_pipe_that_is_closed(dead: Reading) -> None:
 
 
 @pytest.mark.parametrize("retired", [False, True])
-def test_a_result_is_read_on_after_the_event_loop_forgot_its_beginning(
+def test_a_result_is_read_results_after_the_event_loop_forgot_its_beginning(
     dead: Reading, *, retired: bool
 ) -> None:
     """Unless another process has the pipe: its first message is a whole one."""
-    read_on(dead)
+    read_results(dead)
     receive = partial(
         dead._result_handler._recv_message, dead.add_reader, dead.fd, dead.on_state_change
     )
@@ -366,6 +368,92 @@ def test_a_result_is_read_on_after_the_event_loop_forgot_its_beginning(
     dead.report(message("last"))
     assert next(receive(), "whole") == "whole"
     assert dead.read[1:] == ["last"]
+
+
+def receiving(reading: Reading) -> Callable[[], Any]:
+    """Calls the reader that a pool has, as the event loop does."""
+    read_results(reading)
+    receive = reading._result_handler._recv_message
+    return partial(receive, reading.add_reader, reading.fd, reading.on_state_change)
+
+
+def test_what_a_process_reported_is_read_by_one_call(
+    dead: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start of a task, and its end; the event loop goes on as before."""
+    receive, reads, read = receiving(dead), [], os.read
+    monkeypatch.setattr(os, "read", lambda fd, size: reads.append(size) or read(fd, size))
+    dead.report(message("started") + message("ended"))
+    assert next(receive(), "whole") == "whole"
+    assert (dead.read, dead.readers) == (["started", "ended"], {})
+    assert len(reads) == 1
+
+
+def test_messages_that_arrive_in_pieces_are_read_as_they_become_whole(dead: Reading) -> None:
+    """Of any size, wherever they are cut; then the event loop calls its handler again."""
+    receive = receiving(dead)
+    bodies = ["small", "x" * 20_000, "last"]
+    data = b"".join(map(message, bodies))
+    reader = receive()
+    for start in range(0, len(data), 999):
+        dead.report(data[start : start + 999])
+        ended = next(reader, "whole") == "whole"
+        assert ended == (start + 999 >= len(data))
+    assert dead.read == bodies
+    assert list(dead.readers) == [dead.fd]
+
+
+@pytest.mark.parametrize("rest", [b"", message("x" * 3000)[:1000]])
+def test_an_error_at_one_message_loses_no_other_that_was_read_with_it(
+    dead: Reading, rest: bytes
+) -> None:
+    """The connection is lost when the first task is acknowledged, say."""
+    receive = receiving(dead)
+    handle = dead._result_handler.on_state_change
+
+    def lose_connection(found: Any) -> None:
+        handle(found)
+        if found == "first":
+            raise ConnectionResetError
+
+    dead.report(message("first") + message("second") + rest)
+    with pytest.raises(ConnectionResetError):
+        next(receive.func(dead.add_reader, dead.fd, lose_connection))
+    assert dead.read == ["first", "second"]
+    dead.report(message("x" * 3000)[len(rest) :])
+    assert next(receive(), "whole") == "whole"
+    assert dead.read[2:] == ["x" * 3000]
+
+
+def test_the_end_of_a_pipe_is_told_as_celery_tells_it(dead: Reading) -> None:
+    """An end between two messages is usual; the pool then stops to read."""
+    receive = receiving(dead)
+    dead.report(message("x" * 3000)[:1000])
+    reader = receive()
+    next(reader)
+    dead.outq._writer.close()
+    with pytest.raises(OSError, match="End of file during message"):
+        next(reader)
+    with pytest.raises(EOFError):
+        next(receive())
+
+
+@pytest.mark.parametrize(("size", "calls"), [(100, 1), (PIPE_BUF - 4, 1), (PIPE_BUF - 3, 2)])
+def test_a_job_is_written_by_one_call_if_a_pipe_takes_it_whole(size: int, calls: int) -> None:
+    """Else by two, as Celery does."""
+    length, body = struct.pack(">I", size), bytes(size)
+    job = SimpleNamespace(_payload=(memoryview(length), memoryview(body), size))
+    write_at_once(job)
+    first, second, left = job._payload
+    assert (bytes(first) + bytes(second), left) == (length + body, 0 if calls == 1 else size)
+    assert len(first) == (4 + size if calls == 1 else 4)
+
+
+def test_a_job_of_another_pool_is_left_alone() -> None:
+    """Those of threads have no payload."""
+    job = SimpleNamespace()
+    write_at_once(job)
+    assert vars(job) == {}
 
 
 @pytest.mark.parametrize(

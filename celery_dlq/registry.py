@@ -25,6 +25,7 @@ FEATURES = (
     "doctor",
     "exceptions",
     "groups",
+    "search",
     "prometheus",
     "sentry",
     "exchange",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -10,7 +11,7 @@ import bad_day
 import pytest
 import redis
 from crawling import check_headers, crawl
-from looking import sideways, violations
+from looking import expect, sideways, violations
 from served import Pages
 from waiting import poll
 
@@ -19,7 +20,7 @@ from celery_dlq import DeadLetters, LetterFilter
 QUEUE = "orders-DLQ"
 CHANGING = {"edit_form", "redrive_form", "discard_form"}
 BROWSED = {
-    *("overview", "groups", "group", "differences", "letters", "letter", "discarded"),
+    *("overview", "find", "groups", "group", "differences", "letters", "letter", "discarded"),
     *("jobs", "job", "holds", "policies", "audit", *CHANGING),
 }
 
@@ -65,7 +66,7 @@ def test_every_page_is_accessible_and_changes_nothing(
     page = opened.new_page()
     before = store_of(client)
     seen, found = set(), []
-    for name, url, status in crawl(page, pages, f"/jobs/{a_bad_day}"):
+    for name, url, status in crawl(page, pages, f"/jobs/{a_bad_day}", "/find?q=nordic"):
         assert status == 200, url
         assert page.title()
         seen.add(name)
@@ -133,6 +134,23 @@ def test_a_phone_shows_rows_as_cards_and_breaks_no_word(
         assert page.evaluate(outside) == [], path
     page.goto(f"{pages.url}/holds")
     assert page.get_by_role("button", name="Release").first.bounding_box()["y"] < 740
+
+
+def test_the_search_has_a_key_and_completes_what_is_typed(
+    a_bad_day: str, page: Any, pages: Pages
+) -> None:
+    """From any page; where somebody types, the key is a character."""
+    page.goto(f"{pages.url}/audit")
+    page.keyboard.press("/")
+    page.keyboard.type("task=shop.cha", delay=1)
+    offered = page.locator("#find-words option")
+    expect(offered.first).to_have_attribute("value", "task=shop.charge")
+    page.keyboard.type("rge since=/")
+    expect(page.locator("#find")).to_have_value("task=shop.charge since=/")
+    page.locator("#find").fill("task=shop.charge")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Letters", exact=True)).to_be_visible()
+    expect(page.locator("main")).to_contain_text(re.compile("letters match of "))
 
 
 def test_ids_and_tracebacks_are_copied_by_a_button(

@@ -72,7 +72,6 @@ def overview(call: Call) -> Page:
         said=_said(known, queues),
         held=_held_by_queue(call, in_force, shown[:MAX_MARKED]),
         fleet=fleet,
-        problems=fleet.problems,
     )
 
 

@@ -316,6 +316,30 @@
     if (!link.ariaBusy) { link.ariaBusy = "true"; searchOn(link); }
   }));
 
+  // -- The search of every page: its key, and completions of what somebody types -------------------
+
+  const field = document.getElementById("find");
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!field || event.target.closest("input, textarea, select, [contenteditable]")) return;
+    event.preventDefault();
+    field.focus();
+    field.select();
+  });
+  let completing;
+  const complete = async () => {
+    const typed = field.value;
+    try {
+      const answer = await fetch(`${field.dataset.words}?${new URLSearchParams({q: typed})}`, {redirect: "manual"});
+      if (!answer.ok || field.value !== typed) return;
+      field.list.replaceChildren(...(await answer.json()).map((text) => new Option("", text)));
+    } catch { /* one types it whole */ }
+  };
+  field?.addEventListener("input", () => {
+    clearTimeout(completing);
+    completing = setTimeout(complete, 150);
+  });
+
   // -- Copying: the text itself, or that of an element (#id) ---------------------------------------
 
   const copied = async (button) => {

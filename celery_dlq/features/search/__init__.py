@@ -1,0 +1,7 @@
+"""One search on every page: letters, causes and queues, by the words of the command line."""
+
+from __future__ import annotations
+
+from celery_dlq.registry import Feature
+
+FEATURE = Feature(name="search", pages="pages:ROUTES", panels={"every_page": "pages:field"})

@@ -1,0 +1,72 @@
+"""Looks ids and fingerprints up in the indexes of many queues, for a limited time."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from celery_dlq.letters.fingerprint import DIGITS
+from celery_dlq.operations.reading import ID_LENGTH, SHORTEST_PREFIX
+from celery_dlq.store.keys import spelled, text_of
+from celery_dlq.store.part import Part, of_each
+
+_AT_ONCE = 1_000
+_DIGITS = re.compile(r"[0-9a-f]+", re.ASCII)
+_ID = re.compile(r"[0-9a-f][0-9a-f-]*", re.ASCII)
+
+
+class Places(Part):
+    """Where a letter or a cause is; an index is read as far as the time goes."""
+
+    def of_letter(
+        self, queues: Sequence[str], word: str, until: float
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the queue and the id of letters whose ids are, or begin with, a word."""
+        if ID_LENGTH > len(word) >= SHORTEST_PREFIX and _ID.fullmatch(word):
+            for queue in queues:
+                scan = self._client.hscan
+                for name in _scanned(scan, self._keys.ids(queue), word, until):
+                    yield queue, name
+        elif len(word) >= ID_LENGTH:
+            field = spelled(word)
+            asked = of_each(
+                self._client, queues, lambda pipe, name: pipe.hexists(self._keys.ids(name), field)
+            )
+            yield from ((queue, word) for queue, (there,) in asked if there)
+
+    def of_cause(self, queues: Sequence[str], word: str, until: float) -> Iterator[tuple[str, str]]:
+        """Yield the queue and the fingerprint of causes whose fingerprints are, or begin with, it.
+
+        Also of one without letters that has a note or a state, if it is the whole fingerprint.
+        """
+        if not _DIGITS.fullmatch(word):
+            return
+        keys = self._keys
+        if len(word) == DIGITS:
+            asked = of_each(
+                self._client,
+                queues,
+                lambda pipe, name: pipe.zscore(keys.groups(name), word),
+                lambda pipe, name: pipe.hexists(keys.states(name), word),
+                lambda pipe, name: pipe.hexists(keys.notes(name), word),
+            )
+            for queue, (score, state, note) in asked:
+                if score is not None or state or note:
+                    yield queue, word
+        elif SHORTEST_PREFIX <= len(word) < DIGITS:
+            for queue in queues:
+                for name in _scanned(self._client.zscan, keys.groups(queue), word, until):
+                    yield queue, name
+
+
+def _scanned(scan: Callable[..., Any], key: str, prefix: str, until: float) -> Iterator[str]:
+    """Yield the names of an index that begin with a prefix, until a time."""
+    cursor = 0
+    while time.monotonic() < until:
+        cursor, found = scan(key, cursor, match=f"{prefix}*", count=_AT_ONCE)
+        names = found if isinstance(found, dict) else (name for name, _score in found)
+        yield from map(text_of, names)
+        if not cursor:
+            return

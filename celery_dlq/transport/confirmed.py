@@ -14,7 +14,6 @@ from typing import Any
 from amqp.exceptions import FrameSyntaxError  # type: ignore[import-untyped]
 
 from celery_dlq import timing
-from celery_dlq.transport.sqs.aws import broker_errors, only_once, unshare_clients
 
 
 class ConfirmedProducer:
@@ -39,7 +38,7 @@ class ConfirmedProducer:
             self._confirms = import_module("celery_dlq.transport.confirms").Confirms(self._longest)
             options = self._confirms.transport_options()
         elif self.is_sqs:
-            options = only_once(given)
+            options = _aws().only_once(given)
         elif kind == "redis":
             options = {"retry_on_timeout": False, "socket_timeout": timing.current.publish_reply}
             options |= {k: v for k, v in given.items() if k == "socket_timeout" and v}
@@ -59,7 +58,7 @@ class ConfirmedProducer:
         if self._confirms is not None:
             self.producer.channel.confirm_select()
         if self.is_sqs:
-            unshare_clients(self.producer.channel)
+            _aws().unshare_clients(self.producer.channel)
         self.is_connected = True
 
     def publish_confirmed(
@@ -83,7 +82,7 @@ class ConfirmedProducer:
     @property
     def errors(self) -> tuple[type[Exception], ...]:
         """The errors of the broker's client."""
-        return broker_errors(self.connection)
+        return tuple(_aws().broker_errors(self.connection))
 
     def is_lost(self, exc: BaseException) -> bool:
         """True if an error means that the connection is lost, and no message is at fault."""
@@ -101,3 +100,7 @@ class ConfirmedProducer:
         with suppress(Exception):
             self.connection.release()
         self._make()
+
+
+def _aws() -> Any:
+    return import_module("celery_dlq.transport.sqs.aws")

@@ -28,12 +28,12 @@ import os, signal, sys
 from celery import Celery
 from celery_dlq import DeadLetters
 from celery_dlq.features.adopt import sources
-from celery_dlq.store.letters import Letters
+from celery_dlq.store.new_letters import NewLetters
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 sources.BrokerQueue.remove_message = die
 if sys.argv[3] == "storing":
-    Letters.dead_letter = die
+    NewLetters.dead_letter = die
 app = Celery("dies", broker=sys.argv[1])
 app.conf.dlq_url = sys.argv[2]
 DeadLetters(app).adopt("orders.copies")

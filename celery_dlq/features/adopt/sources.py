@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from queue import Empty
 from typing import Any
 
@@ -20,7 +21,6 @@ from kombu.utils.json import loads
 from celery_dlq import timing
 from celery_dlq.errors import BrokerUnavailable, NotFound
 from celery_dlq.transport.redis.entries import end_of_list
-from celery_dlq.transport.sqs.aws import broker_errors, queue_exists
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class BrokerQueue:
             yield
         except Exception as exc:
             self._channel = None  # RabbitMQ closes a channel after an error
-            if not isinstance(exc, broker_errors(self._connection)):
+            if not isinstance(exc, _aws().broker_errors(self._connection)):
                 raise
             place = self._connection.as_uri()
             if getattr(exc, "code", None) == 404:  # noqa: PLR2004 - AMQP's "not found"
@@ -121,7 +121,7 @@ class SqsQueue(BrokerQueue):
 
     def _opened(self) -> Any:
         channel = self._connection.channel()
-        if not queue_exists(channel, self._queue):
+        if not _aws().queue_exists(channel, self._queue):
             raise NotFound(
                 f"there is no queue {self._queue!r} at Amazon SQS; check the name, the region "
                 f"and, if there are predefined_queues, that it is one of them"
@@ -178,3 +178,8 @@ def _plain_message(entry: bytes) -> KombuMessage:
     return KombuMessage(  # type: ignore[no-untyped-call]
         body=entry, content_type=kind, content_encoding=encoding
     )
+
+
+def _aws() -> Any:
+    """What knows Amazon SQS; a worker that reads no queue needs none of it."""
+    return import_module("celery_dlq.transport.sqs.aws")

@@ -20,7 +20,7 @@ from celery_dlq.registry import Feature, features
 from celery_dlq.store.worker_records import Clock
 
 if TYPE_CHECKING:
-    from celery_dlq.features.adopt.adopter import AdoptRun
+    from celery_dlq.features.adopt.operations import AdoptRun
     from celery_dlq.features.circuit_breaker.operations import Breakers
     from celery_dlq.features.dead_letter.operations import DemandRun
     from celery_dlq.features.differences.operations import Comparison

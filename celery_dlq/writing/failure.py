@@ -27,7 +27,7 @@ from celery_dlq.policies.checks import qualified_name
 from celery_dlq.policies.decisions import End
 
 SENTRY_EVENT_ID = "dlq_sentry_event_id"
-"""Attribute of the pool's ``ExceptionInfo``; see `celery_dlq.features.sentry.observer`."""
+"""Attribute of the pool's ``ExceptionInfo``; see `celery_dlq.features.sentry.integration`."""
 
 SENTRY_TRACE = "dlq_sentry_trace"
 """The same, for the trace of the task: the text of Sentry's header ``sentry-trace``."""

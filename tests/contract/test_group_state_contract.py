@@ -13,7 +13,7 @@ from builders import DLQ, NOW, a_letter, key_of
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Action, Change, Event, Events, GroupState, acting_as
 from celery_dlq.features.groups.operations import Notes
-from celery_dlq.features.sentry.observer import ReportCause, Reports
+from celery_dlq.features.sentry.reports import ReportCause, Reports
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.operations.reading import Reading
 from celery_dlq.store.notes import Note

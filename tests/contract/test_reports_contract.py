@@ -12,7 +12,7 @@ import redis
 from builders import DLQ, NOW, a_letter, key_of
 
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.features.sentry.observer import (
+from celery_dlq.features.sentry.reports import (
     BURST,
     GAP_SECONDS,
     MOST_IDS,

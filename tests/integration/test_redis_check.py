@@ -17,7 +17,7 @@ from waiting import poll
 
 from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.features.exchange.publisher import Outbox, OutboxEntry
-from celery_dlq.features.sentry.observer import Reports
+from celery_dlq.features.sentry.reports import Reports
 from celery_dlq.store.connect import connect
 from celery_dlq.store.pipelined import PipelinedConnection
 from celery_dlq.store.store import Store

@@ -408,7 +408,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             "Client.before_send Client.before_send_transaction",
-            "features/sentry/observer.py",
+            "features/sentry/integration.py",
             "With `dlq_redact`, masks what `sentry_sdk.init` was given.",
             "With `dlq_redact` a hidden value stands in an event.",
             "tests/acceptance/test_sentry.py tests/acceptance/test_redact.py",

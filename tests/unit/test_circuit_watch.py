@@ -25,7 +25,7 @@ from celery_dlq.features.circuit_breaker import CIRCUITS, policy
 from celery_dlq.features.circuit_breaker.circuits import CircuitStore, hold_id_of
 from celery_dlq.features.circuit_breaker.policy import Ends, Succeeded
 from celery_dlq.features.sentry import observer as sentry
-from celery_dlq.features.sentry.observer import event_of_opening
+from celery_dlq.features.sentry.events import event_of_opening
 from celery_dlq.letters.headers import HOLD_HEADER
 from celery_dlq.operations.in_force import InForce
 from celery_dlq.store.instructions import OPEN, RELEASING, Circuit

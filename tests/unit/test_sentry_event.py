@@ -12,16 +12,12 @@ from fresh import fresh_store
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Events
+from celery_dlq.features.sentry import integration
 from celery_dlq.features.sentry import observer as sentry
-from celery_dlq.features.sentry.observer import (
-    Report,
-    ReportCause,
-    SentryDeduplicator,
-    SentryObserver,
-    event_id_of,
-    event_of,
-    sends_values,
-)
+from celery_dlq.features.sentry.events import event_id_of, event_of, sends_values
+from celery_dlq.features.sentry.integration import SentryDeduplicator
+from celery_dlq.features.sentry.observer import SentryObserver
+from celery_dlq.features.sentry.reports import Report, ReportCause
 from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.worker.observer import Observer
@@ -129,12 +125,13 @@ def test_one_report_for_each_group_that_is_given_up(monkeypatch: pytest.MonkeyPa
     parts: Any = SimpleNamespace(
         events=Events(), backend=fresh_store(), made={"by_itself": GivesUp()}
     )
-    reporter = SentryObserver(parts)
+    observer = SentryObserver(parts)
     due: list[Report] = []
     for number in range(4):
         letter = a_letter(redrives=3 if number else 0)
-        reporter.before_store(letter)
-        due += [reporter.due[letter.id][0]] if letter.id in reporter.due else []
+        observer.before_store(letter)
+        found = observer.reporter.due
+        due += [found[letter.id][0]] if letter.id in found else []
     assert [report.why for report in due].count(ReportCause.USED_UP) == 1
     assert due[1].why is ReportCause.USED_UP
 
@@ -182,10 +179,10 @@ def test_masking_comes_after_the_apps_before_send_and_once(
         return None if event.get("drop") else {**event, "message": "card 4111111111111111"}
 
     app_client = SimpleNamespace(options={"before_send": before_send})
-    monkeypatch.setattr(sentry, "sentry_client", lambda: app_client)
+    monkeypatch.setattr(integration, "sentry_client", lambda: app_client)
     redaction = Redaction.parse([r"re:\d{16}", "kwargs.card"])
-    sentry.install_masking(redaction)
-    sentry.install_masking(redaction)
+    integration.install_masking(redaction)
+    integration.install_masking(redaction)
     masking = app_client.options["before_send"]
 
     assert app_client.options["include_local_variables"] is False
@@ -209,6 +206,6 @@ def test_masking_comes_after_the_apps_before_send_and_once(
 def test_masking_is_not_installed_without_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """The app's client stays as it is."""
     app_client = SimpleNamespace(options={"before_send": None})
-    monkeypatch.setattr(sentry, "sentry_client", lambda: app_client)
-    sentry.install_masking(Redaction())
+    monkeypatch.setattr(integration, "sentry_client", lambda: app_client)
+    integration.install_masking(Redaction())
     assert app_client.options == {"before_send": None}

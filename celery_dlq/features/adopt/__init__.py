@@ -22,5 +22,5 @@ FEATURE = Feature(
     check_settings="settings:check",
     block=Block.ACT,
     commands={"import": "command:import_"},
-    operations={"adopt": "adopter:AdoptRun.adopt"},
+    operations={"adopt": "operations:AdoptRun.adopt"},
 )

@@ -13,34 +13,28 @@ was, once: not if that is in the store, nor if it was there in the last days and
 
 from __future__ import annotations
 
-import os
-import socket
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
-from uuid import uuid4
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from kombu.utils.functional import LRUCache
 
-from celery_dlq.errors import SettingsError
-from celery_dlq.events import Action
-from celery_dlq.features.adopt.letter import Adoption, Identity
-from celery_dlq.features.adopt.settings import check_adoption
+from celery_dlq.features.adopt.settings import consumed_already
 from celery_dlq.features.adopt.sources import TakenMessage, source_of
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import DeadLetter
-from celery_dlq.operations.instructions import Audit, CountedChange
 from celery_dlq.store.metrics import Counts
 from celery_dlq.store.worker_records import MessageKey, Stored
-from celery_dlq.worker.housekeeping import Housekeeping, LongTask, Stopping
+from celery_dlq.worker.housekeeping import LongTask, Stopping
 from celery_dlq.worker.observer import Observer, WorkerParts
 from celery_dlq.writing.letter import LetterMaker
 from celery_dlq.writing.writer import LetterStore
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
+    from celery_dlq.features.adopt.letter import Adoption, Identity
 
 logger = get_logger("celery_dlq.worker")
 
@@ -85,8 +79,7 @@ class Adopter:
         self.report = AdoptReport(queue)
         self._source = source_of(app, queue)
         self._letters, self._counter = backend.new_letters, backend.counter
-        policies = assembly.settings.policies
-        self._adoption = Adoption(app, policies, queue, target, self._counter, make)
+        self._parts = app, assembly.settings.policies, queue, target, self._counter, make
         self._outboxes = assembly.outboxes()
         self._limit = assembly.memory_limit()
         self._store = LetterStore(
@@ -96,10 +89,17 @@ class Adopter:
             events=assembly.events,
             counts=counts or assembly.measuring.counts,
         )
-        self._progress = progress
+        self._progress = progress or (lambda _new: None)
         self._adopted = adopted  # called with the queue of each new letter
         # By the hash of messages without an id: the next number, and if there were letters before.
         self._equal: MutableMapping[str, tuple[int, bool]] = LRUCache(MAX_EQUAL)  # type: ignore[no-untyped-call]
+
+    @cached_property
+    def _adoption(self) -> Adoption:
+        """What makes the letters; most queues have no message most of the time."""
+        from celery_dlq.features.adopt.letter import Adoption  # noqa: PLC0415 - when one is there
+
+        return Adoption(*self._parts)
 
     @property
     def task(self) -> LongTask:
@@ -179,8 +179,7 @@ class Adopter:
         self.report.adopted += 1
         self.report.by_queue[letter.dead_letter_queue] += 1
         self._adopted(letter.dead_letter_queue)
-        if self._progress is not None:
-            self._progress(1)
+        self._progress(1)
         return True
 
 
@@ -214,97 +213,3 @@ def observer(parts: WorkerParts) -> Observer | None:
         raise consumed_already(queue, parts.hostname, by="dlq_adopt")
     logger.info("Adopting dead messages from %s", ", ".join(orders))
     return AdoptObserver(parts, orders)
-
-
-class AdoptRun:
-    """Adopts one queue for an operator, until it is empty or until interrupted."""
-
-    def __init__(self, assembly: Assembly) -> None:
-        self._assembly = assembly
-
-    def adopt(
-        self,
-        queue: str,
-        dead_letter_queue: str | None = None,
-        *,
-        follow: bool = False,
-        limit: int | None = None,
-        progress: Progress | None = None,
-    ) -> AdoptReport:
-        """Store messages that the broker itself dead-lettered as letters.
-
-        A letter is stored before its message is acknowledged; once, however often the message is
-        redelivered, if it has an id. Of messages without one, equal letters may be copies.
-        """
-        assembly = self._assembly
-        check_adoption(assembly.settings, queue, dead_letter_queue, "dlq import")
-        for info in assembly.backend.workers.workers():
-            if queue in info.queues:
-                raise consumed_already(queue, info.hostname, by="dlq import")
-        change, hostname = assembly.redaction.captured, socket.gethostname()
-        make = LetterMaker(clock=assembly.clock, hostname=hostname, pid=os.getpid(), change=change)
-        changes = _Changes(assembly, queue)
-        adopter = Adopter(
-            assembly, queue, dead_letter_queue, make, progress=progress, adopted=changes.adopted
-        )
-        try:
-            # While it follows, a missing queue is an error at the start, and retried later.
-            adopter.drain(1 if follow else limit)
-            if follow:
-                _follow_queue(adopter)
-        except KeyboardInterrupt:
-            if not follow:
-                raise
-        finally:
-            adopter.close()
-            changes.close()
-        return adopter.report
-
-
-class _Changes:
-    """What the audit says of an import, an entry for each dead-letter queue.
-
-    The letters are counted one by one: of an import that is killed, the last one may be missing.
-    """
-
-    def __init__(self, assembly: Assembly, queue: str) -> None:
-        self._letters = assembly.backend.letters
-        self._audit = Audit(assembly.backend.workers, assembly.events)
-        self._detail = {"queue": queue}
-        self._id = f"import-{uuid4().hex}"
-        self._open: dict[str, CountedChange] = {}
-
-    def adopted(self, name: str) -> None:
-        """Count a letter of a dead-letter queue."""
-        if name not in self._open:
-            operation = f"{self._id}-{len(self._open)}"
-            self._open[name] = self._audit.counted(
-                self._letters, operation, Action.ADOPTED, name, self._detail
-            )
-            self._open[name].open()
-        self._letters.claims.count_adopted(name, self._open[name].operation)
-
-    def close(self) -> None:
-        """Record the entries."""
-        for _name, change in sorted(self._open.items()):
-            change.close()
-
-
-def _follow_queue(adopter: Adopter) -> NoReturn:
-    """Adopt as a worker does; errors of the queue, the broker or the store are retried."""
-    housekeeping = Housekeeping()
-    housekeeping.add(adopter.task)
-    try:
-        while True:
-            housekeeping.tick()
-            time.sleep(1)
-    finally:
-        housekeeping.stop()
-
-
-def consumed_already(queue: str, hostname: str, *, by: str) -> SettingsError:
-    """Make the error for a queue that a worker consumes."""
-    return SettingsError(
-        f"expected {by} to name a queue of messages that are dead, got {queue!r}, which worker "
-        f"{hostname} consumes; all its tasks would become letters"
-    )

@@ -48,13 +48,8 @@ _MAX_JSON_BYTES = 1024 * 1024
 
 _FIRST_QUEUE, _FIRST_REASON = "x-first-death-queue", "x-first-death-reason"
 _DEATH_HEADERS = (
-    "x-death",
-    _FIRST_QUEUE,
-    _FIRST_REASON,
-    "x-first-death-exchange",
-    "x-last-death-queue",
-    "x-last-death-reason",
-    "x-last-death-exchange",
+    *("x-death", _FIRST_QUEUE, _FIRST_REASON, "x-first-death-exchange"),
+    *("x-last-death-queue", "x-last-death-reason", "x-last-death-exchange"),
 )
 _MAX_DELIVERIES = 2**31 - 1  # the largest number that every reader of letters accepts
 _SQS_COUNT = "ApproximateReceiveCount"
@@ -152,8 +147,7 @@ class Adoption:
         except Exception:
             # The body is kept, even if the headers cannot be read.
             logger.exception("A message of %s is adopted without its headers", self._queue)
-            bare = KombuMessage(body=message.body)  # type: ignore[no-untyped-call]
-            return self._make_letter(bare, identity)
+            return self._make_letter(KombuMessage(body=message.body), identity)  # type: ignore[no-untyped-call]
 
     def _make_letter(
         self, message: Any, identity: Identity

@@ -41,3 +41,11 @@ def check_adoption(settings: Settings, queue: str, target: str | None, where: st
             f"expected {where} to put the letters of {queue!r} into a dead-letter queue, "
             f"got {target!r}, which has a policy in dlq_queues"
         )
+
+
+def consumed_already(queue: str, hostname: str, *, by: str) -> SettingsError:
+    """Make the error for a queue that a worker consumes."""
+    return SettingsError(
+        f"expected {by} to name a queue of messages that are dead, got {queue!r}, which worker "
+        f"{hostname} consumes; all its tasks would become letters"
+    )

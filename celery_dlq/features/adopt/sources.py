@@ -11,10 +11,10 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib import import_module
 from queue import Empty
 from typing import Any
 
+from kombu.exceptions import KombuError
 from kombu.message import Message as KombuMessage
 from kombu.utils.json import loads
 
@@ -89,6 +89,11 @@ class BrokerQueue:
         channel.queue_declare(self._queue, passive=True)
         return channel
 
+    def _client_errors(self) -> tuple[type[Exception], ...]:
+        """The errors of the broker's client."""
+        transport = self._connection.transport
+        return (KombuError, OSError, *transport.connection_errors, *transport.channel_errors)
+
     @contextmanager
     def _errors(self) -> Iterator[None]:
         """Translate errors of the broker's client into ours, without passwords."""
@@ -96,7 +101,7 @@ class BrokerQueue:
             yield
         except Exception as exc:
             self._channel = None  # RabbitMQ closes a channel after an error
-            if not isinstance(exc, _aws().broker_errors(self._connection)):
+            if not isinstance(exc, self._client_errors()):
                 raise
             place = self._connection.as_uri()
             if getattr(exc, "code", None) == 404:  # noqa: PLR2004 - AMQP's "not found"
@@ -119,9 +124,16 @@ class SqsQueue(BrokerQueue):
         transport = receiving()
         connection.get_transport_cls = lambda: transport
 
+    def _client_errors(self) -> tuple[type[Exception], ...]:
+        from celery_dlq.transport.sqs.aws import broker_errors  # noqa: PLC0415 - as above
+
+        return broker_errors(self._connection)
+
     def _opened(self) -> Any:
+        from celery_dlq.transport.sqs.aws import queue_exists  # noqa: PLC0415 - as above
+
         channel = self._connection.channel()
-        if not _aws().queue_exists(channel, self._queue):
+        if not queue_exists(channel, self._queue):
             raise NotFound(
                 f"there is no queue {self._queue!r} at Amazon SQS; check the name, the region "
                 f"and, if there are predefined_queues, that it is one of them"
@@ -178,8 +190,3 @@ def _plain_message(entry: bytes) -> KombuMessage:
     return KombuMessage(  # type: ignore[no-untyped-call]
         body=entry, content_type=kind, content_encoding=encoding
     )
-
-
-def _aws() -> Any:
-    """What knows Amazon SQS; a worker that reads no queue needs none of it."""
-    return import_module("celery_dlq.transport.sqs.aws")

@@ -25,6 +25,7 @@ FEATURES = (
     "doctor",
     "exceptions",
     "groups",
+    "phases",
     "search",
     "prometheus",
     "sentry",

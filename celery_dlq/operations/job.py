@@ -168,12 +168,27 @@ class Job(Recorded):
         digits = self.filter.get("fingerprint")
         return self.queue == queue and bool(digits) and fingerprint.startswith(str(digits))
 
+    @property
+    def unknown(self) -> int:
+        """How many messages of a redrive that has ended may still wait or run."""
+        if self.kind not in REDRIVES or self.ended_at is None:
+            return 0
+        ends = sum(self.counts.get(name, 0) for name in ("succeeded", "died_again"))
+        return max(0, self.changed - ends)
+
+    def per_second(self, now: datetime) -> float | None:
+        """Letters a second so far, behind its canary; ``None`` while that is unknown."""
+        spent = ((self.ended_at or now) - self.started_at).total_seconds()
+        spent -= self.canary.get("waited_seconds", 0)
+        letters = self.handled - self.canary.get("letters", 0)
+        return letters / spent if letters > 0 and spent > 0 else None
+
     def seconds_left(self, now: datetime) -> float | None:
         """How long it still takes at its pace so far; ``None`` while that is unknown."""
-        spent = (now - self.started_at).total_seconds()
-        if self.state != RUNNING or not self.total or not self.handled or spent <= 0:
+        pace = self.per_second(now)
+        if self.state != RUNNING or not self.total or pace is None:
             return None
-        return max(0.0, (self.total - self.handled) * spent / self.handled)
+        return max(0.0, (self.total - self.handled) / pace)
 
     def readable_filter(self) -> dict[str, Any]:
         """Its filter with times as people write them."""

@@ -132,6 +132,7 @@ class Jobs:
     def job(self, job_id: str, *, most_searched: int = MOST_SEARCHED) -> Job:
         """One job; for a redrive also how many of its messages ``died_again`` and ``succeeded``.
 
+        And the ``new_letters`` of other messages since it began: of its cause, if it is about one.
         A new letter's header names the redrive of its message; one that has left its queue is not
         counted any more. Workers count successes, on guarded queues only. If there are more new
         letters than may be searched, ``searched`` is their number: later ones may have died
@@ -142,9 +143,11 @@ class Jobs:
             return job
         letters = self.backend.letters
         new = [*died_again(letters, job.queue, job.id, job.until, most_searched)]
-        died, succeeded = len(new) - new.count(None), self._store.succeeded(job_id)
+        digits = str(job.filter.get("fingerprint") or "")
+        others = sum(not again and cause.startswith(digits) for again, cause in new)
+        died, succeeded = sum(bool(again) for again, _ in new), self._store.succeeded(job_id)
         searched = {"searched": len(new)} if len(new) >= most_searched else {}
-        ends = {"died_again": died, "succeeded": succeeded, **searched}
+        ends = {"died_again": died, "succeeded": succeeded, "new_letters": others, **searched}
         return replace(job, counts={**job.counts, **ends})
 
     def get(self, job_id: str) -> Job:

@@ -65,8 +65,7 @@ class Keys:
     waiting_jobs = AppKey("ZSET: ids of jobs that wait, by when they may start (milliseconds).")
     cancel_requests = AppKey("HASH: job id to who cancels it; bounded like jobs.")
     unread = AppKey(
-        "HASH: hold to the number of messages that it could not read; bounded; expires.",
-        "unread_by_holds",
+        "HASH: hold to how many it could not read; bounded; expires.", "unread_by_holds"
     )
     revoked = AppKey(
         "ZSET: ``id:…`` of a task, or ``stamp:name=value``, by when an operator revoked it "
@@ -87,14 +86,13 @@ class Keys:
     )
     notes = QueueKey("HASH: fingerprint to the notes on its group, lines of JSON; bounded.")
     noted = QueueKey(
-        "ZSET: fingerprints with notes, a state or an owner, by when they last got or had letters."
+        "ZSET: fingerprints with notes, a state or an owner, by their last letter or note."
     )
     states = QueueKey(
         "HASH: fingerprint to the state of its group; kept like notes. Without one: open. "
         "``resolved|release, or nothing|releases before|microseconds|JSON``, "
         "``regressed|microseconds|release|letter id|JSON of the resolution``, or one that stops "
-        "reports, as ``muted|until in milliseconds, or nothing|||JSON``. ``owner:fingerprint`` to "
-        "who takes care of it."
+        "reports, as ``muted|until in milliseconds, or nothing|||JSON``; ``owner:…`` to its owner."
     )
     arrivals = QueueKey("HASH: ``minute of the hour:reason`` to ``minute:letters``; expires.")
     ends = QueueKey("ZSET: letter ids by the expiry of their messages; only of those that expire.")

@@ -98,8 +98,8 @@ class Templates:
 
 
 def _folders() -> list[str]:
-    """Where templates lie: those of the core, and of each feature that has pages."""
-    packages = ["web", *(f"features.{one.name}" for one in features() if one.pages)]
+    """Where templates lie: those of the core, and of each feature that has pages or panels."""
+    packages = ["web", *(f"features.{one.name}" for one in features() if one.pages or one.panels)]
     return [str(files(f"celery_dlq.{name}") / "templates") for name in packages]
 
 

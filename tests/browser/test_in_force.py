@@ -90,7 +90,10 @@ def test_a_job_says_how_long_it_takes(
     expect(strip.locator("[data-left]")).to_contain_text(" left")
     page.goto(f"{pages.url}/audit")
     strip.get_by_role("link", name="Cancel …").click()
-    expect(page).to_have_title(re.compile(r"^running \d+ of \d+ · Redrive of orders-DLQ"))
+    far = r"^sending \d+ of \d+ at \S+ a second · Redrive of orders-DLQ"
+    expect(page).to_have_title(re.compile(far))
+    steps = page.get_by_role("list", name="Phases of this job").get_by_role("listitem")
+    expect(steps).to_contain_text(["Planned ✓", "Sending", "Watching"])
     expect(page.locator("main [data-left]")).to_contain_text(" left")
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator("main [data-job-state]")).to_have_text("cancelled")

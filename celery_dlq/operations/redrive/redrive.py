@@ -65,8 +65,8 @@ def watch_canary(
         died, succeeded = map(outcomes.count, (RedriveOutcome.DIED, RedriveOutcome.SUCCEEDED))
         if died > seen and len(died_ids) < MOST_DIED_IDS:
             job = work.run.job
-            again = filter(None, died_again(work.deaths, job.queue, job.id, job.until))
-            died_ids = [*islice(again, MOST_DIED_IDS)]
+            new = died_again(work.deaths, job.queue, job.id, job.until)
+            died_ids = [*islice((letter_id for letter_id, _ in new if letter_id), MOST_DIED_IDS)]
         seen, waited = died, time.monotonic() - began
         counts = {
             "succeeded": succeeded,

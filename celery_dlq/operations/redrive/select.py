@@ -14,6 +14,7 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.packed import PackedFields
 from celery_dlq.letters.record import REQUIRED_FIELDS, DeadLetter, Reason, letter_from
 from celery_dlq.policies.policy import Policy
+from celery_dlq.store.keys import text_of
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import RawPage, ordered, position_at
 
@@ -183,13 +184,13 @@ def batches(
 
 def died_again(
     store: Letters, queue: str, job_id: str, after: str | None, most: int = MOST_SEARCHED
-) -> Iterator[str | None]:
-    """Ids of new letters whose headers name a redrive, and ``None`` for each other one."""
+) -> Iterator[tuple[str, str]]:
+    """Ids of new letters whose headers name a redrive, empty for others; their fingerprints."""
     marker = f'"{job_id}"'.encode()
     pages = store.fields(queue, after=after, until=None, page_size=_ENTRIES_PER_PAGE)
     for _position, raw in islice(chain.from_iterable(pages), most):
-        found = marker in raw.get(b"headers", b"")
-        yield raw.get(b"id", b"").decode("utf-8", "replace") if found else None
+        letter_id = raw.get(b"id", b"") if marker in raw.get(b"headers", b"") else b""
+        yield text_of(letter_id), text_of(raw.get(b"fingerprint", b""))
 
 
 def later_position(one: str | None, other: str) -> str:

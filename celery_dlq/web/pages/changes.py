@@ -265,7 +265,6 @@ def _job_page(call: Call, found: Job, error: str = "", *, status: int = 200) -> 
         error=error,
         examples=examples,
         edit=edit,
-        unknown=_unknown(found),
         restorable=_is_restorable(found),
     )
 
@@ -275,11 +274,3 @@ def _is_restorable(found: Job) -> bool:
     discards = found.kind == "discard" and not found.options.get("forever")
     recent = datetime.now(timezone.utc) - found.updated_at < KEPT_IN_BIN
     return discards and recent and bool(found.counts.get("removed"))
-
-
-def _unknown(found: Job) -> int:
-    """How many messages of a job that has ended may still run: the page asks for their ends."""
-    if found.kind not in REDRIVES or found.ended_at is None:
-        return 0
-    ends = sum(found.counts.get(name, 0) for name in ("succeeded", "died_again"))
-    return max(0, found.changed - ends)

@@ -135,9 +135,13 @@
 
   // The tab of a job's page says how far it is: one need not look at the page.
   const title = document.title;
-  const showTitle = (job) => {
-    const part = job.total ? `${number(job.counts.handled)} of ${number(job.total)}` : "";
-    document.title = [`${job.state} ${part}`.trim(), title.replace(/: \w+/, "")].join(" · ");
+  const showTitle = (element, job) => {
+    const phase = element.querySelector("[data-phases] [aria-current]");
+    const part = job?.total ? `${number(job.counts.handled)} of ${number(job.total)}` : "";
+    const far = phase
+      ? phase.textContent.trim().replace(/\s+/g, " ").split(/[,;]/)[0].toLowerCase()
+      : `${element.dataset.state} ${part}`.trim();
+    document.title = [far, title.replace(/: \w+/, "")].join(" · ");
   };
 
   const showJob = (element, job) => {
@@ -162,7 +166,7 @@
       bar.max = job.total;
       bar.value = Math.min(job.counts.handled, job.total);
     }
-    if (element.dataset.titled !== undefined) showTitle(job);
+    if (element.dataset.titled !== undefined) showTitle(element, job);
     const left = element.querySelector("[data-left]");
     if (left) put(left, typeof job.left === "number" ? `${span(job.left)} left` : "");
     if (!before || before === job.state || element.closest("#in-force")) return;
@@ -181,10 +185,11 @@
     location.reload();
   };
 
-  // -- The messages of a job that has ended still run: its page asks for their ends ---------------
+  // -- A job that runs, or whose messages still run: its page asks how far they are ----------------
 
+  const GOING = ["running", "waiting"];
   const askFor = async (element, pause) => {
-    if (!document.hidden && !reloading) {
+    if (!reloading) {
       try {
         const answer = await fetch(location.href, {cache: "no-store", redirect: "manual"});
         const found = new DOMParser().parseFromString(await answer.text(), "text/html");
@@ -196,12 +201,24 @@
           put(count, other.textContent);
           count.parentElement.hidden = other.parentElement.hidden;
         });
-        if (!fresh.dataset.unknown) return;
+        const phases = element.querySelector("[data-phases]");
+        const others = fresh.querySelector("[data-phases]");
+        if (phases && others) phases.replaceChildren(...others.childNodes);
+        showTitle(element);
+        if (GOING.includes(fresh.dataset.state)) pause = 2000 / 1.2;
+        else if (!fresh.dataset.unknown) return;
       } catch { /* asked again */ }
     }
-    if (pause < 60000) setTimeout(askFor, pause, element, pause * 1.2);  // for some minutes
+    // Of an ended job for some minutes; less often in a tab of which only the title is seen.
+    const next = pause * 1.2;
+    if (pause < 60000) setTimeout(askFor, Math.max(next, document.hidden ? 10000 : 0), element, next);
   };
-  all("[data-job][data-unknown]").forEach((element) => setTimeout(askFor, 2000, element, 2000));
+  all("[data-job][data-titled]").forEach((element) => {
+    if (GOING.includes(element.dataset.state) || element.dataset.unknown) {
+      showTitle(element);
+      setTimeout(askFor, 2000, element, 2000);
+    }
+  });
 
   // One tab of a browser asks the server, the others hear it from that one: browsers open only six
   // connections to a server. Without locks (plain http by name) each tab asks now and then.

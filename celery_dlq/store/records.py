@@ -195,6 +195,12 @@ class Group:
         """Letters a minute now: of the last five to ten minutes."""
         return max(self.recent[-2:], default=0) / _NOW_MINUTES
 
+    @property
+    def is_growing(self) -> bool:
+        """True if the last hour has half as many again as the hours of the day before it."""
+        before = self.course[:-2]
+        return self.last_hour > _GROWING * sum(before) / max(1, len(before))
+
 
 GroupOrder = Literal["letters", "newest"]
 """Order of groups: the largest first, or the last seen first."""

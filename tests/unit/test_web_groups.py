@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 from html import unescape
 from urllib.parse import urlencode
 
 import pytest
-from builders import DLQ, a_letter, key_of
+from builders import DLQ, NOW, a_letter, key_of
 from web_pages import SAME_SITE, Pages, form_of, get, pages, post
 
 from celery_dlq.events import GroupState
 from celery_dlq.features.groups.operations import SET_BY
 from celery_dlq.letters.record import DeadLetter
+from celery_dlq.store.records import Group
 from celery_dlq.web.http import Permission, User
 
 GROUP = "0123456789abcdef"
@@ -207,3 +210,40 @@ def test_causes_beyond_the_first_page_are_found_by_page_and_by_name() -> None:
     assert "No cause has “nobody” in its names" in shown(web, GROUPS, q="nobody")
     assert "There are not so many pages" in shown(web, GROUPS, page="3")
     assert web.handle(get(GROUPS, query="page=0")).status == 400
+
+
+def test_the_row_of_a_cause_has_its_largest_tenant_and_its_last_note() -> None:
+    """A value that most of its letters have and others have less often; masked as everywhere."""
+    web, masked = pages(), pages()
+    masked.dlq.assembly.app.conf.dlq_redact = ["kwargs.card"]
+    for number, one in itertools.product(range(10), (web, masked)):
+        tenant = "nordic" if number < 8 else "acme"
+        kwargs = {"tenant": tenant, "order": number, "region": "eu", "card": "4111"}
+        stored(one, id=f"a{number}", kwargs_json=json.dumps(kwargs))
+        other = {**kwargs, "tenant": f"t{number}", "card": number}
+        stored(one, id=f"b{number}", kwargs_json=json.dumps(other), fingerprint="f" * 16)
+    assert "10 of 10 have kwargs.card = 4111" in shown(web, GROUPS)
+    web.dlq.note(DLQ, GROUP, "the gateway of nordic")
+    web.dlq.note(DLQ, GROUP, "OPS-12")
+    text = shown(web, GROUPS)
+    assert "“OPS-12”" in text
+    assert "the gateway of nordic" not in text
+    text = shown(masked, GROUPS)
+    assert "8 of 10 have kwargs.tenant = nordic" in text
+    assert text.count("kwargs.tenant") == 1
+    assert "4111" not in text
+
+
+def test_red_is_only_what_grows() -> None:
+    """As much an hour as all day long is the usual."""
+    steady = [10] * 24
+    times = {"first_seen_at": NOW, "last_seen_at": NOW}
+    one = {"fingerprint": GROUP, "letters": 9, "task_name": "", "reason": "", "example_id": ""}
+    for course, last_hour, grows in (
+        (steady, 12, False),
+        (steady, 16, True),
+        ([0] * 23 + [1], 1, True),
+        (steady, 0, False),
+    ):
+        group = Group(course=course, last_hour=last_hour, exception_type=None, **one, **times)
+        assert group.is_growing is grows

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from celery_dlq.features.differences.shares import shares
 from celery_dlq.letters.explanation import name_of
 from celery_dlq.store.records import Group
 from celery_dlq.web.http import Call, Page, Panel, get
@@ -32,6 +35,13 @@ def differences(call: Call) -> Page:
 def link(_call: Call, _group: Group) -> Panel:
     """The link from the page of a group to the page of its differences."""
     return "differences_link.html", {}
+
+
+def in_row(call: Call, groups: Sequence[Group]) -> Panel:
+    """What most letters of each cause of a list have, and others have less often."""
+    masked, names = call.dlq.redaction.arguments, [group.fingerprint for group in groups]
+    found = shares(call.dlq.assembly.reading(), masked, call.parts["queue"], names)
+    return "differences_row.html", {"shares": found}
 
 
 ROUTES = (get("/queues/{queue}/groups/{fingerprint}/differences", differences),)

@@ -10,6 +10,7 @@ FEATURE = Feature(
     panels={
         "group": "pages:notes_and_forms",
         "group_facts": "pages:facts",
+        "group_note": "pages:in_row",
         "job": "pages:after_job",
     },
     block=Block.ACT,

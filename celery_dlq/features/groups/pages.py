@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from itertools import islice
@@ -19,6 +20,9 @@ from celery_dlq.features.groups.operations import (
     own_name,
 )
 from celery_dlq.operations.job import DONE, PLANNED, REDRIVES, Job
+from celery_dlq.store.keys import spelled
+from celery_dlq.store.notes import Note
+from celery_dlq.store.part import Part
 from celery_dlq.store.records import Group
 from celery_dlq.web.http import Call, Page, Panel, Permission, RequestError, post
 from celery_dlq.web.pages import span_of
@@ -79,6 +83,28 @@ def notes_and_forms(call: Call, group: Group) -> Panel:
         "form": _form_of(call, group),
         "changes": [redaction.shown(one, "detail") for one in changes],
     }
+
+
+class _LastNotes(Part):
+    """The last note on each of many groups, by one command."""
+
+    def of(self, queue: str, fingerprints: Sequence[str]) -> Mapping[str, Note]:
+        """Return those that can be read."""
+        names = [*map(spelled, fingerprints)]
+        texts = self._client.hmget(self._keys.notes(queue), names) if names else ()
+        found = dict[str, Note]()
+        for fingerprint, text in zip(fingerprints, texts, strict=True):
+            with suppress(ValueError, KeyError, TypeError, IndexError):
+                found[fingerprint] = Note.from_stored(json.loads((text or b"").splitlines()[-1]))
+        return found
+
+
+def in_row(call: Call, groups: Sequence[Group]) -> Panel:
+    """The last note on each cause of a list."""
+    names = [group.fingerprint for group in groups]
+    notes = call.dlq.assembly.backend.part(_LastNotes).of(call.parts["queue"], names)
+    shown = {name: call.dlq.redaction.shown(note, "text") for name, note in notes.items()}
+    return "group_row.html", {"notes": shown}
 
 
 def after_job(call: Call, job: Job) -> Panel:

@@ -1,0 +1,77 @@
+"""What most newest letters of a cause have in common, for a list of causes: a cheap sample.
+
+The page of a cause compares; a list of a hundred causes has no time for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
+from itertools import islice
+from typing import NamedTuple
+
+from celery_dlq.letters.comparison import FeatureValue, Masked, pairs_of
+from celery_dlq.letters.explanation import named_value
+from celery_dlq.operations.reading import Reading
+
+MOST_LETTERS, SECONDS = 300, 0.02
+"""The newest letters of a queue that are looked at, and how long."""
+
+_OF_EACH = 40  # letters of a cause
+_LEAST = 3
+_SHARE, _RARER = 0.5, 0.75
+
+
+class Share(NamedTuple):
+    """The argument's value that most of the letters of a cause have."""
+
+    text: str  # ``kwargs.tenant = nordic``
+    letters: int  # That have it
+    of_letters: int  # That were looked at
+
+
+def shares(
+    reading: Reading, masked: Masked | None, queue: str, fingerprints: Collection[str]
+) -> Mapping[str, Share]:
+    """The share of each cause's largest value, of its letters among the newest of the queue."""
+    found, until = defaultdict[str, list[set[FeatureValue]]](list), time.monotonic() + SECONDS
+    for entry in islice(reading.entries(queue, newest_first=True), MOST_LETTERS):
+        sample = found[entry.text("fingerprint")]
+        if len(sample) < _OF_EACH:
+            pairs = pairs_of(entry.text, masked)
+            sample.append({pair for pair in pairs if pair[1] and pair[0].startswith(("args", "k"))})
+        if time.monotonic() >= until:
+            break
+    counts = {
+        name: Counter(pair for pairs in some for pair in pairs) for name, some in found.items()
+    }
+    everywhere = sum(counts.values(), Counter[FeatureValue]())
+    of_all = sum(map(len, found.values()))
+    largest = {
+        name: _largest(counts[name], len(found[name]), everywhere, of_all)
+        for name in fingerprints
+        if name in found
+    }
+    return {name: share for name, share in largest.items() if share is not None}
+
+
+def _largest(
+    here: Counter[FeatureValue], letters: int, everywhere: Counter[FeatureValue], of_all: int
+) -> Share | None:
+    """The value that most letters of a cause have, and other letters have less often.
+
+    Without others: one that not all have. What all letters have says nothing of this cause.
+    """
+    others = of_all - letters
+    found = []
+    for pair, count in here.items():
+        share = count / letters
+        elsewhere = (everywhere[pair] - count) / others if others else 1.0
+        tells = elsewhere < _RARER * share if others else share < 1
+        if count >= _LEAST and share >= _SHARE and tells:
+            found.append((share - elsewhere, share, pair))
+    if not found:
+        return None
+    _lift, _share, (feature, value) = max(found)
+    return Share(named_value(feature, value or ""), here[feature, value], letters)

@@ -48,7 +48,11 @@ def links_of(content_type: str | None, body: bytes) -> list[tuple[str, str]]:
 def is_in_chord(content_type: bytes, body: bytes) -> bool:
     """True for a part of a chord's header."""
     # Most bodies need no parsing: kombu writes the links of a message last.
-    if b'"chord":' not in body or (b'"chord": {' not in body and b'"chord":{' not in body):
+    if (
+        body.endswith(b'"chord": null}]')
+        or b'"chord":' not in body
+        or (b'"chord": {' not in body and b'"chord":{' not in body)
+    ):
         return False
     return any(kind == "chord" for kind, _ in links_of(content_type.decode("latin-1"), body))
 

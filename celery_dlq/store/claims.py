@@ -36,6 +36,7 @@ REMOVES = "#removes"
 """Ends the owners of claims that publish nothing: whoever takes them over has no doubt."""
 
 _ADOPTED_MILLIS = 30 * 86_400_000
+_STATES = {ord(str(state.value)): state for state in ClaimState}  # by the digit of a reply
 _CHANGED = (b"1", b"2", b"3", b"removed", b"restored", b"adopted")  # the first three by `redrive`
 
 
@@ -257,7 +258,7 @@ class RedriveCall:
                 raise
             logger.info("Letters cannot be redriven in one step: %s", exc.__cause__)
             return None
-        return [ClaimState(int(digit)) for digit in reply.decode()]
+        return [_STATES[digit] for digit in reply]
 
     def _wait_for_reply(self) -> bytes | None:
         """The reply to what was sent; ``None`` if there is none."""

@@ -57,7 +57,6 @@ _PROPERTIES = re.compile(
 ).fullmatch
 
 _decode, _encode = json.JSONDecoder().raw_decode, json.JSONEncoder().encode
-_iso = lru_cache(maxsize=8)(iso)  # the messages of a batch are redriven at one time
 
 
 class RedriveKeys(TypedDict, total=False):
@@ -202,7 +201,7 @@ def outgoing(
     retries are counted from 0 again; marker headers name the redrive and the letter. That is
     ``redriven_at`` by the clock of Redis, ``now`` by this machine's.
     """
-    raw = found.fields
+    raw, letter_id = found.fields, found.key
     if not found.is_letter:
         raise CorruptLetter(f"the entry at {found.position} is not a dead letter")
     try:
@@ -210,12 +209,11 @@ def outgoing(
         headers, kept = _clean(text)
         unchanged = _unchanged(raw)
         task_id, queue = _text(raw, b"task_id"), options.to_queue or _text(raw, b"source_queue")
-        redrives, earlier = int(raw.get(b"redrives", b"0")) + 1, _lives(headers, raw, found.key)
+        redrives, earlier = int(raw.get(b"redrives", b"0")) + 1, _lives(headers, raw, letter_id)
         if "expires" in headers and _is_over(raw.get(b"expires"), now):
             headers["expires"], kept = None, False  # else the worker would discard it as expired
     except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as exc:
         raise CorruptLetter(f"the dead letter at {found.position} cannot be read: {exc!r}") from exc
-    letter_id = found.key
     if not queue:
         raise RedriveError(
             f"letter {letter_id} does not name its source queue, because the message it was "
@@ -226,16 +224,18 @@ def outgoing(
         kept = False
     if options.new_id:
         task_id, kept = _rename(headers, unchanged["properties"], letter_id), False
-    markers = {REDRIVE_HEADER: redrive_id, REDRIVEN_AT_HEADER: _iso(redriven_at or now)}
-    markers |= {LETTER_HEADER: letter_id, EARLIER_HEADER: earlier}
-    markers |= _publication(headers, letter_id)
+    of_all, of_all_text = _markers(redrive_id, redriven_at or now)
+    markers = {LETTER_HEADER: letter_id, EARLIER_HEADER: earlier}
+    if PUBLICATION_HEADER not in headers:  # what a crash makes another run publish is a copy
+        markers[PUBLICATION_HEADER] = named_after(letter_id.encode("utf-8", "backslashreplace"))
+    added = f'{of_all_text}, "{REDRIVES_HEADER}": {redrives}{_members(markers)}}}' if kept else ""
     return Outgoing(
         letter_id=letter_id,
         task_id=task_id,
         redrives=redrives,
         queue=queue,
-        own_headers={} if kept else {**headers, REDRIVES_HEADER: redrives, **markers},
-        headers_text=_marked(text, redrives, markers) if kept else "",
+        own_headers={} if kept else {**headers, **of_all, REDRIVES_HEADER: redrives, **markers},
+        headers_text=text.rstrip()[:-1] + added if kept else "",
         **unchanged,
     )
 
@@ -244,10 +244,10 @@ def _lives(headers: Mapping[str, Any], raw: Mapping[bytes, bytes], letter_id: st
     """What a message died of so far, as JSON, without what may quote its arguments."""
     seconds, micros = divmod(int(raw.get(b"dead_lettered_at", b"0")), 1_000_000)
     at = f"{_second(seconds)}.{micros:06d}+00:00"
-    facts = _facts_text(*[raw.get(name) for name in _LIFE.values()])
+    facts = _facts_text(*map(raw.get, _LIFE.values()))
+    life = f'{{"at": "{at}", "letter": {_encode(letter_id)}{facts}}}'
     earlier = lives_of(headers)[1 - MAX_LIVES :] if EARLIER_HEADER in headers else ()
-    before = "".join(f"{_encode(life)}, " for life in earlier)
-    return f'[{before}{{"at": "{at}", "letter": {_encode(letter_id)}{facts}}}]'
+    return f"[{', '.join([*map(_encode, earlier), life])}]"
 
 
 @lru_cache(maxsize=64)
@@ -260,21 +260,11 @@ def _second(seconds: int) -> str:
 def _facts_text(*values: bytes | None) -> str:
     """What the letters of one cause died of, as the end of a JSON object."""
     named = {n: v.decode("utf-8", "replace") for n, v in zip(_LIFE, values, strict=True) if v}
-    return "".join(f", {_encode(n)}: {_encode(v[:_MAX_LIFE_CHARS])}" for n, v in named.items())
+    return _members({name: text[:_MAX_LIFE_CHARS] for name, text in named.items()})
 
 
 def _is_over(expires: bytes | None, now: datetime) -> bool:
     return expires is not None and from_micros(int(expires)) <= now
-
-
-def _publication(headers: dict[str, Any], letter_id: str) -> dict[str, str]:
-    """The marker of a message whose publisher did not name its publication.
-
-    Named after its letter: what a crash makes another run publish again is a copy.
-    """
-    if is_publication(headers.get(PUBLICATION_HEADER)):
-        return {}
-    return {PUBLICATION_HEADER: named_after(letter_id.encode("utf-8", "backslashreplace"))}
 
 
 def released(found: RawEntry, marker: str = "") -> Outgoing:
@@ -317,12 +307,8 @@ def _unchanged(raw: Mapping[bytes, bytes]) -> dict[str, Any]:
 
 def _kept_properties(text: str) -> dict[str, Any]:
     """The properties of a text, but those of the transport."""
-    given, _tagged = _json(text)
-    return {
-        name: value
-        for name, value in given.items()
-        if name not in _TRANSPORT_PROPERTIES and value is not None
-    }
+    given = _json(text)[0].items()
+    return {n: v for n, v in given if v is not None and n not in _TRANSPORT_PROPERTIES}
 
 
 _shared_properties = lru_cache(maxsize=256)(_kept_properties)
@@ -380,10 +366,15 @@ def _clean(text: str) -> tuple[dict[str, Any], bool]:
     return cleaned, kept
 
 
-def _marked(text: str, redrives: int, markers: Mapping[str, Any]) -> str:
-    """JSON text of headers, not empty, with our markers added."""
-    added = "".join([f', "{name}": {_encode(value)}' for name, value in markers.items()])
-    return f'{text.rstrip()[:-1]}, "{REDRIVES_HEADER}": {redrives}{added}}}'
+@lru_cache(maxsize=8)
+def _markers(redrive_id: str, at: datetime) -> tuple[dict[str, Any], str]:
+    """The markers that the messages of a batch share; and their text, to follow other members."""
+    shared = {REDRIVE_HEADER: redrive_id, REDRIVEN_AT_HEADER: iso(at)}
+    return shared, _members(shared)
+
+
+def _members(values: Mapping[str, Any]) -> str:
+    return "".join([f', "{name}": {_encode(value)}' for name, value in values.items()])
 
 
 def _delay(headers: dict[str, Any], letter_id: str, eta: datetime) -> None:

@@ -46,6 +46,7 @@ _TRACEBACK = "Traceback (most recent call last):\n" + "".join(
     for line, name in enumerate(("tasks", "payment", "gateway", "http"), 40)
 )
 _BATCH = 500
+_LINKS = '{"callbacks": null, "errbacks": null, "chain": null, "chord": null}'
 _DISTINCT = 20_000
 """More letters repeat these under new ids, so far apart that no file gains by it."""
 
@@ -143,7 +144,7 @@ def entries(letters: int) -> Iterator[dict[str, bytes]]:
         task_id = str(UUID(int=chance.getrandbits(128), version=4))
         order = _order(number, chance)
         kwargs, kwargsrepr = json.dumps(order), repr(order)[:_MOST_REPR]
-        body = f'[[], {kwargs}, {{"callbacks": null, "errbacks": null, "chain": null}}]'
+        body = f"[[], {kwargs}, {_LINKS}]"
         yield {
             **base,
             "id": str(UUID(int=chance.getrandbits(128), version=4)).encode(),

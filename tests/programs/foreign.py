@@ -272,9 +272,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "tests/unit/test_transport.py",
         ),
         Row(
-            "Channel._brpop_start Channel._brpop_read Channel._queue_cycle "
-            "Channel._update_queue_cycle Channel.active_queues Channel._poll_error "
-            "Channel._deliver",
+            "Channel.active_queues Channel._deliver",
             "transport/redis/channel.py",
             "One script instead of `BRPOP`.",
             "A message that Redis has handed out is lost if its worker dies before it has read it.",
@@ -282,11 +280,9 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "test_kombus_redis_transport_has_what_the_transport_overrides_and_calls",
         ),
         Row(
-            "MultiChannelPoller._register_BRPOP MultiChannelPoller._register_LISTEN "
-            "MultiChannelPoller.on_poll_start MultiChannelPoller.fds "
-            "MultiChannelPoller.on_readable MultiChannelPoller.handle_event "
-            "MultiChannelPoller.get MultiChannelPoller._channels MultiChannelPoller._fd_to_chan "
-            "MultiChannelPoller._chan_to_sock Channel._in_listen",
+            "MultiChannelPoller._register_BRPOP MultiChannelPoller.on_poll_start "
+            "MultiChannelPoller.fds MultiChannelPoller.on_readable "
+            "MultiChannelPoller.handle_event MultiChannelPoller.get",
             "transport/redis/wake.py transport/redis/channel.py",
             "The socket that wakes.",
             "A worker waits for up to a second for each message, or asks without pause.",
@@ -324,14 +320,6 @@ TABLES: dict[str, tuple[Row, ...]] = {
         ),
     ),
     "Other transports, and publishing": (
-        Row(
-            "Channel._inplace_augment_message Channel._next_delivery_tag Channel._put",
-            "transport/redis/envelopes.py",
-            "With `basic_publish` and `prepare_message`, the steps of publishing to Redis that a "
-            "redrive makes in one script (looked for): a channel that has its own is left alone.",
-            "A redrive writes past a channel that encrypts, or is never exactly once.",
-            "tests/integration/test_envelope.py",
-        ),
         Row(
             "SQS.Channel._message_to_python SQS.Channel._on_messages_ready SQS.Channel._get_async"
             " SQS.Channel._restore SQS.Channel.get_message_attributes SQS.Channel.QoS",
@@ -481,8 +469,8 @@ DOCUMENTED = (
     ),
     Documented(
         "Transport.establish_connection Transport.close_connection Transport.cycle "
-        "Channel.Message Channel.basic_consume Channel.close QoS.append QoS.ack QoS.reject "
-        "QoS.restore_unacked QoS.restore_visible",
+        "Channel.Message Channel.basic_consume Channel.basic_cancel Channel.close QoS.append "
+        "QoS.ack QoS.reject QoS.restore_unacked QoS.restore_visible",
         "transport/redis/channel.py transport/redis/leases.py",
         "https://docs.celeryq.dev/projects/kombu/en/stable/reference/kombu.transport.virtual.html",
         "test_kombus_redis_transport_has_what_the_transport_overrides_and_calls "

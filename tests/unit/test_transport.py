@@ -460,7 +460,7 @@ def test_waits_for_acknowledgements_are_bounded(
 
 def test_a_socket_that_nobody_knows_is_ignored() -> None:
     """The event loop may report one that was closed in the same turn."""
-    assert ReliablePoller().on_readable(10_000) is None
+    assert ReliablePoller([]).on_readable(10_000) is None
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from threading import get_ident
 from typing import Any
 
 from kombu.transport import redis as kombu_redis
+from kombu.utils.scheduling import cycle_by_name
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
@@ -58,7 +59,7 @@ class ReliableChannel(kombu_redis.Channel):
     QoS = ReliableQoS
     Message = EntryMessage
     dlq_leases: Leases
-    active_queues: Any = ()  # kombu's property makes a list at each turn of the loop
+    active_queues: Any = []  # noqa: RUF012 - kombu's property makes a list at each turn of the loop
     _polling_logged = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -73,6 +74,7 @@ class ReliableChannel(kombu_redis.Channel):
         self._own: FetchConnection | None = None
         self._track_after = 0.0
         super().__init__(*args, **kwargs)
+        self._order = cycle_by_name(self.queue_order_strategy)()
 
     # -- fetching -----------------------------------------------------------------
 
@@ -80,11 +82,24 @@ class ReliableChannel(kombu_redis.Channel):
         """Consume; remember whether the consumer acknowledges."""
         no_ack = kwargs.get("no_ack", args[0] if args else False)
         (self._no_ack.add if no_ack else self._no_ack.discard)(queue)
-        return super().basic_consume(queue, *args, **kwargs)
+        tag = super().basic_consume(queue, *args, **kwargs)
+        self._use_queues_of_now()
+        return tag
 
-    def _update_queue_cycle(self) -> None:
+    def basic_cancel(self, consumer_tag: str) -> Any:
+        """Consume no more; while `get` reads, kombu does so afterwards."""
+        found = super().basic_cancel(consumer_tag)
+        self.look_at_queues()
+        return found
+
+    def look_at_queues(self) -> None:
+        """Fetch from other queues, if others are consumed now."""
+        if super().active_queues != self.active_queues:
+            self._use_queues_of_now()
+
+    def _use_queues_of_now(self) -> None:
         self.active_queues = super().active_queues
-        super()._update_queue_cycle()
+        self._order.update(self.active_queues)
         self._give_duty_up()
         self._plans.clear()
         self._sleeping = False  # fetch, then arm with the queues of now
@@ -93,7 +108,7 @@ class ReliableChannel(kombu_redis.Channel):
         """Send a fetch if it is time for one; called at each turn of the loop."""
         if self._sleeping or self.fetching is not None:
             return
-        queues = tuple(self._queue_cycle.consume(len(self.active_queues)))
+        queues = tuple(self._order.consume(len(self.active_queues)))
         if not queues:
             return
         plan = self._plans.get(queues)
@@ -173,17 +188,13 @@ class ReliableChannel(kombu_redis.Channel):
         self._polls = self._alarms = 0
         number, entry, *duty = reply
         queue = queues[(number - 1) % len(queues)]
-        self._queue_cycle.rotate(queue)
+        self._order.rotate(queue)
         if duty:  # also if the window is full: who is told of a message then wakes another
             self._fall_asleep(on_duty=True, renewed=True)
         leases = self.dlq_leases
         (leases.drop_message if queue in self._no_ack else leases.received)(tag)
         self.connection._deliver(FetchedEntry(entry, tag, queue), queue)  # noqa: SLF001
         return True
-
-    def _poll_error(self, type: str, **options: Any) -> Any:  # noqa: A002 - kombu's name
-        """Read, without an event loop, what ``poll`` calls an error: the end of a connection."""
-        return self.read() if type == FETCH else super()._poll_error(type, **options)
 
     def _do_restore_message(self, payload: Any, *args: Any, **kwargs: Any) -> Any:
         # Of a plain worker. kombu loses a message whose headers are null.
@@ -245,7 +256,7 @@ class ReliableChannel(kombu_redis.Channel):
         self.dlq_leases.waiting.pop(self, None)
         self._sleeping, self._woken, self._due = False, True, None
         if self.active_queues and self.qos.can_consume():
-            self.connection.cycle._register_BRPOP(self)  # noqa: SLF001
+            self.fetch()
         else:
             self._give_duty_up()
 
@@ -283,7 +294,7 @@ class ReliableChannel(kombu_redis.Channel):
                 raise
             self._cannot_wake(exc)
             sock = own.open(tracks=False)
-        self.connection.cycle.listen(self, own, sock)
+        self.connection.cycle.listen(self, sock)
         self._own = own
         if self._polling_logged and tracks and own.tracks:
             type(self)._polling_logged = False  # noqa: SLF001
@@ -362,7 +373,7 @@ class ReliableChannel(kombu_redis.Channel):
             self.dlq_leases.interrupted(fetching[0])
         if own is not None:
             if self.connection is not None:
-                self.connection.cycle.unwatch(self, own)
+                self.connection.cycle.unwatch(self)
             own.close()
 
     def close(self) -> None:
@@ -431,7 +442,7 @@ class ReliableTransport(kombu_redis.Transport):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.cycle = ReliablePoller()
+        self.cycle = ReliablePoller(self.channels)
 
     def establish_connection(self) -> Any:
         """Connect; acknowledgements and leases use this broker from now on."""

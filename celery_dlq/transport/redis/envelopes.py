@@ -23,14 +23,8 @@ from celery_dlq.transport.redis.entries import end_of_list, priority_of
 
 _encode = JSONEncoder().encode  # kombu's `dumps` makes an encoder for each text
 
-# Steps of `Producer.publish` and `Channel.basic_publish` that `Envelopes` does by itself.
-STEPS = (
-    "basic_publish",
-    "prepare_message",
-    "_inplace_augment_message",
-    "_next_delivery_tag",
-    "_put",
-)
+# The channels whose way to write a message `Envelopes` knows; one of one's own may have another.
+_OF_KOMBU = (kombu_redis.Channel, kombu_redis.SentinelChannel)
 _TAGS_AT_ONCE = 0x1000
 
 
@@ -59,10 +53,8 @@ class Envelopes:
 
         A producer or channel of one's own may override how a message is written.
         """
-        kind, own = type(producer.channel), kombu_redis.Channel
         return (
-            issubclass(kind, own)
-            and all(getattr(kind, step) is getattr(own, step) for step in STEPS)
+            type(producer.channel) in _OF_KOMBU
             and type(producer).publish is Producer.publish
             and not producer.compression
             and type(producer.channel.codecs.get("base64")) is virtual.Base64

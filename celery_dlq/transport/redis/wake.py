@@ -162,18 +162,23 @@ class ReliablePoller(kombu_redis.MultiChannelPoller):
     on_ready: Any = None  # What the loop calls when a socket can be read
     send_acknowledgements: Any = None  # What a turn of the loop ends with
 
+    def __init__(self, channels: Sequence[Any]) -> None:
+        super().__init__()
+        self._open = channels  # those of the transport
+        self._listening: dict[int, Any] = {}  # file number to the channel whose fetch reads there
+
     def on_poll_start(self) -> None:
         """Send a fetch if it is time for one, and what was acknowledged if none soon takes it."""
         try:
             super().on_poll_start()
         finally:
-            if self.send_acknowledgements and not any(one.fetching for one in self._channels):
+            if self.send_acknowledgements and not any(one.fetching for one in self._open):
                 self.send_acknowledgements()
 
     @property
     def fds(self) -> Any:
         """The sockets that the loop does not watch yet: kombu adds all again at each turn."""
-        fds = super().fds
+        fds = (*super().fds, *self._listening)
         if self.loop is None:
             return fds
         watched, call = self.loop.readers, self.on_ready
@@ -182,49 +187,47 @@ class ReliablePoller(kombu_redis.MultiChannelPoller):
     def _register_BRPOP(self, channel: Any) -> None:  # noqa: N802 - kombu's name
         channel.fetch()
 
-    def _register_LISTEN(self, channel: Any) -> None:  # noqa: N802 - kombu's name
-        connection = channel._in_listen  # noqa: SLF001
-        if not connection or connection._sock is None:  # noqa: SLF001
-            super()._register_LISTEN(channel)
-
     def on_readable(self, fileno: int) -> Any:
-        """Call the channel whose socket can be read."""
-        channel, kind = self._fd_to_chan.get(fileno, (None, None))
-        if channel is None:  # kombu before 5.7 raises KeyError
-            return None
-        # Whether it may consume or not.
-        return channel.read() if kind == FETCH else super().on_readable(fileno)
+        """Call the channel whose socket can be read, whether it may consume or not."""
+        channel = self._listening.get(fileno)
+        if channel is not None:
+            return channel.read()
+        # kombu before 5.7 raises KeyError
+        return super().on_readable(fileno) if fileno in super().fds else None
 
     def handle_event(self, fileno: int, event: int) -> Any:
         """Call the channel; `get` goes on if no message was received."""
-        channel, kind = self._fd_to_chan.get(fileno, (None, None))
-        return channel.read() if kind == FETCH else super().handle_event(fileno, event)
+        channel = self._listening.get(fileno)
+        if channel is not None:
+            return channel.read()
+        return super().handle_event(fileno, event) if fileno in super().fds else None
 
     def get(self, callback: Any, timeout: float | None = None) -> Any:
         """Wait for an event, without an event loop."""
-        due = min((channel.tick() for channel in tuple(self._channels)), default=LOOK_SECONDS)
-        return super().get(callback, timeout=due if timeout is None else min(due, timeout))
+        due = min((channel.tick() for channel in tuple(self._open)), default=LOOK_SECONDS)
+        try:
+            return super().get(callback, timeout=due if timeout is None else min(due, timeout))
+        finally:
+            for channel in tuple(self._open):
+                channel.look_at_queues()
 
     def tick(self) -> None:
         """Let all channels do what is due; called by the event loop's timer."""
-        for channel in tuple(self._channels):
+        for channel in tuple(self._open):
             channel.tick()
 
-    def listen(self, channel: Any, fetching: FetchConnection, sock: Any) -> None:
-        """Call the channel when its connection can be read."""
+    def listen(self, channel: Any, sock: Any) -> None:
+        """Call the channel when the connection of its fetch can be read."""
         fileno = sock.fileno()
-        self._fd_to_chan[fileno] = (channel, FETCH)
-        self._chan_to_sock[channel, fetching, FETCH] = sock
+        self._listening[fileno] = channel
         self.poller.register(sock, self.eventflags)
         if self.loop is not None:
-            self.loop.add_reader(fileno, self.on_readable, fileno)
+            self.loop.add_reader(fileno, self.on_ready, fileno)
 
-    def unwatch(self, channel: Any, fetching: FetchConnection) -> None:
-        """Watch a socket no longer; it may be closed already."""
-        self._chan_to_sock.pop((channel, fetching, FETCH), None)
-        for fileno, listener in list(self._fd_to_chan.items()):
-            if listener == (channel, FETCH):
-                del self._fd_to_chan[fileno]
-                with suppress(KeyError, ValueError, OSError):
-                    remove = self.poller.unregister if self.loop is None else self.loop.remove
-                    remove(fileno)
+    def unwatch(self, channel: Any) -> None:
+        """Watch its socket no longer; it may be closed already."""
+        for fileno in [fd for fd, listening in self._listening.items() if listening is channel]:
+            del self._listening[fileno]
+            with suppress(KeyError, ValueError, OSError):
+                remove = self.poller.unregister if self.loop is None else self.loop.remove
+                remove(fileno)

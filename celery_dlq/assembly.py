@@ -121,7 +121,7 @@ class Assembly:
         self.clock = clock
         self.events = Events()
         self.events.subscribe(signals.relay, signals.wants)
-        self.measuring = Measuring(lambda: self.backend.metrics.add_counts)
+        self.measuring = Measuring(lambda: self.backend.new_counts.add_counts)
         self._lock = threading.RLock()
         self._settings: Settings | None = None
         self._backend: Store | None = None
@@ -255,7 +255,7 @@ class Assembly:
             _backend=self.backend.separate(),
             _backends_of_parents=[],
         )
-        own.measuring = Measuring(lambda: own.backend.metrics.add_counts)
+        own.measuring = Measuring(lambda: own.backend.new_counts.add_counts)
         return own
 
     @contextmanager

@@ -18,11 +18,11 @@ from celery_dlq.policies.delivery_limits import LowLimit
 from celery_dlq.policies.overrides import MAX_OVERRIDE, applied, begins_at, checked
 from celery_dlq.policies.policy import DLQ_SUFFIX, KeyValue, Policy, plain_value
 from celery_dlq.policies.queue_names import KnownQueues, did_you_mean
-from celery_dlq.policies.registered import TASK_PREFIX, differences
+from celery_dlq.policies.registered import differences
 from celery_dlq.policies.table import PolicyTable, SourcedValue
 from celery_dlq.store.instructions import Override
 from celery_dlq.store.store import Store
-from celery_dlq.store.worker_records import WorkerInfo
+from celery_dlq.store.worker_records import TASK_PREFIX, WorkerInfo
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

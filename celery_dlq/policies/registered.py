@@ -9,10 +9,7 @@ from typing import Any
 from celery_dlq.errors import SettingsError
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable
-from celery_dlq.store.worker_records import WorkerInfo
-
-TASK_PREFIX = "task:"
-"""Begins the name of a task where others are queues."""
+from celery_dlq.store.worker_records import TASK_PREFIX, WorkerInfo
 
 
 def differences(mine: WorkerInfo, other: WorkerInfo) -> list[str]:

@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Any
 
 from celery_dlq.letters.printable import get_logger
-from celery_dlq.policies.overrides import applied
 from celery_dlq.policies.policy import Policy, policy_of
 from celery_dlq.policies.queue_names import QueueNames
 from celery_dlq.policies.table import PolicyTable
@@ -42,7 +41,11 @@ class PolicyCache:
 
     def apply_overrides(self, overrides: Iterable[Override], now: datetime) -> None:
         """Apply overrides to the configured policies, in place of earlier overrides."""
-        self.policies = applied(self.policies, overrides, now)
+        found, before = list(overrides), self.policies
+        if found or before.overrides or before.resting or before.lifted:
+            from celery_dlq.policies.overrides import applied  # noqa: PLC0415 - few have any
+
+            self.policies = applied(before, found, now)
         self._policies.clear()
         for queue in self.policies.resting:
             logger.warning("Policy of queue %s changes soon; its letters are left alone", queue)

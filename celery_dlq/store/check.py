@@ -13,11 +13,10 @@ from uuid import uuid4
 from redis.exceptions import ResponseError
 
 from celery_dlq.errors import SettingsError, StoreUnavailable
-from celery_dlq.store.connect import LazyCluster, is_refusal, unavailable
+from celery_dlq.store.connect import is_cluster, is_refusal, unavailable
 from celery_dlq.store.faults import CLUSTER, fault_line, known_fault
 from celery_dlq.store.keys import FORMAT, Keys
 from celery_dlq.store.scripts import script_text
-from celery_dlq.store.slots import client_for
 
 if TYPE_CHECKING:
     from celery_dlq.store.store import Store
@@ -63,7 +62,7 @@ def is_cluster_node(server: Mapping[str, Any]) -> bool:
 def reply_of_server(store: Store, command: str, *args: str) -> Mapping[str, Any]:
     """What one server of a store replies; empty if it forbids the command, as managed ones do."""
     try:
-        reply = getattr(client_for(store.client, store.keys.nodes()), command)(*args)
+        reply = getattr(store.client.client_for(store.keys.nodes()), command)(*args)
     except (StoreUnavailable, ResponseError) as exc:
         if isinstance(exc, StoreUnavailable) and not is_refusal(exc):
             raise
@@ -88,7 +87,7 @@ def _check_kind(store: Store) -> None:
     if version is not None:
         remedy = "upgrade it, or name another"
         raise SettingsError(fault_line(store.url, "to be Redis 6.2 or later", version, remedy))
-    if is_cluster_node(server) and not isinstance(store.client, LazyCluster):
+    if is_cluster_node(server) and not is_cluster(store.client):
         expected = "to be one server, not a node of a Redis Cluster"
         raise SettingsError(fault_line(store.url, expected, "redis_mode:cluster", CLUSTER))
 

@@ -19,7 +19,7 @@ from redis.exceptions import NoScriptError, RedisClusterException, ResponseError
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import Delivery, to_micros
-from celery_dlq.store.connect import LazyCluster
+from celery_dlq.store.connect import is_cluster
 from celery_dlq.store.keys import Keys, compact, spelled
 from celery_dlq.store.part import Part
 from celery_dlq.store.records import QueueEntry, RedriveOutcome
@@ -123,7 +123,7 @@ class Claims(Part):
 
         A broker's client that sees the key reaches it. ``None``: letters are never beside a broker.
         """
-        if isinstance(self._client, LazyCluster):
+        if is_cluster(self._client):
             return None
         key, script = self._keys.marker(uuid4().hex), script_text("marker")
         self._client.execute_command(*script.command([key], self._database, database))

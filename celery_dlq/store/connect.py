@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from typing import Any
 
 import redis
-from redis.backoff import ConstantBackoff, NoBackoff
-from redis.cluster import ClusterNode, RedisCluster
+from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
@@ -23,11 +21,9 @@ from celery_dlq.store.faults import known_fault
 from celery_dlq.store.keys import FORMAT, Keys
 
 _CLIENT_NAME = "celery_dlq"
-_MORE_ATTEMPTS = 3  # after each, redis-py asks the cluster for its slots again
-_BETWEEN_ATTEMPTS_SECONDS = 0.1
 
 
-class _Translating:
+class Translating:
     """Mixed in front of a client of redis-py: its errors become `StoreUnavailable`."""
 
     place: str | None = None  # shown in the errors; `None` while the client is being made
@@ -44,12 +40,10 @@ class _Translating:
         return pipe
 
 
-class _Client(_Translating, redis.Redis):
-    pass
-
-
-class _Cluster(_Translating, RedisCluster):
-    pass
+class _Client(Translating, redis.Redis):
+    def client_for(self, _key: str) -> Any:
+        """The client of the server that holds a key: this one."""
+        return self
 
 
 class LaterFormatError(redis.ConnectionError):
@@ -71,11 +65,12 @@ def connect(
         "protocol": 2,
     }
     clustered = address.kind is AddressKind.CLUSTER  # where redis-py has greeted the server already
-    common["redis_connect_func"] = _name_connection if clustered else partial(_on_connect, keys)
+    common["redis_connect_func"] = name_connection if clustered else partial(_on_connect, keys)
     found = [{**common, **one} for one in address.connections()]
     if clustered:
-        check = None if keys is None else partial(_check_cluster, keys)
-        return LazyCluster(found, str(address), check)
+        from celery_dlq.store.cluster import LazyCluster  # noqa: PLC0415 - few have one
+
+        return LazyCluster(found, str(address), keys)
     # Before version 6, redis-py retries only what is named.
     errors = [redis.ConnectionError, redis.TimeoutError]
     retry: dict[str, Any] = {"retry": Retry(NoBackoff(), retries), "retry_on_error": errors}
@@ -87,7 +82,7 @@ def connect(
     return client
 
 
-def _name_connection(connection: Any) -> None:
+def name_connection(connection: Any) -> None:
     """Name a connection in ``CLIENT LIST``; redis-py would refuse a user who may not."""
     connection.send_command("CLIENT", "SETNAME", _CLIENT_NAME)
     with suppress(ResponseError):
@@ -96,25 +91,17 @@ def _name_connection(connection: Any) -> None:
 
 def _on_connect(keys: Keys | None, connection: Any) -> None:
     connection.on_connect()
-    _name_connection(connection)
+    name_connection(connection)
     if keys is None:
         return
     connection.send_command("GET", keys.format())
     try:
-        _check_format(connection.read_response())
+        check_format(connection.read_response())
     except ResponseError:  # what is done next is refused, too, and says why
         return
 
 
-def _check_cluster(keys: Keys, cluster: Any) -> None:
-    try:
-        found = cluster.get(keys.format())
-    except (RedisError, RedisClusterException, OSError):  # a master that is away stops no other
-        return
-    _check_format(found)
-
-
-def _check_format(found: Any) -> None:
+def check_format(found: Any) -> None:
     """Refuse a format that this version does not know."""
     if found is not None and found != b"%d" % FORMAT:
         raise LaterFormatError(found.decode("utf-8", "backslashreplace")[:20])
@@ -170,78 +157,9 @@ def _through_sentinels(address: Address, connections: list[dict[str, Any]]) -> A
     return sentinels.master_for(address.options["master_name"], _Client)
 
 
-class LazyCluster:
-    """A `redis.cluster.RedisCluster`, made when its first method is called.
-
-    redis-py's own asks the cluster for its slots as soon as it is made, so that a cluster which is
-    away would be an error where nothing is stored yet.
-    """
-
-    connection_pool = None  # each node has its own
-
-    def __init__(
-        self,
-        connections: list[dict[str, Any]],
-        place: str,
-        check: Callable[[Any], None] | None = None,
-    ) -> None:
-        self._place = place
-        self._check = check
-        self._nodes = [(one["host"], one["port"]) for one in connections]
-        left_out = ("host", "port", "db")  # a cluster has one database
-        self._options = {k: v for k, v in connections[0].items() if k not in left_out}
-        self._made: Any = None
-        self._lock = threading.Lock()
-
-    def __getattr__(self, name: str) -> Any:
-        with translated(self._place):
-            return getattr(self._cluster(), name)
-
-    def __del__(self) -> None:
-        """Not redis-py's: it would connect in order to disconnect."""
-
-    def time(self) -> Any:
-        """Ask one node for its time, always the same one: clocks of machines differ."""
-        with translated(self._place):
-            return self.client_for("{app}").time()
-
-    def client_for(self, key: str) -> Any:
-        """A client of the master that holds a key, as far as is known."""
-        cluster = self._cluster()
-        try:
-            return cluster.get_redis_connection(cluster.get_node_from_key(key))
-        except (RedisClusterException, AttributeError) as exc:  # no node
-            raise redis.ConnectionError(f"no node of the cluster holds the key {key!r}") from exc
-
-    def close(self) -> None:
-        """Disconnect."""
-        made, self._made = self._made, None
-        if made is not None:
-            with suppress(Exception):
-                made.close()
-
-    def _cluster(self) -> Any:
-        with self._lock:
-            if self._made is None:
-                try:
-                    made = _Cluster(
-                        startup_nodes=[ClusterNode(*node) for node in self._nodes],
-                        # A master that is gone must not stop the work on the others.
-                        require_full_coverage=False,
-                        retry=Retry(ConstantBackoff(_BETWEEN_ATTEMPTS_SECONDS), _MORE_ATTEMPTS),
-                        **self._options,
-                    )
-                except RedisClusterException as exc:
-                    raise redis.ConnectionError(str(exc)) from exc
-                try:
-                    if self._check is not None:
-                        self._check(made)
-                except Exception:
-                    made.close()
-                    raise
-                made.place = self._place
-                self._made = made
-            return self._made
+def is_cluster(client: Any) -> bool:
+    """True for the client of a cluster: each of its nodes has a pool."""
+    return client.connection_pool is None
 
 
 def new_connection(pool: Any) -> Any:

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import readable
 from celery_dlq.letters.record import Reason, from_micros, to_micros
-from celery_dlq.store.connect import LazyCluster, is_refusal
+from celery_dlq.store.connect import is_cluster, is_refusal
 from celery_dlq.store.keys import spelled, text_of
 from celery_dlq.store.part import QueueNames, of_each
 from celery_dlq.store.records import (
@@ -42,7 +42,7 @@ class Overviews(QueueNames):
     def counts(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
         """Return the letters of each queue, and those of the last hour, in one write."""
         script, keys = script_text("counts"), self._keys
-        size = 1 if isinstance(self._client, LazyCluster) else _QUEUES_PER_SCRIPT
+        size = 1 if is_cluster(self._client) else _QUEUES_PER_SCRIPT
         parts = [names[start : start + size] for start in range(0, len(names), size)]
         self._client.script_load(script.text)
         pipe = self._client.pipeline(transaction=False)

@@ -28,7 +28,7 @@ from redis.sentinel import SentinelConnectionPool
 from celery_dlq import timing
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.printable import error_without_secrets, get_logger, url_without_secrets
-from celery_dlq.store.connect import new_connection, translated, unavailable
+from celery_dlq.store.connect import is_cluster, new_connection, translated, unavailable
 from celery_dlq.store.scripts import Script
 
 logger = get_logger("celery_dlq.store")
@@ -437,3 +437,12 @@ class PipelinedConnection:
         if now - self._logged_at >= self._LOG_SECONDS:
             self._logged_at = now
             logger.error("%s: %s (error %d)", self._failing, exc, self.errors)
+
+
+def pipelined(client: Any, url: str) -> PipelinedConnection:
+    """Return the connection for writes that do not wait for replies."""
+    if not is_cluster(client):
+        return PipelinedConnection(client, url)
+    from celery_dlq.store.slots import ClusterConnection  # noqa: PLC0415 - few have a cluster
+
+    return ClusterConnection(client, url)

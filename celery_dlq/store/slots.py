@@ -9,7 +9,8 @@ from typing import Any
 import redis
 
 from celery_dlq.errors import StoreUnavailable
-from celery_dlq.store.connect import LazyCluster, new_connection
+from celery_dlq.store.cluster import LazyCluster
+from celery_dlq.store.connect import new_connection
 from celery_dlq.store.pipelined import (
     ELSEWHERE,
     Command,
@@ -20,17 +21,6 @@ from celery_dlq.store.pipelined import (
 )
 
 _MOST_CONNECTIONS = 256
-
-
-def pipelined(client: Any, url: str) -> PipelinedConnection:
-    """Return the connection for writes that do not wait for replies."""
-    kind = ClusterConnection if isinstance(client, LazyCluster) else PipelinedConnection
-    return kind(client, url)
-
-
-def client_for(client: Any, key: str) -> Any:
-    """Return the client of the one server that holds a key."""
-    return client.client_for(key) if isinstance(client, LazyCluster) else client
 
 
 class ClusterConnection(PipelinedConnection):

@@ -18,16 +18,16 @@ from celery_dlq.store.instructions import Instructions
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.new_letters import NewLetters
 from celery_dlq.store.part import Part
-from celery_dlq.store.pipelined import PipelinedConnection
+from celery_dlq.store.pipelined import PipelinedConnection, pipelined
+from celery_dlq.store.registrations import NewCounts, Registrations
 from celery_dlq.store.revoked import RevokedTasks
-from celery_dlq.store.slots import pipelined
 from celery_dlq.store.worker_records import ServerMemory
-from celery_dlq.store.workers import MetricsStore, WorkerRegistry
 
 if TYPE_CHECKING:
     from celery_dlq.store.jobs import JobStore
     from celery_dlq.store.letters import Letters
     from celery_dlq.store.notes import GroupNotes
+    from celery_dlq.store.workers import MetricsStore, WorkerRegistry
 
 _HELD_TTL_SECONDS = 1.0  # a copy of a held message may run once that is released
 
@@ -119,8 +119,22 @@ class Store:
 
         return GroupNotes(self)
 
-    workers = cached_property(WorkerRegistry)  # live workers and the audit log
-    metrics = cached_property(MetricsStore)  # metrics of all processes
+    @cached_property
+    def workers(self) -> WorkerRegistry:
+        """Live workers and the audit log."""
+        from celery_dlq.store.workers import WorkerRegistry  # noqa: PLC0415 - no worker reads it
+
+        return WorkerRegistry(self)
+
+    @cached_property
+    def metrics(self) -> MetricsStore:
+        """The metrics of all processes."""
+        from celery_dlq.store.workers import MetricsStore  # noqa: PLC0415 - as above
+
+        return MetricsStore(self)
+
+    registrations = cached_property(Registrations)  # what this process reports of itself
+    new_counts = cached_property(NewCounts)
     instructions = cached_property(Instructions)  # what operators require of all workers
     revoked = cached_property(RevokedTasks)  # tasks that operators revoked, and when
 

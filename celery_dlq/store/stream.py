@@ -16,10 +16,10 @@ from typing import Any
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters.packed import fields_of
 from celery_dlq.store.connect import new_connection, translated
-from celery_dlq.store.pipelined import Command
+from celery_dlq.store.pipelined import Command, pipelined
 from celery_dlq.store.records import FIRST_POSITION, Choice, RawPage, ordered
 from celery_dlq.store.scripts import script_text
-from celery_dlq.store.slots import client_for, first_key, pipelined
+from celery_dlq.store.slots import first_key
 
 PAGE_BYTES = 2 * 1024 * 1024
 """The entry with which a page reaches this size is its last one."""
@@ -138,7 +138,7 @@ class ReadAhead:
         """Send a command."""
         with translated(self._url):
             if self._connection is None:
-                client = client_for(self._client, first_key(command))
+                client = self._client.client_for(first_key(command))
                 self._connection = new_connection(client.connection_pool)
                 self._connection.connect()
             self._connection.send_packed_command([_packed(command)], check_health=False)

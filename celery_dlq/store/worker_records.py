@@ -98,6 +98,9 @@ class Restored(Enum):
     TAKEN = 2  # the queue has another letter of this id
 
 
+TASK_PREFIX = "task:"
+"""Begins the name of a task where others are queues."""
+
 MAX_TASKS = 5000
 """A worker lists at most this many tasks."""
 

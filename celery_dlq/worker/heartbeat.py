@@ -18,11 +18,10 @@ from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import EPOCH
 from celery_dlq.policies.policy import task_policies
-from celery_dlq.policies.registered import TASK_PREFIX, differences
 from celery_dlq.store.instructions import Instruction, Instructions, Override
 from celery_dlq.store.metrics import STORE_ERRORS, Counts
-from celery_dlq.store.worker_records import MAX_TASKS, WorkerInfo
-from celery_dlq.store.workers import WorkerRegistry
+from celery_dlq.store.registrations import Registrations
+from celery_dlq.store.worker_records import MAX_TASKS, TASK_PREFIX, WorkerInfo
 
 logger = get_logger("celery_dlq.worker")
 
@@ -96,7 +95,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        registry: WorkerRegistry,
+        registry: Registrations,
         info: WorkerInfo,
         instructions: Instructions,
         apply: Apply,
@@ -175,6 +174,8 @@ class Heartbeat:
     def _apply_instructions(self) -> None:
         for other in self._registry.workers(with_tasks=False, some=COMPARED):
             if other.hostname != self._info.hostname:
+                from celery_dlq.policies.registered import differences  # noqa: PLC0415 - alone: none
+
                 for difference in differences(self._info, other):
                     self._warn_of_difference(difference)
 

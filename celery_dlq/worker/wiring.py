@@ -171,7 +171,7 @@ def _housekeeping_of(
             one.instructed(found, now)
 
     heartbeat = Heartbeat(
-        backend.workers,
+        backend.registrations,
         info,
         backend.instructions,
         apply,

@@ -12,7 +12,7 @@ from celery_dlq.store.connect import connect
 from celery_dlq.store.counter import DeliveryCounter
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.letters import Letters
-from celery_dlq.store.slots import pipelined
+from celery_dlq.store.pipelined import pipelined
 from celery_dlq.store.store import Store
 
 

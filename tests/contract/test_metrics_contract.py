@@ -19,8 +19,9 @@ from celery_dlq.store.metrics import (
     Measured,
     WorkerGauges,
 )
+from celery_dlq.store.registrations import MOST_FIELDS
 from celery_dlq.store.store import Store
-from celery_dlq.store.workers import MOST_FIELDS, MetricsStore
+from celery_dlq.store.workers import MetricsStore
 
 
 @contextmanager

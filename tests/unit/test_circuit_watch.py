@@ -24,7 +24,7 @@ from celery_dlq.events import Action, Change
 from celery_dlq.features.circuit_breaker import CIRCUITS, policy
 from celery_dlq.features.circuit_breaker.circuits import CircuitStore, hold_id_of
 from celery_dlq.features.circuit_breaker.policy import Ends, Succeeded
-from celery_dlq.features.sentry import observer as sentry
+from celery_dlq.features.sentry import observer, reporter
 from celery_dlq.features.sentry.events import event_of_opening
 from celery_dlq.letters.headers import HOLD_HEADER
 from celery_dlq.operations.in_force import InForce
@@ -119,8 +119,9 @@ def test_deaths_of_one_cause_open_it_and_the_next_message_is_held(worker: Worker
 def test_an_opening_is_one_event_in_sentry(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the one of the group of its letters."""
     sent: list[Any] = []
-    monkeypatch.setattr(sentry, "sentry_client", lambda: SimpleNamespace(options={}))
-    monkeypatch.setattr(sentry, "send_event", sent.append)
+    for module in (observer, reporter):
+        monkeypatch.setattr(module, "sentry_client", lambda: SimpleNamespace(options={}))
+    monkeypatch.setattr(reporter, "send_event", sent.append)
     opened(worker)
     assert len([event for event in sent if "circuit_breaker" in event["contexts"]]) == 1
 

@@ -153,8 +153,14 @@ def test_the_oldest_redis_is_6_2(version: str, old: bool) -> None:
 class Server:
     """A client whose server says what INFO is told to say."""
 
+    connection_pool = object()
+
     def __init__(self, **said: str) -> None:
         self._said = said
+
+    def client_for(self, _key: str) -> Server:
+        """The one server."""
+        return self
 
     def info(self, _section: str) -> dict[str, str]:
         """What the server says of itself."""

@@ -80,7 +80,7 @@ class Circuits:
     def __init__(self, backend: Store, events: Events, counts: Counts, broker: str) -> None:
         self._store = backend.instructions
         self._ends = backend.part(CircuitStore)
-        self._registry = backend.workers
+        self._backend = backend
         self._events = events
         self._counts = counts
         self.broker = broker
@@ -155,7 +155,7 @@ class Circuits:
         )
         self._events.emit(change)
         try:  # the state is changed: a store that is away now changes nothing else
-            self._registry.record_change(change)
+            self._backend.workers.record_change(change)
             if not opens:
                 self._ends.forget_counts(hold.id)
         except StoreUnavailable as exc:

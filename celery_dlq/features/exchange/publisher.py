@@ -309,7 +309,7 @@ class ExchangePublisher:
             self._warn_once(entry.letter_id, "Letter %s is not published yet: %s", exc)
             self._postpone(dead_letter_queue, entry)
             return False
-        self.backend.metrics.add_counts({(INTERNAL_ERRORS.name, "exchange"): 1})
+        self.backend.new_counts.add_counts({(INTERNAL_ERRORS.name, "exchange"): 1})
         logger.error(
             "Letter %s is given up for %s, after %d publications: %s. "
             "It stays in %s; subscribers that took it have copies with one message id. Make room "

@@ -1,8 +1,7 @@
 """How often the parts look, and how long they wait: the intervals inside the package.
 
-None of them is a setting. What a user knows better has one (``dlq_lease``, for instance); these
-depend on each other, and on what the code does between two looks. Tests shorten them, all in one
-way: they replace `current`.
+None is a setting: these depend on each other, and on what the code does between two looks. What a
+user knows better has one, as ``dlq_lease``. Tests shorten them in one way: they replace `current`.
 """
 
 from __future__ import annotations
@@ -47,6 +46,7 @@ class Timing:
     replica_doubt: float = 10.0  # After an answer of a replica, its silence means a lost master
     # Jobs
     job_look: float = 2.0  # Between two looks for jobs that wait, or for letters behind one
+    unfinished: float = 900.0  # A redrive with `at_most` stops if none of its messages ends so long
     short_look: float = 0.2  # Between two looks at what another process does soon, e.g. a canary
     job_beat: float = 1.0  # Between two heartbeats of a job, each of which is a write
     job_silent: timedelta = timedelta(seconds=15)  # Without one for so long, a job has died

@@ -43,7 +43,7 @@ _CHORDS = "Parts of chords: {:,}. Such a chord fails; the redrive does not run i
 _USED_UP = "{:,} would stay: with --keep-count no delivery is left; --force grants one more."
 _REFUSED = "{:,} would be lost or have no delivery left, and stay in {}; --force redrives them."
 _EDIT_OPTIONS = ("to_queue", "delay", "new_id", "keep_count", "force", "note", "files")
-_OPTIONS = (*_EDIT_OPTIONS, "rate", "limit", "canary", "max_failures", "canary_wait")
+_OPTIONS = (*_EDIT_OPTIONS, "rate", "at_most", "limit", "canary", "max_failures", "canary_wait")
 
 
 _canary_options = options(
@@ -79,6 +79,12 @@ _message_options = options(
 @click.command()
 @changes_letters("Redrive")
 @click.option("--rate", type=RATE, help="At most this many letters a second, e.g. 100/s.")
+@click.option(
+    "--at-most",
+    type=int,
+    metavar="N",
+    help="Go on only while fewer than N redriven tasks have not ended.",
+)
 @_message_options
 @click.option(
     "--dry-run", is_flag=True, help="Only show what would run and what is missing; change nothing."

@@ -125,6 +125,9 @@ class Operations:
         The options are ``limit``, the fields of a filter, and:
 
         - ``rate``: at most this many letters a second.
+        - ``at_most``: go on only while fewer than so many redriven messages wait or run, 1,000 at
+          most. It needs what a canary needs: a policy on their queues, or results. The job stops if
+          none of them ends for 15 minutes, or all are held; `Job.unfinished` says more.
         - ``to_queue``: publish to this queue instead of each message's own.
         - ``delay``: seconds, or a `timedelta`, before the messages may run.
         - ``new_id``: give each task a new id; its old result stays.

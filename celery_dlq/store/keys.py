@@ -139,7 +139,7 @@ class Keys:
         return self.of(dead_letter_queue, f"report:{fingerprint}")
 
     def operation(self, dead_letter_queue: str, job_id: str) -> str:
-        """HASH: what a job did, e.g. ``removed``, to letters; ``last`` to a reply; expires."""
+        """HASH: what a job did, e.g. ``removed``, to letters; ``open:…`` messages; expires."""
         return self.of(dead_letter_queue, f"operation:{job_id}")
 
     def check(self, dead_letter_queue: str, token: str) -> str:

@@ -10,6 +10,8 @@ from celery_dlq.operations.job import DONE, EXPIRED, PLANNED, REDRIVES, RUNNING,
 from celery_dlq.web.http import Call, Panel
 from celery_dlq.web.templating import duration, plain
 
+_LONG = 5.0  # seconds without an end, from which that is said
+
 
 class Phase(NamedTuple):
     """One phase: what it is called, what is known of it, and whether it is over, on or to come."""
@@ -73,6 +75,17 @@ def _sending_text(job: Job, now: datetime) -> str:
         texts[0] += f" at {plain(float(f'{pace:.2g}'))} a second"
     if left is not None:
         texts.append(f"{duration(left)} left")
+    open_ones = job.unfinished
+    if open_ones and job.state == RUNNING:
+        texts.append(f"{open_ones['open']:,} of {job.options.get('at_most', 0):,} open")
+        if open_ones["waited_seconds"] >= _LONG:
+            waited, most = (
+                duration(open_ones["waited_seconds"]),
+                duration(open_ones["wait_seconds"]),
+            )
+            texts.append(f"no end for {waited} of {most}")
+    if open_ones.get("in_doubt"):
+        texts.append(f"{open_ones['in_doubt']:,} in doubt")
     return ", ".join(texts)
 
 

@@ -63,6 +63,7 @@ class RedriveKeys(TypedDict, total=False):
     """The options of a redrive as users give them; `DeadLetters.redrive` says what they mean."""
 
     rate: float | None
+    at_most: int | None
     limit: int | None
     to_queue: str | None
     delay: float | timedelta
@@ -108,6 +109,8 @@ class RedriveOptions(JobOptions):
     # if none is left, its letter stays
     keep_count: bool = False
     force: bool = False  # Publish also what would be lost; with `keep_count`, for one more delivery
+    # Publish while less than so many of its messages wait or run; `None` for no such bound
+    at_most: int | None = None
     # Publish one letter in the first second, about twice as many in each later one
     growing: bool = False
     canary: Canary | None = None  # Redrive a few letters first; `None` for no canary
@@ -121,6 +124,10 @@ class RedriveOptions(JobOptions):
         JobOptions.__post_init__(self)  # `super()` fails in a class with slots
         if self.rate is not None and not 0 < self.rate < float("inf"):
             raise DLQError(f"expected rate to be more than 0 letters a second, got {self.rate}")
+        if self.at_most is not None and not 1 <= self.at_most <= _MAX_CANARY:
+            raise DLQError(
+                f"expected at_most to be 1 to {_MAX_CANARY} messages, got {self.at_most}"
+            )
         if not 0 <= self.delay_seconds < float("inf"):
             raise DLQError(f"expected delay to be 0 seconds or more, got {self.delay_seconds}")
         if self.to_queue is not None and not self.to_queue.strip():

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -32,6 +32,7 @@ from celery_dlq.operations.redrive.select import (
     died_again,
     select_entries,
 )
+from celery_dlq.operations.redrive.watching import Unfinished, has_result
 from celery_dlq.operations.redrive.work import LettersWork, RedriveReport, RedriveWork
 from celery_dlq.store.records import RedriveOutcome
 from celery_dlq.store.scripts import MOST_IDS
@@ -107,17 +108,10 @@ def _outcomes(
     found = work.store.claims.outcomes([key for key, _ in messages])
     return [
         RedriveOutcome.SUCCEEDED
-        if outcome is RedriveOutcome.OPEN and _has_result(work.app, message.task_id)
+        if outcome is RedriveOutcome.OPEN and has_result(work.app, message.task_id)
         else outcome
         for (_, message), outcome in zip(messages, found, strict=True)
     ]
-
-
-def _has_result(app: Any, task_id: str) -> bool:
-    try:
-        return bool(app.AsyncResult(task_id).state == "SUCCESS")
-    except Exception:  # noqa: BLE001 - no result backend, or no answer: unknown
-        return False
 
 
 def _verdict(counts: dict[str, Any], max_failures: int) -> str:
@@ -203,20 +197,26 @@ def carried_out(
 def _redrive_all(
     work: RedriveWork, way: OneStep | ByClaims, found: Iterable[RawEntry], progress: Progress | None
 ) -> None:
-    report, rate = work.report, work.options.rate
+    report, rate, bound = work.report, work.options.rate, unfinished_of(work)
+    most = way.batch_size if rate is None else max(1, min(MOST_AT_ONCE, int(rate)))
+    pace = Pace(rate, work.send_heartbeat)
     if work.options.growing:
-        pace: Pace = GrowingPace(work.send_heartbeat)
-        parts = _growing(found, pace)
+        pace = growing = GrowingPace(work.send_heartbeat)
+        parts = _as_there_is_room(found, lambda _first: int(growing.rate), MOST_AT_ONCE)
+    elif bound is not None:
+        parts = _as_there_is_room(found, bound.room_for, min(most, MOST_AT_ONCE))
     else:
-        pace = Pace(rate, work.send_heartbeat)
-        most = way.batch_size if rate is None else max(1, min(MOST_AT_ONCE, int(rate)))
         parts = batches(found, most, way.max_bytes)
     refusals, settled = 0, work.run.job.position
     for batch in parts:
         work.send_heartbeat()
         pace.wait_for_turn(len(batch))  # before the claim, whose lease is short
         before = report.done
+        work.watched = None if bound is None else []
         way.redrive_batch(batch)
+        if bound is not None:
+            way.wait_for_batch()
+            bound.settle(work.watched or ())
         work.send_heartbeat(settled)  # of a batch that is still on its way, nothing is certain
         settled = batch[-1].position
         refusals = refusals + 1 if report.done == before and report.failures else 0
@@ -227,16 +227,26 @@ def _redrive_all(
     way.wait_for_batch()
 
 
-def _growing(found: Iterable[RawEntry], pace: Pace) -> Iterator[list[RawEntry]]:
-    """Batches of what may be published within about a second."""
+def unfinished_of(work: RedriveWork) -> Unfinished | None:
+    """The messages that have not ended, of a redrive that is bound by them."""
+    return None if work.options.at_most is None else Unfinished(work, work.backend)
+
+
+def _as_there_is_room(
+    found: Iterable[RawEntry], room: Callable[[str], int], most: int
+) -> Iterator[list[RawEntry]]:
+    """Batches of what may be published at once; nothing waits for room that is not needed."""
     entries = iter(found)
-    while batch := list(islice(entries, max(1, min(MOST_AT_ONCE, int(pace.rate or 1))))):
-        yield batch
+    for first in entries:
+        yield [first, *islice(entries, max(1, min(most, room(first.key))) - 1)]
 
 
 def _redrive_canary(work: RedriveWork, way: OneStep | ByClaims, canary: Canary) -> bool:
     """Redrive a few letters and watch them; true to continue."""
     letters = min(canary.letters, work.options.limit or canary.letters)
+    bound = unfinished_of(work)
+    if bound is not None:  # an earlier canary may still run
+        letters = min(letters, bound.wait_for_room())
     work.watched, tried = [], set[str]()
     for _ in range(_MAX_REFUSED_BATCHES):  # others may be faster, or publishing may fail
         found = (
@@ -253,6 +263,8 @@ def _redrive_canary(work: RedriveWork, way: OneStep | ByClaims, canary: Canary) 
         ):
             way.redrive_batch(batch)
         way.wait_for_batch()
+        if bound is not None:
+            bound.settle(work.watched)
         if work.watched:
             break
     messages, work.watched = work.watched, None

@@ -141,7 +141,10 @@ class RedriveWork:
         self.deaths: Letters = jobs.backend.letters  # where letters come that die again
         self.options: RedriveOptions = run.options
         self.report = RedriveReport(redrive_id=run.job.id, **self._earlier())
-        self.watched: list[Outgoing] | None = None  # what was published for the canary
+        self.backend = jobs.backend
+        self.watched: list[Outgoing] | None = None  # what was published, while it is watched
+        # Notes a message that is about to be published, and its letter
+        self.note: Callable[[MessageKey, str], object] = lambda _key, _letter_id: None
         self._jobs = jobs
         self._targets = None if self.options.force else targets_of(jobs, self.options.to_queue)
         self._takes: Callable[[RawEntry], bool] | None = None
@@ -165,7 +168,9 @@ class RedriveWork:
                 self.report.record_failure(found.key, str(exc))
             else:
                 if self.watched is not None:  # it may be executed as soon as it is published
-                    self.store.claims.watch_messages([self.key_of(message)])
+                    key = self.key_of(message)
+                    self.note(key, found.key)
+                    self.store.claims.watch_messages([key])
                 yield Prepared(found, message, seed)
 
     def published(self, done: Sequence[Prepared]) -> None:

@@ -59,6 +59,7 @@ def plan_redrive(call: Call) -> Page:
     """Make the plan of a redrive."""
     given = {
         "rate": _typed_number(call, "rate"),
+        "at_most": _typed_number(call, "at_most", int),
         "limit": _typed_number(call, "limit", int),
         "to_queue": call.typed("to_queue") or None,
         "delay": _typed_number(call, "delay"),

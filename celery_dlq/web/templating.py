@@ -24,6 +24,9 @@ _MOST_SHOWN = 10**18
 _REASONS = [reason.value for reason in Reason]
 # Attributes, no styles: the content policy forbids those.
 _BAR = '<rect class="r-%s" x="%d" y="%.2f" width="5" height="%.2f"><title>%s</title></rect>\n'
+_LINE = Markup(
+    '<line class="release" x1="{x}" x2="{x}" y1="0" y2="28"><title>{text}</title></line>'
+)
 _BARS = Markup("""<svg class="bars{wide}" role="img" aria-label="{text}" viewBox="0 0 {width} 28"
 preserveAspectRatio="none"><title>{text}</title>
 <line class="axis" x1="0" x2="{width}" y1="27.5" y2="27.5"/>
@@ -148,7 +151,11 @@ def moment(value: datetime | None) -> Markup | str:
 
 
 def bars(
-    columns: Sequence[tuple[str, Mapping[str, int]]], label: str, *, wide: bool = False
+    columns: Sequence[tuple[str, Mapping[str, int]]],
+    label: str,
+    *,
+    wide: bool = False,
+    lines: Sequence[tuple[int, object, str]] = (),
 ) -> Markup:
     """Stacked bars of letters by reason; no template, for a page has thousands of them."""
     heights = [sum(counts.values()) for _name, counts in columns]
@@ -162,6 +169,8 @@ def bars(
                 kind, title = why if why in _REASONS else "other", f"{name}: {letters:,} {why}"
                 shown = escape(printable(title))
                 drawn.append(_BAR % (kind, 6 * place, max(y, 0), tall, shown))
+    for place, _at, what in lines:
+        drawn.append(_LINE.format(x=6 * place + 3, text=printable(what)))
     text = f"{printable(label)}: {sum(heights):,}"
     rects = Markup("".join(drawn))  # noqa: S704 - their titles are escaped
     return _BARS.format(text=text, width=width, drawn=rects, wide=" wide" if wide else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from datetime import datetime, timedelta, timezone
 from html import unescape
 from urllib.parse import urlencode
 
@@ -14,6 +15,7 @@ from web_pages import SAME_SITE, Pages, form_of, get, pages, post
 
 from celery_dlq.events import GroupState
 from celery_dlq.features.groups.operations import SET_BY
+from celery_dlq.letters.packing import packed
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.store.records import Group
 from celery_dlq.web.http import Permission, User
@@ -247,3 +249,58 @@ def test_red_is_only_what_grows() -> None:
     ):
         group = Group(course=course, last_hour=last_hour, exception_type=None, **one, **times)
         assert group.is_growing is grows
+
+
+def test_bars_have_a_line_where_each_release_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the first letters of the queue, whatever their cause; the first release began before."""
+    monkeypatch.setattr("celery_dlq.features.differences.course.SECONDS", 10)
+    web, now = pages(), datetime.now(timezone.utc)
+    store = web.dlq.assembly.backend
+    for minutes, release in ((47, "7.1"), (29, "7.2"), (12, "7.2"), (6, "7.1")):
+        letter = a_letter(id=f"{minutes}", release=release, fingerprint="f" * 16)
+        place = f"{int(now.timestamp() - 60 * minutes) * 1000}-0"
+        store.client.xadd(store.keys.letters(DLQ), packed(letter.to_fields()), id=place)
+    stored(web, release="7.3", dead_lettered_at=now - timedelta(minutes=50))
+    body = web.handle(get(PAGE)).body.decode()
+    lines = re.findall(r'<line class="release" x1="(\d+)"[^>]*><title>([\d.]+)<', body)
+    assert [release for _place, release in lines] == ["7.2", "7.3"]
+    spans = [int(now.timestamp() - 60 * minutes) // 300 for minutes in (29, 0)]
+    last = int(now.timestamp()) // 300
+    assert [int(place) for place, _ in lines] == [6 * (11 - last + span) + 3 for span in spans]
+    text = shown(web, PAGE)
+    assert re.search(r"release 7\.2 since about \d\d:\d\d UTC", text)
+    assert "release 7.1 since" not in text
+
+
+def test_own_frames_stand_out_and_those_of_libraries_are_folded() -> None:
+    """In their order, the innermost first."""
+    web = pages()
+    frames = [("/srv/shop/tasks.py", 4, "charge"), ("/usr/lib/python3.12/smtplib.py", 9, "send")]
+    lines = [
+        f'  File "{file}", line {line}, in {name}\n    {name}()' for file, line, name in frames
+    ]
+    stored(web, traceback="\n".join(["Traceback (most recent call last):", *lines, "OSError: no"]))
+    body = web.handle(get(PAGE)).body.decode()
+    own, _, folded = body.partition("1 frame in libraries</summary>")
+    assert re.search(r'class="frame own"><div class="where">/srv/shop/tasks.py:4', own)
+    assert "smtplib" not in own.partition("Newest example")[2]
+    assert "smtplib.py:9" in folded.partition("</details>")[0]
+
+
+def test_a_letter_leads_to_the_next_ones_of_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also from the newest example on the page of the cause."""
+    monkeypatch.setattr("celery_dlq.features.search.neighbours.SECONDS", 10)
+    web = pages()
+    ids = [stored(web, id=f"same-{number}").id for number in range(3)]
+    stored(web, id="other", fingerprint="f" * 16)
+    links = re.compile(r'href="/queues/[^"]*/letters/([^"]*)">(?:← newer letter|older letter →)')
+    for path, found in (
+        (PAGE, [ids[1]]),
+        (f"/queues/{DLQ}/letters/{ids[1]}", [ids[2], ids[0]]),
+        (f"/queues/{DLQ}/letters/{ids[0]}", [ids[1]]),
+        (f"/queues/{DLQ}/letters/other", []),
+    ):
+        assert links.findall(web.handle(get(path)).body.decode()) == found, path
+    assert "no newer one" in shown(web, PAGE)
+    monkeypatch.setattr("celery_dlq.features.search.neighbours.SECONDS", 0)
+    assert "look for older ones" in shown(web, f"/queues/{DLQ}/letters/other")

@@ -19,7 +19,11 @@ FEATURE = Feature(
     },
     pages="pages:ROUTES",
     explains="operations:explained",
-    panels={"group_links": "pages:link", "group_row": "pages:in_row"},
+    panels={
+        "group_course": "course:course",
+        "group_links": "pages:link",
+        "group_row": "pages:in_row",
+    },
     commands={"differences": "command:differences"},
     operations={"differences": "operations:Comparison.differences"},
 )

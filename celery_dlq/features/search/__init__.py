@@ -4,4 +4,5 @@ from __future__ import annotations
 
 from celery_dlq.registry import Feature
 
-FEATURE = Feature(name="search", pages="pages:ROUTES", panels={"every_page": "pages:field"})
+_PANELS = {"every_page": "pages:field", "neighbours": "neighbours:links"}
+FEATURE = Feature(name="search", pages="pages:ROUTES", panels=_PANELS)

@@ -40,8 +40,6 @@ MAX_SAID = 3
 MAX_MARKED, MAX_CAUSES_MARKED = 20, 20
 """Queues whose newest causes are looked at for what holds them, and how many causes of each."""
 MINUTES_PER_BAR = 2
-LEAST_HOURS = 6
-"""Bars of a cause that is some hours old."""
 MAX_DISCARDED_SHOWN = 100
 MAX_DISCARDED_SCANNED = 10_000
 
@@ -139,7 +137,7 @@ def groups(call: Call) -> Page:
         by=by,
         state=state or "",
         states=[one.value for one in GroupState],
-        columns=_columns_of_day,
+        columns=columns_of_day,
         text=text,
         number=number,
         more=more,
@@ -214,7 +212,6 @@ def group(call: Call) -> Page:
         title=f"{queue}: {name or found.reason or fingerprint}",
         group=found,
         held=_held_by_task(call, queue, [found]).get(found.task_name, []),
-        columns=_columns_of_age(found),
         answer=answer,
         message=message_of(example),
         raised_at=_place_of(example),
@@ -230,18 +227,8 @@ def _place_of(letter: DeadLetter | None) -> Frame | None:
     return own[-1] if own else None
 
 
-def _columns_of_age(group: Group) -> Columns:
-    """Bars that fit the age of a cause: of five minutes in its first hour, then of hours."""
-    age = datetime.now(timezone.utc) - group.first_seen_at
-    if age < timedelta(hours=1) and group.recent:
-        last = len(group.recent)
-        names = (f"{5 * (last - n)} to {5 * (last - n - 1)} minutes ago" for n in range(last))
-        return [(n, {group.reason: count}) for n, count in zip(names, group.recent, strict=True)]
-    hours = max(LEAST_HOURS, int(age / timedelta(hours=1)) + 2)
-    return _columns_of_day(group)[-hours:]
-
-
-def _columns_of_day(group: Group) -> Columns:
+def columns_of_day(group: Group) -> Columns:
+    """Bars of the last 24 hours of a cause."""
     now = datetime.now(timezone.utc).replace(minute=0, second=0, microsecond=0)
     pairs = zip(_hour_names(now, len(group.course)), group.course, strict=True)
     return [(name, {group.reason: letters}) for name, letters in pairs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime, timezone
 from html import unescape
 from typing import Any
 
@@ -80,3 +81,66 @@ def test_names_that_look_the_same_are_told_apart(text: str) -> None:
     body = web.handle(get("/")).body.decode()
     assert text not in body
     assert text.encode("unicode_escape").decode() in body
+
+
+def rolled(web: Pages, queue: str, hours: dict[int, int], *, now: int, gone: bool = False) -> None:
+    """A cause with letters at some hours before, and now; Redis keeps them as it would have."""
+    backend = web.dlq.assembly.backend
+    for number in range(now or 1):
+        letter = a_letter(
+            dead_letter_queue=queue,
+            id=f"{queue}-{gone}-{number}",
+            fingerprint=("f" if gone else "a") * 16,
+        )
+        backend.letters.dead_letter(letter, key_of(letter))
+    key, field = backend.keys.tally(queue), f"group:{letter.fingerprint}"
+    parts = (backend.client.hget(key, field) or b"").decode().split("|", 6)
+    hour = int(backend.letters.overviews.now().timestamp()) // 3600
+    parts[3] = ",".join(f"{hour - before}:{count}" for before, count in sorted(hours.items()))
+    backend.client.hset(key, field, "|".join(parts))
+    if gone:
+        backend.letters.remove(queue, [letter.id])
+
+
+def test_a_queue_grows_by_the_day_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the rest of its hour alone; also letters that left count to the day."""
+    monkeypatch.setattr("celery_dlq.features.differences.growth.SECONDS", 10)
+    web, day = pages(), range(2, 24)
+    rolled(web, "orders-DLQ", dict.fromkeys(day, 6), now=10)
+    rolled(web, "usual-DLQ", dict.fromkeys(day, 90), now=5)
+    rolled(web, "first-DLQ", {}, now=5)
+    rolled(web, "mended-DLQ", dict.fromkeys(day, 2), now=1, gone=True)
+    text = shown(web)
+    assert (
+        "orders-DLQ is growing: 2 a minute, 20 times the day before; "
+        "first-DLQ is growing: 1 a minute, nothing the day before." in text
+    )
+    assert "1 a minute, as usual" in text
+    body = web.handle(get()).body.decode()
+    hot = re.findall(r'<tr class="hot">\s*<th scope="row"><a[^>]*>([^<]*)', body)
+    assert {*hot} == {"orders-DLQ", "first-DLQ"}
+    rolled(web, "orders-DLQ", dict.fromkeys(day, 54), now=1, gone=True)
+    assert "orders-DLQ is growing: 2.2 a minute, 2.2 times the day before" in shown(web)
+
+
+def test_a_day_that_is_not_known_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many causes to read: the rest of the hour decides."""
+    monkeypatch.setattr("celery_dlq.features.differences.growth.SECONDS", 10)
+    monkeypatch.setattr("celery_dlq.features.differences.growth.MOST_CAUSES", 1)
+    web = pages()
+    for number in range(2):
+        now = datetime.now(timezone.utc)
+        letter = a_letter(id=f"{number}", fingerprint=f"{number}" * 16, dead_lettered_at=now)
+        web.dlq.assembly.backend.letters.dead_letter(letter, key_of(letter))
+    assert f"{DLQ} is growing: 0.4 a minute." in shown(web)
+
+
+def test_a_queue_without_a_policy_says_what_mends_it() -> None:
+    """Its letters are of tasks with a policy, or of before."""
+    dlq = an_app(dlq_queues={"mails": {"max_deliveries": 3}})
+    web = Pages(dlq)
+    letter = a_letter()
+    dlq.assembly.backend.letters.dead_letter(letter, key_of(letter))
+    text = shown(web)
+    assert "orders-DLQ: no policy of its queue" in text
+    assert 'app.conf.dlq_queues = {"orders": {"max_deliveries": 5}}' in text

@@ -21,6 +21,7 @@ FEATURE = Feature(
     explains="operations:explained",
     panels={
         "group_course": "course:course",
+        "growth": "growth:growth",
         "group_links": "pages:link",
         "group_row": "pages:in_row",
     },

@@ -18,7 +18,6 @@ from celery_dlq.operations.incidents import message_of
 from celery_dlq.web.http import Call, Page
 from celery_dlq.web.pages import Row, confirm, frames_of, gone_page, page_of
 from celery_dlq.web.status import MAX_QUEUES
-from celery_dlq.web.templating import pace
 
 if TYPE_CHECKING:
     from celery_dlq.letters.record import DeadLetter
@@ -35,8 +34,6 @@ MOST_SEARCHED, _SEARCHED_AT_ONCE = 20_000, 2_000
 EXAMPLES_SECONDS = 0.02
 """How long the newest letters of causes are read for a page of them; one takes 0.2 ms."""
 MAX_EMPTIED = 20
-MAX_SAID = 3
-"""Queues that the overview names in a sentence."""
 MAX_MARKED, MAX_CAUSES_MARKED = 20, 20
 """Queues whose newest causes are looked at for what holds them, and how many causes of each."""
 MINUTES_PER_BAR = 2
@@ -67,23 +64,10 @@ def overview(call: Call) -> Page:
         number=number,
         columns=_columns_of_hour,
         jobs=jobs,
-        said=_said(known, queues),
+        quiet=sum(not last_hour for _letters, last_hour in known.values()),
         held=_held_by_queue(call, in_force, shown[:MAX_MARKED]),
         fleet=fleet,
     )
-
-
-def _said(known: Mapping[str, tuple[int, int]], shown: Mapping[str, QueueSummary]) -> str:
-    """What the overview says aloud: which queues grow, and how many are quiet."""
-    growing = [queue for queue in shown.values() if queue.direction == "growing" and queue.letters]
-    growing.sort(key=lambda queue: -queue.per_minute)
-    texts = [f"{one.name} is growing: {pace(one.per_minute)}" for one in growing[:MAX_SAID]]
-    if len(growing) > MAX_SAID:
-        texts.append(f"{len(growing) - MAX_SAID} more are growing")
-    quiet = sum(not last_hour for _letters, last_hour in known.values())
-    if quiet and known:
-        texts.append(f"{quiet} {'queue is' if quiet == 1 else 'queues are'} quiet")
-    return f"{'; '.join(texts)}." if texts else ""
 
 
 def _held_by_queue(

@@ -303,4 +303,5 @@ def test_a_letter_leads_to_the_next_ones_of_its_cause(monkeypatch: pytest.Monkey
         assert links.findall(web.handle(get(path)).body.decode()) == found, path
     assert "no newer one" in shown(web, PAGE)
     monkeypatch.setattr("celery_dlq.features.search.neighbours.SECONDS", 0)
-    assert "look for older ones" in shown(web, f"/queues/{DLQ}/letters/other")
+    assert "look for older ones" in shown(web, f"/queues/{DLQ}/letters/{ids[1]}")
+    assert "no newer one · no older one" in shown(web, f"/queues/{DLQ}/letters/other")

@@ -42,7 +42,7 @@ _MICROS = 1e6
 _HOUR = 3600
 _MOST_GROUPS = 50  # of the queue, the newest: what else died at the time
 OF_EACH_SIDE = 0.4  # of the messages
-_MOST_AT_ONCE, _AT_ONCE_SECONDS = 300, 0.07
+_MOST_AT_ONCE, _AT_ONCE_SECONDS = 300, 0.05
 _NEARLY_ALL, _HALF = 0.9, 0.5
 MOST_COUNTED = 1_000_000  # letters; the time ends before, in most queues
 

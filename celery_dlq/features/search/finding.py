@@ -94,6 +94,8 @@ class Finder:
             text = asked.text.casefold()
             found.queues = [one for one in names if text in one.casefold()][:MOST]
             found.by_id = [*islice(self._letters_by_id(names, text, until), MOST)]
+            if found.by_id and len(text) >= ID_LENGTH:
+                return found
         if not first:
             found.causes = [*islice(self._causes(names, asked, until), MOST)]
         if asked.text or asked.where:

@@ -9,7 +9,7 @@ from celery_dlq.letters.record import DeadLetter
 from celery_dlq.store.letters import Letters
 from celery_dlq.web.http import Call, Panel
 
-SECONDS = 0.015
+SECONDS = 0.005
 """How long each of the two is looked for."""
 
 _AT_ONCE = 50
@@ -20,9 +20,14 @@ def links(call: Call, letter: DeadLetter) -> Panel:
     letters, queue = call.dlq.assembly.backend.letters, call.parts["queue"]
     entry = letters.entry(queue, letter.id)
     found = dict[str, str | None]()
-    if entry is not None and letter.fingerprint:
-        for way in ("newer", "older"):
-            found[way] = _next_letter(letters, queue, letter, entry[0], older=way == "older")
+    group = letters.overviews.group(queue, letter.fingerprint) if entry else None
+    if entry is not None and group is not None:
+        newest, alone = letter.id == group.example_id, group.letters == 1
+        for way, known in (("newer", newest or alone), ("older", alone)):
+            older = way == "older"
+            found[way] = (
+                "" if known else _next_letter(letters, queue, letter, entry[0], older=older)
+            )
     return "neighbours.html", {"found": found, "fingerprint": letter.fingerprint}
 
 

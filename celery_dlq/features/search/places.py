@@ -45,16 +45,19 @@ class Places(Part):
             return
         keys = self._keys
         if len(word) == DIGITS:
-            asked = of_each(
-                self._client,
-                queues,
-                lambda pipe, name: pipe.zscore(keys.groups(name), word),
+            known, client = False, self._client
+            here = of_each(client, queues, lambda pipe, name: pipe.zscore(keys.groups(name), word))
+            for queue, (score,) in here:
+                if score is not None:
+                    known = True
+                    yield queue, word
+            decided = of_each(
+                client,
+                () if known else queues,
                 lambda pipe, name: pipe.hexists(keys.states(name), word),
                 lambda pipe, name: pipe.hexists(keys.notes(name), word),
             )
-            for queue, (score, state, note) in asked:
-                if score is not None or state or note:
-                    yield queue, word
+            yield from ((queue, word) for queue, about in decided if any(about))
         elif SHORTEST_PREFIX <= len(word) < DIGITS:
             for queue in queues:
                 for name in _scanned(self._client.zscan, keys.groups(queue), word, until):

@@ -147,14 +147,11 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["celery_dlq", "celery_dlq.*"]),
     package_data={
-        "": ["lua/*.lua"],  # of the store, of the transport, of features
+        "": ["lua/*.lua", "templates/*.html"],  # of the store, of the pages, of features
         "celery_dlq": ["py.typed"],
         "celery_dlq.store": ["lua/parts/*.lua", "lua/README.md"],
         "celery_dlq.spark": ["*.j2"],
-        "celery_dlq.features.differences": ["templates/*.html"],
-        "celery_dlq.features.groups": ["templates/*.html"],
-        "celery_dlq.features.hold": ["templates/*.html"],
-        "celery_dlq.web": ["static/*", "templates/*.html"],
+        "celery_dlq.web": ["static/*"],
     },
     install_requires=[
         # Without the extras `redis` of Celery and kombu: kombu 5.6 wants redis-py below 6.5, and

@@ -280,6 +280,7 @@ class DeadLetters(_Typed):
         guarantees = _of(Examination, Examination.guarantees)
         check_hold = _of(Holds, Holds.preview)
         held_messages = _of(HeldWindow, HeldWindow.held_messages)
+        edit_held = _of(HeldWindow, HeldWindow.edit_held)
         discard_held = _of(HeldWindow, HeldWindow.discard_held)
         hold = _of(Holds, Holds.hold)
         end_hold = _of(Holds, Holds.end)

@@ -14,7 +14,6 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from celery_dlq import DeadLetters
 from celery_dlq.cli.jobs import JobRequest, show_in_the_way, skipped_texts, unfinished
 from celery_dlq.cli.next_command import say_next
 from celery_dlq.cli.options import (
@@ -34,7 +33,6 @@ from celery_dlq.operations.files import check_reachable
 from celery_dlq.operations.redrive.message import RedriveOptions
 
 if TYPE_CHECKING:
-    from celery_dlq.operations.files import ExportedFiles
     from celery_dlq.operations.redrive.checks import DryRun, TargetCheck
     from celery_dlq.operations.redrive.work import RedriveReport
 
@@ -174,7 +172,7 @@ def _edit_of(request: JobRequest, assignments: tuple[str, ...], *, in_editor: bo
         raise click.UsageError("--edit and --set need the ID of exactly one letter")
     assign = dict(map(assignment, assignments))
     (letter_id,) = request.where.ids
-    new = _edited_by_hand(request.reader, letter_id, request.queue) if in_editor else {}
+    new = edited_by_hand(request.reader, letter_id, request.queue) if in_editor else {}
     return Edit(assign=assign, **new)
 
 
@@ -186,21 +184,19 @@ def _print_edit(request: JobRequest, change: Edit) -> None:
         request.ctx.exit(1)
 
 
-def _edited_by_hand(
-    dead_letters: DeadLetters | ExportedFiles, letter_id: str, queue: str
-) -> dict[str, Any]:
+def edited_by_hand(reader: Any, letter_id: str, queue: str) -> dict[str, Any]:
     """The arguments as a person leaves them in an editor."""
-    args, kwargs = dead_letters.arguments(letter_id, queue)
+    args, kwargs = reader.arguments(letter_id, queue)
     before = json_text({"args": args, "kwargs": kwargs}, indent=2)
     after = click.edit(before, extension=".json")
     if after is None or after.strip() == before:
-        raise click.ClickException("the arguments were not changed; nothing was redriven")
+        raise click.ClickException("the arguments were not changed; nothing was done")
     try:
         new = json.loads(after)
         return {"args": [*new["args"]], "kwargs": {**new["kwargs"]}}
     except (ValueError, TypeError, KeyError):
         message = 'expected JSON such as {"args": [], "kwargs": {}}, got something else'
-        raise click.ClickException(f"{message}; nothing was redriven") from None
+        raise click.ClickException(f"{message}; nothing was done") from None
 
 
 def _show_dry_run(console: Console, queue: str, plan: DryRun) -> None:

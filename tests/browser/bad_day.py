@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -260,6 +261,15 @@ def _letter(cause: dict[str, Any], number: int, dice: Random) -> DeadLetter:
         origin=headers["origin"],
         release=cause["release"],
     )
+
+
+def held(dlq: DeadLetters, letters: int = 2) -> str:
+    """A hold of orders that has some messages; returns its id."""
+    hold = dlq.hold(queue="orders", conditions=["kwargs.currency=USD"], reason="four eyes").id
+    for number, letter in enumerate(islice(dlq.letters("orders-DLQ"), letters)):
+        one = replace(letter, id=str(UUID(int=number)), dead_letter_queue=hold)
+        dlq.assembly.backend.held.dead_letter(one, key_of(one))
+    return hold
 
 
 def hash_of(cause: dict[str, Any]) -> str:

@@ -21,23 +21,25 @@ QUEUE = "orders-DLQ"
 CHANGING = {"edit_form", "redrive_form", "discard_form"}
 BROWSED = {
     *("overview", "find", "groups", "group", "differences", "letters", "letter", "discarded"),
-    *("jobs", "job", "holds", "policies", "audit", *CHANGING),
+    *("jobs", "job", "holds", "held_messages", "held_message", "policies", "audit", *CHANGING),
 }
 
 
 def store_of(client: redis.Redis) -> dict[str, bytes]:
-    """All that Redis holds, without what readers themselves leave: measurements and heartbeats."""
-    keys = sorted(key for key in client.scan_iter("*") if not key.endswith((b":gauges", b":nodes")))
+    """All that Redis holds, without what readers themselves leave, and what expires in a second."""
+    left = (b":gauges", b":nodes", b":late_copies")
+    keys = sorted(key for key in client.scan_iter("*") if not key.endswith(left))
     return {key.decode(): client.dump(key) or b"" for key in keys}
 
 
 @pytest.fixture
 def a_bad_day(dlq: DeadLetters, client: redis.Redis) -> str:
-    """Letters, notes, jobs, discarded letters, an override and a plan; returns the plan's id."""
+    """Letters, notes, jobs, held messages, an override and a plan; returns the plan's id."""
     bad_day.stored(dlq, client, letters=60)
     group = dlq.groups(QUEUE)[0]
     dlq.note(QUEUE, group.fingerprint, "Somebody looks at it.")
     dlq.discard("mails-DLQ", reason="expired")
+    bad_day.held(dlq)
     dlq.override_policy("orders", timedelta(hours=1), max_deliveries=1)
     return dlq.plan("discard", QUEUE, LetterFilter(fingerprint=group.fingerprint)).id
 
@@ -128,12 +130,22 @@ def test_a_phone_shows_rows_as_cards_and_breaks_no_word(
         .filter((e) => e.getBoundingClientRect().right > innerWidth)
         .map((e) => e.outerHTML.slice(0, 100))"""
     page = context(viewport={"width": 360, "height": 740}).new_page()
-    for path in ("/", f"/queues/{QUEUE}", f"/queues/{QUEUE}/letters", "/holds", "/jobs", "/audit"):
+    paths = ("/", f"/queues/{QUEUE}", f"/queues/{QUEUE}/letters", "/jobs", "/audit", "/holds")
+    for path in (*paths, f"/holds/{dlq.holds()[0].hold.id}"):
         page.goto(f"{pages.url}{path}")
         assert page.evaluate(broken) == [], path
         assert page.evaluate(outside) == [], path
-    page.goto(f"{pages.url}/holds")
-    assert page.get_by_role("button", name="Release").first.bounding_box()["y"] < 740
+    for path in ("/", f"/queues/{QUEUE}/letters"):  # what ends a hold is where the thumb is
+        page.goto(f"{pages.url}{path}")
+        for down in (0, 100_000):
+            page.evaluate("(down) => window.scrollTo(0, down)", down)
+            place = page.get_by_role("button", name="Release").last.bounding_box()
+            assert 370 < place["y"] < 740 - place["height"]
+            assert place["height"] >= 44
+        strip = page.locator(".in-force").bounding_box()
+        assert page.locator("footer p").bounding_box()["y"] < strip["y"]  # it hides nothing
+    page.goto(pages.url)
+    assert page.locator("h1 + p").bounding_box()["y"] < 160  # what burns is the first to be read
 
 
 def test_the_search_has_a_key_and_completes_what_is_typed(

@@ -17,6 +17,8 @@ from waiting import poll
 from celery_dlq import DeadLetters, LetterFilter
 from celery_dlq.cli.commands import dlq as commands
 from celery_dlq.errors import DLQError, NotFound
+from celery_dlq.operations.edit import Edit
+from celery_dlq.store.worker_records import ClaimState
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])
@@ -108,3 +110,68 @@ def test_a_hold_that_is_not_there_is_named(redis_url: str) -> None:
     assert list(dlq.held_messages(hold.id)) == []
     assert "has none" in run(dlq, "list", hold.id).output
     dlq.close()
+
+
+def test_a_held_message_is_edited_before_anybody_starts_it(
+    shop: tuple[DeadLetters, list[int], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays held, as the newest, with who changed what; what was hidden stays as it was."""
+    dlq, ran, hold = shop
+    first, second = dlq.held_messages(hold)
+    done = run(dlq, "edit", hold, first.id[:8], "--set", "kwargs.amount=4000", "--note", "OPS-9")
+    assert done.exit_code == 0, done.output
+    assert [one.id for one in dlq.held_messages(hold)] == [second.id, first.id]
+    edited = list(dlq.held_messages(hold))[-1]
+    assert json.loads(edited.kwargs_json or "") == {"amount": 4000, "card": "4111-1111"}
+    assert json.loads(edited.decoded("headers")["dlq_edited"])[0]["to"].count("4000") == 1
+    change = dlq.changes(limit=1)[0]
+    assert (change.action, change.target, change.detail["note"]) == ("edited", hold, "OPS-9")
+    assert change.detail["changed"] == ["kwargs.amount"]
+    assert "4111" not in run(dlq, "show", hold, first.id[:8]).output
+    masked = Edit(args=[], kwargs={"amount": 4500, "card": "[redacted]"})
+    dlq.edit_held(hold, second.id, masked)
+    monkeypatch.setenv("EDITOR", "true")
+    assert "nothing was done" in run(dlq, "edit", hold, first.id[:8]).output
+    assert run(dlq, "edit", hold, first.id[:8], "--set", "kwargs.none.x=1").exit_code == 1
+
+    dlq.release(hold)
+    poll(lambda: len(ran) == 3, timeout_seconds=30)
+    assert ran == [10, 4000, 4500]
+
+
+def test_an_edit_and_a_release_never_both_have_a_message(
+    shop: tuple[DeadLetters, list[int], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a release has is not edited; a release that comes in between leaves it to the edit."""
+    dlq, ran, hold = shop
+    first, second = dlq.held_messages(hold)
+    claims, change = dlq.assembly.backend.held.claims, Edit(assign={"kwargs.amount": 1})
+    claims.claim(hold, [first.id], owner="a release", lease_seconds=60)
+    with pytest.raises(DLQError, match="is being released"):
+        dlq.edit_held(hold, first.id, change)
+    claims.release(hold, [first.id], owner="a release")
+
+    apply = dlq.assembly.settings.redaction
+    states = []
+
+    def meanwhile(*_: object) -> Any:
+        states.extend(claims.claim(hold, [second.id], owner="a release", lease_seconds=60))
+        return original(*_)
+
+    original = type(apply).restored
+    monkeypatch.setattr(type(apply), "restored", meanwhile)
+    dlq.edit_held(hold, second.id, change)
+    monkeypatch.undo()
+    assert states == [ClaimState.HELD]
+    held = dlq.assembly.backend.held
+    assert held.length(hold) == 2
+    with monkeypatch.context() as patched:  # it was gone before the copy came
+        patched.setattr(
+            type(apply), "restored", lambda *a: (held.remove(hold, [first.id]), original(*a))[1]
+        )
+        with pytest.raises(NotFound, match="just left"):
+            dlq.edit_held(hold, first.id, change)
+    assert [one.id for one in dlq.held_messages(hold)] == [second.id]
+    dlq.release(hold)
+    poll(lambda: len(ran) == 2, timeout_seconds=30)
+    assert ran == [10, 1]

@@ -105,8 +105,8 @@ def test_a_script_says_what_it_does_takes_and_returns(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_keys_of_a_script_are_documented(name: str) -> None:
-    """Each ``KEYS[n]`` is used, and is in the header with the type of its value."""
-    used = {int(n) for n in re.findall(r"KEYS\[(\d+)\]", body(name))}
+    """Each ``KEYS[n]`` is used, also by a part, and is in the header with the type of its value."""
+    used = {int(n) for n in re.findall(r"(?:KEYS\[|= add_entry\()(\d+)", body(name))}
     documented = re.findall(
         r"(\d+) \w+ \((hash|stream|set|zset|string|list)\)", header(name)["KEYS"]
     )

@@ -1,15 +1,15 @@
-"""Shows the messages of a hold before anybody starts them, and stops single ones."""
-
-from __future__ import annotations
+"""Shows the messages of a hold before anybody starts them, edits single ones, and stops them."""
 
 from celery_dlq.registry import Block, Feature
 
 FEATURE = Feature(
     name="held",
     block=Block.STOP,
+    pages="pages:ROUTES",
+    panels={"hold_links": "pages:link"},
     commands={"held": "command:held"},
     operations={
-        "held_messages": "operations:HeldWindow.held_messages",
-        "discard_held": "operations:HeldWindow.discard_held",
+        name: f"operations:HeldWindow.{name}"
+        for name in ("held_messages", "edit_held", "discard_held")
     },
 )

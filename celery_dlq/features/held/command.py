@@ -1,4 +1,4 @@
-"""``dlq held``: look at the messages of a hold before anybody starts them, and stop one."""
+"""``dlq held``: look at the messages of a hold before anybody starts them; edit or stop one."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ import click
 
 from celery_dlq.cli.context import ask_before, console_of, dead_letters_of, print_lines
 from celery_dlq.cli.letters import letters, show_entry
+from celery_dlq.cli.next_command import say_next
 from celery_dlq.cli.options import filter_options, json_option, letter_filter, yes_option
+from celery_dlq.cli.redrive import edited_by_hand
 from celery_dlq.cli.table import say
 from celery_dlq.features.held.operations import HeldWindow
+from celery_dlq.letters.conditions import assignment
+from celery_dlq.operations.edit import Edit
+
+_note_option = click.option("--note", default="", help="Why, e.g. a ticket; the audit shows it.")
 
 
 @click.group()
 def held() -> None:
-    """Look at the messages of a hold, and stop one of them.
+    """Look at the messages of a hold; edit or stop one of them.
 
     `holds` shows the IDs of holds. A hold with --where keeps messages back until somebody
-    has looked at them.
+    has looked at them, also those of a queue with a delay.
     """
 
 
@@ -60,7 +66,33 @@ def show(ctx: click.Context, hold_id: str, message_id: str, *, as_json: bool) ->
 @held.command()
 @click.argument("hold_id")
 @click.argument("message_id", metavar="ID")
-@click.option("--note", default="", help="Why, e.g. a ticket; the audit shows it.")
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="PATH=VALUE",
+    help="Set an argument or header, e.g. kwargs.tenant=42; without it $EDITOR opens.",
+)
+@_note_option
+@click.pass_context
+def edit(
+    ctx: click.Context, hold_id: str, message_id: str, *, assignments: tuple[str, ...], note: str
+) -> None:
+    """Change the arguments of one held message; it stays held, as the newest of its hold."""
+    window = HeldWindow(dead_letters_of(ctx).assembly)
+    found = window.reading.entry(message_id, hold_id)[1]
+    new = {} if assignments else edited_by_hand(window.reading, found.key, hold_id)
+    change = Edit(assign=dict(map(assignment, assignments)), **new)
+    letter = window.edit_held(hold_id, found.key, change, note=note)
+    console, task = console_of(ctx), letter.task_name or "no task"
+    say(console, f"Edited {letter.id} of {hold_id}; {task} runs with the new arguments.")
+    say_next(console, f"held show {hold_id} {letter.id[:8]}", f"release {hold_id}")
+
+
+@held.command()
+@click.argument("hold_id")
+@click.argument("message_id", metavar="ID")
+@_note_option
 @yes_option
 @click.pass_context
 def discard(ctx: click.Context, hold_id: str, message_id: str, *, note: str, yes: bool) -> None:

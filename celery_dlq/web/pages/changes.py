@@ -102,8 +102,8 @@ def plan_edit(call: Call) -> Page:
             queue,
             LetterFilter(ids=frozenset({letter_id})),
             change=Edit(
-                args=_typed_json(call, "args", list, "a list"),
-                kwargs=_typed_json(call, "kwargs", dict, "an object"),
+                args=typed_json(call, "args", list, "a list"),
+                kwargs=typed_json(call, "kwargs", dict, "an object"),
             ),
             to_queue=call.typed("to_queue") or None,
         )
@@ -144,7 +144,8 @@ def _typed_number(call: Call, name: str, kind: type[float] = float) -> float | N
     return number
 
 
-def _typed_json(call: Call, name: str, kind: type, wanted: str) -> Any:
+def typed_json(call: Call, name: str, kind: type, wanted: str) -> Any:
+    """A value that was typed as JSON."""
     text = call.value(name)
     try:
         value = json.loads(text)

@@ -50,10 +50,9 @@ _TRANSPORT_PROPERTIES = {
 
 _MAX_CANARY = 1000
 _MAX_LIFE_CHARS = 200
-_LIFE = {"reason": b"reason", "exception": b"exception_type", "fingerprint": b"fingerprint"}
 # The properties as kombu's Redis transport has them: all but the ids are the same in many messages
 _PROPERTIES = re.compile(
-    r'\{"correlation_id":"([^"\\]*)"((?:,.{0,800})?),"delivery_tag":"[^"\\]*"\}', re.DOTALL
+    r'\{"correlation_id":"([^"\\]*)"(,.{0,800}),"delivery_tag":"[^"\\]*"\}', re.DOTALL
 ).fullmatch
 
 _decode, _encode = json.JSONDecoder().raw_decode, json.JSONEncoder().encode
@@ -251,10 +250,10 @@ def _lives(headers: Mapping[str, Any], raw: Mapping[bytes, bytes], letter_id: st
     """What a message died of so far, as JSON, without what may quote its arguments."""
     seconds, micros = divmod(int(raw.get(b"dead_lettered_at", b"0")), 1_000_000)
     at = f"{_second(seconds)}.{micros:06d}+00:00"
-    facts = _facts_text(*map(raw.get, _LIFE.values()))
-    life = f'{{"at": "{at}", "letter": {_encode(letter_id)}{facts}}}'
     earlier = lives_of(headers)[1 - MAX_LIVES :] if EARLIER_HEADER in headers else ()
-    return f"[{', '.join([*map(_encode, earlier), life])}]"
+    before = ", ".join([*map(_encode, earlier), ""]) if earlier else ""
+    facts = _facts_text(raw.get(b"reason"), raw.get(b"exception_type"), raw.get(b"fingerprint"))
+    return f'[{before}{{"at": "{at}", "letter": {_encode(letter_id)}{facts}}}]'
 
 
 @lru_cache(maxsize=64)
@@ -264,10 +263,11 @@ def _second(seconds: int) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _facts_text(*values: bytes | None) -> str:
+def _facts_text(reason: bytes | None, exception: bytes | None, fingerprint: bytes | None) -> str:
     """What the letters of one cause died of, as the end of a JSON object."""
-    named = {n: v.decode("utf-8", "replace") for n, v in zip(_LIFE, values, strict=True) if v}
-    return _members({name: text[:_MAX_LIFE_CHARS] for name, text in named.items()})
+    named = {"reason": reason, "exception": exception, "fingerprint": fingerprint}
+    texts = {name: value.decode("utf-8", "replace") for name, value in named.items() if value}
+    return _members({name: text[:_MAX_LIFE_CHARS] for name, text in texts.items()})
 
 
 def _is_over(expires: bytes | None, now: datetime) -> bool:

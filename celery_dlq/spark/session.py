@@ -155,6 +155,10 @@ def _java_serves(java: str) -> bool:
     return done.returncode == 0
 
 
+_running_java: list[Any] = []
+"""The way to the Java process that this module has started, if it has."""
+
+
 def _start_context(app_name: str, master: str, more: str) -> SparkContext:
     from pyspark import SparkConf  # noqa: PLC0415 - imported when used
     from pyspark import SparkContext as Context  # noqa: PLC0415
@@ -175,12 +179,13 @@ def _start_context(app_name: str, master: str, more: str) -> SparkContext:
         "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={tmpdir} {_JAVA_OPTIONS} {more}",
     }
     conf = SparkConf().setAll(list(settings.items()))
-    # The Java process of an earlier session is still running, and is used again.
-    launched = Context._gateway is not None  # noqa: SLF001 - PySpark has no public attribute for it
     # By default Spark runs the python3 on PATH, which has other packages than this one.
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     with _environment(python):
-        return Context(conf=conf, gateway=None if launched else _launch_java(conf))
+        # The Java process of an earlier session is still running, and is used again.
+        if not _running_java:
+            _running_java.append(_launch_java(conf))
+        return Context(conf=conf, gateway=_running_java[0])
 
 
 def _launch_java(conf: Any) -> Any:

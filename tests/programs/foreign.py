@@ -115,13 +115,6 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "test_commands_that_revoke_are_found_by_their_names_and_take_ids_and_stamps",
         ),
         Row(
-            "state.revoked_stamps",
-            "worker/revoked.py",
-            "What Celery will not run (read).",
-            "The same, for messages that are revoked by their stamps.",
-            "tests/unit/test_revocations.py",
-        ),
-        Row(
             "Channel.closed",
             "writing/lifecycle.py",
             "A channel that is closed, or has no connection: the broker delivers its messages "
@@ -158,13 +151,6 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "Reads first whether a dead process had begun the job.",
             "When two processes die at once, a job starts again uncounted.",
             "test_a_pool_gives_a_job_that_nobody_accepted_to_another_process",
-        ),
-        Row(
-            "state.should_terminate state.should_stop",
-            "worker/shutdown_signals.py worker/bootsteps.py",
-            "Shutdowns; queues with running tasks (read).",
-            "A cold shutdown is charged to the tasks that it ends.",
-            "test_the_state_of_a_cold_shutdown_is_where_we_look",
         ),
     ),
     "Messages that Celery drops": (
@@ -306,7 +292,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "test_a_channel_has_the_names_that_its_keys_are_made_of",
         ),
         Row(
-            "Connection._sock Connection._parser Connection.connection_class "
+            "Connection._sock Connection.connection_class "
             "Connection.connection_kwargs Connection._connect",
             "transport/redis/wake.py transport/redis/channel.py transport/redis/broker.py "
             "store/pipelined.py store/connect.py",
@@ -409,11 +395,10 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "tests/integration/test_testing_plugin.py",
         ),
         Row(
-            "SparkContext._gateway SparkContext._active_spark_context",
+            "SparkContext._active_spark_context",
             "spark/session.py",
-            "Whether a JVM, or Spark, runs already: PySpark has no public attribute for it.",
-            "A triage after another in one process starts a second Java, and one in a notebook "
-            "fails.",
+            "Whether Spark runs already: PySpark has no public attribute for it.",
+            "A triage in a notebook fails.",
             "tests/spark/test_session.py",
         ),
     ),
@@ -449,10 +434,13 @@ DOCUMENTED = (
         "test_the_consumers_loop_calls_what_it_is_asked_to",
     ),
     Documented(
-        "state.task_ready state.task_reserved state.revoked state.active_requests",
-        "worker/settling.py worker/delayed.py worker/revoked.py worker/bootsteps.py",
+        "state.task_ready state.task_reserved state.revoked state.revoked_stamps "
+        "state.active_requests state.should_stop state.should_terminate",
+        "worker/settling.py worker/delayed.py worker/revoked.py worker/bootsteps.py "
+        "worker/shutdown_signals.py",
         "https://docs.celeryq.dev/en/stable/reference/celery.worker.state.html",
         "tests/unit/test_revocations.py tests/acceptance/test_deaths.py "
+        "test_the_state_of_a_cold_shutdown_is_where_we_look "
         "test_a_message_that_waits_is_put_into_the_timer_as_celery_does_it",
     ),
     Documented(

@@ -15,14 +15,13 @@ from celery import Celery
 from kombu import Connection
 from kombu.transport.redis import Channel, Transport
 from kombu.utils.json import dumps
-from redis.connection import Connection as RedisConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 from servers import RedisServer
 
 from celery_dlq import DeadLetters
 from celery_dlq.store.pipelined import PipelinedConnection
-from celery_dlq.transport.redis.broker import broker_of
+from celery_dlq.transport.redis.broker import broker_of, refuses_for_now
 from celery_dlq.transport.redis.channel import ReliableChannel, reliable
 from celery_dlq.transport.redis.entries import (
     EntryMessage,
@@ -33,7 +32,14 @@ from celery_dlq.transport.redis.entries import (
 )
 from celery_dlq.transport.redis.fetch import refusal
 from celery_dlq.transport.redis.leases import Leases
-from celery_dlq.transport.redis.wake import FETCH, TRACKED, FetchConnection, ReliablePoller, Watch
+from celery_dlq.transport.redis.wake import (
+    FETCH,
+    TRACKED,
+    FetchConnection,
+    ReliablePoller,
+    Watch,
+    reply_error,
+)
 from celery_dlq.transport.sqs.visibility import Receipts
 from celery_dlq.worker.bootsteps import assembly_of
 
@@ -127,10 +133,28 @@ def test_a_restored_entry_says_so_as_kombu_writes_it() -> None:
     assert redelivered(b"[]", decode) == (b"[]", None)
 
 
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        ("LOADING Redis is loading the dataset in memory", True),
+        ("NOAUTH Authentication required.", True),
+        ("NOSCRIPT No matching script.", False),
+        ("NOPERM this user has no permissions to run the 'eval' command", False),
+        ("READONLY You can't write against a read only replica.", False),
+        ("ERR unknown command", False),
+    ],
+)
+def test_an_error_of_redis_is_what_redis_py_makes_of_it(text: str, lost: bool) -> None:
+    """Kombu connects anew after some; others end the worker, or wait for writes."""
+    found = reply_error(text)
+    assert isinstance(found, RedisConnectionError) is lost
+    assert isinstance(found, NoScriptError) is text.startswith("NOSCRIPT")
+    assert isinstance(found, ResponseError) is not lost
+    assert refuses_for_now(found) is text.startswith("READONLY")
+
+
 class _Made:
     """A connection as redis-py makes it, on one end of a pair of sockets."""
-
-    _parser = RedisConnection()._parser
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock

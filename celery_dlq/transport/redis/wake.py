@@ -28,6 +28,13 @@ from typing import Any
 
 import hiredis
 from kombu.transport import redis as kombu_redis
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 LOOK_SECONDS = 1.0
@@ -60,6 +67,19 @@ class Watch:
         self.tells, self._news = tells, True
 
 
+_ERRORS: dict[str, type[RedisError]] = {
+    "NOSCRIPT": NoScriptError,
+    # kombu connects anew
+    "LOADING": BusyLoadingError,
+    "NOAUTH": AuthenticationError,
+}
+
+
+def reply_error(text: str) -> Exception:
+    """The exception of redis-py for an error of Redis, whose first word says which it is."""
+    return _ERRORS.get(text.partition(" ")[0], ResponseError)(text)
+
+
 class FetchConnection:
     """A channel's connection that fetches, waits and listens.
 
@@ -85,9 +105,7 @@ class FetchConnection:
         except BaseException:
             connection.disconnect()
             raise
-        # Errors as redis-py reads them; the reader itself is not its own.
-        error = connection._parser.parse_error  # noqa: SLF001
-        self._reader = hiredis.Reader(protocolError=RedisConnectionError, replyError=error)
+        self._reader = hiredis.Reader(protocolError=RedisConnectionError, replyError=reply_error)
         self.connection, self.tracks = connection, tracks
         return connection._sock  # noqa: SLF001 - as kombu registers its own
 

@@ -286,7 +286,7 @@ def read_before_put_back(pool: Any, hub: Any) -> None:
         inner.process_flush_queues = partial(flush_queues, inner, hub)
 
     def on_partial_read(job: Any, process: Any) -> None:
-        if job._worker_pid is None:  # noqa: SLF001 - no process reported its start
+        if not job.worker_pids():  # no process reported its start
             _quietly(inner.process_flush_queues, process)
         put_back(job, process)
 

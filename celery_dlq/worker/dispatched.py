@@ -221,7 +221,7 @@ def _put_back(inner: Any, job: Any, process: Any) -> None:
     if job.ready():
         return
     inner._cache.setdefault(job._job, job)  # noqa: SLF001
-    if job._worker_pid is None:  # noqa: SLF001
+    if not job.worker_pids():
         job._accepted = False  # noqa: SLF001
         if inner._state == RUN and process not in inner._pool:  # noqa: SLF001
             inner._put_back(job)  # noqa: SLF001 - it retired meanwhile, without the job

@@ -202,7 +202,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             "ApplyResult._accepted ApplyResult._job ApplyResult.discard ApplyResult._write_to "
-            "ApplyResult._worker_pid ApplyResult._writer AsynPool._put_back "
+            "ApplyResult.worker_pids ApplyResult._writer AsynPool._put_back "
             "AsynPool._pool AsynPool._state AsynPool._cache",
             "worker/dispatched.py worker/bootsteps.py worker/request.py",
             "What was written to a process starts; the rest is not charged.",

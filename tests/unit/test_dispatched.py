@@ -246,7 +246,7 @@ class Reading:
             _recv_message=partial(ResultHandler._recv_message, SimpleNamespace(handle_event=None)),
         )
         self._fileno_to_outq = {self.fd: object()}
-        self.job = SimpleNamespace(_accepted=False, _worker_pid=None)
+        self.job = SimpleNamespace(_accepted=False, worker_pids=list)
 
     def on_state_change(self, message: Any) -> None:
         self.read.append(message)

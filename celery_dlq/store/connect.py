@@ -169,7 +169,7 @@ def new_connection(pool: Any) -> Any:
     is not set, since redis-py 8: then a process could reconnect, or read ahead, 100 times.
     """
     if isinstance(pool, redis.ConnectionPool):
-        return pool.connection_class(**pool.connection_kwargs)
+        return pool.connection_class(**redis.Redis(connection_pool=pool).get_connection_kwargs())
     return pool.make_connection()  # a broker's, see `celery_dlq.transport.redis.broker`
 
 

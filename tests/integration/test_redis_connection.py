@@ -951,7 +951,8 @@ def test_an_entry_that_is_no_letter_stops_no_reader(
 
 def test_connections_of_ones_own_do_not_use_up_the_pool(parts: Parts) -> None:
     """A process that lives long reconnects and reads ahead more often than a pool has places."""
-    client = redis.Redis.from_url(parts.url, max_connections=2)
+    client = connect(parts.url, 5.0)
+    client.connection_pool.max_connections = 2
     for _ in range(5):
         ahead = ReadAhead(client, parts.url)
         ahead.send_ahead("EXISTS", "nothing")

@@ -292,8 +292,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "test_a_channel_has_the_names_that_its_keys_are_made_of",
         ),
         Row(
-            "Connection._sock Connection.connection_class "
-            "Connection.connection_kwargs Connection._connect",
+            "Connection._sock Connection.connection_class Connection._connect",
             "transport/redis/wake.py transport/redis/channel.py transport/redis/broker.py "
             "store/pipelined.py store/connect.py",
             "redis-py's connections: messages that are no replies; replies that are read later, "

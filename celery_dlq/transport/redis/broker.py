@@ -100,9 +100,12 @@ class Connections:
         if asked is not None:  # Sentinel, on sockets of our own: gevent's belong to one thread
             asked, manager = copy(asked), copy(asked.sentinel_manager)
             asked.sentinel_manager, asked.connection_pool_ref = manager, lambda: None
-            pools = (one.connection_pool for one in manager.sentinels)
-            pools = (type(one)(one.connection_class, **one.connection_kwargs) for one in pools)
-            manager.sentinels = [Redis(connection_pool=one) for one in pools]
+            sentinels = []
+            for one in manager.sentinels:
+                pool, given = one.connection_pool, one.get_connection_kwargs()
+                pool = type(pool)(pool.connection_class, **given)
+                sentinels.append(Redis(connection_pool=pool))
+            manager.sentinels = sentinels
             connection.connection_pool = asked
         own, connects = connection.socket_timeout, connection.socket_connect_timeout
         connection.socket_timeout = min(most_seconds, own or REPLY_SECONDS)

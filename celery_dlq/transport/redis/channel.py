@@ -19,6 +19,7 @@ from typing import Any
 
 from kombu.transport import redis as kombu_redis
 from kombu.utils.scheduling import cycle_by_name
+from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
@@ -303,7 +304,8 @@ class ReliableChannel(kombu_redis.Channel):
 
     def _make_connection(self, **options: Any) -> Any:
         settings = {"socket_timeout": CONNECT_SECONDS, "socket_connect_timeout": CONNECT_SECONDS}
-        mine = {k: v for k, v in self.pool.connection_kwargs.items() if v is not None}
+        given = Redis(connection_pool=self.pool).get_connection_kwargs()
+        mine = {k: v for k, v in given.items() if v is not None}
         return self.pool.connection_class(**{**settings, **mine, **options})
 
     def _call_in(self, seconds: float) -> None:

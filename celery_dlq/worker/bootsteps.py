@@ -41,8 +41,8 @@ _MAX_CHARS = 255  # of an id or name that anybody can publish
 
 
 def assembly_of(app: Any) -> Any:
-    """The `Assembly` of an app."""
-    return app._celery_dlq.assembly  # noqa: SLF001 - our own attribute
+    """The `Parts` of an app."""
+    return app._celery_dlq.parts  # noqa: SLF001 - our own attribute
 
 
 class GuardStep(bootsteps.StartStopStep):

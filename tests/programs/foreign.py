@@ -316,7 +316,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             "SQS.Channel._resolve_queue_url",
-            "transport/sqs/aws.py assembly.py",
+            "transport/sqs/aws.py parts.py",
             "The URL of a queue, if it exists: to read its timeout and redrive policy, to send.",
             "Each needs the permission `sqs:GetQueueUrl` as well, and a call more a queue.",
             "tests/unit/test_sqs_internals.py",
@@ -472,7 +472,7 @@ DOCUMENTED = (
     ),
     Documented(
         "SQS.Channel.entity_name",
-        "assembly.py",
+        "parts.py",
         "https://docs.celeryq.dev/projects/kombu/en/stable/reference/kombu.transport.SQS.html",
         "tests/unit/test_sqs_internals.py",
     ),

@@ -318,6 +318,7 @@ def described(thing: Any, *, members: bool = False, place: str = "") -> str:
     if place and "Attributes:" not in doc:
         said += ["**Attributes**\n", *_fields(thing), ""]
     if members:
+        dir(thing)  # `DeadLetters` gets the methods of operators when somebody looks for one
         owned = {name: None for base in reversed(thing.__mro__) for name in vars(base)}
         fields = getattr(thing, "__dataclass_fields__", {})
         public = [each for each in owned if not each.startswith("_") and each not in fields]

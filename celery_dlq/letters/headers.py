@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
-import zlib
 from collections.abc import Mapping
 from datetime import datetime
 from hashlib import blake2b
 from typing import Any
 
-from celery_dlq.errors import CorruptLetter
 from celery_dlq.letters.json_codec import moment
-from celery_dlq.letters.record import DeadLetter, from_micros, iso
+from celery_dlq.letters.record import from_micros
 
 REDRIVES_HEADER = "dlq_redrives"
 """Number of redrives of the message. Celery keeps the header over retries."""
@@ -182,72 +179,3 @@ def redriven_at(headers: Mapping[str, Any]) -> datetime | None:
     except (KeyError, ValueError, TypeError, AttributeError):
         return None
     return None if found.tzinfo is None else found
-
-
-DEATH_HEADERS = (
-    LETTER_HEADER,
-    REASON_HEADER,
-    DEAD_LETTERED_AT_HEADER,
-    SOURCE_QUEUE_HEADER,
-    DEAD_LETTER_QUEUE_HEADER,
-    DELIVERIES_HEADER,
-    RETRIES_HEADER,
-    RECORD_HEADER,
-)
-
-
-def death_headers(letter: DeadLetter) -> dict[str, Any]:
-    """Letter, reason, time, queues and counts: a contract, see docs/reference/wire.md."""
-    return {
-        LETTER_HEADER: letter.id,
-        REASON_HEADER: letter.reason.value,
-        DEAD_LETTERED_AT_HEADER: iso(letter.dead_lettered_at),
-        SOURCE_QUEUE_HEADER: letter.source_queue,
-        DEAD_LETTER_QUEUE_HEADER: letter.dead_letter_queue,
-        DELIVERIES_HEADER: letter.deliveries,
-        RETRIES_HEADER: letter.retries,
-    }
-
-
-MOST_CHARS = 48 * 1024
-"""Of a record in a header: all headers of an AMQP message must fit a frame, 128 KiB by default."""
-
-# What a reader can best do without goes first.
-_FIRST_TO_GO = (
-    ("args_json", "kwargs_json"),
-    ("argsrepr", "kwargsrepr"),
-    ("traceback",),
-    ("history",),
-    ("native_death", "properties", "headers"),
-)
-
-
-def record_of(letter: DeadLetter, most_chars: int = MOST_CHARS) -> str:
-    """A letter as text for a header of its copy; the copy has the body."""
-    fields = {name: value.decode("latin-1") for name, value in letter.to_fields().items()}
-    del fields["body"]
-    text = _encoded(fields)
-    for names in _FIRST_TO_GO:
-        if len(text) <= most_chars:
-            break
-        for name in names:
-            fields.pop(name, None)
-        text = _encoded(fields)
-    return text
-
-
-def letter_of(record: object, body: bytes, headers: str, properties: str) -> DeadLetter | None:
-    """The letter of a record; ``None`` if it is none. Headers and properties may stand in."""
-    try:
-        texts = json.loads(zlib.decompress(base64.b64decode(str(record), validate=True)))
-        fields = {name: text.encode("latin-1") for name, text in texts.items()}
-        fields.setdefault("headers", headers.encode())
-        fields.setdefault("properties", properties.encode())
-        return DeadLetter.from_fields({**fields, "body": body})
-    except (ValueError, AttributeError, zlib.error, CorruptLetter):
-        return None
-
-
-def _encoded(fields: dict[str, str]) -> str:
-    data = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
-    return base64.b64encode(zlib.compress(data)).decode("ascii")

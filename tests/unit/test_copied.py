@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from builders import NOW, a_letter
 
-from celery_dlq.letters.headers import MOST_CHARS, letter_of, record_of
+from celery_dlq.letters.copies import MOST_CHARS, letter_of, record_of
 from celery_dlq.letters.record import Delivery, Outcome
 
 HEADERS = '{"task":"shop.charge","naïve":"\\ud83e\\udd84"}'

@@ -21,14 +21,10 @@ from kombu.message import Message as KombuMessage
 
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.letters import json_codec
+from celery_dlq.letters.copies import DEATH_HEADERS
+from celery_dlq.letters.copies import letter_of as letter_of_copy
 from celery_dlq.letters.fingerprint import fingerprint
-from celery_dlq.letters.headers import (
-    DEATH_HEADERS,
-    RECORD_HEADER,
-    REPLACED_TASK_NESTING,
-    whole_number,
-)
-from celery_dlq.letters.headers import letter_of as letter_of_copy
+from celery_dlq.letters.headers import RECORD_HEADER, REPLACED_TASK_NESTING, whole_number
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import DeadLetter, Reason
 from celery_dlq.policies.decisions import Die

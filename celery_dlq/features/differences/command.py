@@ -6,12 +6,7 @@ from typing import Any
 
 import click
 
-from celery_dlq.cli.context import (
-    console_of,
-    dead_letters_of,
-    none_matched,
-    print_lines,
-)
+from celery_dlq.cli.context import console_of, dead_letters_of, none_matched, print_lines
 from celery_dlq.cli.options import filter_options, json_option, letter_filter, queue_argument
 from celery_dlq.cli.table import line_text, print_table, say
 

@@ -15,7 +15,8 @@ from kombu.exceptions import OperationalError
 from celery_dlq import timing
 from celery_dlq.errors import BrokerUnavailable, DLQError, SettingsError
 from celery_dlq.features.exchange.policy import DeadLetterExchange
-from celery_dlq.letters.headers import RECORD_HEADER, death_headers, is_of_broker, record_of
+from celery_dlq.letters.copies import death_headers, record_of
+from celery_dlq.letters.headers import RECORD_HEADER, is_of_broker
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.policies.policy import Policy
 from celery_dlq.policies.table import PolicyTable

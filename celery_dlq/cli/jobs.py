@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from celery_dlq.cli.context import (
     ready_for_many,
     say_unread,
 )
+from celery_dlq.cli.next_command import say_next
 from celery_dlq.cli.options import StartAt, json_option
 from celery_dlq.cli.table import (
     Cell,
@@ -34,6 +36,7 @@ from celery_dlq.cli.table import (
     say,
     utc_text,
 )
+from celery_dlq.errors import NotFound
 from celery_dlq.letters.printable import one_line
 from celery_dlq.operations.jobs import check_start
 from celery_dlq.operations.release import OPENED_AGAIN
@@ -57,7 +60,7 @@ _CLAIMED = "another command works on them, or was killed less than a minute ago"
 _STATE_STYLES = {"running": "green", "failed": "red", "interrupted": "red", "stopped": "yellow"}
 _SHOWN = (
     *("id", "actor", "started_at", "updated_at", "ended_at", "filter", "options", "total", "note"),
-    *("run", "expires_at", "start_at", "canary", "failed"),
+    *("run", "expires_at", "start_at", "canary", "unfinished", "failed"),
 )
 
 
@@ -89,6 +92,15 @@ def status(ctx: click.Context, job_id: str, *, as_json: bool) -> None:
         print_lines([found.to_json()])
     else:
         _print_job(console_of(ctx), found)
+        say_next_steps(ctx, job_id)
+
+
+def say_next_steps(ctx: click.Context, job_id: str, *, as_json: bool = False) -> None:
+    """Say what is next after a job, if a feature knows that."""
+    steps = getattr(dead_letters_of(ctx), "next_steps", None)
+    if steps is not None and not as_json:
+        with suppress(NotFound):  # nothing was done: the store has no job
+            say_next(console_of(ctx), *(one.command for one in steps(job_id)))
 
 
 @jobs.command()
@@ -118,6 +130,7 @@ def resume(ctx: click.Context, job_id: str, *, background: bool, as_json: bool) 
         print_lines([report.to_json()])
     else:
         _print_job(console, _shown_job(ctx, dead_letters.job(job_id)))
+        say_next_steps(ctx, job_id)
     stayed = (getattr(report, name, 0) for name in ("refused", "failures"))
     if report.state != "done" or any(stayed):
         ctx.exit(1)

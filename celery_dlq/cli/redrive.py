@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,8 +12,13 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from celery_dlq.cli.jobs import JobRequest, show_in_the_way, skipped_texts, unfinished
-from celery_dlq.cli.next_command import say_next
+from celery_dlq.cli.jobs import (
+    JobRequest,
+    say_next_steps,
+    show_in_the_way,
+    skipped_texts,
+    unfinished,
+)
 from celery_dlq.cli.options import (
     DURATION,
     RATE,
@@ -25,7 +28,6 @@ from celery_dlq.cli.options import (
     options,
 )
 from celery_dlq.cli.table import letters_text, line_text, print_table, say, unreadable_text
-from celery_dlq.errors import NotFound
 from celery_dlq.letters.conditions import assignment
 from celery_dlq.letters.printable import json_text
 from celery_dlq.operations.edit import Edit
@@ -141,22 +143,9 @@ def _redrive(request: JobRequest) -> None:
     report = request.run_or_plan("redriven", at_once, dead_letters.assembly.jobs().run)
     request.refuse_none(report.touched + report.refused or report.state != "done")
     request.print_report(report, show_redriven)
+    say_next_steps(request.ctx, report.redrive_id, as_json=request.as_json)
     if report.failures or report.refused or report.state != "done" or not report.done:
         request.ctx.exit(1)
-    if request.where.fingerprint and not request.as_json:
-        say_next(request.console, _resolving(request), when="none of them dies again")
-
-
-def _resolving(request: JobRequest) -> str:
-    """The command that says that a cause is fixed, and in which release if that shows."""
-    dead_letters, digits = request.dead_letters, str(request.where.fingerprint)
-    with suppress(NotFound):
-        whole = dead_letters.assembly.reading().whole_fingerprint(request.queue, digits)
-        known = dead_letters.group(request.queue, whole).releases
-        running = {one.release for one in dead_letters.registry.workers(with_tasks=False)}
-        if len(running) == 1 and not running & {"", *known}:
-            return f"resolve {digits[:8]} --release {shlex.quote(running.pop())}"
-    return f"resolve {digits[:8]}"
 
 
 def _dry_run(request: JobRequest, change: Edit | None) -> None:

@@ -108,9 +108,10 @@ def test_the_night_is_five_commands_each_printed_by_the_one_before(
     released = run(*release.split())
     assert next_of(released) == [redrive]
     shop.registry.register(info)  # it sends no heartbeats
-    (resolve,) = next_of(
+    *watch, resolve = next_of(
         run(*redrive.split(), "--canary-wait", "1s", "--max-failures", "10", "--yes")
     )
+    assert watch[0].startswith("jobs status ")  # no worker runs them
     assert resolve == f"resolve {CAUSE[:8]} --release 8.2"
     done = run(*resolve.split(), "--note", "OPS-12")
     assert done.exit_code == 0, done.output

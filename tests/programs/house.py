@@ -42,7 +42,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "of these, private": (34, 22),
     "lines a worker loads": (16_596, 12_000),
     "lines a worker loads, every feature": (21_066, 16_000),
-    "lines of code of the core": (32_704, 22_500),
+    "lines of code of the core": (32_706, 22_500),
     "lines of code of the largest feature": (700, 700),
     "copies of mechanisms": (7, 6),
     "minutes of tox": (6, 3),

@@ -19,7 +19,7 @@ from celery_dlq.features.groups.operations import (
     checked_note,
     own_name,
 )
-from celery_dlq.operations.job import DONE, PLANNED, REDRIVES, Job
+from celery_dlq.operations.job import DONE, PLANNED, REDRIVES, STOPPED, Job
 from celery_dlq.store.keys import spelled
 from celery_dlq.store.notes import Note
 from celery_dlq.store.part import Part
@@ -108,9 +108,9 @@ def in_row(call: Call, groups: Sequence[Group]) -> Panel:
 
 
 def after_job(call: Call, job: Job) -> Panel:
-    """The same form on the page of a redrive of one cause that is done."""
+    """The same form on the page of a redrive of one cause that is done, or was stopped."""
     fingerprint, group = str(job.filter.get("fingerprint", "")), None
-    if job.state == DONE and job.kind in REDRIVES and fingerprint:
+    if job.state in (DONE, STOPPED) and job.kind in REDRIVES and fingerprint:
         with suppress(NotFound):  # its letters left long ago
             whole = call.dlq.assembly.reading().whole_fingerprint(job.queue, fingerprint)
             group = call.dlq.group(job.queue, whole)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import NamedTuple
 
+from celery_dlq.features.phases.steps import Steps
 from celery_dlq.operations.job import DONE, EXPIRED, PLANNED, REDRIVES, RUNNING, WAITING, Job
 from celery_dlq.web.http import Call, Panel
 from celery_dlq.web.templating import duration, plain
@@ -26,6 +27,14 @@ def phases(_call: Call, job: Job) -> Panel:
     shown = [*phases_of(job, datetime.now(timezone.utc))] if job.kind in REDRIVES else []
     new = job.counts.get("new_letters", 0) if job.run else 0
     return "phases.html", {"phases": shown, "new": new}
+
+
+def next_steps(call: Call, job: Job) -> Panel:
+    """What is next after a job, each step with its command."""
+    made = Steps(call.dlq.assembly)
+    steps = [*made.after(job)]
+    holds = any(one.place == "hold" for one in steps)
+    return "next_steps.html", {"steps": steps, "incident": made.incident_of(job) if holds else None}
 
 
 def phases_of(job: Job, now: datetime) -> Iterator[Phase]:

@@ -1,0 +1,136 @@
+"""What is next after a redrive, by the verdict on its messages: as commands, and for the pages."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from celery_dlq.errors import NotFound
+from celery_dlq.operations.job import DONE, REDRIVES, RUNNING, STOPPED, WAITING, Job
+
+if TYPE_CHECKING:
+    from celery_dlq.assembly import Assembly
+    from celery_dlq.operations.incidents import Incident
+    from celery_dlq.store.records import Group
+
+_RESUMED = ("interrupted", "cancelled", "stopped", "failed")
+_DIGITS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step that is likely next.
+
+    Attributes:
+        words: What it does.
+        command: The command of ``dlq`` that does it; ``TEXT`` stands for what one writes.
+    """
+
+    words: str
+    command: str
+    # Where the pages have it: a route with its query and parts, or a place on the job's page
+    route: str = ""
+    query: Mapping[str, Any] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)
+    place: str = ""
+
+
+class Steps:
+    """Says what is next; `DeadLetters` describes the arguments that methods share."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self._assembly = assembly
+        self._reading = assembly.reading()
+
+    def next_steps(self, job_id: str) -> list[Step]:
+        """What is likely next after a redrive, by how its messages do: the most likely first.
+
+        They died: look, hold, note. They are held: release. They are open: wait. They succeeded:
+        redrive the rest, or resolve the cause.
+        """
+        return [*self.after(self._assembly.jobs().job(job_id))]
+
+    def after(self, job: Job) -> Iterator[Step]:
+        """The steps after a job whose messages' ends are counted."""
+        if job.kind not in REDRIVES:
+            return
+        canary, cause = job.canary, self._cause_of(job)
+        verdict = canary.get("verdict", "") if job.state == STOPPED else ""
+        died = verdict == "died again" or job.counts.get("died_again", 0)
+        if job.state in (RUNNING, WAITING):
+            yield Step(words="Wait: it goes on by itself", command=f"jobs status {job.id}")
+        if died:
+            yield from self._after_deaths(job, cause)
+        for hold_id in canary.get("holds", ()) if verdict == "held" else ():
+            release = f"release {shlex.quote(hold_id)}"
+            yield Step(words="Release what holds them", command=release, route="holds")
+        if job.unknown or verdict == "not finished":
+            watch = f"jobs status {job.id}"
+            yield Step(words="Watch how the open ones end", command=watch)
+        if job.state in _RESUMED:
+            words = "Go on with it" if verdict in ("", "held") else "Try again, once it is mended"
+            yield Step(words=words, command=f"jobs resume {job.id}", place="resume")
+        if job.state == DONE and cause is not None and not died:
+            yield from self._after_success(job, cause)
+
+    def incident_of(self, job: Job) -> Incident | None:
+        """The cause of a job with what sets its letters apart: what is held of it."""
+        cause = self._cause_of(job)
+        if cause is None or not cause.letters:
+            return None
+        incidents = self._assembly.incidents()
+        return incidents.of_cause(job.queue, cause, incidents.example_of(job.queue, cause))
+
+    def _cause_of(self, job: Job) -> Group | None:
+        """The group that a job is about, with or without letters."""
+        with suppress(NotFound):
+            digits = str(job.filter.get("fingerprint") or "")
+            whole = digits and self._reading.whole_fingerprint(job.queue, digits)
+            return self._reading.group(job.queue, whole) if whole else None
+        return None
+
+    def _after_deaths(self, job: Job, cause: Group | None) -> Iterator[Step]:
+        where = f"headers.dlq_redrive={job.id}"
+        look = f"list {shlex.quote(job.queue)} --where {where}"
+        of_queue = {"queue": job.queue}
+        query = {"conditions": where}
+        words = "Look at those that died again"
+        yield Step(words=words, command=look, route="letters", query=query, parts=of_queue)
+        if cause is None:
+            return
+        digits = cause.fingerprint[:_DIGITS]
+        if cause.task_name:
+            incident = self.incident_of(job)
+            conditions = incident.conditions if incident is not None else ()
+            only = "".join(f" --where {shlex.quote(one)}" for one in conditions)
+            hold = f"hold --task {shlex.quote(cause.task_name)}{only} --reason 'cause {digits}'"
+            place = "" if incident is None else "hold"
+            yield Step(words="Hold the task", command=hold, route="holds", place=place)
+        yield Step(words="Note it", command=f"note {digits} TEXT", place="incident")
+
+    def _after_success(self, job: Job, cause: Group) -> Iterator[Step]:
+        digits = cause.fingerprint[:_DIGITS]
+        if cause.letters:
+            yield Step(
+                words=f"Redrive the other {cause.letters:,}",
+                command=f"redrive {shlex.quote(job.queue)} --fingerprint {digits}",
+                route="redrive_form",
+                query={"fingerprint": cause.fingerprint},
+                parts={"queue": job.queue},
+            )
+        release = self._release_with_fix(cause)
+        in_release = f" --release {shlex.quote(release)}" if release else ""
+        words = f"Resolve in {release}" if release else "Resolve"
+        if job.unknown:
+            words += ", when none of them dies again"
+        yield Step(words=words, command=f"resolve {digits}{in_release}", place="incident")
+
+    def _release_with_fix(self, cause: Group) -> str:
+        """The release of all live workers, if no letter of the cause is from it."""
+        workers = self._assembly.backend.workers.workers(with_tasks=False)
+        releases = {one.release for one in workers}
+        fixed = len(releases) == 1 and not releases & {"", *cause.releases}
+        return releases.pop() if fixed else ""

@@ -76,5 +76,6 @@ def test_the_page_counts_new_letters_of_the_cause_since_the_job_began() -> None:
     for cause in (GROUP, GROUP, "fedcba9876543210"):
         stored(web, fingerprint=cause)
     text = shown(web, f"/jobs/{job_id}")
-    assert "Watching ✓ 0 succeeded, 1 died again, 0 open 2 new letters of this cause since" in text
+    watched = "Watching ✓ done 0 succeeded, 1 died again, 0 open"
+    assert f"{watched} 2 new letters of this cause since it began." in text
     assert web.dlq.job(job_id).counts["new_letters"] == 2

@@ -201,9 +201,11 @@
           put(count, other.textContent);
           count.parentElement.hidden = other.parentElement.hidden;
         });
-        const phases = element.querySelector("[data-phases]");
-        const others = fresh.querySelector("[data-phases]");
-        if (phases && others) phases.replaceChildren(...others.childNodes);
+        ["[data-phases]", "[data-next]"].forEach((name) => {
+          const [old, other] = [document, found].map((one) => one.querySelector(name));
+          const used = old?.contains(document.activeElement);  // no button moves under a key
+          if (old && other && !used) old.replaceChildren(...other.childNodes);
+        });
         showTitle(element);
         if (GOING.includes(fresh.dataset.state)) pause = 2000 / 1.2;
         else if (!fresh.dataset.unknown) return;

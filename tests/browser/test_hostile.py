@@ -101,6 +101,7 @@ def test_hostile_letters_are_text_everywhere(
     starts += [
         f"/queues/{queue}/groups/{number:016x}" for number in range(len(evil) - 2) if number != 2
     ]
+    starts += ["/find?q=alert", "/find?q=" + quote(SCRIPT)]
     opened = 0
     for name, url, status in crawl(page, pages, *starts, most=30, tries=4):
         assert status == 200, (name, url, page.inner_text("main")[:500])

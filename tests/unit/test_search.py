@@ -164,6 +164,15 @@ def test_names_and_values_are_completed_and_masked_values_are_not() -> None:
     assert completed("x" * 2000) == []
 
 
+def test_what_cannot_be_seen_is_no_completion() -> None:
+    """Nor a lone surrogate, which no page can show."""
+    web = pages()
+    stored(web, task_name="odd\u202etask", kwargs_json='{"tenant": "\\ud800", "order": "A-1"}')
+    for text, found in (("task=odd", []), ("arg:tenant=", []), ("arg:order=", ["arg:order=A-1"])):
+        answer = web.handle(get("/find/words", query=urlencode({"q": text})))
+        assert json.loads(answer.body) == found
+
+
 def test_the_field_is_on_every_page_for_who_may_look() -> None:
     """A plain form; the page of results keeps what was typed."""
     web = pages()

@@ -9,11 +9,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.features.search.finding import NAMES_SECONDS
 from celery_dlq.features.search.words import MAX_CHARS, WORDS
+from celery_dlq.letters.printable import printable
 from celery_dlq.letters.record import DeadLetter, Reason
 
 if TYPE_CHECKING:
@@ -40,7 +42,9 @@ def completions(dead_letters: DeadLetters, typed: str) -> list[str]:
     else:
         names = (f"{one}=" for one in (*WORDS, *(one for one in known if ":" in one)))
         found = _fitting([*names, *known.get("task", ()), *known.get("queue", ())], word)
-    return [f"{before}{space}{one}" for one in found[:MOST]]
+    # What cannot be seen cannot be chosen.
+    shown = (one for one in found if printable(one) == one)
+    return [f"{before}{space}{one}" for one in islice(shown, MOST)]
 
 
 def _fitting(values: Iterable[str], part: str) -> list[str]:

@@ -251,9 +251,8 @@ def test_red_is_only_what_grows() -> None:
         assert group.is_growing is grows
 
 
-def test_bars_have_a_line_where_each_release_began(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bars_have_a_line_where_each_release_began() -> None:
     """By the first letters of the queue, whatever their cause; the first release began before."""
-    monkeypatch.setattr("celery_dlq.features.differences.course.SECONDS", 10)
     web, now = pages(), datetime.now(timezone.utc)
     store = web.dlq.assembly.backend
     for minutes, release in ((47, "7.1"), (29, "7.2"), (12, "7.2"), (6, "7.1")):

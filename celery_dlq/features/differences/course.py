@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
-from celery_dlq.letters.packed import codes_of
-from celery_dlq.store.letters import Letters
-from celery_dlq.store.records import Choice, Group, ordered, position_at
+from celery_dlq.letters.packed import codes_of, fields_of
+from celery_dlq.store.keys import text_of
+from celery_dlq.store.part import Part
+from celery_dlq.store.records import Group, ordered, position_at
+from celery_dlq.store.scripts import script_text
 from celery_dlq.web.http import Call, Panel
 from celery_dlq.web.pages.queues import Columns, columns_of_day
 
 LEAST_HOURS = 6
 """Bars of a cause that is some hours old."""
 
-SECONDS = 0.01
-"""How long the first letters of bars are read for their releases; one takes 0.3 ms."""
-
+_MOST_BYTES = 1024 * 1024
 _SPAN, _HOUR = timedelta(minutes=5), timedelta(hours=1)
 
 
@@ -39,7 +37,9 @@ def course(call: Call, group: Group) -> Panel:
     seconds = width.total_seconds()
     last = datetime.fromtimestamp(now.timestamp() // seconds * seconds, timezone.utc)
     starts = [last - width * before for before in range(len(columns) - 1, -1, -1)]
-    begun = _begun(call.dlq.assembly.backend.letters, call.parts["queue"], starts)
+    backend, queue = call.dlq.assembly.backend, call.parts["queue"]
+    newest = backend.letters.last_position(queue)
+    begun = backend.part(Firsts).begun(queue, starts, newest) if newest else ()
     return "course.html", {
         "columns": columns,
         "span": "hour" if width == _SPAN else f"{len(columns)} hours",
@@ -59,38 +59,46 @@ def _columns_of_age(group: Group, now: datetime) -> tuple[Columns, timedelta]:
     return columns_of_day(group)[-hours:], _HOUR
 
 
-def _begun(letters: Letters, queue: str, starts: Sequence[datetime]) -> Iterator[Begun]:
-    """The releases of which letters came after the first one since the first bar.
+class Firsts(Part):
+    """Reads single letters of a queue, each for its release."""
 
-    The first letter from the beginning of each bar on says which release died then. If the letter
-    before it is of the same release, that began in the bar before. The newest letter says it for
-    the last bar.
-    """
-    until, newest = time.monotonic() + SECONDS, letters.last_position(queue)
-    seen, bounds = set[str](), [*map(position_at, starts)]
-    for start in [*bounds, newest] if newest else ():
-        position, release = _letter_at(letters, queue, after=_before(start), until=newest)
-        if release and seen and release not in seen:
-            _, same = _letter_at(letters, queue, until=_before(start), newest_first=True)
-            at = _before(start) if same == release else position
-            place = max(0, bisect_right(bounds, ordered(at), key=ordered) - 1)
+    def begun(self, queue: str, starts: Sequence[datetime], newest: str) -> Iterator[Begun]:
+        """Yield the releases of which letters came after the first one since the first bar.
+
+        The first letter from the beginning of each bar on says which release died then. If the
+        letter before it is of the same release, that began in the bar before. The newest letter
+        says it for the last bar.
+        """
+        bounds, seen, new = [*map(position_at, starts)], set[str](), dict[str, tuple[str, str]]()
+        asked = [*bounds, newest]
+        # All values but the releases stay in Redis.
+        args = (1, _MOST_BYTES, codes_of(["release"]), "", "", "")
+        found = self._letters(queue, "select", [(start, newest, *args) for start in asked])
+        for start, (position, release) in zip(asked, found, strict=True):
+            if release and seen and release not in seen:
+                new[release] = start, position
+            seen |= {release} - {""}
+        back = [(f"({start}", "-", 1, 1, _MOST_BYTES) for start, _position in new.values()]
+        earlier = self._letters(queue, "page", back)
+        for (release, (start, position)), (_, before) in zip(new.items(), earlier, strict=True):
+            at = bisect_right(bounds, ordered(position), key=ordered)
+            if before == release:
+                at = bisect_left(bounds, ordered(start), key=ordered)
+            place = max(0, at - 1)
             yield Begun(place, starts[place], release)
-        seen |= {release} - {""}
-        if time.monotonic() >= until:
-            return
+
+    def _letters(
+        self, queue: str, script: str, asked: Sequence[Sequence[Any]]
+    ) -> list[tuple[str, str]]:
+        """Return position and release of the one letter that each call of a script finds."""
+        lua, pipe = script_text(script), self._client.pipeline(transaction=False)
+        self._client.script_load(lua.text)
+        for args in asked:
+            pipe.execute_command("EVALSHA", lua.digest, 1, self._keys.letters(queue), *args)
+        return [_release_of(entries) for _more, entries, *_last in pipe.execute()]
 
 
-def _letter_at(letters: Letters, queue: str, **bounds: Any) -> tuple[str, str]:
-    """The position and the release of the first letter of a range; its body stays in Redis."""
-    if not bounds.get("newest_first"):
-        bounds["choice"] = Choice(codes=codes_of(["release"]))
-    with closing(letters.fields(queue, page_size=1, **bounds)) as pages:  # type: ignore[type-var]
-        for position, fields in next(pages, ()):
-            return position, fields.get(b"release", b"").decode("utf-8", "replace")
+def _release_of(entries: Sequence[Any]) -> tuple[str, str]:
+    for position, parts in entries:
+        return text_of(position), fields_of(parts).get(b"release", b"").decode("utf-8", "replace")
     return "0-0", ""
-
-
-def _before(position: str) -> str:
-    """The position before another."""
-    millis, number = ordered(position)
-    return f"{millis}-{number - 1}" if number else f"{millis - 1}-{2**64 - 1}"

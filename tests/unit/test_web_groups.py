@@ -288,7 +288,6 @@ def test_own_frames_stand_out_and_those_of_libraries_are_folded() -> None:
 
 def test_a_letter_leads_to_the_next_ones_of_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also from the newest example on the page of the cause."""
-    monkeypatch.setattr("celery_dlq.features.search.neighbours.SECONDS", 10)
     web = pages()
     ids = [stored(web, id=f"same-{number}").id for number in range(3)]
     stored(web, id="other", fingerprint="f" * 16)
@@ -300,7 +299,8 @@ def test_a_letter_leads_to_the_next_ones_of_its_cause(monkeypatch: pytest.Monkey
         (f"/queues/{DLQ}/letters/other", []),
     ):
         assert links.findall(web.handle(get(path)).body.decode()) == found, path
-    assert "no newer one" in shown(web, PAGE)
-    monkeypatch.setattr("celery_dlq.features.search.neighbours.SECONDS", 0)
-    assert "look for older ones" in shown(web, f"/queues/{DLQ}/letters/{ids[1]}")
+    assert "no newer one · older letter →" in shown(web, PAGE)
     assert "no newer one · no older one" in shown(web, f"/queues/{DLQ}/letters/other")
+    monkeypatch.setattr("celery_dlq.features.search.neighbours.MOST", 0)
+    assert "look for older ones" in shown(web, f"/queues/{DLQ}/letters/{ids[1]}")
+    assert "no newer one" not in shown(web, f"/queues/{DLQ}/letters/{ids[1]}")

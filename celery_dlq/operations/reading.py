@@ -336,17 +336,16 @@ class Reading:
         *,
         since: datetime | None = None,
         until: datetime | None = None,
+        limit: int | None = None,
     ) -> list[tuple[datetime, Group]]:
         """The causes whose last letter left, and when: by default those of the last day.
 
         A cause that has letters again is one of `groups`; it is left out.
         """
         self.check_queue(dead_letter_queue)
-        overviews, queue = self._store.overviews, dead_letter_queue
-        found = overviews.emptied(queue, since or self._store.now() - _EMPTIED_SHOWN, until)
-        names = [group.fingerprint for _at, group in found]
-        full = {group.fingerprint for group in overviews.groups(queue, names) if group.letters}
-        return [(at, group) for at, group in found if group.fingerprint not in full]
+        since = since or self._store.now() - _EMPTIED_SHOWN
+        found = self._store.overviews.emptied(dead_letter_queue, since, until, still=True)
+        return [*islice(found, limit)]
 
     def group(self, dead_letter_queue: str, fingerprint: str) -> Group:
         """The group of one fingerprint; also one whose letters are gone, while it is known.

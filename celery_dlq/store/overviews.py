@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -132,9 +132,19 @@ class Overviews(QueueNames):
         return [_known_group(name, int(size), text, now) for name, (size, text) in found.items()]
 
     def emptied(
-        self, dead_letter_queue: str, since: datetime, until: datetime | None = None
-    ) -> list[tuple[datetime, Group]]:
-        """Return the groups whose last letter left in a time, and when, the last one first."""
+        self,
+        dead_letter_queue: str,
+        since: datetime,
+        until: datetime | None = None,
+        *,
+        of: str | None = None,
+        still: bool = False,
+    ) -> Iterator[tuple[datetime, Group]]:
+        """Iterate over the groups whose last letter left in a time, and when, the last one first.
+
+        All of them, that ``of`` one fingerprint, or those that are ``still`` empty. There may be a
+        thousand: each is read when its turn comes.
+        """
         keys, queue, now = self._keys, dead_letter_queue, self.now()
         least, most = (to_micros(one or now) // 1000 for one in (since, until))
         found: dict[bytes, tuple[datetime, bytes]] = {}
@@ -142,7 +152,13 @@ class Overviews(QueueNames):
             at = stored_at(text_of(place)) or now
             for name, text in fields.items():
                 found.setdefault(name, (at, text))
-        return [(at, _known_group(name, 0, text, now)) for name, (at, text) in found.items()]
+        wanted = [name for name in found if of is None or name == spelled(of).encode()]
+        if wanted and still:
+            sizes = self._client.zmscore(keys.groups(queue), wanted)
+            wanted = [name for name, size in zip(wanted, sizes, strict=True) if not size]
+        for name in wanted:
+            at, text = found[name]
+            yield at, _known_group(name, 0, text, now)
 
     def group(self, dead_letter_queue: str, fingerprint: str) -> Group | None:
         """Return the group of a fingerprint, or ``None``; see `groups`."""

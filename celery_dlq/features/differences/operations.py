@@ -307,8 +307,9 @@ class _Reader:
     def _earlier_groups(self, store: Letters, group: Group) -> list[Group]:
         """A group, and what it was before its last letter left and it began anew."""
         overviews = store.overviews
-        gone = overviews.emptied(self._queue, overviews.now() - timedelta(days=KEPT_DAYS))
-        return [group, *(one for _, one in gone if one.fingerprint == group.fingerprint)]
+        since = overviews.now() - timedelta(days=KEPT_DAYS)
+        gone = overviews.emptied(self._queue, since, of=group.fingerprint)
+        return [group, *(one for _, one in gone)]
 
     def _timing_of_group(self, store: Letters, now: float) -> CauseTiming | None:
         """When the group died that the filter names, by its counts of the last 24 hours.

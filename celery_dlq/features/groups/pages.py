@@ -74,7 +74,7 @@ def notes_and_forms(call: Call, group: Group) -> Panel:
     changes = Notes(call.dlq.assembly).changes_of(queue, group.fingerprint, _MOST_CHANGES)
     jobs = (
         job.shown(redaction)
-        for job in call.dlq.jobs()
+        for job in call.site.status.jobs()
         if job.state != PLANNED and job.is_of_cause(queue, group.fingerprint)
     )
     return "group_notes.html", {
@@ -124,7 +124,7 @@ def _emptied(call: Call, job: Job) -> list[Group]:
         return []
     until = None if job.ended_at is None else job.ended_at + _JUST_AFTER
     ended = call.dlq.store.overviews.emptied(job.queue, job.started_at, until)
-    return [group for _at, group in ended[:_MOST_EMPTIED]]
+    return [group for _at, group in islice(ended, _MOST_EMPTIED)]
 
 
 def _form_of(call: Call, group: Group) -> Mapping[str, Any]:

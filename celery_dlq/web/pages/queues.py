@@ -127,7 +127,7 @@ def groups(call: Call) -> Page:
         more=more,
         searched=MOST_SEARCHED,
         length=call.dlq.store.length(queue),
-        emptied=[] if state else call.dlq.emptied(queue)[:MAX_EMPTIED],
+        emptied=[] if state else call.dlq.emptied(queue, limit=MAX_EMPTIED),
     )
 
 
@@ -161,7 +161,8 @@ def _examples_of(call: Call, queue: str, groups: Sequence[Group]) -> dict[str, E
 
 def _last_tries(call: Call, queue: str, groups: Sequence[Group]) -> dict[str, Job]:
     """The last job on the letters of each cause."""
-    jobs = [job for job in call.site.status.jobs() if job.state not in ("planned", "expired")]
+    known = (job for job in call.site.status.jobs() if job.state not in ("planned", "expired"))
+    jobs = [job for job in known if job.queue == queue and "fingerprint" in job.filter]
     tries = (
         (
             group.fingerprint,

@@ -6,6 +6,7 @@ request as a browser on this machine sees it, so the server's own time is below 
 The letters are those of a week: nine of ten have one of 300 common causes, the largest a sixth of
 all, the others a cause of their own; they are of six tasks and five reasons. One rare cause has
 ten letters, as far from each other as can be. Of the newest causes, 2,000 are resolved or muted.
+Beside that queue are thousands of small ones, and a hold has messages.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from uuid import UUID
 
 from benchmarks.letters import entries
 from benchmarks.processes import Tree
-from builders import DLQ
+from builders import DLQ, a_letter, key_of
 from celery import Celery
 from servers import RedisServer
 
@@ -53,15 +54,17 @@ _ERRORS = ("shop.Down", "ValueError", "requests.exceptions.ReadTimeout", "KeyErr
 
 @dataclass(frozen=True)
 class Size:
-    """How many letters, groups, and requests of each page."""
+    """How many letters, groups, requests of each page, other queues, and held messages."""
 
     letters: int
     groups: int
     requests: int
+    queues: int = 2_000
+    held: int = 20_000
 
 
 FULL = Size(letters=1_000_000, groups=100_000, requests=20)
-QUICK = Size(letters=2_000, groups=200, requests=3)
+QUICK = Size(letters=2_000, groups=200, requests=3, queues=20, held=200)
 
 
 def measure(size: Size, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
@@ -70,27 +73,33 @@ def measure(size: Size, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]
         client = server.client()
         groups = _fill(client, size)
         tell(f"web: {size.letters:,} letters stored")
-        dlq = DeadLetters(Celery(broker=server.url))
+        app = Celery(broker=server.url)
+        app.conf.dlq_queues = {"orders": {"max_deliveries": 3}}
+        dlq = DeadLetters(app)
         dlq.discard(DLQ, limit=size.letters // 50)
         job = dlq.redrive(DLQ, limit=size.letters // 2000, force=True).redrive_id
         for number, one in enumerate(dlq.groups(DLQ, by="newest", limit=_STATES)):
             (dlq.resolve if number % 2 else dlq.mute)(DLQ, one.fingerprint)
         _as_if_long_ago(client, job)
+        _add_queues(dlq, size.queues)
+        hold = _hold(dlq, client, size.held)
+        plan = dlq.plan("redrive", DLQ, seconds=1.0).id
         with _served(server.url) as (port, tree):
             rows = [
                 _row(name, path, port, tree, size.requests)
-                for name, path in _pages(client, job).items()
+                for name, path in _pages(client, job, plan, hold).items()
             ]
         yield {"cell": f"{size.letters:,} letters, {groups:,} causes", "rows": rows}
 
 
-def _pages(client: Any, job: str) -> dict[str, str]:
+def _pages(client: Any, job: str, plan: str, hold: str) -> dict[str, str]:
     """The path of each page by its name."""
     keys, queue = Keys(), f"/queues/{quote(DLQ)}"
     letter = client.hrandfield(keys.ids(DLQ)).decode()
     largest = client.zrevrange(keys.groups(DLQ), 0, 0)[0].decode()
     rare = _fingerprint(_RARE)
     letters = f"{queue}/letters"
+    held = client.hrandfield(_held_keys().ids(hold)).decode()
     return {
         "overview": "/",
         "causes, newest": queue,
@@ -106,9 +115,22 @@ def _pages(client: Any, job: str) -> dict[str, str]:
         "letters with a text that none has, a part": f"{letters}?grep=nowhere",
         "letters with an argument that none has, a part": f"{letters}?conditions=kwargs.x%3D1",
         "one letter": f"{letters}/{letter}",
+        "body of a letter": f"{letters}/{letter}/body",
+        "form of an edit": f"{letters}/{letter}/edit",
+        "form of a redrive": f"{queue}/redrive",
+        "form of a discard by task": f"{queue}/discard?task_name={_TASKS[0]}",
         "form of a redrive by reason": f"{queue}/redrive?reason={_REASONS[0].value}",
         "discarded letters": f"{queue}/discarded",
         "jobs": "/jobs",
+        "a plan": f"/jobs/{plan}",
+        "holds": "/holds",
+        "messages of a hold": f"/holds/{hold}",
+        "messages with an argument that none has, a part": f"/holds/{hold}?where=kwargs.x%3D1",
+        "a held message": f"/holds/{hold}/{held}",
+        "find what is nowhere, a part": "/find?q=nowhere",
+        "find a task": f"/find?q=task%3D{_TASKS[0]}",
+        "find a letter": f"/find?q={letter}",
+        "words to find": "/find/words?q=task",
         "a redrive of long ago": f"/jobs/{job}",
         "policies": "/policies",
         "audit": "/audit",
@@ -157,6 +179,32 @@ def _fill(client: Any, size: Size) -> int:
         pipe.zadd(keys.newest_groups(DLQ), {fingerprint: last * 1000})
     pipe.execute()
     return len(known)
+
+
+def _held_keys() -> Keys:
+    return Keys(f"{Keys().prefix}:held")
+
+
+def _add_queues(dlq: DeadLetters, queues: int) -> None:
+    """Many queues with a letter each."""
+    for number in range(queues):
+        letter = a_letter(dead_letter_queue=f"q{number:04d}-DLQ")
+        dlq.store.dead_letter(letter, key_of(letter))
+
+
+def _hold(dlq: DeadLetters, client: Any, held: int) -> str:
+    """A hold with messages, which look like letters; returns its id."""
+    hold, keys, samples = dlq.hold(queue="orders").id, _held_keys(), _samples()[0]
+    client.sadd(keys.queues(), hold)
+    pipe = client.pipeline(transaction=False)
+    for number in range(held):
+        letter = str(UUID(int=number))
+        entry = {**samples[number % len(samples)], b"id": letter, b"dead_letter_queue": hold}
+        flat = [part for pair in entry.items() for part in pair]
+        pipe.execute_command("XADD", keys.letters(hold), f"{number + 1}-0", *flat)
+        pipe.hset(keys.ids(hold), letter, f"{number + 1}-0")
+    pipe.execute()
+    return hold
 
 
 def _samples() -> list[list[dict[bytes, bytes]]]:
@@ -212,20 +260,24 @@ def _as_if_long_ago(client: Any, job: str) -> None:
 
 def _row(name: str, path: str, port: int, tree: Tree, requests: int) -> dict[str, Any]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    times, length = [], 0
+    times, cpu, length = [], [], 0
     for number in range(requests + 1):
-        begun = time.perf_counter()
+        begun, spent = time.perf_counter(), tree.cpu_seconds()
         connection.request("GET", path)
         answer = connection.getresponse()
         length = len(answer.read())
-        if answer.status != 200:
+        if answer.status not in (200, 303):  # a search that finds one letter leads to it
             raise RuntimeError(f"{path} answered {answer.status}")
         if number:  # the first one reads what is kept for a few seconds
             times.append((time.perf_counter() - begun) * 1e3)
+            cpu.append((tree.cpu_seconds() - spent) * 1e3)
     connection.close()
     return {
         "name": name,
+        "path": path,
         "rounds": requests,
+        "least_ms": min(times),
+        "cpu_ms": sum(cpu) / len(cpu),
         "median_ms": median(times),
         "p95_ms": quantiles(times, n=20)[-1],
         "page_bytes": length,

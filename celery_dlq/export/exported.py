@@ -122,6 +122,10 @@ class ExportedLetters:
             )
         return found
 
+    def has_queue(self, name: str) -> bool:
+        """True if there are letters of this dead-letter queue."""
+        return name in self.names()
+
     def length(self, dead_letter_queue: str) -> int:
         """The number of rows of a queue; also proves that each file is whole."""
         rows = 0

@@ -381,8 +381,8 @@ class Reading:
 
     def check_queue(self, name: str) -> None:
         """Check that a dead-letter queue exists."""
-        names = self._store.names()
-        if name not in names:
+        if not self._store.has_queue(name):
+            names = self._store.names()
             all_of_them = some_of(names, _MAX_NAMES_SHOWN) or "none yet"
             known = did_you_mean(name, names) or f"; there are: {all_of_them}"
             raise NotFound(f"expected the name of a dead-letter queue, got {name!r}{known}")

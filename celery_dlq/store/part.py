@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from redis.exceptions import NoScriptError
 
 from celery_dlq.letters.record import from_micros
-from celery_dlq.store.keys import Keys, text_of
+from celery_dlq.store.keys import Keys, spelled, text_of
 from celery_dlq.store.pipelined import Command
 from celery_dlq.store.scripts import script_text
 
@@ -102,6 +102,10 @@ class QueueNames(Part):
     def names(self) -> list[str]:
         """Return the names of all dead-letter queues that ever had a letter, sorted."""
         return sorted(map(text_of, self._send_command("SMEMBERS", self._keys.queues())))
+
+    def has_queue(self, name: str) -> bool:
+        """Return True if this dead-letter queue ever had a letter; there may be thousands."""
+        return bool(self._send_command("SISMEMBER", self._keys.queues(), spelled(name)))
 
 
 def of_each(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -41,10 +42,12 @@ def known(server: RedisServer) -> dict[str, str]:
     owner.discard(DLQ, ids=frozenset([other.id]))
     (job,) = owner.jobs()
     owner.app.task(name="shop.charge", shared=False)(charge)
-    owner.hold(task="shop.charge")
+    hold = owner.hold(task="shop.charge").id
+    held = replace(letter, dead_letter_queue=hold)
+    owner.assembly.backend.held.dead_letter(held, key_of(held))
     owner.close()
     names = {"queue": DLQ, "letter": letter.id, "fingerprint": letter.fingerprint}
-    return {**names, "job": job.id}
+    return {**names, "job": job.id, "hold": hold}
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,7 @@ class HeldWindow:
     ) -> Iterator[DeadLetter]:
         """The messages of a hold in the order of their arrival, as letters; changes nothing."""
         self._queues.hold_by_id(hold_id)
-        if hold_id not in self._store.names():  # it never had one
+        if not self._store.has_queue(hold_id):  # it never had one
             return iter(())
         return self.reading.letters(hold_id, where, limit=limit)
 
@@ -73,7 +73,7 @@ class HeldWindow:
         self, hold_id: str, where: LetterFilter | None, cursor: str | None, seconds: float
     ) -> LetterPage:
         """A page of the messages of a hold, the newest first, found within some seconds."""
-        if hold_id not in self._store.names():
+        if not self._store.has_queue(hold_id):
             return LetterPage()
         return self.reading.page(hold_id, where, cursor=cursor, deadline_seconds=seconds)
 

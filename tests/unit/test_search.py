@@ -21,6 +21,12 @@ from celery_dlq.letters.record import DeadLetter
 OTHER = "mails-DLQ"
 
 
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a page search for as long as it takes, however busy the machine is."""
+    intervals.change(monkeypatch, page=10.0)
+
+
 def stored(web: Pages, **changes: Any) -> DeadLetter:
     """A letter that is in the store."""
     letter = a_letter(**changes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import islice
 from typing import NamedTuple
 
 from celery_dlq.store.overviews import Overviews
@@ -77,7 +78,7 @@ def _usual_hour(overviews: Overviews, queue: str) -> float | None:
     since = overviews.now() - _DAY
     names = overviews.ranked(queue, "newest", most=MOST_CAUSES + 1)
     groups = overviews.groups(queue, names[:MOST_CAUSES])
-    gone = [group for _at, group in overviews.emptied(queue, since)]
+    gone = [group for _at, group in islice(overviews.emptied(queue, since), MOST_CAUSES + 1)]
     more = len(names) > MOST_CAUSES and all(group.last_seen_at > since for group in groups)
     if more or len(gone) > MOST_CAUSES:
         return None

@@ -9,6 +9,7 @@ import click
 from celery_dlq.cli.context import console_of, dead_letters_of, none_matched, print_lines
 from celery_dlq.cli.options import filter_options, json_option, letter_filter, queue_argument
 from celery_dlq.cli.table import line_text, print_table, say
+from celery_dlq.features.differences.findings import Finding
 
 _DEADLINE_SECONDS = 10.0
 
@@ -34,17 +35,10 @@ def differences(ctx: click.Context, /, queue: str, *, as_json: bool, **options: 
         return
     for place, text in enumerate(found.sentences):
         say(console, text, "" if place else "bold")
-    rows = (
-        (
-            f"{one.letters:,} of {one.of_letters:,}",
-            f"{one.others:,} of {one.of_others:,}",
-            (
-                one.text,
-                line_text(
-                    f"nearly the same letters: {', '.join(one.also)}" if one.also else "", "dim"
-                ),
-            ),
-        )
-        for one in found.findings
-    )
-    print_table(console, "Differences", (">here", ">against", ""), rows)
+    print_table(console, "Differences", (">here", ">against", ""), map(_row, found.findings))
+
+
+def _row(one: Finding) -> tuple[Any, ...]:
+    also = f"nearly the same letters: {', '.join(one.also)}" if one.also else ""
+    shares = f"{one.letters:,} of {one.of_letters:,}", f"{one.others:,} of {one.of_others:,}"
+    return (*shares, (one.text, line_text(also, "dim")))

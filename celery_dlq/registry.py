@@ -27,6 +27,7 @@ FEATURES = (
     "groups",
     "phases",
     "search",
+    "trends",
     "prometheus",
     "sentry",
     "exchange",

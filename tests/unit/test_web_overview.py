@@ -104,7 +104,7 @@ def rolled(web: Pages, queue: str, hours: dict[int, int], *, now: int, gone: boo
 
 def test_a_queue_grows_by_the_day_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by the rest of its hour alone; also letters that left count to the day."""
-    monkeypatch.setattr("celery_dlq.features.differences.growth.SECONDS", 10)
+    monkeypatch.setattr("celery_dlq.features.trends.growth.SECONDS", 10)
     web, day = pages(), range(2, 24)
     rolled(web, "orders-DLQ", dict.fromkeys(day, 6), now=10)
     rolled(web, "usual-DLQ", dict.fromkeys(day, 90), now=5)
@@ -125,8 +125,8 @@ def test_a_queue_grows_by_the_day_before(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_day_that_is_not_known_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many causes to read: the rest of the hour decides."""
-    monkeypatch.setattr("celery_dlq.features.differences.growth.SECONDS", 10)
-    monkeypatch.setattr("celery_dlq.features.differences.growth.MOST_CAUSES", 1)
+    monkeypatch.setattr("celery_dlq.features.trends.growth.SECONDS", 10)
+    monkeypatch.setattr("celery_dlq.features.trends.growth.MOST_CAUSES", 1)
     web = pages()
     for number in range(2):
         now = datetime.now(timezone.utc)

@@ -20,8 +20,6 @@ FEATURE = Feature(
     pages="pages:ROUTES",
     explains="operations:explained",
     panels={
-        "group_course": "course:course",
-        "growth": "growth:growth",
         "group_links": "pages:link",
         "group_row": "pages:in_row",
     },

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from importlib import import_module  # of what only some brokers need
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amqp.exceptions import FrameSyntaxError  # type: ignore[import-untyped]
 
 from celery_dlq import timing
+
+if TYPE_CHECKING:
+    from celery_dlq.transport.confirms import Confirms
 
 
 class ConfirmedProducer:
@@ -25,7 +27,7 @@ class ConfirmedProducer:
 
     def __init__(self, app: Any, *, connect: Mapping[str, Any], longest: float) -> None:
         self._app, self._connect, self._longest = app, connect, longest
-        self._confirms: Any = None
+        self._confirms: Confirms | None = None
         self._make()
 
     def _make(self) -> None:
@@ -35,10 +37,14 @@ class ConfirmedProducer:
         options: dict[str, Any] = {}
         self.is_amqp, self.is_sqs = kind == "amqp", kind == "sqs"
         if self.is_amqp:
-            self._confirms = import_module("celery_dlq.transport.confirms").Confirms(self._longest)
+            from celery_dlq.transport.confirms import Confirms  # noqa: PLC0415 - of RabbitMQ alone
+
+            self._confirms = Confirms(self._longest)
             options = self._confirms.transport_options()
         elif self.is_sqs:
-            options = _aws().only_once(given)
+            from celery_dlq.transport.sqs.aws import only_once  # noqa: PLC0415 - of SQS alone
+
+            options = only_once(given)
         elif kind == "redis":
             options = {"retry_on_timeout": False, "socket_timeout": timing.current.publish_reply}
             options |= {k: v for k, v in given.items() if k == "socket_timeout" and v}
@@ -58,7 +64,9 @@ class ConfirmedProducer:
         if self._confirms is not None:
             self.producer.channel.confirm_select()
         if self.is_sqs:
-            _aws().unshare_clients(self.producer.channel)
+            from celery_dlq.transport.sqs.aws import unshare_clients  # noqa: PLC0415 - as above
+
+            unshare_clients(self.producer.channel)
         self.is_connected = True
 
     def publish_confirmed(
@@ -82,7 +90,9 @@ class ConfirmedProducer:
     @property
     def errors(self) -> tuple[type[Exception], ...]:
         """The errors of the broker's client."""
-        return tuple(_aws().broker_errors(self.connection))
+        from celery_dlq.transport.sqs.aws import broker_errors  # noqa: PLC0415 - after an error
+
+        return broker_errors(self.connection)
 
     def is_lost(self, exc: BaseException) -> bool:
         """True if an error means that the connection is lost, and no message is at fault."""
@@ -100,7 +110,3 @@ class ConfirmedProducer:
         with suppress(Exception):
             self.connection.release()
         self._make()
-
-
-def _aws() -> Any:
-    return import_module("celery_dlq.transport.sqs.aws")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.letters import headers
+from celery_dlq.letters.copies import DEATH_HEADERS
 from celery_dlq.letters.packed import fields_of
 from celery_dlq.letters.packing import packed
 from celery_dlq.operations.redrive.message import Outgoing, RedriveOptions, outgoing
@@ -91,7 +92,7 @@ def test_properties_are_kept_but_those_of_the_transport(
 def test_a_redrive_knows_what_becomes_of_each_header_of_ours() -> None:
     """A header that is forgotten would say of the next publication what was true of the last."""
     ours = {value for name, value in vars(headers).items() if name.endswith("_HEADER")}
-    of_copies = {*headers.DEATH_HEADERS, headers.SAMPLE_HEADER} - {headers.LETTER_HEADER}
+    of_copies = {*DEATH_HEADERS, headers.SAMPLE_HEADER} - {headers.LETTER_HEADER}
     ways = (headers.OF_ONE_PUBLICATION, headers.REDRIVE_HEADERS, headers.KEPT_HEADERS, of_copies)
     assert sorted(name for way in ways for name in way) == sorted(ours)
 

@@ -214,8 +214,11 @@ def test_causes_beyond_the_first_page_are_found_by_page_and_by_name() -> None:
     assert web.handle(get(GROUPS, query="page=0")).status == 400
 
 
-def test_the_row_of_a_cause_has_its_largest_tenant_and_its_last_note() -> None:
+def test_the_row_of_a_cause_has_its_largest_tenant_and_its_last_note(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A value that most of its letters have and others have less often; masked as everywhere."""
+    monkeypatch.setattr("celery_dlq.features.differences.shares.SECONDS", 10)
     web, masked = pages(), pages()
     masked.dlq.assembly.app.conf.dlq_redact = ["kwargs.card"]
     for number, one in itertools.product(range(10), (web, masked)):

@@ -36,7 +36,7 @@ try('XREVRANGE', KEYS[3], '+', '-')
 try('XDEL', KEYS[3], '0-1')
 try('SADD', KEYS[4], 'm')
 try('SMEMBERS', KEYS[4])
-try('SREM', KEYS[4], 'n')
+for _, command in ipairs({'SISMEMBER', 'SREM'}) do try(command, KEYS[4], 'n') end
 try('SET', KEYS[5], 'v')
 try('GET', KEYS[5])
 try('EXISTS', KEYS[5])

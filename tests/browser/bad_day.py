@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from itertools import islice
@@ -123,6 +124,42 @@ _CAUSES: tuple[dict[str, Any], ...] = (
         "release": "2026.45.0",
     },
 )
+_TENANTS = ("acme", "borealis", "cirrus", "delta", "nordic", "orion")
+_DECLINED = """Traceback (most recent call last):
+  File "/usr/lib/python3.12/site-packages/celery/app/trace.py", line 453, in trace_task
+    R = retval = fun(*args, **kwargs)
+  File "/srv/shop/payments/tasks.py", line 44, in charge
+    card = wallet[order.tenant].card_of(order)
+  File "/srv/shop/payments/wallet.py", line 71, in card_of
+    raise UnknownCard(f"no card for orders of {self.tenant}")
+shop.payments.UnknownCard: no card for orders of nordic
+"""
+NIGHT: tuple[dict[str, Any], ...] = (
+    {
+        "letters": 80,
+        "within_minutes": 24,
+        "task_name": "shop.charge",
+        "source_queue": "orders",
+        "reason": Reason.FAILED,
+        "exception_type": "shop.payments.UnknownCard",
+        "text": "no card for orders of nordic",
+        "traceback": _DECLINED,
+        "release": "2026.47.2",
+        "tenants": ("nordic",),
+    },
+    {
+        "letters": 41,
+        "within_minutes": 19 * 60,
+        "task_name": "shop.reserve_stock",
+        "source_queue": "orders",
+        "reason": Reason.FAILED,
+        "exception_type": "shop.stock.OutOfStock",
+        "text": "LAMP-12: 0 left",
+        "release": "2026.46.3",
+    },
+    *({"tenants": _TENANTS, **cause, "letters": min(60, cause["letters"])} for cause in _CAUSES),
+)
+"""Nine causes of three queues, each what is left of it; the first burns: one tenant's cards."""
 
 
 _SAMPLED = (
@@ -143,17 +180,23 @@ _SAMPLED = (
 )
 
 
-def stored(dlq: DeadLetters, client: Any, letters: int | None = None) -> list[DeadLetter]:
+def stored(
+    dlq: DeadLetters,
+    client: Any,
+    letters: int | None = None,
+    causes: Sequence[dict[str, Any]] = _CAUSES,
+) -> list[DeadLetter]:
     """Store the letters of a bad day, oldest first.
 
     Args:
         dlq: Stores them.
         client: Of the same Redis.
         letters: At most this many of each cause.
+        causes: What happened.
     """
     dice = Random(7)  # noqa: S311 - the same every time
     found: list[DeadLetter] = []
-    for number, cause in enumerate(_CAUSES):
+    for number, cause in enumerate(causes):
         most = min(cause["letters"], letters or cause["letters"])
         found += [_letter(cause, number, dice) for _ in range(most)]
     found.sort(key=lambda letter: letter.dead_lettered_at)
@@ -282,6 +325,9 @@ def hash_of(cause: dict[str, Any]) -> str:
 def _arguments(cause: dict[str, Any], dice: Random) -> tuple[list[Any], dict[str, Any]]:
     order = dice.randint(400_000, 499_999)
     task = cause["task_name"]
+    if "tenants" in cause:
+        kwargs = {"tenant": dice.choice(cause["tenants"]), "currency": dice.choice(["EUR", "USD"])}
+        return [f"customer{order}@example.com" if task == "shop.send_mail" else order], kwargs
     if task == "shop.send_mail":
         return [f"customer{order}@example.com"], {"template": dice.choice(["receipt", "shipped"])}
     if task == "shop.report":

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from celery_dlq import DeadLetters
 from celery_dlq.cli.commands import dlq as commands
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.features.hold import operations
-from celery_dlq.features.hold.operations import Holds
+from celery_dlq.features.hold.operations import Holds, WaitsInHolds
 from celery_dlq.letters.record import Reason
 from celery_dlq.operations.release import HeldQueues
 from celery_dlq.policies.decisions import Taken
@@ -206,6 +207,23 @@ def test_the_release_of_an_empty_hold_ends_it(make: Make) -> None:
     assert dlq.release(hold.id).published == 0
     assert dlq.holds() == []
     assert [change.action.value for change in dlq.changes()] == ["released", "held"]
+
+
+def test_a_hold_that_has_ended_keeps_nothing(make: Make) -> None:
+    """A canary that is started within two seconds of a release was said to be held."""
+    dlq = make()
+    hold = dlq.hold("shop.charge")
+    put(dlq, hold, 1)
+    key = replace(key_of(next(dlq.held_messages(hold.id))), dead_letter_queue="orders-DLQ")
+    message = SimpleNamespace(headers={"task": "shop.charge"}, queue="orders")
+
+    def have() -> list[str]:
+        waits = WaitsInHolds(dlq.app, dlq.assembly.backend)
+        return waits.have([(key, message)])  # type: ignore[list-item]
+
+    assert have() == [hold.id]
+    dlq.end_hold(hold.id)
+    assert have() == []
 
 
 def test_a_second_release_has_nothing_to_release(make: Make) -> None:

@@ -95,3 +95,28 @@ def test_a_held_message_is_stopped_on_its_page(hold: tuple[Pages, str, list[Dead
     shown = reader.handle(get(f"/holds/{name}/{second.id}")).body.decode()
     assert "disabled" in shown
     assert "textarea" not in shown
+
+
+@pytest.mark.parametrize(
+    ("back", "to"),
+    [
+        ("/queues/orders-DLQ?by=letters", "/queues/orders-DLQ?by=letters"),
+        ("", "/holds"),
+        ("//evil.example/", "/holds"),
+        ("https://evil.example/", "/holds"),
+        ("/\\evil.example", "/holds"),
+        ("/x\r\nSet-Cookie: a=b", "/holds"),
+    ],
+)
+def test_who_holds_and_releases_comes_back_to_where_it_was_asked(
+    hold: tuple[Pages, str, list[DeadLetter]], back: str, to: str
+) -> None:
+    """The page of a cause, from which a redrive is next; never one of somebody else."""
+    web, name, _letters = hold
+    shown = web.handle(get("/audit", query="x=1")).body.decode()
+    assert '<input type="hidden" name="back" value="/audit?x=1">' in shown
+    for path, fields in (("/holds", {"task": "shop.pay"}), ("/holds/end", {"id": name})):
+        asked = sent(web, path, {**fields, "back": back})
+        assert f'<a href="{to}">Do nothing</a>' in asked.body.decode()
+        done = sent(web, path, {**fields, "back": back, "confirmed": "yes"})
+        assert (done.status, dict(done.headers)["location"]) == (303, to)

@@ -179,8 +179,8 @@ class Holds:
         """Let a run be the one that releases a hold; false if another process was faster."""
         now = self._store.now()
         until = now if hold.in_force(now) else hold.until
-        ended = replace(hold, until=until, job=run.job.id)
-        if not self._store.replace(hold, ended):  # or it has long been forgotten
+        # Or it has long been forgotten.
+        if not self._store.replace(hold, replace(hold, until=until, job=run.job.id)):
             return all(one.id != hold.id for one in self._store.of(Hold))
         # Or another worker would take it for one that died before it began.
         run.send_heartbeat(now=True)
@@ -234,16 +234,18 @@ class WaitsInHolds(Waits):
                 yield _end_of(hold)
 
     def have(self, messages: Sequence[tuple[MessageKey, Outgoing]]) -> list[str]:
-        """The ids of the holds that have some of these messages, one for each of them."""
-        holds, found = self._instructions.of(Hold) if messages else [], []
-        for key, message in messages:
-            for hold in holds:
-                entry = replace(key, dead_letter_queue=hold.id).letter_id
-                task = str(message.headers.get("task"))
-                if hold.covers(task, message.queue) and self._held.entry(hold.id, entry):
-                    found.append(hold.id)
-                    break
-        return found
+        """The ids of the holds that have some of these messages, one for each of them.
+
+        A hold that has ended gives its messages back by itself.
+        """
+        now, known = self._instructions.now(), self._instructions.of(Hold) if messages else ()
+        holds = [hold for hold in known if hold.in_force(now)]
+        return [h.id for one in messages for h in [h for h in holds if self._has(h, *one)][:1]]
+
+    def _has(self, hold: Hold, key: MessageKey, message: Outgoing) -> bool:
+        covers = hold.covers(str(message.headers.get("task")), message.queue)
+        entry = replace(key, dead_letter_queue=hold.id).letter_id
+        return covers and self._held.entry(hold.id, entry) is not None
 
 
 def _end_of(hold: Hold) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.operations.in_force import InForce
@@ -47,7 +46,7 @@ def hold(call: Call) -> Page:
                 "why": reason or "-",
                 "noticed": "by workers within 2 seconds; tasks that run go on",
             },
-            back=call.link("holds"),
+            back=_way_back(call),
         )
     except DLQError as exc:
         return holds(call, str(exc))
@@ -59,23 +58,20 @@ def end_hold(call: Call) -> Page:
     found = next((one for one in call.dlq.holds() if one.hold.id == hold_id), None)
     if found is None:
         raise NotFound(f"expected the id of a hold, got {hold_id!r}")
-    pace = "500 messages a second"
-    change: Callable[[], object] = partial(call.dlq.end_hold, hold_id)
-    if found.hold.circuit is not None:
-        pace = "slowly at first, about twice as many each second"
-        change = partial(call.dlq.close_breaker, found.hold.task, found.hold.queue)
+    held, dlq, slowly = found.hold, call.dlq, "slowly at first, about twice as many each second"
+    pace = slowly if held.circuit else "500 messages a second"
     workers = call.site.status.fleet().workers
     return confirm(
         call,
-        change,
+        lambda: dlq.close_breaker(held.task, held.queue) if held.circuit else dlq.end_hold(hold_id),
         title=f"Release {found.held:,} messages?",
         button=f"Release {found.held:,} messages",
         facts={
-            "hold": f"{hold_id}: {found.hold.task} in {found.hold.queue}",
+            "hold": f"{hold_id}: {held.task} in {held.queue}",
             "where to": f"the queues they come from, in order, {pace}",
             "by": "a worker" if workers else "a worker, as soon as one runs: there is none now",
         },
-        back=call.link("holds"),
+        back=_way_back(call),
     )
 
 
@@ -87,6 +83,13 @@ def in_force(_call: Call, found: InForce) -> Panel:
 def of_cause(_call: Call, found: Incident) -> Panel:
     """The button that holds the messages of a cause: task and argument are filled in."""
     return "hold_cause.html", {"incident": found}
+
+
+def _way_back(call: Call) -> str:
+    """Where the browser goes after a change: to where the form came from, a page of ours."""
+    path = call.value("back")
+    whole = path.isascii() and path.isprintable() and path[1:2] not in ("/", "\\")
+    return path if whole and path.startswith(call.link("overview")) else call.link("holds")
 
 
 def _some_names(names: Sequence[str], *, all_of: bool) -> str:

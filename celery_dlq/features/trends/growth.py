@@ -1,4 +1,4 @@
-"""Which queues grow, and how much more than the day before: the overview says it aloud.
+"""Which queues grow, how much more than the day before, and of which causes: the overview says it.
 
 A queue keeps its last hour by minutes; its causes keep a day by hours, also those whose last letter
 left. Their sum is what is usual, if all causes of the day were read.
@@ -7,18 +7,21 @@ left. Their sum is what is usual, if all causes of the day were read.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from itertools import islice
 from typing import NamedTuple
 
+from celery_dlq.errors import NotFound
+from celery_dlq.operations.incidents import message_of
 from celery_dlq.store.overviews import Overviews
-from celery_dlq.store.records import QueueSummary
+from celery_dlq.store.records import Group, QueueSummary
 from celery_dlq.web.http import Call, Panel
 from celery_dlq.web.templating import pace
 
 SECONDS = 0.02
-"""How long causes are read for what is usual; those of one queue take a millisecond or two."""
+"""How long causes are read; those of one queue take a millisecond or two."""
 
 MOST_COMPARED = 3
 """Queues, those that grow most: of a Redis that is 10 ms away, each takes 40."""
@@ -26,6 +29,9 @@ MOST_COMPARED = 3
 MOST_CAUSES = 100
 MAX_SAID = 3
 """Queues that the overview names in a sentence."""
+
+MAX_SHOWN = 5
+"""Causes that the overview shows: one click leads to what burns."""
 
 _GROWING, _HOURS, _EXACT_FROM = 1.5, 22, 10
 _DAY = timedelta(days=1)
@@ -38,15 +44,24 @@ class Growth(NamedTuple):
     text: str = ""  # ``10 times the day before``; empty if the day is not known
 
 
+class Cause(NamedTuple):
+    """A cause that grew in the last hour."""
+
+    queue: str
+    group: Group
+    message: str  # Of its newest letter; empty if there was no time to read it
+
+
 def growth(call: Call, subject: tuple[Sequence[QueueSummary], int]) -> Panel:
     """What the overview says of the queues that it shows, and how many of all are quiet."""
     queues, quiet = subject
     overviews, until = call.dlq.assembly.backend.letters.overviews, time.monotonic() + SECONDS
-    found = dict[str, Growth]()
+    found, causes = dict[str, Growth](), list[tuple[str, Group]]()
     for place, queue in enumerate(sorted(queues, key=lambda one: -one.last_hour)):
         in_time = place < MOST_COMPARED and time.monotonic() < until
-        known = queue.per_minute and queue.letters and in_time
-        usual = _usual_hour(overviews, queue.name) if known else None
+        groups = _newest(call, queue.name) if queue.last_hour and queue.letters and in_time else []
+        causes += [(queue.name, one) for one in groups]
+        usual = _usual_hour(overviews, queue.name, groups) if queue.per_minute and groups else None
         found[queue.name] = _growth_of(queue, usual)
     growing = [one for one in queues if found[one.name].grows]
     growing.sort(key=lambda one: -one.per_minute)
@@ -59,7 +74,24 @@ def growth(call: Call, subject: tuple[Sequence[QueueSummary], int]) -> Panel:
         said.append(f"{len(growing) - MAX_SAID} more are growing")
     if quiet:
         said.append(f"{quiet:,} {'queue is' if quiet == 1 else 'queues are'} quiet")
-    return "growth.html", {"said": "; ".join(said), "of": found}
+    shown = [*_shown(call, causes, until)]
+    return "growth.html", {"said": "; ".join(said), "of": found, "causes": shown}
+
+
+def _newest(call: Call, queue: str) -> list[Group]:
+    """The newest causes of a queue, one more than are compared."""
+    with suppress(NotFound):  # it was emptied just now
+        return call.dlq.groups(queue, by="newest", limit=MOST_CAUSES + 1)
+    return []
+
+
+def _shown(call: Call, causes: Sequence[tuple[str, Group]], until: float) -> Iterator[Cause]:
+    """The causes with the most letters in the last hour; no muted one and no resolved one."""
+    loud = [one for one in causes if one[1].last_hour and not one[1].status.state.is_quiet]
+    incidents = call.dlq.assembly.incidents()
+    for queue, group in sorted(loud, key=lambda one: -one[1].last_hour)[:MAX_SHOWN]:
+        in_time = time.monotonic() < until
+        yield Cause(queue, group, message_of(incidents.example_of(queue, group)) if in_time else "")
 
 
 def _growth_of(queue: QueueSummary, usual: float | None) -> Growth:
@@ -77,13 +109,12 @@ def _growth_of(queue: QueueSummary, usual: float | None) -> Growth:
     return Growth(grows=times > _GROWING, text=text)
 
 
-def _usual_hour(overviews: Overviews, queue: str) -> float | None:
+def _usual_hour(overviews: Overviews, queue: str, newest: Sequence[Group]) -> float | None:
     """Letters of an hour, by the day before the last one; ``None`` if not all are known."""
     since = overviews.now() - _DAY
-    names = overviews.ranked(queue, "newest", most=MOST_CAUSES + 1)
-    groups = overviews.groups(queue, names[:MOST_CAUSES])
+    groups = newest[:MOST_CAUSES]
     gone = [group for _at, group in islice(overviews.emptied(queue, since), MOST_CAUSES + 1)]
-    more = len(names) > MOST_CAUSES and all(group.last_seen_at > since for group in groups)
+    more = len(newest) > MOST_CAUSES and all(group.last_seen_at > since for group in groups)
     if more or len(gone) > MOST_CAUSES:
         return None
     return sum(sum(group.course[:_HOURS]) for group in (*groups, *gone)) / _HOURS

@@ -101,6 +101,11 @@
       const found = new DOMParser().parseFromString(await answer.text(), "text/html");
       const fresh = found.getElementById("in-force");
       if (!fresh || strip.contains(document.activeElement)) return;  // no button moves under a key
+      if (document.querySelector(".refresh")) {  // no page that a form led to
+        all("input[name=back]", fresh).forEach((input) => {
+          input.value = location.pathname + location.search;
+        });
+      }
       strip.replaceChildren(...fresh.childNodes);
       strip.dataset.names = names.join(" ");
       all("time[data-ago], time[data-at]", strip).forEach(showLocal);

@@ -269,6 +269,24 @@ def test_every_answer_has_the_content_policy() -> None:
         assert headers["cache-control"] == "no-store"
 
 
+@pytest.mark.parametrize("canary", [None, 1])
+def test_many_letters_need_the_name_of_their_queue_unless_some_are_tried_first(
+    monkeypatch: pytest.MonkeyPatch, canary: int | None
+) -> None:
+    """A canary stops before the others: nothing has to be typed."""
+    monkeypatch.setattr("celery_dlq.web.pages.changes.TYPED_ABOVE", 1)
+    web = pages(runs_jobs=False)
+    for number in range(2):
+        letter = a_letter(id=f"{number}", task_id=f"{number}")
+        web.dlq.assembly.backend.letters.dead_letter(letter, key_of(letter))
+    plan = web.dlq.plan("redrive", DLQ, canary=canary, force=True).id
+    body = web.handle(get(f"/jobs/{plan}")).body
+    assert (b'name="typed"' in body) is (canary is None)
+    cookie, token = form_of()
+    started = web.handle(post(f"/jobs/{plan}/start", cookie, token, headers=SAME_SITE))
+    assert started.status == (400 if canary is None else 303)
+
+
 def test_a_cancelled_removal_is_resumed_with_the_name_of_its_queue_only() -> None:
     """A plan that was cancelled is over: its fifteen minutes may be, too."""
     web = pages(runs_jobs=False)

@@ -29,7 +29,7 @@ MOST_SEARCHED = 2_000
 
 MAX_NUMBER = 1e9
 TYPED_ABOVE = 1000
-"""Number of letters above which the queue's name must be typed, as for each discard."""
+"""Letters above which the queue's name must be typed, if none is tried first; also of a discard."""
 
 
 def redrive_form(call: Call) -> Page:
@@ -227,7 +227,7 @@ def _needed_permission(found: Job) -> Permission:
 
 
 def _must_type(found: Job) -> bool:
-    many = (found.total or TYPED_ABOVE + 1) > TYPED_ABOVE
+    many = (found.total or TYPED_ABOVE + 1) > TYPED_ABOVE and not found.options.get("canary")
     return found.kind in REMOVALS or (found.kind in REDRIVES and many)
 
 

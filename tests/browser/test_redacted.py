@@ -95,6 +95,7 @@ def test_an_edit_keeps_the_value_that_its_author_does_not_see(
     field = page.get_by_label("Positional arguments")
     field.fill(field.input_value().replace("Ada", "Bob"))
     press(page, "button", "Show the change")
+    page.get_by_label("I have read the note").check()
     press(page, "button", "Edit 1 letter")
     expect(page.locator("main [data-job-state]")).to_have_text("done")
     raw = json.loads(client.lindex("orders", 0))

@@ -70,4 +70,4 @@ def _newest_notes(jobs: Jobs, queue: str, causes: Sequence[Group]) -> Iterator[s
         for note in jobs.backend.notes.notes(queue, cause.fingerprint)[:1]:
             text = jobs.settings.redaction.shown(note, "text").text
             text = shortened(" ".join(text.split()), _MAX_NOTE_CHARS)
-            yield f"{note.actor} on {cause.fingerprint[:8]}, {iso(note.at)}: {text}"
+            yield f"{note.actor} on {cause.fingerprint[:8]}, {note.at:%Y-%m-%d %H:%M} UTC: {text}"

@@ -11,7 +11,7 @@ import bad_day
 import pytest
 import redis
 from crawling import check_headers, crawl
-from looking import expect, sideways, violations
+from looking import expect, sideways, violations, without_script
 from served import Pages
 from waiting import poll
 
@@ -58,12 +58,24 @@ def test_the_first_page_loads_without_a_complaint(
     ]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("scheme", "width", "script"),
+    [("light", 1280, True), ("dark", 1280, False), ("light", 360, False), ("dark", 360, True)],
+)
 def test_every_page_is_accessible_and_changes_nothing(
-    a_bad_day: str, context: Callable[..., Any], pages: Pages, client: redis.Redis, scheme: str
+    a_bad_day: str,
+    context: Callable[..., Any],
+    pages: Pages,
+    client: redis.Redis,
+    *,
+    scheme: str,
+    width: int,
+    script: bool,
 ) -> None:
     """Axe finds nothing serious; Redis holds the same as before."""
-    opened = context(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
+    opened = context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    if not script:
+        without_script(opened)
     opened.on("response", lambda answer: check_headers(answer.headers, answer.url))
     page = opened.new_page()
     before = store_of(client)

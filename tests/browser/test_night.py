@@ -11,7 +11,7 @@ from typing import Any
 import bad_day
 import pytest
 import redis
-from looking import expect
+from looking import expect, sideways, violations
 from served import Pages, Worker
 from waiting import poll
 
@@ -28,6 +28,7 @@ class Night:
         self.page = page
         self.clicks: Counter[str] = Counter()
         self.typed: Counter[str] = Counter()
+        self.complaints: list[str] = []
         self._step = ""
 
     @contextmanager
@@ -41,6 +42,8 @@ class Night:
         self.clicks[self._step] += 1
         with self.page.expect_navigation():
             self.page.get_by_role(role, name=name).click()
+        self.complaints += violations(self.page)
+        assert sideways(self.page) <= 0, self.page.url
 
     def type(self, label: str, text: str) -> None:
         """Type into a field."""
@@ -131,6 +134,7 @@ def test_the_night_is_eight_clicks_and_a_note(
         "note and resolve": 1,
     }
     assert night.typed == {"note and resolve": 1}
+    assert night.complaints == []
     assert list(dlq.letters(QUEUE, exception_type="UnknownCard")) == []
     poll(lambda: all(runs.llen(f"charge:{number}") == 1 for number in range(4)))
     page.goto(pages.url)

@@ -91,6 +91,7 @@ _CAUSES: tuple[dict[str, Any], ...] = (
         "exception_type": "celery_dlq.RejectToDLQ",
         "text": "no such order",
         "release": "2026.47.1",
+        "retries": 4,
     },
     {
         "letters": 86,
@@ -238,7 +239,7 @@ def sampled(dlq: DeadLetters, successes: int = 400) -> None:
 def _letter(cause: dict[str, Any], number: int, dice: Random) -> DeadLetter:
     task_id = str(UUID(int=dice.getrandbits(128), version=4))
     # More towards the end, as outages are.
-    minutes = cause["within_minutes"] * (1 - dice.random() ** 0.6) + 0.5
+    minutes = cause["within_minutes"] * (1 - dice.random() ** 0.6) + 0.05
     died = datetime.now(timezone.utc) - timedelta(minutes=minutes)
     tries = {Reason.MAX_DELIVERIES_EXCEEDED: 5, Reason.EXPIRED: 0}.get(cause["reason"], 1)
     args, kwargs = _arguments(cause, dice)
@@ -256,7 +257,7 @@ def _letter(cause: dict[str, Any], number: int, dice: Random) -> DeadLetter:
         )
         for each in range(1, tries + 1)
     )
-    retries = 4 if cause["reason"] is Reason.MAX_RETRIES_EXCEEDED else 0
+    retries = 4 if cause["reason"] is Reason.MAX_RETRIES_EXCEEDED else cause.get("retries", 0)
     queue = cause["source_queue"]
     embed = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
     if cause["task_name"] == "shop.charge":
@@ -332,8 +333,10 @@ def _arguments(cause: dict[str, Any], dice: Random) -> tuple[list[Any], dict[str
         return [f"customer{order}@example.com"], {"template": dice.choice(["receipt", "shipped"])}
     if task == "shop.report":
         return [f"2026-{dice.randint(1, 11):02d}"], {"format": "pdf"}
-    if task == "shop.charge" and cause["reason"] is not Reason.REJECTED:
+    if task == "shop.charge":
         currency = "CHF" if dice.random() < 0.9 else "EUR"  # what sets these apart
+        if cause["reason"] is Reason.REJECTED:
+            currency = dice.choice(["EUR", "USD", "GBP", "CHF"])
         amount = f"{dice.randint(5, 480)}.{dice.randint(0, 99):02d}"
         basket = [{"sku": f"LAMP-{dice.randint(10, 99)}", "quantity": dice.randint(1, 4)}]
         return [order], {"amount": amount, "currency": currency, "basket": basket}

@@ -29,6 +29,10 @@ QUEUE = "orders-DLQ"
 WIDE = {"width": 1280, "height": 800}
 TALLEST = 1100
 COLUMNS = 80
+_OF_ONE_MOMENT = """() => 1 === new Set(
+    ['.in-force [data-count=handled]', 'main [data-count=changed]', '[aria-current=step] span']
+        .map((place) => document.querySelector(place)?.textContent.trim().split(' ')[0])).size"""
+"""True while the strip, the progress and the phases of a job have the same number."""
 
 
 @contextmanager
@@ -36,11 +40,11 @@ def shop_in_trouble(folder: Path) -> Iterator[tuple[Pages, DeadLetters]]:
     """The shop, with its letters, a worker and the pages."""
     with RedisServer() as server:
         dlq = DeadLetters(an_app(dlq_url=server.url))
-        bad_day.stored(dlq, server.client())
-        charge = dlq.groups(QUEUE)[0].fingerprint
-        dlq.note(QUEUE, charge, "The gateway says it is back since 14:10; see SHOP-2217.")
         served = Pages(server.url, folder / "pages.log", "--title", "production")
         with Worker(server.url, folder / "worker.log"), served as pages:
+            bad_day.stored(dlq, server.client())
+            charge = dlq.groups(QUEUE)[0].fingerprint
+            dlq.note(QUEUE, charge, "The gateway says it is back since 14:10; see SHOP-2217.")
             yield pages, dlq
         dlq.close()
 
@@ -50,14 +54,16 @@ def redriven(page: Page, pages: Pages, fingerprint: str) -> None:
     page.goto(f"{pages.url}/queues/{QUEUE}/redrive?fingerprint={fingerprint}")
     page.get_by_label("Letters in the canary").fill("20")
     page.get_by_label("Watch them for").fill("3")
-    page.get_by_label("Letters per second").fill("150")
+    page.get_by_label("Letters per second").fill("30")
     page.get_by_role("button", name="Show what would happen").click()
-    if page.locator("#typed").count():
-        page.locator("#typed").fill(QUEUE)
+    for note in page.locator("main form [type=checkbox][required]").all():
+        note.check()
     page.get_by_role("button", name="Redrive").click()
     page.get_by_text("passed", exact=True).wait_for(timeout=60_000)
     half = "() => Number(document.querySelector('progress').value) > 500"
     page.wait_for_function(half, timeout=60_000)
+    page.reload()
+    page.wait_for_function(_OF_ONE_MOMENT, timeout=60_000)
 
 
 def main(folder: Path = IMAGES) -> None:
@@ -66,21 +72,25 @@ def main(folder: Path = IMAGES) -> None:
     with tempfile.TemporaryDirectory() as logs, shop_in_trouble(Path(logs)) as (pages, dlq):
         group = dlq.groups(QUEUE)[0].fingerprint
         letter = next(iter(dlq.letters(QUEUE, fingerprint=group))).id
-        _terminal(dlq, folder / "terminal.svg", "queues", f"groups {QUEUE} --limit 4")
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(
                 executable_path="/usr/bin/chromium", args=["--no-sandbox"]
             )
-            _take(browser, pages, group, letter, folder)
+            page = _take(browser, pages, group, letter, folder)
+            _terminal(dlq, folder / "terminal.svg", "queues", f"groups {QUEUE} --limit 4")
+            redriven(page, pages, group)
+            _shot(page, folder / "web-job.png")
             _report(browser, dlq, Path(logs), folder)
             browser.close()
 
 
-def _take(browser: Browser, pages: Pages, group: str, letter: str, folder: Path) -> None:
+def _take(browser: Browser, pages: Pages, group: str, letter: str, folder: Path) -> Page:
+    """The pages as they are before anybody does something; returns the last one."""
     light = browser.new_context(viewport=WIDE, color_scheme="light", timezone_id="Europe/Berlin")
     dark = browser.new_context(viewport=WIDE, color_scheme="dark", timezone_id="Europe/Berlin")
     page, night = light.new_page(), dark.new_page()
     page.goto(pages.url)
+    page.reload()  # the first page of a process has no time to read messages
     _shot(page, folder / "web-overview.png")
     night.goto(pages.url)
     _shot(night, folder / "web-dark.png")
@@ -88,8 +98,7 @@ def _take(browser: Browser, pages: Pages, group: str, letter: str, folder: Path)
     _shot(page, folder / "web-group.png")
     page.goto(f"{pages.url}/queues/{QUEUE}/letters/{letter}")
     _shot(page, folder / "web-letter.png")
-    redriven(page, pages, group)
-    _shot(page, folder / "web-job.png")
+    return page
 
 
 def _report(browser: Browser, dlq: DeadLetters, work: Path, folder: Path) -> None:

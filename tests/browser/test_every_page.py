@@ -51,11 +51,8 @@ def test_the_first_page_loads_without_a_complaint(
     bad_day.stored(dlq, client, letters=3)
     answer = page.goto(pages.url)
     check_headers(answer.headers, "the overview")
-    assert page.locator("tbody th a").all_inner_texts() == [
-        "orders-DLQ",
-        "mails-DLQ",
-        "reports-DLQ",
-    ]
+    shown = page.locator("tbody th a").all_inner_texts()
+    assert sorted(shown) == ["mails-DLQ", "orders-DLQ", "reports-DLQ"]
 
 
 @pytest.mark.parametrize(

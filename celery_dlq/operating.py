@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from celery_dlq.features.groups.operations import Notes
     from celery_dlq.features.held.operations import HeldWindow
     from celery_dlq.features.hold.operations import Holds
+    from celery_dlq.features.phases.steps import Steps
     from celery_dlq.features.prometheus.exporter import Exporter
     from celery_dlq.operations.api import Operations
     from celery_dlq.operations.exports import Exports
@@ -202,6 +203,7 @@ class OperatorMethods(_Typed):
         dead_letter = _of(DemandRun, DemandRun.dead_letter)
         withdraw = _of(DemandRun, DemandRun.withdraw)
         adopt = _of(AdoptRun, AdoptRun.adopt)
+        next_steps = _of(Steps, Steps.next_steps)
         serve_metrics = _of(Exporter, Exporter.serve_metrics)
 
     def asgi(

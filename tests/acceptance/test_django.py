@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote
 
 import pytest
 import redis
+from builders import a_letter, key_of
 from django_project import (
     DISCARD,
     EDIT_POLICIES,
@@ -100,6 +101,9 @@ CONFIRMED = {"confirmed": "yes"}
 
 POSTS: dict[str, tuple[dict[str, Any], int]] = {
     "add_note": ({"text": "seen"}, 303),
+    "assign": ({"to": "me"}, 303),
+    "edit_held": ({"args": "[7]", "kwargs": "{{}}"}, 303),
+    "discard_held": (CONFIRMED, 303),
     "set_state": ({"state": "muted"}, 303),
     "hold": ({"queue": "orders", **CONFIRMED}, 303),
     "end_hold": ({"id": "{hold}", **CONFIRMED}, 303),
@@ -136,17 +140,24 @@ def seeded(dlq: DeadLetters, route: Route) -> dict[str, str]:
     letters = put(dlq, 3)
     dlq.discard(QUEUE, where=LetterFilter(ids=frozenset(letters[:1])))
     dlq.override_policy("orders", timedelta(hours=1), max_retries=3)
-    static = Templates().static
+    static, hold = Templates().static, dlq.hold(queue="orders").id
+    held = a_letter(
+        dead_letter_queue=hold,
+        content_type="application/json",
+        body=b"[[], {}, {}]",
+        args_json="[]",
+    )
+    dlq.assembly.backend.held.dead_letter(held, key_of(held))
     return {
         "queue": QUEUE,
-        "letter": letters[1],
+        "letter": held.id if "{hold}" in route.pattern else letters[1],
         "discarded": letters[0],
         "fingerprint": "0123456789abcdef",
         "format": "jsonl",
         "file": "style.css",
         "hash": static["style.css"],
         "job": job_for(dlq, route.name),
-        "hold": dlq.hold(queue="orders").id,
+        "hold": hold,
     }
 
 
@@ -168,14 +179,16 @@ def job_for(dlq: DeadLetters, name: str) -> str:
 def all_of(dlq: DeadLetters) -> dict[str, Any]:
     """All that the pages can change."""
     letters = [letter.id for letter in dlq.letters(QUEUE)]
+    holds = dlq.assembly.backend.instructions.of(Hold)
     return {
         "letters": letters,
         "discarded": [entry.key for entry in dlq.discarded(QUEUE)],
         "jobs": [(job.id, job.state, job.actor) for job in dlq.jobs()],
         "changes": dlq.changes(),
         "overrides": dlq.assembly.backend.instructions.in_force(Override),
-        "holds": [(hold.id, hold.until) for hold in dlq.assembly.backend.instructions.of(Hold)],
-        "states": [(group.fingerprint, group.status.state) for group in dlq.groups(QUEUE)],
+        "holds": [(hold.id, hold.until) for hold in holds],
+        "held": [letter.args_json for hold in holds for letter in dlq.held_messages(hold.id)],
+        "states": [(group.fingerprint, group.status) for group in dlq.groups(QUEUE)],
         "notes": dlq.assembly.backend.notes.notes(QUEUE, "0123456789abcdef"),
     }
 

@@ -86,7 +86,10 @@ def test_all_queues_are_asked_in_a_few_writes(shop: DeadLetters, writes: list[in
 def test_the_overview_of_two_thousand_queues_asks_in_a_few_writes(
     redis_server: Any, writes: list[int]
 ) -> None:
-    """Where Redis is 10 ms away, eighty writes were most of a second; the rest is found by name."""
+    """Where Redis is 10 ms away, eighty writes were most of a second; the rest is found by name.
+
+    Of those of the first page, the ones that say which causes grow end after 20 ms.
+    """
     url = f"{redis_server.url.rpartition('/')[0]}/1"  # beside the other queues
     app = Celery("bazaar", broker=url, set_as_current=False)
     app.conf.dlq_queues = {"*": {}}
@@ -105,7 +108,7 @@ def test_the_overview_of_two_thousand_queues_asks_in_a_few_writes(
         assert len(writes) <= most
         return re.findall(r">(q\d+-DLQ)</a>", answer.body.decode())
 
-    pages = [shown("", 35), shown("page=2", 24), shown("page=10", 24)]
+    pages = [shown("", 48), shown("page=2", 24), shown("page=10", 24)]
     assert [*map(len, pages)] == [100, 100, 100]
     assert pages[0][0] == "q1234-DLQ", "the one with the most letters of the last hour is first"
     assert not {*pages[0]} & {*pages[1]}

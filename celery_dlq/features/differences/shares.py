@@ -46,7 +46,9 @@ def shares(
     counts = {
         name: Counter(pair for pairs in some for pair in pairs) for name, some in found.items()
     }
-    everywhere = sum(counts.values(), Counter[FeatureValue]())
+    everywhere = Counter[FeatureValue]()
+    for count in counts.values():
+        everywhere.update(count)  # a sum would copy what it has for each of them
     of_all = sum(map(len, found.values()))
     largest = {
         name: _largest(counts[name], len(found[name]), everywhere, of_all)

@@ -40,9 +40,9 @@ _LETTERS_UNTIL, _SUCCESSES_UNTIL = 0.6, 0.8
 _SELECTED = "selected"  # the letters that are compared, as the name of their cause
 _MICROS = 1e6
 _HOUR = 3600
-_MOST_GROUPS = 50  # of the queue, the newest: what else died at the time
+_MOST_GROUPS = 25  # of the queue, the newest: what else died at the time
 OF_EACH_SIDE = 0.4  # of the messages
-_MOST_AT_ONCE, _AT_ONCE_SECONDS = 300, 0.05
+_MOST_AT_ONCE, _AT_ONCE_SECONDS = 300, 0.04
 _NEARLY_ALL, _HALF = 0.9, 0.5
 MOST_COUNTED = 1_000_000  # letters; the time ends before, in most queues
 

@@ -42,10 +42,10 @@ LIMITS: dict[str, tuple[int, int]] = {
     "of these, private": (34, 22),
     "lines a worker loads": (15_904, 12_000),
     "lines a worker loads, every feature": (19_536, 16_000),
-    "lines of code of the core": (32_826, 22_500),
+    "lines of code of the core": (32_828, 22_500),
     "lines of code of the largest feature": (700, 700),
     "copies of mechanisms": (7, 6),
-    "minutes of tox": (6, 3),
+    "minutes of tox": (4, 3),
     "minutes of tox -e full": (35, 20),
 }
 """The most of each figure, which is today's value; and its goal."""

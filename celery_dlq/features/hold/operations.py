@@ -240,7 +240,8 @@ class WaitsInHolds(Waits):
         """
         now, known = self._instructions.now(), self._instructions.of(Hold) if messages else ()
         holds = [hold for hold in known if hold.in_force(now)]
-        return [h.id for one in messages for h in [h for h in holds if self._has(h, *one)][:1]]
+        found = (next((h.id for h in holds if self._has(h, *one)), None) for one in messages)
+        return [hold_id for hold_id in found if hold_id is not None]
 
     def _has(self, hold: Hold, key: MessageKey, message: Outgoing) -> bool:
         covers = hold.covers(str(message.headers.get("task")), message.queue)

@@ -31,10 +31,9 @@ def phases(_call: Call, job: Job) -> Panel:
 
 def next_steps(call: Call, job: Job) -> Panel:
     """What is next after a job, each step with its command."""
-    made = Steps(call.dlq.assembly)
-    steps = [*made.after(job)]
-    holds = any(one.place == "hold" for one in steps)
-    return "next_steps.html", {"steps": steps, "incident": made.incident_of(job) if holds else None}
+    steps = [*Steps(call.dlq.assembly).after(job)]
+    incident = next((one.incident for one in steps if one.incident is not None), None)
+    return "next_steps.html", {"steps": steps, "incident": incident}
 
 
 def phases_of(job: Job, now: datetime) -> Iterator[Phase]:

@@ -36,6 +36,7 @@ class Step:
     query: Mapping[str, Any] = field(default_factory=dict)
     parts: Mapping[str, str] = field(default_factory=dict)
     place: str = ""
+    incident: Incident | None = None  # Of the step that holds it: with what sets its letters apart
 
 
 class Steps:
@@ -76,13 +77,12 @@ class Steps:
         if job.state == DONE and cause is not None and not died:
             yield from self._after_success(job, cause)
 
-    def incident_of(self, job: Job) -> Incident | None:
-        """The cause of a job with what sets its letters apart: what is held of it."""
-        cause = self._cause_of(job)
-        if cause is None or not cause.letters:
+    def _incident_of(self, queue: str, cause: Group) -> Incident | None:
+        """A cause with what sets its letters apart: what is held of it."""
+        if not cause.letters:
             return None
         incidents = self._assembly.incidents()
-        return incidents.of_cause(job.queue, cause, incidents.example_of(job.queue, cause))
+        return incidents.of_cause(queue, cause, incidents.example_of(queue, cause))
 
     def _cause_of(self, job: Job) -> Group | None:
         """The group that a job is about, with or without letters."""
@@ -103,12 +103,13 @@ class Steps:
             return
         digits = cause.fingerprint[:_DIGITS]
         if cause.task_name:
-            incident = self.incident_of(job)
+            incident = self._incident_of(job.queue, cause)
             conditions = incident.conditions if incident is not None else ()
             only = "".join(f" --where {shlex.quote(one)}" for one in conditions)
             hold = f"hold --task {shlex.quote(cause.task_name)}{only} --reason 'cause {digits}'"
             place = "" if incident is None else "hold"
-            yield Step(words="Hold the task", command=hold, route="holds", place=place)
+            words = "Hold the task"
+            yield Step(words=words, command=hold, route="holds", place=place, incident=incident)
         yield Step(words="Note it", command=f"note {digits} TEXT", place="incident")
 
     def _after_success(self, job: Job, cause: Group) -> Iterator[Step]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import plots
-from benchmarks.node import PLAIN, QUEUE
+from benchmarks.node import BARE, PLAIN, QUEUE
 
 Row = Mapping[str, Any]
 Result = Mapping[str, Any]
@@ -101,16 +101,17 @@ def _of_cell(result: Result, columns: Mapping[str, Column]) -> str:
 def _worker_tables(results: list[Result]) -> str:
     """One row for each cell."""
     rows = []
+    compared = (BARE, *plots.COMPARED)
     for result in results:
         variants = {row["name"]: row for row in result["rows"]}
         plain = variants[PLAIN]
         ratios = (
             _ratio("worker_cpu_ratio")(variants[name]) if name in variants else "–"
-            for name in plots.COMPARED
+            for name in compared
         )
         speeds = (_speed(plain), _speed(variants[QUEUE]))
         rows.append([result["cell"], *ratios, f"{plain['worker_cpu_ms']:.2f}", *speeds])
-    titles = ["", *plots.COMPARED, "plain CPU ms", "plain tasks/s", "guarded tasks/s"]
+    titles = ["", *compared, "plain CPU ms", "plain tasks/s", "guarded tasks/s"]
     return _markdown(titles, rows)
 
 

@@ -56,21 +56,15 @@ class Cell:
 _MESSAGES = {"noop": 200, "busy_1ms": 120, "busy_10ms": 40}
 """A turn is a good third of a second of work: it costs as much again to begin and end one."""
 
-TARGET = Cell(
-    "Redis",
-    "prefork",
-    "noop",
-    messages=250,
-    rounds=20,
-    asides=True,
-    variants=(*VARIANTS[:2], BARE, *VARIANTS[2:]),
-)
+_WITH_BARE = (*VARIANTS[:2], BARE, *VARIANTS[2:])
+
+TARGET = Cell("Redis", "prefork", "noop", messages=250, rounds=20, asides=True, variants=_WITH_BARE)
 """The cell that the aims are about."""
 
 CELLS = (
     TARGET,
     *(
-        Cell(broker, pool, task, messages)
+        Cell(broker, pool, task, messages, variants=_WITH_BARE if task == "noop" else VARIANTS)
         for broker in ("Redis", "RabbitMQ")
         for pool in ("prefork", "threads", "gevent")
         for task, messages in _MESSAGES.items()

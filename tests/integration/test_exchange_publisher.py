@@ -497,5 +497,8 @@ def test_a_broker_that_blocks_publishers_is_named_and_the_next_message_is_its_ow
     exchanges.close()
     assert exchanges.publish(letter, "deaths", "dead")  # on a new connection, at once
     exchanges.close()
-    bodies = [subscriber.get().body for _ in range(4)]
-    assert (bodies[0], set(bodies[1:-2]), bodies[-2:]) == ("first", {"blocked"}, ["next"] * 2)
+    bodies: list[str] = []
+    while bodies.count("next") < 2:
+        bodies.append(subscriber.get().body)
+    # What RabbitMQ has not read of a connection when that closes may be published or not.
+    assert (bodies[0], {*bodies[1:-2]} - {"blocked"}, bodies[-2:]) == ("first", set(), ["next"] * 2)

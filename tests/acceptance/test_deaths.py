@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import redis
+from celery import VERSION
 from celery.exceptions import MaxRetriesExceededError
 from waiting import poll
-from workers import Worker
+from workers import GREEN, Worker
 
 from celery_dlq import DeadLetter, Outcome, Reason
 from celery_dlq.errors import MaxDeliveriesExceeded
@@ -22,6 +23,9 @@ Start = Callable[..., Worker]
 
 LOST, REQUEUED, RETRIED = Outcome.WORKER_LOST, Outcome.REQUEUED, Outcome.RETRIED
 FAILED, REJECTED = Outcome.FAILED, Outcome.REJECTED
+
+ACKNOWLEDGES_AT_ONCE = VERSION >= (5, 7)
+"""True if pools of greenlets do not wait for the next turn of the loop, as older ones do."""
 
 DEATHS = [
     # task, reason, executions, outcomes, part of the description
@@ -180,7 +184,7 @@ def test_a_worker_killed_between_storing_and_acknowledging_leaves_one_letter(
     assert [letter.task_id for letter in letters()] == [sent.id]
 
 
-@pytest.mark.parametrize("pool", ["prefork", "gevent", "eventlet"])
+@pytest.mark.parametrize("pool", ["prefork", *(GREEN if ACKNOWLEDGES_AT_ONCE else ())])
 def test_a_killed_worker_loses_what_it_acknowledged_before_it_ran(
     poison: ModuleType,
     start_worker: Start,
@@ -205,17 +209,18 @@ def test_a_killed_worker_loses_what_it_acknowledged_before_it_ran(
     assert not poison.dlq.queues()
 
 
+@pytest.mark.parametrize("pool", ["solo", *(() if ACKNOWLEDGES_AT_ONCE else GREEN)])
 def test_an_early_acknowledgement_that_was_not_sent_yet_leaves_one_letter(
-    poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran
+    poison: ModuleType, start_worker: Start, letters: Letters, ran: Ran, pool: str
 ) -> None:
     """Celery sends it in the next turn of its loop: in solo, when the task has ended."""
     sent = poison.once.delay("early")
     conf = {**SHORT_SIGHT, "task_acks_late": False}
-    first = start_worker(conf, pool="solo", wait=False)
+    first = start_worker(conf, pool=pool, wait=False)
     first.process.wait(30)
     first.kill()
 
-    start_worker(conf, pool="solo")
+    start_worker(conf, pool=pool)
 
     (letter,) = letters(timeout_seconds=30)
     assert (letter.task_id, ran("early")) == (sent.id, 1)

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 PREFIX = "dlq_"
 ENVIRONMENT = "CELERY_DLQ_SETTINGS"
 """Environment variable of settings for an app whose configuration is somebody else's."""
+RABBITMQ = frozenset({"amqp", "amqps", "pyamqp", "librabbitmq"})
+"""Its transports, as kombu names them."""
 # Seconds, where broker_transport_options do not say otherwise.
 # Source: https://github.com/celery/kombu/tree/main/kombu/transport, redis.py and SQS.py
 _VISIBILITY_TIMEOUTS = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}

@@ -1,17 +1,21 @@
-"""The operator's methods of `DeadLetters`, each of a part of the assembly; no worker loads them."""
+"""The operator's methods of `DeadLetters`; no worker loads them.
+
+Each is a method of another class, which is imported when the method is first looked up: importing
+all of them takes as long as a command. Type checkers see the real classes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from functools import cache, partial, wraps
+from functools import cached_property, wraps
+from importlib import import_module
 from inspect import signature
-from types import MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
-from celery_dlq.assembly import LATER, Assembly
+from celery_dlq.assembly import Assembly
 from celery_dlq.errors import MissingExtra
 from celery_dlq.policies.checks import check_names
-from celery_dlq.registry import Feature, features
+from celery_dlq.registry import features
 
 if TYPE_CHECKING:
     from celery_dlq.features.adopt.operations import AdoptRun
@@ -48,17 +52,16 @@ _Params = ParamSpec("_Params")
 
 
 class _Operation:
-    """A method that delegates to a part of the assembly; made when it is first looked up."""
+    """A method that delegates to a part of the assembly, imported when it is first looked up."""
 
     part: Callable[[Assembly], Any]
 
     def __init__(self, find: Callable[[], Callable[..., Any]]) -> None:
         self._find = find
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._owner, self._name = owner, name
-
-    def __get__(self, instance: DeadLetters | None, owner: type) -> Any:
+    @cached_property
+    def function(self) -> Callable[..., Any]:
+        """The function in `DeadLetters`: with the signature and the docstring of its method."""
         part, method = self.part, self._find()
         known = _keywords(method)
 
@@ -68,22 +71,39 @@ class _Operation:
                 check_names(f"arguments of {method.__name__}()", kwargs, known)
             return method(part(self.assembly), *args, **kwargs)
 
-        setattr(self._owner, self._name, call)
-        return call if instance is None else MethodType(call, instance)
+        return call
+
+    def __get__(self, instance: DeadLetters | None, owner: type) -> Any:
+        return self.function.__get__(instance, owner)
 
 
-class _Methods:
-    """Stands for a class that is imported when one of its methods is first looked up."""
+class _Later:
+    """Stands for a class that is made of an assembly, or of what that has: its methods."""
 
-    def __init__(self, imported: Any) -> None:
-        self._imported = imported
+    def __init__(self, module: str, name: str) -> None:
+        self._module, self._name = module, name
 
-    def __getattr__(self, name: str) -> _Operation:
-        return _Operation(getattr(self._imported, name))
+    def __call__(self, assembly: Assembly) -> Any:
+        return getattr(import_module(self._module), self._name)(assembly)
+
+    def __getattr__(self, method: str) -> _Operation:
+        return _Operation(lambda: getattr(getattr(import_module(self._module), self._name), method))
 
 
+_LATER = {
+    "Operations": "api",
+    "Exports": "exports",
+    "Incidents": "incidents",
+    "Jobs": "jobs",
+    "MemoryCheck": "memory_check",
+    "PolicyAdmin": "policies",
+    "Reading": "reading",
+    "Removal": "removal",
+}
 if not TYPE_CHECKING:
-    globals().update({name: _Methods(imported) for name, imported in LATER.items()})
+    globals().update(
+        {name: _Later(f"celery_dlq.operations.{module}", name) for name, module in _LATER.items()}
+    )
 
 
 def _typed_method(
@@ -147,22 +167,22 @@ class OperatorMethods(_Typed):
     emptied = _of(Assembly.reading, Reading.emptied)
     group = _of(Assembly.reading, Reading.group)
     arguments = _of(Assembly.reading, Reading.arguments)
-    incidents = _of(Assembly.incidents, Incidents.incidents)
+    incidents = _of(Incidents, Incidents.incidents)
 
-    redrive = _of(Assembly.operations, Operations.redrive)
-    edit = _of(Assembly.operations, Operations.edit)
-    dry_run = _of(Assembly.operations, Operations.dry_run)
-    discard = _of(Assembly.removal, Removal.discard)
-    purge = _of(Assembly.removal, Removal.purge)
-    restore = _of(Assembly.removal, Removal.restore)
-    restore_all = _of(Assembly.removal, Removal.restore_all)
-    plan_restore = _of(Assembly.removal, Removal.plan_restore)
-    discarded = _of(Assembly.removal, Removal.discarded)
-    trim = _of(Assembly.removal, Removal.trim)
+    redrive = _of(Operations, Operations.redrive)
+    edit = _of(Operations, Operations.edit)
+    dry_run = _of(Operations, Operations.dry_run)
+    discard = _of(Removal, Removal.discard)
+    purge = _of(Removal, Removal.purge)
+    restore = _of(Removal, Removal.restore)
+    restore_all = _of(Removal, Removal.restore_all)
+    plan_restore = _of(Removal, Removal.plan_restore)
+    discarded = _of(Removal, Removal.discarded)
+    trim = _of(Removal, Removal.trim)
 
-    plan = _of(Assembly.operations, Operations.plan)
-    start = _of(Assembly.operations, Operations.start)
-    edited_arguments = _of(Assembly.operations, Operations.edited_arguments)
+    plan = _of(Operations, Operations.plan)
+    start = _of(Operations, Operations.start)
+    edited_arguments = _of(Operations, Operations.edited_arguments)
     jobs = _of(Assembly.jobs, Jobs.jobs)
     job = _of(Assembly.jobs, Jobs.job)
     cancel = _of(Assembly.jobs, Jobs.cancel)
@@ -173,19 +193,19 @@ class OperatorMethods(_Typed):
     policies = _of(Assembly.policy_admin, PolicyAdmin.policies)
     overrides = _of(Assembly.policy_admin, PolicyAdmin.overrides)
     policies_after = _of(Assembly.policy_admin, PolicyAdmin.after)
-    policy_effect = _of(Assembly.removal, Removal.policy_effect_on)
+    policy_effect = _of(Removal, Removal.policy_effect_on)
     check_override = _of(Assembly.policy_admin, PolicyAdmin.check_override)
     override_policy = _of(Assembly.policy_admin, PolicyAdmin.override_policy)
     lift_policy = _of(Assembly.policy_admin, PolicyAdmin.lift_policy)
 
-    export = _of(Assembly.exports, Exports.export)
-    forget_export = _of(Assembly.exports, Exports.forget_export)
-    files = _of(Assembly.exports, Exports.files)
+    export = _of(Exports, Exports.export)
+    forget_export = _of(Exports, Exports.forget_export)
+    files = _of(Exports, Exports.files)
 
     memory = _of(Assembly.memory_check, MemoryCheck.memory)
     warnings = _of(Assembly.memory_check, MemoryCheck.warnings)
 
-    if TYPE_CHECKING:  # what features add, see `_add_operations`
+    if TYPE_CHECKING:  # what features add, below
         differences = _of(Comparison, Comparison.differences)
         doctor = _of(Examination, Examination.findings)
         guarantees = _of(Examination, Examination.guarantees)
@@ -255,29 +275,14 @@ class OperatorMethods(_Typed):
 
     def runner(self) -> Runner:
         """A runner of the jobs that wait, for this process; call its ``start`` and ``close``."""
-        return self.assembly.runner()
+        from celery_dlq.operations.jobs import Runner
+
+        return Runner(self.assembly.separate_jobs)
 
 
-@cache
-def add_to(kind: type) -> None:
-    """Add the methods, and those of features, to a class."""
-    for name, method in vars(OperatorMethods).items():
-        if not name.startswith("_") and name not in vars(kind):
-            if isinstance(method, _Operation):
-                method.__set_name__(kind, name)
-            setattr(kind, name, method)
-    for feature in features():
-        _add_feature(kind, feature)
-
-
-def _add_feature(kind: type, feature: Feature) -> None:
-    """Add the methods of a feature to `DeadLetters`; see `Feature.operations`."""
-    for name, place in feature.operations.items():
-        operation = _Operation(partial(feature.load, place))
-        operation.part = partial(_made_part, feature, place.rpartition(".")[0])
-        operation.__set_name__(kind, name)
-        setattr(kind, name, operation)
-
-
-def _made_part(feature: Feature, place: str, assembly: Assembly) -> Any:
-    return feature.load(place)(assembly)
+for _feature in features():
+    for _name, _place in _feature.operations.items():
+        _module, _, _method = _place.partition(":")
+        _class, _, _method = _method.partition(".")
+        _later = _Later(f"celery_dlq.features.{_feature.name}.{_module}", _class)
+        setattr(OperatorMethods, _name, _of(_later, getattr(_later, _method)))

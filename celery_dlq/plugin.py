@@ -1,4 +1,8 @@
-"""``DeadLetters(app)``: installs the plugin; `celery_dlq.operating` has what operators call."""
+"""``DeadLetters(app)``: installs the plugin; `celery_dlq.operating` has what operators call.
+
+Each of their methods stands here by its name. The first look-up loads it, also of the class, as
+`help()` does.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from celery import Celery
 from celery.loaders.app import AppLoader
 
+from celery_dlq.assembly import Assembly
 from celery_dlq.config import Settings
-from celery_dlq.parts import Parts
 from celery_dlq.policies.checks import expected
+from celery_dlq.registry import features
 from celery_dlq.store.worker_records import Clock
 
 if TYPE_CHECKING:
@@ -33,25 +38,21 @@ def app_itself(app: Any) -> Any:
     return getattr(getattr(app, "set_current", None), "__self__", app)
 
 
-class _Operated(type):
-    """Gives `DeadLetters` the operator's methods once the first of them is looked up."""
+class _Later:
+    """Stands for a method of operators until it is first looked up: no worker loads them."""
 
-    def __getattr__(cls, name: str) -> Any:
-        if not name.startswith("_"):
-            cls._add_operations()
-        return type.__getattribute__(cls, name)
+    def __init__(self, name: str) -> None:
+        self._name = name
 
-    def __dir__(cls) -> list[str]:
-        cls._add_operations()
-        return [*super().__dir__()]
+    def __get__(self, instance: DeadLetters | None, owner: type) -> Any:
+        from celery_dlq.operating import OperatorMethods
 
-    def _add_operations(cls) -> None:
-        from celery_dlq.operating import add_to
-
-        add_to(DeadLetters)
+        found = getattr(OperatorMethods, self._name)
+        setattr(DeadLetters, self._name, found)
+        return found.__get__(instance, owner)
 
 
-class DeadLetters(_Typed, metaclass=_Operated):
+class DeadLetters(_Typed):
     """Installs the plugin on a Celery app; also the operator's API.
 
     Making it reads neither the configuration nor Redis, so call it before or after you
@@ -85,11 +86,11 @@ class DeadLetters(_Typed, metaclass=_Operated):
         if not isinstance(app, Celery):
             raise expected("the argument of DeadLetters(app)", "a Celery app", app)
         first: DeadLetters | None = getattr(app, ATTRIBUTE, None)
-        self.parts: Parts = Parts(app, clock) if first is None else first.parts
-        self.events = self.parts.events
+        self.assembly = Assembly(app, clock) if first is None else first.assembly
+        self.events = self.assembly.events
         if first is None:
             setattr(app, ATTRIBUTE, self)
-            self.parts.install()
+            self.assembly.install()
 
     @classmethod
     def of(cls, app: Any) -> DeadLetters:
@@ -104,7 +105,7 @@ class DeadLetters(_Typed, metaclass=_Operated):
         Raises:
             SettingsError: A setting is unknown or has an unusable value.
         """
-        return self.parts.settings
+        return self.assembly.settings
 
     @property
     def redaction(self) -> Redaction:
@@ -113,7 +114,7 @@ class DeadLetters(_Typed, metaclass=_Operated):
         Raises:
             SettingsError: A setting is unknown or has an unusable value.
         """
-        return self.parts.redaction
+        return self.assembly.redaction
 
     def validate(self) -> None:
         """Check all settings and the policies of all registered tasks; for your CI.
@@ -121,21 +122,22 @@ class DeadLetters(_Typed, metaclass=_Operated):
         Raises:
             SettingsError: A setting or policy is wrong; the message names it.
         """
-        self.parts.validate()
+        self.assembly.validate()
 
     def close(self) -> None:
         """Close all connections; the next operation opens new ones."""
-        self.parts.close()
+        self.assembly.close()
 
-    if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any:
-            """What operators need, which is loaded when they first do."""
-            if name == "assembly":
-                self.assembly = self.parts.for_operators()
-            else:
-                getattr(type(self), name)  # adds their methods, or raises
-            return object.__getattribute__(self, name)
+_OPERATIONS = """
+store registry job_store queues letters entries page count tail get entry groups emptied group
+arguments incidents redrive edit dry_run discard purge restore restore_all plan_restore discarded
+trim plan start edited_arguments jobs job cancel resume resume_in_background changes policies
+overrides policies_after policy_effect check_override override_policy lift_policy export
+forget_export files memory warnings asgi runner
+"""  # of the core; a test compares them
+for _name in (*_OPERATIONS.split(), *(name for one in features() for name in one.operations)):
+    setattr(DeadLetters, _name, _Later(_name))
 
 
 class Loader(AppLoader):

@@ -38,6 +38,7 @@ from celery_dlq.cli.table import (
 )
 from celery_dlq.errors import NotFound
 from celery_dlq.letters.printable import one_line
+from celery_dlq.operations.api import Operations
 from celery_dlq.operations.jobs import check_start
 from celery_dlq.operations.release import OPENED_AGAIN
 
@@ -236,7 +237,7 @@ class JobRequest:
 
     def prepared(self, **more: Any) -> tuple[JobRun, DryRun]:
         """Its job, and what it would do, without a change of anything."""
-        operations = self.dead_letters.assembly.operations()
+        operations = Operations(self.dead_letters.assembly)
         with counting(self.console, "scanned", quiet=self.as_json) as scanned:
             run, seen = operations.prepare(
                 self.kind, self.queue, self.where, self.how, scanned=scanned, **more

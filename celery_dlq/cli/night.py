@@ -24,7 +24,7 @@ from celery_dlq.events import Change
 from celery_dlq.letters.course import span_text
 from celery_dlq.letters.printable import one_line, shortened
 from celery_dlq.operations.in_force import InForce
-from celery_dlq.operations.incidents import Incident
+from celery_dlq.operations.incidents import Incident, Incidents
 from celery_dlq.operations.job import Job
 from celery_dlq.operations.release import HeldMessages
 from celery_dlq.policies.table import NOTHING_GUARDED
@@ -68,7 +68,7 @@ def show_night(ctx: click.Context, console: Console, dead_letters: DeadLetters) 
     assembly, jobs = dead_letters.assembly, dead_letters.jobs()
     in_force = InForce.of(assembly, jobs)
     _show_in_force(console, in_force)
-    busiest = assembly.incidents().busiest()
+    busiest = Incidents(assembly).busiest()
     if not busiest:
         _say_none(ctx, console, dead_letters)
     else:

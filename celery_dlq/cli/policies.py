@@ -17,6 +17,7 @@ from celery_dlq.cli.options import DURATION, json_option, yes_option
 from celery_dlq.cli.table import line_text, print_facts, say
 from celery_dlq.letters.printable import one_line
 from celery_dlq.operations.policies import PolicyReport, PolicyView
+from celery_dlq.operations.removal import Removal
 from celery_dlq.policies.checks import check_names
 from celery_dlq.policies.policy import policy_keys
 from celery_dlq.policies.table import NOTHING_GUARDED, PolicyTable, of_whole_queues
@@ -107,7 +108,7 @@ def _ask_before_change(
     if yes:
         return
     effect = str(
-        dead_letters_of(ctx).assembly.removal().policy_effect_on(queue, frozenset(keys), after)
+        Removal(dead_letters_of(ctx).assembly).policy_effect_on(queue, frozenset(keys), after)
     )
     if effect and not sys.stdin.isatty():
         raise click.UsageError(f"--yes is needed without a terminal: in one minute, this {effect}")

@@ -25,7 +25,7 @@ from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.json_codec import instant
 from celery_dlq.letters.printable import one_line, some_of
-from celery_dlq.operations.removal import DiscardOptions, DiscardReport
+from celery_dlq.operations.removal import DiscardOptions, DiscardReport, Removal
 from celery_dlq.store.letters import Letters
 
 
@@ -96,7 +96,7 @@ def restore(
         ask_for("restore", queue or "all queues", len(letter_ids), by_id=True, yes=yes)
         _restore_each(ctx, letter_ids, queue)
     elif job is not None:
-        of = dead_letters_of(ctx).assembly.removal().discard_of(job)
+        of = Removal(dead_letters_of(ctx).assembly).discard_of(job)
         if queue not in (None, of.queue):
             raise click.UsageError(f"job {job} discarded letters of {of.queue}, not of {queue}")
         _restore_matching(ctx, of.queue, where, limit, job=job, yes=yes)

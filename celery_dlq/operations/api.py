@@ -20,7 +20,7 @@ from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.operations.edit import Edit, arguments
 from celery_dlq.operations.files import ExportedFiles, opened
 from celery_dlq.operations.job import REDRIVES, REMOVALS, Job, JobOptions, JobRun
-from celery_dlq.operations.jobs import JobKind, Jobs
+from celery_dlq.operations.jobs import JobKind
 from celery_dlq.operations.reading import Reading, split_arguments
 from celery_dlq.operations.redrive.checks import (
     DryRun,
@@ -42,6 +42,8 @@ from celery_dlq.store.scripts import MOST_IDS
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from celery_dlq.assembly import Assembly
 
 KINDS = {
     "redrive": JobKind(Action.REDRIVEN, RedriveOptions, redrive),
@@ -93,10 +95,10 @@ class Operations:
     The methods are those of `DeadLetters`, which describes the arguments that they share.
     """
 
-    def __init__(self, reading: Reading, jobs: Jobs) -> None:
-        self._store = jobs.backend.letters
-        self._reading = reading
-        self._jobs = jobs
+    def __init__(self, assembly: Assembly) -> None:
+        self._store = assembly.backend.letters
+        self._reading = Reading(self._store)  # not masked: they work on it
+        self._jobs = assembly.jobs()
 
     def redrive(
         self,

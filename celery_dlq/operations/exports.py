@@ -10,28 +10,27 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from celery_dlq.errors import ExportError, SettingsError
-from celery_dlq.events import Action, Events
+from celery_dlq.events import Action
 from celery_dlq.letters.filters import FilterFields, LetterFilter, filter_of
 from celery_dlq.letters.printable import some_of
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.operations.files import ExportedFiles, opened
 from celery_dlq.operations.instructions import Audit, CountedChange
-from celery_dlq.operations.reading import Reading
-from celery_dlq.store.store import Store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from celery_dlq.assembly import Assembly
     from celery_dlq.export.exporter import ExportReport
 
 
 class Exports:
     """Writes letters to Parquet files, and forgets folders that are gone."""
 
-    def __init__(self, backend: Store, reading: Reading, events: Events) -> None:
-        self._backend = backend
-        self._reading = reading
-        self._events = events
+    def __init__(self, assembly: Assembly) -> None:
+        self._backend = assembly.backend
+        self._reading = assembly.reading()
+        self._events = assembly.events
 
     def export(
         self,

@@ -18,7 +18,7 @@ from celery_dlq.operations.redrive.message import Outgoing, RedriveOptions, rele
 from celery_dlq.operations.redrive.redrive import carried_out
 from celery_dlq.operations.redrive.select import Progress, RawEntry
 from celery_dlq.operations.redrive.work import RedriveReport, RedriveWork
-from celery_dlq.store.instructions import Hold
+from celery_dlq.store.instructions import MOST_HELD, Hold
 from celery_dlq.store.records import QueueSummary
 from celery_dlq.transport.publications import broker_name
 
@@ -133,11 +133,10 @@ class HeldMessages:
 class HeldQueues:
     """The holds of an app, and the queues of their messages."""
 
-    def __init__(self, jobs: Jobs, *, most: int) -> None:
+    def __init__(self, jobs: Jobs) -> None:
         self._store = jobs.backend.instructions
         self._held = jobs.backend.held
         self._jobs = jobs
-        self._most = most
 
     def broker(self) -> str:
         """The app's broker, as holds name it."""
@@ -191,7 +190,7 @@ class HeldQueues:
 
     def is_full(self, hold: Hold) -> bool:
         """True if workers put no more messages into it."""
-        return self.length(hold) >= self._most
+        return self.length(hold) >= MOST_HELD
 
     def begin_release(self, run: JobRun, hold: Hold) -> None:
         """Let a release take the messages that are there now."""
@@ -219,6 +218,6 @@ class HeldQueues:
     def _messages_of(self, hold: Hold, queue: QueueSummary | None, now: datetime) -> HeldMessages:
         held = queue.letters if queue else 0
         state = "holding" if hold.circuit is None else hold.circuit.state
-        state = "ended" if not hold.in_force(now) else "full" if held >= self._most else state
+        state = "ended" if not hold.in_force(now) else "full" if held >= MOST_HELD else state
         oldest_at = queue.oldest_at if queue else None
         return HeldMessages(hold=hold, state=state, held=held, oldest_at=oldest_at)

@@ -35,6 +35,8 @@ from celery_dlq.store.worker_records import ClaimState, Restored
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from celery_dlq.assembly import Assembly
+
 _MAX_DISCARDED_SCANNED = 100_000  # per queue, to complete the prefix of an id
 LETTERS_PER_BATCH = 500
 _COUNTS = ("removed", "skipped", "gone")
@@ -147,11 +149,11 @@ class Removal:
     The methods are those of `DeadLetters`, which describes the arguments that they share.
     """
 
-    def __init__(self, reading: Reading, jobs: Jobs) -> None:
-        self._store = jobs.backend.letters
-        self._reading = reading
-        self._policies = jobs.policies
-        self._jobs = jobs
+    def __init__(self, assembly: Assembly) -> None:
+        self._store = assembly.backend.letters
+        self._reading = Reading(self._store)
+        self._jobs = assembly.jobs()
+        self._policies = self._jobs.policies
 
     def discard(
         self,

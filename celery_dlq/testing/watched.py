@@ -13,11 +13,11 @@ from uuid import uuid4
 
 from celery.result import AsyncResult
 
+from celery_dlq.assembly import backend_for
 from celery_dlq.config import Settings
 from celery_dlq.errors import DLQError
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import DeadLetter, Reason, field_kinds
-from celery_dlq.parts import backend_for
 from celery_dlq.plugin import ATTRIBUTE, DeadLetters, app_itself
 from celery_dlq.policies.checks import suggestion
 from celery_dlq.store.embedded import embedded

@@ -41,8 +41,8 @@ _MAX_CHARS = 255  # of an id or name that anybody can publish
 
 
 def assembly_of(app: Any) -> Any:
-    """The `Parts` of an app."""
-    return app._celery_dlq.parts  # noqa: SLF001 - our own attribute
+    """The `Assembly` of an app."""
+    return app._celery_dlq.assembly  # noqa: SLF001 - our own attribute
 
 
 class GuardStep(bootsteps.StartStopStep):
@@ -121,7 +121,7 @@ class TickStep(bootsteps.StartStopStep):
         self._requested = False  # the loop of a lost connection may have forgotten
         if not self._warned:
             self._warned = True
-            _quietly(assembly_of(consumer.app).warn_of_low_limits, consumer.connection)
+            _quietly(_warn_of_low_limits, consumer)
 
         def tick() -> None:
             if self._connection is connection:  # else the last one of a connection that is lost
@@ -302,6 +302,13 @@ def _quietly(act: Callable[..., None], *args: Any) -> None:
 
 def _driver_type(worker: Any) -> str:
     return str(worker.app.connection_for_read().transport.driver_type)
+
+
+def _warn_of_low_limits(consumer: Any) -> None:
+    if _driver_type(consumer.controller) != "redis":
+        from celery_dlq.operations.broker_limits import warn_of_low_limits  # noqa: PLC0415 - Redis has no such limits
+
+        warn_of_low_limits(assembly_of(consumer.app), consumer.connection)
 
 
 def _refuse_a_mismatch(app: Any) -> None:

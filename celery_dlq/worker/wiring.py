@@ -29,7 +29,7 @@ from celery_dlq.writing.letter import LetterMaker
 from celery_dlq.writing.writer import LetterWriter
 
 if TYPE_CHECKING:
-    from celery_dlq.parts import Parts
+    from celery_dlq.assembly import Assembly
     from celery_dlq.policies.table import PolicyTable
 
 logger = get_logger("celery_dlq")
@@ -39,7 +39,7 @@ _SCRIPTS = ("celery_dlq.store", "celery_dlq.transport.redis")
 
 
 def guard_of(
-    dlq: Parts,
+    dlq: Assembly,
     *,
     hostname: str,
     pid: int,
@@ -73,8 +73,8 @@ def guard_of(
 
 
 def _parts_of(
-    own: Parts,
-    dlq: Parts,
+    own: Assembly,
+    dlq: Assembly,
     table: PolicyTable,
     *,
     hostname: str,
@@ -119,7 +119,7 @@ def _parts_of(
     )
 
 
-def _writer_of(own: Parts, parts: WorkerParts, *, gives_back: bool) -> LetterWriter:
+def _writer_of(own: Assembly, parts: WorkerParts, *, gives_back: bool) -> LetterWriter:
     settings = own.settings
 
     def change(letter: DeadLetter) -> DeadLetter:
@@ -151,7 +151,7 @@ def _writer_of(own: Parts, parts: WorkerParts, *, gives_back: bool) -> LetterWri
 
 
 def _housekeeping_of(
-    dlq: Parts, own: Parts, parts: WorkerParts, guard: Guard
+    dlq: Assembly, own: Assembly, parts: WorkerParts, guard: Guard
 ) -> Sequence[Task | LongTask]:
     """The periodic work; what waits for servers of its own comes last."""
     backend, policies = own.backend, parts.policies
@@ -192,7 +192,7 @@ def _housekeeping_of(
     ]
 
 
-def _warn_of_weaknesses(dlq: Parts, table: PolicyTable) -> None:
+def _warn_of_weaknesses(dlq: Assembly, table: PolicyTable) -> None:
     """Say what weakens the guarantees, and which queues in policies this app does not know."""
     if not (table or table.tasks):
         logger.warning(NOTHING_GUARDED)

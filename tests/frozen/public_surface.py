@@ -167,7 +167,6 @@ def _members(kind: type) -> Iterator[str]:
     if issubclass(kind, Enum):
         yield from (f"    {member.name} = {member.value!r}" for member in kind)
         return
-    dir(kind)  # `DeadLetters` gets the methods of operators when somebody looks for one
     ours = {name for base in kind.__mro__ for name in vars(base) if "celery_dlq" in base.__module__}
     for name in sorted(name for name in ours if not name.startswith("_")):
         getattr(kind, name, None)  # imports a method that is imported when it is looked up

@@ -20,6 +20,7 @@ from celery_dlq.features.auto_redrive import operations as module
 from celery_dlq.features.auto_redrive.operations import ACTOR, MOST_LETTERS, Cursor
 from celery_dlq.letters.record import EPOCH, Reason
 from celery_dlq.operations.job import Job
+from celery_dlq.operations.removal import Removal
 from celery_dlq.store.records import RedriveOutcome
 
 Make = Callable[..., DeadLetters]
@@ -191,7 +192,7 @@ def test_a_change_says_how_many_letters_it_would_redrive(make: Make) -> None:
     said = []
     for more in ({"times": 1}, {"times": 2}, {"times": 2, "reasons": ["expired"]}):
         made = admin.check_override("orders", span, auto_redrive={"after": "1h", **more})
-        effect = dlq.assembly.removal().policy_effect_on(
+        effect = Removal(dlq.assembly).policy_effect_on(
             "orders", frozenset({"auto_redrive"}), admin.after(made)
         )
         said.append(effect.redriven)

@@ -18,6 +18,7 @@ from celery_dlq.errors import DLQError, NotFound
 from celery_dlq.events import Events
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.operations.redrive.message import RedriveOptions
+from celery_dlq.operations.removal import Removal
 from celery_dlq.operations.retention import Retention
 from celery_dlq.operations.retention_round import RetentionRound
 from celery_dlq.policies import overrides
@@ -91,7 +92,7 @@ def effect(dlq: DeadLetters, **values: Any) -> str:
     """What a change would do, in words."""
     admin = dlq.assembly.policy_admin()
     after = admin.after(admin.check_override("orders", HOUR, **values))
-    return str(dlq.assembly.removal().policy_effect_on("orders", frozenset(values), after))
+    return str(Removal(dlq.assembly).policy_effect_on("orders", frozenset(values), after))
 
 
 @pytest.mark.parametrize("values", [TTL, MOST])
@@ -156,7 +157,7 @@ def test_only_a_persons_trimming_goes_to_the_bin(
     if by_hand:
         assert [change.letters for change in dlq.trim(DLQ)] == [LETTERS]
     assert a_worker_trims(dlq) == 0
-    assert len(list(dlq.assembly.removal().discarded(DLQ))) == (LETTERS if by_hand else 0)
+    assert len(list(Removal(dlq.assembly).discarded(DLQ))) == (LETTERS if by_hand else 0)
 
 
 def test_what_the_end_of_an_override_removes_can_be_restored(
@@ -171,7 +172,7 @@ def test_what_the_end_of_an_override_removes_can_be_restored(
     assert a_worker_trims(dlq) == LETTERS
     dlq.lift_policy("orders")
     poll(lambda: a_worker_trims(dlq) == 0, timeout_seconds=20)
-    assert len(list(dlq.assembly.removal().discarded(DLQ))) == LETTERS
+    assert len(list(Removal(dlq.assembly).discarded(DLQ))) == LETTERS
     with pytest.raises(NotFound, match="found none"):
         dlq.lift_policy("orders")
 

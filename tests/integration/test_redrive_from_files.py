@@ -32,6 +32,7 @@ from celery_dlq.errors import DLQError, ExportError, NotFound
 from celery_dlq.export.destination import Destination
 from celery_dlq.export.exported import ExportedLetters
 from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.operations.api import Operations
 from celery_dlq.operations.edit import Edit
 from celery_dlq.store.claims import Claims
 from celery_dlq.store.keys import Keys
@@ -288,7 +289,7 @@ def test_what_is_exported_while_a_job_runs_is_none_of_its_letters(
     """A redriven message that dies again is exported to the same folder: no endless redrive."""
     dlq = make()
     (first,) = archived(dlq, tmp_path, 1)
-    run, seen = dlq.assembly.operations().prepare(
+    run, seen = Operations(dlq.assembly).prepare(
         "redrive", DLQ, None, {"files": str(tmp_path), "force": True}
     )
     assert seen.letters == 1

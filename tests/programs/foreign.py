@@ -88,7 +88,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             "billiard.ExceptionInfo",
-            "worker/request.py",
+            "worker/request.py worker/in_process.py",
             "What `on_success` and the time limit of gevent get (threads, gevent, eventlet, "
             "solo): the task was left by what is no `Exception`.",
             "A task that leaves by `sys.exit`, `CancelledError` or `gevent.Timeout` counts as a "
@@ -97,7 +97,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             "Request.cancel Request.terminate",
-            "worker/request.py features/dead_letter/observer.py",
+            "worker/request.py worker/in_process.py features/dead_letter/observer.py",
             "The `(False, None, None)` of a killed greenlet is no success. `dlq dead-letter` ends"
             " a running task as Celery's commands do.",
             "A killed greenlet counts as a success; `dlq dead-letter` ends no task that runs.",

@@ -11,10 +11,10 @@ from celery import Celery
 from fresh import fresh_conf, fresh_store
 
 from celery_dlq import DeadLetters
+from celery_dlq.assembly import backend_for
 from celery_dlq.config import Settings
 from celery_dlq.errors import SettingsError
 from celery_dlq.events import DeadLettered, Event
-from celery_dlq.parts import backend_for
 from celery_dlq.registry import features
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.store import Store

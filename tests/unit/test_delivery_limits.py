@@ -12,6 +12,7 @@ from kombu import Queue
 
 from celery_dlq import DeadLetters, dead_letter_policy
 from celery_dlq.errors import SettingsError
+from celery_dlq.operations.broker_limits import warn_of_low_limits
 from celery_dlq.policies.delivery_limits import (
     LowLimit,
     default_limit,
@@ -165,5 +166,5 @@ def test_a_worker_warns_of_the_default_when_it_has_connected(
 
     dlq = DeadLetters(app)
     server = SimpleNamespace(server_properties={"product": "RabbitMQ", "version": "4.1.0"})
-    dlq.assembly.warn_of_low_limits(SimpleNamespace(connection=server))
+    warn_of_low_limits(dlq.assembly, SimpleNamespace(connection=server))
     assert "at least 24, twice max_deliveries (dead_letter_policy of shop.charge)" in caplog.text

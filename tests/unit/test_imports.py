@@ -99,7 +99,6 @@ def test_a_worker_loads_no_job_and_no_redrive_before_one_runs(*, features: bool)
     """What can break a task is small: an operation is imported by the thread that runs it."""
     names = [str(path) for path in house.loaded(features=features)[1]]
     late = (
-        "celery_dlq/assembly",
         "celery_dlq/operating",
         "operations/job",
         "operations/edit",

@@ -14,6 +14,8 @@ from fresh import fresh_conf
 
 from celery_dlq import DeadLetters, DLQError, LetterFilter, dead_letter_policy
 from celery_dlq.letters.filters import FilterFields
+from celery_dlq.operating import OperatorMethods
+from celery_dlq.operations.api import Operations
 from celery_dlq.policies.keys import PolicyKeys
 from celery_dlq.policies.policy import policy_keys
 
@@ -58,7 +60,7 @@ def test_a_misspelt_argument_is_named_with_the_one_that_is_meant(
 )
 def test_a_misspelt_option_of_a_plan(dlq: DeadLetters, kind: str, options: Any, meant: str) -> None:
     """It has the options of the operation that is planned."""
-    plans = dlq.assembly.operations()
+    plans = Operations(dlq.assembly)
     with pytest.raises(DLQError, match=f"did you mean '{meant}'"):
         plans.plan(kind, "orders-DLQ", **options)
 
@@ -87,6 +89,13 @@ def test_an_operation_has_the_signature_and_the_text_of_its_own() -> None:
     """For `help()` and for editors, though it is imported late."""
     assert "progress" in signature(DeadLetters.redrive).parameters
     assert "Exactly once" in (DeadLetters.redrive.__doc__ or "")
+
+
+def test_each_method_of_operators_is_named_once_more_for_those_who_load_none() -> None:
+    """`help()`, `dir()` and a worker know their names; only a look-up loads them."""
+    named = {name for name in vars(OperatorMethods) if not name.startswith("_")}
+    assert named <= {*dir(DeadLetters)}
+    assert all(getattr(DeadLetters, name) for name in dir(DeadLetters) if not name.startswith("_"))
 
 
 def test_policies_say_it_too(dlq: DeadLetters) -> None:

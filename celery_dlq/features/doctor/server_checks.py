@@ -15,6 +15,7 @@ from celery_dlq.features.doctor.finding import Finding, finding
 from celery_dlq.features.doctor.settings_checks import ExaminedApp
 from celery_dlq.letters.links import is_in_chord
 from celery_dlq.letters.printable import some_of
+from celery_dlq.operations.broker_limits import low_limits, low_receive_counts
 from celery_dlq.operations.job import INTERRUPTED, WAITING
 from celery_dlq.operations.memory_check import memory_faults
 from celery_dlq.operations.retention import Retention
@@ -126,10 +127,10 @@ def broker_findings(case: ExaminedApp, channel: Any) -> Iterator[Finding]:
     if reason := (case.no_reliable_fetch or refusal(channel)) if wanted else None:
         yield finding("fetch", f"Reliable fetch is off: {reason}.")
     tasks = task_queues(case.dlq.app)
-    for low in case.dlq.low_limits(case.table, tasks):
+    for low in low_limits(case.dlq, case.table, tasks):
         yield finding("delivery-limit", f"{low.text}.", low.queue)
     if case.transport.driver_type == "sqs":
-        for low in case.dlq.low_receive_counts(channel, case.dlq.app.amqp.queues, tasks):
+        for low in low_receive_counts(case.dlq, channel, case.dlq.app.amqp.queues, tasks):
             yield finding("redrive-policy", f"{low.text}.", low.queue)
 
 

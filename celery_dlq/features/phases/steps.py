@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import NotFound
+from celery_dlq.operations.incidents import Incidents
 from celery_dlq.operations.job import DONE, REDRIVES, RUNNING, STOPPED, WAITING, Job
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Steps:
         """A cause with what sets its letters apart: what is held of it."""
         if not cause.letters:
             return None
-        incidents = self._assembly.incidents()
+        incidents = Incidents(self._assembly)
         return incidents.of_cause(queue, cause, incidents.example_of(queue, cause))
 
     def _cause_of(self, job: Job) -> Group | None:

@@ -14,7 +14,7 @@ from celery_dlq.errors import NotFound
 from celery_dlq.events import GroupState
 from celery_dlq.letters.fingerprint import Frame
 from celery_dlq.operations.in_force import NOTHING_IN_FORCE
-from celery_dlq.operations.incidents import message_of
+from celery_dlq.operations.incidents import Incidents, message_of
 from celery_dlq.web.http import Call, Page
 from celery_dlq.web.pages import Row, confirm, frames_of, gone_page, page_of
 from celery_dlq.web.status import MAX_QUEUES
@@ -149,7 +149,7 @@ class Example(NamedTuple):
 
 def _examples_of(call: Call, queue: str, groups: Sequence[Group]) -> dict[str, Example]:
     """What happened to the newest letters of the first causes, as far as there is time."""
-    found, incidents = dict[str, Example](), call.dlq.assembly.incidents()
+    found, incidents = dict[str, Example](), Incidents(call.dlq.assembly)
     until = time.monotonic() + EXAMPLES_SECONDS
     for group in groups:
         if time.monotonic() > until:
@@ -188,7 +188,7 @@ def _groups_with_text(some: Callable[..., list[Group]], text: str) -> Iterator[G
 def group(call: Call) -> Page:
     """Show one group and its newest example."""
     queue, fingerprint = call.parts["queue"], call.parts["fingerprint"]
-    found, incidents = call.dlq.group(queue, fingerprint), call.dlq.assembly.incidents()
+    found, incidents = call.dlq.group(queue, fingerprint), Incidents(call.dlq.assembly)
     example = incidents.example_of(queue, found)
     answer = incidents.of_cause(queue, found, example) if found.letters else None
     name = (found.exception_type or "").rpartition(".")[2]

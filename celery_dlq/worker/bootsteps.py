@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NoReturn
 
 import click
@@ -17,7 +16,7 @@ from celery_dlq.events import DeadLettered, Event
 from celery_dlq.letters.printable import get_logger, shortened
 from celery_dlq.transport.held import LOOP_GOES_ON
 from celery_dlq.transport.redis.broker import UPGRADE, mismatch
-from celery_dlq.worker.dispatched import FLUSHES_QUEUES, flush_queues, read_results
+from celery_dlq.worker.dispatched import Results
 from celery_dlq.worker.dropped import read_leniently, watch_dropped_messages
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.request import (
@@ -270,20 +269,16 @@ def read_before_put_back(pool: Any, hub: Any) -> None:
 
     When two processes die at once, billiard handles the second one's job before it has read that
     the job was accepted, and Celery hands it to another process: a second, uncounted start.
-    Celery 5.4 never reads it, not even when one dies alone; there, `flush_queues` does.
+    Celery 5.4 never reads it, not even when one dies alone.
 
     Source: ``AsynPool.on_partial_read`` in
     https://github.com/celery/celery/blob/main/celery/concurrency/asynpool.py
     """
     inner: Any = getattr(pool, "_pool", None)
     put_back = getattr(inner, "on_partial_read", None)
-    if put_back is None or getattr(inner, "dlq_reads_first", False):
+    if put_back is None or hasattr(inner, "dlq_results"):
         return
-    inner.dlq_reads_first = True
-    if hub is not None:
-        read_results(inner)
-    if not FLUSHES_QUEUES and hub is not None:  # without a hub, it is no `AsynPool`
-        inner.process_flush_queues = partial(flush_queues, inner, hub)
+    inner.dlq_results = None if hub is None else Results(inner)  # without one, no `AsynPool`
 
     def on_partial_read(job: Any, process: Any) -> None:
         if not job.worker_pids():  # no process reported its start

@@ -20,13 +20,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
-from inspect import isgenerator
 from select import PIPE_BUF
 from struct import Struct
 from typing import Any
 
 from billiard.pool import EX_OK, EX_RECYCLE
-from celery import VERSION
 from celery.concurrency import prefork
 
 from celery_dlq import timing
@@ -39,18 +37,12 @@ _LENGTH = Struct(">i")  # before each message of a process
 _NO_PAYLOAD = (memoryview(b""), memoryview(b""), 0)
 _READ_BYTES = 8192  # dozens of them
 _MOST_BYTES = 1 << 20
+_WAIT_SECONDS = 0.5  # for a result at a shutdown, as Celery
 _BEING_SETTLED = (DeliveryState.ENDING, DeliveryState.WAITING_FOR_STORE)
 
 ENDED: Future[None] = Future()
 """What stands for a job that has ended, or never was one."""
 ENDED.set_result(None)
-
-FLUSHES_QUEUES = VERSION >= (5, 5)
-"""True if ``AsynPool.process_flush_queues`` reads what a dead process reported.
-
-In Celery 5.4 it waits for errors of the pipe and not for data, because its ``_select`` registers
-a descriptor once for each, and the second time counts: it always finds nothing.
-"""
 
 # Pools that run a job in this process and report its start right before, where it runs.
 _HERE = frozenset(f"celery.concurrency.{name}" for name in ("solo", "thread", "gevent", "eventlet"))
@@ -125,7 +117,7 @@ class AtWork:
         job. Those that look accepted stay.
         """
         inner: Any = getattr(pool, "_pool", None)
-        if not hasattr(inner, "_fileno_to_outq"):
+        if getattr(inner, "dlq_results", None) is None:
             return []  # only the event loop's pool drops jobs
         jobs = [job for job in list(inner._cache.values()) if _is_kept(inner, job)]  # noqa: SLF001
         for job in jobs:
@@ -140,7 +132,7 @@ class AtWork:
         inner: Any = getattr(pool, "_pool", None)
         for job, process in jobs:
             _put_back(inner, job, process)
-        if not hasattr(inner, "_fileno_to_outq"):
+        if getattr(inner, "dlq_results", None) is None:
             return []
         given = [one for one in self.requests() if one.dlq_job is not None]
         return [one for one in given if one.time_start is None and not pool_has_task(pool, one)]
@@ -227,85 +219,85 @@ def _put_back(inner: Any, job: Any, process: Any) -> None:
             inner._put_back(job)  # noqa: SLF001 - it retired meanwhile, without the job
 
 
-def flush_queues(inner: Any, hub: Any, process: Any) -> None:
-    """Read what a dead process reported; takes the place of ``AsynPool.process_flush_queues``."""
-    for message in _report_results(inner, hub, process.outq._reader):  # noqa: SLF001 - as the pool does
-        inner._result_handler.on_state_change(message)  # noqa: SLF001
-
-
-def _report_results(inner: Any, hub: Any, reader: Any) -> Iterator[Any]:
-    with suppress(OSError, EOFError):  # closed, or its last message is cut off
-        read_in_part, _ = hub.readers.get(reader.fileno(), (None, ()))
-        if isgenerator(read_in_part) and next(read_in_part, StopIteration) is not StopIteration:
-            return  # its end was never written
-        while inner._state != TERMINATE and reader.poll(0):  # noqa: SLF001
-            yield reader.recv()
-
-
-def read_results(inner: Any) -> None:
-    """Let a prefork pool read its results with one call each, also over a lost connection.
+class Results:
+    """What the processes of a prefork pool report: one call reads all of it that has arrived.
 
     Celery reads length and body of a message apart, two messages a task, and registers the pipe
-    with the event loop after each. And when a connection is lost in the midst of one, it forgets
-    what it has read of it, takes what follows for the beginning of another one, and never handles
-    a result of that process again.
+    with the event loop after each. What it has read of a message whose rest has not arrived, it
+    forgets when a connection is lost, when the process dies, and before version 5.7 at a shutdown:
+    then it takes the rest for the beginning of another one, and never handles a result of that
+    process again, hangs, or ends the worker.
 
     Source: ``Hub.reset`` in https://github.com/celery/kombu/blob/main/kombu/asynchronous/hub.py,
-    ``ResultHandler._make_process_result`` in
+    ``ResultHandler`` and ``AsynPool.process_flush_queues`` in
     https://github.com/celery/celery/blob/main/celery/concurrency/asynpool.py
     """
-    handler = inner._result_handler  # noqa: SLF001
-    begun: dict[int, tuple[Any, bytes]] = {}  # what was read of a message, and of which process
 
-    def recv_message(add_reader: Any, fd: int, callback: Any) -> Iterator[None]:
-        process, waited = inner._fileno_to_outq.get(fd), False  # noqa: SLF001
-        while True:
-            of, data = begun.pop(fd, (process, b""))
-            data = data if of is process else b""
-            more = _read_now(fd, data)
-            messages, data = _whole_messages(data + more)
-            if data:
-                begun[fd] = process, data
-            if messages and not data:
-                break
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._begun: dict[int, bytearray] = {}  # by pipe: what has arrived of its next message
+        handler = inner._result_handler  # noqa: SLF001
+        handler._recv_message = self.receive  # noqa: SLF001
+        handler._flush_outqueue = self.read_at_shutdown  # noqa: SLF001
+        inner.process_flush_queues = self.read_of_dead
+
+    def receive(self, add_reader: Any, fd: int, callback: Any) -> Iterator[None]:
+        """Handle what has arrived; a generator that goes on while a message is not whole."""
+        messages, waited = self._read(fd), False
+        while fd in self._begun:
             _call_for_each(callback, messages)
             waited = True
             yield  # which registers this generator instead of the handler
+            messages = self._read(fd)
         if waited:
-            add_reader(fd, handler.handle_event, fd)
+            add_reader(fd, self._inner._result_handler.handle_event, fd)  # noqa: SLF001
         _call_for_each(callback, messages)
 
-    handler._recv_message = recv_message  # noqa: SLF001
+    def read_of_dead(self, process: Any) -> None:
+        """Handle all that a dead process reported; the rest of its last message never comes."""
+        messages: list[bytearray] = []
+        reader = process.outq._reader  # noqa: SLF001 - as the pool does
+        with suppress(OSError, EOFError):  # closed
+            while self._inner._state != TERMINATE and reader.poll(0):  # noqa: SLF001
+                messages += self._read(reader.fileno())
+        if not reader.closed:
+            self._begun.pop(reader.fileno(), None)
+        _call_for_each(self._inner._result_handler.on_state_change, messages)  # noqa: SLF001
+
+    def read_at_shutdown(self, fd: int, remove: Any, processes: Any, callback: Any) -> None:
+        """Handle what a process reports within half a second; ``remove`` if it is gone."""
+        messages: list[bytearray] = []
+        try:
+            if processes[fd].outq._reader.poll(_WAIT_SECONDS):  # noqa: SLF001
+                messages = self._read(fd)
+        except (KeyError, OSError, EOFError):
+            remove(fd)
+        _call_for_each(callback, messages)
+
+    def _read(self, fd: int) -> list[bytearray]:
+        """Read without waiting; an error at the end, as Celery raises it."""
+        data = self._begun.pop(fd, None) or bytearray()
+        missing = 0
+        if len(data) >= _LENGTH.size:
+            missing = _LENGTH.unpack_from(data)[0] + _LENGTH.size - len(data)
+        with suppress(BlockingIOError):
+            more = os.read(fd, min(max(_READ_BYTES, missing), _MOST_BYTES))
+            if not more:
+                raise OSError("End of file during message") if data else EOFError
+            data += more
+        messages = []
+        while len(data) >= _LENGTH.size:
+            end = _LENGTH.unpack_from(data)[0] + _LENGTH.size
+            if end > len(data):
+                break
+            messages.append(data[_LENGTH.size : end])
+            del data[:end]
+        if data:
+            self._begun[fd] = data
+        return messages
 
 
-def _read_now(fd: int, data: bytes) -> bytes:
-    """Read what has arrived, without waiting; an error at the end, as Celery raises it."""
-    missing = 0
-    if len(data) >= _LENGTH.size:
-        missing = _LENGTH.unpack_from(data)[0] + _LENGTH.size - len(data)
-    try:
-        more = os.read(fd, min(max(_READ_BYTES, missing), _MOST_BYTES))
-    except (BlockingIOError, InterruptedError):
-        return b""
-    if not more:
-        raise OSError("End of file during message") if data else EOFError
-    return more
-
-
-def _whole_messages(data: bytes) -> tuple[list[bytes], bytes]:
-    """Return the messages in what was read, and what is left: the beginning of another one."""
-    messages, at, end = [], 0, len(data)
-    while end - at >= _LENGTH.size:
-        body = at + _LENGTH.size
-        after = body + _LENGTH.unpack_from(data, at)[0]
-        if after > end:
-            break
-        messages.append(data[body:after])
-        at = after
-    return messages, data[at:]
-
-
-def _call_for_each(callback: Callable[[Any], object], messages: list[bytes]) -> None:
+def _call_for_each(callback: Callable[[Any], object], messages: list[bytearray]) -> None:
     """Handle all messages that were read; then raise the first error, e.g. of a lost connection."""
     error: BaseException | None = None
     for one in messages:

@@ -194,11 +194,15 @@ TABLES: dict[str, tuple[Row, ...]] = {
     ),
     "What a pool has": (
         Row(
-            "AsynPool.process_flush_queues ResultHandler.on_state_change",
+            "AsynPool.process_flush_queues ResultHandler.on_state_change "
+            "ResultHandler._flush_outqueue",
             "worker/dispatched.py worker/bootsteps.py",
-            "On Celery 5.4 only: there the pool does not read what a dead process reported.",
-            "On Celery 5.4 a second, uncounted start; it goes with 5.4.",
-            "test_a_pool_reads_what_a_dead_process_reported_before_it_asks_about_its_jobs",
+            "What is left of a result that was half read when its process died, or at a shutdown, "
+            "is not taken for another one.",
+            "A process that is killed while it reports a large result may end its worker, or keep "
+            "it from ending. On Celery 5.4 a second, uncounted start.",
+            "test_a_pool_reads_what_a_dead_process_reported_before_it_asks_about_its_jobs "
+            "tests/unit/test_dispatched.py",
         ),
         Row(
             "ApplyResult._accepted ApplyResult._job ApplyResult.discard ApplyResult._write_to "
@@ -220,7 +224,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             "AsynPool._result_handler ResultHandler._recv_message ResultHandler.handle_event "
-            "AsynPool._fileno_to_outq outq._reader",
+            "outq._reader",
             "worker/dispatched.py",
             "Results are read by one call, not by four; one that is half read survives a lost "
             "connection.",

@@ -78,9 +78,10 @@ def test_every_overridden_method_of_a_transport_or_a_server_has_a_row(module: st
 def test_every_overridden_method_of_a_request_has_a_row() -> None:
     """The guard is mixed in front of Celery's class, so Python does not see it as a subclass."""
     request: Any = import_module("celery.worker.request").Request
-    module = import_module("celery_dlq.worker.request")
+    modules = [import_module(f"celery_dlq.worker.{name}") for name in ("request", "in_process")]
     classes = [
         kind
+        for module in modules
         for kind in vars(module).values()
         if inspect.isclass(kind) and kind.__module__ == module.__name__
     ]

@@ -26,7 +26,7 @@ from celery_dlq.features.dead_letter.demand import Demand
 from celery_dlq.letters.record import Outcome, Reason, iso
 from celery_dlq.store.metrics import DELIVERIES, INTERNAL_ERRORS
 from celery_dlq.worker.dispatched import ENDED
-from celery_dlq.worker.request import InProcessRequest, NotStartedError
+from celery_dlq.worker.in_process import InProcessRequest, NotStartedError
 from celery_dlq.writing.lifecycle import DeliveryState
 
 

@@ -15,10 +15,10 @@ from celery.worker.request import Request
 from guarded_worker import Pool, Worker
 
 from celery_dlq.worker import request as hooks
+from celery_dlq.worker.in_process import InProcessRequest
 from celery_dlq.worker.request import (
     ChildProcessRequest,
     DeadLetterRequest,
-    InProcessRequest,
     kind_of_request,
 )
 from celery_dlq.worker.settling import SettlingRequest

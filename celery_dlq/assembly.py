@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq import signals
@@ -235,22 +234,7 @@ class Assembly:
         from celery_dlq.operations.api import KINDS
         from celery_dlq.operations.jobs import Jobs
 
-        return Jobs(
-            self.app,
-            self.settings,
-            self.backend,
-            self.policy_admin(),
-            KINDS,
-            events=self.events,
-            measuring=self.measuring,
-            clock=self.clock,
-        )
-
-    @contextmanager
-    def separate_jobs(self) -> Iterator[Jobs]:
-        """Jobs on connections of their own, as a worker runs them."""
-        with self.separate() as own:
-            yield own.jobs()
+        return Jobs(self, KINDS)
 
     def held_queues(self) -> HeldQueues:
         """The queues of held messages."""
@@ -262,30 +246,13 @@ class Assembly:
         """The tasks and queues that operators may name."""
         from celery_dlq.operations.instructions import KnownNames
 
-        return KnownNames(
-            self.backend.workers, tasks=lambda: self.app.tasks, queues=self._queue_names
-        )
-
-    def _queue_names(self) -> frozenset[str]:
-        """The queues that the app, a policy, a letter or a live worker names."""
-        workers = self.backend.workers.workers(with_tasks=False)
-        return KnownQueues.from_app(self.app).names.union(
-            self.policy_admin().guarded_queues(), *(info.queues for info in workers)
-        )
+        return KnownNames(self)
 
     def policy_admin(self) -> PolicyAdmin:
         """Shows and changes policies."""
-        from celery_dlq.operations.broker_limits import low_limits
         from celery_dlq.operations.policies import PolicyAdmin
 
-        return PolicyAdmin(
-            self.policy_table(),
-            self.backend,
-            self.events,
-            known_queues=partial(KnownQueues.from_app, self.app),
-            task_queues=partial(default_delay.task_queues, self.app),
-            low_limits=partial(low_limits, self),
-        )
+        return PolicyAdmin(self)
 
 
 def backend_for(settings: Settings, app: Any) -> Store:

@@ -277,7 +277,7 @@ class OperatorMethods(_Typed):
         """A runner of the jobs that wait, for this process; call its ``start`` and ``close``."""
         from celery_dlq.operations.jobs import Runner
 
-        return Runner(self.assembly.separate_jobs)
+        return Runner(self.assembly)
 
 
 for _feature in features():

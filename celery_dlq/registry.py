@@ -56,7 +56,8 @@ class PolicyKey:
 class Setting:
     """A Celery setting with the prefix ``dlq_`` that a feature adds."""
 
-    check: str  # Place of its check: `(where, value) -> value`
+    # Place of its check: `(where, value) -> value`; ``:NAME`` is in `celery_dlq.policies.checks`
+    check: str
     default: Any
     doc: str  # Its meaning, unit, special value and default, as in `celery_dlq.config.Settings`
 
@@ -145,7 +146,8 @@ class Feature:
     def load(self, place: str) -> Any:
         """What a place names."""
         module, _, name = place.partition(":")
-        return attrgetter(name)(import_module(f"celery_dlq.features.{self.name}.{module}"))
+        whole = f"features.{self.name}.{module}" if module else "policies.checks"
+        return attrgetter(name)(import_module(f"celery_dlq.{whole}"))
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -70,15 +71,13 @@ def strict_counter(
 
 def jobs_on(backend: Store) -> Jobs:
     """Jobs of an app without policies, in a store of a test's own."""
-    nothing: Any = None
-    measuring = Measuring(lambda: backend.metrics.add_counts)
-    return Jobs(
-        an_app(),
-        nothing,
-        backend,
-        nothing,
-        KINDS,
+    assembly: Any = SimpleNamespace(
+        app=an_app(),
+        settings=None,
+        backend=backend,
+        policy_admin=lambda: None,
         events=Events(),
-        measuring=measuring,
+        measuring=Measuring(lambda: backend.metrics.add_counts),
         clock=utc_now,
     )
+    return Jobs(assembly, KINDS)

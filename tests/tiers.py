@@ -119,7 +119,7 @@ FULL_TIER = (
     "tests/integration/test_export_stores.py::test_following_waits",
     (
         "tests/unit/test_imports.py::"
-        "test_a_worker_loads_no_job_and_no_redrive_before_one_runs[no feature"
+        "test_a_worker_loads_what_it_needs_and_the_rest_when_that_is_due[no feature"
     ),
     "tests/unit/test_causes.py::test_noise_has_no_findings[200",
     "tests/unit/test_arguments.py::test_a_bomb_does_not_go_off[lzma",

@@ -193,7 +193,10 @@ class JobRequest:
         """Do it here, with ``--yes`` or else as the job to which a person agreed; its report."""
         job = None if self.yes else self.agreed()
         work = at_once if job is None else partial(run, job)
-        total = self._count_letters() if job is None else job.job.total
+        if job is None:
+            total = known_count(self.reader, self.queue, self.where, self.how["limit"])
+        else:
+            total = job.job.total
         ready_for_many()
         with counting(self.console, verb, quiet=self.as_json, total=total) as progress:
             return work(progress=progress)
@@ -244,9 +247,6 @@ class JobRequest:
             )
         say_unread(seen.unread, "letter", "left out")
         return run, seen
-
-    def _count_letters(self) -> int | None:
-        return known_count(self.reader, self.queue, self.where, self.how["limit"])
 
     def refuse_none(self, found: object) -> None:
         """Refuse a filter that matches nothing."""

@@ -33,7 +33,7 @@ from rich.text import Text
 from celery_dlq.letters.printable import one_line, printable
 
 if TYPE_CHECKING:
-    from celery_dlq.store.instructions import Hold
+    from celery_dlq.store.holds import Hold
 
 _CLOCK_SKEW_SECONDS = 2
 _FOLDED_WIDTH = 16  # a name that is folded at less cannot be read

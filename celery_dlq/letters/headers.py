@@ -24,6 +24,9 @@ REDRIVEN_AT_HEADER = "dlq_redriven_at"
 LETTER_HEADER = "dlq_letter"
 """Id of the letter, or of the held message. Two messages with one id are one published twice."""
 
+UNREADABLE_HEADERS = "dlq_unreadable_headers"
+"""Header that stands for headers which cannot be read: their bytes, in AMQP's encoding."""
+
 PUBLICATION_HEADER = "dlq_publication"
 """Names one publication of a message: microseconds since 1970 and a random number, hexadecimal.
 

@@ -5,7 +5,7 @@ Loaded where the broker is one of the two, and by operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -28,15 +28,16 @@ def refuse_what_vanishes(assembly: Assembly, table: PolicyTable) -> None:
     """Refuse declared queues of RabbitMQ that drop messages before they are dead letters."""
     # Not `amqp.queues`: it would keep what the configuration says now.
     declared = assembly.app.amqp.Queues(assembly.app.conf.task_queues)
-    for low in _low_limits(assembly, table, {}, declared, lambda: None):
+    adopts = bool(assembly.settings.of("adopt"))
+    for low in delivery_limits.low_limits(table, declared, {}, adopts=adopts, default=lambda: None):
         if low.vanishes:
             raise SettingsError(low.text)
 
 
 def low_limits(
     assembly: Assembly, table: PolicyTable, task_queues: Mapping[str, str]
-) -> Iterator[LowLimit]:
-    """The limits that are too low, with the one that RabbitMQ has by default, if it answers."""
+) -> Iterable[LowLimit]:
+    """The limits of RabbitMQ that are too low, with the one that it has by default if it says."""
 
     def default() -> int | None:
         if assembly.server is None:
@@ -44,20 +45,9 @@ def low_limits(
                 assembly.server = found.connection.server_properties
         return delivery_limits.default_limit(assembly.server or {})
 
-    return _low_limits(assembly, table, task_queues, assembly.app.amqp.queues, default)
-
-
-def _low_limits(
-    assembly: Assembly,
-    table: PolicyTable,
-    task_queues: Mapping[str, str],
-    queues: Mapping[str, Any],
-    default: Callable[[], int | None],
-) -> Iterator[LowLimit]:
-    """Where a limit of RabbitMQ would end messages before a policy does."""
     if assembly.app.connection_for_read().transport_cls not in RABBITMQ:
-        return iter(())
-    adopts = bool(assembly.settings.of("adopt"))
+        return ()
+    queues, adopts = assembly.app.amqp.queues, bool(assembly.settings.of("adopt"))
     return delivery_limits.low_limits(table, queues, task_queues, adopts=adopts, default=default)
 
 

@@ -16,16 +16,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from celery_dlq import timing
-from celery_dlq.config import Settings
 from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
-from celery_dlq.events import Action, Change, Events, on_behalf_of, whoami
+from celery_dlq.events import Action, Change, on_behalf_of, whoami
 from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.printable import get_logger, readable
 from celery_dlq.letters.record import from_micros, iso
@@ -49,16 +48,15 @@ from celery_dlq.operations.job import (
     JobRun,
     counts_of,
 )
-from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.operations.redrive.select import MOST_SEARCHED, Progress, Source, died_again
 from celery_dlq.store.endless import repeat_until
 from celery_dlq.store.letters import Letters
-from celery_dlq.store.metrics import Measuring
 from celery_dlq.store.records import position_at
-from celery_dlq.store.store import Store
-from celery_dlq.store.worker_records import Clock
 from celery_dlq.store.workers import OpenChange
 from celery_dlq.transport.publications import broker_name
+
+if TYPE_CHECKING:
+    from celery_dlq.assembly import Assembly
 
 logger = get_logger("celery_dlq")
 
@@ -100,28 +98,17 @@ def check_start(at: datetime, now: datetime) -> None:
 class Jobs:
     """The jobs of an app; safe against crashes and other operators."""
 
-    def __init__(
-        self,
-        app: Any,
-        settings: Settings,
-        backend: Store,
-        policies: PolicyAdmin,
-        kinds: Mapping[str, JobKind],
-        *,
-        events: Events,
-        measuring: Measuring,
-        clock: Clock,
-    ) -> None:
-        self.app = app
-        self.settings = settings
-        self.backend = backend
-        self.policies = policies
-        self.events = events
-        self.measuring = measuring
-        self.clock = clock
-        self.audit = Audit(backend.workers, events)
+    def __init__(self, assembly: Assembly, kinds: Mapping[str, JobKind]) -> None:
+        self.app = assembly.app
+        self.settings = assembly.settings
+        self.backend = assembly.backend
+        self.policies = assembly.policy_admin()
+        self.events = assembly.events
+        self.measuring = assembly.measuring
+        self.clock = assembly.clock
+        self.audit = Audit(self.backend.workers, self.events)
         self._kinds = kinds
-        self._store = backend.jobs
+        self._store = self.backend.jobs
 
     # -- what operators see -------------------------------------------------------
 
@@ -491,15 +478,13 @@ class Runner:
     waits for another; a job whose process was killed is ``interrupted`` until it is resumed.
     """
 
-    def __init__(
-        self, make: Callable[[], AbstractContextManager[Jobs]], *, threads: int = THREADS
-    ) -> None:
-        self._make = make
+    def __init__(self, assembly: Assembly) -> None:
+        self._assembly = assembly
         self._closing = threading.Event()
         self._wake = threading.Semaphore(0)
         self._threads = [
             threading.Thread(target=self._run_jobs, name=f"dlq-jobs-{number}", daemon=True)
-            for number in range(1, threads + 1)
+            for number in range(1, THREADS + 1)
         ]
 
     def start(self) -> Runner:
@@ -527,7 +512,8 @@ class Runner:
         repeat_until(self._run_waiting, self._closing.is_set, "Jobs that wait are not run")
 
     def _run_waiting(self) -> None:
-        with self._make() as jobs:
+        with self._assembly.separate() as own:  # each thread has connections of its own
+            jobs = own.jobs()
             while not self._closing.is_set():
                 if not jobs.run_one(self._closing.is_set):
                     self._wake.acquire(timeout=timing.current.job_look)

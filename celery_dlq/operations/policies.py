@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from itertools import chain, combinations, islice
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import NotFound, SettingsError
-from celery_dlq.events import Action, Events, whoami
+from celery_dlq.events import Action, whoami
 from celery_dlq.letters.record import iso
+from celery_dlq.operations.broker_limits import low_limits
 from celery_dlq.operations.instructions import Audit
 from celery_dlq.operations.retention import KEPT_IN_BIN
-from celery_dlq.policies.delivery_limits import LowLimit
 from celery_dlq.policies.overrides import MAX_OVERRIDE, applied, begins_at, checked
 from celery_dlq.policies.policy import DLQ_SUFFIX, KeyValue, Policy, plain_value
 from celery_dlq.policies.queue_names import KnownQueues, did_you_mean
 from celery_dlq.policies.registered import differences
 from celery_dlq.policies.table import PolicyTable, SourcedValue
 from celery_dlq.store.instructions import Override
-from celery_dlq.store.store import Store
 from celery_dlq.store.worker_records import TASK_PREFIX, WorkerInfo
+from celery_dlq.transport.default_delay import task_queues
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from celery_dlq.assembly import Assembly
     from celery_dlq.policies.keys import PolicyKeys
 
 
@@ -81,26 +82,14 @@ _PATTERN = re.compile(r"[*?\[{}]")
 class PolicyAdmin:
     """Shows and changes the policies in force."""
 
-    def __init__(
-        self,
-        table: PolicyTable,
-        backend: Store,
-        events: Events,
-        *,
-        known_queues: Callable[[], KnownQueues],
-        task_queues: Callable[[], Mapping[str, str]],
-        low_limits: Callable[[PolicyTable, Mapping[str, str]], Iterable[LowLimit]] = (
-            lambda _table, _task_queues: ()
-        ),
-    ) -> None:
-        self._table = table
+    def __init__(self, assembly: Assembly) -> None:
+        backend = assembly.backend
+        self._assembly = assembly
+        self._table = assembly.policy_table()
         self._registry = backend.workers
         self._instructions = backend.instructions
-        self._audit = Audit(backend.workers, events)
-        self._known_queues = known_queues
-        self._task_queues = task_queues
+        self._audit = Audit(backend.workers, assembly.events)
         self._dead_letter_queues = backend.letters.names
-        self._low_limits = low_limits
 
     def policies(self, queue: str | None = None) -> PolicyReport:
         """The policy in force of every queue and task, with the source of each value."""
@@ -113,7 +102,11 @@ class PolicyAdmin:
         return PolicyReport(views=views, warnings=report.warnings)
 
     def _report_of(self, queue: str | None) -> PolicyReport:
-        table, task_queues, known = self.in_force(), self._task_queues(), self._known_queues()
+        table, places, known = (
+            self.in_force(),
+            task_queues(self._assembly.app),
+            self.known_queues(),
+        )
         workers = self._registry.workers()
         names = known.names.union(*(info.queues for info in workers), [queue] if queue else [])
         known = replace(known, names=names)
@@ -121,12 +114,12 @@ class PolicyAdmin:
         views = [
             _view_of(table, queue, None) for queue in queues if table.resolve(queue) is not None
         ]
-        views += [_view_of(table, task_queues[task], task) for task in sorted(table.tasks)]
+        views += [_view_of(table, places[task], task) for task in sorted(table.tasks)]
         unknown = [
             f"dlq_queues[{name!r}] is a policy for a queue that this app does not know; {hint}"
             for name, hint in table.unknown_queues(known).items()
         ]
-        low = (found.text for found in self._low_limits(table, task_queues))
+        low = (found.text for found in low_limits(self._assembly, table, places))
         now = self._registry.now()
         soon = [_to_come(each) for each in self.overrides() if each.since > now]
         warnings = (*unknown, *low, *soon, *self.drift(workers))
@@ -139,14 +132,14 @@ class PolicyAdmin:
         """
         of_task = {f"{TASK_PREFIX}{name}": policy for name, policy in self._table.tasks.items()}
         policies = {**self._table.queues, **of_task}
-        task_queues = self._task_queues()
+        places = task_queues(self._assembly.app)
         mine = WorkerInfo(
             hostname="this app",
             pid=0,
             version="",
             started_at=MAX_TIME,
-            queues=tuple({*self._known_queues().names, *task_queues.values()}),
-            tasks=(*task_queues, *tasks),
+            queues=tuple({*self.known_queues().names, *places.values()}),
+            tasks=(*places, *tasks),
             policies={name: policy.to_json() for name, policy in policies.items()},
         )
         return [*_against(mine, workers)] or differences_of(workers)
@@ -167,9 +160,9 @@ class PolicyAdmin:
         """The overrides that are in force or will be; of an end that is to come without a value."""
         return self._instructions.in_force(Override)
 
-    def configured_queues(self) -> frozenset[str]:
+    def known_queues(self) -> KnownQueues:
         """The queues in the app's configuration."""
-        return self._known_queues().names
+        return KnownQueues.from_app(self._assembly.app)
 
     def guarded_queues(self) -> frozenset[str]:
         """The queues that have a policy of their own, or letters."""
@@ -262,7 +255,7 @@ class PolicyAdmin:
                 f"override the policy of the queue whose letters it has"
             )
         workers = self._registry.workers(with_tasks=False)
-        known = self.configured_queues().union(
+        known = self.known_queues().names.union(
             self.guarded_queues(), self._table.queues, *(info.queues for info in workers)
         )
         if queue not in known.union(o.queue for o in self.overrides()):

@@ -38,6 +38,8 @@ from celery_dlq.store.records import (
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from celery_dlq.operations.job import Job
+
 logger = get_logger("celery_dlq")
 
 ID_LENGTH = 36
@@ -367,6 +369,14 @@ class Reading:
                 f"{fingerprint!r}; `dlq groups {dead_letter_queue}` shows the fingerprints"
             )
         return replace(found, status=status)
+
+    def group_of(self, job: Job) -> Group | None:
+        """The group that a job is about, with or without letters; ``None`` if it names none."""
+        with suppress(NotFound):  # its letters left long ago
+            digits = str(job.filter.get("fingerprint") or "")
+            whole = digits and self.whole_fingerprint(job.queue, digits)
+            return self.group(job.queue, whole) if whole else None
+        return None
 
     def arguments(
         self, letter_id: str, dead_letter_queue: str | None = None

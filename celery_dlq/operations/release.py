@@ -18,7 +18,7 @@ from celery_dlq.operations.redrive.message import Outgoing, RedriveOptions, rele
 from celery_dlq.operations.redrive.redrive import carried_out
 from celery_dlq.operations.redrive.select import Progress, RawEntry
 from celery_dlq.operations.redrive.work import RedriveReport, RedriveWork
-from celery_dlq.store.instructions import MOST_HELD, Hold
+from celery_dlq.store.holds import MOST_HELD, Hold
 from celery_dlq.store.records import QueueSummary
 from celery_dlq.transport.publications import broker_name
 

@@ -70,7 +70,7 @@ def by_queue(overrides: Iterable[Override]) -> dict[str, tuple[Policy, str]]:
             logger.warning("An override is ignored: %s", exc)
             continue
         before, sources = found.get(override.queue, (Policy(), ""))
-        source = f"{override.actor} until {_short_time(override.until)}"
+        source = f"{override.actor} until {str(iso(override.until))[:16]}Z"
         joined = source if sources in {"", source} else f"{sources}, {source}"
         found[override.queue] = (policy.over(before), joined)
     return found
@@ -88,7 +88,3 @@ def _parsed_value(key: str, value: Any) -> Any:
         return json.loads(value.lower())
     except (ValueError, RecursionError):
         return value
-
-
-def _short_time(moment: datetime) -> str:
-    return str(iso(moment))[:16] + "Z"

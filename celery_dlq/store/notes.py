@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -61,6 +62,15 @@ class GroupNotes(Part):
         reads = (partial(_parsed_note, line) for line in reversed((text or b"").splitlines()))
         found = (readable(f"a note on {fingerprint}", read) for read in reads)
         return [note for note in found if note is not None]
+
+    def newest(self, dead_letter_queue: str, fingerprints: Sequence[str]) -> dict[str, Note]:
+        """Return the newest note on each of many groups, by one command; those that are read."""
+        names, found = [*map(spelled, fingerprints)], dict[str, Note]()
+        texts = self._client.hmget(self._keys.notes(dead_letter_queue), names) if names else ()
+        for fingerprint, text in zip(fingerprints, texts, strict=True):
+            with suppress(ValueError, KeyError, TypeError, IndexError):
+                found[fingerprint] = _parsed_note((text or b"").splitlines()[-1])
+        return found
 
     def set_status(self, dead_letter_queue: str, fingerprint: str, status: GroupStatus) -> None:
         """Set the state of a group: open, muted or resolved.

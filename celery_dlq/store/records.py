@@ -201,6 +201,11 @@ class Group:
         before = self.course[:-2]
         return self.last_hour > _GROWING * sum(before) / max(1, len(before))
 
+    def release_with_fix(self, live: Iterable[str]) -> str:
+        """The release of all live workers, if no letter is from it; else empty."""
+        releases = {*live}
+        return releases.pop() if len(releases) == 1 and not releases & {*self.releases} else ""
+
 
 GroupOrder = Literal["letters", "newest"]
 """Order of groups: the largest first, or the last seen first."""

@@ -14,7 +14,7 @@ from celery_dlq.store.address import Address
 from celery_dlq.store.check import check_redis
 from celery_dlq.store.connect import connect, is_refusal
 from celery_dlq.store.counter import DeliveryCounter
-from celery_dlq.store.instructions import Instructions
+from celery_dlq.store.instructions import CurrentInstructions
 from celery_dlq.store.keys import Keys
 from celery_dlq.store.new_letters import NewLetters
 from celery_dlq.store.part import Part
@@ -24,6 +24,7 @@ from celery_dlq.store.revoked import RevokedTasks
 from celery_dlq.store.worker_records import ServerMemory
 
 if TYPE_CHECKING:
+    from celery_dlq.store.giving import Instructions
     from celery_dlq.store.jobs import JobStore
     from celery_dlq.store.letters import Letters
     from celery_dlq.store.notes import GroupNotes
@@ -106,6 +107,13 @@ class Store:
         return Letters(self, keys, ttl_seconds)
 
     @cached_property
+    def instructions(self) -> Instructions:
+        """What operators require of all workers."""
+        from celery_dlq.store.giving import Instructions  # noqa: PLC0415 - workers seldom give any
+
+        return Instructions(self)
+
+    @cached_property
     def jobs(self) -> JobStore:
         """States of jobs."""
         from celery_dlq.store.jobs import JobStore  # noqa: PLC0415 - a worker without jobs has none
@@ -135,7 +143,7 @@ class Store:
 
     registrations = cached_property(Registrations)  # what this process reports of itself
     new_counts = cached_property(NewCounts)
-    instructions = cached_property(Instructions)  # what operators require of all workers
+    current_instructions = cached_property(CurrentInstructions)  # as workers read them
     revoked = cached_property(RevokedTasks)  # tasks that operators revoked, and when
 
     def memory(self) -> ServerMemory | None:

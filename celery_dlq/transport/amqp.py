@@ -11,20 +11,41 @@ https://github.com/celery/py-amqp/blob/main/amqp/transport.py
 
 from __future__ import annotations
 
+from functools import wraps
 from socket import MSG_DONTWAIT
 from struct import unpack_from
 from typing import Any
 
-from amqp import Connection, RecoverableConnectionError  # type: ignore[import-untyped]
+from amqp import Connection, RecoverableConnectionError, serialization  # type: ignore[import-untyped]
 from amqp.exceptions import UnexpectedFrame  # type: ignore[import-untyped]
+from amqp.spec import Basic  # type: ignore[import-untyped]
 from amqp.transport import TCPTransport  # type: ignore[import-untyped]
 
+from celery_dlq.letters.headers import UNREADABLE_HEADERS
 from celery_dlq.transport.held import LOOP_GOES_ON
 
 _READ_BYTES = 8192  # a dozen messages of usual size
 _MOST_BYTES = 1 << 20
 _AROUND = 8  # bytes of a frame around its content: type, channel, size; end
 _END = 0xCE
+_NUMBERS = {"delivery_mode": ">B", "priority": ">B", "timestamp": ">Q"}
+_PROPERTIES = (
+    "content_type",
+    "content_encoding",
+    "application_headers",
+    "delivery_mode",
+    "priority",
+    "correlation_id",
+    "reply_to",
+    "expiration",
+    "message_id",
+    "timestamp",
+    "type",
+    "user_id",
+    "app_id",
+    "cluster_id",
+)
+"""In AMQP's order; the first bit of the flags is the first one's."""
 
 
 def read_ahead(consumer: Any) -> None:
@@ -126,3 +147,69 @@ class Frames:
         # Before it is handled: whoever handles it may read the next one.
         transport._read_buffer = data[size + _AROUND :]  # noqa: SLF001
         return bool(self._connection.on_inbound_frame((kind, channel, data[7 : size + 7])))
+
+
+# -- AMQP properties that py-amqp cannot read ---------------------------------------------
+
+
+def read_leniently() -> None:
+    """Let py-amqp read any properties, in this process; a second call changes nothing.
+
+    RabbitMQ takes any bytes for a text, a timestamp in milliseconds and a table of any depth.
+    py-amqp fails on them while it reads a frame: Celery takes that for an error of its own and
+    ends, RabbitMQ redelivers the message, and the next worker ends. Read leniently, it is a message
+    like any other, and is dropped where its content cannot be used.
+
+    Source: ``decode_properties_basic`` in
+    https://github.com/celery/py-amqp/blob/main/amqp/serialization.py
+    """
+    strict = serialization.PROPERTY_CLASSES[Basic.CLASS_ID]
+    if hasattr(strict, "dlq_strict"):
+        return
+
+    @wraps(strict)
+    def decode(buf: bytes, offset: int) -> tuple[dict[str, Any], int]:
+        try:
+            properties, end = strict(buf, offset)
+        except Exception:  # noqa: BLE001 - whatever the reader of a value raises
+            return _read_leniently(bytes(buf), offset)
+        return properties, end
+
+    decode.dlq_strict = strict  # type: ignore[attr-defined]
+    serialization.PROPERTY_CLASSES[Basic.CLASS_ID] = decode
+
+
+def _read_leniently(buf: bytes, offset: int) -> tuple[dict[str, Any], int]:
+    """Read properties; a text that is not UTF-8 stays bytes, as py-amqp does it in headers."""
+    properties: dict[str, Any] = {}
+    (flags,) = unpack_from(">H", buf, offset)
+    offset += 2
+    for place, name in enumerate(_PROPERTIES):
+        if not flags & (0x8000 >> place):
+            continue
+        if name == "application_headers":
+            end = offset + 4 + unpack_from(">I", buf, offset)[0]
+            properties[name] = _lenient_headers(buf[offset:end])
+        elif name in _NUMBERS:
+            (properties[name],) = unpack_from(_NUMBERS[name], buf, offset)
+            end = offset + (8 if name == "timestamp" else 1)
+        else:
+            end = offset + 1 + buf[offset]
+            properties[name] = _lenient_text(buf[offset + 1 : end])
+        offset = end
+    return properties, offset
+
+
+def _lenient_headers(table: bytes) -> dict[str, Any]:
+    try:
+        (headers,), _end = serialization.loads("F", table, 0)
+    except Exception:  # noqa: BLE001 - as above
+        return {UNREADABLE_HEADERS: table}
+    return dict(headers)
+
+
+def _lenient_text(data: bytes) -> str | bytes:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data

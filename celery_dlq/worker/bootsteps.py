@@ -17,7 +17,7 @@ from celery_dlq.letters.printable import get_logger, shortened
 from celery_dlq.transport.held import LOOP_GOES_ON
 from celery_dlq.transport.redis.broker import UPGRADE, mismatch
 from celery_dlq.worker.dispatched import Results
-from celery_dlq.worker.dropped import read_leniently, watch_dropped_messages
+from celery_dlq.worker.dropped import watch_dropped_messages
 from celery_dlq.worker.guard import Guard
 from celery_dlq.worker.request import (
     DeadLetterRequest,
@@ -68,6 +68,8 @@ class GuardStep(bootsteps.StartStopStep):
         worker.dead_letter_tasks(worker.app)
         guarded = any(map(self.guard.may_guard, [None, *worker.app.tasks.values()]))
         if guarded and _driver_type(worker) == "amqp":
+            from celery_dlq.transport.amqp import read_leniently  # noqa: PLC0415 - on RabbitMQ only
+
             read_leniently()
         signals.worker_shutdown.connect(self._close, sender=worker, weak=False)
         install()

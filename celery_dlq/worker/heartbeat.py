@@ -18,7 +18,7 @@ from celery_dlq.errors import SettingsError, StoreUnavailable
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import EPOCH
 from celery_dlq.policies.policy import task_policies
-from celery_dlq.store.instructions import Instruction, Instructions, Override
+from celery_dlq.store.instructions import CurrentInstructions, Instruction, Override
 from celery_dlq.store.metrics import STORE_ERRORS, Counts
 from celery_dlq.store.registrations import Registrations
 from celery_dlq.store.worker_records import MAX_TASKS, TASK_PREFIX, WorkerInfo
@@ -97,7 +97,7 @@ class Heartbeat:
         self,
         registry: Registrations,
         info: WorkerInfo,
-        instructions: Instructions,
+        instructions: CurrentInstructions,
         apply: Apply,
         clock: Callable[[], float] = time.monotonic,
         *,
@@ -136,7 +136,7 @@ class Heartbeat:
             self._send()
         self._asks = self._beats = False  # at the end: what failed is done at the next tick
         if self._ticks % TICKS_PER_LOOK == 1:
-            self._apply_instructions()
+            self._compare_workers()
         elif not self._ticks % TICKS_PER_BEAT:
             self._registry.close_idle_connections()
 
@@ -171,18 +171,15 @@ class Heartbeat:
         """True if an instruction begins or ends about now; the store's clock decides."""
         return self._next_end is not None and self._next_end <= self._clock()
 
-    def _apply_instructions(self) -> None:
+    def _compare_workers(self) -> None:
         for other in self._registry.workers(with_tasks=False, some=COMPARED):
             if other.hostname != self._info.hostname:
                 from celery_dlq.policies.registered import differences  # noqa: PLC0415 - alone: none
 
                 for difference in differences(self._info, other):
-                    self._warn_of_difference(difference)
-
-    def _warn_of_difference(self, difference: str) -> None:
-        if difference not in self._warned and len(self._warned) < _MAX_WARNINGS:
-            self._warned.add(difference)
-            logger.warning("%s; each worker applies its own", difference)
+                    if difference not in self._warned and len(self._warned) < _MAX_WARNINGS:
+                        self._warned.add(difference)
+                        logger.warning("%s; each worker applies its own", difference)
 
 
 def _change_times(instruction: Instruction) -> Iterator[datetime]:

@@ -173,7 +173,7 @@ def _housekeeping_of(
     heartbeat = Heartbeat(
         backend.registrations,
         info,
-        backend.instructions,
+        backend.current_instructions,
         apply,
         job_waits=jobs.wake,
         queues=lambda: guard.queues,

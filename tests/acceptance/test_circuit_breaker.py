@@ -221,7 +221,7 @@ def test_a_full_breaker_probes_with_what_is_on_the_broker(
 ) -> None:
     """A probe from its queue would wait behind that; in the end all runs."""
     downstream.set("outage", 1)
-    few = json.dumps({"celery_dlq.store.instructions:MOST_HELD": 30})
+    few = json.dumps({"celery_dlq.store.holds:MOST_HELD": 30})
     worker = start_worker(CONF, env={"POISON_CONSTANTS": few})
     publish(redis_url, Place("redis"), 0, 300)
     poll(lambda: "Queue orders is not consumed" in worker.output, timeout_seconds=60)

@@ -30,7 +30,8 @@ from servers import RedisServer
 from waiting import poll
 
 from celery_dlq import DeadLetters, LetterFilter
-from celery_dlq.store.instructions import Hold, Override
+from celery_dlq.store.holds import Hold
+from celery_dlq.store.instructions import Override
 from celery_dlq.web.http import Permission, Route
 from celery_dlq.web.site import all_routes
 from celery_dlq.web.templating import Templates

@@ -155,7 +155,7 @@ def test_a_full_hold_stops_its_queue_and_no_other(
     """The rest waits on the broker, in order; after the release each message runs once."""
     hold = hold_of(redis_url, broker, "poison_app.healthy")
     publish(redis_url, broker, *(("healthy", f"h-{n}", {}) for n in range(30)))
-    few = {"POISON_CONSTANTS": json.dumps({"celery_dlq.store.instructions:MOST_HELD": 5})}
+    few = {"POISON_CONSTANTS": json.dumps({"celery_dlq.store.holds:MOST_HELD": 5})}
     conf = {"worker_prefetch_multiplier": 4}
     worker = start_worker(conf, env={**broker.env, **few}, pool=pool)
     poll(lambda: "Queue orders is not consumed" in worker.output, timeout_seconds=20)

@@ -10,7 +10,8 @@ from builders import NOW
 from waiting import poll
 
 from celery_dlq.events import Action, Events
-from celery_dlq.features.circuit_breaker.circuits import Circuits, CircuitStore, hold_id_of
+from celery_dlq.features.circuit_breaker.circuits import Circuits
+from celery_dlq.features.circuit_breaker.ends import CircuitStore, hold_id_of
 from celery_dlq.features.circuit_breaker.policy import (
     CircuitBreaker,
     Died,
@@ -18,7 +19,7 @@ from celery_dlq.features.circuit_breaker.policy import (
     Happened,
     Succeeded,
 )
-from celery_dlq.store.instructions import Circuit, Hold
+from celery_dlq.store.holds import Circuit, Hold
 from celery_dlq.store.metrics import Counts
 from celery_dlq.store.store import Store
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from builders import NOW, a_delivery, a_letter, key_of
 
-from celery_dlq.store.instructions import Hold
+from celery_dlq.store.holds import Hold
 from celery_dlq.store.store import Store
 from celery_dlq.store.worker_records import Stored
 

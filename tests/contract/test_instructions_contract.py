@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from celery_dlq.features.dead_letter.demand import Demand
-from celery_dlq.store.instructions import Instructions, Override
+from celery_dlq.store.giving import Instructions
+from celery_dlq.store.instructions import Override
 from celery_dlq.store.store import Store
 
 

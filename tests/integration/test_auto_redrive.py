@@ -76,7 +76,8 @@ def aged(dlq: DeadLetters, seconds: float) -> None:
 def look(dlq: DeadLetters, stopping: Callable[[], bool] = bool) -> list[Job]:
     """What a worker does until nothing is due: the jobs that it ran to their ends."""
     done = []
-    with dlq.assembly.separate_jobs() as jobs:
+    with dlq.assembly.separate() as own:
+        jobs = own.jobs()
         while module.look_for_due(jobs, jobs.policies.in_force()):
             job = jobs.run_next(stopping)
             if job is None or job.state == "waiting":

@@ -33,7 +33,8 @@ from celery_dlq.letters.record import Reason
 from celery_dlq.operations.job import JobRun
 from celery_dlq.operations.jobs import Jobs
 from celery_dlq.operations.redrive.publisher import GrowingPace
-from celery_dlq.store.instructions import Hold, Instructions
+from celery_dlq.store.giving import Instructions
+from celery_dlq.store.holds import Hold
 
 TASK = "shop.charge"
 POLICIES = {name: {"max_deliveries": 3, "circuit_breaker": {}} for name in ("orders", "mail")}

@@ -21,8 +21,8 @@ from waiting import poll
 from celery_dlq import DeadLetter, DeadLetters
 from celery_dlq.errors import BrokerUnavailable, SettingsError
 from celery_dlq.events import DeadLettered
-from celery_dlq.features.exchange import publisher as publisher_module
 from celery_dlq.features.exchange.connection import Exchanges
+from celery_dlq.features.exchange.deliveries import TRIES
 from celery_dlq.features.exchange.publisher import (
     ExchangePublisher,
     Outbox,
@@ -335,7 +335,7 @@ def test_a_subscriber_that_refuses_gives_the_others_few_copies(
         publisher = a_publisher(dlq)
         for _ in range(6):
             deliver(publisher)
-    copies = [subscriber.get() for _ in range(publisher_module.TRIES)]
+    copies = [subscriber.get() for _ in range(TRIES)]
     assert len({copy.properties["message_id"] for copy in copies}) == 1
     assert subscriber.is_empty()
     assert waiting(dlq) == 0
@@ -362,7 +362,7 @@ def test_a_letter_that_is_refused_waits_longer_each_time(
     waits = []
     with redis.Redis.from_url(redis_url) as client:
         (key,) = client.keys("*outbox*")
-        for _ in range(publisher_module.TRIES - 1):
+        for _ in range(TRIES - 1):
             deliver(publisher)
             deliver(publisher)  # it is not due
             ((entry, at),) = client.zrange(key, 0, -1, withscores=True)
@@ -440,7 +440,7 @@ def test_a_queue_behind_the_default_exchange_is_waited_for(
     queue.delete()
     letter = stored(dlq)
     publisher = a_publisher(dlq)
-    for _ in range(2 * publisher_module.TRIES):
+    for _ in range(2 * TRIES):
         deliver(publisher)
     assert waiting(dlq) == 1
     queue.declare()

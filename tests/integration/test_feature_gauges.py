@@ -6,7 +6,7 @@ from builders import an_app
 
 from celery_dlq import DeadLetters
 from celery_dlq.features.prometheus.exporter import Exporter
-from celery_dlq.store.instructions import RELEASING, Circuit, Hold
+from celery_dlq.store.holds import RELEASING, Circuit, Hold
 
 
 def test_holds_and_circuit_breakers_are_shown_with_their_labels(redis_url: str) -> None:

@@ -15,7 +15,8 @@ from servers import RedisServer
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.events import Action, Events
 from celery_dlq.features.circuit_breaker import CIRCUITS
-from celery_dlq.features.circuit_breaker.circuits import Circuits, CircuitStore
+from celery_dlq.features.circuit_breaker.circuits import Circuits
+from celery_dlq.features.circuit_breaker.ends import CircuitStore
 from celery_dlq.features.circuit_breaker.policy import (
     CircuitBreaker,
     Died,
@@ -26,7 +27,7 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.letters.record import EPOCH
 from celery_dlq.operations.job import DONE, RUNNING, WAITING
 from celery_dlq.operations.redrive.message import RedriveOptions
-from celery_dlq.store.instructions import OPEN, Hold
+from celery_dlq.store.holds import OPEN, Hold
 from celery_dlq.store.metrics import Counts
 from celery_dlq.store.scripts import script_text
 from celery_dlq.store.store import Store

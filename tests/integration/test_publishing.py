@@ -23,7 +23,7 @@ from celery_dlq import DeadLetters
 from celery_dlq.features.hold.operations import Holds
 from celery_dlq.letters.record import Reason
 from celery_dlq.operations.redrive.publisher import Publisher
-from celery_dlq.store.instructions import Hold
+from celery_dlq.store.holds import Hold
 
 QUEUE = "orders-DLQ"
 

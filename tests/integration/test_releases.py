@@ -34,7 +34,7 @@ from celery_dlq.letters.record import Reason
 from celery_dlq.operations.release import HeldQueues
 from celery_dlq.policies.decisions import Taken
 from celery_dlq.store.claims import Claims
-from celery_dlq.store.instructions import Hold
+from celery_dlq.store.holds import Hold
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.worker_records import WorkerInfo
 from celery_dlq.worker.wiring import guard_of

@@ -27,8 +27,8 @@ THEIRS = frozenset(
         # billiard.pool
         *("_accepted", "_payload", "_pool", "_reader", "_recv_message", "_set", "_writer"),
         # kombu.transport.virtual, .redis and .SQS
-        *("_deliver", "_do_restore_message"),
-        *("_get_async", "_message_to_python", "_on_messages_ready", "_put"),
+        *("_do_restore_message", "_get_async"),
+        *("_message_to_python", "_on_messages_ready", "_put"),
         *("_register_BRPOP", "_restore", "_size"),
         # amqp
         *("_on_blocked", "_on_unblocked", "_read", "_read_buffer"),

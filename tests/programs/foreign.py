@@ -80,7 +80,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             "celery.concurrency.apply_target",
-            "worker/dispatched.py worker/request.py",
+            "worker/dispatched.py worker/in_process.py",
             "An exception from the accept callback (solo, threads, gevent, eventlet): the task "
             "does not start.",
             "With solo, threads and greenlets a task whose count was refused runs all the same.",
@@ -186,7 +186,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             "amqp.serialization.PROPERTY_CLASSES",
-            "worker/dropped.py",
+            "transport/amqp.py",
             "Unreadable properties end no worker.",
             "One message with odd properties ends every worker of its RabbitMQ queue.",
             "tests/unit/test_amqp_properties.py",
@@ -320,7 +320,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             "SQS.Channel._resolve_queue_url",
-            "transport/sqs/aws.py parts.py",
+            "transport/sqs/aws.py operations/broker_limits.py",
             "The URL of a queue, if it exists: to read its timeout and redrive policy, to send.",
             "Each needs the permission `sqs:GetQueueUrl` as well, and a call more a queue.",
             "tests/unit/test_sqs_internals.py",
@@ -476,7 +476,7 @@ DOCUMENTED = (
     ),
     Documented(
         "SQS.Channel.entity_name",
-        "parts.py",
+        "operations/broker_limits.py",
         "https://docs.celeryq.dev/projects/kombu/en/stable/reference/kombu.transport.SQS.html",
         "tests/unit/test_sqs_internals.py",
     ),

@@ -457,7 +457,7 @@ _RESULTS = {
         "events:Change",
     ),
     "instructions": (
-        "store.instructions:Hold",
+        "store.holds:Hold",
         "operations.release:HeldMessages",
         "features.dead_letter.operations:DemandReport",
         "store.instructions:Override",

@@ -13,11 +13,9 @@ import pytest
 from amqp import serialization
 from amqp.spec import Basic
 
-from celery_dlq.worker.dropped import (
-    UNREADABLE_HEADERS,
-    are_unreadable,
-    read_leniently,
-)
+from celery_dlq.letters.headers import UNREADABLE_HEADERS
+from celery_dlq.transport.amqp import read_leniently
+from celery_dlq.worker.dropped import are_unreadable
 
 ALL = {
     "content_type": "application/json",

@@ -20,7 +20,7 @@ from celery_dlq.features.circuit_breaker.policy import (
 )
 from celery_dlq.letters.record import from_micros
 from celery_dlq.policies.policy import Policy
-from celery_dlq.store.instructions import OPEN, RELEASING, Circuit, Hold
+from celery_dlq.store.holds import OPEN, RELEASING, Circuit, Hold
 
 SECOND = 1_000_000
 NOW = 1_700_000_000 * SECOND

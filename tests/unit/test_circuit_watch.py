@@ -22,13 +22,13 @@ from celery_dlq.cli.commands import dlq
 from celery_dlq.errors import DLQError, NotFound, StoreUnavailable
 from celery_dlq.events import Action, Change
 from celery_dlq.features.circuit_breaker import CIRCUITS, policy
-from celery_dlq.features.circuit_breaker.circuits import CircuitStore, hold_id_of
+from celery_dlq.features.circuit_breaker.ends import CircuitStore, hold_id_of
 from celery_dlq.features.circuit_breaker.policy import Ends, Succeeded
 from celery_dlq.features.sentry import observer, reporter
 from celery_dlq.features.sentry.events import event_of_opening
 from celery_dlq.letters.headers import HOLD_HEADER
 from celery_dlq.operations.in_force import InForce
-from celery_dlq.store.instructions import OPEN, RELEASING, Circuit
+from celery_dlq.store.holds import OPEN, RELEASING, Circuit
 from celery_dlq.store.metrics import INTERNAL_ERRORS, STORE_ERRORS
 from celery_dlq.transport.publications import broker_name
 

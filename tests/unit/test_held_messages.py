@@ -18,7 +18,7 @@ from celery_dlq import DeadLetter, Reason
 from celery_dlq.errors import StoreUnavailable
 from celery_dlq.features.hold import HELD_MESSAGES
 from celery_dlq.features.hold.unread import Unread
-from celery_dlq.store.instructions import Hold
+from celery_dlq.store.holds import Hold
 from celery_dlq.store.metrics import DELIVERIES, INTERNAL_ERRORS, STORE_ERRORS
 from celery_dlq.writing.lifecycle import DeliveryState
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import intervals
 import pytest
-from builders import NOW
+from builders import NOW, an_app
 from fresh import fresh_store
 from rich.console import Console
 
 from celery_dlq.cli.policies import show_policies
+from celery_dlq.decorators import dead_letter_policy
 from celery_dlq.errors import NotFound, SettingsError
 from celery_dlq.events import Action, Event, Events, whoami
 from celery_dlq.operations.policies import PolicyAdmin
 from celery_dlq.policies.overrides import by_queue, checked, overridable_keys
 from celery_dlq.policies.policy import CrashLimit, Policy, policy_keys
-from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.registered import differences
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.store.instructions import Override
@@ -54,13 +55,21 @@ def policy_admin(backend: Store, heard: list[Event]) -> PolicyAdmin:
     events = Events()
     events.subscribe(heard.append)
     backend.letters.names = lambda: ["mails-DLQ"]  # type: ignore[method-assign]
-    return PolicyAdmin(
-        TABLE,
-        backend,
-        events,
-        known_queues=lambda: KnownQueues(frozenset({"default"}), complete=True),
-        task_queues=lambda: {"shop.charge": "default"},
+    return an_admin(TABLE, backend, events, "default")
+
+
+def an_admin(table: PolicyTable, backend: Store, events: Events, queue: str) -> PolicyAdmin:
+    """The rules of an app that knows one queue."""
+    app = an_app(task_default_queue=queue)
+
+    @app.task(name="shop.charge", shared=False)
+    @dead_letter_policy(max_retries=2)
+    def charge() -> None: ...
+
+    assembly: Any = SimpleNamespace(
+        app=app, backend=backend, events=events, policy_table=lambda: table
     )
+    return PolicyAdmin(assembly)
 
 
 def a_worker(hostname: str, policies: dict[str, Any], *queues: str) -> WorkerInfo:
@@ -153,13 +162,7 @@ def test_an_override_of_a_dead_letter_queue_is_refused(backend: Store, queue: st
         {"slow": Policy(dead_letter_queue="letters")}, {"t": Policy(dead_letter_queue="fatal")}
     )
     backend.letters.names = lambda: ["parked"]  # type: ignore[method-assign]
-    admin = PolicyAdmin(
-        table,
-        backend,
-        Events(),
-        known_queues=lambda: KnownQueues(frozenset({"letters"}), complete=True),
-        task_queues=dict,
-    )
+    admin = an_admin(table, backend, Events(), "letters")
     with pytest.raises(SettingsError, match=f"got '{queue}', a dead-letter queue"):
         admin.override_policy(queue, HOUR, max_deliveries=3)
     assert backend.instructions.in_force(Override) == []

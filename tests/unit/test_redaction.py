@@ -22,7 +22,7 @@ from celery_dlq.operations.job import Job
 from celery_dlq.operations.redrive.message import Outgoing
 from celery_dlq.policies.decisions import Die
 from celery_dlq.policies.resolved import ResolvedPolicy
-from celery_dlq.store.instructions import Hold
+from celery_dlq.store.holds import Hold
 from celery_dlq.writing.capture import Message
 from celery_dlq.writing.failure import Failure
 from celery_dlq.writing.letter import LetterMaker

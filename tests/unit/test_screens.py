@@ -19,7 +19,7 @@ from celery_dlq.features.circuit_breaker.command import show_breakers
 from celery_dlq.features.hold.commands import show_holds
 from celery_dlq.letters.record import Delivery, Outcome, Reason
 from celery_dlq.operations.release import HeldMessages
-from celery_dlq.store.instructions import Circuit, Hold
+from celery_dlq.store.holds import Circuit, Hold
 from celery_dlq.store.records import Group, QueueSummary
 
 FORGERIES = 13

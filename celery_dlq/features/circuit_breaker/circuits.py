@@ -6,30 +6,26 @@ succeeds if nobody else has written, holds the messages and decides who tells th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from glob import escape
-from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from celery_dlq.errors import DLQError, StoreUnavailable
 from celery_dlq.events import Action, Change, Events
 from celery_dlq.features.circuit_breaker import CIRCUITS
+from celery_dlq.features.circuit_breaker.ends import CircuitStore, hold_id_of
 from celery_dlq.features.circuit_breaker.policy import (
     CircuitBreaker,
     Died,
-    Ends,
     Happened,
-    Succeeded,
     next_state,
 )
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import to_micros
-from celery_dlq.store.instructions import MOST_HOLDS, OPEN, RELEASING, Circuit, Hold, reason_of
+from celery_dlq.store.holds import MOST_HOLDS, OPEN, RELEASING, Circuit, Hold
+from celery_dlq.store.instructions import reason_of
 from celery_dlq.store.metrics import Counts
-from celery_dlq.store.part import Part
-from celery_dlq.store.scripts import script_text
 from celery_dlq.store.store import Store
 from celery_dlq.transport.publications import broker_name
 
@@ -42,43 +38,12 @@ ACTOR = "circuit_breaker"
 """Actor of the changes that workers make by themselves."""
 
 _ATTEMPTS = 10
-_MOST = 100  # tasks in one call
-
-
-class CircuitStore(Part):
-    """Counts how executions ended, for circuit breakers."""
-
-    lua = "celery_dlq.features.circuit_breaker"
-
-    def count_death(self, fingerprint: str, with_successes: Succeeded) -> Ends:
-        """Count an execution that became a letter."""
-        died, total = self._count_ends(fingerprint, [with_successes])
-        return Ends(died, total)
-
-    def succeeded(self, tasks: list[Succeeded]) -> None:
-        """Count executions that succeeded."""
-        for start in range(0, len(tasks), _MOST):
-            self._count_ends("", tasks[start : start + _MOST])
-
-    def forget_counts(self, breaker: str) -> None:
-        """Begin anew: the breaker closed."""
-        self._client.delete(self._keys.breaker_ends(breaker))
-
-    def _count_ends(self, fingerprint: str, tasks: Sequence[Succeeded]) -> tuple[int, int]:
-        keys = [self._keys.breaker_ends(one.breaker) for one in tasks]
-        args: list[str | int] = [fingerprint]
-        for one in tasks:
-            args += [int(one.window * 1000), one.number]
-        self._connection.raise_if_away()
-        died, total = self._connection.call_script(script_text("ends", self.lua), keys, *args)
-        return int(died), int(total)
 
 
 class Circuits:
     """Changes the states of circuit breakers."""
 
     def __init__(self, backend: Store, events: Events, counts: Counts, broker: str) -> None:
-        self._store = backend.instructions
         self._ends = backend.part(CircuitStore)
         self._backend = backend
         self._events = events
@@ -102,10 +67,10 @@ class Circuits:
         reason: str = "",
     ) -> tuple[Hold | None, bool]:
         """Let something happen to a breaker: its hold, unless it is closed; true if it changed."""
-        hold_id = hold_id_of(task, queue, self.broker)
+        hold_id, instructions = hold_id_of(task, queue, self.broker), self._backend.instructions
         reason = reason_of(reason)
         for _ in range(_ATTEMPTS):
-            now, holds = self._store.now(), self._store.of(Hold)
+            now, holds = instructions.now(), instructions.of(Hold)
             known = next((hold for hold in holds if hold.id == hold_id), None)
             before = known.circuit if known is not None and known.in_force(now) else None
             after = next_state(breaker or CircuitBreaker(), before, happened, to_micros(now))
@@ -129,7 +94,7 @@ class Circuits:
                     actor=actor,
                     reason=reason,
                 )
-            if self._store.replace(known, hold):
+            if instructions.replace(known, hold):
                 self._record_change(before, hold, actor, now)
                 return hold, True
         raise DLQError(f"other processes keep changing {hold_id}; try again")
@@ -160,20 +125,6 @@ class Circuits:
                 self._ends.forget_counts(hold.id)
         except StoreUnavailable as exc:
             logger.error("The audit may lack this change of a circuit breaker: %s", exc)  # noqa: TRY400
-
-
-def hold_id_of(task: str, queue: str, broker: str) -> str:
-    """The id of the hold of a breaker: the same in all processes."""
-    text = f"{len(task)}:{task}:{len(queue)}:{queue}:{broker}".encode("utf-8", "backslashreplace")
-    return f"breaker-{sha256(text).hexdigest()[:12]}"
-
-
-def opening_reason(died: Died, window: float) -> str:
-    """The reason of an opening, for people."""
-    return (
-        f"{died.ends.died:,} of {died.ends.all:,} executions within {window:g} s died with "
-        f"fingerprint {died.fingerprint}, for example letter {died.letter}"
-    )
 
 
 def emptied(circuits: Circuits, hold: Hold) -> None:

@@ -10,15 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_dlq.errors import DLQError, StoreUnavailable
-from celery_dlq.features.circuit_breaker.circuits import (
-    Circuits,
-    CircuitStore,
-    hold_id_of,
-    opening_reason,
-)
+from celery_dlq.features.circuit_breaker.ends import CircuitStore, hold_id_of
 from celery_dlq.features.circuit_breaker.policy import (
     CircuitBreaker,
     Died,
@@ -29,11 +25,15 @@ from celery_dlq.letters import json_codec
 from celery_dlq.letters.headers import HOLD_HEADER
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import DeadLetter, Reason
-from celery_dlq.store.instructions import OPEN, RELEASING, Circuit, Hold
+from celery_dlq.store.holds import OPEN, RELEASING, Circuit, Hold
 from celery_dlq.store.metrics import STORE_ERRORS
+from celery_dlq.transport.publications import broker_name
 from celery_dlq.worker.housekeeping import LongTask, Task
 from celery_dlq.worker.observer import Ended, Observer, WorkerParts
 from celery_dlq.writing.lifecycle import GuardedRequest, InFlight
+
+if TYPE_CHECKING:
+    from celery_dlq.features.circuit_breaker.circuits import Circuits
 
 logger = get_logger("celery_dlq.worker")
 
@@ -59,7 +59,7 @@ class CircuitWatch(Observer):
 
     def __init__(self, parts: WorkerParts, holding: Any) -> None:
         self._parts = parts
-        self._circuits = Circuits.from_assembly(parts.dlq)
+        self._broker = broker_name(parts.app)
         self._holding = holding
         # Successes that are not in the store yet; threads of a thread pool may lose one at times
         self._succeeded: Counter[GuardedPlace] = Counter()
@@ -72,6 +72,12 @@ class CircuitWatch(Observer):
             Task(name="circuit_breaker", work=self.tick),
             LongTask(name="recovery", every=2, is_due=self.is_due, work=self._recover),
         ]
+
+    @cached_property
+    def _circuits(self) -> Circuits:
+        from celery_dlq.features.circuit_breaker.circuits import Circuits  # noqa: PLC0415 - as below
+
+        return Circuits.from_assembly(self._parts.dlq)
 
     def _recover(self, stopping: Callable[[], bool]) -> None:
         from celery_dlq.features.circuit_breaker.recovery import recover  # noqa: PLC0415 - when due
@@ -126,7 +132,7 @@ class CircuitWatch(Observer):
                 self._change_breaker(place, Happened.PROBE_FAILED)
             elif released or place.breaker.opens_after(ends):
                 died = Died(ends, letter.fingerprint, letter.id, released)
-                self._change_breaker(place, died, opening_reason(died, place.breaker.window))
+                self._change_breaker(place, died, died.reason_within(place.breaker.window))
 
     def _allow_probe(self, hold: Hold) -> str | None:
         circuit = hold.circuit
@@ -146,7 +152,7 @@ class CircuitWatch(Observer):
         return next((hold.circuit for hold in self._holding.holds if hold.id == hold_id), None)
 
     def _hold_id(self, place: GuardedPlace) -> str:
-        return hold_id_of(place.task, place.queue, self._circuits.broker)
+        return hold_id_of(place.task, place.queue, self._broker)
 
     def _successes(self, place: GuardedPlace, number: int) -> Succeeded:
         return Succeeded(self._hold_id(place), place.breaker.window, number)

@@ -11,7 +11,7 @@ from celery_dlq.events import whoami
 from celery_dlq.features.circuit_breaker.circuits import Circuits
 from celery_dlq.features.circuit_breaker.policy import Happened
 from celery_dlq.policies.policy import task_policies
-from celery_dlq.store.instructions import OPEN, Hold
+from celery_dlq.store.holds import OPEN, Hold
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly

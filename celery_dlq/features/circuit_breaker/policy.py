@@ -25,7 +25,7 @@ from typing import Any
 from celery_dlq.policies.checks import duration, integer, mapping
 from celery_dlq.policies.policy import KeyValue
 from celery_dlq.registry import interval
-from celery_dlq.store.instructions import OPEN, RELEASING, Circuit
+from celery_dlq.store.holds import OPEN, RELEASING, Circuit
 
 _MOST_SECONDS = 86_400.0
 SHARE = 0.9
@@ -83,6 +83,13 @@ class Died:
     fingerprint: str  # The letter's
     letter: str  # Its id
     released: bool = False  # The message was released since the breaker last opened
+
+    def reason_within(self, window: float) -> str:
+        """The reason of an opening, for people."""
+        return (
+            f"{self.ends.died:,} of {self.ends.all:,} executions within {window:g} s died with "
+            f"fingerprint {self.fingerprint}, for example letter {self.letter}"
+        )
 
 
 class Happened(Enum):

@@ -15,7 +15,7 @@ from celery_dlq.letters.record import to_micros
 from celery_dlq.operations.job import CANCELLED, DONE, Job, JobRun
 from celery_dlq.operations.redrive.message import RedriveOptions
 from celery_dlq.operations.release import new_release, release_probe
-from celery_dlq.store.instructions import OPEN, RELEASING, Hold
+from celery_dlq.store.holds import OPEN, RELEASING, Hold
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly

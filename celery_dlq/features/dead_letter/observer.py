@@ -14,7 +14,8 @@ from celery_dlq.letters.headers import redriven_at
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import Reason
 from celery_dlq.policies.decisions import Die
-from celery_dlq.store.instructions import Instruction, Instructions
+from celery_dlq.store.instructions import Instruction
+from celery_dlq.store.store import Store
 from celery_dlq.worker.observer import Ended, Observer, WorkerParts
 from celery_dlq.writing.lifecycle import GuardedRequest, InFlight
 
@@ -25,7 +26,7 @@ _MAX_LOGGED = 10
 
 def observer(parts: WorkerParts) -> Observer:
     """The observer of a worker."""
-    return Demands(parts.backend.instructions)
+    return Demands(parts.backend)
 
 
 class Demands(Observer):
@@ -34,7 +35,7 @@ class Demands(Observer):
     A demand stays until its message was acknowledged: a worker may be killed before that.
     """
 
-    def __init__(self, store: Instructions) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self.known: dict[str, Demand] = {}
         self._new: list[str] = []
@@ -75,7 +76,7 @@ class Demands(Observer):
         if demand is None:
             return None
         try:
-            demand = self._store.get(Demand, demand.id)
+            demand = self._store.instructions.get(Demand, demand.id)
             if demand is None:  # met, or withdrawn
                 del self.known[request.id]
             elif (redriven := redriven_at(request.request_dict)) and redriven > demand.since:
@@ -110,7 +111,8 @@ class Demands(Observer):
     def _forget_met(self) -> None:
         """Remove demands that were met; those of the last second may not be acknowledged yet."""
         try:
-            self._store.forget(self._met_before)
+            if self._met_before:
+                self._store.instructions.forget(self._met_before)
         except StoreUnavailable as exc:
             logger.debug("Demands that were met are forgotten later: %s", exc)
             return

@@ -9,7 +9,7 @@ FEATURE = Feature(
     observer="sampling:observer",
     settings={
         "sample_successes": Setting(
-            check="settings:sample_successes",
+            check=":share",
             default=0.0,
             doc="Share of the successes of guarded messages that is recorded, for the triage to "
             "compare letters with (dlq export --successes): arguments, host, release, queue, time, "

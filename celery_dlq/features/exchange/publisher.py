@@ -20,14 +20,12 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import deque
-from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from amqp.exceptions import MessageNacked  # type: ignore[import-untyped]
-from kombu.utils.functional import LRUCache
 
 from celery_dlq import timing
 from celery_dlq.errors import BrokerUnavailable, StoreUnavailable
@@ -36,7 +34,6 @@ from celery_dlq.features.exchange.connection import Exchanges, Refused
 from celery_dlq.letters.printable import get_logger, readable
 from celery_dlq.letters.record import DeadLetter
 from celery_dlq.registry import interval
-from celery_dlq.store.metrics import INTERNAL_ERRORS
 from celery_dlq.store.part import Part, of_each
 from celery_dlq.store.store import Store
 from celery_dlq.worker.housekeeping import LongTask, Stopping
@@ -44,14 +41,9 @@ from celery_dlq.worker.observer import Observer, WorkerParts
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
+    from celery_dlq.features.exchange.deliveries import Deliveries
 
 logger = get_logger("celery_dlq.features.exchange.publisher")
-
-TRIES = 5
-"""An entry that is refused so often is given up, after half an hour: the waits grow fourfold."""
-
-_ENTRIES_PER_ROUND = 100
-_MAX_REMEMBERED = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,11 +221,15 @@ class ExchangePublisher:
         self._events = events
         self._outbox = backend.part(Outbox)
         self._exchanges = exchanges
-        self._missing: MutableMapping[OutboxEntry, float] = LRUCache(_MAX_REMEMBERED)  # type: ignore[no-untyped-call]
         self._new: set[str] = set()
-        self._warned: MutableMapping[str, None] = LRUCache(_MAX_REMEMBERED)  # type: ignore[no-untyped-call]
         self._sweep_at = 0.0
         events.subscribe(self.on_stored, lambda kind: kind is DeadLettered)
+
+    @cached_property
+    def _deliveries(self) -> Deliveries:
+        from celery_dlq.features.exchange.deliveries import Deliveries  # noqa: PLC0415 - when one is due
+
+        return Deliveries(self.backend, self._exchanges)
 
     def on_stored(self, event: Event) -> None:
         """Observe an event: publish a new letter at the next tick; called from any thread."""
@@ -257,7 +253,7 @@ class ExchangePublisher:
                 time.monotonic() + interval("outbox_sweep"),
             )
         for name in self._outbox.holding(names):
-            self._deliver(name, stopping)
+            self._deliveries.deliver(name, stopping)
         self._sweep_at = sweep_at
 
     def close(self) -> None:
@@ -265,97 +261,3 @@ class ExchangePublisher:
         self._events.unsubscribe(self.on_stored)
         self._exchanges.close()
         self.backend.close()
-
-    def _deliver(self, dead_letter_queue: str, stopping: Stopping) -> None:
-        while not stopping():
-            until, lease = time.monotonic() + interval("outbox_round"), interval("outbox_lease")
-            due = self._outbox.due_entries(
-                dead_letter_queue, most=_ENTRIES_PER_ROUND, lease_seconds=lease
-            )
-            left, over = deque(due), []
-            try:
-                # Not when it is slow: what is left would soon be another worker's, too.
-                while left and time.monotonic() < until:
-                    entry = left.popleft()
-                    if self._published(dead_letter_queue, entry):
-                        over.append(entry)
-            finally:
-                self._outbox.remove_entries(dead_letter_queue, over)
-                for entry in left:  # due at once, for any worker
-                    self._outbox.add_entry(dead_letter_queue, entry)
-            if not left and len(due) < _ENTRIES_PER_ROUND:
-                return
-
-    def _published(self, dead_letter_queue: str, entry: OutboxEntry) -> bool:
-        """Publish an entry's letter; return True if the entry is done."""
-        letter = self.backend.letters.get(dead_letter_queue, entry.letter_id)
-        if letter is None:
-            return self._is_lost(entry)
-        try:
-            if entry.task:
-                routed = self._exchanges.send_to_task(letter, entry.task)
-            else:
-                routed = self._exchanges.publish(letter, entry.exchange, entry.routing_key)
-        except Refused as exc:
-            return self._refused(dead_letter_queue, entry, exc)
-        except BrokerUnavailable:
-            self._postpone(dead_letter_queue, entry)  # the broker may have it
-            raise
-        return routed or self._unroutable(dead_letter_queue, entry)
-
-    def _refused(self, dead_letter_queue: str, entry: OutboxEntry, exc: Refused) -> bool:
-        """Try an entry again later, or give it up; return True if it is done."""
-        if entry.tries + 1 < TRIES:
-            self._warn_once(entry.letter_id, "Letter %s is not published yet: %s", exc)
-            self._postpone(dead_letter_queue, entry)
-            return False
-        self.backend.new_counts.add_counts({(INTERNAL_ERRORS.name, "exchange"): 1})
-        logger.error(
-            "Letter %s is given up for %s, after %d publications: %s. "
-            "It stays in %s; subscribers that took it have copies with one message id. Make room "
-            "in the queue that refuses, or unbind it; this letter is not published there again",
-            entry.letter_id,
-            entry,
-            TRIES,
-            exc,
-            dead_letter_queue,
-        )
-        return True
-
-    def _postpone(self, dead_letter_queue: str, entry: OutboxEntry) -> None:
-        """Let an entry wait, four times as long as before; it counts how often."""
-        later = replace(entry, tries=min(entry.tries + 1, TRIES - 1))
-        wait_seconds = interval("outbox_lease") * 4**entry.tries
-        self._outbox.add_entry(dead_letter_queue, later, after_seconds=wait_seconds)
-        if later != entry:
-            self._outbox.remove_entries(dead_letter_queue, [entry])
-
-    def _unroutable(self, dead_letter_queue: str, entry: OutboxEntry) -> bool:
-        """Warn that no queue got the message; return True if the entry is done."""
-        self._warn_once(
-            str(entry),
-            "Letters for %s are lost there: %s. They are stored; this is logged once",
-            "no queue is bound to it",
-        )
-        if not entry.exchange:  # a missing queue may be made again
-            self._postpone(dead_letter_queue, entry)
-        return bool(entry.exchange)  # a named one may have no subscribers
-
-    def _warn_once(self, what: str, message: str, why: object) -> None:
-        if what in self._warned:
-            return
-        self._warned[what] = None
-        logger.warning(message, what, why)
-
-    def _is_lost(self, entry: OutboxEntry) -> bool:
-        """True if an entry's letter was removed unpublished, False if it may be stored yet."""
-        now = time.monotonic()
-        if now - self._missing.setdefault(entry, now) < interval("outbox_missing"):
-            return False
-        del self._missing[entry]
-        logger.warning(
-            "Letter %s was never published to %s: it was redriven or removed before",
-            entry.letter_id,
-            entry,
-        )
-        return True

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from itertools import islice
 from typing import Any, NamedTuple
 
-from celery_dlq.errors import DLQError, NotFound
+from celery_dlq.errors import DLQError
 from celery_dlq.events import GroupState
 from celery_dlq.features.groups.operations import (
     MAX_OWNER_CHARS,
@@ -20,9 +18,6 @@ from celery_dlq.features.groups.operations import (
     own_name,
 )
 from celery_dlq.operations.job import DONE, PLANNED, REDRIVES, STOPPED, Job
-from celery_dlq.store.keys import spelled
-from celery_dlq.store.notes import Note
-from celery_dlq.store.part import Part
 from celery_dlq.store.records import Group
 from celery_dlq.web.http import Call, Page, Panel, Permission, RequestError, post
 from celery_dlq.web.pages import span_of
@@ -85,35 +80,18 @@ def notes_and_forms(call: Call, group: Group) -> Panel:
     }
 
 
-class _LastNotes(Part):
-    """The last note on each of many groups, by one command."""
-
-    def of(self, queue: str, fingerprints: Sequence[str]) -> Mapping[str, Note]:
-        """Return those that can be read."""
-        names = [*map(spelled, fingerprints)]
-        texts = self._client.hmget(self._keys.notes(queue), names) if names else ()
-        found = dict[str, Note]()
-        for fingerprint, text in zip(fingerprints, texts, strict=True):
-            with suppress(ValueError, KeyError, TypeError, IndexError):
-                found[fingerprint] = Note.from_stored(json.loads((text or b"").splitlines()[-1]))
-        return found
-
-
 def in_row(call: Call, groups: Sequence[Group]) -> Panel:
     """The last note on each cause of a list."""
     names = [group.fingerprint for group in groups]
-    notes = call.dlq.assembly.backend.part(_LastNotes).of(call.parts["queue"], names)
+    notes = call.dlq.assembly.backend.notes.newest(call.parts["queue"], names)
     shown = {name: call.dlq.redaction.shown(note, "text") for name, note in notes.items()}
     return "group_row.html", {"notes": shown}
 
 
 def after_job(call: Call, job: Job) -> Panel:
     """The same form on the page of a redrive of one cause that is done, or was stopped."""
-    fingerprint, group = str(job.filter.get("fingerprint", "")), None
-    if job.state in (DONE, STOPPED) and job.kind in REDRIVES and fingerprint:
-        with suppress(NotFound):  # its letters left long ago
-            whole = call.dlq.assembly.reading().whole_fingerprint(job.queue, fingerprint)
-            group = call.dlq.group(job.queue, whole)
+    ended = job.state in (DONE, STOPPED) and job.kind in REDRIVES
+    group = call.dlq.assembly.reading().group_of(job) if ended else None
     form = None if group is None else _form_of(call, group)
     return "group_after_job.html", {"group": group, "form": form, "emptied": _emptied(call, job)}
 
@@ -131,17 +109,12 @@ def _form_of(call: Call, group: Group) -> Mapping[str, Any]:
     """The buttons and the fields of the form, with what is known."""
     states = [(state, way.method.capitalize()) for state, way in SET_BY.items()]
     fields = [(way, _FIELDS[way.option]) for way in SET_BY.values() if way.option in _FIELDS]
+    releases = (worker.release for worker in call.site.status.fleet().workers)
     return {
         "states": [one for one in states if {one[0], group.status.state} != {GroupState.OPEN}],
         "fields": [(way.method.capitalize(), field) for way, field in fields],
-        "known": {"release": _release_with_fix(call, group)},
+        "known": {"release": group.release_with_fix(releases)},
     }
-
-
-def _release_with_fix(call: Call, group: Group) -> str:
-    """The release of all live workers, if no letter of the group is from it."""
-    releases = {worker.release for worker in call.site.status.fleet().workers}
-    return releases.pop() if len(releases) == 1 and not releases & {*group.releases} else ""
 
 
 def add_note(call: Call) -> Page:

@@ -33,7 +33,7 @@ from celery_dlq.letters.arguments import unread_text
 from celery_dlq.letters.printable import one_line
 from celery_dlq.operations.redrive.work import RedriveReport
 from celery_dlq.operations.release import HeldMessages
-from celery_dlq.store.instructions import Hold
+from celery_dlq.store.holds import Hold
 
 _MAX_ERRORS = 10
 _STATE_STYLES = {"full": "red", "ended": "yellow"}

@@ -25,7 +25,8 @@ from celery_dlq.letters.printable import get_logger
 from celery_dlq.letters.record import Reason, to_micros
 from celery_dlq.policies.decisions import Die, PutOff, Taken, Verdict
 from celery_dlq.policies.resolved import ResolvedPolicy
-from celery_dlq.store.instructions import MOST_HELD, OPEN, Hold, Instruction
+from celery_dlq.store.holds import MOST_HELD, OPEN, Hold
+from celery_dlq.store.instructions import Instruction
 from celery_dlq.store.metrics import STORE_ERRORS
 from celery_dlq.store.worker_records import Stored
 from celery_dlq.transport.publications import broker_name

@@ -22,7 +22,8 @@ from celery_dlq.operations.redrive.message import Outgoing, RedriveOptions
 from celery_dlq.operations.redrive.select import Progress, RawEntry
 from celery_dlq.operations.redrive.work import RedriveReport
 from celery_dlq.operations.release import HeldMessages, new_release
-from celery_dlq.store.instructions import MOST_HOLDS, Hold, reason_of
+from celery_dlq.store.holds import MOST_HOLDS, Hold
+from celery_dlq.store.instructions import reason_of
 from celery_dlq.store.worker_records import MessageKey
 from celery_dlq.transport.publications import broker_name
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from celery_dlq.errors import NotFound
 from celery_dlq.operations.incidents import Incidents
 from celery_dlq.operations.job import DONE, REDRIVES, RUNNING, STOPPED, WAITING, Job
 
@@ -45,7 +43,6 @@ class Steps:
 
     def __init__(self, assembly: Assembly) -> None:
         self._assembly = assembly
-        self._reading = assembly.reading()
 
     def next_steps(self, job_id: str) -> list[Step]:
         """What is likely next after a redrive, by how its messages do: the most likely first.
@@ -59,7 +56,7 @@ class Steps:
         """The steps after a job whose messages' ends are counted."""
         if job.kind not in REDRIVES:
             return
-        canary, cause = job.canary, self._cause_of(job)
+        canary, cause = job.canary, self._assembly.reading().group_of(job)
         verdict = canary.get("verdict", "") if job.state == STOPPED else ""
         died = verdict == "died again" or job.counts.get("died_again", 0)
         if job.state in (RUNNING, WAITING):
@@ -84,14 +81,6 @@ class Steps:
             return None
         incidents = Incidents(self._assembly)
         return incidents.of_cause(queue, cause, incidents.example_of(queue, cause))
-
-    def _cause_of(self, job: Job) -> Group | None:
-        """The group that a job is about, with or without letters."""
-        with suppress(NotFound):
-            digits = str(job.filter.get("fingerprint") or "")
-            whole = digits and self._reading.whole_fingerprint(job.queue, digits)
-            return self._reading.group(job.queue, whole) if whole else None
-        return None
 
     def _after_deaths(self, job: Job, cause: Group | None) -> Iterator[Step]:
         where = f"headers.dlq_redrive={job.id}"
@@ -123,16 +112,10 @@ class Steps:
                 query={"fingerprint": cause.fingerprint},
                 parts={"queue": job.queue},
             )
-        release = self._release_with_fix(cause)
+        workers = self._assembly.backend.workers.workers(with_tasks=False)
+        release = cause.release_with_fix(one.release for one in workers)
         in_release = f" --release {shlex.quote(release)}" if release else ""
         words = f"Resolve in {release}" if release else "Resolve"
         if job.unknown:
             words += ", when none of them dies again"
         yield Step(words=words, command=f"resolve {digits}{in_release}", place="incident")
-
-    def _release_with_fix(self, cause: Group) -> str:
-        """The release of all live workers, if no letter of the cause is from it."""
-        workers = self._assembly.backend.workers.workers(with_tasks=False)
-        releases = {one.release for one in workers}
-        fixed = len(releases) == 1 and not releases & {"", *cause.releases}
-        return releases.pop() if fixed else ""

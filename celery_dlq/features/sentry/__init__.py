@@ -9,7 +9,7 @@ FEATURE = Feature(
     observer="observer:observer",
     settings={
         "sentry": Setting(
-            check="settings:sentry",
+            check=":true_or_false",
             default=True,
             doc="Whether Sentry gets one event a cause when it is new, came back or grew tenfold, "
             "instead of the CeleryIntegration's event a failure, if sentry_sdk is initialised in "

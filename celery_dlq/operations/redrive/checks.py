@@ -480,7 +480,7 @@ def targets_of(jobs: Jobs, to_queue: str | None) -> Targets:
     return Targets(
         jobs.app,
         jobs.backend.workers.workers(),
-        configured=jobs.policies.configured_queues(),
+        configured=jobs.policies.known_queues().names,
         guarded=jobs.policies.guarded_queues(),
         waits=waits_of(jobs),
         to_queue=to_queue,

@@ -66,8 +66,8 @@ def _of_canaries(jobs: Jobs, queue: str, causes: Sequence[Group]) -> Iterator[st
 
 
 def _newest_notes(jobs: Jobs, queue: str, causes: Sequence[Group]) -> Iterator[str]:
-    for cause in causes:
-        for note in jobs.backend.notes.notes(queue, cause.fingerprint)[:1]:
-            text = jobs.settings.redaction.shown(note, "text").text
-            text = shortened(" ".join(text.split()), _MAX_NOTE_CHARS)
-            yield f"{note.actor} on {cause.fingerprint[:8]}, {note.at:%Y-%m-%d %H:%M} UTC: {text}"
+    names = [cause.fingerprint for cause in causes]
+    for name, note in jobs.backend.notes.newest(queue, names).items():
+        text = jobs.settings.redaction.shown(note, "text").text
+        text = shortened(" ".join(text.split()), _MAX_NOTE_CHARS)
+        yield f"{note.actor} on {name[:8]}, {note.at:%Y-%m-%d %H:%M} UTC: {text}"

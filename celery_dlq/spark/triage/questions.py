@@ -333,7 +333,8 @@ def files_in(folder: Path, selection: Selection = EVERYTHING) -> Iterator[Path]:
     """The Parquet files in a folder of this machine, as Spark finds them."""
     for place in selection.places(folder):
         for file in place.rglob("*.parquet") if place.is_dir() else [place]:
-            if _visible(file.relative_to(folder)):
+            # Spark ignores names that begin with a dot or underscore.
+            if not any(part.startswith((".", "_")) for part in file.relative_to(folder).parts):
                 yield file
 
 
@@ -452,8 +453,3 @@ def limits(
     query = _LIMITS.replace("{deliveries}", _FROM_HISTORY)
     values: dict[str, Any] = {"lost": float(lost), "z2": _NORMAL_95**2}
     return run_sql(query, df, hosts=True, successes=successes, **values)
-
-
-def _visible(file: Path) -> bool:
-    """True if Spark reads a file: it ignores names that begin with a dot or underscore."""
-    return not any(part.startswith((".", "_")) for part in file.parts)

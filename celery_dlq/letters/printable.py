@@ -42,7 +42,7 @@ _PASSWORD = re.compile(r"(?<=password=).*?(?=,\s*\w+=|\)|$)")
 
 def printable(text: str) -> str:
     """Escape control characters, except for line ends and tabs."""
-    return _UNSAFE_IN_TEXT.sub(_escaped, text)
+    return text if text.isascii() and text.isprintable() else _UNSAFE_IN_TEXT.sub(_escaped, text)
 
 
 def one_line(text: str) -> str:

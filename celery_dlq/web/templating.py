@@ -24,13 +24,11 @@ _MOST_SHOWN = 10**18
 _REASONS = [reason.value for reason in Reason]
 # Attributes, no styles: the content policy forbids those.
 _BAR = '<rect class="r-%s" x="%d" y="%.2f" width="5" height="%.2f"><title>%s</title></rect>\n'
-_LINE = Markup(
-    '<line class="release" x1="{x}" x2="{x}" y1="0" y2="28"><title>{text}</title></line>'
-)
-_BARS = Markup("""<svg class="bars{wide}" role="img" aria-label="{text}" viewBox="0 0 {width} 28"
+_LINE = '<line class="release" x1="{x}" x2="{x}" y1="0" y2="28"><title>{text}</title></line>'
+_BARS = """<svg class="bars{wide}" role="img" aria-label="{text}" viewBox="0 0 {width} 28"
 preserveAspectRatio="none"><title>{text}</title>
 <line class="axis" x1="0" x2="{width}" y1="27.5" y2="27.5"/>
-{drawn}</svg>""")
+{drawn}</svg>"""
 
 STATIC_TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -43,8 +41,10 @@ class Templates:
     """Renders the templates of the pages, and knows the static files."""
 
     def __init__(self) -> None:
+        shown = (one.name for one in features() if one.pages or one.panels)
+        packages = ["celery_dlq.web", *(f"celery_dlq.features.{name}" for name in shown)]
         self.environment = Environment(
-            loader=FileSystemLoader(_folders()),
+            loader=FileSystemLoader([str(files(name) / "templates") for name in packages]),
             autoescape=True,
             undefined=StrictUndefined,
             trim_blocks=True,
@@ -79,6 +79,11 @@ class Templates:
         )
         return text.encode("utf-8", "backslashreplace")
 
+    def compile(self) -> None:
+        """Compile all templates: a server does before its first request, which would wait."""
+        for name in self.environment.list_templates(extensions=["html"]):
+            self.environment.get_template(name)
+
     @cached_property
     def static_files(self) -> Mapping[str, bytes]:
         """The static files by their names; the style has a colour for each reason."""
@@ -98,12 +103,6 @@ class Templates:
             name: hashlib.sha256(content).hexdigest()[:12]
             for name, content in self.static_files.items()
         }
-
-
-def _folders() -> list[str]:
-    """Where templates lie: those of the core, and of each feature that has pages or panels."""
-    packages = ["web", *(f"features.{one.name}" for one in features() if one.pages or one.panels)]
-    return [str(files(f"celery_dlq.{name}") / "templates") for name in packages]
 
 
 def _shown_value(value: Any) -> Any:
@@ -170,10 +169,10 @@ def bars(
                 shown = escape(printable(title))
                 drawn.append(_BAR % (kind, 6 * place, max(y, 0), tall, shown))
     for place, _at, what in lines:
-        drawn.append(_LINE.format(x=6 * place + 3, text=printable(what)))
-    text = f"{printable(label)}: {sum(heights):,}"
-    rects = Markup("".join(drawn))  # noqa: S704 - their titles are escaped
-    return _BARS.format(text=text, width=width, drawn=rects, wide=" wide" if wide else "")
+        drawn.append(_LINE.format(x=6 * place + 3, text=escape(printable(what))))
+    text, more = escape(f"{printable(label)}: {sum(heights):,}"), " wide" if wide else ""
+    made = _BARS.format(text=text, width=width, drawn="".join(drawn), wide=more)
+    return Markup(made)  # noqa: S704 - its texts are escaped
 
 
 def short(text: object, limit: int = 200) -> str:
@@ -201,12 +200,11 @@ def plain(value: Any) -> str:
 
 
 def _time_markup(value: datetime, text: str, *, relative: bool) -> Markup:
-    kind = Markup(" data-ago") if relative else Markup(" data-at")
+    kind, title = "data-ago" if relative else "data-at", f"{_utc_text(value)} UTC"
     machine = value.astimezone(timezone.utc).isoformat(timespec="milliseconds")
-    return Markup('<time datetime="{}" title="{} UTC"{}>{}</time>').format(
-        machine, _utc_text(value), kind, escape(text)
-    )
+    made = f'<time datetime="{machine}" title="{title}" {kind}>{escape(text)}</time>'
+    return Markup(made)  # noqa: S704 - numbers, and a text that is escaped
 
 
 def _utc_text(value: datetime) -> str:
-    return f"{value.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S}"
+    return value.astimezone(timezone.utc).isoformat(" ", "seconds")[:19]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,33 @@ def test_only_times_are_markup_made_in_python() -> None:
         if "Markup" in path.read_text()
     }
     assert users == {"templating.py"}
+
+
+_STARTED = """
+import gc, sys
+from celery import Celery
+from celery_dlq import DeadLetters
+from celery_dlq.web.asgi import DeadLettersApp
+from celery_dlq.web.server import listening, serve
+
+def ready():
+    print(gc.get_freeze_count(), *sorted(app.site.templates.environment.cache.keys()))
+    sys.exit()
+
+app = DeadLettersApp(DeadLetters(Celery(broker="redis://127.0.0.1:1")))
+serve(app, listening("127.0.0.1", 0), ready)
+"""
+
+
+def test_a_server_compiles_its_templates_before_it_is_ready_and_keeps_them_out_of_collections() -> (
+    None
+):
+    """A first request took half a second, and one in ten waited for the garbage collector."""
+    command = [sys.executable, "-c", _STARTED]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    frozen, *_ = done.stdout.split()
+    assert int(frozen) > 10_000
+    assert all(f"'{template.name}'" in done.stdout for template in TEMPLATES)
 
 
 def test_nothing_unknown_is_shown_as_empty() -> None:

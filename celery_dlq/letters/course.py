@@ -552,10 +552,7 @@ def _telling_bursts(
 
 
 def _trend_of(
-    times: Sequence[float],
-    others: Sequence[Sequence[float]],
-    start: float,
-    end: float,
+    times: Sequence[float], others: Sequence[Sequence[float]], start: float, end: float
 ) -> Trend | None:
     """How a cause goes on while it is there."""
     if len(times) < _LEAST_TREND or end <= start:

@@ -107,12 +107,15 @@ def dispersion(
         number = min(blocks, len(times) // 2)
         if number < _BLOCKS[-1] // 2 or end <= start:
             continue
-        counts = Counter(
-            min(number - 1, int((at - start) / (end - start) * number)) for at in times
-        )
+
+        def block(at: float, number: int = number) -> int:
+            return int((at - start) / (end - start) * number)
+
+        begins = [bisect_left(times, place, key=block) for place in range(number)]
+        counts = [later - begin for begin, later in pairwise([*begins, len(times)])]
         squares = sum(
-            (counts[place + 1] - 2 * counts[place] + counts[place - 1]) ** 2
-            for place in range(1, number - 1)
+            (after - 2 * count + before) ** 2
+            for before, count, after in zip(counts, counts[1:], counts[2:], strict=False)
         )
         ratio = squares / (6 * (number - 2) * len(times) / number)
         found = max(found, ratio / (1 + 2.5 * sqrt(1.5 / number)))
@@ -243,8 +246,7 @@ def _growth_gain(times: Sequence[float], start: float, end: float) -> float:
 def longest_pause(times: Sequence[float]) -> tuple[float, float, float] | None:
     """The longest time without messages, its begin, end and probability; `None`: one of several."""
     gaps = sorted(
-        ((later - at, place) for place, (at, later) in enumerate(pairwise(times))),
-        reverse=True,
+        ((later - at, place) for place, (at, later) in enumerate(pairwise(times))), reverse=True
     )[:2]
     if len(gaps) < 2 or gaps[0][0] < 3 * gaps[1][0]:  # noqa: PLR2004
         return None
@@ -307,10 +309,7 @@ def period_origin(period: float) -> float:
 
 
 def hours_of(
-    times: Sequence[float],
-    start: float,
-    end: float,
-    expected: Callable[[Hours], float],
+    times: Sequence[float], start: float, end: float, expected: Callable[[Hours], float]
 ) -> tuple[Hours, float, float, float] | None:
     """The hours of a period that most messages come in; their share, what is expected, chance.
 

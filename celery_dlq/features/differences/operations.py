@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from itertools import chain
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from celery_dlq.errors import DLQError
@@ -244,12 +245,14 @@ class _Reader:
         self._known: dict[FeatureValue, FeatureValue] = {}
         self._fixed = fixed_by(where.to_json())
         self.cut = False
-        self._first_seen: float | None = None
+        # The group that the filter names, and what it was before it began anew
+        self._lives: list[Group] = []
 
     def _has_lost(self, letters: list[ComparedMessage]) -> bool:
         """True if letters of the group left before: then it is older than those that are here."""
         times = [one.at for one in letters if one.at is not None]
-        return bool(times) and self._first_seen is not None and self._first_seen < min(times)
+        first_seen = (one.first_seen_at.timestamp() for one in self._lives)
+        return bool(times) and min(first_seen, default=inf) < min(times)
 
     def letters(
         self, store: Letters, most: int, *, until: float
@@ -283,9 +286,9 @@ class _Reader:
         group = store.overviews.group(self._queue, self._where.fingerprint)
         if group is None:
             return None, None
-        self._first_seen = min(
-            one.first_seen_at for one in self._earlier_groups(store, group)
-        ).timestamp()
+        since = store.overviews.now() - timedelta(days=KEPT_DAYS)
+        gone = store.overviews.emptied(self._queue, since, of=group.fingerprint)
+        self._lives = [group, *(one for _, one in gone)]
         entry = store.entry(self._queue, group.example_id) if group.example_id else None
         return group.letters, None if entry is None else entry[0]
 
@@ -304,33 +307,22 @@ class _Reader:
         found = compared(*messages, cut=cut, selected=selected, whole=whole, now=now)
         return found if found.timing else replace(found, timing=self._timing_of_group(store, now))
 
-    def _earlier_groups(self, store: Letters, group: Group) -> list[Group]:
-        """A group, and what it was before its last letter left and it began anew."""
-        overviews = store.overviews
-        since = overviews.now() - timedelta(days=KEPT_DAYS)
-        gone = overviews.emptied(self._queue, since, of=group.fingerprint)
-        return [group, *(one for _, one in gone)]
-
     def _timing_of_group(self, store: Letters, now: float) -> CauseTiming | None:
         """When the group died that the filter names, by its counts of the last 24 hours.
 
         Letters that left are counted as well.
         """
-        overviews = store.overviews
-        name = self._where.fingerprint
-        own = None if name is None else overviews.group(self._queue, name)
-        if own is None:
+        if not self._lives:
             return None
-        names = {own.fingerprint, *overviews.ranked(self._queue, "newest", most=_MOST_GROUPS)}
-        courses = {
-            group.fingerprint: course_of(
-                self._earlier_groups(store, group) if group == own else [group], now
-            )
+        own, overviews = self._lives[0], store.overviews
+        name = own.fingerprint
+        names = {*overviews.ranked(self._queue, "newest", most=_MOST_GROUPS)} - {name}
+        courses = {name: course_of(self._lives, now)} | {
+            group.fingerprint: course_of([group], now)
             for group in overviews.groups(self._queue, [*names])
             if group.task_name == own.task_name
         }
         starts_at = (now // _HOUR - len(own.course) + 1) * _HOUR
-        name = own.fingerprint
         found = timings(courses, {}, [name], starts_at=starts_at, ends_at=now)[name]
         return found if found.clauses else None
 

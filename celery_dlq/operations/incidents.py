@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from celery_dlq.errors import CorruptLetter, NotFound
+from celery_dlq.errors import CorruptLetter
 from celery_dlq.letters.record import iso
 from celery_dlq.registry import features
 
@@ -104,14 +103,16 @@ class Incidents:
 
     def example_of(self, queue: str, group: Group) -> DeadLetter | None:
         """The newest letter of a cause, as people may see it."""
-        with suppress(NotFound, CorruptLetter):
-            if group.example_id:
-                return self._assembly.redaction.letter(self._reading.get(group.example_id, queue))
+        with suppress(CorruptLetter):
+            found = self._assembly.backend.letters.get(queue, group.example_id)
+            return found and self._assembly.redaction.letter(found)
         return None
 
     def of_cause(self, queue: str, group: Group, example: DeadLetter | None) -> Incident:
         """A cause with its newest letter, and what sets its newest letters apart."""
-        explained = next(self._explanations(queue, group.fingerprint), _UNEXPLAINED)
+        ways = (feature.load(feature.explains) for feature in features() if feature.explains)
+        found = (explain(self._assembly, queue, group.fingerprint) for explain in ways)
+        explained = next(found, _UNEXPLAINED)
         return Incident(
             dead_letter_queue=queue,
             group=group,
@@ -119,8 +120,3 @@ class Incidents:
             sentence=explained.sentence,
             conditions=explained.conditions,
         )
-
-    def _explanations(self, queue: str, fingerprint: str) -> Iterator[Explained]:
-        for feature in features():
-            if feature.explains:
-                yield feature.load(feature.explains)(self._assembly, queue, fingerprint)

@@ -32,6 +32,7 @@ from celery_dlq.store.records import (
     GroupOrder,
     GroupStatus,
     QueueSummary,
+    has_text,
     in_order,
 )
 
@@ -46,7 +47,8 @@ ID_LENGTH = 36
 SHORTEST_PREFIX = 6
 _MAX_NAMES_SHOWN = 20  # in an error text
 _EMPTIED_SHOWN = timedelta(days=1)
-_MOST_NAMED = 10_000  # fingerprints, the largest, among which one is found by its first digits
+_MOST_NAMED = 20_000  # fingerprints, the first, among which some are found by digits or a name
+_SEARCHED_AT_ONCE = 500
 
 
 def split_arguments(
@@ -262,21 +264,46 @@ class Reading:
         offset: int = 0,
     ) -> list[Group]:
         """The letters of a queue by fingerprint, after the first ``offset`` of this order."""
+        names = self._ranked(dead_letter_queue, by, state, offset, limit)
+        return self._groups_of(dead_letter_queue, names, by, state)
+
+    def groups_with_text(
+        self, queue: str, text: str, by: GroupOrder, state: str | None, most: int, seconds: float
+    ) -> tuple[list[Group], int]:
+        """The first groups that have a text in what names them, and how many were searched."""
+        ranked, searched, found = self._ranked(queue, by, state, 0, _MOST_NAMED), 0, list[Group]()
+        until, text = time.monotonic() + seconds, text.casefold()
+        while searched < len(ranked) and len(found) < most and time.monotonic() < until:
+            some = ranked[searched : searched + _SEARCHED_AT_ONCE]
+            names = self._store.overviews.with_text(queue, some, text)
+            found += [x for x in self._groups_of(queue, names, by, state) if has_text(x, text)]
+            searched += len(some)
+        return found[:most], searched
+
+    def _ranked(
+        self, queue: str, by: GroupOrder, state: str | None, offset: int, limit: int | None
+    ) -> list[str]:
+        """The fingerprints of the groups in an order."""
         if by not in get_args(GroupOrder):
             raise DLQError(f"expected by to be letters or newest, got {by!r}")
         known = [one.value for one in GroupState]
         if state is not None and state not in known:
             raise DLQError(f"expected state to be one of {', '.join(known)}, got {state!r}")
-        self.check_queue(dead_letter_queue)
-        queue, overviews, notes = dead_letter_queue, self._store.overviews, self._notes
+        self.check_queue(queue)
+        overviews, notes = self._store.overviews, self._notes
         states = {} if state is None or notes is None else notes.states(queue)
         end = None if limit is None else offset + limit
         if state is None or state == GroupState.OPEN:
             names = overviews.ranked(queue, by, most=None if end is None else end + len(states))
-            names = [name for name in names if name not in states][offset:end]
-        else:
-            wanted = [name for name, one in states.items() if one == state]
-            names = overviews.ranked(queue, by, most=end, of=wanted)[offset:]
+            return [name for name in names if name not in states][offset:end]
+        wanted = [name for name, one in states.items() if one == state]
+        return overviews.ranked(queue, by, most=end, of=wanted)[offset:]
+
+    def _groups_of(
+        self, queue: str, names: Sequence[str], by: GroupOrder, state: str | None
+    ) -> list[Group]:
+        """The groups of fingerprints, with their states."""
+        overviews, notes = self._store.overviews, self._notes
         statuses = {} if notes is None else notes.statuses(queue, names)
         found = {name: _empty_group(name, status) for name, status in statuses.items()}
         found |= {one.fingerprint: one for one in overviews.groups(queue, names)}
@@ -290,8 +317,9 @@ class Reading:
         found = list[tuple[str, str]]()
         for queue in self._store.names():
             whole = self.whole_fingerprint(queue, fingerprint)
-            if len(whole) == DIGITS and self._knows(queue, whole):
-                found.append((queue, whole))
+            with suppress(NotFound):
+                if len(whole) == DIGITS and self.group(queue, whole):
+                    found.append((queue, whole))
         if len(found) == 1:
             return found[0]
         if found:
@@ -304,12 +332,6 @@ class Reading:
             f"expected the fingerprint of a cause, got {fingerprint!r}; `dlq groups QUEUE` shows "
             f"those of a queue"
         )
-
-    def _knows(self, queue: str, fingerprint: str) -> bool:
-        """True if a queue has, or had, letters of a cause."""
-        with suppress(NotFound):
-            return bool(self.group(queue, fingerprint))
-        return False
 
     def whole_fingerprint(self, dead_letter_queue: str, fingerprint: str) -> str:
         """The fingerprint that begins with these digits; what was given, if no known one does."""

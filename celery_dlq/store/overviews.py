@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -32,6 +33,7 @@ _MINUTE, _SPAN = 60, 300  # seconds
 _HOURS, _MINUTES = 24, 60
 _SPANS_PER_HOUR = 12  # in parts/group.lua
 _QUEUES_PER_SCRIPT, _SIZES_PER_WRITE = 100, 200
+_SPELLED_AS_IS = re.compile(r"[\w.-]+", re.ASCII)  # in JSON and in a release
 _SAMPLES = 50
 """Nodes of a stream that Redis weighs; the others are taken to be like them."""
 
@@ -92,6 +94,27 @@ class Overviews(QueueNames):
         """Run one script per queue."""
         return [_queue_status(name, *self._written("queue_status", queue=name)) for name in names]
 
+    def newest_tasks(self, names: Sequence[str], most: int) -> dict[str, set[str]]:
+        """Return the tasks of the newest groups of each queue, in two writes."""
+        keys, of, now, last = self._keys, partial(of_each, self._client), self.now(), most - 1
+        found = of(names, lambda pipe, name: pipe.zrevrange(keys.newest_groups(name), 0, last))
+        newest = {name: [b"group:" + one for one in some] for name, (some,) in found if some}
+        found = of([*newest], lambda pipe, name: pipe.hmget(keys.tally(name), newest[name]))
+        known = (
+            (name, [_known_group(b"", 0, one or b"", now) for one in some])
+            for name, (some,) in found
+        )
+        return {name: {one.task_name for one in groups} - {""} for name, groups in known}
+
+    def with_text(self, queue: str, fingerprints: Sequence[str], text: str) -> Sequence[str]:
+        """Return those of some groups in whose names a text may be; few others."""
+        if _SPELLED_AS_IS.fullmatch(text) is None:
+            return fingerprints
+        fields = [f"group:{spelled(name)}" for name in fingerprints]
+        known = zip(fingerprints, self._client.hmget(self._keys.tally(queue), fields), strict=True)
+        ends = ((name, text_of(one or b"").split("|", 5)[-1]) for name, one in known)
+        return [name for name, end in ends if text in f"{name}{end}".casefold()]
+
     def ranked(
         self,
         dead_letter_queue: str,
@@ -147,18 +170,17 @@ class Overviews(QueueNames):
         """
         keys, queue, now = self._keys, dead_letter_queue, self.now()
         least, most = (to_micros(one or now) // 1000 for one in (since, until))
-        found: dict[bytes, tuple[datetime, bytes]] = {}
+        found: dict[bytes, tuple[bytes, bytes]] = {}
         for place, fields in self._client.xrevrange(keys.gone_groups(queue), most, least):
-            at = stored_at(text_of(place)) or now
             for name, text in fields.items():
-                found.setdefault(name, (at, text))
+                found.setdefault(name, (place, text))
         wanted = [name for name in found if of is None or name == spelled(of).encode()]
         if wanted and still:
             sizes = self._client.zmscore(keys.groups(queue), wanted)
             wanted = [name for name, size in zip(wanted, sizes, strict=True) if not size]
         for name in wanted:
-            at, text = found[name]
-            yield at, _known_group(name, 0, text, now)
+            place, text = found[name]
+            yield stored_at(text_of(place)) or now, _known_group(name, 0, text, now)
 
     def group(self, dead_letter_queue: str, fingerprint: str) -> Group | None:
         """Return the group of a fingerprint, or ``None``; see `groups`."""

@@ -211,6 +211,12 @@ GroupOrder = Literal["letters", "newest"]
 """Order of groups: the largest first, or the last seen first."""
 
 
+def has_text(group: Group, text: str) -> bool:
+    """Return True if a group has a text, in small letters, in what names it."""
+    names = (group.task_name, group.exception_type or "", group.reason, group.fingerprint)
+    return any(text in name.casefold() for name in (*names, *group.releases))
+
+
 def in_order(groups: Iterable[Group], by: GroupOrder) -> list[Group]:
     """Sort groups."""
     if by == "newest":

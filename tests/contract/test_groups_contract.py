@@ -49,6 +49,16 @@ def test_arrivals_are_counted_by_reason_and_minute(store: Letters) -> None:
     assert orders.last_hour == 3
 
 
+def test_the_tasks_of_the_newest_groups_of_many_queues_are_read_at_once(store: Letters) -> None:
+    """What has no task has none, and a queue without groups is left out."""
+    for minute, task in enumerate(("shop.old", "shop.charge", "", "shop.ship")):
+        at = NOW + minute * MINUTE
+        stored(store, f"{minute}a", task_name=task, dead_lettered_at=at)
+    stored(store, "bb", task_name="shop.mail", dead_letter_queue="mail-DLQ")
+    found = store.overviews.newest_tasks([DLQ, "mail-DLQ", "none-DLQ"], 3)
+    assert found == {DLQ: {"shop.charge", "shop.ship"}, "mail-DLQ": {"shop.mail"}}
+
+
 def test_groups_can_be_ordered_by_their_newest_letter(store: Letters) -> None:
     """What began to fail after a deploy is on top, however small its group is."""
     for minute, fingerprint in enumerate(("aa", "aa", "bb", "cc", "bb")):

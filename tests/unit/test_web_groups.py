@@ -9,6 +9,7 @@ from datetime import datetime, timedelta, timezone
 from html import unescape
 from urllib.parse import urlencode
 
+import intervals
 import pytest
 from builders import DLQ, NOW, a_letter, key_of
 from web_pages import SAME_SITE, Pages, form_of, get, pages, post
@@ -212,6 +213,32 @@ def test_causes_beyond_the_first_page_are_found_by_page_and_by_name() -> None:
     assert "No cause has “nobody” in its names" in shown(web, GROUPS, q="nobody")
     assert "There are not so many pages" in shown(web, GROUPS, page="3")
     assert web.handle(get(GROUPS, query="page=0")).status == 400
+
+
+def test_a_search_of_causes_ends_in_time_and_says_how_far_it_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twenty thousand causes took a second; names are found however they are spelled."""
+    web = pages()
+    for number, name in enumerate(("shop.charge", 'shop."ship"', "shop.größe", "shop.mail")):
+        stored(web, fingerprint=f"{number:016x}", task_name=name, release=f"2026.{number}+a b")
+    resolved = f"{PAGE.replace(GROUP, f'{0:016x}')}/state"
+    cookie, token = form_of()
+    fields = "state=resolved&release=2026.0"
+    assert web.handle(post(resolved, cookie, token, fields=fields, headers=SAME_SITE)).status == 303
+    for text, task in (
+        ("CHARGE", "shop.charge"),
+        ('"ship', 'shop."ship"'),
+        ("GRÖSSE", "shop.größe"),
+        ("2026.3+A B", "shop.mail"),
+    ):
+        found = shown(web, GROUPS, q=text)
+        assert "1 cause on this page, the newest first, of the first 4" in found, text
+        assert task in found, text
+    assert "shop.charge" in shown(web, GROUPS, q="shop", state="resolved")
+    assert "of the first 3" in shown(web, GROUPS, q="shop", state="open")
+    intervals.change(monkeypatch, page=0.0)
+    assert "in its names, of the newest 0." in shown(web, GROUPS, q="charge")
 
 
 def test_the_row_of_a_cause_has_its_largest_tenant_and_its_last_note(

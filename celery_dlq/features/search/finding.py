@@ -18,6 +18,7 @@ from celery_dlq.letters.filters import LetterFilter
 from celery_dlq.operations.reading import ID_LENGTH
 from celery_dlq.policies.policy import DLQ_SUFFIX
 from celery_dlq.policies.queue_names import did_you_mean
+from celery_dlq.store.records import has_text
 
 if TYPE_CHECKING:
     from celery_dlq.assembly import Assembly
@@ -167,11 +168,9 @@ class Finder:
 
 def _is_of(group: Group, asked: Asked) -> bool:
     """True if a cause has the text in its names, and is one that the filter means."""
-    where, text = asked.where, asked.text.casefold()
-    names = (group.task_name, group.exception_type or "", group.reason, *group.releases)
-    exception = group.exception_type or ""
+    where, exception = asked.where, group.exception_type or ""
     return (
-        (not text or any(text in name.casefold() for name in names))
+        has_text(group, asked.text.casefold())
         and where.task_name in (None, group.task_name)
         and (where.reason is None or str(where.reason) == group.reason)
         and where.exception_type in (None, exception, exception.rpartition(".")[2])

@@ -233,12 +233,8 @@ def _must_type(found: Job) -> bool:
 
 def _examples(call: Call, found: Job) -> list[Row]:
     """Some letters of a plan; those that are gone by now are left out."""
-    rows = []
-    for letter_id in found.preview.get("examples", ()) if found.state == "planned" else ():
-        entry = call.dlq.store.entry(found.queue, letter_id)
-        if entry is not None:
-            rows.append(Row.of(call, RawEntry(*entry)))
-    return rows
+    ids = found.preview.get("examples", ()) if found.state == "planned" else ()
+    return [Row.of(call, RawEntry(*entry)) for entry in call.dlq.store.named(found.queue, ids)]
 
 
 def _edited_arguments(call: Call, found: Job) -> list[str]:

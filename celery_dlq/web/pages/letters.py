@@ -197,10 +197,7 @@ def _make_node(value: Any, key: str, path: str, depth: int, budget: Iterator[int
         and path.startswith(("args", "kwargs", "headers"))  # no conditions on properties
     )
     return Node(
-        key=key,
-        path=path,
-        text=shortened(text, MAX_TEXT),
-        filter=condition if usable else "",
+        key=key, path=path, text=shortened(text, MAX_TEXT), filter=condition if usable else ""
     )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from celery_dlq import timing
 from celery_dlq.errors import NotFound
 from celery_dlq.events import GroupState
 from celery_dlq.letters.fingerprint import Frame
@@ -21,7 +21,6 @@ from celery_dlq.web.status import MAX_QUEUES
 
 if TYPE_CHECKING:
     from celery_dlq.letters.record import DeadLetter
-    from celery_dlq.operations.in_force import InForce
     from celery_dlq.operations.job import Job
     from celery_dlq.operations.release import HeldMessages
     from celery_dlq.store.records import Group, GroupOrder, QueueSummary
@@ -30,7 +29,6 @@ Columns = Sequence[tuple[str, Mapping[str, int]]]
 """Letters by reason for each part of a time, for bars."""
 
 MAX_GROUPS = 100
-MOST_SEARCHED, _SEARCHED_AT_ONCE = 20_000, 2_000
 EXAMPLES_SECONDS = 0.02
 """How long the newest letters of causes are read for a page of them; one takes 0.2 ms."""
 MAX_EMPTIED = 20
@@ -49,10 +47,9 @@ def overview(call: Call) -> Page:
     shown = names[(number - 1) * MAX_QUEUES : number * MAX_QUEUES]
     queues = {queue.name: queue for queue in call.dlq.queues(shown)}
     fleet = call.site.status.fleet()
-    jobs: dict[str, list[Job]] = defaultdict(list)
     in_force = call.in_force() or NOTHING_IN_FORCE
-    for job in in_force.jobs:
-        jobs[job.queue].append(job)
+    newest_tasks = call.dlq.assembly.backend.letters.overviews.newest_tasks
+    tasks = newest_tasks(shown[:MAX_MARKED], MAX_CAUSES_MARKED) if in_force.held else {}
     return call.page(
         "overview.html",
         title="Dead-letter queues",
@@ -63,23 +60,13 @@ def overview(call: Call) -> Page:
         text=text,
         number=number,
         columns=_columns_of_hour,
-        jobs=jobs,
+        jobs={name: [job for job in in_force.jobs if job.queue == name] for name in shown},
         quiet=sum(not last_hour for _letters, last_hour in known.values()),
-        held=_held_by_queue(call, in_force, shown[:MAX_MARKED]),
+        held={
+            queue: in_force.holding(some, fleet.sources_of(queue)) for queue, some in tasks.items()
+        },
         fleet=fleet,
     )
-
-
-def _held_by_queue(
-    call: Call, in_force: InForce, queues: Sequence[str]
-) -> dict[str, list[HeldMessages]]:
-    """What holds messages of the newest causes of some dead-letter queues."""
-    found: dict[str, list[HeldMessages]] = {}
-    for queue in queues if in_force.held else ():
-        groups = call.dlq.groups(queue, by="newest", limit=MAX_CAUSES_MARKED)
-        tasks = {group.task_name for group in groups if group.task_name}
-        found[queue] = in_force.holding(tasks, call.site.status.fleet().sources_of(queue))
-    return found
 
 
 def _columns_of_hour(queue: QueueSummary) -> Columns:
@@ -100,15 +87,16 @@ def groups(call: Call) -> Page:
     queue = call.parts["queue"]
     by: GroupOrder = "letters" if call.value("by") == "letters" else "newest"
     state = call.value("state") or None
-    text, number = call.typed("q"), page_of(call)
-    some = partial(call.dlq.groups, queue, by=by, state=state)
-    first = (number - 1) * MAX_GROUPS
+    text, number, searched = call.typed("q"), page_of(call), 0
+    first, reading = (number - 1) * MAX_GROUPS, call.dlq.assembly.reading()
     if text:
-        found = [*islice(_groups_with_text(some, text.casefold()), first, first + MAX_GROUPS + 1)]
-        more, found = len(found) > MAX_GROUPS, found[:MAX_GROUPS]
+        most, seconds = first + MAX_GROUPS + 1, timing.current.page
+        found, searched = reading.groups_with_text(queue, text, by, state, most, seconds)
+        found = found[first:]
     else:
-        found = some(limit=MAX_GROUPS, offset=first)
-        more = len(found) == MAX_GROUPS and bool(some(limit=1, offset=first + MAX_GROUPS))
+        found = reading.groups(queue, by=by, state=state, limit=MAX_GROUPS, offset=first)
+        found += reading.groups(queue, by=by, state=state, limit=1, offset=first + MAX_GROUPS)
+    more, found = len(found) > MAX_GROUPS, found[:MAX_GROUPS]
     if by == "newest":
         found = sorted(found, key=lambda group: (-group.last_hour, -group.letters))
     return call.page(
@@ -125,7 +113,7 @@ def groups(call: Call) -> Page:
         text=text,
         number=number,
         more=more,
-        searched=MOST_SEARCHED,
+        searched=searched,
         length=call.dlq.store.length(queue),
         emptied=[] if state else call.dlq.emptied(queue, limit=MAX_EMPTIED),
     )
@@ -135,9 +123,9 @@ def _held_by_task(
     call: Call, queue: str, groups: Sequence[Group]
 ) -> dict[str | None, list[HeldMessages]]:
     """What holds messages of the tasks of causes."""
-    in_force, sources = call.in_force(), call.site.status.fleet().sources_of(queue)
-    tasks = {group.task_name for group in groups if group.task_name} if in_force else set()
-    return {task: in_force.holding({task}, sources) for task in tasks} if in_force else {}
+    in_force, fleet = call.in_force() or NOTHING_IN_FORCE, call.site.status.fleet()
+    tasks = {group.task_name for group in groups if group.task_name}
+    return {task: in_force.holding({task}, fleet.sources_of(queue)) for task in tasks}
 
 
 class Example(NamedTuple):
@@ -161,28 +149,11 @@ def _examples_of(call: Call, queue: str, groups: Sequence[Group]) -> dict[str, E
 
 def _last_tries(call: Call, queue: str, groups: Sequence[Group]) -> dict[str, Job]:
     """The last job on the letters of each cause."""
-    known = (job for job in call.site.status.jobs() if job.state not in ("planned", "expired"))
-    jobs = [job for job in known if job.queue == queue and "fingerprint" in job.filter]
-    tries = (
-        (
-            group.fingerprint,
-            next((j for j in jobs if j.is_of_cause(queue, group.fingerprint)), None),
-        )
-        for group in groups
-    )
-    return {fingerprint: job for fingerprint, job in tries if job is not None}
-
-
-def _groups_with_text(some: Callable[..., list[Group]], text: str) -> Iterator[Group]:
-    """The causes that have a text in what names them, among the first of an order."""
-    for offset in range(0, MOST_SEARCHED, _SEARCHED_AT_ONCE):
-        groups = some(limit=_SEARCHED_AT_ONCE, offset=offset)
-        for one in groups:
-            names = (one.task_name, one.exception_type, one.reason, one.fingerprint)
-            if any(text in name.casefold() for name in (*names, *one.releases) if name):
-                yield one
-        if len(groups) < _SEARCHED_AT_ONCE:
-            return
+    known = [job for job in call.site.status.jobs() if job.queue == queue]
+    known = [job for job in known if "fingerprint" in job.filter]
+    tries = [job for job in known if job.state not in ("planned", "expired")]
+    names = [group.fingerprint for group in groups]  # the newest job comes last, and stays
+    return {name: job for job in tries[::-1] for name in names if job.is_of_cause(queue, name)}
 
 
 def group(call: Call) -> Page:

@@ -16,6 +16,9 @@ from typing import Any
 from benchmarks import plots
 from benchmarks.node import BARE, PLAIN, QUEUE
 
+LIMIT_MS = 100.0
+"""The most that 95 of 100 requests of a page may take."""
+
 Row = Mapping[str, Any]
 Result = Mapping[str, Any]
 Column = Callable[[Row], str]
@@ -146,6 +149,16 @@ def _number(name: str, pattern: str = "{:,.0f}", scale: float = 1.0) -> Column:
     return show
 
 
+def _within(name: str, limit: float) -> Column:
+    """A number; one above a limit is marked."""
+
+    def show(row: Row) -> str:
+        text = f"{row[name]:.1f}"
+        return text if row[name] <= limit else f"**{text}, above {limit:.0f}**"
+
+    return show
+
+
 def _text(name: str) -> Column:
     return lambda row: row.get(name, "–")
 
@@ -197,7 +210,7 @@ _TABLES: dict[str, dict[str, Column]] = {
     },
     "web": {
         "ms (median)": _number("median_ms", "{:.1f}"),
-        "ms (95th percentile)": _number("p95_ms", "{:.1f}"),
+        "ms (95th percentile)": _within("p95_ms", LIMIT_MS),
     },
     "report": {
         "seconds": _number("seconds", "{:.1f}"),

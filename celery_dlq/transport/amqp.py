@@ -1,4 +1,4 @@
-"""RabbitMQ: reading several frames with one call, and a prefetch count that comes back.
+"""RabbitMQ: reading several frames with one call.
 
 py-amqp reads the beginning, the content and the last byte of each of a message's three frames by
 a call of their own, and sets the socket's timeout twice a frame: 15 calls a message. In a pool of
@@ -28,6 +28,7 @@ _READ_BYTES = 8192  # a dozen messages of usual size
 _MOST_BYTES = 1 << 20
 _AROUND = 8  # bytes of a frame around its content: type, channel, size; end
 _END = 0xCE
+_ACKNOWLEDGE_IN_LOOP = frozenset(f"celery.concurrency.{name}" for name in ("prefork", "solo"))
 _NUMBERS = {"delivery_mode": ">B", "priority": ">B", "timestamp": ">Q"}
 _PROPERTIES = (
     "content_type",
@@ -65,21 +66,17 @@ def read_ahead(consumer: Any) -> None:
         consumer.hub.add_reader(connection.sock, frames.on_readable)
 
 
-def restore_in_loop(consumer: Any) -> None:
-    """Let the event loop raise the prefetch count again after a lost connection.
+def keep_prefetch_count(worker: Any) -> None:
+    """Let only the event loop ask for another prefetch count: threads and greenlets do not.
 
-    Celery does so in the thread or greenlet that acknowledges, and reads the reply there, while the
-    loop reads the same socket: the worker receives nothing more, and does not end.
+    After a lost connection Celery lowers the count, and raises it again where a message is
+    acknowledged. There it reads the reply, while the loop reads the same socket: the worker
+    receives nothing more, and does not end.
 
-    Source: ``Consumer._restore_prefetch_count_after_connection_restart`` in
-    https://github.com/celery/celery/blob/main/celery/worker/consumer/consumer.py
+    Source: https://docs.celeryq.dev/en/stable/userguide/configuration.html
     """
-    restore = consumer._restore_prefetch_count_after_connection_restart  # noqa: SLF001
-
-    def later(*args: Any) -> None:
-        consumer.call_soon(restore, *args)
-
-    consumer._restore_prefetch_count_after_connection_restart = later  # noqa: SLF001
+    if worker.pool_cls.__module__ not in _ACKNOWLEDGE_IN_LOOP:
+        worker.app.conf.worker_enable_prefetch_count_reduction = False
 
 
 class Frames:

@@ -15,9 +15,10 @@ from copy import copy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache, wraps
+from inspect import signature
 from typing import Any
 
-from celery import VERSION
+from celery import VERSION, Celery
 from celery.app.routes import MapRoute
 
 from celery_dlq.config import Settings
@@ -33,36 +34,7 @@ MAX_CACHED_NAMES = 4096
 """Queues and tasks whose rule is cached; only apps that make up names have more."""
 
 _DESTINATION = ("queue", "exchange", "routing_key")
-PARAMETERS = (
-    "args",
-    "kwargs",
-    "countdown",
-    "eta",
-    "task_id",
-    "producer",
-    "connection",
-    "router",
-    "result_cls",
-    "expires",
-    "publisher",
-    "link",
-    "link_error",
-    "add_to_parent",
-    "group_id",
-    "group_index",
-    "retries",
-    "chord",
-    "reply_to",
-    "time_limit",
-    "soft_time_limit",
-    "root_id",
-    "parent_id",
-    "route_name",
-    "shadow",
-    "chain",
-    "task_type",
-    "replaced_task_nesting",
-)
+PARAMETERS = tuple(signature(Celery.send_task).parameters)[2:-1]
 """Parameters of ``Celery.send_task`` after ``name``; a subclass's signature may name none."""
 # Since Celery 5.7, a message sent by name gets the options of its registered task.
 MERGES_OPTIONS = VERSION >= (5, 7)

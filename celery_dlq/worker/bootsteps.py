@@ -72,8 +72,11 @@ class GuardStep(bootsteps.StartStopStep):
 
             read_leniently()
         signals.worker_shutdown.connect(self._close, sender=worker, weak=False)
-        install()
         listen_for_revocations()
+
+    def start(self, worker: Any) -> None:  # noqa: ARG002 - Celery's signature
+        """Wrap the handlers of shutdowns: Celery has just installed them."""
+        install()
 
     def terminate(self, worker: Any) -> None:  # noqa: ARG002 - Celery's signature
         """Uncharge running tasks at a cold shutdown, before the pool is terminated."""
@@ -99,9 +102,9 @@ class TickStep(bootsteps.StartStopStep):
         watch_dropped_messages(consumer, worker.dead_letter_guard)
         self._read_ahead: Callable[[Any], None] = lambda _consumer: None
         if _driver_type(worker) == "amqp":
-            from celery_dlq.transport.amqp import read_ahead, restore_in_loop  # noqa: PLC0415 - on RabbitMQ only
+            from celery_dlq.transport.amqp import keep_prefetch_count, read_ahead  # noqa: PLC0415 - on RabbitMQ only
 
-            restore_in_loop(consumer)
+            keep_prefetch_count(worker)
             self._read_ahead = read_ahead
         self._fetch = worker.dead_letter_guard.parts.dlq.reliable_fetch()
         if self._fetch is not None:
@@ -278,13 +281,12 @@ def read_before_put_back(pool: Any, hub: Any) -> None:
     """
     inner: Any = getattr(pool, "_pool", None)
     put_back = getattr(inner, "on_partial_read", None)
-    if put_back is None or hasattr(inner, "dlq_results"):
-        return
-    inner.dlq_results = None if hub is None else Results(inner)  # without one, no `AsynPool`
+    if put_back is None or hub is None or hasattr(inner, "dlq_results"):
+        return  # without a hub, it is no `AsynPool`
+    inner.dlq_results = Results(inner)
 
     def on_partial_read(job: Any, process: Any) -> None:
-        if not job.worker_pids():  # no process reported its start
-            _quietly(inner.process_flush_queues, process)
+        _quietly(inner.process_flush_queues, process)
         put_back(job, process)
 
     inner.on_partial_read = on_partial_read

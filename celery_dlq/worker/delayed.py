@@ -13,15 +13,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from celery import VERSION
 from celery.worker import state
 
 from celery_dlq.letters.printable import get_logger
 from celery_dlq.writing.lifecycle import DeliveryState, GuardedRequest
-
-try:
-    from celery.utils.quorum_queues import detect_quorum_queues
-except ImportError:  # before Celery 5.5
-    detect_quorum_queues = None
 
 logger = get_logger("celery_dlq.worker")
 
@@ -88,8 +84,7 @@ class Delayed:
             if raised:
                 consumer.qos.decrement_eventually()
             if request.dlq_state is DeliveryState.NEW:
-                state.task_reserved(request)
-                consumer.on_task_request(request)
+                start_again(consumer, request)
 
         # It is no reserved one any more: with `worker_disable_prefetch`, Celery counts these.
         state.task_ready(request)
@@ -110,11 +105,21 @@ class Delayed:
                     one.takes_place = False
 
 
-def raises_prefetch(consumer: Any) -> bool:
-    """False if the prefetch count of a consumer is fixed: it then counts for later ones.
+def start_again(consumer: Any, request: Any) -> None:
+    """Let Celery apply a request as one whose ETA has come; the prefetch count stays."""
+    before = consumer.qos.value
+    raised = consumer.qos.increment_eventually() > before
+    consumer.apply_eta_task(request)  # which lowers it
+    if not raised:
+        consumer.qos.increment_eventually()
 
-    Source: ``Tasks.qos_global`` in
-    https://github.com/celery/celery/blob/main/celery/worker/consumer/tasks.py
+
+def raises_prefetch(consumer: Any) -> bool:
+    """False if the prefetch count of a consumer is fixed: since Celery 5.5, with a quorum queue.
+
+    Source: https://docs.celeryq.dev/en/stable/getting-started/backends-and-brokers/rabbitmq.html
     """
-    driver = consumer.connection.transport.driver_type
-    return detect_quorum_queues is None or not detect_quorum_queues(consumer.app, driver)[0]
+    if VERSION < (5, 5) or consumer.connection.transport.driver_type != "amqp":
+        return True
+    queues = consumer.app.amqp.queues.values()
+    return all((one.queue_arguments or {}).get("x-queue-type") != "quorum" for one in queues)

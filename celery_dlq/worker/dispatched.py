@@ -32,7 +32,6 @@ from celery_dlq.worker.shutdown_signals import LEFT_BY_SIGNAL, SHUTDOWN_SIGNALS
 from celery_dlq.writing.lifecycle import DeliveryState
 
 _LEFT = frozenset({EX_OK, EX_RECYCLE, LEFT_BY_SIGNAL})  # e.g. after its last task
-RUN, TERMINATE = 0, 2  # billiard.pool.RUN and TERMINATE
 _LENGTH = Struct(">i")  # before each message of a process
 _NO_PAYLOAD = (memoryview(b""), memoryview(b""), 0)
 _READ_BYTES = 8192  # dozens of them
@@ -63,21 +62,18 @@ def is_closed(pool: Any) -> bool:
     The handler of a cold shutdown ends the pool wherever it interrupts the main thread; the pool
     that is gone by then still takes jobs, and drops them.
 
-    Source: ``TaskPool.on_stop`` in
-    https://github.com/celery/celery/blob/main/celery/concurrency/prefork.py
+    Source: ``BasePool.close`` in
+    https://github.com/celery/celery/blob/main/celery/concurrency/base.py
     """
-    inner = getattr(pool, "_pool", None)
-    if inner is None:
-        return isinstance(pool, prefork.TaskPool)
-    return bool(getattr(inner, "_state", RUN) != RUN)
+    return isinstance(pool, prefork.TaskPool) and not pool.active
 
 
 def drop_failed(pool: Any, task_id: Any) -> None:
     """Forget a job that could not be serialized; a shutdown would wait for it."""
-    cache = getattr(getattr(pool, "_pool", None), "_cache", None)
-    for job in list((cache or {}).values()):
+    cache = _cache_of(pool) or {}
+    for number, job in list(cache.items()):
         if job.correlation_id == task_id and not hasattr(job, "_payload"):
-            job.discard()
+            cache.pop(number, None)
 
 
 def write_at_once(job: Any) -> None:
@@ -110,32 +106,31 @@ class AtWork:
         """All of them."""
         return list(self._requests)
 
-    def keep_jobs(self, pool: Any) -> list[tuple[Any, Any]]:
+    def keep_jobs(self, pool: Any) -> list[tuple[int, Any, Any]]:
         """Keep jobs that Celery is about to forget though they run, or will run.
 
         It forgets a job that was written to a process and not accepted yet, and version 5.4 every
         job. Those that look accepted stay.
         """
-        inner: Any = getattr(pool, "_pool", None)
-        if getattr(inner, "dlq_results", None) is None:
-            return []  # only the event loop's pool drops jobs
-        jobs = [job for job in list(inner._cache.values()) if _is_kept(inner, job)]  # noqa: SLF001
-        for job in jobs:
+        if not _drops_jobs(pool):
+            return []
+        jobs = [found for found in list(pool._pool._cache.items()) if _is_kept(pool, found[1])]  # noqa: SLF001
+        for _, job in jobs:
             job._accepted = True  # noqa: SLF001
-        return [(job, job._write_to) for job in jobs]  # noqa: SLF001
+        return [(number, job, job._write_to) for number, job in jobs]  # noqa: SLF001
 
-    def give_back_jobs(self, pool: Any, jobs: list[tuple[Any, Any]]) -> list[Any]:
+    def give_back_jobs(self, pool: Any, jobs: list[tuple[int, Any, Any]]) -> list[Any]:
         """Give the kept jobs back to the pool as they were, and find what it dropped.
 
         A process that retires leaves the job that it did not take to another one.
         """
-        inner: Any = getattr(pool, "_pool", None)
-        for job, process in jobs:
-            _put_back(inner, job, process)
-        if getattr(inner, "dlq_results", None) is None:
+        for number, job, process in jobs:
+            _put_back(pool, number, job, process)
+        if not _drops_jobs(pool):
             return []
+        has_task = asked_for_tasks(pool)
         given = [one for one in self.requests() if one.dlq_job is not None]
-        return [one for one in given if one.time_start is None and not pool_has_task(pool, one)]
+        return [one for one in given if one.time_start is None and not has_task(one)]
 
     def take_missed(self, pool: Any) -> list[Any]:
         """Forget and return requests that their pool has no more, though nobody settled them.
@@ -147,13 +142,13 @@ class AtWork:
         if now - self._looked_at < timing.current.tick / 2:
             return []  # a busy loop catches up
         self._looked_at = now
-        if getattr(getattr(pool, "_pool", None), "_state", RUN) != RUN:
+        if is_closed(pool):
             return []  # a shutdown gives all back
-        found = set()
+        has_task, found = asked_for_tasks(pool), set()
         for request in self.requests():
             if request.acknowledged:
                 self.over(request)
-            elif request.dlq_state not in _BEING_SETTLED and not pool_has_task(pool, request):
+            elif request.dlq_state not in _BEING_SETTLED and not has_task(request):
                 found.add(request)
         missed, self._missed = self._missed & found, found
         for request in missed:
@@ -184,38 +179,51 @@ def has_crashed(request: Any) -> bool:
     return how not in (_LEFT if found.si_code == os.CLD_EXITED else SHUTDOWN_SIGNALS)
 
 
-def pool_has_task(pool: Any, request: Any) -> bool:
-    """Ask a pool whether it still has a request's task: queued, written to a process, or running.
+def asked_for_tasks(pool: Any) -> Callable[[Any], bool]:
+    """Ask a pool which tasks it still has: queued, written to a process, or running."""
+    cache = _cache_of(pool)
+    jobs = None if cache is None else {*cache.values()}
 
-    True if that is not known.
-    """
-    job = request.dlq_job
-    if job is None:
-        return True
-    if isinstance(job, Future):
-        return not job.done()
-    job = job()  # else a weak reference
-    if request.dlq_starts_here:
-        return job is not None and not job.dead  # a greenlet
-    cache = getattr(getattr(pool, "_pool", None), "_cache", None)
-    return cache is None or (job is not None and cache.get(job._job) is job)  # noqa: SLF001
+    def has_task(request: Any) -> bool:
+        """True if the pool has a request's task, or if that is not known."""
+        job = request.dlq_job
+        if job is None:
+            return True
+        if isinstance(job, Future):
+            return not job.done()
+        job = job()  # else a weak reference
+        if request.dlq_starts_here:
+            return job is not None and not job.dead  # a greenlet
+        return jobs is None or job in jobs
+
+    return has_task
 
 
-def _is_kept(inner: Any, job: Any) -> bool:
+def _cache_of(pool: Any) -> Any:
+    return getattr(getattr(pool, "_pool", None), "_cache", None)
+
+
+def _drops_jobs(pool: Any) -> bool:
+    """True for the event loop's pool; no other drops jobs."""
+    return hasattr(getattr(pool, "_pool", None), "dlq_results")
+
+
+def _is_kept(pool: Any, job: Any) -> bool:
     if job._accepted:  # noqa: SLF001
         return True
     # What was written in part is written to its end, unless the pool closes.
-    return job._write_to is not None and (_is_written(job) or inner._state == RUN)  # noqa: SLF001
+    return job._write_to is not None and (_is_written(job) or not is_closed(pool))  # noqa: SLF001
 
 
-def _put_back(inner: Any, job: Any, process: Any) -> None:
+def _put_back(pool: Any, number: int, job: Any, process: Any) -> None:
     """Give a kept job back to the pool as it was."""
     if job.ready():
         return
-    inner._cache.setdefault(job._job, job)  # noqa: SLF001
+    inner = pool._pool  # noqa: SLF001
+    inner._cache.setdefault(number, job)  # noqa: SLF001
     if not job.worker_pids():
         job._accepted = False  # noqa: SLF001
-        if inner._state == RUN and process not in inner._pool:  # noqa: SLF001
+        if not is_closed(pool) and process not in inner._pool:  # noqa: SLF001
             inner._put_back(job)  # noqa: SLF001 - it retired meanwhile, without the job
 
 
@@ -258,7 +266,7 @@ class Results:
         messages: list[bytearray] = []
         reader = process.outq._reader  # noqa: SLF001 - as the pool does
         with suppress(OSError, EOFError):  # closed
-            while self._inner._state != TERMINATE and reader.poll(0):  # noqa: SLF001
+            while reader.poll(0):
                 messages += self._read(reader.fileno())
         if not reader.closed:
             self._begun.pop(reader.fileno(), None)

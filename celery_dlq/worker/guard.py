@@ -47,7 +47,7 @@ from celery_dlq.letters.record import Delivery, Outcome, Reason
 from celery_dlq.policies.decisions import Die, End, PutOff, Run, Verdict, decide_drop, decide_end
 from celery_dlq.policies.resolved import ResolvedPolicy
 from celery_dlq.store.metrics import DELIVERIES, INTERNAL_ERRORS, SUCCEEDED
-from celery_dlq.worker.delayed import Delayed
+from celery_dlq.worker.delayed import Delayed, start_again
 from celery_dlq.worker.dispatched import AtWork, has_crashed
 from celery_dlq.worker.housekeeping import Housekeeping
 from celery_dlq.worker.life import LifeKeeper
@@ -500,7 +500,7 @@ class Guard:
             except IndexError:
                 return  # the connection was lost in the meantime
             if request.dlq_waits_since + self._writer.patience() > time.monotonic():
-                self.run_guarded("start", consumer.on_task_request, request)
+                self.run_guarded("start", start_again, consumer, request)
             else:  # else its broker would close the channel
                 logger.info("Task %s goes back to its queue: it waited for its count", request.id)
                 self.run_guarded("start", request.dlq_give_back)

@@ -41,6 +41,7 @@ from typing import Any
 from weakref import ref
 
 from billiard.einfo import ExceptionInfo
+from billiard.pool import ApplyResult
 from celery.exceptions import InvalidTaskError, Reject, TaskRevokedError, WorkerLostError
 from celery.states import READY_STATES
 from celery.utils.imports import symbol_by_name
@@ -84,8 +85,9 @@ class DeadLetterRequest(SettlingRequest):
     dlq_starts_here: bool  # True if the pool runs the task in this process
     dlq_counted = False  # True if a policy may guard the task
     dlq_waits_since = 0.0  # Time it was first put off, in monotonic seconds
-    dlq_job: Any = None  # What the pool made of it; see `pool_has_task` of `dispatched`
+    dlq_job: Any = None  # What the pool made of it; see `asked_for_tasks`
 
+    _dlq_is_announced = False  # as revoked or terminated
     _dlq_is_cancelled = False  # by Celery, for a shutdown or a lost connection
     _dlq_failure: Failure | None = None  # the end that Celery reported, while ENDING
 
@@ -149,7 +151,7 @@ class DeadLetterRequest(SettlingRequest):
 
         Celery's check makes the end of a revoked message known, and acknowledges it.
         """
-        if REDRIVEN_AT_HEADER in self.request_dict and not self._already_revoked:
+        if REDRIVEN_AT_HEADER in self.request_dict and not self._dlq_is_announced:
             expired = self.expires and self.maybe_expire()
             if not expired and self.dlq_guard.revocations.are_older(self):
                 return False
@@ -249,7 +251,7 @@ class DeadLetterRequest(SettlingRequest):
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         """The pool reported an exception, a lost child or a hard time limit."""
-        if self._already_revoked and self.dlq_state in DEAD:
+        if self._dlq_is_announced and self.dlq_state in DEAD:
             return None  # terminated by an operator, and its letter is made
         failure = self._dlq_describe(exc_info) or UNDESCRIBED
         return self._dlq_while_ending(failure, super().on_failure, exc_info, *args, **kwargs)
@@ -436,6 +438,7 @@ class DeadLetterRequest(SettlingRequest):
 
         So is a revocation, of what an operator redrove or released.
         """
+        self._dlq_is_announced = True  # what the pool reports is no other end
         if terminated and self._dlq_end_terminated():
             return
         announce = partial(super()._announce_revoked, reason, terminated, signum, expired)
@@ -449,7 +452,6 @@ class DeadLetterRequest(SettlingRequest):
                 decide = partial(self.dlq_guard.decide_expired, self)
             elif terminated:
                 decide = partial(decide, terminated=True)
-                self._already_revoked = True  # what the pool reports is no other end
                 if self.dlq_state is _S.RUNNING:
                     self.dlq_move(_S.ENDING)
             if self._dlq_store_then_settle(decide, announce, announce):
@@ -506,7 +508,6 @@ class DeadLetterRequest(SettlingRequest):
         if verdict is None:
             return False
         end = End(outcome=Outcome.WORKER_LOST, text=verdict.description)
-        self._already_revoked = True
         self.dlq_move(_S.ENDING)
         self._dlq_forget_job()
         failure = Failure(end, None, f"terminated; {verdict.description}", None)
@@ -538,7 +539,7 @@ class ChildProcessRequest(DeadLetterRequest):
         except BaseException:
             self.dlq_put_off()
             raise
-        if hasattr(job, "_accepted"):
+        if isinstance(job, ApplyResult):
             self.dlq_job = ref(job)
             write_at_once(job)
         elif job is None and is_closed(pool):

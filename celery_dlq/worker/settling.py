@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionInfo
 from celery import signals
+from celery.app.task import Context
 from celery.exceptions import MaxRetriesExceededError, TaskRevokedError
 from celery.worker.state import task_ready
 
@@ -156,7 +157,7 @@ class SettlingRequest(_Base):
         self.task.backend.mark_as_failure(
             self.id,
             exc,
-            request=self._context,
+            request=self._dlq_context(),
             store_result=self.store_errors,
         )
         try:
@@ -173,6 +174,12 @@ class SettlingRequest(_Base):
             einfo=info,
         )
         self.send_event("task-failed", exception=repr(exc), traceback=info.traceback)
+
+    def _dlq_context(self) -> Context:
+        """What the result backend reads: errbacks, chord and chain stand in the body."""
+        decoded = self.content_type is None  # by Celery's strategy
+        _args, _kwargs, embedded = self.body if decoded else self.message.payload
+        return Context({**self.request_dict, **(embedded or {})})
 
     def _dlq_dead_letter(self, verdict: Die, failure: Failure | None = None) -> None:
         """Dead-letter a message that does not run, or was terminated; its task fails."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -22,13 +23,13 @@ from functools import partial, update_wrapper
 from types import FrameType
 from typing import Any
 
-from celery import platforms
 from celery.worker import state
 
 from celery_dlq import timing
 from celery_dlq.transport.held import sleep, start_thread
 
-_SHUTDOWNS = frozenset({"SIGINT", "SIGTERM", "SIGQUIT"})
+_SHUTDOWNS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
+_PYTHONS = (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler)
 
 SHUTDOWN_SIGNALS = frozenset({1, 2, 3, 15})
 """SIGHUP, which restarts a worker, SIGINT, SIGQUIT, SIGTERM."""
@@ -55,18 +56,14 @@ _pending: list[_AfterUs] = []
 """Handlers that run, or wait until our code is done."""
 
 
-class _Signals(platforms.Signals):
-    """Celery's way to install a handler; its handlers install others."""
-
-    def __setitem__(self, name: Any, handler: Any) -> None:
-        if name in _SHUTDOWNS and callable(handler):
-            handler = _AfterUs(handler)
-        super().__setitem__(name, handler)
-
-
 def install() -> None:
-    """Wrap the handlers that Celery installs from now on; a second call changes nothing."""
-    platforms.signals.__class__ = _Signals
+    """Wrap the handlers that are installed now; those of Celery install others."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # of a worker within a program; there Celery installs none
+    for number in _SHUTDOWNS:
+        handler: Any = signal.getsignal(number)
+        if callable(handler) and not isinstance(handler, _AfterUs) and handler not in _PYTHONS:
+            signal.signal(number, _AfterUs(handler))
 
 
 def nothing_starts() -> bool:
@@ -130,6 +127,7 @@ class _AfterUs:
         try:
             self._handler(signum, frame)
         finally:
+            install()
             if self in _pending:
                 _pending.remove(self)
             for _ in range(more):

@@ -113,8 +113,7 @@ def is_held(message: Any) -> bool:
     leases, channel = leases_of(message), message.channel
     if leases is not None:
         return bool(leases.still_holds(message.delivery_tag))
-    # A closed one gave all back; py-amqp's has no connection then.
-    return getattr(channel, "connection", True) is not None and not getattr(channel, "closed", 0)
+    return getattr(channel, "connection", True) is not None  # a closed one gave all back
 
 
 class WaitsForStore(Protocol):

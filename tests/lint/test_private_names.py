@@ -21,11 +21,11 @@ THEIRS = frozenset(
         # celery.worker.request.Request
         *("_announce_cancelled", "_announce_revoked"),
         *("_retry_worker_lost", "_success_was_stored"),
-        "_restore_prefetch_count_after_connection_restart",
         # celery.app.base.Celery, and its default app
         *("_tasks", "_tls", "_state"),
         # billiard.pool
         *("_accepted", "_payload", "_pool", "_reader", "_recv_message", "_set", "_writer"),
+        "_flush_outqueue",  # celery.concurrency.asynpool.ResultHandler
         # kombu.transport.virtual, .redis and .SQS
         *("_do_restore_message", "_get_async"),
         *("_message_to_python", "_on_messages_ready", "_put"),

@@ -70,12 +70,10 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "test_hooks_that_only_newer_versions_have_are_there",
         ),
         Row(
-            "Request.revoked Request._already_revoked Request._context",
-            "worker/request.py worker/settling.py",
-            "A message that was redriven after its revocation runs; one that Celery revoked or "
-            "cancelled ends once.",
-            "A message that was redriven after `revoke` never runs; a terminated one may end "
-            "twice.",
+            "Request.revoked",
+            "worker/request.py",
+            "A message that was redriven after its revocation runs.",
+            "A message that was redriven after `revoke` never runs.",
             "test_celery_asks_a_request_whether_it_is_revoked_at_its_receipt_and_its_start",
         ),
         Row(
@@ -114,14 +112,6 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "skipped in silence.",
             "test_commands_that_revoke_are_found_by_their_names_and_take_ids_and_stamps",
         ),
-        Row(
-            "Channel.closed",
-            "writing/lifecycle.py",
-            "A channel that is closed, or has no connection: the broker delivers its messages "
-            "again.",
-            "A message that the broker delivers again becomes a letter as well.",
-            "test_a_closed_channel_says_so",
-        ),
     ),
     "The consumer": (
         Row(
@@ -130,20 +120,6 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "The guard is mixed into the class, for later tasks too.",
             "Tasks that are registered later, or get a policy by an override, have no guard.",
             "test_strategies_are_built_from_the_tasks_request_when_the_consumer_starts",
-        ),
-        Row(
-            "Consumer.on_task_request",
-            "worker/guard.py worker/delayed.py",
-            "Called once more: a message that was put off.",
-            "`crash_delay` and messages that wait for the store cannot start later.",
-            "test_the_consumer_hands_a_request_to_its_pool_by_this_name",
-        ),
-        Row(
-            "kombu.detect_quorum_queues",
-            "worker/delayed.py",
-            "With quorum queues (5.5) the prefetch count of a consumer is fixed.",
-            "With quorum queues each message that waits after a crash takes a healthy one's place.",
-            "test_with_quorum_queues_prefetch_counts_are_fixed",
         ),
         Row(
             "AsynPool.on_partial_read",
@@ -205,14 +181,15 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "tests/unit/test_dispatched.py",
         ),
         Row(
-            "ApplyResult._accepted ApplyResult._job ApplyResult.discard ApplyResult._write_to "
-            "ApplyResult.worker_pids ApplyResult._writer AsynPool._put_back "
-            "AsynPool._pool AsynPool._state AsynPool._cache",
-            "worker/dispatched.py worker/bootsteps.py worker/request.py",
+            "ApplyResult._accepted ApplyResult._write_to ApplyResult.worker_pids "
+            "ApplyResult._writer AsynPool._put_back AsynPool._pool BasePool.active "
+            "AsynPool._cache",
+            "worker/dispatched.py worker/bootsteps.py",
             "What was written to a process starts; the rest is not charged.",
             "A lost connection or a shutdown is charged to jobs that no process took, or not to "
             "those that will run.",
             "test_a_pool_drops_what_no_process_accepted "
+            "test_a_pool_of_processes_says_whether_it_takes_jobs "
             "test_a_pool_that_closes_drops_what_it_is_given tests/unit/test_dispatched.py",
         ),
         Row(
@@ -235,15 +212,6 @@ TABLES: dict[str, tuple[Row, ...]] = {
         ),
     ),
     "Signals and logs": (
-        Row(
-            "celery.platforms.signals",
-            "worker/shutdown_signals.py",
-            "Celery's handlers of SIGINT, SIGTERM and SIGQUIT: one that interrupts our code, or "
-            "py-amqp's writing, could wait for its lock for ever. It runs a moment later.",
-            "A shutdown may hang: its handler waits for a lock that the code it interrupted holds.",
-            "test_handlers_of_shutdowns_are_installed_through_celerys_signals "
-            "tests/acceptance/test_shutdowns.py",
-        ),
         Row(
             "celery.WorkerLostError",
             "worker/shutdown_signals.py worker/request.py",
@@ -319,13 +287,6 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "tests/unit/test_sqs_internals.py",
         ),
         Row(
-            "SQS.Channel._resolve_queue_url",
-            "transport/sqs/aws.py operations/broker_limits.py",
-            "The URL of a queue, if it exists: to read its timeout and redrive policy, to send.",
-            "Each needs the permission `sqs:GetQueueUrl` as well, and a call more a queue.",
-            "tests/unit/test_sqs_internals.py",
-        ),
-        Row(
             "SQS.Channel._predefined_queue_clients",
             "transport/sqs/aws.py",
             "Before kombu 5.7, channels share the clients of predefined queues: a redrive's own "
@@ -342,14 +303,6 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "with one system call.",
             "No-ops of RabbitMQ with threads: 1.67 of plain Celery's CPU, and 1.38 with it.",
             "tests/unit/test_frames.py tests/integration/test_frames_of_rabbitmq.py",
-        ),
-        Row(
-            "Consumer._restore_prefetch_count_after_connection_restart",
-            "transport/amqp.py",
-            "The event loop calls it, for it reads a reply from RabbitMQ.",
-            "After a lost connection to RabbitMQ a worker with threads or greenlets receives "
-            "nothing more.",
-            "test_the_prefetch_count_is_restored_where_a_message_is_acknowledged",
         ),
         Row(
             "Celery.send_task",
@@ -397,13 +350,6 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "Users' tests in eager mode see no guard.",
             "tests/integration/test_testing_plugin.py",
         ),
-        Row(
-            "SparkContext._active_spark_context",
-            "spark/session.py",
-            "Whether Spark runs already: PySpark has no public attribute for it.",
-            "A triage in a notebook fails.",
-            "tests/spark/test_session.py",
-        ),
     ),
 }
 """Rows by what they are about, in the order of the page."""
@@ -424,20 +370,28 @@ DOCUMENTED = (
     ),
     Documented(
         "Consumer.timer Consumer.qos Consumer.cancel_task_queue Consumer.add_task_queue "
-        "Consumer.event_dispatcher",
+        "Consumer.apply_eta_task Consumer.event_dispatcher",
         "worker/delayed.py worker/bootsteps.py features/hold/observer.py",
         "https://docs.celeryq.dev/en/stable/userguide/extending.html#consumer",
         "test_a_message_that_waits_is_put_into_the_timer_as_celery_does_it "
+        "test_with_quorum_queues_prefetch_counts_are_fixed "
         "tests/acceptance/test_holds.py tests/unit/test_celery_internals.py",
     ),
     Documented(
+        "conf.worker_enable_prefetch_count_reduction",
+        "transport/amqp.py",
+        "https://docs.celeryq.dev/en/stable/userguide/configuration.html"
+        "#worker-enable-prefetch-count-reduction",
+        "test_the_prefetch_count_is_lowered_and_restored_by_one_setting",
+    ),
+    Documented(
         "Consumer.call_soon",
-        "worker/bootsteps.py transport/amqp.py",
+        "worker/bootsteps.py",
         "https://docs.celeryq.dev/en/stable/reference/celery.worker.consumer.consumer.html",
         "test_the_consumers_loop_calls_what_it_is_asked_to",
     ),
     Documented(
-        "state.task_ready state.task_reserved state.revoked state.revoked_stamps "
+        "state.task_ready state.revoked state.revoked_stamps "
         "state.active_requests state.should_stop state.should_terminate",
         "worker/settling.py worker/delayed.py worker/revoked.py worker/bootsteps.py "
         "worker/shutdown_signals.py",
@@ -451,6 +405,12 @@ DOCUMENTED = (
         "worker/settling.py",
         "https://docs.celeryq.dev/en/stable/userguide/signals.html#task-failure",
         "tests/acceptance/test_deaths.py",
+    ),
+    Documented(
+        "task.Context",
+        "worker/settling.py",
+        "https://docs.celeryq.dev/en/stable/reference/celery.app.task.html",
+        "tests/acceptance/test_own_parts.py",
     ),
     Documented(
         "backend.mark_as_failure",
@@ -475,8 +435,9 @@ DOCUMENTED = (
         "tests/unit/test_sqs_internals.py",
     ),
     Documented(
-        "SQS.Channel.entity_name",
-        "operations/broker_limits.py",
+        "SQS.Channel.entity_name SQS.Channel.canonical_queue_name SQS.Channel.sqs "
+        "SQS.Channel.predefined_queues",
+        "operations/broker_limits.py transport/sqs/aws.py transport/sqs/channel.py",
         "https://docs.celeryq.dev/projects/kombu/en/stable/reference/kombu.transport.SQS.html",
         "tests/unit/test_sqs_internals.py",
     ),

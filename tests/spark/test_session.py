@@ -35,6 +35,23 @@ print(again.range(4).count())
 """
 
 
+_IN_A_NOTEBOOK = """
+import threading
+from celery_dlq.spark.session import local_session, session_and_start
+from pyspark import SparkContext
+theirs = SparkContext("local[1]", "notebook")
+session, started = session_and_start()
+print(started, session.sparkContext is theirs, session.range(3).count())
+found = []
+other = threading.Thread(target=lambda: found.append(session_and_start()))
+other.start()
+other.join()
+(second, started), = found
+print(started, second.sparkContext is theirs, second.range(4).count())
+theirs.stop()
+"""
+
+
 @pytest.fixture
 def path_without_java(tmp_path: Path) -> str:
     """Give a PATH on which Spark finds its tools, but no Java."""
@@ -86,6 +103,22 @@ def test_spark_runs_where_no_java_is_installed(path_without_java: str, tmp_path:
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.usefixtures("pyspark")
+def test_the_spark_of_a_notebook_is_used_and_is_not_ours_to_stop(tmp_path: Path) -> None:
+    """Whether it has a session, or one of this thread, or none."""
+    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
+    done = subprocess.run(
+        [sys.executable, "-c", _IN_A_NOTEBOOK],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        timeout=180,
+    )
+    assert done.stdout.splitlines() == ["False True 3", "False True 4"]
+
+
 def test_session_speaks_utc_and_listens_at_home(spark: SparkSession) -> None:
     """Times are UTC, no port is open to others, and Python workers are this Python."""
     conf = spark.sparkContext.getConf()
@@ -94,7 +127,7 @@ def test_session_speaks_utc_and_listens_at_home(spark: SparkSession) -> None:
     assert conf.get("spark.driver.bindAddress") == "127.0.0.1"
     assert conf.get("spark.ui.enabled") == "false"
     assert spark.sparkContext.pythonExec == sys.executable
-    assert sessions.is_running()
+    assert sessions.session_and_start()[1] is False
 
 
 def test_java_home_is_preferred(

@@ -20,15 +20,15 @@ from billiard.common import human_status
 from billiard.pool import ApplyResult
 from billiard.pool import Pool as BilliardPool
 from billiard.queues import _SimpleQueue
-from celery import VERSION, Celery, signals
+from celery import VERSION, Celery, bootsteps, signals
 from celery.app.autoretry import add_autoretry_behaviour
 from celery.app.routes import MapRoute
 from celery.app.task import Context, Task
 from celery.app.trace import build_tracer, fast_trace_task
 from celery.apps import worker as celery_apps_worker
-from celery.concurrency import asynpool, thread
+from celery.concurrency import asynpool, get_implementation, thread
 from celery.concurrency.asynpool import AsynPool
-from celery.concurrency.base import apply_target
+from celery.concurrency.base import BasePool, apply_target
 from celery.events.dispatcher import EventDispatcher, group_from
 from celery.events.state import TASK_EVENT_TO_STATE
 from celery.exceptions import Ignore, Reject, Retry, TaskPredicate, WorkerLostError
@@ -52,10 +52,10 @@ from kombu.transport import redis as kombu_redis
 from kombu.utils.scheduling import round_robin_cycle
 from redis.connection import Connection as RedisConnection
 
+from celery_dlq.transport.amqp import keep_prefetch_count
 from celery_dlq.transport.default_delay import MERGES_OPTIONS, PARAMETERS
 from celery_dlq.transport.redis.entries import end_of_list, priority_of
 from celery_dlq.transport.redis.leases import ReliableQoS
-from celery_dlq.worker.dispatched import RUN, TERMINATE
 from celery_dlq.worker.shutdown_signals import LEFT_BY_SIGNAL
 
 
@@ -195,14 +195,12 @@ def test_a_pool_drops_what_no_process_accepted() -> None:
     """`AtWork.keep_jobs` says first what will start all the same."""
     flush = inspect.getsource(AsynPool.flush)
     assert "if not job._accepted:" in flush
-    assert "job.discard()" in flush
     assert "self.outbound_buffer.clear()" in flush
     assert "self.pool.flush()" in inspect.getsource(Consumer.on_close)
     write = inspect.getsource(AsynPool._create_write_handlers)
     assert "job._write_to = proc" in write
     assert "job._writer = ref(cor)" in write
     assert not ApplyResult._write_to
-    assert callable(AsynPool.process_flush_queues)
 
 
 def test_a_pool_writes_the_length_of_a_job_and_then_its_body_to_a_pipe() -> None:
@@ -259,7 +257,9 @@ def test_the_handler_of_messages_is_made_anew_for_each_connection() -> None:
 
 def test_what_may_be_given_to_send_task_by_position_is_as_we_name_it() -> None:
     """Behind the object and the name; the rest is options."""
-    assert tuple(parameters(Celery.send_task)[2:-1]) == PARAMETERS
+    assert parameters(Celery.send_task)[1 :: len(PARAMETERS) + 1] == ["name", "options"]
+    assert PARAMETERS[:4] == ("args", "kwargs", "countdown", "eta")
+    assert {"retries", "router", "route_name", "task_type"} < {*PARAMETERS}
 
 
 def test_a_message_gets_its_tasks_options_from_the_version_on_that_we_think() -> None:
@@ -352,9 +352,13 @@ def test_the_state_of_a_shutdown_and_the_text_of_a_lost_process_are_as_we_read_t
     assert human_status(-signal.SIGTERM).startswith("signal 15")
 
 
-def test_handlers_of_shutdowns_are_installed_through_celerys_signals() -> None:
-    """Also those that a handler installs for the next signal."""
+def test_handlers_of_shutdowns_are_installed_before_the_steps_of_a_worker_start() -> None:
+    """And by these handlers for the next signal: ours wrap them then."""
     source = inspect.getsource(celery_apps_worker)
+    started = inspect.getsource(celery_apps_worker.Worker.on_start)
+    assert "self.install_platform_tweaks(self)" in started
+    begins = inspect.getsource(bootsteps.Blueprint.start)
+    assert begins.index("self.on_start()") < begins.index("step.start(parent)")
     assert "platforms.signals[sig] = _handle_request" in source
     assert {"SIGINT", "SIGTERM", "SIGQUIT"} <= set(re.findall(r"sig='(SIG\w+)'", source))
 
@@ -384,7 +388,16 @@ def test_a_pool_reads_what_a_dead_process_reported_before_it_asks_about_its_jobs
     flush = inspect.signature(asynpool.ResultHandler._flush_outqueue)
     assert [*flush.parameters][1:] == ["fd", "remove", "process_index", "on_state_change"]
     assert "add_reader(fileno, it)" in inspect.getsource(asynpool.ResultHandler)
-    assert (billiard.pool.RUN, billiard.pool.TERMINATE) == (RUN, TERMINATE)
+
+
+def test_a_pool_of_processes_says_whether_it_takes_jobs() -> None:
+    """It closes what drops them a moment later, and tells before it ends it."""
+    pool = get_implementation("prefork")(1)
+    assert not pool.active
+    closes = inspect.getsource(BasePool.close)
+    assert closes.index("self._state = self.CLOSE") < closes.index("self.on_close()")
+    ends = inspect.getsource(BasePool.terminate)
+    assert ends.index("self._state = self.TERMINATE") < ends.index("self.on_terminate()")
 
 
 def test_the_consumer_drops_a_message_by_rejecting_it() -> None:
@@ -398,11 +411,6 @@ def test_the_consumer_drops_a_message_by_rejecting_it() -> None:
 def test_a_request_has_room_for_the_state_of_its_delivery() -> None:
     """It has slots, and a dictionary too."""
     assert Request.__dictoffset__
-
-
-def test_the_consumer_hands_a_request_to_its_pool_by_this_name() -> None:
-    """So does what was put off."""
-    assert "on_task_request" in inspect.getsource(Consumer.__init__)
 
 
 # -- celery_dlq.transport: kombu's Redis transport ------------------------------------
@@ -567,14 +575,22 @@ def test_py_amqp_and_kombu_read_frames_as_we_do_in_their_place() -> None:
         hub.close()
 
 
-def test_the_prefetch_count_is_restored_where_a_message_is_acknowledged() -> None:
-    """The handler of messages looks the method up for each, and the method waits for a reply."""
-    restore = Consumer._restore_prefetch_count_after_connection_restart
-    assert "self.qos.set(self.qos.value)" in inspect.getsource(restore)
-    assert "self._restore_prefetch_count_after_connection_restart" in inspect.getsource(
-        Consumer.create_task_handler
-    )
-    assert list(inspect.signature(Consumer.call_soon).parameters)[:2] == ["self", "p"]
+def test_the_prefetch_count_is_lowered_and_restored_by_one_setting() -> None:
+    """Celery restores it where a message is acknowledged, and waits there for a reply."""
+    restore = inspect.getsource(Consumer._restore_prefetch_count_after_connection_restart)
+    assert "self.qos.set(self.qos.value)" in restore
+    off = "not self.app.conf.worker_enable_prefetch_count_reduction"
+    assert restore.index(off) < restore.index("return") < restore.index("self.qos.set")
+    lowers = inspect.getsource(Consumer.on_connection_error_after_connected)
+    assert "if self.app.conf.worker_enable_prefetch_count_reduction:" in lowers
+
+
+@pytest.mark.parametrize(("pool", "kept"), [("prefork", True), ("threads", False)])
+def test_only_the_event_loop_asks_for_another_prefetch_count(pool: str, *, kept: bool) -> None:
+    """It acknowledges the tasks of processes; a thread acknowledges its own."""
+    app = Celery()
+    keep_prefetch_count(SimpleNamespace(app=app, pool_cls=get_implementation(pool)))
+    assert app.conf.worker_enable_prefetch_count_reduction is kept
 
 
 def test_a_pool_can_be_asked_for_what_it_was_given() -> None:
@@ -693,4 +709,5 @@ def test_py_amqp_awaits_confirmations_and_tells_of_alarms_as_we_use_it() -> None
 def test_a_closed_channel_says_so() -> None:
     """A letter that waits for the store is dropped when its message has gone back."""
     assert "self.connection, None" in inspect.getsource(amqp.Channel.collect)
-    assert "self.closed = True" in inspect.getsource(virtual.Channel.close)
+    assert "self.connection.close_channel(self)" in inspect.getsource(virtual.Channel.close)
+    assert "channel.connection = None" in inspect.getsource(virtual.Transport.close_channel)

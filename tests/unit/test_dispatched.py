@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from select import PIPE_BUF
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from billiard.pool import ApplyResult
@@ -27,10 +28,10 @@ from celery_dlq.worker.dispatched import (
     ENDED,
     AtWork,
     Results,
+    asked_for_tasks,
     drop_failed,
     has_crashed,
     is_closed,
-    pool_has_task,
     starts_here,
     write_at_once,
 )
@@ -44,12 +45,12 @@ class Process:
 class Inner:
     """The part of Celery's ``AsynPool`` that is used."""
 
-    def __init__(self, *processes: Process, state: int = 0) -> None:
-        self._state = state
+    def __init__(self, *processes: Process) -> None:
         self._pool = list(processes)
         self._cache: dict[int, Any] = {}
-        self.outbound_buffer: list[Any] = []
         self.dlq_results = self  # as in the pool of an event loop
+        self.outbound_buffer: list[Any] = []
+        self._fileno_to_outq: dict[int, Any] = {}
 
     def _put_back(self, job: Any) -> None:
         self.outbound_buffer.append(job)
@@ -71,6 +72,16 @@ class Inner:
                 job.discard()
 
 
+def a_pool(inner: Any = None, *, closed: bool = False) -> Any:
+    """A prefork pool that was started, and maybe closed."""
+    pool = prefork.TaskPool(1)
+    pool._pool, pool._state = inner, pool.RUN
+    if closed:
+        pool.on_close = Mock()
+        pool.close()
+    return pool
+
+
 def a_request(job: Any, **more: Any) -> Any:
     """A request that a pool was given."""
     return Request(
@@ -90,25 +101,25 @@ class Request(SimpleNamespace):
 
 
 @pytest.mark.parametrize(
-    ("written", "writing", "state", "stays"),
+    ("written", "writing", "closed", "stays"),
     [
-        (False, False, 0, False),  # not written: dropped
-        (True, False, 0, True),  # written: it will start
-        (True, False, 1, True),  # the same in a pool that closes
-        (True, True, 0, True),  # Celery writes the rest of it
-        (True, True, 1, False),  # it does not, once the pool closes
+        (False, False, False, False),  # not written: dropped
+        (True, False, False, True),  # written: it will start
+        (True, False, True, True),  # the same in a pool that closes
+        (True, True, False, True),  # Celery writes the rest of it
+        (True, True, True, False),  # it does not, once the pool closes
     ],
 )
 def test_what_is_dropped_before_it_starts(
-    *, written: bool, writing: bool, state: int, stays: bool
+    *, written: bool, writing: bool, closed: bool, stays: bool
 ) -> None:
     """Only what no process was given; and the pool has the others as before."""
     process = Process()
-    inner, at_work = Inner(process, state=state), AtWork()
+    inner, at_work = Inner(process), AtWork()
     job = inner.give(process if written else None, writing=writing)
     request = a_request(weakref.ref(job))
     at_work.add(request)
-    pool = SimpleNamespace(_pool=inner)
+    pool = a_pool(inner, closed=closed)
 
     kept = at_work.keep_jobs(pool)
     inner.flush()
@@ -124,7 +135,7 @@ def test_a_process_that_retires_meanwhile_leaves_its_job_to_another() -> None:
     """Else the job would wait for a process that is gone."""
     inner, at_work = Inner(), AtWork()
     job = inner.give(Process())
-    pool = SimpleNamespace(_pool=inner)
+    pool = a_pool(inner)
     assert at_work.give_back_jobs(pool, at_work.keep_jobs(pool)) == []
     assert inner.outbound_buffer == [job]
 
@@ -133,7 +144,7 @@ def test_a_job_that_runs_is_kept_where_celery_forgets_all() -> None:
     """Celery 5.4 clears the cache of its pool; then it would not handle the result."""
     inner, at_work = Inner(), AtWork()
     job = inner.give(Process(), pid=4711)
-    pool = SimpleNamespace(_pool=inner)
+    pool = a_pool(inner)
     kept = at_work.keep_jobs(pool)
     inner._cache.clear()
     assert at_work.give_back_jobs(pool, kept) == []
@@ -145,7 +156,7 @@ def test_nothing_is_given_back_in_pools_that_drop_nothing() -> None:
     """A pool with threads of its own works off what it has; only its end is the end."""
     at_work, request = AtWork(), a_request(None)
     at_work.add(request)
-    pool = SimpleNamespace(_pool=SimpleNamespace(_state=0))
+    pool = SimpleNamespace(_pool=SimpleNamespace())
     assert at_work.give_back_jobs(pool, at_work.keep_jobs(pool)) == []
     assert at_work.all_dispatched() == [request]
 
@@ -164,18 +175,18 @@ def test_a_pool_knows_what_it_still_has() -> None:
     here.dlq_starts_here = True
     requests = [a_request(weakref.ref(job)), a_request(future), here]
     unknown = [a_request(None), a_request(weakref.ref(job))]
-    assert all(pool_has_task(pool, one) for one in requests)
-    assert pool_has_task(SimpleNamespace(_pool=None), unknown[1])
+    assert all(map(asked_for_tasks(pool), requests))
+    assert asked_for_tasks(SimpleNamespace(_pool=None))(unknown[1])
 
     job.discard()
     future.set_result(None)
     greenlet.dead = True  # type: ignore[misc]
-    assert not any(pool_has_task(pool, one) for one in requests)
-    assert pool_has_task(pool, unknown[0])
+    assert not any(map(asked_for_tasks(pool), requests))
+    assert asked_for_tasks(pool)(unknown[0])
     del job, greenlet
     gc.collect()
-    assert not pool_has_task(pool, requests[0])
-    assert not pool_has_task(pool, requests[2])
+    assert not asked_for_tasks(pool)(requests[0])
+    assert not asked_for_tasks(pool)(requests[2])
 
 
 def test_a_request_whose_end_nobody_reports_is_found_at_the_second_look(
@@ -193,16 +204,17 @@ def test_a_request_whose_end_nobody_reports_is_found_at_the_second_look(
     assert at_work.take_missed(pool) == [missed]
     assert at_work.take_missed(pool) == []
     assert {*at_work.requests()} == {ending, waiting}
-    assert at_work.take_missed(SimpleNamespace(_pool=Inner(state=1))) == []
+    assert at_work.take_missed(a_pool(closed=True)) == []
 
 
 def test_a_closed_pool_is_known() -> None:
-    """Only billiard's pools have that state."""
-    assert is_closed(SimpleNamespace(_pool=Inner(state=1)))
-    assert not is_closed(SimpleNamespace(_pool=Inner()))
-    assert is_closed(prefork.TaskPool(1)), "expected a pool that is gone to be closed"
+    """Only prefork pools drop what they are given then."""
+    assert is_closed(a_pool(closed=True))
+    assert not is_closed(a_pool())
+    gone = a_pool()
+    gone.terminate()
+    assert is_closed(gone)
     assert not is_closed(solo.TaskPool(1))
-    assert not is_closed(SimpleNamespace(_pool=None))
     assert not is_closed(SimpleNamespace())
 
 
@@ -210,9 +222,7 @@ def test_a_job_that_could_not_be_made_ready_is_forgotten() -> None:
     """Otherwise a shutdown would wait for it; others stay."""
     cache: dict[int, Any] = {}
     for number, more in enumerate([{}, {"_payload": b"x"}]):
-        cache[number] = SimpleNamespace(
-            correlation_id="a", discard=lambda number=number: cache.pop(number), **more
-        )
+        cache[number] = SimpleNamespace(correlation_id="a", **more)
     drop_failed(SimpleNamespace(_pool=SimpleNamespace(_cache=cache)), "a")
     assert list(cache) == [1]
     drop_failed(SimpleNamespace(_pool=None), "a")

@@ -13,7 +13,7 @@ from amqp import Connection, RecoverableConnectionError
 from amqp.exceptions import UnexpectedFrame
 from amqp.transport import SSLTransport, TCPTransport
 
-from celery_dlq.transport.amqp import Frames, read_ahead, restore_in_loop
+from celery_dlq.transport.amqp import Frames, read_ahead
 
 METHOD, HEADER, BODY = 1, 2, 3
 SENT = [(METHOD, 1, b"deliver"), (HEADER, 1, b""), (BODY, 1, b"[]"), (METHOD, 7, b"x" * 300)]
@@ -208,19 +208,3 @@ def test_connections_of_other_brokers_are_left_alone() -> None:
     consumer = SimpleNamespace(connection=SimpleNamespace(connection=object()))
     read_ahead(consumer)
     assert vars(consumer) == {"connection": consumer.connection}
-
-
-def test_who_acknowledges_leaves_the_prefetch_count_to_the_event_loop() -> None:
-    """It is a call that reads its reply, and only the loop may read."""
-    restored: list[str] = []
-    soon: list[tuple[Any, ...]] = []
-    consumer: Any = SimpleNamespace(
-        call_soon=lambda *call: soon.append(call),
-        _restore_prefetch_count_after_connection_restart=restored.append,
-    )
-    restore_in_loop(consumer)
-    consumer._restore_prefetch_count_after_connection_restart("acknowledged")
-    assert not restored
-    for act, *args in soon:
-        act(*args)
-    assert restored == ["acknowledged"]

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import pytest
 from billiard.exceptions import Terminated, WorkerLostError
+from billiard.pool import ApplyResult
 from celery.concurrency import prefork
 from celery.concurrency.base import BasePool
 from celery.exceptions import Ignore, Reject, TaskRevokedError
@@ -217,12 +218,7 @@ def test_a_job_that_begins_at_once_is_not_waited_for(tmp_path: Any) -> None:
         def apply_async(self, *_: Any, **kwargs: Any) -> Any:
             kwargs["accept_callback"](1, 0.0)
             request.time_start = None
-            return Job()
-
-    class Job:
-        """What a prefork pool returns."""
-
-        _accepted = False
+            return ApplyResult({}, None)
 
     worker = Worker(tmp_path, Quick())
     request = worker.receive()
@@ -303,14 +299,14 @@ class InterruptedPool(prefork.TaskPool):
 
     def apply_async(self, *_: Any, **__: Any) -> None:
         """Drop the job, as billiard's pool does."""
-        self._pool = None
+        self.terminate()
 
 
 def test_a_start_that_a_cold_shutdown_interrupts_is_not_counted(tmp_path: Any) -> None:
     """The signal's handler runs between two lines of the main thread."""
     pool = InterruptedPool(1)
     request = Worker(tmp_path, pool).receive()
-    pool._pool = SimpleNamespace(_state=0)
+    pool._state = pool.RUN
     request.execute_using_pool(pool)
     assert request.dlq_state is DeliveryState.NEW
     assert not request.dlq_in_flight.charged

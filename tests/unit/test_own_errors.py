@@ -15,6 +15,7 @@ from builders import a_message, a_request, an_app
 from celery.exceptions import Reject, TaskRevokedError
 from fresh import fresh_conf, shared
 from guarded_worker import Pool, Worker, an_error
+from kombu.common import QoS
 from waiting import poll
 
 from celery_dlq import DeadLetters
@@ -367,7 +368,7 @@ def test_what_waits_for_long_goes_back_to_its_queue(
     with pytest.raises(TaskRevokedError):
         put_off.execute_using_pool(Pool())
     started: list[Any] = []
-    consumer = SimpleNamespace(on_task_request=started.append)
+    consumer = SimpleNamespace(apply_eta_task=started.append, qos=QoS(print, 0))
     worker.guard.tick()
     worker.guard.start_later(consumer)
     assert (worker.said, started) == ([], [put_off])

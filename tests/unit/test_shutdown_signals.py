@@ -21,14 +21,13 @@ from celery_dlq.worker import shutdown_signals
 @pytest.fixture
 def said() -> Iterator[list[str]]:
     """What a handler of SIGTERM says, installed as Celery installs its own."""
-    before, kind = signal.getsignal(signal.SIGTERM), platforms.signals.__class__
-    shutdown_signals.install()
+    before = signal.getsignal(signal.SIGTERM)
     said: list[str] = []
     platforms.signals["SIGTERM"] = lambda *_: said.append(
         f"handler, nothing starts: {shutdown_signals.nothing_starts()}"
     )
+    shutdown_signals.install()
     yield said
-    platforms.signals.__class__ = kind
     signal.signal(signal.SIGTERM, before)
     state.reset_state()
 
@@ -111,15 +110,45 @@ def test_nothing_starts_in_a_cold_shutdown(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_other_handlers_are_left_alone(said: list[str]) -> None:
-    """SIGUSR1 has Celery print where all threads are, ours too."""
+    """SIGUSR1 has Celery print where all threads are, ours too; Ctrl-C in a program is its own."""
     before = signal.getsignal(signal.SIGUSR1)
     try:
         platforms.signals["SIGUSR1"] = handler = lambda *_: None
-        assert signal.getsignal(signal.SIGUSR1) is handler
         platforms.signals.ignore("SIGTERM")
+        shutdown_signals.install()
+        assert signal.getsignal(signal.SIGUSR1) is handler
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_handler_that_a_handler_installs_waits_too(said: list[str]) -> None:
+    """The first shutdown is a warm one, the next a cold one."""
+
+    def warm(*_: Any) -> None:
+        said.append("warm")
+        platforms.signals["SIGTERM"] = lambda *_: said.append("cold")
+        raise KeyError
+
+    platforms.signals["SIGTERM"] = warm
+    shutdown_signals.install()
+    with pytest.raises(KeyError):
+        signal.raise_signal(signal.SIGTERM)
+    run(said, "celery_dlq.worker.x")
+    assert said == ["warm", "celery_dlq.worker.x"]
+    poll(lambda: said[-1] == "cold")
+
+
+def test_in_another_thread_no_handler_is_installed(said: list[str]) -> None:
+    """Python refuses it; a worker within a program has none of Celery's either."""
+    handler = lambda *_: None  # noqa: E731
+    signal.signal(signal.SIGTERM, handler)
+    thread = threading.Thread(target=shutdown_signals.install)
+    thread.start()
+    thread.join()
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert not said
 
 
 def test_a_process_that_dies_of_a_signal_is_interrupted_by_a_shutdown_only(

@@ -26,8 +26,10 @@ from celery_dlq.transport.sqs.aws import (
     broker_errors,
     fate_of_send,
     only_once,
+    queue_exists,
     redrive_policies,
     renamed,
+    url_of,
 )
 from celery_dlq.transport.sqs.channel import ReceiptChannel, SqsEntry, SqsMessage, receiving
 from celery_dlq.transport.sqs.visibility import Receipts
@@ -49,7 +51,6 @@ def parameters(function: Any) -> list[str]:
         (CHANNEL, "_get_async", ["self", "queue", "count", "callback"]),
         (CHANNEL, "_restore", ["self", "message", "unwanted_delivery_info"]),
         (CHANNEL, "basic_ack", ["self", "delivery_tag", "multiple"]),
-        (CHANNEL, "_resolve_queue_url", ["self", "queue"]),
         (CHANNEL, "canonical_queue_name", ["self", "queue_name"]),
         (CHANNEL, "entity_name", ["self", "name", "table"]),
         (CHANNEL, "sqs", ["self", "queue"]),
@@ -192,20 +193,50 @@ def test_a_redrive_policy_is_read_as_celery_names_its_queues() -> None:
 
     def attributes(*, QueueUrl: str, AttributeNames: list[str]) -> Any:  # noqa: N803 - AWS's names
         assert AttributeNames == ["RedrivePolicy"]
-        if QueueUrl == "url-of-secret":
+        if QueueUrl == "sqs/secret":
             raise ClientError({"Error": {"Code": "AccessDenied"}}, "GetQueueAttributes")
         policy = {"deadLetterTargetArn": "arn:aws:sqs:eu:1:shop-dead", "maxReceiveCount": 5}
         return {"Attributes": {"RedrivePolicy": json.dumps(policy)}} if QueueUrl[-1] == "s" else {}
 
+    def listed(*, QueueNamePrefix: str) -> Any:  # noqa: N803
+        return {"QueueUrls": [f"sqs/{QueueNamePrefix}-2", f"sqs/{QueueNamePrefix}"]}
+
     channel = SimpleNamespace(
         connection=SimpleNamespace(client=SimpleNamespace(transport=SQS.Transport)),
-        sqs=lambda queue: SimpleNamespace(get_queue_attributes=attributes),  # noqa: ARG005
+        sqs=lambda queue=None: SimpleNamespace(  # noqa: ARG005
+            get_queue_attributes=attributes, list_queues=listed
+        ),
         canonical_queue_name=str,
         queue_name_prefix="shop-",
-        _resolve_queue_url="url-of-{}".format,
+        predefined_queues={},
     )
     found = redrive_policies(channel, ["orders", "secret", "mail"])
     assert found == {"orders": (5, "dead")}
+
+
+def test_a_queue_is_found_by_its_whole_name_and_asked_for_once() -> None:
+    """Also one that is too new for the list; one of others, or none, is no queue of this app."""
+    asked: list[str] = []
+
+    def list_queues(*, QueueNamePrefix: str) -> Any:  # noqa: N803 - AWS's names
+        asked.append(QueueNamePrefix)
+        return {"QueueUrls": ["sqs/orders-2", "sqs/orders"]} if QueueNamePrefix[0] == "o" else {}
+
+    def get_queue_url(*, QueueName: str) -> Any:  # noqa: N803
+        if QueueName != "new":
+            raise ClientError({"Error": {"Code": "NonExistentQueue"}}, "GetQueueUrl")
+        return {"QueueUrl": "sqs/new"}
+
+    client = SimpleNamespace(list_queues=list_queues, get_queue_url=get_queue_url)
+    channel = SimpleNamespace(canonical_queue_name=str, predefined_queues={}, sqs=lambda: client)
+    assert [url_of(channel, name) for name in ("orders", "new", "orders")] == [
+        *("sqs/orders", "sqs/new", "sqs/orders"),
+    ]
+    assert asked == ["orders", "new"]
+    assert not queue_exists(channel, "gone")
+    channel.predefined_queues = {"mails": {"url": "sqs/mails"}}
+    assert url_of(channel, "mails") == "sqs/mails"
+    assert not queue_exists(channel, "gone")
 
 
 @pytest.mark.parametrize(

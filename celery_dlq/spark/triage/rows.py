@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from celery_dlq.errors import ExportError
 from celery_dlq.letters.printable import get_logger, url_without_secrets
 from celery_dlq.letters.record import from_micros, iso
-from celery_dlq.spark.session import is_running, local_session
+from celery_dlq.spark.session import session_and_start
 from celery_dlq.spark.triage.against import ComparedPeriod, RateChanges
 from celery_dlq.spark.triage.causes import explanations_of
 from celery_dlq.spark.triage.questions import (
@@ -411,15 +411,14 @@ def session_for(given: SparkSession | None, size: int) -> Iterator[SparkSession]
     if given is not None:
         yield given
         return
-    ran_before = is_running()
-    session = local_session(quick=0 < size < _MAX_QUICK_BYTES)
+    session, started = session_and_start(quick=0 < size < _MAX_QUICK_BYTES)
     if 0 < size < _MAX_INTERPRETED_BYTES:
         session.conf.set("spark.sql.codegen.wholeStage", "false")
         session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
     try:
         yield session
     finally:
-        if not ran_before:
+        if started:
             session.stop()
 
 

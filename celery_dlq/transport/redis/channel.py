@@ -317,7 +317,7 @@ class ReliableChannel(kombu_redis.Channel):
     def tick(self) -> float:
         """Do what is due; return the seconds until the next call."""
         now = time.monotonic()
-        if self.closed:
+        if self.connection is None:  # closed
             return LOOK_SECONDS
         if self._own is not None and self._own.awaits_reply():
             overdue = REPLY_SECONDS if self._on_duty else _OVERDUE_SECONDS

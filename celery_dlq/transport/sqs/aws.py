@@ -59,8 +59,32 @@ def fate_of_send(exc: Exception) -> tuple[bool, bool]:
 
 
 def url_of(channel: Any, queue: str) -> str:
-    """The URL of a queue that exists."""
-    return str(channel._resolve_queue_url(queue))  # noqa: SLF001 - there is no public API
+    """The URL of a queue that exists; asked once a channel."""
+    name = channel.canonical_queue_name(queue)
+    known: dict[str, str] = vars(channel).setdefault("dlq_urls", {})
+    if name not in known:
+        known[name] = _find_url(channel, name)
+    return known[name]
+
+
+def _find_url(channel: Any, name: str) -> str:
+    """Look for a queue as kombu does, which may list queues; a new one is not listed at once.
+
+    Source: https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_ListQueues.html
+    """
+    sqs: Any = import_module("kombu.transport.SQS")
+    if channel.predefined_queues:
+        if name in channel.predefined_queues:
+            return str(channel.predefined_queues[name]["url"])
+        raise sqs.UndefinedQueueException(f"expected {name} in predefined_queues")
+    client = channel.sqs()
+    for url in client.list_queues(QueueNamePrefix=name).get("QueueUrls", ()):
+        if url.rpartition("/")[2] == name:
+            return str(url)
+    try:
+        return str(client.get_queue_url(QueueName=name)["QueueUrl"])
+    except import_module("botocore.exceptions").ClientError as exc:
+        raise sqs.DoesNotExistQueueException(f"expected {name} in SQS, got no such queue") from exc
 
 
 def queue_exists(channel: Any, queue: str) -> bool:

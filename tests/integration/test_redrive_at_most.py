@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import intervals
 import pytest
 import redis
 from builders import DLQ
+from killing import KILLED, ends_of
 from servers import RedisServer
 from test_redrive_in_one_step import put
 from waiting import poll
@@ -147,25 +143,16 @@ def test_killed_at_any_instant_it_goes_on_within_its_bound(
 ) -> None:
     """Whoever resumes it counts what was noted before it was published."""
     sent = [letter.task_id for letter in put(dlq.store, 60)]
-    tests, ends, pause = str(Path(__file__).parents[1]), list[int](), 0.0
     url = f"{server.url.removesuffix('0')}{fleet.store.get_connection_kwargs()['db']}"
     fleet.works.set()
-    while not ends or ends[-1] != 0:
-        process = subprocess.Popen(
-            [sys.executable, "-c", REDRIVES, server.url, tests, url], stdout=subprocess.PIPE
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        if len(ends) < 5:
-            before = len(fleet.took)
-            poll(lambda: len(fleet.took) > before + 1 or process.poll() is not None)  # noqa: B023
-            time.sleep(pause)  # to be killed at another instant each time
-            pause += 0.004
-            os.kill(process.pid, signal.SIGKILL)
-        ends.append(process.wait(60))
-        process.stdout.close()
+
+    def some_are_taken(process: subprocess.Popen[bytes]) -> None:
+        before = len(fleet.took)
+        poll(lambda: len(fleet.took) > before + 1 or process.poll() is not None)
+
+    ends = [*ends_of(REDRIVES, server.url, url, wait=some_are_taken, kills=5, step_seconds=0.004)]
     poll(lambda: {*fleet.took} == {*sent})
     assert fleet.most <= BOUND
-    assert ends.count(-signal.SIGKILL) >= 3
+    assert ends.count(KILLED) >= 3
     (job,) = dlq.jobs()
     assert job.state == "done"

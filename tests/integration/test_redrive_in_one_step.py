@@ -5,12 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import os
-import signal
 import socket
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -20,6 +17,7 @@ from typing import Any
 import pytest
 import redis
 from builders import DLQ, a_letter, a_request, an_app, key_of
+from killing import KILLED, ends_of
 from kombu import Queue
 from kombu.transport.redis import Channel
 from servers import RedisServer, _free_port, redis_executable
@@ -471,25 +469,16 @@ def test_killed_at_any_instant_each_letter_is_here_or_published(
     url = f"{server.url.removesuffix('0')}{database}"
     store = make(dlq_url=url).store
     sent = [letter.id for letter in put(store, 3000)]
-    tests = str(Path(__file__).parents[1])
     ends: list[int] = []
-    pause = 0.0
-    while not ends or ends[-1] != 0:
-        process = subprocess.Popen(
-            [sys.executable, "-c", REDRIVES, server.url, tests, url], stdout=subprocess.PIPE
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        if len(ends) < 8:
-            poll(partial(_moves, process, store, store.length(DLQ)))
-            time.sleep(pause)  # to be killed at another instant each time
-            pause += 0.002
-            os.kill(process.pid, signal.SIGKILL)
-        ends.append(process.wait(60))
-        process.stdout.close()
+
+    def moves(process: subprocess.Popen[bytes]) -> None:
+        poll(partial(_moves, process, store, store.length(DLQ)))
+
+    for end in ends_of(REDRIVES, server.url, url, wait=moves, kills=8, step_seconds=0.002):
+        ends.append(end)
         here = [found.letter.id for found in store.letters(DLQ, newest_first=False)]
         assert went(client) + here == sent
-    assert ends.count(-signal.SIGKILL) >= 3
+    assert ends.count(KILLED) >= 3
     assert store.length(DLQ) == 0
     with redis.Redis.from_url(url) as there:
         assert there.hlen(Keys().claims(DLQ)) == 0

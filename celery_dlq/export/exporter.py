@@ -28,8 +28,9 @@ from celery_dlq.export.checkpoint import Checkpoint, ExportLeases
 from celery_dlq.export.destination import Destination
 from celery_dlq.export.roll import Background, Roll, earlier_ids, trim_exported
 from celery_dlq.letters.filters import LetterFilter
+from celery_dlq.letters.packed import letter_from
 from celery_dlq.letters.printable import get_logger
-from celery_dlq.letters.record import REQUIRED_FIELDS, from_micros, iso, letter_from, to_micros
+from celery_dlq.letters.record import REQUIRED_FIELDS, from_micros, iso, to_micros
 from celery_dlq.letters.redaction import Redaction
 from celery_dlq.store.records import FIRST_POSITION, ordered, position_at, stored_at
 

@@ -25,6 +25,7 @@ from celery_dlq.letters.packing import (
     SEPARATOR,
     WITHIN,
 )
+from celery_dlq.letters.record import DeadLetter
 
 _MAX_LAYOUTS = 256
 _NAMES = {code: name.encode() for name, code in CODES.items()}
@@ -265,3 +266,13 @@ def _slice_of(whole: bytes, place: bytes) -> bytes:
 
 def _unreadable(exc: Exception) -> CorruptLetter:
     return CorruptLetter(f"the entry cannot be unpacked, it is corrupt or not a letter ({exc!r})")
+
+
+def letter_from(fields: Mapping[bytes, bytes]) -> DeadLetter:
+    """Make a letter of its storage form as stores give it, with names as bytes.
+
+    Raises:
+        CorruptLetter: It is none.
+    """
+    named = {name.decode("utf-8", "replace"): value for name, value in fields.items()}
+    return DeadLetter.from_fields(named)

@@ -568,13 +568,3 @@ REQUIRED_FIELDS = frozenset(
     f.name.encode() for f in dataclasses.fields(DeadLetter) if f.metadata and f.default is _REQUIRED
 )
 """Fields that every letter has, in all versions of the record."""
-
-
-def letter_from(fields: Mapping[bytes, bytes]) -> DeadLetter:
-    """Make a letter of its storage form as stores give it, with names as bytes.
-
-    Raises:
-        CorruptLetter: It is none.
-    """
-    named = {name.decode("utf-8", "replace"): value for name, value in fields.items()}
-    return DeadLetter.from_fields(named)

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from celery_dlq.config import Settings
 from celery_dlq.letters.printable import get_logger, some_of
-from celery_dlq.letters.record import Reason
-from celery_dlq.policies.policy import CrashLimit, Policy, plain_value, policy_of
+from celery_dlq.policies.policy import CrashLimit, Policy, policy_of
 from celery_dlq.policies.table import PolicyTable
 from celery_dlq.transport.default_delay import DefaultDelays
 
@@ -54,14 +53,6 @@ class AppTask:
         if crashes is None:
             return None
         return "of crashes" + (f" within {crashes.within:g} s" if crashes.within else "")
-
-    @property
-    def leaves_out(self) -> bool:
-        """True if some of its deaths leave no letter: by ``reasons``, ``ignore`` or ``throws``."""
-        policy = self.policy or Policy()
-        rules = plain_value(policy.of("exceptions") or {})
-        ignored = any(rule["action"] == "ignore" for rule in rules.values())
-        return ignored or bool(self.task.throws) or not all(map(policy.keeps, Reason))
 
 
 class Weakness(NamedTuple):

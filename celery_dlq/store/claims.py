@@ -8,7 +8,7 @@ redriven message is watched, and begins with its old count, in the hash of its d
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from celery_dlq.store.connect import is_cluster
 from celery_dlq.store.keys import Keys, compact, spelled
 from celery_dlq.store.part import Part
 from celery_dlq.store.records import QueueEntry, RedriveOutcome
-from celery_dlq.store.scripts import Script, chunks, script_text
+from celery_dlq.store.scripts import MOST_IDS, Script, script_text
 from celery_dlq.store.worker_records import ClaimState, MessageKey
 
 if TYPE_CHECKING:
@@ -289,3 +289,9 @@ def _outcome(names: Sequence[bytes]) -> RedriveOutcome:
     if not names:
         return RedriveOutcome.SUCCEEDED
     return RedriveOutcome.DIED if b"died" in names else RedriveOutcome.OPEN
+
+
+def chunks(letter_ids: Sequence[str], size: int = MOST_IDS) -> Iterator[list[str]]:
+    """Split ids into lists for one call each, with unencodable characters escaped."""
+    for start in range(0, len(letter_ids), size):
+        yield [spelled(letter_id) for letter_id in letter_ids[start : start + size]]

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from celery_dlq.errors import CorruptLetter
+from celery_dlq.letters.packed import letter_from
 from celery_dlq.letters.printable import get_logger
-from celery_dlq.letters.record import DeadLetter, from_micros, letter_from, to_micros
-from celery_dlq.store.claims import Claims
+from celery_dlq.letters.record import DeadLetter, from_micros, to_micros
+from celery_dlq.store.claims import Claims, chunks
 from celery_dlq.store.keys import Keys, spelled, text_of
 from celery_dlq.store.lease import Lease
 from celery_dlq.store.new_letters import FACTS, NewLetters
@@ -30,7 +31,6 @@ from celery_dlq.store.records import (
     StoredLetter,
     ordered,
 )
-from celery_dlq.store.scripts import chunks
 from celery_dlq.store.worker_records import Restored
 
 if TYPE_CHECKING:

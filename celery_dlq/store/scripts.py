@@ -10,7 +10,7 @@ numbers that it replies, which are those of an enumeration; a unit test compares
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -19,7 +19,6 @@ from importlib.resources import files
 from typing import Any
 
 from celery_dlq.events import GroupState
-from celery_dlq.store.keys import spelled
 from celery_dlq.store.worker_records import ClaimState, CountStatus, Restored, Stored
 
 REPLIES: dict[str, type[Enum]] = {
@@ -82,9 +81,3 @@ def read_all(packages: Iterable[str]) -> None:
         for file in folder.iterdir() if folder.is_dir() else ():
             if file.name.endswith(".lua"):
                 script_text(file.name.removesuffix(".lua"), package)
-
-
-def chunks(letter_ids: Sequence[str], size: int = MOST_IDS) -> Iterator[list[str]]:
-    """Split ids into lists for one call each, with unencodable characters escaped."""
-    for start in range(0, len(letter_ids), size):
-        yield [spelled(letter_id) for letter_id in letter_ids[start : start + size]]

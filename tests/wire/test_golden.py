@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from celery_dlq.letters.packed import fields_of
+from celery_dlq.letters.packed import fields_of, letter_from
 from celery_dlq.letters.record import (
     SCHEMA_VERSION,
     DeadLetter,
@@ -25,7 +25,6 @@ from celery_dlq.letters.record import (
     Outcome,
     Reason,
     field_kinds,
-    letter_from,
 )
 
 HERE = Path(__file__).parent

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from celery_dlq.config import Settings, visibility_timeout
 from celery_dlq.features.doctor.finding import ALL, WEAKENS, Finding, Guarantee, finding
 from celery_dlq.letters.printable import some_of
+from celery_dlq.letters.record import Reason
 from celery_dlq.operations.memory_check import is_brokers
 from celery_dlq.operations.protection import (
     EARLY,
@@ -22,7 +23,7 @@ from celery_dlq.operations.protection import (
     by_queue,
     weaknesses,
 )
-from celery_dlq.policies.policy import Policy
+from celery_dlq.policies.policy import Policy, plain_value
 from celery_dlq.policies.queue_names import KnownQueues
 from celery_dlq.policies.registered import table_of
 from celery_dlq.transport.redis.fetch import ReliableFetch
@@ -216,7 +217,7 @@ def _guarantee_cells(each: Sequence[AppTask], lost: set[str]) -> tuple[Any, ...]
     bounded = None not in limits and "bounded" not in lost
     lossless = not early and "lossless" not in lost
     exact = "exact" not in lost
-    leaves_out = any(one.leaves_out for one in each)
+    leaves_out = any(map(_leaves_out, each))
     conditions = {
         "bounded": next(filter(None, limits), "") if bounded else "",
         "lossless": "of the reasons kept" if lossless and leaves_out else "",
@@ -224,3 +225,11 @@ def _guarantee_cells(each: Sequence[AppTask], lost: set[str]) -> tuple[Any, ...]
     }
     found = tuple((name, text) for name, text in conditions.items() if text)
     return bounded, lossless, exact, found
+
+
+def _leaves_out(one: AppTask) -> bool:
+    """True if some of its deaths leave no letter: by ``reasons``, ``ignore`` or ``throws``."""
+    policy = one.policy or Policy()
+    rules = plain_value(policy.of("exceptions") or {})
+    ignored = any(rule["action"] == "ignore" for rule in rules.values())
+    return ignored or bool(one.task.throws) or not all(map(policy.keeps, Reason))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from celery_dlq import registry
 from celery_dlq.errors import CorruptLetter
 from celery_dlq.letters.filters import LetterFilter
-from celery_dlq.letters.packed import PackedFields
-from celery_dlq.letters.record import REQUIRED_FIELDS, DeadLetter, Reason, letter_from
+from celery_dlq.letters.packed import PackedFields, letter_from
+from celery_dlq.letters.record import REQUIRED_FIELDS, DeadLetter, Reason
 from celery_dlq.policies.policy import Policy
 from celery_dlq.store.keys import text_of
 from celery_dlq.store.letters import Letters

@@ -324,7 +324,7 @@ def hours_of(
         if (end - start) < period * (3 if period in {DAY, WEEK} else 6):
             break
         found, value = _best_hours(chosen, period)
-        if value > gain:
+        if value > gain and _is_regular(times, found):
             best, gain = found, value
     if best is None:
         return None
@@ -338,6 +338,13 @@ def hours_of(
         share_probability(share, against, len(tested)), _chance_of_periods(times, best)
     )
     return best, best.share(times), against, found_chance
+
+
+def _is_regular(times: Sequence[float], hours: Hours) -> bool:
+    """True if most periods have one: four bursts in three days are not "every hour"."""
+    seen = {(at - hours.start) // hours.period for at in times}
+    # A few nights are enough for "from 2 to 4".
+    return hours.period in {DAY, WEEK} or 3 * len(seen) > 2 * (max(seen) - min(seen))
 
 
 def _chance_of_periods(times: Sequence[float], hours: Hours) -> float:

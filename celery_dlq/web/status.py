@@ -37,7 +37,6 @@ FLEET_SECONDS = 5.0
 MAX_QUEUES = 100
 MAX_JOBS = 50
 _ENDED_SECONDS = 60.0
-_CANARY = ("letters", "succeeded", "died", "open", "held", "verdict")
 _LIVE_STATES = ("planned", "running", "waiting", "interrupted")
 _SHOWN_KEYS = ("max_deliveries", "max_retries", "dead_letter_ttl", "dead_letter_max_length")
 
@@ -186,7 +185,6 @@ def numbers_of(dlq: DeadLetters, jobs: Sequence[Job], in_force: InForce) -> dict
                 },
                 "total": job.total,
                 "left": job.seconds_left(now),
-                "canary": {name: job.canary[name] for name in _CANARY if name in job.canary},
             }
             for job in recent[:MAX_JOBS]
         },

@@ -121,7 +121,7 @@ def test_the_night_is_eight_clicks_and_a_note(
         night.check_says(f"Redrive 80 letters of {QUEUE}?", "found, consumed by celery@")
         night.click("button", "Try 10 letters, then redrive 70 more")
         expect(page.locator("main [data-job-state]")).to_have_text("done", timeout=30_000)
-        night.check_says("Canary ✓ done 10 of 10 succeeded", "Verdict: passed")
+        night.check_says("Canary ✓ done 10 of 10 succeeded. Verdict: passed")
     with night.step("note and resolve"):
         expect(page.get_by_role("heading", name="Close the incident")).to_be_visible()
         night.type("Note, for all who see these pages", "OPS-12: nordic has its cards again")

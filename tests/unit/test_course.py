@@ -377,6 +377,18 @@ def examples() -> Iterator[CauseTiming]:
     yield timing_of(new, [old, drawn(dice, 600, release=release)])
 
 
+def test_some_hours_are_not_every_hour() -> None:
+    """Of four bursts in three days, all at one minute past the hour, none says "every hour"."""
+    bursts = [Moment(BEGIN + hour * HOUR + 120, "v1") for hour in (0, 46, 69, 72)]
+    cause = [one._replace(at=one.at + second) for one in bursts for second in (0, 40)]
+    end = BEGIN + 73 * HOUR
+    assert "pattern" not in said(timing_of(cause, ends_at=end))
+    hourly = [Moment(BEGIN + hour * HOUR + 120, "v1") for hour in range(72)]
+    pattern = timing_of(hourly, ends_at=end).pattern
+    assert pattern is not None
+    assert pattern.period == HOUR
+
+
 def test_a_timing_survives_json() -> None:
     """As executors send it to the driver: a few hundred bytes."""
     for timing in examples():

@@ -41,14 +41,14 @@ def test_a_canary_says_how_it_does_and_what_came_of_it() -> None:
     assert found[1:3] == [expected, "next Sending"]
     died = {**SEEN, "succeeded": 8, "died": 2, "verdict": "died again"}
     found = texts(canary=died, counts={"published": 10}, state="stopped")
-    assert found[1] == "stopped Canary 8 of 10 succeeded, 2 died again: died again"
+    assert found[1] == "stopped Canary 8 of 10 succeeded, 2 died again. Verdict: died again"
 
 
 def test_sending_says_its_own_pace_and_the_time_that_is_left() -> None:
     """Of the letters behind the canary: watching it is no sending."""
     passed = {"canary": {**CANARY, "passed": True}}
     found = texts(canary=SEEN, options=passed, counts={"published": 110})
-    assert found[1] == "done Canary 10 of 10 succeeded"
+    assert found[1] == "done Canary 10 of 10 succeeded. Verdict: passed"
     assert found[2] == "now Sending 110 of 563 at 25 a second, 18 s left"
     found = texts(options=passed, canary=SEEN, counts={"published": 110}, state="cancelled")
     assert found[2] == "stopped Sending 110 of 563"
@@ -64,7 +64,7 @@ def test_a_job_is_watched_until_all_its_messages_have_ended() -> None:
         "now Watching 96 succeeded, 0 died again, 14 open",
     ]
     found = texts(counts={**ends, "died_again": 14}, **over)
-    assert found[2] == "done Watching 96 succeeded, 14 died again, 0 open"
+    assert found[2] == "done Watching 96 succeeded, 14 died again (still here), 0 open"
 
 
 def test_the_page_counts_new_letters_of_the_cause_since_the_job_began() -> None:
@@ -76,6 +76,17 @@ def test_the_page_counts_new_letters_of_the_cause_since_the_job_began() -> None:
     for cause in (GROUP, GROUP, "fedcba9876543210"):
         stored(web, fingerprint=cause)
     text = shown(web, f"/jobs/{job_id}")
-    watched = "Watching ✓ done 0 succeeded, 1 died again, 0 open"
+    watched = "Watching ✓ done 0 succeeded, 1 died again (still here), 0 open"
     assert f"{watched} 2 new letters of this cause since it began." in text
     assert web.dlq.job(job_id).counts["new_letters"] == 2
+
+
+def test_the_page_of_a_job_says_each_number_once() -> None:
+    """What its phases say stands in no second list."""
+    web = pages()
+    stored(web)
+    job_id = web.dlq.redrive(DLQ, fingerprint=GROUP, force=True).redrive_id
+    text = shown(web, f"/jobs/{job_id}")
+    assert text.count("succeeded") == 1
+    assert "1 letters published" in text
+    assert "published 1" not in text

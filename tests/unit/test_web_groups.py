@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from html import unescape
 from urllib.parse import urlencode
@@ -334,3 +335,21 @@ def test_a_letter_leads_to_the_next_ones_of_its_cause(monkeypatch: pytest.Monkey
     monkeypatch.setattr("celery_dlq.features.search.neighbours.MOST", 0)
     assert "look for older ones" in shown(web, f"/queues/{DLQ}/letters/{ids[1]}")
     assert "no newer one" not in shown(web, f"/queues/{DLQ}/letters/{ids[1]}")
+
+
+@pytest.mark.parametrize(("conditions", "same"), [((), True), (("kwargs.tenant=acme",), False)])
+def test_a_cause_whose_messages_are_held_offers_no_second_hold(
+    conditions: Sequence[str], same: bool
+) -> None:
+    """Its page names the hold; a hold of others changes nothing."""
+    web = pages()
+    letter = stored(web)
+
+    def charge(tenant: str) -> None:
+        """Nobody runs it."""
+
+    web.dlq.app.task(charge, name=letter.task_name, shared=False)
+    hold = web.dlq.hold(letter.task_name, conditions=conditions)
+    text = shown(web, PAGE)
+    assert (f"Its messages are held by {hold.id}" in text) is same
+    assert (f"Hold {letter.task_name} …" in text) is not same

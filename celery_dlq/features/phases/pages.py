@@ -66,13 +66,13 @@ def _canary_text(job: Job) -> str:
     if not seen:
         return f"{letters:,} letters first"
     text = f"{seen['succeeded']:,} of {letters:,} succeeded"
-    died, left = seen["died"], seen["open"]
-    text += f", {died:,} died again" if died else ""
-    text += f", {left:,} open" if left else ""
+    left, held = seen["open"], seen.get("held")
+    text += f", {seen['died']:,} died again" if seen["died"] else ""
+    text += f", {left:,} open{f' ({held:,} held)' if held else ''}" if left else ""
     if seen["verdict"] == "running":
         waited, most = duration(seen["waited_seconds"]), duration(seen["wait_seconds"])
         return f"{text}; watched for {waited} of {most}"
-    return text if seen["verdict"] == "passed" else f"{text}: {seen['verdict']}"
+    return f"{text}. Verdict: {seen['verdict']}"
 
 
 def _sending_text(job: Job, now: datetime) -> str:
@@ -87,10 +87,8 @@ def _sending_text(job: Job, now: datetime) -> str:
     if open_ones and job.state == RUNNING:
         texts.append(f"{open_ones['open']:,} of {job.options.get('at_most', 0):,} open")
         if open_ones["waited_seconds"] >= _LONG:
-            waited, most = (
-                duration(open_ones["waited_seconds"]),
-                duration(open_ones["wait_seconds"]),
-            )
+            waited = duration(open_ones["waited_seconds"])
+            most = duration(open_ones["wait_seconds"])
             texts.append(f"no end for {waited} of {most}")
     if open_ones.get("in_doubt"):
         texts.append(f"{open_ones['in_doubt']:,} in doubt")
@@ -98,7 +96,7 @@ def _sending_text(job: Job, now: datetime) -> str:
 
 
 def _watching_text(job: Job) -> str:
-    counts = job.counts
-    succeeded, died = counts.get("succeeded", 0), counts.get("died_again", 0)
-    left = max(0, job.changed - succeeded - died)
-    return f"{succeeded:,} succeeded, {died:,} died again, {left:,} open"
+    succeeded, died = (job.counts.get(name, 0) for name in ("succeeded", "died_again"))
+    here = " (still here)" if died else ""  # those that were redriven once more are not counted
+    left = f"{max(0, job.changed - succeeded - died):,} open"
+    return f"{succeeded:,} succeeded, {died:,} died again{here}, {left}"

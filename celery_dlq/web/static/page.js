@@ -160,12 +160,6 @@
       put(count, number(value));
       if (value && count.parentElement.hidden) count.parentElement.hidden = false;
     });
-    all("[data-part]", element).forEach((part) => {
-      const value = job.canary[part.dataset.part];
-      if (value === undefined) return;
-      put(part, typeof value === "number" ? number(value) : value);
-      if (part.dataset.verdict !== undefined) part.dataset.verdict = value;
-    });
     const bar = element.querySelector("progress");
     if (bar && job.total) {
       bar.max = job.total;

@@ -42,7 +42,6 @@ from celery_dlq.letters.packing import packed
 from celery_dlq.letters.record import Reason
 from celery_dlq.store.keys import Keys
 
-_MOST_MIB = 64.0
 _START_SECONDS = 30.0
 _WEEK_MILLIS = 7 * 24 * 3600 * 1000
 _COMMON = 300
@@ -71,7 +70,7 @@ QUICK = Size(letters=2_000, groups=200, requests=3, queues=20, held=200)
 
 
 def measure(size: Size, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """One result: a row for each page, and a failure if one is above the limits."""
+    """One result: a row for each page, and a failure if one is above the limit."""
     with RedisServer() as server:
         client = server.client()
         groups = _fill(client, size)
@@ -93,12 +92,10 @@ def measure(size: Size, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]
                 for name, path in _pages(client, job, plan, hold).items()
             ]
         yield {"cell": f"{size.letters:,} letters, {groups:,} causes", "rows": rows}
+        tell(f"web: the server took {max(row['memory_mib'] for row in rows):.1f} MiB")
     above = [row["name"] for row in rows if row["p95_ms"] > LIMIT_MS]
     if size == FULL and above:
         raise RuntimeError(f"expected at most {LIMIT_MS:.0f} ms of each page, got more of {above}")
-    memory = max(row["memory_mib"] for row in rows)
-    if size == FULL and memory > _MOST_MIB:
-        raise RuntimeError(f"expected a server of {_MOST_MIB:.0f} MiB, got {memory:.1f}")
 
 
 def _pages(client: Any, job: str, plan: str, hold: str) -> dict[str, str]:

@@ -209,7 +209,7 @@ class JobRequest:
             need_terminal(f"{self.kind} letters of {self.queue}")
         run, seen = self.prepared(seconds=float("inf") if every else 1.0)
         count = run.job.total or 0
-        self.refuse_none(count)
+        self.refuse_none(count, seen.warnings)
         if not self.as_json:
             show_in_the_way(self.console, seen)
         how = f", {self.how['canary']:,} of them first" if self.how.get("canary") else ""
@@ -248,12 +248,13 @@ class JobRequest:
         say_unread(seen.unread, "letter", "left out")
         return run, seen
 
-    def refuse_none(self, found: object) -> None:
-        """Refuse a filter that matches nothing."""
-        if not found and self.where:
+    def refuse_none(self, found: object, why: Sequence[str] = ()) -> None:
+        """Refuse a filter that matches nothing, or nothing that is left."""
+        if not found and self.where and not why:
             raise none_matched(self.reader, self.queue, self.where)
         if not found:
-            raise click.ClickException(f"{self.queue!r} has no letters")
+            text = f"nothing is left; {'; '.join(why)}" if why else f"{self.queue!r} has no letters"
+            raise click.ClickException(text)
 
     def print_report(self, report: Any, show: Callable[[Console, str, Any], None]) -> None:
         """Print a report, for programs or for people."""

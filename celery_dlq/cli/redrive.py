@@ -150,7 +150,7 @@ def _redrive(request: JobRequest) -> None:
 
 def _dry_run(request: JobRequest, change: Edit | None) -> None:
     _, plan = request.prepared(change=change)
-    request.refuse_none(plan.letters + plan.corrupt)
+    request.refuse_none(plan.letters + plan.corrupt, plan.warnings)
     request.print_report(plan, _show_dry_run)
     if not plan.ready:
         request.ctx.exit(1)

@@ -16,6 +16,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime
+from functools import reduce
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_dlq.errors import ExportError
@@ -29,9 +31,6 @@ from celery_dlq.store.records import Group, GroupOrder, in_order, ordered
 if TYPE_CHECKING:
     from celery_dlq.store.letters import Letters
     from celery_dlq.store.records import RawPage
-
-PAGE = 500
-"""Letters read at a time."""
 
 _PLACE = re.compile(r"dlq=[^/]+/day=([^/]+)/([^/]+\.parquet)")
 _MILLIS_A_DAY = 86_400_000
@@ -150,7 +149,7 @@ class ExportedLetters:
         *,
         after: str | None = None,
         until: str | None = None,  # noqa: ARG002 - of Redis; see `until`
-        page_size: int = PAGE,
+        page_size: int = 500,
         newest_first: bool = False,
     ) -> Iterator[RawPage]:
         """Iterate over bounded pages, the first day first; of a day in the order of the files."""
@@ -285,10 +284,8 @@ class ExportedLetters:
         """The rows that may match, in parts: their numbers in the file, and their columns."""
         names = [name for name in field_kinds() if name in parquet.schema_arrow.names]
         count = parquet.num_row_groups
-        firsts, first = [], 0
-        for group in range(count):
-            firsts.append(first)
-            first += parquet.metadata.row_group(group).num_rows
+        sizes = [parquet.metadata.row_group(group).num_rows for group in range(count)]
+        firsts = [*accumulate(sizes, initial=0)]
         for group in reversed(range(count)) if newest_first else range(count):
             if not may_match(parquet.metadata.row_group(group), self._where):
                 continue
@@ -327,9 +324,7 @@ class ExportedLetters:
             found.append(pc.is_in(table["id"], value_set=ids))
         if where.fingerprint is not None and "fingerprint" in known:
             found.append(pc.starts_with(table["fingerprint"], where.fingerprint))
-        mask = found[0]
-        for other in found[1:]:
-            mask = pc.and_kleene(mask, other)
+        mask = reduce(pc.and_kleene, found)
         return pc.fill_null(mask, False).combine_chunks()  # noqa: FBT003 - the value
 
 

@@ -32,13 +32,12 @@ from celery_dlq.operations.redrive.checks import (
 from celery_dlq.operations.redrive.message import Outgoing, RedriveKeys, RedriveOptions, outgoing
 from celery_dlq.operations.redrive.redrive import redrive
 from celery_dlq.operations.redrive.remarks import remarks_of
-from celery_dlq.operations.redrive.select import Progress, RawEntry, select_entries
+from celery_dlq.operations.redrive.select import Progress, RawEntry, select_entries, without
 from celery_dlq.operations.redrive.work import RedriveReport, edited_by
 from celery_dlq.operations.release import release
 from celery_dlq.operations.removal import DiscardOptions, RestoreOptions, discard, restore
 from celery_dlq.policies.checks import check_names
 from celery_dlq.store.letters import Letters
-from celery_dlq.store.scripts import MOST_IDS
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -56,27 +55,6 @@ KINDS = {
 """The kinds of job, by their names."""
 
 _PREVIEW_SECONDS = 10.0
-
-
-class _Claimed:
-    """Counts letters that other operations have now; asks for many at once."""
-
-    def __init__(self, store: Letters, queue: str) -> None:
-        self._store = store
-        self._queue = queue
-        self._keys: list[str] = []
-        self._found = 0
-
-    def add_key(self, key: str) -> None:
-        self._keys.append(key)
-        if len(self._keys) >= MOST_IDS:
-            self.count()
-
-    def count(self) -> int:
-        """The number of those that were added and are claimed."""
-        keys, self._keys = self._keys, []
-        self._found += len(self._store.claims.held_by_others(self._queue, keys))
-        return self._found
 
 
 class RedriveArguments(RedriveKeys, FilterFields, total=False):
@@ -308,26 +286,21 @@ class Operations:
     def _previewed(self, run: JobRun, seconds: float, scanned: Progress | None) -> DryRun:
         """Make a dry run; from then on the job has only letters that this has counted."""
         job, where, limit, last = run.job, run.where, run.options.limit, run.job.until
-        keys: set[str] = set()
-        unread: list[int] = []
+        keys, unread, gone, claimed = set[str](), list[int](), list[int](), list[int]()
         source = self._jobs.source(run)
-        claimed = _Claimed(self._store, job.queue)
         redrives = isinstance(run.options, RedriveOptions)
 
         def matching(check: Progress) -> Iterator[RawEntry]:
             nonlocal last
             found = select_entries(
-                source,
-                job.queue,
-                where,
-                until=job.until,
-                scanned=check,
-                unread=unread.append,
+                source, job.queue, where, until=job.until, scanned=check, unread=unread.append
             )
-            for one in islice(found, limit):
+            if source is not self._store and where.ids is None:  # by id one learns what it became
+                found = without(found, partial(source.claims.gone, job.queue), gone.append)
+            count = partial(self._count_claimed, job.queue, claimed)
+            for one in without(islice(found, limit), count):
                 yield one if run.change is None else self._edited(one, run.change, run.options)
                 last = one.position  # it was counted in time
-                claimed.add_key(one.key)
                 if where.ids is not None:
                     keys.add(one.key)
 
@@ -335,11 +308,13 @@ class Operations:
         keeps_count = redrives and run.options.keep_count and not run.options.force
         seen = dry_run(matching, targets, keeps_count=keeps_count, seconds=seconds, scanned=scanned)
         waits_for = {**_too_late(run.options), **seen.waits_for}
-        seen = replace(seen, waits_for=waits_for, unread=sum(unread), claimed=claimed.count())
+        seen = replace(seen, waits_for=waits_for, unread=sum(unread), claimed=sum(claimed))
         if redrives and isinstance(source, Letters):
             causes = [str(each["fingerprint"]) for each in seen.groups]
             known = remarks_of(self._jobs, job.queue, causes)
             seen = replace(seen, warnings=known.warnings, notes=known.notes)
+        why = [f"letters that match and were redriven before: {sum(gone):,}"] if any(gone) else []
+        seen = replace(seen, warnings=[*seen.warnings, *why])
         letters = seen.letters + seen.corrupt
         if limit is not None and not seen.exact:
             run.update(note=_cut_note(letters, limit, seconds))
@@ -352,6 +327,11 @@ class Operations:
                 run.update(until=last)
         run.update(preview=seen.preview())
         return seen
+
+    def _count_claimed(self, queue: str, claimed: list[int], keys: list[str]) -> tuple[()]:
+        """Count letters that other operations have now; they are letters of a dry run, too."""
+        claimed.append(len(self._store.claims.held_by_others(queue, keys)))
+        return ()
 
     def _edited(self, found: RawEntry, change: Edit, options: RedriveOptions) -> RawEntry:
         """The entry of a letter with the arguments and headers that its message would have."""

@@ -92,6 +92,13 @@ class Claims(Part):
                     held.add(letter_id)
         return held
 
+    def gone(self, dead_letter_queue: str, letter_ids: Sequence[str]) -> set[str]:
+        """Return the letters of files that were redriven before; letters in Redis are there."""
+        gone = b""
+        for some in chunks(letter_ids):
+            gone += self._run_script("gone", *map(spelled, some), queue=dead_letter_queue)
+        return {one for one, digit in zip(letter_ids, gone, strict=True) if digit == ord("1")}
+
     def mark_published(
         self, dead_letter_queue: str, letter_ids: Sequence[str], *, owner: str
     ) -> None:

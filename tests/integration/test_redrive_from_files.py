@@ -361,7 +361,7 @@ def test_an_edit_a_limit_and_a_canary_work_on_files(
         letters[0].id, Edit(assign={"kwargs.fixed": True}), files=str(tmp_path), force=True
     )
     assert report.published == 1
-    assert dlq.redrive(DLQ, files=str(tmp_path), limit=2, force=True).touched == 2
+    assert dlq.redrive(DLQ, files=str(tmp_path), limit=2, force=True).published == 2
     tried = dlq.redrive(DLQ, files=str(tmp_path), force=True, canary=1, canary_wait=0.5)
     assert (tried.state, tried.published) == ("stopped", 1)  # nobody runs it
     assert dlq.resume(tried.redrive_id).state in ("done", "stopped")
@@ -437,3 +437,27 @@ def test_commands_read_and_redrive_files(make: Make, client: redis.Redis, tmp_pa
     )
     assert json.loads(done.output)["published"] == 1
     assert sent(client) == Counter([letter.id])
+
+
+def test_letters_that_went_before_are_none_of_a_limit_or_of_a_canary(
+    make: Make, client: redis.Redis, tmp_path: Path, way: str
+) -> None:
+    """They stay in their files, and are the first there: a limit found only them, a canary too."""
+    dlq = make()
+    letters = archived(dlq, tmp_path, 130)
+    first = dlq.redrive(DLQ, files=str(tmp_path), force=True, limit=50)
+    assert (first.published, first.gone) == (50, 0)
+    second = dlq.redrive(DLQ, files=str(tmp_path), force=True, limit=50)
+    assert (second.published, second.gone, second.skipped) == (50, 50, 50)
+    seen = dlq.dry_run(DLQ, files=str(tmp_path), limit=50)
+    assert (seen.letters, [*seen.warnings]) == (
+        30,
+        ["letters that match and were redriven before: 100"],
+    )
+    tried = dlq.redrive(DLQ, files=str(tmp_path), force=True, canary=2, canary_wait=0.1)
+    assert (tried.published, tried.gone, tried.canary["redriven"]) == (2, 0, 2)
+    dlq.redrive(DLQ, files=str(tmp_path), force=True)
+    assert sent(client) == Counter(letter.id for letter in letters)
+    nothing = command(dlq, "redrive", DLQ, "--all", "--from", tmp_path, "--dry-run")
+    assert nothing.exit_code == 1
+    assert "nothing is left; letters that match and were redriven before: 130" in nothing.output

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +32,11 @@ from celery_dlq.operations.redrive.select import (
     batches,
     died_again,
     select_entries,
+    without,
 )
 from celery_dlq.operations.redrive.watching import Unfinished, has_result
 from celery_dlq.operations.redrive.work import LettersWork, RedriveReport, RedriveWork
 from celery_dlq.store.records import RedriveOutcome
-from celery_dlq.store.scripts import MOST_IDS
 from celery_dlq.store.worker_records import MessageKey
 
 if TYPE_CHECKING:
@@ -179,10 +180,10 @@ def carried_out(
             if canary is not None and not canary.passed and not _redrive_canary(work, way, canary):
                 report.state = STOPPED
             else:
-                left = None if limit is None else max(0, limit - report.touched)
-                _redrive_all(
-                    work, way, islice(work.safe_entries(work.selected(scanned)), left), progress
-                )
+                before = report.touched - (report.gone if work.options.files else 0)
+                left = None if limit is None else max(0, limit - before)
+                found = work.safe_entries(work.selected(scanned, work.skip_gone))
+                _redrive_all(work, way, islice(found, left), progress)
         except CancelledError as exc:
             report.state = exc.state
         except (_BrokerGoneError, BrokerUnavailable):
@@ -248,11 +249,13 @@ def _redrive_canary(work: RedriveWork, way: OneStep | ByClaims, canary: Canary) 
     if bound is not None:  # an earlier canary may still run
         letters = min(letters, bound.wait_for_room())
     work.watched, tried = [], set[str]()
+    held, prefix = work.store.claims.held_by_others, work.run.previous_run_prefix
+    claimed = partial(held, work.run.job.queue, previous_run_prefix=prefix)  # by others
     for _ in range(_MAX_REFUSED_BATCHES):  # others may be faster, or publishing may fail
         found = (
             one for one in work.selected() if one.key not in tried and not work.reason_of_loss(one)
         )
-        few = chosen_ids(_not_claimed(work, found), letters)
+        few = chosen_ids(without(found, claimed), letters)
         if not few:
             break
         tried.update(few)
@@ -272,13 +275,3 @@ def _redrive_canary(work: RedriveWork, way: OneStep | ByClaims, canary: Canary) 
         return True  # what is left stays anyway, and is counted
     work.send_heartbeat()  # also a job that tried nothing can be resumed
     return watch_canary(work, [(work.key_of(message), message) for message in messages], canary)
-
-
-def _not_claimed(work: RedriveWork, found: Iterable[RawEntry]) -> Iterator[RawEntry]:
-    """Without the letters on which others work: to choose only those would try nothing."""
-    for batch in batches(found, MOST_IDS):
-        keys = [one.key for one in batch]
-        claimed = work.store.claims.held_by_others(
-            work.run.job.queue, keys, previous_run_prefix=work.run.previous_run_prefix
-        )
-        yield from (one for one in batch if one.key not in claimed)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from celery_dlq.operations.edit import Edit, editing
 from celery_dlq.operations.job import counts_of
 from celery_dlq.operations.redrive.checks import deliveries_of, targets_of, used_up, waits_of
 from celery_dlq.operations.redrive.message import Outgoing, Prepared, RedriveOptions, outgoing
-from celery_dlq.operations.redrive.select import Progress, RawEntry, Source, redriven
+from celery_dlq.operations.redrive.select import Progress, RawEntry, Source, redriven, without
 from celery_dlq.policies.table import of_whole_queues
 from celery_dlq.store.letters import Letters
 from celery_dlq.store.records import Seed
@@ -205,9 +206,11 @@ class RedriveWork:
 
     # -- letters ------------------------------------------------------------------
 
-    def selected(self, scanned: Progress | None = None) -> Iterator[RawEntry]:
-        """The letters of the job that are left."""
+    def selected(self, scanned: Progress | None = None, gone: Progress = id) -> Iterator[RawEntry]:
+        """The letters of the job that are left; ``gone`` gets the number of others in files."""
         found = self.run.selected(self.store, self.send_heartbeat, scanned)
+        if self.options.files:
+            found = without(found, partial(self.store.claims.gone, self.run.job.queue), gone)
         return found if self._takes is None else filter(self._takes, found)
 
     def safe_entries(self, found: Iterable[RawEntry]) -> Iterator[RawEntry]:
@@ -223,6 +226,11 @@ class RedriveWork:
             self.report.record_refusal(why)
             if not self.report.refused % _REFUSED_PER_BEAT:
                 self.run.send_heartbeat(self.report.counts())
+
+    def skip_gone(self, letters: int) -> None:
+        """Count letters of files that were redriven before."""
+        self.report.gone += letters
+        self.report.skipped += letters
 
     def message(self, found: RawEntry, now: datetime) -> Outgoing:
         """The message that a letter becomes."""

@@ -52,8 +52,8 @@ def run(operation: str, server: RedisServer, **options: Any) -> Facts:
     Args:
         operation: One of `OPERATIONS`.
         server: Where the letters are, and the broker.
-        **options: ``letters``: how many; ``folder``: of an export; ``letters_url``: of a redrive
-            whose letters are not in the broker's database.
+        **options: ``letters``: how many; ``folder``: of an export, or of the letters of a redrive;
+            ``letters_url``: of a redrive whose letters are not in the broker's database.
 
     Returns:
         ``letters``, ``seconds``, ``cpu_seconds`` of Python, ``server_cpu_seconds`` of all the
@@ -114,7 +114,7 @@ def look(work: Callable[[DeadLetters], object], options: Facts) -> Facts:
 def redrive(options: Facts) -> Facts:
     """The plugin's redrive of this number of letters, after as many as ``first``."""
     letters, first = options["letters"], options.get("first", 0)
-    place = options.get("letters_url", options["url"])
+    place, files = options.get("letters_url", options["url"]), options.get("folder", "")
     with (
         _dead_letters(options["url"], place) as dlq,
         _client(options["url"]) as client,
@@ -122,11 +122,16 @@ def redrive(options: Facts) -> Facts:
     ):
         before = beside.xlen(Keys().letters(DLQ))
         ready_for_many()
+        if files:
+            os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # as the command does
+            import celery_dlq.export.exported  # noqa: F401 - not what is measured
         if first:
-            dlq.redrive(DLQ, limit=first)
-        facts = _timed(lambda: dlq.redrive(DLQ, limit=letters), letters)
+            dlq.redrive(DLQ, limit=first, files=files)
+        facts = _timed(
+            lambda: dlq.redrive(DLQ, limit=None if files else letters, files=files), letters
+        )
         assert client.llen(_QUEUE) == first + letters
-        assert before - beside.xlen(Keys().letters(DLQ)) == first + letters
+        assert files or before - beside.xlen(Keys().letters(DLQ)) == first + letters
         return facts
 
 

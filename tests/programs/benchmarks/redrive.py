@@ -1,16 +1,17 @@
 """Speed of redrives: ``python -m benchmarks redrive``.
 
-In turn: kombu's ``Producer.batch()`` alone, the redrive, one of letters in another database, one in
-a process that has sent none before, ``Producer.batch()`` again, and a loop of ``apply_async``; each
-in a process of its own, on one Redis that is broker and store, and all but the third after one
-message, so that they are connected. What the bare limit is: the same messages, ready in memory,
-nothing read, claimed or removed.
+In turn: kombu's ``Producer.batch()`` alone, the redrive, one of letters in another database, one of
+letters in the files of an export, one in a process that has sent none before, ``Producer.batch()``
+again, and a loop of ``apply_async``; each in a process of its own, on one Redis that is broker and
+store, and all but the fourth after one message, so that they are connected. What the bare limit is:
+the same messages, ready in memory, nothing read, claimed or removed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import redis
@@ -21,6 +22,7 @@ from servers import RedisServer
 
 OURS, BARE, LOOP = "redrive", "`Producer.batch()` alone", "`apply_async` in a loop"
 ACROSS = "redrive, letters in another database of the server"
+FILES = "redrive, letters in files"
 FIRST = "redrive, with the start of the first one in a process"
 
 
@@ -39,8 +41,8 @@ QUICK = Size(letters=200, by_loop=50, rounds=1)
 
 def measure(size: Size, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """One result."""
-    found: dict[str, list[Facts]] = {OURS: [], ACROSS: [], FIRST: [], BARE: [], LOOP: []}
-    ratios: dict[str, list[float]] = {OURS: [], ACROSS: [], FIRST: []}
+    found: dict[str, list[Facts]] = {name: [] for name in (OURS, ACROSS, FILES, FIRST, BARE, LOOP)}
+    ratios: dict[str, list[float]] = {name: [] for name in (OURS, ACROSS, FILES, FIRST)}
     with RedisServer() as server:
         client = server.client()
         for number in range(size.rounds):
@@ -68,6 +70,11 @@ def _redrive(server: RedisServer, name: str, letters: int) -> Facts:
     """Fill a database, and redrive its letters in a new process."""
     database, first = int(name == ACROSS), int(name != FIRST)
     place = f"{server.url.removesuffix('0')}{database}"
-    with redis.Redis.from_url(place) as beside:
+    with redis.Redis.from_url(place) as beside, TemporaryDirectory() as folder:
         fill(beside, letters + first)
-    return run("redrive", server, letters=letters, first=first, letters_url=place)
+        options = {"letters": letters, "first": first, "letters_url": place}
+        if name == FILES:
+            run("export", server, letters=letters + first, folder=folder)
+            beside.flushall()
+            options["folder"] = f"{folder}/letters"
+        return run("redrive", server, **options)

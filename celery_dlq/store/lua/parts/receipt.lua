@@ -1,5 +1,5 @@
--- Part of claim.lua, redrive.lua and settle.lua: which letters were redriven, so that one that is in
--- Redis and in files of an export goes once. A receipt is 12 of the 40 digits of the id's digest, in
+-- Part of claim.lua, gone.lua, redrive.lua and settle.lua: which letters were redriven, so that one
+-- that is in Redis and in files of an export goes once. A receipt is 12 of the 40 digits of the id's digest, in
 -- the field that the first 3 digits name; a field with more than `MOST_RECEIPTS` loses its oldest.
 local RECEIPTS_EXPIRE_MILLIS = 34560000000  -- 400 days after the last one
 local MOST_RECEIPTS = 1365  -- of each of 4,096 fields

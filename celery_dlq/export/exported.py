@@ -43,6 +43,8 @@ _SUMMED = (
     "release",
 )
 _MOST_RELEASES = 5
+# Without one, a message would be another than it was; letters may lack any other field.
+_NEEDED = frozenset({"id", "dead_letter_queue", "reason", "body", "headers", "properties"})
 
 
 class ExportedFile(NamedTuple):
@@ -113,7 +115,7 @@ class ExportedLetters:
         """The names of the dead-letter queues, as their letters have them; sorted."""
         with self._readable():
             folders = self.destination.folders("dlq=")
-        found = sorted(filter(None, map(self._name_of, folders)))
+        found = sorted({*filter(None, map(self._name_of, folders))})
         if not found:
             raise ExportError(
                 f"expected {self.destination.name} to be a folder of an export, found no letters "
@@ -189,8 +191,7 @@ class ExportedLetters:
 
     def holder(self, dead_letter_queues: Sequence[str], letter_id: str) -> str | None:
         """The first of the given queues that has a letter."""
-        found = (name for name in dead_letter_queues if self.entry(name, letter_id) is not None)
-        return next(found, None)
+        return next((one for one in dead_letter_queues if self.entry(one, letter_id)), None)
 
     def ids(
         self, dead_letter_queues: Sequence[str], prefix: str, *, most: int
@@ -216,9 +217,8 @@ class ExportedLetters:
                 known = [name for name in names if name in parquet.schema_arrow.names]
                 for batch in parquet.iter_batches(20_000, columns=known, use_threads=False):
                     table = pa.Table.from_batches([batch])
-                    for name in names:
-                        if name not in known:
-                            table = table.append_column(name, pa.nulls(len(table), pa.string()))
+                    for name in [one for one in names if one not in known]:
+                        table = table.append_column(name, pa.nulls(len(table), pa.string()))
                     yield table
 
     # -- files --------------------------------------------------------------------
@@ -254,17 +254,19 @@ class ExportedLetters:
         return not early and (until is None or began <= to_micros(until) // 1000)
 
     def _name_of(self, folder: str) -> str:
-        for name in self.destination.files(folder):
-            if _PLACE.fullmatch(name):
-                with self._opened(name) as parquet:
-                    for batch in parquet.iter_batches(1, columns=["dead_letter_queue"]):
-                        return str(batch.column(0)[0].as_py() or "")
+        for name in filter(_PLACE.fullmatch, self.destination.files(folder)):
+            with self._opened(name) as parquet:
+                for batch in parquet.iter_batches(1, columns=["dead_letter_queue"]):
+                    return str(batch.column(0)[0].as_py() or "")
         return ""
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[Any]:
         with self._readable(name), self.destination.source(name) as source:
-            yield pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+            parquet = pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+            if lacking := _NEEDED.difference(parquet.schema_arrow.names):
+                raise pa.ArrowInvalid(f"no column {', '.join(sorted(lacking))}")
+            yield parquet
 
     @contextmanager
     def _readable(self, name: str = "") -> Iterator[None]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import redis
 from builders import DLQ, NOW, a_letter, a_request, key_of
@@ -461,3 +462,20 @@ def test_letters_that_went_before_are_none_of_a_limit_or_of_a_canary(
     nothing = command(dlq, "redrive", DLQ, "--all", "--from", tmp_path, "--dry-run")
     assert nothing.exit_code == 1
     assert "nothing is left; letters that match and were redriven before: 130" in nothing.output
+
+
+@pytest.mark.parametrize("column", ["headers", "properties", "body", None])
+def test_a_file_without_a_part_of_the_messages_is_refused(
+    make: Make, client: redis.Redis, tmp_path: Path, column: str | None
+) -> None:
+    """Who wrote it anew left out a column, or all: another message would go, with a receipt."""
+    dlq = make()
+    archived(dlq, tmp_path)
+    (file,) = tmp_path.glob("dlq=*/day=*/*.parquet")
+    written = pq.ParquetFile(file).read()
+    pq.write_table(written.drop_columns([column] if column else written.column_names[1:]), file)
+    with pytest.raises(
+        ExportError, match=f"whole file of an export, got: no column {column or ''}"
+    ):
+        dlq.redrive(DLQ, files=str(tmp_path), force=True)
+    assert not client.llen("orders")

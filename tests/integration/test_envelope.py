@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -70,8 +73,9 @@ def message(**changes: Any) -> Outgoing:
     return Outgoing(**{**values, **changes})
 
 
+@lru_cache(maxsize=1)
 def envelopes_of(publisher: Publisher) -> Envelopes:
-    """What makes the entries."""
+    """What makes the entries; one for a publisher, as in a redrive, with what it keeps."""
     found = publisher.envelopes()
     assert found is not None
     return found
@@ -185,6 +189,21 @@ def test_equal_properties_of_other_types_are_other_entries(
         texts.append(json.dumps(ours(made, sent)[1]))
         assert texts[-1] == json.dumps(ours(made, sent)[1])
     assert len(set(texts)) == 3
+
+
+def test_equal_properties_with_other_texts_are_other_entries(
+    server: RedisServer, publisher: Make
+) -> None:
+    """0.0 equals -0.0, and a number or a time equals itself in another form."""
+    made, noon = publisher(), datetime(2026, 3, 4, 12, tzinfo=timezone.utc)
+    for value in (
+        *(0.0, -0.0, Decimal("1.0"), Decimal("1.00")),
+        *(noon, noon.astimezone(timezone(timedelta(hours=2)))),
+    ):
+        sent = message(properties={"x": value})
+        (_, got), (_, expected) = ours(made, sent), kombus(server, made, sent)
+        assert json.dumps(got["properties"]["x"]) == json.dumps(expected["properties"]["x"])
+        server.client().flushall()
 
 
 def test_a_queue_that_expires_is_known(publisher: Make) -> None:

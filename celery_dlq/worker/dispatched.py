@@ -70,7 +70,7 @@ def is_closed(pool: Any) -> bool:
 
 def drop_failed(pool: Any, task_id: Any) -> None:
     """Forget a job that could not be serialized; a shutdown would wait for it."""
-    cache = _cache_of(pool) or {}
+    cache = getattr(getattr(pool, "_pool", None), "_cache", None) or {}
     for number, job in list(cache.items()):
         if job.correlation_id == task_id and not hasattr(job, "_payload"):
             cache.pop(number, None)
@@ -106,28 +106,29 @@ class AtWork:
         """All of them."""
         return list(self._requests)
 
-    def keep_jobs(self, pool: Any) -> list[tuple[int, Any, Any]]:
+    def keep_jobs(self, pool: Any) -> list[tuple[int, Any, Any]] | None:
         """Keep jobs that Celery is about to forget though they run, or will run.
 
         It forgets a job that was written to a process and not accepted yet, and version 5.4 every
         job. Those that look accepted stay.
         """
-        if not _drops_jobs(pool):
-            return []
-        jobs = [found for found in list(pool._pool._cache.items()) if _is_kept(pool, found[1])]  # noqa: SLF001
+        inner: Any = getattr(pool, "_pool", None)
+        if not hasattr(inner, "dlq_results"):
+            return None  # only the event loop's pool drops jobs
+        jobs = [found for found in list(inner._cache.items()) if _is_kept(pool, found[1])]  # noqa: SLF001
         for _, job in jobs:
             job._accepted = True  # noqa: SLF001
         return [(number, job, job._write_to) for number, job in jobs]  # noqa: SLF001
 
-    def give_back_jobs(self, pool: Any, jobs: list[tuple[int, Any, Any]]) -> list[Any]:
+    def give_back_jobs(self, pool: Any, jobs: list[tuple[int, Any, Any]] | None) -> list[Any]:
         """Give the kept jobs back to the pool as they were, and find what it dropped.
 
         A process that retires leaves the job that it did not take to another one.
         """
+        if jobs is None:
+            return []
         for number, job, process in jobs:
             _put_back(pool, number, job, process)
-        if not _drops_jobs(pool):
-            return []
         has_task = asked_for_tasks(pool)
         given = [one for one in self.requests() if one.dlq_job is not None]
         return [one for one in given if one.time_start is None and not has_task(one)]
@@ -181,7 +182,7 @@ def has_crashed(request: Any) -> bool:
 
 def asked_for_tasks(pool: Any) -> Callable[[Any], bool]:
     """Ask a pool which tasks it still has: queued, written to a process, or running."""
-    cache = _cache_of(pool)
+    cache = getattr(getattr(pool, "_pool", None), "_cache", None)
     jobs = None if cache is None else {*cache.values()}
 
     def has_task(request: Any) -> bool:
@@ -211,8 +212,10 @@ def _drops_jobs(pool: Any) -> bool:
 def _is_kept(pool: Any, job: Any) -> bool:
     if job._accepted:  # noqa: SLF001
         return True
-    # What was written in part is written to its end, unless the pool closes.
-    return job._write_to is not None and (_is_written(job) or not is_closed(pool))  # noqa: SLF001
+    generator = getattr(job, "_writer", lambda: None)()
+    if generator is not None and generator.gi_frame is not None and is_closed(pool):
+        return False  # else what was written in part is written to its end
+    return job._write_to is not None  # noqa: SLF001
 
 
 def _put_back(pool: Any, number: int, job: Any, process: Any) -> None:
@@ -317,9 +320,3 @@ def _call_for_each(callback: Callable[[Any], object], messages: list[bytearray])
             error = error or exc
     if error is not None:
         raise error
-
-
-def _is_written(job: Any) -> bool:
-    writer = getattr(job, "_writer", None)
-    generator = writer() if writer is not None else None
-    return generator is None or generator.gi_frame is None

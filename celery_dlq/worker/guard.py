@@ -202,7 +202,7 @@ class Guard:
         try:
             flush()
         finally:
-            dropped = self.run_guarded("flush", self.at_work.give_back_jobs, pool, jobs or [])
+            dropped = self.run_guarded("flush", self.at_work.give_back_jobs, pool, jobs)
             self.run_guarded("flush", self.uncount_never_started, dropped or [])
 
     def uncount_never_started(self, requests: list[Any]) -> None:

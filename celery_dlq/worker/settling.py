@@ -177,9 +177,8 @@ class SettlingRequest(_Base):
 
     def _dlq_context(self) -> Context:
         """What the result backend reads: errbacks, chord and chain stand in the body."""
-        decoded = self.content_type is None  # by Celery's strategy
-        _args, _kwargs, embedded = self.body if decoded else self.message.payload
-        return Context({**self.request_dict, **(embedded or {})})
+        body = self.body if self.content_type is None else self.message.payload  # decoded already
+        return Context({**self.request_dict, **(body[2] or {})})
 
     def _dlq_dead_letter(self, verdict: Die, failure: Failure | None = None) -> None:
         """Dead-letter a message that does not run, or was terminated; its task fails."""

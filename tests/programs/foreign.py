@@ -54,7 +54,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "test_celery_makes_a_subclass_that_defines_what_we_wrap",
         ),
         Row(
-            "Request.on_accepted Request.acknowledge Request.reject Request._announce_revoked",
+            "Request.acknowledge Request.reject Request._announce_revoked",
             "worker/request.py",
             "How a delivery ends; an acknowledgement waits for the letter.",
             "A message would be acknowledged, or given back, before its letter is stored.",
@@ -230,7 +230,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "tests/unit/test_transport.py",
         ),
         Row(
-            "Channel.active_queues Channel._deliver",
+            "Channel.active_queues",
             "transport/redis/channel.py",
             "One script instead of `BRPOP`.",
             "A message that Redis has handed out is lost if its worker dies before it has read it.",
@@ -363,10 +363,11 @@ DOCUMENTED = (
         "test_strategies_are_built_from_the_tasks_request_when_the_consumer_starts",
     ),
     Documented(
-        "celery.TaskRevokedError Request.send_event",
+        "celery.TaskRevokedError Request.send_event Request.on_accepted",
         "worker/request.py worker/settling.py",
         "https://docs.celeryq.dev/en/stable/reference/celery.worker.request.html",
-        "test_the_worker_skips_a_request_that_says_it_is_revoked tests/acceptance/test_deaths.py",
+        "test_the_worker_skips_a_request_that_says_it_is_revoked "
+        "test_the_hooks_of_a_request_are_as_we_override_them tests/acceptance/test_deaths.py",
     ),
     Documented(
         "Consumer.timer Consumer.qos Consumer.cancel_task_queue Consumer.add_task_queue "

@@ -441,7 +441,6 @@ CHANNEL = kombu_redis.Channel
         (kombu_redis.Transport, "register_with_event_loop", ["self", "connection", "loop"]),
         (kombu_redis.Transport, "establish_connection", ["self"]),
         (kombu_redis.Transport, "close_connection", ["self", "connection"]),
-        (virtual.Transport, "_deliver", ["self", "message", "queue"]),
         (virtual.Message, "__init__", ["self", "payload", "channel", "kwargs"]),
         (round_robin_cycle, "consume", ["self", "n"]),
         (round_robin_cycle, "rotate", ["self", "last_used"]),
@@ -488,16 +487,17 @@ def test_a_fetch_is_sent_where_brpop_is() -> None:
     assert "self._queue_cycle.consume(len(self.active_queues))" in start
     assert "for pri in self.priority_steps\n                for queue in queues" in start
     assert "self._queue_cycle.rotate(dest)" in read
-    assert "self.connection._deliver(loads(bytes_to_str(item)), dest)" in read
 
 
-def test_a_message_of_a_cancelled_queue_goes_back_by_its_own_tag() -> None:
-    """`EntryMessage` gives it the tag of the fetch, so what is rejected is what was recorded."""
-    source = inspect.getsource(virtual.Transport._deliver)
-    assert "self._reject_inbound_message(message)" in source
-    source = inspect.getsource(virtual.Transport._reject_inbound_message)
-    assert "channel.Message(raw_message, channel=channel)" in source
-    assert "channel.basic_reject(message.delivery_tag, requeue=True)" in source
+def test_a_consumer_is_called_with_a_message_that_waits_for_its_acknowledgement() -> None:
+    """So is ours, in kombu's place, as `basic_consume` was told."""
+    assert parameters(virtual.Channel.basic_consume) == [
+        *("self", "queue", "no_ack", "callback", "consumer_tag", "kwargs"),
+    ]
+    told = inspect.getsource(virtual.Channel.basic_consume)
+    for part in ("message = self.Message(raw_message, channel=self)", "return callback(message)"):
+        assert part in told
+    assert "if not no_ack:\n                self.qos.append(message, message.delivery_tag)" in told
 
 
 def test_kombu_reads_our_records_of_unacknowledged_messages() -> None:

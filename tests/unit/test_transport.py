@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from kombu.utils.json import dumps
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 from servers import RedisServer
+from waiting import poll
 
 from celery_dlq import DeadLetters
 from celery_dlq.store.pipelined import PipelinedConnection
@@ -519,6 +521,30 @@ def test_a_closed_connection_does_not_keep_a_full_worker_busy(
     channel.basic_ack(next(iter(channel.qos._delivered)))
     channel.basic_publish(channel.prepare_message("2"), "", "orders")
     channel.connection.client.drain_events(timeout=5)
+
+
+def test_what_was_fetched_for_a_consumer_that_is_gone_goes_back(
+    full_worker: tuple[Any, ReliablePoller],
+) -> None:
+    """It was cancelled while its fetch was on the way."""
+    channel, _ = full_worker
+    consumed = dict(channel.consumed)
+    channel.consumed.clear()
+    channel.basic_ack(next(iter(channel.qos._delivered)))
+    channel.basic_publish(channel.prepare_message("2"), "", "orders")
+
+    def settled() -> bool:
+        with suppress(TimeoutError):
+            channel.connection.client.drain_events(timeout=0.1)
+        return channel.fetching is None
+
+    settled()
+    channel.consumed.update(consumed)
+    channel.basic_cancel("c")
+    assert not channel.consumed
+    poll(settled)
+    assert len(channel.dlq_leases.to_return()) == 1
+    assert not channel.dlq_leases.held
 
 
 def test_the_loop_is_given_a_socket_that_it_does_not_watch_yet(

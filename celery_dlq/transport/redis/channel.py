@@ -64,7 +64,7 @@ class ReliableChannel(kombu_redis.Channel):
     _polling_logged = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._no_ack: set[str] = set()
+        self.consumed: dict[str, tuple[bool, Any, str]] = {}  # as `basic_consume` is told
         self._plans: dict[tuple[str, ...], _FetchPlan] = {}
         self.fetching: tuple[str, tuple[str, ...]] | None = None
         self._by_digest = False
@@ -79,16 +79,18 @@ class ReliableChannel(kombu_redis.Channel):
 
     # -- fetching -----------------------------------------------------------------
 
-    def basic_consume(self, queue: str, *args: Any, **kwargs: Any) -> Any:
-        """Consume; remember whether the consumer acknowledges."""
-        no_ack = kwargs.get("no_ack", args[0] if args else False)
-        (self._no_ack.add if no_ack else self._no_ack.discard)(queue)
-        tag = super().basic_consume(queue, *args, **kwargs)
+    def basic_consume(
+        self, queue: str, no_ack: Any, callback: Any, consumer_tag: str, **kwargs: Any
+    ) -> Any:
+        """Consume; remember who gets the messages, and whether it acknowledges."""
+        self.consumed[queue] = no_ack, callback, consumer_tag
+        tag = super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
         self._use_queues_of_now()
         return tag
 
     def basic_cancel(self, consumer_tag: str) -> Any:
         """Consume no more; while `get` reads, kombu does so afterwards."""
+        self.consumed = {k: one for k, one in self.consumed.items() if one[2] != consumer_tag}
         found = super().basic_cancel(consumer_tag)
         self.look_at_queues()
         return found
@@ -192,10 +194,17 @@ class ReliableChannel(kombu_redis.Channel):
         self._order.rotate(queue)
         if duty:  # also if the window is full: who is told of a message then wakes another
             self._fall_asleep(on_duty=True, renewed=True)
-        leases = self.dlq_leases
-        (leases.drop_message if queue in self._no_ack else leases.received)(tag)
-        self.connection._deliver(FetchedEntry(entry, tag, queue), queue)  # noqa: SLF001
+        no_ack, callback, _ = self.consumed.get(queue, (False, self._return, ""))
+        (self.dlq_leases.drop_message if no_ack else self.dlq_leases.received)(tag)
+        message = self.Message(FetchedEntry(entry, tag, queue), channel=self)
+        if not no_ack:
+            self.qos.append(message, message.delivery_tag)
+        callback(message)
         return True
+
+    def _return(self, message: Any) -> None:
+        """Give back what was fetched for a consumer that is cancelled."""
+        self.basic_reject(message.delivery_tag, requeue=True)
 
     def _do_restore_message(self, payload: Any, *args: Any, **kwargs: Any) -> Any:
         # Of a plain worker. kombu loses a message whose headers are null.
@@ -416,7 +425,7 @@ class _FetchPlan:
         self.look = ("EXISTS", *self.lists, *[self.duty] * self.alone)
         keys = (len(self.lists) + 5, *broker.keys, self.duty, self.bell, *self.lists)
         self._calls = ("EVAL", script.text, *keys), ("EVALSHA", script.digest, *keys)
-        names = ("" if name in channel._no_ack else record_end(name) for name in queues)  # noqa: SLF001
+        names = ("" if channel.consumed.get(q, [False])[0] else record_end(q) for q in queues)
         self._rest = (channel.dlq_leases.lease_seconds, *names)
         self._packed: dict[bool, list[bytes]] = {}  # what is before and after the tag
 

@@ -62,9 +62,7 @@ def url_of(channel: Any, queue: str) -> str:
     """The URL of a queue that exists; asked once a channel."""
     name = channel.canonical_queue_name(queue)
     known: dict[str, str] = vars(channel).setdefault("dlq_urls", {})
-    if name not in known:
-        known[name] = _find_url(channel, name)
-    return known[name]
+    return known.get(name) or known.setdefault(name, _find_url(channel, name))
 
 
 def _find_url(channel: Any, name: str) -> str:
